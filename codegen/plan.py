@@ -401,20 +401,20 @@ class Plan:
         clusters = f", clusters of {self.cluster}" if self.cluster > 1 else ""
         most = "at most " if self.sized_by_launch else ""
         notes = [
-            f"Launch: {most}{self.threads} threads a block, {self.shared_bytes} bytes of dynamic shared memory"
+            f"Launch: {most}{self.threads} threads per block, {self.shared_bytes} bytes of dynamic shared memory"
             f"{clusters}.",
             f"Grid: {self.grid_summary}.",
         ]
         if before := self.prologue:
-            notes.append(f"Before it, with the same parameters: {before.symbol}, {before.threads} threads a block.")
-            overlaps = ", and need not have ended when the main kernel begins" if before.overlaps else ""
+            notes.append(f"Prologue, with the same parameters: {before.symbol}, {before.threads} threads per block.")
+            overlaps = ", and may still run when the main kernel begins" if before.overlaps else ""
             if before.shared_bytes:
-                notes.append(f"It has {before.shared_bytes} bytes of dynamic shared memory{overlaps}.")
+                notes.append(f"It uses {before.shared_bytes} bytes of dynamic shared memory{overlaps}.")
         if after := self.epilogue:
-            notes.append(f"Behind it, with the same parameters: {after.symbol}, {after.threads} threads a block.")
+            notes.append(f"Epilogue, with the same parameters: {after.symbol}, {after.threads} threads per block.")
         if self.promoted:
             maps = self.promoted
-            notes.append(f"{maps}: the L2 reads 128 bytes from device memory at a time (L2 promotion), elsewhere 256.")
+            notes.append(f"L2 promotion of {maps}: 128 bytes; of all others: 256 bytes.")
         return tuple(notes)
 
     @property

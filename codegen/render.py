@@ -27,7 +27,7 @@ SEAL = "// seal: sha256 "
 """Start of the line that carries the SHA-256 of all other lines."""
 _SEAL_LINE = re.compile(rf"^{re.escape(SEAL)}([0-9a-f]{{64}})\n", re.MULTILINE)
 
-OVERVIEW = ("Who does what", "Which barrier guards what", "Pipeline")
+OVERVIEW = ("Roles", "Barriers", "Pipeline")
 """First words of the paragraphs that are the overview of a kernel."""
 
 BANNER = """\

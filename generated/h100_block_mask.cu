@@ -3,32 +3,32 @@
 //     codegen render specs/h100_block_mask.yaml
 // spec: {"arch":"sm_90a","copy":"ld_global","dtype":"fp16","mma":"none","op":"block_mask","pattern":{"aux":{"kv_doc":"int32[batch, kv_len]","q_doc":"int32[batch, q_len]"},"block":{"kv":128,"q":128},"kind":"block_lists","mask":"q_doc[batch, q_idx] == kv_doc[batch, kv_idx] and q_idx >= kv_idx"},"schedule":"multistage","stages":1,"tile":{"n":256}}
 // spec hash: 8ca3b2f4ad79785269c30718c01689aa9650c7f626e51b50ade513ba8d335aac
-// seal: sha256 0221fc81962f5382675b54b305f8fa54d28b7b3ad0d29ae8e0eb4cd08dce47ea
+// seal: sha256 f1897effaff7980963d608fb76040bc8835058a9dda70ea520a3ce91cf24420f
 
-// Block lists of a mask: for each block of queries the numbers of the blocks of keys of which it sees some pairs
-// (partial) and of those of which it sees all (full), ascending, and -1 behind the last one.
+// Block lists of a mask: for each block of queries, the indices of the partial key blocks (some of their pairs are
+// visible) and of the full ones (all are), in ascending order, padded with -1.
 //   h100_block_mask_ranges
-//     a warp for each block of queries, and of keys: from which to which value what the mask asks of each of them goes
+//     one warp for each block of queries, and of keys: bounds each term of the mask over the block
 //   h100_block_mask
-//     a thread block for a block of queries and kThreads blocks of keys. Each thread asks the mask of one whole block,
-//     by intervals; where these cannot tell, of the pairs in its corners; where these are all alike, all threads look
-//     at its pairs, until one is seen and one is not
+//     one thread block for a block of queries and kThreads blocks of keys. Each thread classifies one whole block by
+//     interval arithmetic. If that is inconclusive, it evaluates the pairs in the block's corners. If these agree, all
+//     threads evaluate the block's pairs, until one visible and one masked pair are found
 //   h100_block_mask_lists
-//     a warp for each block of queries: from bits to lists
+//     one warp for each block of queries: converts bits to lists
 //
 // Symbols
-//   queries, keys  the numbers of those of a block: from the first to the last
-//   row            a block of queries, counted through all lists
-//   range          from which to which value something goes over a block; a truth value is no, yes or either
+//   queries, keys  indices of those of a block, from the first to the last
+//   row            a block of queries, counted over all lists
+//   range          bounds of a value over a block; a truth value is no, yes or either
 
 using int64 = long long;
 using uint32 = unsigned int;
 
-// Integers from low to high; they have 64 bits, and what may wrap may be any.
+// Integers from low to high, 64-bit; an operation that may wrap can give any integer.
 struct Range {
   int64 low, high;
 };
-// What truth values may be over a block: bits.
+// The truth values possible over a block, as bits.
 using Truth = uint32;
 constexpr Truth kNo = 1, kYes = 2, kEither = 3;
 
@@ -38,32 +38,32 @@ constexpr int kThreads = 256;  // threads of a block
 constexpr int kWarps = 8;  // warps of a block
 
 // Dynamic shared memory: 32 bytes. Byte offsets:
-constexpr int kUndecidedOffset = 0;  // 32 bytes: bits of key blocks that intervals cannot tell
+constexpr int kUndecidedOffset = 0;  // 32 bytes: bits of key blocks that interval arithmetic cannot classify
 
 constexpr uint32 kAllLanes = 0xFFFFFFFF;
 
-// What the mask asks of queries, over a block of them.
+// Ranges over a block of the terms of the mask that depend on the query alone.
 struct RowRanges {
   Range q_doc;  // q_doc[batch, q_idx]
 };
-// What it asks of keys, over a block of them.
+// Ranges over a block of the terms that depend on the key alone.
 struct ColumnRanges {
   Range kv_doc;  // kv_doc[batch, kv_idx]
 };
-// Launch: 256 threads a block, 32 bytes of dynamic shared memory.
+// Launch: 256 threads per block, 32 bytes of dynamic shared memory.
 // Grid: one thread block for a query block and 256 key blocks.
-// Before it, with the same parameters: h100_block_mask_ranges, 256 threads a block.
-// Behind it, with the same parameters: h100_block_mask_lists, 256 threads a block.
+// Prologue, with the same parameters: h100_block_mask_ranges, 256 threads per block.
+// Epilogue, with the same parameters: h100_block_mask_lists, 256 threads per block.
 struct Params {
-  int* kv_num_blocks;  // (batch, heads, query_blocks): how many blocks are partial
+  int* kv_num_blocks;  // (batch, heads, query_blocks): number of partial blocks
   int* kv_indices;  // (batch, heads, query_blocks, key_blocks): partial blocks
-  int* full_kv_num_blocks;  // (batch, heads, query_blocks): how many are full
+  int* full_kv_num_blocks;  // (batch, heads, query_blocks): number of full blocks
   int* full_kv_indices;  // (batch, heads, query_blocks, key_blocks): full blocks
   uint32* partial_blocks;  // (batch, heads, query_blocks, words): bits of partial blocks
   uint32* full_blocks;  // (batch, heads, query_blocks, words): bits of full blocks
   RowRanges* row_ranges;  // (batch, heads, query_blocks)
   ColumnRanges* column_ranges;  // (batch, heads, key_blocks)
-  int list_heads;  // heads that have lists: 1, one for all
+  int list_heads;  // heads with lists; 1: shared by all
   int q_len;  // queries of a head
   int kv_len;  // keys of a head
   int query_blocks;  // query blocks of a head
@@ -90,7 +90,7 @@ __device__ __forceinline__ int load_q_doc(const Params& p, int i, int j) {
   return __ldg(p.aux_q_doc + i * p.aux_q_doc_stride0 + j * p.aux_q_doc_stride1);
 }
 
-// What the mask asks of a query.
+// Terms of the mask that depend on the query alone.
 struct MaskRow {
   int q_doc_of_row;
 
@@ -99,7 +99,7 @@ struct MaskRow {
   }
 };
 
-// What it asks of a key.
+// Terms of the mask that depend on the key alone.
 struct MaskColumn {
   int kv_doc_of_column;
 
@@ -108,7 +108,7 @@ struct MaskColumn {
   }
 };
 
-// Whether a query sees a key of a partial block, where both exist:
+// Whether a query sees a key of a partial block; both must exist:
 //   q_doc[batch, q_idx] == kv_doc[batch, kv_idx] and q_idx >= kv_idx
 __device__ __forceinline__ bool visible(const Params& p, int batch, int head, int query, int key, const MaskRow& row,
     const MaskColumn& column) {
@@ -119,7 +119,7 @@ __device__ __forceinline__ bool visible(const Params& p, int batch, int head, in
 
 constexpr int64 kLeast = -9223372036854775807LL - 1, kLargest = 9223372036854775807LL;
 
-// No where one is no for certain; either, if it may be no and may be yes.
+// No if one operand is certainly no; either if it may be no and may be yes.
 __device__ __forceinline__ Truth truth_and(Truth a, Truth b) { return (a & b & kYes) | ((a | b) & kNo); }
 __device__ __forceinline__ Truth truth_not(Truth a) { return a >> 1 | (a & kNo) << 1; }
 // Whether something holds for all values, or for none.
@@ -144,13 +144,13 @@ __device__ __forceinline__ int64 column_kv_doc(const Params& p, int batch, int h
   return kv_doc_of_column;
 }
 
-// Queries, or keys, of a block: from the first to the last there is.
+// Indices of the queries, or keys, of a block, up to the last valid one.
 __device__ __forceinline__ Range indices_of(int block, int block_size, int length) {
   const int64 first = static_cast<int64>(block) * block_size;
   return {first, min(first + block_size, static_cast<int64>(length)) - 1};
 }
 
-// Over which values something goes, by a warp whose lanes look at some each.
+// Range of a value over indices, computed by a warp; each lane evaluates some of them.
 template <typename Value>
 __device__ __forceinline__ Range range_over(Range indices, Value value) {
   Range found = {kLargest, kLeast};
@@ -166,7 +166,7 @@ __device__ __forceinline__ Range range_over(Range indices, Value value) {
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads) h100_block_mask_ranges(const __grid_constant__ Params p) {
-  const int number = blockIdx.x * kWarps + threadIdx.x / 32;  // of the warp's block: those of queries come first
+  const int number = blockIdx.x * kWarps + threadIdx.x / 32;  // the warp's block: those of queries come first
   if (number >= p.blocks) return;
   const bool of_queries = number < p.rows;
   const int place = of_queries ? number : number - p.rows;
@@ -189,7 +189,8 @@ extern "C" __global__ void __launch_bounds__(kThreads) h100_block_mask_ranges(co
   }
 }
 
-// What the mask is over a block: kNo, it shows none of its pairs; kYes, all of them; kEither where this does not tell.
+// The mask over a block: kNo, all pairs are masked; kYes, all are visible; kEither, interval arithmetic is
+// inconclusive.
 __device__ __forceinline__ Truth truth_of_block(const Params& p, int batch, int head, Range queries,
     Range keys, const RowRanges& rows, const ColumnRanges& columns) {
   const Truth part_0 = range_equal(rows.q_doc, columns.kv_doc);
@@ -197,8 +198,8 @@ __device__ __forceinline__ Truth truth_of_block(const Params& p, int batch, int 
   return truth_and(part_0, part_1);
 }
 
-// Whether some pairs in the corners of a block are seen and some are not: then it is partial for certain. A thread
-// looks at those of its block while others look at theirs, where pairs take all threads, one block after another.
+// Whether some pairs in the corners of a block are visible and some are masked: then the block is partial. Threads
+// check their blocks in parallel, whereas the evaluation of all pairs needs all threads for one block after another.
 __device__ __forceinline__ bool corners_differ(const Params& p, int batch, int head, Range queries, Range keys) {
   bool shows = false, hides = false;
 #pragma unroll 1
@@ -213,8 +214,8 @@ __device__ __forceinline__ bool corners_differ(const Params& p, int batch, int h
   return shows && hides;
 }
 
-// What the mask is over a block for certain, by its pairs. All threads of a block call it together: a warp takes every
-// kWarps-th query, a lane every 32nd key. Lanes beyond the last key look at that once more.
+// The exact classification of a block, by its pairs. All threads of a thread block call it together: a warp evaluates
+// every kWarps-th query, a lane every 32nd key. Lanes past the last key evaluate the last key again.
 __device__ __forceinline__ Truth truth_of_pairs(const Params& p, int batch, int head, Range queries, Range keys) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   bool shows = false, hides = false;
@@ -234,7 +235,7 @@ __device__ __forceinline__ Truth truth_of_pairs(const Params& p, int batch, int 
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1) h100_block_mask(const __grid_constant__ Params p) {
   extern __shared__ __align__(16) unsigned char shared[];
-  uint32* undecided = reinterpret_cast<uint32*>(shared + kUndecidedOffset);  // a word of each warp
+  uint32* undecided = reinterpret_cast<uint32*>(shared + kUndecidedOffset);  // one word per warp
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int row = blockIdx.x / p.parts, first_block = blockIdx.x % p.parts * kThreads;
   const int list = row / p.query_blocks, batch = list / p.list_heads, head = list % p.list_heads;

@@ -3,30 +3,30 @@
 //     codegen render specs/h100_bsr_sddmm_b128.yaml
 // spec: {"arch":"sm_90a","block":{"cols":128,"rows":128},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_sddmm","schedule":"cooperative","stages":4,"tile":{"k":64,"m":128,"n":256}}
 // spec hash: 3dd1b4cf4393d910595780312e01069f98549fd6a24a6262e2101326af0496c2
-// seal: sha256 4c66d66023ec93491f6d075ff7a58e81445debdb4203fa90d5b60e555fe615de
+// seal: sha256 afde0e3ce38c17be68bd19526bf4e3aaf247d2efaaa76a2c56abc40c44e83e7e
 
 // Sampled product for sm_90a: the stored blocks of C = A B^T, with C in block-sparse rows and A, B dense and row-major.
 //
-// Who does what
+// Roles
 //   warpgroup 0      producer. Its first warp finds the rows of the stored blocks and fills the ring by TMA; the others
-//                    rest.
+//                    are idle.
 //   warpgroups 1, 2  consumers. Each accumulates its part of a unit in registers, then stores it by TMA.
 //
-// Which barrier guards what
+// Barriers
 //   full[i]   producer -> consumers: stage i holds the A tile and the B tile of one step, and counts[i]
-//   empty[i]  consumers -> producer: every consumer warp is done with stage i
+//   empty[i]  consumers -> producer: every consumer warp has finished with stage i
 //   named barrier kWarpgroupBarrier + w: the threads of consumer w around its staging of C
 //
-// Pipeline of a consumer: the products of step s are issued before those of step s - 1 have ended, so the tensor cores
-// never wait for the issue. Once no others than those of step s can be running, the stage of step s - 1 is released.
-// Across units the producer runs ahead.
+// Pipeline of a consumer: the products of step s are issued before those of step s - 1 complete, so the tensor cores
+// never wait for the issue. When only those of step s can still be running, the stage of step s - 1 is released. The
+// producer runs ahead across units.
 //
 // Symbols
-//   tile         kTileBlocks blocks of C that are stored one after the other. Tiles are numbered in that order, so
-//                that the thread blocks at work share block rows of A and of B, which then come from the L2
-//   unit         the blocks of a tile that lie in one block row: they share the A tile. Most tiles are one unit; where
-//                a block row ends inside a tile, there are more. For the blocks a unit lacks nothing is loaded; the
-//                products of what is in their place are not stored
+//   tile         kTileBlocks consecutive stored blocks of C. Tiles are numbered in storage order, so that concurrent
+//                thread blocks share block rows of A and of B, which then come from the L2
+//   unit         the blocks of a tile that lie in one block row: they share the A tile. Most tiles are one unit; a tile
+//                in which a block row ends has several. Missing blocks of a unit are not loaded, and their products
+//                are not stored
 //   step         kTileK columns of A and B
 //   group        64 columns of A, B or C: in shared memory rows of 128 bytes, swizzled
 //   accumulators a thread's part of 64 rows: rows r and r + 8 of its warp's 16 (r = lane / 4),
@@ -36,8 +36,8 @@ using int64 = long long;
 using uint32 = unsigned int;
 
 // Stands for CUtensorMap: 128 opaque bytes (PTX ISA, "Tensor-Map"), 64-byte aligned (driver API,
-// cuTensorMapEncodeTiled). Parameters of this type have in their comments the dimensions, innermost first, the box of
-// one copy, and the bytes of the swizzle.
+// cuTensorMapEncodeTiled). The comments of parameters of this type give the dimensions, innermost first, the box of one
+// copy, and the bytes of the swizzle.
 struct alignas(64) TensorMap {
   unsigned char bytes[128];
 };
@@ -50,11 +50,11 @@ constexpr int kStages = 4;  // depth of the ring of A and B tiles
 constexpr int kThreads = 384;  // warpgroup 0 produces, the others consume
 constexpr int kConsumerWarps = 8;  // warps that compute
 constexpr int kProducerRegisters = 40;  // registers a producer thread keeps
-constexpr int kConsumerRegisters = 232;  // registers a consumer thread takes; 40 + 2 x 232 are 3 x 168, those at launch
+constexpr int kConsumerRegisters = 232;  // registers a consumer thread takes; 40 + 2 x 232 are the 3 x 168 at launch
 constexpr int kGroupColumns = 64;  // columns of a group: one 128-byte swizzled row
 constexpr int kWarpgroupRows = 64;  // rows of a warpgroup's part
 constexpr int kWarpgroupGroups = 4;  // column groups of a warpgroup's part
-constexpr int kStagingGroups = 2;  // column groups a warpgroup can have on their way out
+constexpr int kStagingGroups = 2;  // column groups that a warpgroup may have in flight
 constexpr int kAccumulators = 128;  // accumulators of a thread
 constexpr int kABytes = 16384;  // bytes of an A tile
 constexpr int kBBytes = 32768;  // bytes of a B tile
@@ -71,18 +71,18 @@ constexpr int kCountsOffset = 229440;  // 16 bytes: stored blocks of the unit th
 constexpr int kFullBarrier = kBarriersOffset;
 constexpr int kEmptyBarrier = kFullBarrier + 8 * kStages;
 constexpr int kWarpgroupThreads = 128;
-constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared memory: what the swizzle spans
+constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared memory: the span of the swizzle
 constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer w: kWarpgroupBarrier + w
 
-// Launch: 384 threads a block, 229456 bytes of dynamic shared memory.
+// Launch: 384 threads per block, 229456 bytes of dynamic shared memory.
 // Grid: one thread block per SM, looping over tiles (persistent), in the order of storage.
 struct Params {
   TensorMap a_map;  // A (K, M): box 64 x 128, swizzle 128
   TensorMap b_map;  // B (K, N): box 64 x 128, swizzle 128
   TensorMap c_map;  // stored blocks of C (cols, rows, nnz): box 64 x 64 x 1, swizzle 128
-  const int* crow_indices;  // first block of each block row, and one more
+  const int* crow_indices;  // first block of each block row, then the end of the last
   const int* col_indices;  // block column of each block
-  int index_words;  // 32-bit words of an index: 1 or 2, the low one is read
+  int index_words;  // 32-bit words of an index: 1 or 2; the low one is read
   int block_rows;  // block rows of C
   int blocks;  // stored blocks of C
   int steps;  // K / kTileK, rounded up
@@ -99,19 +99,18 @@ __device__ __forceinline__ void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-// mbarrier.arrive: one arrival; who waits then sees what this thread wrote before (PTX ISA, "mbarrier.arrive")
+// mbarrier.arrive: one arrival; waiting threads then see this thread's earlier writes (PTX ISA, "mbarrier.arrive")
 __device__ __forceinline__ void mbarrier_arrive(uint32 barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
 // mbarrier.arrive.expect_tx: one arrival; the phase also needs `bytes` bytes from the copy engine to complete. They may
-// come before this: without the arrival it does not complete (PTX ISA, "mbarrier.arrive")
+// come earlier: the phase does not complete without the arrival (PTX ISA, "mbarrier.arrive")
 __device__ __forceinline__ void mbarrier_arrive_expect_tx(uint32 barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
-// mbarrier.try_wait.parity: returns once the phase of this parity has completed
-// (PTX ISA, "mbarrier.try_wait")
+// mbarrier.try_wait.parity: waits until the phase of this parity has completed (PTX ISA, "mbarrier.try_wait")
 __device__ __forceinline__ void mbarrier_wait(uint32 barrier, int parity) {
   asm volatile(
       "{\n"
@@ -124,13 +123,13 @@ __device__ __forceinline__ void mbarrier_wait(uint32 barrier, int parity) {
       "}\n" ::"r"(barrier), "r"(parity) : "memory");
 }
 
-// prefetch.tensormap: brings a descriptor into its cache (PTX ISA, "prefetch")
+// prefetch.tensormap: prefetches a descriptor (PTX ISA, "prefetch")
 __device__ __forceinline__ void prefetch_tensormap(const TensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-// cp.async.bulk.tensor.2d: tensor box at (c0, ...) to shared memory, counted by an mbarrier. What of the box
-// lies outside the tensor, before its first element too, comes as zeros, and counts (PTX ISA, "cp.async.bulk.tensor")
+// cp.async.bulk.tensor.2d: copies the tensor box at (c0, ...) to shared memory, counted by an mbarrier. Elements
+// outside the tensor, even before its first element, are zero-filled and counted (PTX ISA, "cp.async.bulk.tensor")
 __device__ __forceinline__ void tma_load_2d(
     uint32 to, const TensorMap* map, uint32 barrier, int c0, int c1) {
   asm volatile(
@@ -138,7 +137,7 @@ __device__ __forceinline__ void tma_load_2d(
       ::"r"(to), "l"(map), "r"(barrier), "r"(c0), "r"(c1) : "memory");
 }
 
-// cp.async.bulk.tensor.3d: shared memory to the tensor box at (c0, ...), clipped at the tensor's ends
+// cp.async.bulk.tensor.3d: copies shared memory to the tensor box at (c0, ...), clipped at the tensor's ends
 // (PTX ISA, "cp.async.bulk.tensor")
 __device__ __forceinline__ void tma_store_3d(const TensorMap* map, uint32 from, int c0, int c1, int c2) {
   asm volatile(
@@ -146,21 +145,21 @@ __device__ __forceinline__ void tma_store_3d(const TensorMap* map, uint32 from, 
       ::"l"(map), "r"(from), "r"(c0), "r"(c1), "r"(c2) : "memory");
 }
 
-// cp.async.bulk.commit_group: closes a group of stores (PTX ISA, "cp.async.bulk.commit_group")
+// cp.async.bulk.commit_group: commits the stores as a group (PTX ISA, "cp.async.bulk.commit_group")
 __device__ __forceinline__ void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 
-// cp.async.bulk.wait_group.read: at most kPending groups have not read their shared memory yet
-// (PTX ISA, "cp.async.bulk.wait_group")
+// cp.async.bulk.wait_group.read: at most kPending groups have yet to read their shared memory (PTX ISA,
+// "cp.async.bulk.wait_group")
 template <int kPending>
 __device__ __forceinline__ void tma_store_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
 }
 
-// fence.proxy.async: ordinary shared-memory writes become visible to the copy engine (PTX ISA, "membar / fence")
+// fence.proxy.async: makes generic shared-memory writes visible to the async proxy (PTX ISA, "membar / fence")
 __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// setmaxnreg: .dec gives registers of this warpgroup back to the thread block, .inc waits until there are so many
-// (PTX ISA, "setmaxnreg")
+// setmaxnreg: .dec releases registers of this warpgroup to the thread block, .inc waits until enough are free (PTX ISA,
+// "setmaxnreg")
 template <int kRegisters>
 __device__ __forceinline__ void setmaxnreg_dec() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
@@ -170,17 +169,17 @@ __device__ __forceinline__ void setmaxnreg_inc() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
-// wgmma.fence, CUTLASS's warpgroup_arrive: orders register accesses before the first wgmma (PTX ISA, "wgmma.fence")
+// wgmma.fence, CUTLASS' warpgroup_arrive: orders register accesses before the first wgmma (PTX ISA, "wgmma.fence")
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-// wgmma.commit_group, warpgroup_commit_batch: closes a group of wgmma (PTX ISA, "wgmma.commit_group")
+// wgmma.commit_group, warpgroup_commit_batch: commits wgmmas as a group (PTX ISA, "wgmma.commit_group")
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-// wgmma.wait_group, warpgroup_wait: at most kPending groups are still running (PTX ISA, "wgmma.wait_group")
+// wgmma.wait_group, warpgroup_wait: waits until at most kPending groups are running (PTX ISA, "wgmma.wait_group")
 template <int kPending>
 __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
-// Keeps the compiler from moving accesses of registers that a running wgmma owns across this point.
+// Keeps the compiler from moving accesses to the registers of a running wgmma across this point.
 template <int kCount>
 __device__ __forceinline__ void warpgroup_fence_operand(float (&registers)[kCount]) {
 #pragma unroll
@@ -188,8 +187,8 @@ __device__ __forceinline__ void warpgroup_fence_operand(float (&registers)[kCoun
 }
 
 // Matrix descriptor of a 128-byte swizzled tile in shared memory (PTX ISA, "Asynchronous Warpgroup Level Matrix
-// Instructions", "Matrix Descriptor Format"). The upper half is always the same: 128-byte swizzle, 1024 bytes from 8
-// rows to the next 8 (SBO, the stride byte offset). So descriptors are passed, and moved on, as their lower halves: the
+// Instructions", "Matrix Descriptor Format"). The upper half is constant: 128-byte swizzle, 1024 bytes from 8 rows to
+// the next 8 (SBO, the stride byte offset). Descriptors are therefore passed and advanced as their lower halves: the
 // address and, for an MN-major tile of several groups of 64 columns, the bytes from one group to the next (LBO, the
 // leading byte offset), else 0; both in units of 16 bytes.
 constexpr uint32 kDescriptorUpperHalf = 0x40000040;
@@ -199,7 +198,7 @@ __device__ __forceinline__ uint32 wgmma_descriptor(uint32 address, int group_byt
 }
 
 // wgmma.mma_async m64n256k16: D = A B, + D if `accumulate`; A in shared memory, K-major, B K-major.
-// After p come factors 1 of A and B, then whether A and B are MN-major (PTX ISA, "wgmma.mma_async")
+// After p come scale factors of 1 for A and B, then whether A and B are MN-major (PTX ISA, "wgmma.mma_async")
 __device__ __forceinline__ void wgmma_m64n256k16_shared_k_major(
     float (&d)[128], uint32 a, uint32 b, int accumulate) {
   asm volatile(
@@ -247,32 +246,32 @@ __device__ __forceinline__ void wgmma_m64n256k16_shared_k_major(
       : "r"(a), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf));
 }
 
-// bar.sync: named barrier `id` of `threads` threads (PTX ISA, "bar")
+// bar.sync: waits at named barrier `id` of `threads` threads (PTX ISA, "bar")
 __device__ __forceinline__ void bar_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-// cvt.rn.f16x2.f32: two floats to a pair of fp16, `low` in the lower half (PTX ISA, "cvt")
+// cvt.rn.f16x2.f32: converts two floats to a pair of fp16, `low` in the lower half (PTX ISA, "cvt")
 __device__ __forceinline__ uint32 pack(float low, float high) {
   uint32 pair;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   return pair;
 }
 
-// stmatrix.x4: four 8 x 8 matrices of 16-bit elements, each lane gives the address of one row (PTX ISA, "stmatrix")
+// stmatrix.x4: stores four 8 x 8 matrices of 16-bit elements; each lane holds one row address (PTX ISA, "stmatrix")
 __device__ __forceinline__ void stmatrix_x4(uint32 address, uint32 a, uint32 b, uint32 c, uint32 d) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], { %1, %2, %3, %4 };"
       ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
-// Element i of an index tensor: int32, or the low half of an int64, whose `words` is 2. Indices are below 2^31.
+// Element i of an index tensor: an int32, or the low half of an int64 if `words` is 2. Indices are below 2^31.
 __device__ __forceinline__ int load_index(const int* indices, int words, int i) {
   return __ldg(indices + static_cast<int64>(i) * words);
 }
 
-// Position in the ring: the stage, and the parity of the pass over the ring, 0 in the first.
-// Consumers wait with this parity until the stage is full. Producers wait with the other, that of the pass before,
-// until it is free; a fresh barrier counts that pass as ended: in the first pass nobody waits.
+// Position in the ring: the stage, and the parity of the pass over the ring, 0 in the first. Consumers wait
+// with this parity until the stage is full. Producers wait with the other parity, that of the previous pass, until the
+// stage is free. A fresh barrier counts that pass as completed, so nobody waits in the first pass.
 struct PipelineState {
   int index = 0, phase = 0;
 
@@ -284,15 +283,15 @@ struct PipelineState {
   }
 };
 
-// Reads a word that the producer wrote, for the whole warp. The lane that reads it is the one that arrives at the
-// empty barrier afterwards: so it is read before it is written again.
+// Reads a word that the producer wrote, for the whole warp. The lane that reads it also arrives at the empty barrier
+// afterwards, so the word is read before it is overwritten.
 __device__ __forceinline__ int read_by_leader(const int* word) {
   return __shfl_sync(0xFFFFFFFF, threadIdx.x % 32 == 0 ? *word : 0, 0);
 }
 
-// The block row of a stored block: the last row that begins at it or before. The search begins at `row`, which must not
-// be after the answer. The lanes of a warp look at 32 rows at equal distances, and go on between the last of these that
-// has begun and the next.
+// Block row of a stored block: the last row that begins at or before it. The search begins at `row`, which must not
+// come after the result. The lanes of a warp probe 32 rows at equal distances, and continue between the last of these
+// that begins at or before the block and the next one.
 __device__ __forceinline__ int find_row(const Params& p, int block, int row) {
   const int lane = threadIdx.x % 32;
   int end = p.block_rows;
@@ -321,7 +320,8 @@ __device__ __forceinline__ void load_step(const Params& p, uint32 base, int* cou
   }
 }
 
-// Producer: one warp fills the ring, unit after unit. Its lanes find rows and columns, the first issues the copies.
+// Producer: one warp fills the ring, unit after unit. Its lanes find rows and columns; the first lane issues the
+// copies.
 __device__ __forceinline__ void produce(const Params& p, uint32 base, int* counts) {
   const int lane = threadIdx.x;
   PipelineState state;
@@ -333,7 +333,7 @@ __device__ __forceinline__ void produce(const Params& p, uint32 base, int* count
 
     for (int block = first; block < end;) {
       row = find_row(p, block, row);
-      // At least one block, also where crow_indices is not what it should be: the loop must end.
+      // At least one block, even if crow_indices is invalid: the loop must terminate.
       const int count = max(min(load_index(p.crow_indices, p.index_words, row + 1), end) - block, 1);
       int b_rows[kTileBlocks];
 #pragma unroll
@@ -384,18 +384,18 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, const int*
 #pragma unroll
       for (int i = 0; i < kAccumulators; ++i) accumulators[i] = 0.0f;
 
-      // The first stage says how many blocks the unit has.
+      // The first stage holds the number of blocks of the unit.
       mbarrier_wait(base + kFullBarrier + 8 * state.index, state.phase);
       const int count = read_by_leader(counts + state.index);
 
-      // Issue each step after the one before, then hand that one's stage back.
+      // Issue each step, then release the stage of the previous one.
       uint32 running = 0;  // empty barrier of the stage that the last issued step reads
 #pragma unroll 1
       for (int step = 0; step < p.steps; ++step) {
         mbarrier_wait(base + kFullBarrier + 8 * state.index, state.phase);
         issue_step(accumulators, a_descriptor + (state.index * kABytes >> 4),
             b_descriptor + (state.index * kBBytes >> 4));
-        wgmma_wait<1>();  // those of the step before have ended: its stage is read
+        wgmma_wait<1>();  // the previous step's are complete: its stage has been read
         if (step > 0 && warp_leader) mbarrier_arrive(running);
         running = base + kEmptyBarrier + 8 * state.index;
         state.advance();
@@ -404,18 +404,18 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, const int*
       warpgroup_fence_operand(accumulators);
       if (warp_leader) mbarrier_arrive(running);
 
-      // Store C one column group at a time, as far as the unit has blocks.
+      // Store C one column group at a time, up to the unit's last block.
 #pragma unroll
       for (int group = 0; group < kWarpgroupGroups; ++group) {
         const int column = group * kGroupColumns;
         if (column / kBlockCols < count) {
-          // Wait until the store that last used this staging buffer has read it.
+          // Wait until the previous store from this staging buffer has read it.
           const uint32 buffer = staging + stored * kCGroupBytes;
           stored = (stored + 1) % kStagingGroups;
           if (warpgroup_leader) tma_store_wait_read<kStagingGroups - 1>();
           bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
-          // Fill it. A row is eight 16-byte chunks, of which TMA's swizzle puts number i at place i ^ row % 8. Lanes
-          // 8 i to 8 i + 7 give the rows of the i-th matrix: rows 0 to 7, 8 to 15, then both again one chunk further.
+          // Fill it. A row is eight 16-byte chunks; TMA's swizzle puts chunk i at position i ^ row % 8. Lanes 8 i to 8
+          // i + 7 address the rows of matrix i: rows 0 to 7, 8 to 15, then the same rows one chunk further.
 #pragma unroll
           for (int j = 0; j < 4; ++j) {
             const float* x = accumulators + group * 32 + j * 8;
@@ -440,13 +440,13 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, const int*
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
     h100_bsr_sddmm_b128(const __grid_constant__ Params p) {
-  // TMA's swizzle goes by addresses and repeats every 1024 bytes: what it applies to begins at a multiple of that.
+  // TMA swizzles by address, with a period of 1024 bytes: swizzled buffers are aligned to that.
   extern __shared__ __align__(1024) unsigned char shared[];
   const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
   int* counts = reinterpret_cast<int*>(shared + kCountsOffset);
   const int warpgroup = threadIdx.x / kWarpgroupThreads;
 
-  // One thread prepares the barriers. An empty barrier counts one arrival of each consumer warp.
+  // One thread initializes the barriers. An empty barrier counts one arrival per consumer warp.
   if (threadIdx.x == 0) {
     for (int i = 0; i < kStages; ++i) {
       mbarrier_init(base + kFullBarrier + 8 * i, 1);

@@ -3,34 +3,33 @@
 //     codegen render specs/h100_bsr_sddmm_b32.yaml
 // spec: {"arch":"sm_90a","block":{"cols":32,"rows":32},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_sddmm","schedule":"cooperative","stages":3,"tile":{"k":64,"m":32,"n":512}}
 // spec hash: 92106ff430791e468a1e44051deea09dbb5d1480464ad75e5efcacdfe118478b
-// seal: sha256 c4eacae9ddf8161eb9d4fa359f0016e98cf365041bbabb8260a5d4ab1aadae05
+// seal: sha256 a04af5564f8fbb02d2d375f3ee303432ef32ae285e287bdb51a85d5cc166566a
 
 // Sampled product for sm_90a with small blocks: the stored blocks of C = A B^T, with C in block-sparse rows and A, B
 // dense and row-major.
 //
-// The product is computed transposed, C^T = B A^T: a wgmma is 64 rows high, a block row is not. So rows of B, those of
-// two stored blocks, are its M side, rows of A its N side. A block row of height h does at most h FLOPs for each
-// byte of B that is loaded, so what counts is that enough loads are always on their way: the ring has nearly all of the
-// shared memory.
+// The product is computed transposed, C^T = B A^T: a wgmma has 64 rows, a block row has fewer. Rows of B, those of two
+// stored blocks, are therefore its M side, rows of A its N side. A block row of height h does at most h FLOPs per
+// loaded byte of B, so throughput depends on the loads in flight: the ring takes nearly all of shared memory.
 //
-// Who does what
+// Roles
 //   warpgroups 0, 1  consumers. Each accumulates its column groups of a unit in registers; then each of its warps
 //                    stores its columns by TMA.
 //   the last warp    producer. It finds the rows of the stored blocks and fills the ring by TMA.
 //
-// Which barrier guards what
+// Barriers
 //   full[i]   producer -> consumers: stage i holds the A tile and the B tile of one step, and counts[i]
-//   empty[i]  consumers -> producer: every consumer warp is done with stage i
+//   empty[i]  consumers -> producer: every consumer warp has finished with stage i
 //
-// Pipeline of a consumer: the products of step s are issued before those of step s - 1 have ended. Once no others than
-// those of step s can be running, the stage of step s - 1 is released. Across units the producer runs ahead.
+// Pipeline of a consumer: the products of step s are issued before those of step s - 1 complete. When only those of
+// step s can still be running, the stage of step s - 1 is released. The producer runs ahead across units.
 //
 // Symbols
-//   tile         kTileBlocks blocks of C that are stored one after the other. Tiles are numbered in that order, so
-//                that the thread blocks at work share block rows of A and of B, which then come from the L2
-//   unit         the blocks of a tile that lie in one block row: they share the A tile. Most tiles are one unit; where
-//                a block row ends inside a tile, there are more. For the blocks a unit lacks nothing is loaded; the
-//                products of what is in their place are not stored
+//   tile         kTileBlocks consecutive stored blocks of C. Tiles are numbered in storage order, so that concurrent
+//                thread blocks share block rows of A and of B, which then come from the L2
+//   unit         the blocks of a tile that lie in one block row: they share the A tile. Most tiles are one unit; a tile
+//                in which a block row ends has several. Missing blocks of a unit are not loaded, and their products
+//                are not stored
 //   step         kTileK columns of A and B: in shared memory rows of 128 bytes, swizzled
 //   column group 64 columns of C, rows of B: the M side of a wgmma
 //   piece        of C: 16 of its rows and a warp's 16 columns of a column group
@@ -41,8 +40,8 @@ using int64 = long long;
 using uint32 = unsigned int;
 
 // Stands for CUtensorMap: 128 opaque bytes (PTX ISA, "Tensor-Map"), 64-byte aligned (driver API,
-// cuTensorMapEncodeTiled). Parameters of this type have in their comments the dimensions, innermost first, the box of
-// one copy, and the bytes of the swizzle.
+// cuTensorMapEncodeTiled). The comments of parameters of this type give the dimensions, innermost first, the box of one
+// copy, and the bytes of the swizzle.
 struct alignas(64) TensorMap {
   unsigned char bytes[128];
 };
@@ -58,7 +57,7 @@ constexpr int kGroupColumns = 64;  // columns of C of a column group, rows of B:
 constexpr int kWarpgroupGroups = 4;  // column groups of a warpgroup's part
 constexpr int kAccumulators = 16;  // accumulators of a thread for one column group
 constexpr int kPieceSize = 16;  // rows and columns of a piece of C, which a warp stores at a time
-constexpr int kStagingPieces = 2;  // pieces that a warp can have on their way out
+constexpr int kStagingPieces = 2;  // pieces that a warp may have in flight
 constexpr int kABytes = 4096;  // bytes of an A tile
 constexpr int kBBytes = 65536;  // bytes of a B tile
 constexpr int kBBlockBytes = 4096;  // bytes of the part of a B tile that one stored block needs
@@ -75,17 +74,17 @@ constexpr int kCountsOffset = 217136;  // 12 bytes: stored blocks of the unit th
 constexpr int kFullBarrier = kBarriersOffset;
 constexpr int kEmptyBarrier = kFullBarrier + 8 * kStages;
 constexpr int kWarpgroupThreads = 128;
-constexpr int kPieceRowBytes = 32;  // of a piece of C in shared memory: the swizzle
+constexpr int kPieceRowBytes = 32;  // bytes of a row of a piece of C in shared memory: the span of the swizzle
 
-// Launch: 288 threads a block, 217148 bytes of dynamic shared memory.
+// Launch: 288 threads per block, 217148 bytes of dynamic shared memory.
 // Grid: one thread block per SM, looping over tiles (persistent), in the order of storage.
 struct Params {
   TensorMap a_map;  // A (K, M): box 64 x 32, swizzle 128
   TensorMap b_map;  // B (K, N): box 64 x 32, swizzle 128
   TensorMap c_map;  // stored blocks of C (cols, rows, nnz): box 16 x 16 x 1, swizzle 32
-  const int* crow_indices;  // first block of each block row, and one more
+  const int* crow_indices;  // first block of each block row, then the end of the last
   const int* col_indices;  // block column of each block
-  int index_words;  // 32-bit words of an index: 1 or 2, the low one is read
+  int index_words;  // 32-bit words of an index: 1 or 2; the low one is read
   int block_rows;  // block rows of C
   int block_columns;  // block columns of C
   int blocks;  // stored blocks of C
@@ -103,19 +102,18 @@ __device__ __forceinline__ void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-// mbarrier.arrive: one arrival; who waits then sees what this thread wrote before (PTX ISA, "mbarrier.arrive")
+// mbarrier.arrive: one arrival; waiting threads then see this thread's earlier writes (PTX ISA, "mbarrier.arrive")
 __device__ __forceinline__ void mbarrier_arrive(uint32 barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
 // mbarrier.arrive.expect_tx: one arrival; the phase also needs `bytes` bytes from the copy engine to complete. They may
-// come before this: without the arrival it does not complete (PTX ISA, "mbarrier.arrive")
+// come earlier: the phase does not complete without the arrival (PTX ISA, "mbarrier.arrive")
 __device__ __forceinline__ void mbarrier_arrive_expect_tx(uint32 barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
-// mbarrier.try_wait.parity: returns once the phase of this parity has completed
-// (PTX ISA, "mbarrier.try_wait")
+// mbarrier.try_wait.parity: waits until the phase of this parity has completed (PTX ISA, "mbarrier.try_wait")
 __device__ __forceinline__ void mbarrier_wait(uint32 barrier, int parity) {
   asm volatile(
       "{\n"
@@ -128,13 +126,13 @@ __device__ __forceinline__ void mbarrier_wait(uint32 barrier, int parity) {
       "}\n" ::"r"(barrier), "r"(parity) : "memory");
 }
 
-// prefetch.tensormap: brings a descriptor into its cache (PTX ISA, "prefetch")
+// prefetch.tensormap: prefetches a descriptor (PTX ISA, "prefetch")
 __device__ __forceinline__ void prefetch_tensormap(const TensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-// cp.async.bulk.tensor.2d: tensor box at (c0, ...) to shared memory, counted by an mbarrier. What of the box
-// lies outside the tensor, before its first element too, comes as zeros, and counts (PTX ISA, "cp.async.bulk.tensor")
+// cp.async.bulk.tensor.2d: copies the tensor box at (c0, ...) to shared memory, counted by an mbarrier. Elements
+// outside the tensor, even before its first element, are zero-filled and counted (PTX ISA, "cp.async.bulk.tensor")
 __device__ __forceinline__ void tma_load_2d(
     uint32 to, const TensorMap* map, uint32 barrier, int c0, int c1) {
   asm volatile(
@@ -142,7 +140,7 @@ __device__ __forceinline__ void tma_load_2d(
       ::"r"(to), "l"(map), "r"(barrier), "r"(c0), "r"(c1) : "memory");
 }
 
-// cp.async.bulk.tensor.3d: shared memory to the tensor box at (c0, ...), clipped at the tensor's ends
+// cp.async.bulk.tensor.3d: copies shared memory to the tensor box at (c0, ...), clipped at the tensor's ends
 // (PTX ISA, "cp.async.bulk.tensor")
 __device__ __forceinline__ void tma_store_3d(const TensorMap* map, uint32 from, int c0, int c1, int c2) {
   asm volatile(
@@ -150,30 +148,30 @@ __device__ __forceinline__ void tma_store_3d(const TensorMap* map, uint32 from, 
       ::"l"(map), "r"(from), "r"(c0), "r"(c1), "r"(c2) : "memory");
 }
 
-// cp.async.bulk.commit_group: closes a group of stores (PTX ISA, "cp.async.bulk.commit_group")
+// cp.async.bulk.commit_group: commits the stores as a group (PTX ISA, "cp.async.bulk.commit_group")
 __device__ __forceinline__ void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 
-// cp.async.bulk.wait_group.read: at most kPending groups have not read their shared memory yet
-// (PTX ISA, "cp.async.bulk.wait_group")
+// cp.async.bulk.wait_group.read: at most kPending groups have yet to read their shared memory (PTX ISA,
+// "cp.async.bulk.wait_group")
 template <int kPending>
 __device__ __forceinline__ void tma_store_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
 }
 
-// fence.proxy.async: ordinary shared-memory writes become visible to the copy engine (PTX ISA, "membar / fence")
+// fence.proxy.async: makes generic shared-memory writes visible to the async proxy (PTX ISA, "membar / fence")
 __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// wgmma.fence, CUTLASS's warpgroup_arrive: orders register accesses before the first wgmma (PTX ISA, "wgmma.fence")
+// wgmma.fence, CUTLASS' warpgroup_arrive: orders register accesses before the first wgmma (PTX ISA, "wgmma.fence")
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-// wgmma.commit_group, warpgroup_commit_batch: closes a group of wgmma (PTX ISA, "wgmma.commit_group")
+// wgmma.commit_group, warpgroup_commit_batch: commits wgmmas as a group (PTX ISA, "wgmma.commit_group")
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-// wgmma.wait_group, warpgroup_wait: at most kPending groups are still running (PTX ISA, "wgmma.wait_group")
+// wgmma.wait_group, warpgroup_wait: waits until at most kPending groups are running (PTX ISA, "wgmma.wait_group")
 template <int kPending>
 __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
-// Keeps the compiler from moving accesses of registers that a running wgmma owns across this point.
+// Keeps the compiler from moving accesses to the registers of a running wgmma across this point.
 template <int kCount>
 __device__ __forceinline__ void warpgroup_fence_operand(float (&registers)[kCount]) {
 #pragma unroll
@@ -181,8 +179,8 @@ __device__ __forceinline__ void warpgroup_fence_operand(float (&registers)[kCoun
 }
 
 // Matrix descriptor of a 128-byte swizzled tile in shared memory (PTX ISA, "Asynchronous Warpgroup Level Matrix
-// Instructions", "Matrix Descriptor Format"). The upper half is always the same: 128-byte swizzle, 1024 bytes from 8
-// rows to the next 8 (SBO, the stride byte offset). So descriptors are passed, and moved on, as their lower halves: the
+// Instructions", "Matrix Descriptor Format"). The upper half is constant: 128-byte swizzle, 1024 bytes from 8 rows to
+// the next 8 (SBO, the stride byte offset). Descriptors are therefore passed and advanced as their lower halves: the
 // address and, for an MN-major tile of several groups of 64 columns, the bytes from one group to the next (LBO, the
 // leading byte offset), else 0; both in units of 16 bytes.
 constexpr uint32 kDescriptorUpperHalf = 0x40000040;
@@ -192,7 +190,7 @@ __device__ __forceinline__ uint32 wgmma_descriptor(uint32 address, int group_byt
 }
 
 // wgmma.mma_async m64n32k16: D = A B, + D if `accumulate`; A in shared memory, K-major, B K-major.
-// After p come factors 1 of A and B, then whether A and B are MN-major (PTX ISA, "wgmma.mma_async")
+// After p come scale factors of 1 for A and B, then whether A and B are MN-major (PTX ISA, "wgmma.mma_async")
 __device__ __forceinline__ void wgmma_m64n32k16_shared_k_major(
     float (&d)[16], uint32 a, uint32 b, int accumulate) {
   asm volatile(
@@ -212,9 +210,9 @@ __device__ __forceinline__ void wgmma_m64n32k16_shared_k_major(
       : "r"(a), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf));
 }
 
-// elect.sync, CUTLASS's elect_one_sync: whether this lane is the one that is picked of its warp, always the same. After
-// this, unlike after a comparison of lanes, the compiler knows that one lane is at work, and issues a copy without a
-// loop over lanes (PTX ISA, "elect.sync")
+// elect.sync, CUTLASS' elect_one_sync: whether this lane is the elected one of its warp, always the same. Unlike a
+// comparison of lanes, it proves to the compiler that a single lane is active, so a copy is issued without a loop over
+// lanes (PTX ISA, "elect.sync")
 __device__ __forceinline__ bool elect() {
   uint32 picked;
   asm volatile(
@@ -226,28 +224,28 @@ __device__ __forceinline__ bool elect() {
   return picked != 0;
 }
 
-// cvt.rn.f16x2.f32: two floats to a pair of fp16, `low` in the lower half (PTX ISA, "cvt")
+// cvt.rn.f16x2.f32: converts two floats to a pair of fp16, `low` in the lower half (PTX ISA, "cvt")
 __device__ __forceinline__ uint32 pack(float low, float high) {
   uint32 pair;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   return pair;
 }
 
-// stmatrix.x4.trans: four 8 x 8 matrices of 16-bit elements, each stored transposed; each lane gives the address of one
+// stmatrix.x4.trans: stores four 8 x 8 matrices of 16-bit elements, each transposed; each lane holds the address of one
 // row in memory, that is, of one column of a matrix (PTX ISA, "stmatrix")
 __device__ __forceinline__ void stmatrix_x4_trans(uint32 address, uint32 a, uint32 b, uint32 c, uint32 d) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], { %1, %2, %3, %4 };"
       ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
-// Element i of an index tensor: int32, or the low half of an int64, whose `words` is 2. Indices are below 2^31.
+// Element i of an index tensor: an int32, or the low half of an int64 if `words` is 2. Indices are below 2^31.
 __device__ __forceinline__ int load_index(const int* indices, int words, int i) {
   return __ldg(indices + static_cast<int64>(i) * words);
 }
 
-// Position in the ring: the stage, and the parity of the pass over the ring, 0 in the first.
-// Consumers wait with this parity until the stage is full. Producers wait with the other, that of the pass before,
-// until it is free; a fresh barrier counts that pass as ended: in the first pass nobody waits.
+// Position in the ring: the stage, and the parity of the pass over the ring, 0 in the first. Consumers wait
+// with this parity until the stage is full. Producers wait with the other parity, that of the previous pass, until the
+// stage is free. A fresh barrier counts that pass as completed, so nobody waits in the first pass.
 struct PipelineState {
   int index = 0, phase = 0;
 
@@ -259,15 +257,15 @@ struct PipelineState {
   }
 };
 
-// Reads a word that the producer wrote, for the whole warp. The lane that reads it is the one that arrives at the
-// empty barrier afterwards: so it is read before it is written again.
+// Reads a word that the producer wrote, for the whole warp. The lane that reads it also arrives at the empty barrier
+// afterwards, so the word is read before it is overwritten.
 __device__ __forceinline__ int read_by_leader(const int* word) {
   return __shfl_sync(0xFFFFFFFF, threadIdx.x % 32 == 0 ? *word : 0, 0);
 }
 
-// The block row of a stored block: the last row that begins at it or before. The search begins at `row`, which must not
-// be after the answer. The lanes of a warp look at 32 rows at equal distances, and go on between the last of these that
-// has begun and the next.
+// Block row of a stored block: the last row that begins at or before it. The search begins at `row`, which must not
+// come after the result. The lanes of a warp probe 32 rows at equal distances, and continue between the last of these
+// that begins at or before the block and the next one.
 __device__ __forceinline__ int find_row(const Params& p, int block, int row) {
   const int lane = threadIdx.x % 32;
   int end = p.block_rows;
@@ -281,13 +279,13 @@ __device__ __forceinline__ int find_row(const Params& p, int block, int row) {
   return row;
 }
 
-// Block columns of a tile's blocks, one a lane.
+// Block columns of a tile's blocks, one per lane.
 __device__ __forceinline__ int load_column(const Params& p, int tile) {
   const int lane = threadIdx.x % 32, block = tile * kTileBlocks + lane;
   return lane < kTileBlocks && block < p.blocks ? load_index(p.col_indices, p.index_words, block) : 0;
 }
 
-// The first row of B that a block column needs. That of one outside C is so far before B that TMA reads zeros only.
+// First row of B for a block column. For a column outside C it lies so far before B that TMA reads only zeros.
 __device__ __forceinline__ int first_b_row(const Params& p, int column) {
   return static_cast<uint32>(column) < static_cast<uint32>(p.block_columns) ? column * kBlockCols : -kBlockCols;
 }
@@ -307,7 +305,7 @@ __device__ __forceinline__ void load_step(const Params& p, uint32 base, int* cou
   }
 }
 
-// Producer: one warp fills the ring, unit after unit. Its lanes find rows and columns, one of them issues the copies.
+// Producer: one warp fills the ring, unit after unit. Its lanes find rows and columns; one of them issues the copies.
 __device__ __forceinline__ void produce(const Params& p, uint32 base, int* counts) {
   PipelineState state;
   int row = 0, next_column = load_column(p, blockIdx.x);
@@ -315,12 +313,12 @@ __device__ __forceinline__ void produce(const Params& p, uint32 base, int* count
   for (int tile = blockIdx.x; tile < p.tiles; tile += gridDim.x) {
     const int first = tile * kTileBlocks, end = min(first + kTileBlocks, p.blocks);
     const int b_row = first_b_row(p, next_column);
-    // Ask for the next columns well before they are needed.
+    // Load the next columns well before they are needed.
     next_column = load_column(p, tile + gridDim.x);
 
     for (int block = first; block < end;) {
       row = find_row(p, block, row);
-      // At least one block, also where crow_indices is not what it should be: the loop must end.
+      // At least one block, even if crow_indices is invalid: the loop must terminate.
       const int count = max(min(load_index(p.crow_indices, p.index_words, row + 1), end) - block, 1);
       int b_rows[kTileBlocks];
 #pragma unroll
@@ -344,7 +342,8 @@ __device__ __forceinline__ void issue_step(float (&accumulators)[kWarpgroupGroup
   wgmma_fence();
 #pragma unroll
   for (int k = 0; k < kTileK / 16; ++k) {
-    // 16 columns of A and of B are 32 bytes of their 128-byte rows. The instruction's A is B, its B is A^T.
+    // 16 columns of A and of B are 32 bytes of their 128-byte rows. The operand A of the instruction is B, its operand
+    // B is A^T.
 #pragma unroll
     for (int group = 0; group < kWarpgroupGroups; ++group) {
       wgmma_m64n32k16_shared_k_major(accumulators[group],
@@ -363,8 +362,8 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, const int*
   const int first_group = warpgroup * kWarpgroupGroups;
   const uint32 a_descriptor = wgmma_descriptor(base + kAOffset, 0);
   const uint32 b_descriptor = wgmma_descriptor(base + kBOffset + first_group * kBGroupBytes, 0);
-  // Lanes 8 i to 8 i + 7 give the rows of the i-th matrix of a piece: its upper two side by side, then its lower two. A
-  // row is two 16-byte chunks, of which TMA's swizzle changes the places every 4 rows.
+  // Lanes 8 i to 8 i + 7 address the rows of matrix i of a piece: its upper two side by side, then its lower two. A row
+  // is two 16-byte chunks; TMA's swizzle exchanges them every 4 rows.
   const uint32 staging = base + kCOffset + warp * kStagingPieces * kPieceBytes;
   const int staging_row = lane / 16 * 8 + lane % 8, chunk = lane / 8 % 2 ^ staging_row / 4 % 2;
   PipelineState state;
@@ -380,18 +379,18 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, const int*
         for (int i = 0; i < kAccumulators; ++i) accumulators[group][i] = 0.0f;
       }
 
-      // The first stage says how many blocks the unit has.
+      // The first stage holds the number of blocks of the unit.
       mbarrier_wait(base + kFullBarrier + 8 * state.index, state.phase);
       const int count = read_by_leader(counts + state.index);
 
-      // Issue each step after the one before, then hand that one's stage back.
+      // Issue each step, then release the stage of the previous one.
       uint32 running = 0;  // empty barrier of the stage that the last issued step reads
 #pragma unroll 1
       for (int step = 0; step < p.steps; ++step) {
         mbarrier_wait(base + kFullBarrier + 8 * state.index, state.phase);
         issue_step(accumulators, a_descriptor + (state.index * kABytes >> 4),
             b_descriptor + (state.index * kBBytes >> 4));
-        wgmma_wait<1>();  // those of the step before have ended: its stage is read
+        wgmma_wait<1>();  // the previous step's are complete: its stage has been read
         if (step > 0 && warp_leader) mbarrier_arrive(running);
         running = base + kEmptyBarrier + 8 * state.index;
         state.advance();
@@ -401,14 +400,14 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, const int*
       for (int group = 0; group < kWarpgroupGroups; ++group) warpgroup_fence_operand(accumulators[group]);
       if (warp_leader) mbarrier_arrive(running);
 
-      // Store C one piece at a time, as far as the unit has blocks.
+      // Store C one piece at a time, up to the unit's last block.
 #pragma unroll
       for (int group = 0; group < kWarpgroupGroups; ++group) {
         const int column = (first_group + group) * kGroupColumns + warp % 4 * kPieceSize;
         if (column / kBlockCols < count) {
 #pragma unroll
           for (int j = 0; j < kTileM / kPieceSize; ++j) {
-            // Wait until the store that last used this staging buffer has read it.
+            // Wait until the previous store from this staging buffer has read it.
             const uint32 buffer = staging + stored * kPieceBytes;
             stored = (stored + 1) % kStagingPieces;
             if (warp_leader) tma_store_wait_read<kStagingPieces - 1>();
@@ -435,12 +434,12 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, const int*
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
     h100_bsr_sddmm_b32(const __grid_constant__ Params p) {
-  // TMA's swizzle goes by addresses and repeats every 1024 bytes: what it applies to begins at a multiple of that.
+  // TMA swizzles by address, with a period of 1024 bytes: swizzled buffers are aligned to that.
   extern __shared__ __align__(1024) unsigned char shared[];
   const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
   int* const counts = reinterpret_cast<int*>(shared + kCountsOffset);
 
-  // One thread prepares the barriers. An empty barrier counts one arrival of each consumer warp.
+  // One thread initializes the barriers. An empty barrier counts one arrival per consumer warp.
   if (threadIdx.x == 0) {
     for (int i = 0; i < kStages; ++i) {
       mbarrier_init(base + kFullBarrier + 8 * i, 1);

@@ -3,51 +3,52 @@
 //     codegen render specs/h100_bsr_spgemm_b128_balanced.yaml
 // spec: {"arch":"sm_90a","block":{"cols":128,"rows":128},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spgemm","schedule":"cooperative","scheduler":"dynamic","stages":3,"tile":{"k":64,"m":128,"n":128}}
 // spec hash: 7f684b4e259ebcc653729d6a49907208ebf8a4832b41b51ead658fc2bd3a0fd3
-// seal: sha256 ce9674a8ca5009700164f1587332b35db8eed94bd7e8f776152ef5521929eaa0
+// seal: sha256 668bb35c09ff6f0457c34d74da9c3a568cf6780fd3d701091e79f3006860bec1
 
 // BSR x BSR for sm_90a: C = A B with A and B in block-sparse rows and C dense, row-major. Dynamic tile scheduler.
 //
-// Who does what
+// Roles
 //   the first kConsumerWarps warps  consumers, four of them a warpgroup, which accumulates 64 rows of the C tile in
 //                         registers, then stores them by TMA.
-//   the next warp         producer. It fills the ring by TMA with what the lists name.
-//   the last warp         search warp. It takes tiles, and lists the blocks of A and B that meet a tile ahead of the
+//   the next warp         producer. It fills the ring by TMA with the blocks that the lists name.
+//   the last warp         search warp. It takes tiles, and lists the matching blocks of A and B of a tile, ahead of the
 //                         producer.
 //
-// Which barrier guards what
+// Barriers
 //   full[i]     producer -> consumers: stage i holds the A tile and the B tile of one step, and steps[i]
-//   empty[i]    consumers -> producer: every consumer warp is done with stage i
-//   list full   search warp -> producer: the list holds the products of one batch, or says that there are no more tiles
-//   list empty  producer -> search warp: it has the list in its registers
+//   empty[i]    consumers -> producer: every consumer warp has finished with stage i
+//   list full   search warp -> producer: the list holds the products of one batch, or says that no tiles are left
+//   list empty  producer -> search warp: the producer has read the list into registers
 //   named barrier kWarpgroupBarrier + w: the threads of consumer w around its staging of C
 //
-// How blocks that meet are found. For a tile in block column j, each lane of the search warp takes one block (i, k) of
-// A's row and looks for column j in row k of B by a binary search. A ballot is then the list of the products. Rows of A
-// with more than 32 blocks take several batches of 32, each of which is a list.
+// Search for matching blocks. For a tile in block column j, each lane of the search warp takes one block (i, k) of A's
+// row and searches row k of B for column j by binary search. A ballot then gives the list of products. Rows of A with
+// more than 32 blocks take several batches of 32, each of which is one list.
 //
-// Pipeline of a consumer: a stage is released as soon as its products have ended, not when the next step runs. Steps
-// are waited for longer than they are multiplied, and a stage that is kept meanwhile has no bytes on their way. The
+// Pipeline of a consumer: a stage is released as soon as its products are complete, not when the next step runs.
+// Waiting for a step takes longer than multiplying it, and a stage held meanwhile would have no load in flight. The
 // tensor cores work on other consumers' steps in between: several thread blocks share an SM.
 //
-// Dynamic tile scheduler. A thread block has the tile of its own number first, and then takes tickets from a counter.
-// Ticket t < p.tiles is tile t, and the search warp that took it judges it: a tile that has no more than half of the
-// products that tiles of its block row have on average is short. It is put off: only its number is written down, in the
-// list of late tiles, and the next ticket is taken. Ticket p.tiles + l is late tile l. So short tiles come last, and
+// Dynamic tile scheduler. A thread block first takes the tile of its own index, and then tickets from a counter. Ticket
+// t < p.tiles is tile t, and the search warp that takes it classifies the tile: it is short if it has at most half the
+// average number of products of the tiles of its block row. A short tile is deferred: its index is appended to the list
+// of late tiles, and the next ticket is taken. Ticket p.tiles + l is late tile l. Short tiles therefore come last, and
 // thread blocks end at nearly the same time.
-//   Whoever has ticket p.tiles + l waits until late tile l is written down, or until all tiles have been judged and no
-// more than l were put off: then there is no more work. The wait ends: a thread block judges a tile before it waits for
-// anything else, and one that does not run yet has taken none.
-//   p.scheduler is all 0 at launch and again at the end. Who takes a late tile clears its entry, and every entry is
-// taken: tickets have no gaps, and a thread block only ends with a ticket past the last late tile. The last thread
-// block to end clears the counters. A launch that a fault cuts short leaves them as they are, but a fault also ends the
-// CUDA context, and its memory is not used again.
+//   The holder of ticket p.tiles + l waits until late tile l is written, or until all tiles have been classified and at
+//   most l were deferred: then no work is left. The wait terminates: a thread block classifies its tile before it waits
+//   for anything else, and one that is not running yet holds no ticket.
+//   p.scheduler is all 0 at launch and again at the end. The thread block that takes a late tile clears its entry, and
+//   every entry is taken: tickets have no gaps, and a thread block ends only with a ticket past the last late tile. The
+//   last thread block to end clears the counters. A launch cut short by a fault leaves them as they are, but a fault
+//   also destroys the CUDA context, and its memory is not used again.
 //
 // Symbols
 //   tile         kBlock x kBlock of C; tiles are numbered along block rows
-//   product      a block of A in the tile's block row, and the block of B that it meets in the tile's block column
-//   step         kTileK columns of a block of A, kTileK rows of the block of B that it meets. A tile in which nothing
-//                meets, or whose last batch adds nothing, ends with a step that has no product
-//   batch        32 blocks of a row of A, one for each lane of the warp that searches
+//   product      a block of A in the tile's block row, and the matching block of B in the tile's block column
+//   step         kTileK columns of a block of A, kTileK rows of the matching block of B. A tile without products, or
+//                one
+//                whose last batch has none, ends with a step that has no product
+//   batch        32 blocks of a row of A, one for each lane of the searching warp
 //   group        64 columns of B or C: in shared memory rows of 128 bytes, swizzled
 //   accumulators a thread's part of 64 rows: rows r and r + 8 of its warp's 16 (r = lane / 4),
 //                columns 8 j + 2 (lane % 4) + {0, 1}. Number 4 j + 2 h + e is row r + 8 h, column with {e}
@@ -56,8 +57,8 @@ using int64 = long long;
 using uint32 = unsigned int;
 
 // Stands for CUtensorMap: 128 opaque bytes (PTX ISA, "Tensor-Map"), 64-byte aligned (driver API,
-// cuTensorMapEncodeTiled). Parameters of this type have in their comments the dimensions, innermost first, the box of
-// one copy, and the bytes of the swizzle.
+// cuTensorMapEncodeTiled). The comments of parameters of this type give the dimensions, innermost first, the box of one
+// copy, and the bytes of the swizzle.
 struct alignas(64) TensorMap {
   unsigned char bytes[128];
 };
@@ -82,38 +83,38 @@ constexpr int kAOffset = 0;  // 49152 bytes: ring of A tiles, 128 rows of 128 by
 constexpr int kBOffset = 49152;  // 49152 bytes: ring of B tiles, 2 column groups of 64 rows of 128 bytes
 constexpr int kCOffset = 98304;  // 16384 bytes: 1 column group of C of each warpgroup
 constexpr int kBarriersOffset = 114688;  // 48 bytes: mbarriers: full, then empty
-constexpr int kListOffset = 114736;  // 272 bytes: the products that were found last
+constexpr int kListOffset = 114736;  // 272 bytes: the most recently found products
 constexpr int kListBarriersOffset = 115008;  // 16 bytes: mbarriers of the list: full, then empty
-constexpr int kStepsOffset = 115024;  // 12 bytes: what the step of each stage is
+constexpr int kStepsOffset = 115024;  // 12 bytes: kind of the step in each stage
 
 constexpr int kFullBarrier = kBarriersOffset;
 constexpr int kEmptyBarrier = kFullBarrier + 8 * kStages;
 constexpr int kListFullBarrier = kListBarriersOffset, kListEmptyBarrier = kListFullBarrier + 8;
 constexpr int kWarpgroupThreads = 128;
-constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared memory: what the swizzle spans
+constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared memory: the span of the swizzle
 constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer w: kWarpgroupBarrier + w
 constexpr int kHasProduct = 1, kEndsTile = 2;  // bits of steps[i]
-constexpr int kTileShift = 2;  // above them: the number of the tile
-constexpr int kEndsWork = 0;  // all of steps[i] after the last tile
+constexpr int kTileShift = 2;  // above them: the index of the tile
+constexpr int kEndsWork = 0;  // the whole of steps[i] after the last tile
 constexpr int kNoMoreTiles = -1;
 
-// Launch: 320 threads a block, 115036 bytes of dynamic shared memory.
+// Launch: 320 threads per block, 115036 bytes of dynamic shared memory.
 // Grid: 2 thread blocks per SM; dynamic tile scheduler, short tiles last.
-// a_map, b_map: the L2 reads 128 bytes from device memory at a time (L2 promotion), elsewhere 256.
+// L2 promotion of a_map, b_map: 128 bytes; of all others: 256 bytes.
 struct Params {
   TensorMap a_map;  // stored blocks of A (cols, rows, nnz): box 64 x 128 x 1, swizzle 128
   TensorMap b_map;  // stored blocks of B (cols, rows, nnz): box 64 x 64 x 1, swizzle 128
   TensorMap c_map;  // C (N, M): box 64 x 64, swizzle 128
-  const int* a_crow_indices;  // first block of each block row of A, and one more
+  const int* a_crow_indices;  // first block of each block row of A, then the end of the last
   const int* a_col_indices;  // block column of each block of A
-  const int* b_crow_indices;  // first block of each block row of B, and one more
-  const int* b_col_indices;  // block column of each block of B, rising in each row
-  int a_index_words;  // 32-bit words of an index of A: 1 or 2, the low one is read
+  const int* b_crow_indices;  // first block of each block row of B, then the end of the last
+  const int* b_col_indices;  // block column of each block of B, ascending in each row
+  int a_index_words;  // 32-bit words of an index of A: 1 or 2; the low one is read
   int b_index_words;  // 32-bit words of an index of B
   int inner_blocks;  // block columns of A, block rows of B
   int column_blocks;  // block columns of C
   int tiles;  // block rows of C * column_blocks
-  int* scheduler;  // tickets taken, thread blocks ended, tiles put off, judged, then late tiles: all 0 between launches
+  int* scheduler;  // tickets drawn, thread blocks ended, tiles deferred, classified; late tiles: 0 between launches
 };
 
 // mbarrier.init: sets the number of arrivals that complete a phase (PTX ISA, "mbarrier.init")
@@ -126,19 +127,18 @@ __device__ __forceinline__ void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-// mbarrier.arrive: one arrival; who waits then sees what this thread wrote before (PTX ISA, "mbarrier.arrive")
+// mbarrier.arrive: one arrival; waiting threads then see this thread's earlier writes (PTX ISA, "mbarrier.arrive")
 __device__ __forceinline__ void mbarrier_arrive(uint32 barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
 // mbarrier.arrive.expect_tx: one arrival; the phase also needs `bytes` bytes from the copy engine to complete. They may
-// come before this: without the arrival it does not complete (PTX ISA, "mbarrier.arrive")
+// come earlier: the phase does not complete without the arrival (PTX ISA, "mbarrier.arrive")
 __device__ __forceinline__ void mbarrier_arrive_expect_tx(uint32 barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
-// mbarrier.try_wait.parity: returns once the phase of this parity has completed
-// (PTX ISA, "mbarrier.try_wait")
+// mbarrier.try_wait.parity: waits until the phase of this parity has completed (PTX ISA, "mbarrier.try_wait")
 __device__ __forceinline__ void mbarrier_wait(uint32 barrier, int parity) {
   asm volatile(
       "{\n"
@@ -151,13 +151,13 @@ __device__ __forceinline__ void mbarrier_wait(uint32 barrier, int parity) {
       "}\n" ::"r"(barrier), "r"(parity) : "memory");
 }
 
-// prefetch.tensormap: brings a descriptor into its cache (PTX ISA, "prefetch")
+// prefetch.tensormap: prefetches a descriptor (PTX ISA, "prefetch")
 __device__ __forceinline__ void prefetch_tensormap(const TensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-// cp.async.bulk.tensor.3d: tensor box at (c0, ...) to shared memory, counted by an mbarrier. What of the box
-// lies outside the tensor, before its first element too, comes as zeros, and counts (PTX ISA, "cp.async.bulk.tensor")
+// cp.async.bulk.tensor.3d: copies the tensor box at (c0, ...) to shared memory, counted by an mbarrier. Elements
+// outside the tensor, even before its first element, are zero-filled and counted (PTX ISA, "cp.async.bulk.tensor")
 __device__ __forceinline__ void tma_load_3d(
     uint32 to, const TensorMap* map, uint32 barrier, int c0, int c1, int c2) {
   asm volatile(
@@ -165,9 +165,9 @@ __device__ __forceinline__ void tma_load_3d(
       ::"r"(to), "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2) : "memory");
 }
 
-// cp.async.bulk.tensor.2d: shared memory to the tensor box at (c0, ...), clipped at the tensor's ends
+// cp.async.bulk.tensor.2d: copies shared memory to the tensor box at (c0, ...), clipped at the tensor's ends
 // (PTX ISA, "cp.async.bulk.tensor")
-// createpolicy.fractional: the L2 gives these bytes up before others (PTX ISA, "createpolicy")
+// createpolicy.fractional: the L2 evicts these bytes before others (PTX ISA, "createpolicy")
 __device__ __forceinline__ void tma_store_2d(const TensorMap* map, uint32 from, int c0, int c1) {
   asm volatile(
       "{\n"
@@ -178,30 +178,30 @@ __device__ __forceinline__ void tma_store_2d(const TensorMap* map, uint32 from, 
       ::"l"(map), "r"(from), "r"(c0), "r"(c1) : "memory");
 }
 
-// cp.async.bulk.commit_group: closes a group of stores (PTX ISA, "cp.async.bulk.commit_group")
+// cp.async.bulk.commit_group: commits the stores as a group (PTX ISA, "cp.async.bulk.commit_group")
 __device__ __forceinline__ void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 
-// cp.async.bulk.wait_group.read: at most kPending groups have not read their shared memory yet
-// (PTX ISA, "cp.async.bulk.wait_group")
+// cp.async.bulk.wait_group.read: at most kPending groups have yet to read their shared memory (PTX ISA,
+// "cp.async.bulk.wait_group")
 template <int kPending>
 __device__ __forceinline__ void tma_store_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
 }
 
-// fence.proxy.async: ordinary shared-memory writes become visible to the copy engine (PTX ISA, "membar / fence")
+// fence.proxy.async: makes generic shared-memory writes visible to the async proxy (PTX ISA, "membar / fence")
 __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// wgmma.fence, CUTLASS's warpgroup_arrive: orders register accesses before the first wgmma (PTX ISA, "wgmma.fence")
+// wgmma.fence, CUTLASS' warpgroup_arrive: orders register accesses before the first wgmma (PTX ISA, "wgmma.fence")
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-// wgmma.commit_group, warpgroup_commit_batch: closes a group of wgmma (PTX ISA, "wgmma.commit_group")
+// wgmma.commit_group, warpgroup_commit_batch: commits wgmmas as a group (PTX ISA, "wgmma.commit_group")
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-// wgmma.wait_group, warpgroup_wait: at most kPending groups are still running (PTX ISA, "wgmma.wait_group")
+// wgmma.wait_group, warpgroup_wait: waits until at most kPending groups are running (PTX ISA, "wgmma.wait_group")
 template <int kPending>
 __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
-// Keeps the compiler from moving accesses of registers that a running wgmma owns across this point.
+// Keeps the compiler from moving accesses to the registers of a running wgmma across this point.
 template <int kCount>
 __device__ __forceinline__ void warpgroup_fence_operand(float (&registers)[kCount]) {
 #pragma unroll
@@ -209,8 +209,8 @@ __device__ __forceinline__ void warpgroup_fence_operand(float (&registers)[kCoun
 }
 
 // Matrix descriptor of a 128-byte swizzled tile in shared memory (PTX ISA, "Asynchronous Warpgroup Level Matrix
-// Instructions", "Matrix Descriptor Format"). The upper half is always the same: 128-byte swizzle, 1024 bytes from 8
-// rows to the next 8 (SBO, the stride byte offset). So descriptors are passed, and moved on, as their lower halves: the
+// Instructions", "Matrix Descriptor Format"). The upper half is constant: 128-byte swizzle, 1024 bytes from 8 rows to
+// the next 8 (SBO, the stride byte offset). Descriptors are therefore passed and advanced as their lower halves: the
 // address and, for an MN-major tile of several groups of 64 columns, the bytes from one group to the next (LBO, the
 // leading byte offset), else 0; both in units of 16 bytes.
 constexpr uint32 kDescriptorUpperHalf = 0x40000040;
@@ -220,7 +220,7 @@ __device__ __forceinline__ uint32 wgmma_descriptor(uint32 address, int group_byt
 }
 
 // wgmma.mma_async m64n128k16: D = A B, + D if `accumulate`; A in shared memory, K-major, B MN-major.
-// After p come factors 1 of A and B, then whether A and B are MN-major (PTX ISA, "wgmma.mma_async")
+// After p come scale factors of 1 for A and B, then whether A and B are MN-major (PTX ISA, "wgmma.mma_async")
 __device__ __forceinline__ void wgmma_m64n128k16_shared_mn_major(
     float (&d)[64], uint32 a, uint32 b, int accumulate) {
   asm volatile(
@@ -252,32 +252,32 @@ __device__ __forceinline__ void wgmma_m64n128k16_shared_mn_major(
       : "r"(a), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf));
 }
 
-// bar.sync: named barrier `id` of `threads` threads (PTX ISA, "bar")
+// bar.sync: waits at named barrier `id` of `threads` threads (PTX ISA, "bar")
 __device__ __forceinline__ void bar_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-// cvt.rn.f16x2.f32: two floats to a pair of fp16, `low` in the lower half (PTX ISA, "cvt")
+// cvt.rn.f16x2.f32: converts two floats to a pair of fp16, `low` in the lower half (PTX ISA, "cvt")
 __device__ __forceinline__ uint32 pack(float low, float high) {
   uint32 pair;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   return pair;
 }
 
-// stmatrix.x4: four 8 x 8 matrices of 16-bit elements, each lane gives the address of one row (PTX ISA, "stmatrix")
+// stmatrix.x4: stores four 8 x 8 matrices of 16-bit elements; each lane holds one row address (PTX ISA, "stmatrix")
 __device__ __forceinline__ void stmatrix_x4(uint32 address, uint32 a, uint32 b, uint32 c, uint32 d) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], { %1, %2, %3, %4 };"
       ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
-// Element i of an index tensor: int32, or the low half of an int64, whose `words` is 2. Indices are below 2^31.
+// Element i of an index tensor: an int32, or the low half of an int64 if `words` is 2. Indices are below 2^31.
 __device__ __forceinline__ int load_index(const int* indices, int words, int i) {
   return __ldg(indices + static_cast<int64>(i) * words);
 }
 
-// Position in the ring: the stage, and the parity of the pass over the ring, 0 in the first.
-// Consumers wait with this parity until the stage is full. Producers wait with the other, that of the pass before,
-// until it is free; a fresh barrier counts that pass as ended: in the first pass nobody waits.
+// Position in the ring: the stage, and the parity of the pass over the ring, 0 in the first. Consumers wait
+// with this parity until the stage is full. Producers wait with the other parity, that of the previous pass, until the
+// stage is free. A fresh barrier counts that pass as completed, so nobody waits in the first pass.
 struct PipelineState {
   int index = 0, phase = 0;
 
@@ -289,13 +289,13 @@ struct PipelineState {
   }
 };
 
-// Reads a word that the producer wrote, for the whole warp. The lane that reads it is the one that arrives at the
-// empty barrier afterwards: so it is read before it is written again.
+// Reads a word that the producer wrote, for the whole warp. The lane that reads it also arrives at the empty barrier
+// afterwards, so the word is read before it is overwritten.
 __device__ __forceinline__ int read_by_leader(const int* word) {
   return __shfl_sync(0xFFFFFFFF, threadIdx.x % 32 == 0 ? *word : 0, 0);
 }
 
-// Copies the A tile and the B tile of one step of a product, a block of A and one of B, to a stage of the ring, as soon
+// Copies the A tile and the B tile of one step of a product (a block of A and one of B) to a stage of the ring, as soon
 // as it is empty.
 __device__ __forceinline__ void load_step(const Params& p, uint32 base, int* steps, PipelineState state,
     int tile, int2 product, int k, bool ends_tile) {
@@ -318,13 +318,13 @@ __device__ __forceinline__ void pass_empty_step(uint32 base, int* steps, Pipelin
   mbarrier_arrive(base + kFullBarrier + 8 * state.index);
 }
 
-// The block of B in a block column that stored block `block` of A meets; -1 if there is none, or if `block` is not
-// before `end`, the end of its block row.
+// The block of B in a block column that matches stored block `block` of A; -1 if there is none, or if `block` is at or
+// past `end`, the end of its block row.
 __device__ __forceinline__ int find_meeting(const Params& p, int column, int block, int end) {
   if (block >= end) return -1;
   const unsigned k = load_index(p.a_col_indices, p.a_index_words, block);
   if (k >= static_cast<unsigned>(p.inner_blocks)) return -1;
-  // The first block of row k whose column is not before the one looked for.
+  // The first block of row k at or after the column.
   const int row_end = load_index(p.b_crow_indices, p.b_index_words, k + 1);
   int low = load_index(p.b_crow_indices, p.b_index_words, k), high = row_end;
   while (low < high) {
@@ -338,26 +338,26 @@ __device__ __forceinline__ int find_meeting(const Params& p, int column, int blo
   return low < row_end && load_index(p.b_col_indices, p.b_index_words, low) == column ? low : -1;
 }
 
-// Search warp, one lane: the next ticket. p.scheduler[0] counts those that were taken.
+// Search warp, one lane: draws the next ticket. p.scheduler[0] counts the tickets drawn.
 __device__ __forceinline__ int take_ticket(const Params& p) {
   return atomicAdd(p.scheduler, 1) + static_cast<int>(gridDim.x);
 }
 
-// p.scheduler[2] and [3], read and added to as one: the low half counts tiles that were put off, the high half tiles
-// that were judged. Neither half can run over: there are fewer than 2^29 tiles.
+// p.scheduler[2] and [3], read and updated as one 64-bit word: the low half counts deferred tiles, the high half
+// classified tiles. Neither half can overflow: there are fewer than 2^29 tiles.
 __device__ __forceinline__ unsigned long long* put_off_and_judged(const Params& p) {
   return reinterpret_cast<unsigned long long*>(p.scheduler + 2);
 }
 
-// Search warp, one lane: counts a tile as judged. If it is put off, writes down its number + 1: an entry that is 0 has
-// not been written yet.
+// Search warp, one lane: counts a tile as classified. If it is deferred, writes its index + 1 to the list: an entry of
+// 0 has not been written yet.
 __device__ __forceinline__ void judge_tile(const Params& p, int tile, bool is_put_off) {
   const unsigned long long before = atomicAdd(put_off_and_judged(p), 1ull << 32 | (is_put_off ? 1 : 0));
   if (is_put_off) atomicExch(p.scheduler + kLateTiles + static_cast<uint32>(before), tile + 1);
 }
 
-// Search warp, one lane: late tile `index`, or kNoMoreTiles. Waits until that is known. All tiles are judged but the
-// first of each thread block.
+// Search warp, one lane: late tile `index`, or kNoMoreTiles. Waits until that is known. Every tile is classified,
+// except the first one of each thread block.
 __device__ __forceinline__ int take_late_tile(const Params& p, uint32 index) {
   const uint32 judged_in_all = p.tiles - gridDim.x;
   while (true) {
@@ -372,7 +372,7 @@ __device__ __forceinline__ int take_late_tile(const Params& p, uint32 index) {
   }
 }
 
-// Search warp, one lane: counts thread blocks that ended, in p.scheduler[1]. The last one leaves all counters at 0 for
+// Search warp, one lane: counts finished thread blocks, in p.scheduler[1]. The last one resets all counters to 0 for
 // the next launch.
 __device__ __forceinline__ void release_scheduler(const Params& p) {
   __threadfence();
@@ -383,16 +383,16 @@ __device__ __forceinline__ void release_scheduler(const Params& p) {
   }
 }
 
-// What the search warp passes to the producer: the products of one batch.
+// A message from the search warp to the producer: the products of one batch.
 struct List {
   int2 products[32];  // block of A, block of B
-  int count;          // of products, or kNoMoreTiles
-  int tile;           // what they add to
+  int count;          // number of products, or kNoMoreTiles
+  int tile;           // the tile that they contribute to
   int ends_tile;      // whether this is the tile's last batch
 };
 static_assert(kListOffset + sizeof(List) <= kListBarriersOffset, "the list fits its place in shared memory");
 
-// Search warp: passes what the lanes in `hits` found, and waits until the producer has taken it.
+// Search warp: passes the products found by the lanes in `hits`, and waits until the producer has taken them.
 __device__ __forceinline__ void pass_list(uint32 base, List* list, int phase, unsigned hits, int2 product, int tile,
     bool ends_tile) {
   const int lane = threadIdx.x % 32;
@@ -406,7 +406,7 @@ __device__ __forceinline__ void pass_list(uint32 base, List* list, int phase, un
   mbarrier_wait(base + kListEmptyBarrier, phase);
 }
 
-// Search warp: takes tiles, puts short ones off, and lists the products of the others.
+// Search warp: takes tiles, defers short ones, and lists the products of the others.
 __device__ __forceinline__ void search(const Params& p, uint32 base, List* list) {
   const int lane = threadIdx.x % 32;
   const bool leader = lane == 0;
@@ -425,17 +425,17 @@ __device__ __forceinline__ void search(const Params& p, uint32 base, List* list)
     int met = find_meeting(p, column, first + lane, end);
     unsigned hits = __ballot_sync(0xFFFFFFFF, met >= 0);
 
-    // The first tile of a thread block is worked on at once, and so is one that has been put off before.
+    // The first tile of a thread block is processed at once, and so is one that has been deferred before.
     if (ticket >= static_cast<int>(gridDim.x) && ticket < p.tiles) {
-      // A block of A meets b_blocks / (inner_blocks * column_blocks) blocks in a column of B on average. A tile whose
-      // row of A is longer than a batch is not short, whatever its first batch meets.
+      // A block of A matches b_blocks / (inner_blocks * column_blocks) blocks in a column of B on average. A tile whose
+      // row of A is longer than a batch is not short, whatever its first batch matches.
       const int64 twice = 2ll * __popc(hits) * p.inner_blocks * p.column_blocks;
       const bool is_put_off = end - first <= 32 && twice <= static_cast<int64>(end - first) * b_blocks;
       if (leader) judge_tile(p, tile, is_put_off);
       if (is_put_off) continue;
     }
 
-    // Pass the tile batch by batch. One that adds nothing is passed only if it ends the tile.
+    // Pass the tile batch by batch. A batch without products is passed only if it ends the tile.
     int batch = first;
     while (true) {
       const bool ends_tile = batch + 32 >= end;
@@ -454,14 +454,14 @@ __device__ __forceinline__ void search(const Params& p, uint32 base, List* list)
   if (leader) release_scheduler(p);
 }
 
-// Producer: one warp fills the ring, list after list. Each lane keeps a product, the first lane issues the copies.
+// Producer: one warp fills the ring, list after list. Each lane holds one product; the first lane issues the copies.
 __device__ __forceinline__ void produce(const Params& p, uint32 base, int* steps, const List* list) {
   const int lane = threadIdx.x % 32;
   const bool leader = lane == 0;
   PipelineState state;
 
   for (int phase = 0;; phase ^= 1) {
-    // Take the list into registers: the next one is searched for meanwhile.
+    // Read the list into registers: the search for the next one runs meanwhile.
     mbarrier_wait(base + kListFullBarrier, phase);
     const int count = list->count, tile = list->tile;
     const bool is_last_list = list->ends_tile;
@@ -496,7 +496,7 @@ __device__ __forceinline__ void issue_step(float (&accumulators)[kAccumulators],
   wgmma_fence();
 #pragma unroll
   for (int k = 0; k < kTileK / 16; ++k) {
-    // 16 columns of A are 32 bytes of its 128-byte rows, 16 rows of B are 16 such rows.
+    // 16 columns of A are 32 bytes of its 128-byte rows; 16 rows of B are 16 such rows.
     wgmma_m64n128k16_shared_mn_major(accumulators, a_descriptor + (k * 32 >> 4),
         b_descriptor + (k * 16 * kRowBytes >> 4), 1);
   }
@@ -504,11 +504,11 @@ __device__ __forceinline__ void issue_step(float (&accumulators)[kAccumulators],
   warpgroup_fence_operand(accumulators);
 }
 
-// A warpgroup's part of a tile: multiplies its steps, and releases their stages.
+// Multiplies the steps of a warpgroup's part of a tile, and releases their stages.
 __device__ __forceinline__ void multiply_tile(float (&accumulators)[kAccumulators], uint32 base, const int* steps,
     PipelineState& state, uint32 a_descriptor, uint32 b_descriptor, int lane) {
   const bool warp_leader = lane == 0;
-  // Where nothing meets, these zeros are what is stored.
+  // A tile without products stores these zeros.
 #pragma unroll
   for (int j = 0; j < kAccumulators; ++j) accumulators[j] = 0.0f;
 
@@ -538,8 +538,8 @@ __device__ __forceinline__ void store_tile(const Params& p, const float (&accumu
     // Wait until the last store has read the staging buffer.
     if (warpgroup_leader) tma_store_wait_read<0>();
     bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
-    // Fill it. A row is eight 16-byte chunks, of which TMA's swizzle puts number i at place i ^ row % 8. Lanes 8 i to
-    // 8 i + 7 give the rows of the i-th matrix: rows 0 to 7, 8 to 15, then both again one chunk further.
+    // Fill it. A row is eight 16-byte chunks; TMA's swizzle puts chunk i at position i ^ row % 8. Lanes 8 i to 8 i + 7
+    // address the rows of matrix i: rows 0 to 7, 8 to 15, then the same rows one chunk further.
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const float* x = accumulators + group * 32 + j * 8;
@@ -566,7 +566,7 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, const int*
   PipelineState state;
 
   while (true) {
-    // The first step of a tile says which it is, or that there are no more.
+    // The first step of a tile holds its index, or says that no tiles are left.
     mbarrier_wait(base + kFullBarrier + 8 * state.index, state.phase);
     const int first_step = read_by_leader(steps + state.index);
     if (first_step == kEndsWork) break;
@@ -582,19 +582,19 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, const int*
 
 extern "C" __global__ void __launch_bounds__(kThreads, 2)
     h100_bsr_spgemm_b128_balanced(const __grid_constant__ Params p) {
-  // TMA's swizzle goes by addresses and repeats every 1024 bytes: what it applies to begins at a multiple of that.
+  // TMA swizzles by address, with a period of 1024 bytes: swizzled buffers are aligned to that.
   extern __shared__ __align__(1024) unsigned char shared[];
   const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
   int* steps = reinterpret_cast<int*>(shared + kStepsOffset);
   List* list = reinterpret_cast<List*>(shared + kListOffset);
 
-  // One thread prepares the barriers. An empty barrier counts one arrival of each consumer warp.
+  // One thread initializes the barriers. An empty barrier counts one arrival per consumer warp.
   if (threadIdx.x == 0) {
     for (int i = 0; i < kStages; ++i) {
       mbarrier_init(base + kFullBarrier + 8 * i, 1);
       mbarrier_init(base + kEmptyBarrier + 8 * i, kConsumerWarps);
     }
-    mbarrier_init(base + kListFullBarrier, 32);  // every lane arrives once it has written, or read, its part
+    mbarrier_init(base + kListFullBarrier, 32);  // every lane arrives after it has written, or read, its part
     mbarrier_init(base + kListEmptyBarrier, 32);
     fence_mbarrier_init();
     prefetch_tensormap(&p.a_map);

@@ -3,35 +3,36 @@
 //     codegen render specs/h100_bsr_spgemm_b128_bsr.yaml
 // spec: {"arch":"sm_90a","block":{"cols":128,"rows":128},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spgemm","output":"bsr","schedule":"cooperative","stages":3,"tile":{"k":64,"m":128,"n":128}}
 // spec hash: e81fa4c5c6508c3caed5048afca1a0774cb8176a941021eb0a0bebcbea4bdbbd
-// seal: sha256 aa0185fe2a583b576e2b88dd31f237291513c4a286db4ee060f3b9777eb3e7c8
+// seal: sha256 7a6f7be76ef14914ef476ddbfee135bb1c7e637dd0f99461105de887fb166562
 
-// BSR x BSR for sm_90a: the blocks of C = A B that a pattern lists, with A, B and C in block-sparse rows.
+// BSR x BSR for sm_90a: the listed blocks of C = A B, with A, B and C in block-sparse rows.
 //
-// Who does what
+// Roles
 //   the first kConsumerWarps warps  consumers, four of them a warpgroup, which accumulates 64 rows of the C tile in
 //                         registers, then stores them by TMA.
-//   the last warp         producer. It finds the blocks of A and B that meet and fills the ring by TMA.
+//   the last warp         producer. It finds the matching blocks of A and B and fills the ring by TMA.
 //
-// Which barrier guards what
+// Barriers
 //   full[i]   producer -> consumers: stage i holds the A tile and the B tile of one step, and steps[i], which
 //             says whether it has a product and whether it ends the tile
-//   empty[i]  consumers -> producer: every consumer warp is done with stage i
+//   empty[i]  consumers -> producer: every consumer warp has finished with stage i
 //   named barrier kWarpgroupBarrier + w: the threads of consumer w around its staging of C
 //
-// How blocks that meet are found. For a block (i, j) of C, each lane of the producer takes one block (i, k) of A's row
-// and looks for column j in row k of B by a binary search. A ballot is then the list of the products. Rows of A with
-// more than 32 blocks take several batches of 32.
+// Search for matching blocks. For a block (i, j) of C, each lane of the producer takes one block (i, k) of A's row and
+// searches row k of B for column j by binary search. A ballot then gives the list of products. Rows of A with more than
+// 32 blocks take several batches of 32.
 //
-// Pipeline of a consumer: the products of step s are issued before those of step s - 1 have ended. Once no others than
-// those of step s can be running, the stage of step s - 1 is released. The producer runs ahead across tiles, and
-// searches while the ring is full. Several thread blocks share an SM: one multiplies while another stores.
+// Pipeline of a consumer: the products of step s are issued before those of step s - 1 complete. When only those of
+// step s can still be running, the stage of step s - 1 is released. The producer runs ahead across tiles, and searches
+// while the ring is full. Several thread blocks share an SM: one multiplies while another stores.
 //
 // Symbols
-//   tile         one listed block of C, kBlock x kBlock. Tiles are numbered as they are stored, so that the thread
-//                blocks at work share block rows of A
-//   step         kTileK columns of a block of A, kTileK rows of the block of B that it meets. A tile in which nothing
-//                meets, or whose last batch adds nothing, ends with a step that has no product
-//   batch        32 blocks of a row of A, one for each lane of the warp that searches
+//   tile         one listed block of C, kBlock x kBlock. Tiles are numbered in storage order, so that concurrent thread
+//                blocks share block rows of A
+//   step         kTileK columns of a block of A, kTileK rows of the matching block of B. A tile without products, or
+//                one
+//                whose last batch has none, ends with a step that has no product
+//   batch        32 blocks of a row of A, one for each lane of the searching warp
 //   group        64 columns of B or C: in shared memory rows of 128 bytes, swizzled
 //   accumulators a thread's part of 64 rows: rows r and r + 8 of its warp's 16 (r = lane / 4),
 //                columns 8 j + 2 (lane % 4) + {0, 1}. Number 4 j + 2 h + e is row r + 8 h, column with {e}
@@ -40,8 +41,8 @@ using int64 = long long;
 using uint32 = unsigned int;
 
 // Stands for CUtensorMap: 128 opaque bytes (PTX ISA, "Tensor-Map"), 64-byte aligned (driver API,
-// cuTensorMapEncodeTiled). Parameters of this type have in their comments the dimensions, innermost first, the box of
-// one copy, and the bytes of the swizzle.
+// cuTensorMapEncodeTiled). The comments of parameters of this type give the dimensions, innermost first, the box of one
+// copy, and the bytes of the swizzle.
 struct alignas(64) TensorMap {
   unsigned char bytes[128];
 };
@@ -65,30 +66,30 @@ constexpr int kAOffset = 0;  // 49152 bytes: ring of A tiles, 128 rows of 128 by
 constexpr int kBOffset = 49152;  // 49152 bytes: ring of B tiles, 2 column groups of 64 rows of 128 bytes
 constexpr int kCOffset = 98304;  // 16384 bytes: 1 column group of C of each warpgroup
 constexpr int kBarriersOffset = 114688;  // 48 bytes: mbarriers: full, then empty
-constexpr int kStepsOffset = 114736;  // 12 bytes: what the step of each stage is
+constexpr int kStepsOffset = 114736;  // 12 bytes: kind of the step in each stage
 
 constexpr int kFullBarrier = kBarriersOffset;
 constexpr int kEmptyBarrier = kFullBarrier + 8 * kStages;
 constexpr int kWarpgroupThreads = 128;
-constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared memory: what the swizzle spans
+constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared memory: the span of the swizzle
 constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer w: kWarpgroupBarrier + w
 constexpr int kHasProduct = 1, kEndsTile = 2;  // bits of steps[i]
 
-// Launch: 288 threads a block, 114748 bytes of dynamic shared memory.
+// Launch: 288 threads per block, 114748 bytes of dynamic shared memory.
 // Grid: 2 thread blocks per SM, looping over the listed blocks of C (persistent).
-// a_map, b_map: the L2 reads 128 bytes from device memory at a time (L2 promotion), elsewhere 256.
+// L2 promotion of a_map, b_map: 128 bytes; of all others: 256 bytes.
 struct Params {
   TensorMap a_map;  // stored blocks of A (cols, rows, nnz): box 64 x 128 x 1, swizzle 128
   TensorMap b_map;  // stored blocks of B (cols, rows, nnz): box 64 x 64 x 1, swizzle 128
   TensorMap c_map;  // stored blocks of C (cols, rows, nnz): box 64 x 64 x 1, swizzle 128
-  const int* a_crow_indices;  // first block of each block row of A, and one more
+  const int* a_crow_indices;  // first block of each block row of A, then the end of the last
   const int* a_col_indices;  // block column of each block of A
-  const int* b_crow_indices;  // first block of each block row of B, and one more
-  const int* b_col_indices;  // block column of each block of B, rising in each row
-  int a_index_words;  // 32-bit words of an index of A: 1 or 2, the low one is read
+  const int* b_crow_indices;  // first block of each block row of B, then the end of the last
+  const int* b_col_indices;  // block column of each block of B, ascending in each row
+  int a_index_words;  // 32-bit words of an index of A: 1 or 2; the low one is read
   int b_index_words;  // 32-bit words of an index of B
   int inner_blocks;  // block columns of A, block rows of B
-  const int* c_crow_indices;  // first block of each block row of C, and one more
+  const int* c_crow_indices;  // first block of each block row of C, then the end of the last
   const int* c_col_indices;  // block column of each block of C
   int c_index_words;  // 32-bit words of an index of C
   int block_rows;  // block rows of A and of C
@@ -105,19 +106,18 @@ __device__ __forceinline__ void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-// mbarrier.arrive: one arrival; who waits then sees what this thread wrote before (PTX ISA, "mbarrier.arrive")
+// mbarrier.arrive: one arrival; waiting threads then see this thread's earlier writes (PTX ISA, "mbarrier.arrive")
 __device__ __forceinline__ void mbarrier_arrive(uint32 barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
 // mbarrier.arrive.expect_tx: one arrival; the phase also needs `bytes` bytes from the copy engine to complete. They may
-// come before this: without the arrival it does not complete (PTX ISA, "mbarrier.arrive")
+// come earlier: the phase does not complete without the arrival (PTX ISA, "mbarrier.arrive")
 __device__ __forceinline__ void mbarrier_arrive_expect_tx(uint32 barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
-// mbarrier.try_wait.parity: returns once the phase of this parity has completed
-// (PTX ISA, "mbarrier.try_wait")
+// mbarrier.try_wait.parity: waits until the phase of this parity has completed (PTX ISA, "mbarrier.try_wait")
 __device__ __forceinline__ void mbarrier_wait(uint32 barrier, int parity) {
   asm volatile(
       "{\n"
@@ -130,13 +130,13 @@ __device__ __forceinline__ void mbarrier_wait(uint32 barrier, int parity) {
       "}\n" ::"r"(barrier), "r"(parity) : "memory");
 }
 
-// prefetch.tensormap: brings a descriptor into its cache (PTX ISA, "prefetch")
+// prefetch.tensormap: prefetches a descriptor (PTX ISA, "prefetch")
 __device__ __forceinline__ void prefetch_tensormap(const TensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-// cp.async.bulk.tensor.3d: tensor box at (c0, ...) to shared memory, counted by an mbarrier. What of the box
-// lies outside the tensor, before its first element too, comes as zeros, and counts (PTX ISA, "cp.async.bulk.tensor")
+// cp.async.bulk.tensor.3d: copies the tensor box at (c0, ...) to shared memory, counted by an mbarrier. Elements
+// outside the tensor, even before its first element, are zero-filled and counted (PTX ISA, "cp.async.bulk.tensor")
 __device__ __forceinline__ void tma_load_3d(
     uint32 to, const TensorMap* map, uint32 barrier, int c0, int c1, int c2) {
   asm volatile(
@@ -144,9 +144,9 @@ __device__ __forceinline__ void tma_load_3d(
       ::"r"(to), "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2) : "memory");
 }
 
-// cp.async.bulk.tensor.3d: shared memory to the tensor box at (c0, ...), clipped at the tensor's ends
+// cp.async.bulk.tensor.3d: copies shared memory to the tensor box at (c0, ...), clipped at the tensor's ends
 // (PTX ISA, "cp.async.bulk.tensor")
-// createpolicy.fractional: the L2 gives these bytes up before others (PTX ISA, "createpolicy")
+// createpolicy.fractional: the L2 evicts these bytes before others (PTX ISA, "createpolicy")
 __device__ __forceinline__ void tma_store_3d(const TensorMap* map, uint32 from, int c0, int c1, int c2) {
   asm volatile(
       "{\n"
@@ -157,30 +157,30 @@ __device__ __forceinline__ void tma_store_3d(const TensorMap* map, uint32 from, 
       ::"l"(map), "r"(from), "r"(c0), "r"(c1), "r"(c2) : "memory");
 }
 
-// cp.async.bulk.commit_group: closes a group of stores (PTX ISA, "cp.async.bulk.commit_group")
+// cp.async.bulk.commit_group: commits the stores as a group (PTX ISA, "cp.async.bulk.commit_group")
 __device__ __forceinline__ void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 
-// cp.async.bulk.wait_group.read: at most kPending groups have not read their shared memory yet
-// (PTX ISA, "cp.async.bulk.wait_group")
+// cp.async.bulk.wait_group.read: at most kPending groups have yet to read their shared memory (PTX ISA,
+// "cp.async.bulk.wait_group")
 template <int kPending>
 __device__ __forceinline__ void tma_store_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
 }
 
-// fence.proxy.async: ordinary shared-memory writes become visible to the copy engine (PTX ISA, "membar / fence")
+// fence.proxy.async: makes generic shared-memory writes visible to the async proxy (PTX ISA, "membar / fence")
 __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// wgmma.fence, CUTLASS's warpgroup_arrive: orders register accesses before the first wgmma (PTX ISA, "wgmma.fence")
+// wgmma.fence, CUTLASS' warpgroup_arrive: orders register accesses before the first wgmma (PTX ISA, "wgmma.fence")
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-// wgmma.commit_group, warpgroup_commit_batch: closes a group of wgmma (PTX ISA, "wgmma.commit_group")
+// wgmma.commit_group, warpgroup_commit_batch: commits wgmmas as a group (PTX ISA, "wgmma.commit_group")
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-// wgmma.wait_group, warpgroup_wait: at most kPending groups are still running (PTX ISA, "wgmma.wait_group")
+// wgmma.wait_group, warpgroup_wait: waits until at most kPending groups are running (PTX ISA, "wgmma.wait_group")
 template <int kPending>
 __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
-// Keeps the compiler from moving accesses of registers that a running wgmma owns across this point.
+// Keeps the compiler from moving accesses to the registers of a running wgmma across this point.
 template <int kCount>
 __device__ __forceinline__ void warpgroup_fence_operand(float (&registers)[kCount]) {
 #pragma unroll
@@ -188,8 +188,8 @@ __device__ __forceinline__ void warpgroup_fence_operand(float (&registers)[kCoun
 }
 
 // Matrix descriptor of a 128-byte swizzled tile in shared memory (PTX ISA, "Asynchronous Warpgroup Level Matrix
-// Instructions", "Matrix Descriptor Format"). The upper half is always the same: 128-byte swizzle, 1024 bytes from 8
-// rows to the next 8 (SBO, the stride byte offset). So descriptors are passed, and moved on, as their lower halves: the
+// Instructions", "Matrix Descriptor Format"). The upper half is constant: 128-byte swizzle, 1024 bytes from 8 rows to
+// the next 8 (SBO, the stride byte offset). Descriptors are therefore passed and advanced as their lower halves: the
 // address and, for an MN-major tile of several groups of 64 columns, the bytes from one group to the next (LBO, the
 // leading byte offset), else 0; both in units of 16 bytes.
 constexpr uint32 kDescriptorUpperHalf = 0x40000040;
@@ -199,7 +199,7 @@ __device__ __forceinline__ uint32 wgmma_descriptor(uint32 address, int group_byt
 }
 
 // wgmma.mma_async m64n128k16: D = A B, + D if `accumulate`; A in shared memory, K-major, B MN-major.
-// After p come factors 1 of A and B, then whether A and B are MN-major (PTX ISA, "wgmma.mma_async")
+// After p come scale factors of 1 for A and B, then whether A and B are MN-major (PTX ISA, "wgmma.mma_async")
 __device__ __forceinline__ void wgmma_m64n128k16_shared_mn_major(
     float (&d)[64], uint32 a, uint32 b, int accumulate) {
   asm volatile(
@@ -231,32 +231,32 @@ __device__ __forceinline__ void wgmma_m64n128k16_shared_mn_major(
       : "r"(a), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf));
 }
 
-// bar.sync: named barrier `id` of `threads` threads (PTX ISA, "bar")
+// bar.sync: waits at named barrier `id` of `threads` threads (PTX ISA, "bar")
 __device__ __forceinline__ void bar_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-// cvt.rn.f16x2.f32: two floats to a pair of fp16, `low` in the lower half (PTX ISA, "cvt")
+// cvt.rn.f16x2.f32: converts two floats to a pair of fp16, `low` in the lower half (PTX ISA, "cvt")
 __device__ __forceinline__ uint32 pack(float low, float high) {
   uint32 pair;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   return pair;
 }
 
-// stmatrix.x4: four 8 x 8 matrices of 16-bit elements, each lane gives the address of one row (PTX ISA, "stmatrix")
+// stmatrix.x4: stores four 8 x 8 matrices of 16-bit elements; each lane holds one row address (PTX ISA, "stmatrix")
 __device__ __forceinline__ void stmatrix_x4(uint32 address, uint32 a, uint32 b, uint32 c, uint32 d) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], { %1, %2, %3, %4 };"
       ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
-// Element i of an index tensor: int32, or the low half of an int64, whose `words` is 2. Indices are below 2^31.
+// Element i of an index tensor: an int32, or the low half of an int64 if `words` is 2. Indices are below 2^31.
 __device__ __forceinline__ int load_index(const int* indices, int words, int i) {
   return __ldg(indices + static_cast<int64>(i) * words);
 }
 
-// Position in the ring: the stage, and the parity of the pass over the ring, 0 in the first.
-// Consumers wait with this parity until the stage is full. Producers wait with the other, that of the pass before,
-// until it is free; a fresh barrier counts that pass as ended: in the first pass nobody waits.
+// Position in the ring: the stage, and the parity of the pass over the ring, 0 in the first. Consumers wait
+// with this parity until the stage is full. Producers wait with the other parity, that of the previous pass, until the
+// stage is free. A fresh barrier counts that pass as completed, so nobody waits in the first pass.
 struct PipelineState {
   int index = 0, phase = 0;
 
@@ -268,13 +268,13 @@ struct PipelineState {
   }
 };
 
-// Reads a word that the producer wrote, for the whole warp. The lane that reads it is the one that arrives at the
-// empty barrier afterwards: so it is read before it is written again.
+// Reads a word that the producer wrote, for the whole warp. The lane that reads it also arrives at the empty barrier
+// afterwards, so the word is read before it is overwritten.
 __device__ __forceinline__ int read_by_leader(const int* word) {
   return __shfl_sync(0xFFFFFFFF, threadIdx.x % 32 == 0 ? *word : 0, 0);
 }
 
-// Copies the A tile and the B tile of one step of a product, a block of A and one of B, to a stage of the ring, as soon
+// Copies the A tile and the B tile of one step of a product (a block of A and one of B) to a stage of the ring, as soon
 // as it is empty.
 __device__ __forceinline__ void load_step(const Params& p, uint32 base, int* steps, PipelineState state,
     int2 product, int k, bool ends_tile) {
@@ -297,9 +297,9 @@ __device__ __forceinline__ void pass_empty_step(uint32 base, int* steps, Pipelin
   mbarrier_arrive(base + kFullBarrier + 8 * state.index);
 }
 
-// The block row of a stored block: the last row that begins at it or before. The search begins at `row`, which must not
-// be after the answer. The lanes of a warp look at 32 rows at equal distances, and go on between the last of these that
-// has begun and the next.
+// Block row of a stored block: the last row that begins at or before it. The search begins at `row`, which must not
+// come after the result. The lanes of a warp probe 32 rows at equal distances, and continue between the last of these
+// that begins at or before the block and the next one.
 __device__ __forceinline__ int find_row(const Params& p, int block, int row) {
   const int lane = threadIdx.x % 32;
   int end = p.block_rows;
@@ -313,13 +313,13 @@ __device__ __forceinline__ int find_row(const Params& p, int block, int row) {
   return row;
 }
 
-// The block of B in a block column that stored block `block` of A meets; -1 if there is none, or if `block` is not
-// before `end`, the end of its block row.
+// The block of B in a block column that matches stored block `block` of A; -1 if there is none, or if `block` is at or
+// past `end`, the end of its block row.
 __device__ __forceinline__ int find_meeting(const Params& p, int column, int block, int end) {
   if (block >= end) return -1;
   const unsigned k = load_index(p.a_col_indices, p.a_index_words, block);
   if (k >= static_cast<unsigned>(p.inner_blocks)) return -1;
-  // The first block of row k whose column is not before the one looked for.
+  // The first block of row k at or after the column.
   const int row_end = load_index(p.b_crow_indices, p.b_index_words, k + 1);
   int low = load_index(p.b_crow_indices, p.b_index_words, k), high = row_end;
   while (low < high) {
@@ -333,7 +333,7 @@ __device__ __forceinline__ int find_meeting(const Params& p, int column, int blo
   return low < row_end && load_index(p.b_col_indices, p.b_index_words, low) == column ? low : -1;
 }
 
-// Producer: one warp fills the ring, tile after tile. Its lanes search, the first lane issues the copies.
+// Producer: one warp fills the ring, tile after tile. Its lanes search; the first lane issues the copies.
 __device__ __forceinline__ void produce(const Params& p, uint32 base, int* steps) {
   const int lane = threadIdx.x % 32;
   const bool leader = lane == 0;
@@ -379,7 +379,7 @@ __device__ __forceinline__ void issue_step(float (&accumulators)[kAccumulators],
   wgmma_fence();
 #pragma unroll
   for (int k = 0; k < kTileK / 16; ++k) {
-    // 16 columns of A are 32 bytes of its 128-byte rows, 16 rows of B are 16 such rows.
+    // 16 columns of A are 32 bytes of its 128-byte rows; 16 rows of B are 16 such rows.
     wgmma_m64n128k16_shared_mn_major(accumulators, a_descriptor + (k * 32 >> 4),
         b_descriptor + (k * 16 * kRowBytes >> 4), 1);
   }
@@ -387,16 +387,16 @@ __device__ __forceinline__ void issue_step(float (&accumulators)[kAccumulators],
   warpgroup_fence_operand(accumulators);
 }
 
-// A warpgroup's part of a tile: multiplies its steps, and releases their stages.
+// Multiplies the steps of a warpgroup's part of a tile, and releases their stages.
 __device__ __forceinline__ void multiply_tile(float (&accumulators)[kAccumulators], uint32 base, const int* steps,
     PipelineState& state, uint32 a_descriptor, uint32 b_descriptor, int lane) {
   const bool warp_leader = lane == 0;
-  // Where nothing meets, these zeros are what is stored.
+  // A tile without products stores these zeros.
 #pragma unroll
   for (int j = 0; j < kAccumulators; ++j) accumulators[j] = 0.0f;
 
   int step = 0;
-  // Issue each step after the one before, then hand that one's stage back.
+  // Issue each step, then release the stage of the previous one.
   uint32 running = 0;  // empty barrier of the stage that the last issued step reads, 0 before the first
 #pragma unroll 1
   while (!(step & kEndsTile)) {
@@ -405,7 +405,7 @@ __device__ __forceinline__ void multiply_tile(float (&accumulators)[kAccumulator
     if (!(step & kHasProduct)) break;
     issue_step(accumulators, a_descriptor + (state.index * kABytes >> 4),
         b_descriptor + (state.index * kBBytes >> 4));
-    wgmma_wait<1>();  // those of the step before have ended: its stage is read
+    wgmma_wait<1>();  // the previous step's are complete: its stage has been read
     if (running != 0 && warp_leader) mbarrier_arrive(running);
     running = base + kEmptyBarrier + 8 * state.index;
     state.advance();
@@ -428,8 +428,8 @@ __device__ __forceinline__ void store_tile(const Params& p, const float (&accumu
     // Wait until the last store has read the staging buffer.
     if (warpgroup_leader) tma_store_wait_read<0>();
     bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
-    // Fill it. A row is eight 16-byte chunks, of which TMA's swizzle puts number i at place i ^ row % 8. Lanes 8 i to
-    // 8 i + 7 give the rows of the i-th matrix: rows 0 to 7, 8 to 15, then both again one chunk further.
+    // Fill it. A row is eight 16-byte chunks; TMA's swizzle puts chunk i at position i ^ row % 8. Lanes 8 i to 8 i + 7
+    // address the rows of matrix i: rows 0 to 7, 8 to 15, then the same rows one chunk further.
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const float* x = accumulators + group * 32 + j * 8;
@@ -467,12 +467,12 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, const int*
 
 extern "C" __global__ void __launch_bounds__(kThreads, 2)
     h100_bsr_spgemm_b128_bsr(const __grid_constant__ Params p) {
-  // TMA's swizzle goes by addresses and repeats every 1024 bytes: what it applies to begins at a multiple of that.
+  // TMA swizzles by address, with a period of 1024 bytes: swizzled buffers are aligned to that.
   extern __shared__ __align__(1024) unsigned char shared[];
   const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
   int* steps = reinterpret_cast<int*>(shared + kStepsOffset);
 
-  // One thread prepares the barriers. An empty barrier counts one arrival of each consumer warp.
+  // One thread initializes the barriers. An empty barrier counts one arrival per consumer warp.
   if (threadIdx.x == 0) {
     for (int i = 0; i < kStages; ++i) {
       mbarrier_init(base + kFullBarrier + 8 * i, 1);

@@ -3,37 +3,38 @@
 //     codegen render specs/h100_bsr_spgemm_b64.yaml
 // spec: {"arch":"sm_90a","block":{"cols":64,"rows":64},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spgemm","schedule":"cooperative","stages":4,"tile":{"k":64,"m":64,"n":64}}
 // spec hash: b044fbf20c59d46abb47d01ae411ff98f0c682f7c8178066686da344bd3ea76c
-// seal: sha256 07ca6932dacbf7d9e5780f16a7e7467f34f34e60f6c9d0572e96d3ea17b5ea38
+// seal: sha256 d061f5746c5ed287586acb31812e289488267f94b40bce0a1a08965d93bfdc34
 
 // BSR x BSR for sm_90a: C = A B with A and B in block-sparse rows and C dense, row-major.
 //
-// Who does what
+// Roles
 //   the first kConsumerWarps warps  consumers, four of them a warpgroup, which accumulates 64 rows of the C tile in
 //                         registers, then stores them by TMA.
-//   the last warp         producer. It finds the blocks of A and B that meet and fills the ring by TMA.
+//   the last warp         producer. It finds the matching blocks of A and B and fills the ring by TMA.
 //
-// Which barrier guards what
+// Barriers
 //   full[i]   producer -> consumers: stage i holds the A tile and the B tile of one step, and steps[i], which
 //             says whether it has a product and whether it ends the tile
-//   empty[i]  consumers -> producer: every consumer warp is done with stage i
+//   empty[i]  consumers -> producer: every consumer warp has finished with stage i
 //   named barrier kWarpgroupBarrier + w: the threads of consumer w around its staging of C
 //
-// How blocks that meet are found. For a run of tiles, each lane of the producer takes one block (i, k) of A's row and
-// looks for the run's columns in row k of B: a binary search for the first, then a few entries. It keeps a bit for each
-// tile. A ballot over one tile's bits is then the list of the products of that tile. Rows of A with more than 32 blocks
-// take several batches of 32, which are searched again for each tile.
+// Search for matching blocks. For a run of tiles, each lane of the producer takes one block (i, k) of A's row and
+// searches row k of B for the run's columns: a binary search for the first, then a scan of a few entries. It keeps one
+// bit per tile. A ballot over one tile's bits then gives the list of products of that tile. Rows of A with more than 32
+// blocks take several batches of 32, which are searched again for each tile.
 //
-// Pipeline of a consumer: the products of step s are issued before those of step s - 1 have ended. Once no others than
-// those of step s can be running, the stage of step s - 1 is released. The producer runs ahead across tiles and
-// runs, and a search takes less time than the steps in the ring. Several thread blocks share an SM: one multiplies
-// while another stores.
+// Pipeline of a consumer: the products of step s are issued before those of step s - 1 complete. When only those of
+// step s can still be running, the stage of step s - 1 is released. The producer runs ahead across tiles and runs, and
+// a search takes less time than the steps in the ring. Several thread blocks share an SM: one multiplies while another
+// stores.
 //
 // Symbols
 //   tile         kBlock x kBlock of C
 //   run          kRunTiles tiles of one block row side by side; runs are numbered along block rows
-//   step         kTileK columns of a block of A, kTileK rows of the block of B that it meets. A tile in which nothing
-//                meets, or whose last batch adds nothing, ends with a step that has no product
-//   batch        32 blocks of a row of A, one for each lane of the warp that searches
+//   step         kTileK columns of a block of A, kTileK rows of the matching block of B. A tile without products, or
+//                one
+//                whose last batch has none, ends with a step that has no product
+//   batch        32 blocks of a row of A, one for each lane of the searching warp
 //   group        64 columns of B or C: in shared memory rows of 128 bytes, swizzled
 //   accumulators a thread's part of 64 rows: rows r and r + 8 of its warp's 16 (r = lane / 4),
 //                columns 8 j + 2 (lane % 4) + {0, 1}. Number 4 j + 2 h + e is row r + 8 h, column with {e}
@@ -42,15 +43,15 @@ using int64 = long long;
 using uint32 = unsigned int;
 
 // Stands for CUtensorMap: 128 opaque bytes (PTX ISA, "Tensor-Map"), 64-byte aligned (driver API,
-// cuTensorMapEncodeTiled). Parameters of this type have in their comments the dimensions, innermost first, the box of
-// one copy, and the bytes of the swizzle.
+// cuTensorMapEncodeTiled). The comments of parameters of this type give the dimensions, innermost first, the box of one
+// copy, and the bytes of the swizzle.
 struct alignas(64) TensorMap {
   unsigned char bytes[128];
 };
 
 constexpr int kBlock = 64;  // rows and columns of a stored block, and of a C tile
 constexpr int kTileK = 64;  // depth of one step
-constexpr int kRunTiles = 4;  // C tiles side by side that the producer searches for together
+constexpr int kRunTiles = 4;  // adjacent C tiles that share one search
 constexpr int kStages = 4;  // depth of the ring of A and B tiles
 constexpr int kThreads = 160;  // warpgroups that consume, then one warp that produces
 constexpr int kConsumerWarps = 4;  // warps that compute
@@ -68,27 +69,27 @@ constexpr int kAOffset = 0;  // 32768 bytes: ring of A tiles, 64 rows of 128 byt
 constexpr int kBOffset = 32768;  // 32768 bytes: ring of B tiles, 1 column group of 64 rows of 128 bytes
 constexpr int kCOffset = 65536;  // 8192 bytes: 1 column group of C of each warpgroup
 constexpr int kBarriersOffset = 73728;  // 64 bytes: mbarriers: full, then empty
-constexpr int kStepsOffset = 73792;  // 16 bytes: what the step of each stage is
+constexpr int kStepsOffset = 73792;  // 16 bytes: kind of the step in each stage
 
 constexpr int kFullBarrier = kBarriersOffset;
 constexpr int kEmptyBarrier = kFullBarrier + 8 * kStages;
 constexpr int kWarpgroupThreads = 128;
-constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared memory: what the swizzle spans
+constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared memory: the span of the swizzle
 constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer w: kWarpgroupBarrier + w
 constexpr int kHasProduct = 1, kEndsTile = 2;  // bits of steps[i]
 
-// Launch: 160 threads a block, 73808 bytes of dynamic shared memory.
+// Launch: 160 threads per block, 73808 bytes of dynamic shared memory.
 // Grid: 3 thread blocks per SM, looping over runs of 4 tiles (persistent).
-// a_map, b_map: the L2 reads 128 bytes from device memory at a time (L2 promotion), elsewhere 256.
+// L2 promotion of a_map, b_map: 128 bytes; of all others: 256 bytes.
 struct Params {
   TensorMap a_map;  // stored blocks of A (cols, rows, nnz): box 64 x 64 x 1, swizzle 128
   TensorMap b_map;  // stored blocks of B (cols, rows, nnz): box 64 x 64 x 1, swizzle 128
   TensorMap c_map;  // C (N, M): box 64 x 64, swizzle 128
-  const int* a_crow_indices;  // first block of each block row of A, and one more
+  const int* a_crow_indices;  // first block of each block row of A, then the end of the last
   const int* a_col_indices;  // block column of each block of A
-  const int* b_crow_indices;  // first block of each block row of B, and one more
-  const int* b_col_indices;  // block column of each block of B, rising in each row
-  int a_index_words;  // 32-bit words of an index of A: 1 or 2, the low one is read
+  const int* b_crow_indices;  // first block of each block row of B, then the end of the last
+  const int* b_col_indices;  // block column of each block of B, ascending in each row
+  int a_index_words;  // 32-bit words of an index of A: 1 or 2; the low one is read
   int b_index_words;  // 32-bit words of an index of B
   int inner_blocks;  // block columns of A, block rows of B
   int column_blocks;  // block columns of C
@@ -106,19 +107,18 @@ __device__ __forceinline__ void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-// mbarrier.arrive: one arrival; who waits then sees what this thread wrote before (PTX ISA, "mbarrier.arrive")
+// mbarrier.arrive: one arrival; waiting threads then see this thread's earlier writes (PTX ISA, "mbarrier.arrive")
 __device__ __forceinline__ void mbarrier_arrive(uint32 barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
 // mbarrier.arrive.expect_tx: one arrival; the phase also needs `bytes` bytes from the copy engine to complete. They may
-// come before this: without the arrival it does not complete (PTX ISA, "mbarrier.arrive")
+// come earlier: the phase does not complete without the arrival (PTX ISA, "mbarrier.arrive")
 __device__ __forceinline__ void mbarrier_arrive_expect_tx(uint32 barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
-// mbarrier.try_wait.parity: returns once the phase of this parity has completed
-// (PTX ISA, "mbarrier.try_wait")
+// mbarrier.try_wait.parity: waits until the phase of this parity has completed (PTX ISA, "mbarrier.try_wait")
 __device__ __forceinline__ void mbarrier_wait(uint32 barrier, int parity) {
   asm volatile(
       "{\n"
@@ -131,13 +131,13 @@ __device__ __forceinline__ void mbarrier_wait(uint32 barrier, int parity) {
       "}\n" ::"r"(barrier), "r"(parity) : "memory");
 }
 
-// prefetch.tensormap: brings a descriptor into its cache (PTX ISA, "prefetch")
+// prefetch.tensormap: prefetches a descriptor (PTX ISA, "prefetch")
 __device__ __forceinline__ void prefetch_tensormap(const TensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-// cp.async.bulk.tensor.3d: tensor box at (c0, ...) to shared memory, counted by an mbarrier. What of the box
-// lies outside the tensor, before its first element too, comes as zeros, and counts (PTX ISA, "cp.async.bulk.tensor")
+// cp.async.bulk.tensor.3d: copies the tensor box at (c0, ...) to shared memory, counted by an mbarrier. Elements
+// outside the tensor, even before its first element, are zero-filled and counted (PTX ISA, "cp.async.bulk.tensor")
 __device__ __forceinline__ void tma_load_3d(
     uint32 to, const TensorMap* map, uint32 barrier, int c0, int c1, int c2) {
   asm volatile(
@@ -145,9 +145,9 @@ __device__ __forceinline__ void tma_load_3d(
       ::"r"(to), "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2) : "memory");
 }
 
-// cp.async.bulk.tensor.2d: shared memory to the tensor box at (c0, ...), clipped at the tensor's ends
+// cp.async.bulk.tensor.2d: copies shared memory to the tensor box at (c0, ...), clipped at the tensor's ends
 // (PTX ISA, "cp.async.bulk.tensor")
-// createpolicy.fractional: the L2 gives these bytes up before others (PTX ISA, "createpolicy")
+// createpolicy.fractional: the L2 evicts these bytes before others (PTX ISA, "createpolicy")
 __device__ __forceinline__ void tma_store_2d(const TensorMap* map, uint32 from, int c0, int c1) {
   asm volatile(
       "{\n"
@@ -158,30 +158,30 @@ __device__ __forceinline__ void tma_store_2d(const TensorMap* map, uint32 from, 
       ::"l"(map), "r"(from), "r"(c0), "r"(c1) : "memory");
 }
 
-// cp.async.bulk.commit_group: closes a group of stores (PTX ISA, "cp.async.bulk.commit_group")
+// cp.async.bulk.commit_group: commits the stores as a group (PTX ISA, "cp.async.bulk.commit_group")
 __device__ __forceinline__ void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 
-// cp.async.bulk.wait_group.read: at most kPending groups have not read their shared memory yet
-// (PTX ISA, "cp.async.bulk.wait_group")
+// cp.async.bulk.wait_group.read: at most kPending groups have yet to read their shared memory (PTX ISA,
+// "cp.async.bulk.wait_group")
 template <int kPending>
 __device__ __forceinline__ void tma_store_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
 }
 
-// fence.proxy.async: ordinary shared-memory writes become visible to the copy engine (PTX ISA, "membar / fence")
+// fence.proxy.async: makes generic shared-memory writes visible to the async proxy (PTX ISA, "membar / fence")
 __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// wgmma.fence, CUTLASS's warpgroup_arrive: orders register accesses before the first wgmma (PTX ISA, "wgmma.fence")
+// wgmma.fence, CUTLASS' warpgroup_arrive: orders register accesses before the first wgmma (PTX ISA, "wgmma.fence")
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-// wgmma.commit_group, warpgroup_commit_batch: closes a group of wgmma (PTX ISA, "wgmma.commit_group")
+// wgmma.commit_group, warpgroup_commit_batch: commits wgmmas as a group (PTX ISA, "wgmma.commit_group")
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-// wgmma.wait_group, warpgroup_wait: at most kPending groups are still running (PTX ISA, "wgmma.wait_group")
+// wgmma.wait_group, warpgroup_wait: waits until at most kPending groups are running (PTX ISA, "wgmma.wait_group")
 template <int kPending>
 __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
-// Keeps the compiler from moving accesses of registers that a running wgmma owns across this point.
+// Keeps the compiler from moving accesses to the registers of a running wgmma across this point.
 template <int kCount>
 __device__ __forceinline__ void warpgroup_fence_operand(float (&registers)[kCount]) {
 #pragma unroll
@@ -189,8 +189,8 @@ __device__ __forceinline__ void warpgroup_fence_operand(float (&registers)[kCoun
 }
 
 // Matrix descriptor of a 128-byte swizzled tile in shared memory (PTX ISA, "Asynchronous Warpgroup Level Matrix
-// Instructions", "Matrix Descriptor Format"). The upper half is always the same: 128-byte swizzle, 1024 bytes from 8
-// rows to the next 8 (SBO, the stride byte offset). So descriptors are passed, and moved on, as their lower halves: the
+// Instructions", "Matrix Descriptor Format"). The upper half is constant: 128-byte swizzle, 1024 bytes from 8 rows to
+// the next 8 (SBO, the stride byte offset). Descriptors are therefore passed and advanced as their lower halves: the
 // address and, for an MN-major tile of several groups of 64 columns, the bytes from one group to the next (LBO, the
 // leading byte offset), else 0; both in units of 16 bytes.
 constexpr uint32 kDescriptorUpperHalf = 0x40000040;
@@ -200,7 +200,7 @@ __device__ __forceinline__ uint32 wgmma_descriptor(uint32 address, int group_byt
 }
 
 // wgmma.mma_async m64n64k16: D = A B, + D if `accumulate`; A in shared memory, K-major, B MN-major.
-// After p come factors 1 of A and B, then whether A and B are MN-major (PTX ISA, "wgmma.mma_async")
+// After p come scale factors of 1 for A and B, then whether A and B are MN-major (PTX ISA, "wgmma.mma_async")
 __device__ __forceinline__ void wgmma_m64n64k16_shared_mn_major(
     float (&d)[32], uint32 a, uint32 b, int accumulate) {
   asm volatile(
@@ -224,32 +224,32 @@ __device__ __forceinline__ void wgmma_m64n64k16_shared_mn_major(
       : "r"(a), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf));
 }
 
-// bar.sync: named barrier `id` of `threads` threads (PTX ISA, "bar")
+// bar.sync: waits at named barrier `id` of `threads` threads (PTX ISA, "bar")
 __device__ __forceinline__ void bar_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-// cvt.rn.f16x2.f32: two floats to a pair of fp16, `low` in the lower half (PTX ISA, "cvt")
+// cvt.rn.f16x2.f32: converts two floats to a pair of fp16, `low` in the lower half (PTX ISA, "cvt")
 __device__ __forceinline__ uint32 pack(float low, float high) {
   uint32 pair;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   return pair;
 }
 
-// stmatrix.x4: four 8 x 8 matrices of 16-bit elements, each lane gives the address of one row (PTX ISA, "stmatrix")
+// stmatrix.x4: stores four 8 x 8 matrices of 16-bit elements; each lane holds one row address (PTX ISA, "stmatrix")
 __device__ __forceinline__ void stmatrix_x4(uint32 address, uint32 a, uint32 b, uint32 c, uint32 d) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], { %1, %2, %3, %4 };"
       ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
-// Element i of an index tensor: int32, or the low half of an int64, whose `words` is 2. Indices are below 2^31.
+// Element i of an index tensor: an int32, or the low half of an int64 if `words` is 2. Indices are below 2^31.
 __device__ __forceinline__ int load_index(const int* indices, int words, int i) {
   return __ldg(indices + static_cast<int64>(i) * words);
 }
 
-// Position in the ring: the stage, and the parity of the pass over the ring, 0 in the first.
-// Consumers wait with this parity until the stage is full. Producers wait with the other, that of the pass before,
-// until it is free; a fresh barrier counts that pass as ended: in the first pass nobody waits.
+// Position in the ring: the stage, and the parity of the pass over the ring, 0 in the first. Consumers wait
+// with this parity until the stage is full. Producers wait with the other parity, that of the previous pass, until the
+// stage is free. A fresh barrier counts that pass as completed, so nobody waits in the first pass.
 struct PipelineState {
   int index = 0, phase = 0;
 
@@ -261,13 +261,13 @@ struct PipelineState {
   }
 };
 
-// Reads a word that the producer wrote, for the whole warp. The lane that reads it is the one that arrives at the
-// empty barrier afterwards: so it is read before it is written again.
+// Reads a word that the producer wrote, for the whole warp. The lane that reads it also arrives at the empty barrier
+// afterwards, so the word is read before it is overwritten.
 __device__ __forceinline__ int read_by_leader(const int* word) {
   return __shfl_sync(0xFFFFFFFF, threadIdx.x % 32 == 0 ? *word : 0, 0);
 }
 
-// Copies the A tile and the B tile of one step of a product, a block of A and one of B, to a stage of the ring, as soon
+// Copies the A tile and the B tile of one step of a product (a block of A and one of B) to a stage of the ring, as soon
 // as it is empty.
 __device__ __forceinline__ void load_step(const Params& p, uint32 base, int* steps, PipelineState state,
     int2 product, int k, bool ends_tile) {
@@ -300,22 +300,24 @@ struct Run {
         count(min(kRunTiles, p.column_blocks - first)) {}
 };
 
-// The blocks of one row of B that lie in the columns of a run: a bit for each tile, and the first of the blocks.
+// The blocks of one row of B in the columns of a run: a bit for each tile, and the first of the blocks.
 struct Meetings {
   unsigned tiles = 0;
   int first_block = 0;
 
-  // Block of B in a tile's column, where the tile's bit is set. Columns rise, so it is the bits below that count.
+  // Block of B in a tile's column, if the tile's bit is set. Columns are ascending, so counting the lower bits gives
+  // it.
   __device__ __forceinline__ int block_of(int tile) const { return first_block + __popc(tiles & ((1u << tile) - 1)); }
 };
 
-// Looks for what stored block `block` of A meets in a run; nothing if it is not before `end`, the end of its block row.
+// Finds the blocks of B in a run that match stored block `block` of A; none if `block` is at or past `end`, the end of
+// its block row.
 __device__ __forceinline__ Meetings find_meetings(const Params& p, const Run& run, int block, int end) {
   Meetings found;
   if (block >= end) return found;
   const unsigned k = load_index(p.a_col_indices, p.a_index_words, block);
   if (k >= static_cast<unsigned>(p.inner_blocks)) return found;
-  // The first block of row k whose column is not before the run.
+  // The first block of row k at or after the first column of the run.
   const int row_end = load_index(p.b_crow_indices, p.b_index_words, k + 1);
   int low = load_index(p.b_crow_indices, p.b_index_words, k), high = row_end;
   while (low < high) {
@@ -335,7 +337,7 @@ __device__ __forceinline__ Meetings find_meetings(const Params& p, const Run& ru
   return found;
 }
 
-// Producer: one warp fills the ring, run after run. Its lanes search, the first lane issues the copies.
+// Producer: one warp fills the ring, run after run. Its lanes search; the first lane issues the copies.
 __device__ __forceinline__ void produce(const Params& p, uint32 base, int* steps) {
   const int lane = threadIdx.x % 32;
   const bool leader = lane == 0;
@@ -346,7 +348,7 @@ __device__ __forceinline__ void produce(const Params& p, uint32 base, int* steps
     const int first = load_index(p.a_crow_indices, p.a_index_words, run.block_row);
     const int end = load_index(p.a_crow_indices, p.a_index_words, run.block_row + 1);
     Meetings meetings = find_meetings(p, run, first + lane, end);
-    int searched = first;  // first block of the batch that the meetings belong to
+    int searched = first;  // first block of the batch that was searched
 
     for (int tile = 0; tile < run.count; ++tile) {
       int batch = first;
@@ -388,7 +390,7 @@ __device__ __forceinline__ void issue_step(float (&accumulators)[kAccumulators],
   wgmma_fence();
 #pragma unroll
   for (int k = 0; k < kTileK / 16; ++k) {
-    // 16 columns of A are 32 bytes of its 128-byte rows, 16 rows of B are 16 such rows.
+    // 16 columns of A are 32 bytes of its 128-byte rows; 16 rows of B are 16 such rows.
     wgmma_m64n64k16_shared_mn_major(accumulators, a_descriptor + (k * 32 >> 4),
         b_descriptor + (k * 16 * kRowBytes >> 4), 1);
   }
@@ -396,16 +398,16 @@ __device__ __forceinline__ void issue_step(float (&accumulators)[kAccumulators],
   warpgroup_fence_operand(accumulators);
 }
 
-// A warpgroup's part of a tile: multiplies its steps, and releases their stages.
+// Multiplies the steps of a warpgroup's part of a tile, and releases their stages.
 __device__ __forceinline__ void multiply_tile(float (&accumulators)[kAccumulators], uint32 base, const int* steps,
     PipelineState& state, uint32 a_descriptor, uint32 b_descriptor, int lane) {
   const bool warp_leader = lane == 0;
-  // Where nothing meets, these zeros are what is stored.
+  // A tile without products stores these zeros.
 #pragma unroll
   for (int j = 0; j < kAccumulators; ++j) accumulators[j] = 0.0f;
 
   int step = 0;
-  // Issue each step after the one before, then hand that one's stage back.
+  // Issue each step, then release the stage of the previous one.
   uint32 running = 0;  // empty barrier of the stage that the last issued step reads, 0 before the first
 #pragma unroll 1
   while (!(step & kEndsTile)) {
@@ -414,7 +416,7 @@ __device__ __forceinline__ void multiply_tile(float (&accumulators)[kAccumulator
     if (!(step & kHasProduct)) break;
     issue_step(accumulators, a_descriptor + (state.index * kABytes >> 4),
         b_descriptor + (state.index * kBBytes >> 4));
-    wgmma_wait<1>();  // those of the step before have ended: its stage is read
+    wgmma_wait<1>();  // the previous step's are complete: its stage has been read
     if (running != 0 && warp_leader) mbarrier_arrive(running);
     running = base + kEmptyBarrier + 8 * state.index;
     state.advance();
@@ -438,8 +440,8 @@ __device__ __forceinline__ void store_tile(const Params& p, const float (&accumu
     // Wait until the last store has read the staging buffer.
     if (warpgroup_leader) tma_store_wait_read<0>();
     bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
-    // Fill it. A row is eight 16-byte chunks, of which TMA's swizzle puts number i at place i ^ row % 8. Lanes 8 i to
-    // 8 i + 7 give the rows of the i-th matrix: rows 0 to 7, 8 to 15, then both again one chunk further.
+    // Fill it. A row is eight 16-byte chunks; TMA's swizzle puts chunk i at position i ^ row % 8. Lanes 8 i to 8 i + 7
+    // address the rows of matrix i: rows 0 to 7, 8 to 15, then the same rows one chunk further.
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const float* x = accumulators + group * 32 + j * 8;
@@ -481,12 +483,12 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, const int*
 
 extern "C" __global__ void __launch_bounds__(kThreads, 3)
     h100_bsr_spgemm_b64(const __grid_constant__ Params p) {
-  // TMA's swizzle goes by addresses and repeats every 1024 bytes: what it applies to begins at a multiple of that.
+  // TMA swizzles by address, with a period of 1024 bytes: swizzled buffers are aligned to that.
   extern __shared__ __align__(1024) unsigned char shared[];
   const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
   int* steps = reinterpret_cast<int*>(shared + kStepsOffset);
 
-  // One thread prepares the barriers. An empty barrier counts one arrival of each consumer warp.
+  // One thread initializes the barriers. An empty barrier counts one arrival per consumer warp.
   if (threadIdx.x == 0) {
     for (int i = 0; i < kStages; ++i) {
       mbarrier_init(base + kFullBarrier + 8 * i, 1);

@@ -3,26 +3,27 @@
 //     codegen render specs/h100_bsr_spmm_b128_balanced.yaml
 // spec: {"arch":"sm_90a","block":{"cols":128,"rows":128},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","scheduler":"dynamic","stages":4,"tile":{"k":64,"m":128,"n":256}}
 // spec hash: 817f5153b61ae0a4dc48373d58a2f27acdda7750c30511d66449804c9a224ec5
-// seal: sha256 172d9a25646ecabd491749fa57b852d32e6549a36348534eab527370a1975e4f
+// seal: sha256 5889cf6800f91432f58dbd972441d11725412cc41e0518f9ddc6368e8d6c3a2e
 
 // BSR x dense for sm_90a: C = A B with A in block-sparse rows and B, C dense and row-major.
-// What is stored is A B, computed in fp32.
+// The stored result is A B, computed in fp32.
 //
-// Who does what
-//   warpgroup 0      producer. Its first warp fills the ring by TMA, the second is the tile scheduler; the others rest.
+// Roles
+//   warpgroup 0      producer. Its first warp fills the ring by TMA, the second is the tile scheduler; the others are
+//                    idle.
 //   warpgroups 1, 2  consumers. Each accumulates its part of the C tile in registers, then stores it by TMA.
 //
-// Which barrier guards what
+// Barriers
 //   full[i]   producer -> consumers: stage i holds the A tile and the B tile of one step
-//   empty[i]  consumers -> producer: every consumer warp is done with stage i
+//   empty[i]  consumers -> producer: every consumer warp has finished with stage i
 //   named barrier kWarpgroupBarrier + w: the threads of consumer w around its staging of C
 //
-// Pipeline of a consumer: the products of step s are issued before those of step s - 1 have ended, so the tensor cores
-// never wait for the issue. Once no others than those of step s can be running, the stage of step s - 1 is released.
-// Across tiles the producer runs ahead.
+// Pipeline of a consumer: the products of step s are issued before those of step s - 1 complete, so the tensor cores
+// never wait for the issue. When only those of step s can still be running, the stage of step s - 1 is released. The
+// producer runs ahead across tiles.
 //
 // Symbols
-//   tile         kTileM x kTileN of C: one block row, kTileN columns. TilePlace says which comes when
+//   tile         kTileM x kTileN of C: one block row, kTileN columns. TilePlace gives their order
 //   step         kTileK columns of one block of A, kTileK rows of B
 //   group        64 columns of B or C: in shared memory rows of 128 bytes, swizzled
 //   accumulators a thread's part of 64 rows: rows r and r + 8 of its warp's 16 (r = lane / 4),
@@ -32,8 +33,8 @@ using int64 = long long;
 using uint32 = unsigned int;
 
 // Stands for CUtensorMap: 128 opaque bytes (PTX ISA, "Tensor-Map"), 64-byte aligned (driver API,
-// cuTensorMapEncodeTiled). Parameters of this type have in their comments the dimensions, innermost first, the box of
-// one copy, and the bytes of the swizzle.
+// cuTensorMapEncodeTiled). The comments of parameters of this type give the dimensions, innermost first, the box of one
+// copy, and the bytes of the swizzle.
 struct alignas(64) TensorMap {
   unsigned char bytes[128];
 };
@@ -46,12 +47,12 @@ constexpr int kStages = 4;  // depth of the ring of A and B tiles
 constexpr int kThreads = 384;  // warpgroup 0 produces, the others consume
 constexpr int kConsumerWarps = 8;  // warps that compute
 constexpr int kProducerRegisters = 40;  // registers a producer thread keeps
-constexpr int kConsumerRegisters = 232;  // registers a consumer thread takes; 40 + 2 x 232 are 3 x 168, those at launch
+constexpr int kConsumerRegisters = 232;  // registers a consumer thread takes; 40 + 2 x 232 are the 3 x 168 at launch
 constexpr int kGroupColumns = 64;  // columns of a group: one 128-byte swizzled row
 constexpr int kTileGroups = 4;  // column groups of a tile
 constexpr int kWarpgroupRows = 64;  // rows of a warpgroup's part
 constexpr int kWarpgroupGroups = 4;  // column groups of a warpgroup's part
-constexpr int kStagingGroups = 2;  // column groups a warpgroup can have on their way out
+constexpr int kStagingGroups = 2;  // column groups that a warpgroup may have in flight
 constexpr int kAccumulators = 128;  // accumulators of a thread
 constexpr int kABytes = 16384;  // bytes of an A tile
 constexpr int kBBytes = 32768;  // bytes of a B tile
@@ -71,23 +72,23 @@ constexpr int kQueueOffset = 229488;  // 288 bytes: published tiles, and the fir
 constexpr int kFullBarrier = kBarriersOffset;
 constexpr int kEmptyBarrier = kFullBarrier + 8 * kStages;
 constexpr int kWarpgroupThreads = 128;
-constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared memory: what the swizzle spans
+constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared memory: the span of the swizzle
 constexpr int kARowBytes = 128;  // bytes of a row of an A tile in shared memory
 constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer w: kWarpgroupBarrier + w
-constexpr int kRingBlocks = kStages * kTileK / kBlockCols;  // blocks of A that the ring has room for
+constexpr int kRingBlocks = kStages * kTileK / kBlockCols;  // capacity of the ring, in blocks of A
 using Accumulators = float[kAccumulators];
 
-// Launch: 384 threads a block, 229776 bytes of dynamic shared memory.
+// Launch: 384 threads per block, 229776 bytes of dynamic shared memory.
 // Grid: one thread block per SM; dynamic tile scheduler, a few of the longest block rows first.
-// a_map, b_map, b_groups_map: the L2 reads 128 bytes from device memory at a time (L2 promotion), elsewhere 256.
+// L2 promotion of a_map, b_map, b_groups_map: 128 bytes; of all others: 256 bytes.
 struct Params {
   TensorMap a_map;  // stored blocks of A (cols, rows, nnz): box 64 x 128 x 1, swizzle 128
   TensorMap b_map;  // B (N, K): box 64 x 64, swizzle 128
   TensorMap b_groups_map;  // whole column groups of B (columns of a group, K, groups): box 64 x 64 x 4, swizzle 128
   TensorMap c_map;  // C (N, M): box 64 x 64, swizzle 128
-  const int* crow_indices;  // first block of each block row, and one more
+  const int* crow_indices;  // first block of each block row, then the end of the last
   const int* col_indices;  // block column of each block
-  int index_words;  // 32-bit words of an index: 1 or 2, the low one is read
+  int index_words;  // 32-bit words of an index: 1 or 2; the low one is read
   int n;  // columns of B and C
   const int* row_order;  // block rows of A, longest first
   int block_rows;  // block rows of A
@@ -97,7 +98,7 @@ struct Params {
   int* scheduler;  // tiles drawn beyond each thread block's first, thread blocks that ended: both 0 between launches
 };
 
-// TMA's swizzle goes by addresses and repeats every 1024 bytes: what it applies to begins at a multiple of that.
+// TMA swizzles by address, with a period of 1024 bytes: swizzled buffers are aligned to that.
 extern __shared__ __align__(1024) unsigned char shared[];
 
 // mbarrier.init: sets the number of arrivals that complete a phase (PTX ISA, "mbarrier.init")
@@ -110,19 +111,18 @@ __device__ __forceinline__ void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-// mbarrier.arrive: one arrival; who waits then sees what this thread wrote before (PTX ISA, "mbarrier.arrive")
+// mbarrier.arrive: one arrival; waiting threads then see this thread's earlier writes (PTX ISA, "mbarrier.arrive")
 __device__ __forceinline__ void mbarrier_arrive(uint32 barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
 // mbarrier.arrive.expect_tx: one arrival; the phase also needs `bytes` bytes from the copy engine to complete. They may
-// come before this: without the arrival it does not complete (PTX ISA, "mbarrier.arrive")
+// come earlier: the phase does not complete without the arrival (PTX ISA, "mbarrier.arrive")
 __device__ __forceinline__ void mbarrier_arrive_expect_tx(uint32 barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
-// mbarrier.try_wait.parity: returns once the phase of this parity has completed
-// (PTX ISA, "mbarrier.try_wait")
+// mbarrier.try_wait.parity: waits until the phase of this parity has completed (PTX ISA, "mbarrier.try_wait")
 __device__ __forceinline__ void mbarrier_wait(uint32 barrier, int parity) {
   asm volatile(
       "{\n"
@@ -135,13 +135,13 @@ __device__ __forceinline__ void mbarrier_wait(uint32 barrier, int parity) {
       "}\n" ::"r"(barrier), "r"(parity) : "memory");
 }
 
-// prefetch.tensormap: brings a descriptor into its cache (PTX ISA, "prefetch")
+// prefetch.tensormap: prefetches a descriptor (PTX ISA, "prefetch")
 __device__ __forceinline__ void prefetch_tensormap(const TensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-// cp.async.bulk.tensor.2d: tensor box at (c0, ...) to shared memory, counted by an mbarrier. What of the box
-// lies outside the tensor, before its first element too, comes as zeros, and counts (PTX ISA, "cp.async.bulk.tensor")
+// cp.async.bulk.tensor.2d: copies the tensor box at (c0, ...) to shared memory, counted by an mbarrier. Elements
+// outside the tensor, even before its first element, are zero-filled and counted (PTX ISA, "cp.async.bulk.tensor")
 __device__ __forceinline__ void tma_load_2d(
     uint32 to, const TensorMap* map, uint32 barrier, int c0, int c1) {
   asm volatile(
@@ -149,8 +149,8 @@ __device__ __forceinline__ void tma_load_2d(
       ::"r"(to), "l"(map), "r"(barrier), "r"(c0), "r"(c1) : "memory");
 }
 
-// cp.async.bulk.tensor.3d: tensor box at (c0, ...) to shared memory, counted by an mbarrier. What of the box
-// lies outside the tensor, before its first element too, comes as zeros, and counts (PTX ISA, "cp.async.bulk.tensor")
+// cp.async.bulk.tensor.3d: copies the tensor box at (c0, ...) to shared memory, counted by an mbarrier. Elements
+// outside the tensor, even before its first element, are zero-filled and counted (PTX ISA, "cp.async.bulk.tensor")
 __device__ __forceinline__ void tma_load_3d(
     uint32 to, const TensorMap* map, uint32 barrier, int c0, int c1, int c2) {
   asm volatile(
@@ -158,7 +158,7 @@ __device__ __forceinline__ void tma_load_3d(
       ::"r"(to), "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2) : "memory");
 }
 
-// cp.async.bulk.tensor.2d: shared memory to the tensor box at (c0, ...), clipped at the tensor's ends
+// cp.async.bulk.tensor.2d: copies shared memory to the tensor box at (c0, ...), clipped at the tensor's ends
 // (PTX ISA, "cp.async.bulk.tensor")
 __device__ __forceinline__ void tma_store_2d(const TensorMap* map, uint32 from, int c0, int c1) {
   asm volatile(
@@ -166,21 +166,21 @@ __device__ __forceinline__ void tma_store_2d(const TensorMap* map, uint32 from, 
       ::"l"(map), "r"(from), "r"(c0), "r"(c1) : "memory");
 }
 
-// cp.async.bulk.commit_group: closes a group of stores (PTX ISA, "cp.async.bulk.commit_group")
+// cp.async.bulk.commit_group: commits the stores as a group (PTX ISA, "cp.async.bulk.commit_group")
 __device__ __forceinline__ void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 
-// cp.async.bulk.wait_group.read: at most kPending groups have not read their shared memory yet
-// (PTX ISA, "cp.async.bulk.wait_group")
+// cp.async.bulk.wait_group.read: at most kPending groups have yet to read their shared memory (PTX ISA,
+// "cp.async.bulk.wait_group")
 template <int kPending>
 __device__ __forceinline__ void tma_store_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
 }
 
-// fence.proxy.async: ordinary shared-memory writes become visible to the copy engine (PTX ISA, "membar / fence")
+// fence.proxy.async: makes generic shared-memory writes visible to the async proxy (PTX ISA, "membar / fence")
 __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// setmaxnreg: .dec gives registers of this warpgroup back to the thread block, .inc waits until there are so many
-// (PTX ISA, "setmaxnreg")
+// setmaxnreg: .dec releases registers of this warpgroup to the thread block, .inc waits until enough are free (PTX ISA,
+// "setmaxnreg")
 template <int kRegisters>
 __device__ __forceinline__ void setmaxnreg_dec() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
@@ -190,17 +190,17 @@ __device__ __forceinline__ void setmaxnreg_inc() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
-// wgmma.fence, CUTLASS's warpgroup_arrive: orders register accesses before the first wgmma (PTX ISA, "wgmma.fence")
+// wgmma.fence, CUTLASS' warpgroup_arrive: orders register accesses before the first wgmma (PTX ISA, "wgmma.fence")
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-// wgmma.commit_group, warpgroup_commit_batch: closes a group of wgmma (PTX ISA, "wgmma.commit_group")
+// wgmma.commit_group, warpgroup_commit_batch: commits wgmmas as a group (PTX ISA, "wgmma.commit_group")
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-// wgmma.wait_group, warpgroup_wait: at most kPending groups are still running (PTX ISA, "wgmma.wait_group")
+// wgmma.wait_group, warpgroup_wait: waits until at most kPending groups are running (PTX ISA, "wgmma.wait_group")
 template <int kPending>
 __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
-// Keeps the compiler from moving accesses of registers that a running wgmma owns across this point.
+// Keeps the compiler from moving accesses to the registers of a running wgmma across this point.
 template <int kCount>
 __device__ __forceinline__ void warpgroup_fence_operand(float (&registers)[kCount]) {
 #pragma unroll
@@ -208,8 +208,8 @@ __device__ __forceinline__ void warpgroup_fence_operand(float (&registers)[kCoun
 }
 
 // Matrix descriptor of a 128-byte swizzled tile in shared memory (PTX ISA, "Asynchronous Warpgroup Level Matrix
-// Instructions", "Matrix Descriptor Format"). The upper half is always the same: 128-byte swizzle, 1024 bytes from 8
-// rows to the next 8 (SBO, the stride byte offset). So descriptors are passed, and moved on, as their lower halves: the
+// Instructions", "Matrix Descriptor Format"). The upper half is constant: 128-byte swizzle, 1024 bytes from 8 rows to
+// the next 8 (SBO, the stride byte offset). Descriptors are therefore passed and advanced as their lower halves: the
 // address and, for an MN-major tile of several groups of 64 columns, the bytes from one group to the next (LBO, the
 // leading byte offset), else 0; both in units of 16 bytes.
 constexpr uint32 kDescriptorUpperHalf = 0x40000040;
@@ -219,7 +219,7 @@ __device__ __forceinline__ uint32 wgmma_descriptor(uint32 address, int group_byt
 }
 
 // wgmma.mma_async m64n256k16: D = A B, + D if `accumulate`; A in shared memory, K-major, B MN-major.
-// After p come factors 1 of A and B, then whether A and B are MN-major (PTX ISA, "wgmma.mma_async")
+// After p come scale factors of 1 for A and B, then whether A and B are MN-major (PTX ISA, "wgmma.mma_async")
 __device__ __forceinline__ void wgmma_m64n256k16_shared_mn_major(
     float (&d)[128], uint32 a, uint32 b, int accumulate) {
   asm volatile(
@@ -267,14 +267,14 @@ __device__ __forceinline__ void wgmma_m64n256k16_shared_mn_major(
       : "r"(a), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf));
 }
 
-// Element i of an index tensor: int32, or the low half of an int64, whose `words` is 2. Indices are below 2^31.
+// Element i of an index tensor: an int32, or the low half of an int64 if `words` is 2. Indices are below 2^31.
 __device__ __forceinline__ int load_index(const int* indices, int words, int i) {
   return __ldg(indices + static_cast<int64>(i) * words);
 }
 
-// Order of tiles: those of the longest block rows come first, a tile for each thread block or a few more, so that none
-// of them is left for the end. Among these, and then among the rest, it is some column tiles at a time, as many as have
-// their part of B in the L2: thread blocks at work then share it.
+// Order of tiles: those of the longest block rows come first, at least one tile for each thread block, so that none of
+// them is left for the end. Among these, and then among the rest, tiles go through groups of column tiles, as many as
+// have their part of B in the L2: concurrent thread blocks then share it.
 struct TilePlace {
   int row, column;
 
@@ -293,7 +293,7 @@ struct TilePlace {
 
 // A tile, and the blocks [first, end) of its block row.
 struct Tile {
-  int column = -1;  // number of the column tile; -1 past the last tile
+  int column = -1;  // index of the column tile; -1 past the last tile
   int row = 0, first = 0, end = 0;
 
   Tile() = default;
@@ -305,16 +305,16 @@ struct Tile {
     first = load_index(p.crow_indices, p.index_words, row);
     end = load_index(p.crow_indices, p.index_words, row + 1);
   }
-  // Block columns of the 32 blocks from `block` on: each lane has one, 0 past the end of the row.
+  // Block columns of the 32 blocks from `block` on, one per lane; 0 past the end of the row.
   __device__ __forceinline__ int load_columns(const Params& p, int block) const {
     const int mine = block + threadIdx.x % 32;
     return mine < end ? load_index(p.col_indices, p.index_words, mine) : 0;
   }
 };
 
-// Position in the ring: the stage, and the parity of the pass over the ring, 0 in the first.
-// Consumers wait with this parity until the stage is full. Producers wait with the other, that of the pass before,
-// until it is free; a fresh barrier counts that pass as ended: in the first pass nobody waits.
+// Position in the ring: the stage, and the parity of the pass over the ring, 0 in the first. Consumers wait
+// with this parity until the stage is full. Producers wait with the other parity, that of the previous pass, until the
+// stage is free. A fresh barrier counts that pass as completed, so nobody waits in the first pass.
 struct PipelineState {
   int index = 0, phase = 0;
 
@@ -326,8 +326,8 @@ struct PipelineState {
   }
 };
 
-// Copies the rows of B of a step, from `row` on, to a stage of the ring. Columns beyond B come as zeros, and count as
-// bytes.
+// Copies the rows of B of a step, starting at `row`, to a stage of the ring. Columns beyond B are zero-filled and
+// count toward the transaction bytes.
 __device__ __forceinline__ void load_b(const Params& p, uint32 to, uint32 full, int row, int column) {
   if (column + kTileN <= p.n) {
     tma_load_3d(to, &p.b_groups_map, full, 0, row, column / kGroupColumns);  // all column groups at once
@@ -339,13 +339,13 @@ __device__ __forceinline__ void load_b(const Params& p, uint32 to, uint32 full, 
   }
 }
 
-// Brings the descriptors of B into their cache.
+// Prefetches the descriptors of B.
 __device__ __forceinline__ void prefetch_b(const Params& p) {
   prefetch_tensormap(&p.b_map);
   prefetch_tensormap(&p.b_groups_map);
 }
 
-constexpr int kBSliceBytes = 16 * kRowBytes;  // from 16 rows of B to the next, in a column group
+constexpr int kBSliceBytes = 16 * kRowBytes;  // bytes from 16 rows of B to the next, in a column group
 
 // Descriptor of a B tile that begins at this address.
 __device__ __forceinline__ uint32 b_tile_descriptor(uint32 address) { return wgmma_descriptor(address, kBGroupBytes); }
@@ -360,7 +360,7 @@ __device__ __forceinline__ void load_step(const Params& p, uint32 base, Pipeline
   load_b(p, base + kBOffset + state.index * kBBytes, full, b_row, b_column);
 }
 
-// Producer: loads the steps of block `block`, whose block column lane `i` has.
+// Producer: loads the steps of block `block`, whose block column is in lane `i`.
 __device__ __forceinline__ void load_blocks(const Params& p, uint32 base, PipelineState& state, const Tile& tile,
     int block, int columns, int i) {
   const int b_row = __shfl_sync(0xFFFFFFFF, columns, i) * kBlockCols, b_column = tile.column * kTileN;
@@ -373,19 +373,19 @@ __device__ __forceinline__ void load_blocks(const Params& p, uint32 base, Pipeli
   __syncwarp();
 }
 
-// Barriers of the queue from the scheduler to the other warps. wanted: the producer has asked for the next tile, as
-// what is left of this one fits the ring; full[i]: entry i is written; empty[i]: every other warp has read it.
+// Barriers of the queue from the scheduler to the other warps. wanted: the producer has requested the next tile,
+// because the rest of this one fits the ring; full[i]: entry i is written; empty[i]: every other warp has read it.
 constexpr int kWantedBarrier = kQueueBarriersOffset;
 constexpr int kQueueFullBarrier = kWantedBarrier + 8;
 constexpr int kQueueEmptyBarrier = kQueueFullBarrier + 8 * kQueue;
 
-// Reads a word that the scheduler wrote, for the whole warp. The lane that reads it is the one that arrives at the
-// empty barrier afterwards: so it is read before it is written again.
+// Reads a word that the scheduler wrote, for the whole warp. The lane that reads it also arrives at the empty barrier
+// afterwards, so the word is read before it is overwritten.
 __device__ __forceinline__ int read_by_leader(const int* word) {
   return __shfl_sync(0xFFFFFFFF, threadIdx.x % 32 == 0 ? *word : 0, 0);
 }
 
-// A position in the queue: the entry, and the phase of the pass over the queue, which is waited for as in the ring.
+// A position in the queue: the entry, and the phase of the pass over the queue, used as in the ring.
 struct QueueState {
   int entry = 0, phase = 0;
 
@@ -395,7 +395,7 @@ struct QueueState {
   }
 };
 
-// An entry of the queue: what the thread block works on next, and the first of its block columns.
+// An entry of the queue: the next work item of the thread block, and its first block columns.
 struct Announcement {
   Tile tile;
   int columns[32];
@@ -407,17 +407,17 @@ __device__ __forceinline__ Announcement& queue_entry(int i) {
   return reinterpret_cast<Announcement*>(shared + kQueueOffset)[i];
 }
 
-// One thread prepares the barriers of the queue.
+// One thread initializes the barriers of the queue.
 __device__ __forceinline__ void init_queue(uint32 base) {
   for (int i = 0; i < kQueue; ++i) {
-    mbarrier_init(base + kQueueFullBarrier + 8 * i, 32);  // lanes of the scheduler
-    // Lanes of the producer, and warps of the consumers.
+    mbarrier_init(base + kQueueFullBarrier + 8 * i, 32);  // all lanes of the scheduler
+    // All lanes of the producer, and one lane per consumer warp.
     mbarrier_init(base + kQueueEmptyBarrier + 8 * i, 32 + kConsumerWarps);
   }
   mbarrier_init(base + kWantedBarrier, 1);
 }
 
-// The last thread block to end leaves the counters at 0 for the next launch.
+// The last thread block to end resets the counters to 0 for the next launch.
 __device__ __forceinline__ void release_scheduler(const Params& p) {
   __threadfence();
   if (atomicAdd(p.scheduler + 1, 1) == gridDim.x - 1) {
@@ -426,9 +426,9 @@ __device__ __forceinline__ void release_scheduler(const Params& p) {
   }
 }
 
-// Scheduler: one warp. Finds out what is next while the others still work, so that no one waits for the reads that this
-// takes, each of which needs what the one before brought. The first tile of a thread block has its own number, each
-// further one is the next that nobody has, taken when the producer asks for it.
+// Scheduler: one warp. Finds the next tile while the other warps work, which hides the latency of its dependent
+// loads. The first tile of a thread block has the thread block's own index; each further one is the next unassigned
+// one, taken when the producer requests it.
 __device__ __forceinline__ void schedule(const Params& p, uint32 base) {
   const bool leader = threadIdx.x % 32 == 0;
   QueueState state;
@@ -451,7 +451,7 @@ __device__ __forceinline__ void schedule(const Params& p, uint32 base) {
   if (leader) release_scheduler(p);
 }
 
-// Producer, the whole warp: the next tile, and the first of its block columns, one a lane.
+// Producer, the whole warp: the next tile, and its first block columns, one per lane.
 __device__ __forceinline__ Tile take_next(uint32 base, QueueState& state, int& columns) {
   mbarrier_wait(base + kQueueFullBarrier + 8 * state.entry, state.phase);
   const Tile tile = queue_entry(state.entry).tile;
@@ -461,7 +461,8 @@ __device__ __forceinline__ Tile take_next(uint32 base, QueueState& state, int& c
   return tile;
 }
 
-// Producer: one warp fills the ring, tile after tile. Its lanes hold block columns, one of them issues the copies.
+// Producer: one warp fills the ring, tile after tile. Its lanes hold block columns; one of them issues the
+// copies.
 __device__ __forceinline__ void produce(const Params& p, uint32 base) {
   const bool leader = threadIdx.x % 32 == 0;
   PipelineState state;
@@ -471,7 +472,7 @@ __device__ __forceinline__ void produce(const Params& p, uint32 base) {
     int next_columns;
     const Tile tile = take_next(base, queue_position, next_columns);
     if (tile.column < 0) break;
-    bool has_asked = false;  // for the next tile
+    bool has_asked = false;  // whether it has requested the next tile
     int columns = 0;
 
 #pragma unroll 1
@@ -491,7 +492,7 @@ __device__ __forceinline__ void produce(const Params& p, uint32 base) {
   }
 }
 
-// Consumer, a whole warp: goes through what the scheduler hands out.
+// Consumer, a whole warp: iterates over the work that the scheduler hands out.
 struct TileWalk {
   uint32 base;
   Tile tile;
@@ -526,8 +527,8 @@ __device__ __forceinline__ void issue_step(Accumulators& accumulators, uint32 a_
   warpgroup_fence_operand(accumulators);
 }
 
-// accumulators += the products of all steps of a tile, as these come into the ring. Each is issued after the one
-// before, then that one's stage is handed back.
+// accumulators += the products of all steps of a tile, as they arrive in the ring. Each step is issued, then the stage
+// of the previous one is released.
 __device__ __forceinline__ void multiply(Accumulators& accumulators, uint32 base, PipelineState& state,
     uint32 a_descriptor, uint32 b_descriptor, int steps) {
   const bool warp_leader = threadIdx.x % 32 == 0;
@@ -536,7 +537,7 @@ __device__ __forceinline__ void multiply(Accumulators& accumulators, uint32 base
   for (int step = 0; step < steps; ++step) {
     mbarrier_wait(base + kFullBarrier + 8 * state.index, state.phase);
     issue_step(accumulators, a_descriptor + (state.index * kABytes >> 4), b_descriptor + (state.index * kBBytes >> 4));
-    wgmma_wait<1>();  // those of the step before have ended: its stage is read
+    wgmma_wait<1>();  // the previous step's are complete: its stage has been read
     if (step > 0 && warp_leader) mbarrier_arrive(running);
     running = base + kEmptyBarrier + 8 * state.index;
     state.advance();
@@ -546,37 +547,37 @@ __device__ __forceinline__ void multiply(Accumulators& accumulators, uint32 base
   if (steps > 0 && warp_leader) mbarrier_arrive(running);
 }
 
-// bar.sync: named barrier `id` of `threads` threads (PTX ISA, "bar")
+// bar.sync: waits at named barrier `id` of `threads` threads (PTX ISA, "bar")
 __device__ __forceinline__ void bar_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-// cvt.rn.f16x2.f32: two floats to a pair of fp16, `low` in the lower half (PTX ISA, "cvt")
+// cvt.rn.f16x2.f32: converts two floats to a pair of fp16, `low` in the lower half (PTX ISA, "cvt")
 __device__ __forceinline__ uint32 pack(float low, float high) {
   uint32 pair;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   return pair;
 }
 
-// stmatrix.x4: four 8 x 8 matrices of 16-bit elements, each lane gives the address of one row (PTX ISA, "stmatrix")
+// stmatrix.x4: stores four 8 x 8 matrices of 16-bit elements; each lane holds one row address (PTX ISA, "stmatrix")
 __device__ __forceinline__ void stmatrix_x4(uint32 address, uint32 a, uint32 b, uint32 c, uint32 d) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], { %1, %2, %3, %4 };"
       ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
-// Stores a warpgroup's part of C one column group at a time. TMA clips what reaches past the last column.
+// Stores a warpgroup's part of C one column group at a time. TMA clips the store at the last column.
 __device__ __forceinline__ void store_c(const Params& p, const Accumulators& accumulators, uint32 staging,
     int warpgroup, int c_row, int c_column) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, staging_row = warp * 16 + lane % 16;
   const bool warpgroup_leader = threadIdx.x % kWarpgroupThreads == 0;
 #pragma unroll
   for (int group = 0; group < kWarpgroupGroups; ++group) {
-    // Wait until the store that last used this staging buffer has read it.
+    // Wait until the previous store from this staging buffer has read it.
     const uint32 buffer = staging + group % kStagingGroups * kCGroupBytes;
     if (warpgroup_leader) tma_store_wait_read<kStagingGroups - 1>();
     bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
-    // Fill it. A row is eight 16-byte chunks, of which TMA's swizzle puts number i at place i ^ row % 8. Lanes 8 i to
-    // 8 i + 7 give the rows of the i-th matrix: rows 0 to 7, 8 to 15, then both again one chunk further.
+    // Fill it. A row is eight 16-byte chunks; TMA's swizzle puts chunk i at position i ^ row % 8. Lanes 8 i to 8 i + 7
+    // address the rows of matrix i: rows 0 to 7, 8 to 15, then the same rows one chunk further.
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const float* x = accumulators + group * 32 + j * 8;
@@ -593,7 +594,7 @@ __device__ __forceinline__ void store_c(const Params& p, const Accumulators& acc
   }
 }
 
-// The end of a consumer's tiles: their parts of C are finished and stored through its staging.
+// Epilogue of a consumer's tiles: finishes their parts of C and stores them through its staging buffer.
 struct Epilogue {
   int warpgroup;
   uint32 staging;
@@ -601,7 +602,7 @@ struct Epilogue {
   __device__ __forceinline__ Epilogue(uint32 base, int warpgroup) : warpgroup(warpgroup) {
     staging = base + kCOffset + warpgroup * kStagingGroups * kCGroupBytes;
   }
-  // Finishes and stores the warpgroup's part of C, whose first element is in this row and column.
+  // Finishes and stores the warpgroup's part of C, whose first element is at this row and column.
   __device__ __forceinline__ void store(const Params& p, Accumulators& accumulators, int c_row, int c_column) {
     store_c(p, accumulators, staging, warpgroup, c_row, c_column);
   }
@@ -624,7 +625,7 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, int warpgr
     const int steps = (tile.end - tile.first) * (kBlockCols / kTileK);
     const int c_row = tile.row * kTileM + first_row;
     const int c_column = tile.column * kTileN;
-    // An empty block row has no step: its zeros are what is stored.
+    // An empty block row has no steps: it stores these zeros.
     Accumulators accumulators;
 #pragma unroll
     for (int i = 0; i < kAccumulators; ++i) accumulators[i] = 0.0f;
@@ -637,10 +638,10 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, int warpgr
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
     h100_bsr_spmm_b128_balanced(const __grid_constant__ Params p) {
   const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
-  // The shuffle shows the compiler that it is uniform, so that it keeps what depends on it in uniform registers.
+  // The shuffle proves to the compiler that it is warp-uniform, so values derived from it go to uniform registers.
   const int warpgroup = __shfl_sync(0xFFFFFFFF, threadIdx.x / kWarpgroupThreads, 0);
 
-  // One thread prepares the barriers. An empty barrier counts one arrival of each consumer warp.
+  // One thread initializes the barriers. An empty barrier counts one arrival per consumer warp.
   if (threadIdx.x == 0) {
     for (int i = 0; i < kStages; ++i) {
       mbarrier_init(base + kFullBarrier + 8 * i, 1);

@@ -3,31 +3,31 @@
 //     codegen render specs/h100_bsr_spmm_b16_balanced.yaml
 // spec: {"arch":"sm_90a","block":{"cols":16,"rows":16},"copy":"tma","ctas_per_sm":2,"dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","scheduler":"dynamic","stages":6,"tile":{"k":16,"m":16,"n":512}}
 // spec hash: 67195872cdccc436b58ddec2ac39f3690a8473da11621b2e41141a8777310f24
-// seal: sha256 2fead60605b4cd9ba787db5e18317a961a870cfa1449d58f917ba6cc7b57030e
+// seal: sha256 5b80dfbab6932dce342b868c684d1912cdb008599f7edde42c58be7cf612054a
 
 // BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and
 // B, C dense and row-major.
-// What is stored is A B, computed in fp32.
+// The stored result is A B, computed in fp32.
 //
-// The product is computed transposed, C^T = B^T A^T: a wgmma is 64 rows high, a block row is not. So columns of B are
-// its M side, rows of a block its N side. A block row of height h does at most h FLOPs for each byte of B that is
-// loaded, so what counts is that enough loads are always on their way: the ring is deep and the tile wide.
+// The product is computed transposed, C^T = B^T A^T: a wgmma has 64 rows, a block row has fewer. Columns of B are
+// therefore its M side, rows of a block its N side. A block row of height h does at most h FLOPs per loaded byte of B,
+// so throughput depends on the loads in flight: the ring is deep and the tile wide.
 //
-// Who does what
+// Roles
 //   warpgroups 0, 1  consumers. Each accumulates its column groups of the C tile in registers, then stores them by TMA.
 //   the next warp    producer. It fills the ring by TMA; the last warp is the scheduler of units.
 //
-// Which barrier guards what
+// Barriers
 //   full[i]   producer -> consumers: stage i holds the block of A and the B tile of one step
-//   empty[i]  consumers -> producer: every consumer warp is done with stage i
-//   named barrier kWarpgroupBarrier + w: the threads of consumer w around its staging of C, and around its parts
+//   empty[i]  consumers -> producer: every consumer warp has finished with stage i
+//   named barrier kWarpgroupBarrier + w: the threads of consumer w, around its staging of C and of its partial results
 //
-// Pipeline of a consumer: the products of step s are issued before those of step s - 1 have ended. Once no others than
-// those of step s can be running, the stage of step s - 1 is released. Across units the producer runs ahead.
+// Pipeline of a consumer: the products of step s are issued before those of step s - 1 complete. When only those of
+// step s can still be running, the stage of step s - 1 is released. The producer runs ahead across units.
 //
 // Symbols
 //   tile         kTileM x kTileN of C: one block row, kTileN columns
-//   step         one block of A, the kBlockCols rows of B that meet it
+//   step         one block of A, and the matching kBlockCols rows of B of it
 //   group        64 columns of B or C: in shared memory rows of 128 bytes, swizzled. A block of A has rows of
 //                32 bytes there
 //   accumulators a thread's part of a group (64 columns x kTileM rows of C): columns c and c + 8 of its warp's 16
@@ -38,8 +38,8 @@ using int64 = long long;
 using uint32 = unsigned int;
 
 // Stands for CUtensorMap: 128 opaque bytes (PTX ISA, "Tensor-Map"), 64-byte aligned (driver API,
-// cuTensorMapEncodeTiled). Parameters of this type have in their comments the dimensions, innermost first, the box of
-// one copy, and the bytes of the swizzle.
+// cuTensorMapEncodeTiled). The comments of parameters of this type give the dimensions, innermost first, the box of one
+// copy, and the bytes of the swizzle.
 struct alignas(64) TensorMap {
   unsigned char bytes[128];
 };
@@ -53,7 +53,7 @@ constexpr int kConsumerWarps = 8;  // warps that compute
 constexpr int kGroupColumns = 64;  // columns of a group: the M side of one wgmma
 constexpr int kTileGroups = 8;  // column groups of a tile
 constexpr int kWarpgroupGroups = 4;  // column groups of a warpgroup
-constexpr int kStagingGroups = 2;  // column groups a warpgroup can have on their way out
+constexpr int kStagingGroups = 2;  // column groups that a warpgroup may have in flight
 constexpr int kAccumulators = 8;  // accumulators of a thread for one column group
 constexpr int kABytes = 512;  // bytes of a block of A
 constexpr int kBBytes = 16384;  // bytes of a B tile
@@ -70,38 +70,38 @@ constexpr int kCOffset = 101376;  // 8192 bytes: 2 column groups of C of each wa
 constexpr int kBarriersOffset = 109568;  // 96 bytes: mbarriers: full, then empty
 constexpr int kQueueBarriersOffset = 109664;  // 40 bytes: mbarriers of the queue: wanted, then full, then empty
 constexpr int kQueueOffset = 109712;  // 304 bytes: published units, and the first of their block columns
-constexpr int kIsLastOffset = 110016;  // 8 bytes: whether a warpgroup's chunk came last
+constexpr int kIsLastOffset = 110016;  // 8 bytes: whether a warpgroup's chunk was the last
 
 constexpr int kFullBarrier = kBarriersOffset;
 constexpr int kEmptyBarrier = kFullBarrier + 8 * kStages;
 constexpr int kWarpgroupThreads = 128;
-constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared memory: what the swizzle spans
+constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared memory: the span of the swizzle
 constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer w: kWarpgroupBarrier + w
 using Accumulators = float[kWarpgroupGroups][kAccumulators];
 
-// Launch: 320 threads a block, 110024 bytes of dynamic shared memory.
+// Launch: 320 threads per block, 110024 bytes of dynamic shared memory.
 // Grid: 2 thread blocks per SM; units (chunk of a block row, column tile) scheduled dynamically, columns outermost.
 struct Params {
   TensorMap a_map;  // stored blocks of A (cols, rows, nnz): box 16 x 16 x 1, swizzle 32
   TensorMap b_map;  // B (N, K): box 64 x 16, swizzle 128
   TensorMap b_groups_map;  // column groups of B (columns of a group, K, groups): box 64 x 16 x 8, swizzle 128
   TensorMap c_map;  // C (N, M): box 64 x 16, swizzle 128
-  const int* crow_indices;  // first block of each block row, and one more
+  const int* crow_indices;  // first block of each block row, then the end of the last
   const int* col_indices;  // block column of each block
-  int index_words;  // 32-bit words of an index: 1 or 2, the low one is read
+  int index_words;  // 32-bit words of an index: 1 or 2; the low one is read
   int n;  // columns of B and C
-  int whole_rows;  // rows of B, from the first, of which one copy brings all column groups of a tile
-  const int4* chunks;  // of each chunk: block row, first block, end, first chunk of the row or -1
+  int whole_rows;  // leading rows of B for which one copy loads all column groups of a tile
+  const int4* chunks;  // for each chunk: block row, first block, end, first chunk of the row or -1
   const int* chunk_count;  // chunks of all block rows
   int chunk_blocks;  // blocks of a chunk, at most
   int column_tiles;  // tiles of a block row
-  int group_tiles;  // column tiles whose part of B is meant to be in the L2 at once
+  int group_tiles;  // column tiles whose part of B should fit the L2 at once
   int* scheduler;  // units taken, thread blocks that ended: both 0 between launches
-  int* chunks_done;  // of each tile of a split block row and warpgroup: 0 between launches
+  int* chunks_done;  // finished chunks of each tile of a split block row, by warpgroup: 0 between launches
   float* parts;  // partial sums of C: accumulators of the chunks of split block rows
 };
 
-// TMA's swizzle goes by addresses and repeats every 1024 bytes: what it applies to begins at a multiple of that.
+// TMA swizzles by address, with a period of 1024 bytes: swizzled buffers are aligned to that.
 extern __shared__ __align__(1024) unsigned char shared[];
 
 // mbarrier.init: sets the number of arrivals that complete a phase (PTX ISA, "mbarrier.init")
@@ -114,19 +114,18 @@ __device__ __forceinline__ void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-// mbarrier.arrive: one arrival; who waits then sees what this thread wrote before (PTX ISA, "mbarrier.arrive")
+// mbarrier.arrive: one arrival; waiting threads then see this thread's earlier writes (PTX ISA, "mbarrier.arrive")
 __device__ __forceinline__ void mbarrier_arrive(uint32 barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
 // mbarrier.arrive.expect_tx: one arrival; the phase also needs `bytes` bytes from the copy engine to complete. They may
-// come before this: without the arrival it does not complete (PTX ISA, "mbarrier.arrive")
+// come earlier: the phase does not complete without the arrival (PTX ISA, "mbarrier.arrive")
 __device__ __forceinline__ void mbarrier_arrive_expect_tx(uint32 barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
-// mbarrier.try_wait.parity: returns once the phase of this parity has completed
-// (PTX ISA, "mbarrier.try_wait")
+// mbarrier.try_wait.parity: waits until the phase of this parity has completed (PTX ISA, "mbarrier.try_wait")
 __device__ __forceinline__ void mbarrier_wait(uint32 barrier, int parity) {
   asm volatile(
       "{\n"
@@ -139,13 +138,13 @@ __device__ __forceinline__ void mbarrier_wait(uint32 barrier, int parity) {
       "}\n" ::"r"(barrier), "r"(parity) : "memory");
 }
 
-// prefetch.tensormap: brings a descriptor into its cache (PTX ISA, "prefetch")
+// prefetch.tensormap: prefetches a descriptor (PTX ISA, "prefetch")
 __device__ __forceinline__ void prefetch_tensormap(const TensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-// cp.async.bulk.tensor.2d: tensor box at (c0, ...) to shared memory, counted by an mbarrier. What of the box
-// lies outside the tensor, before its first element too, comes as zeros, and counts (PTX ISA, "cp.async.bulk.tensor")
+// cp.async.bulk.tensor.2d: copies the tensor box at (c0, ...) to shared memory, counted by an mbarrier. Elements
+// outside the tensor, even before its first element, are zero-filled and counted (PTX ISA, "cp.async.bulk.tensor")
 __device__ __forceinline__ void tma_load_2d(
     uint32 to, const TensorMap* map, uint32 barrier, int c0, int c1) {
   asm volatile(
@@ -153,8 +152,8 @@ __device__ __forceinline__ void tma_load_2d(
       ::"r"(to), "l"(map), "r"(barrier), "r"(c0), "r"(c1) : "memory");
 }
 
-// cp.async.bulk.tensor.3d: tensor box at (c0, ...) to shared memory, counted by an mbarrier. What of the box
-// lies outside the tensor, before its first element too, comes as zeros, and counts (PTX ISA, "cp.async.bulk.tensor")
+// cp.async.bulk.tensor.3d: copies the tensor box at (c0, ...) to shared memory, counted by an mbarrier. Elements
+// outside the tensor, even before its first element, are zero-filled and counted (PTX ISA, "cp.async.bulk.tensor")
 __device__ __forceinline__ void tma_load_3d(
     uint32 to, const TensorMap* map, uint32 barrier, int c0, int c1, int c2) {
   asm volatile(
@@ -162,7 +161,7 @@ __device__ __forceinline__ void tma_load_3d(
       ::"r"(to), "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2) : "memory");
 }
 
-// cp.async.bulk.tensor.2d: shared memory to the tensor box at (c0, ...), clipped at the tensor's ends
+// cp.async.bulk.tensor.2d: copies shared memory to the tensor box at (c0, ...), clipped at the tensor's ends
 // (PTX ISA, "cp.async.bulk.tensor")
 __device__ __forceinline__ void tma_store_2d(const TensorMap* map, uint32 from, int c0, int c1) {
   asm volatile(
@@ -170,30 +169,30 @@ __device__ __forceinline__ void tma_store_2d(const TensorMap* map, uint32 from, 
       ::"l"(map), "r"(from), "r"(c0), "r"(c1) : "memory");
 }
 
-// cp.async.bulk.commit_group: closes a group of stores (PTX ISA, "cp.async.bulk.commit_group")
+// cp.async.bulk.commit_group: commits the stores as a group (PTX ISA, "cp.async.bulk.commit_group")
 __device__ __forceinline__ void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 
-// cp.async.bulk.wait_group.read: at most kPending groups have not read their shared memory yet
-// (PTX ISA, "cp.async.bulk.wait_group")
+// cp.async.bulk.wait_group.read: at most kPending groups have yet to read their shared memory (PTX ISA,
+// "cp.async.bulk.wait_group")
 template <int kPending>
 __device__ __forceinline__ void tma_store_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
 }
 
-// fence.proxy.async: ordinary shared-memory writes become visible to the copy engine (PTX ISA, "membar / fence")
+// fence.proxy.async: makes generic shared-memory writes visible to the async proxy (PTX ISA, "membar / fence")
 __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// wgmma.fence, CUTLASS's warpgroup_arrive: orders register accesses before the first wgmma (PTX ISA, "wgmma.fence")
+// wgmma.fence, CUTLASS' warpgroup_arrive: orders register accesses before the first wgmma (PTX ISA, "wgmma.fence")
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-// wgmma.commit_group, warpgroup_commit_batch: closes a group of wgmma (PTX ISA, "wgmma.commit_group")
+// wgmma.commit_group, warpgroup_commit_batch: commits wgmmas as a group (PTX ISA, "wgmma.commit_group")
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-// wgmma.wait_group, warpgroup_wait: at most kPending groups are still running (PTX ISA, "wgmma.wait_group")
+// wgmma.wait_group, warpgroup_wait: waits until at most kPending groups are running (PTX ISA, "wgmma.wait_group")
 template <int kPending>
 __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
-// Keeps the compiler from moving accesses of registers that a running wgmma owns across this point.
+// Keeps the compiler from moving accesses to the registers of a running wgmma across this point.
 template <int kCount>
 __device__ __forceinline__ void warpgroup_fence_operand(float (&registers)[kCount]) {
 #pragma unroll
@@ -201,8 +200,8 @@ __device__ __forceinline__ void warpgroup_fence_operand(float (&registers)[kCoun
 }
 
 // Matrix descriptor of a 128-byte swizzled tile in shared memory (PTX ISA, "Asynchronous Warpgroup Level Matrix
-// Instructions", "Matrix Descriptor Format"). The upper half is always the same: 128-byte swizzle, 1024 bytes from 8
-// rows to the next 8 (SBO, the stride byte offset). So descriptors are passed, and moved on, as their lower halves: the
+// Instructions", "Matrix Descriptor Format"). The upper half is constant: 128-byte swizzle, 1024 bytes from 8 rows to
+// the next 8 (SBO, the stride byte offset). Descriptors are therefore passed and advanced as their lower halves: the
 // address and, for an MN-major tile of several groups of 64 columns, the bytes from one group to the next (LBO, the
 // leading byte offset), else 0; both in units of 16 bytes.
 constexpr uint32 kDescriptorUpperHalf = 0x40000040;
@@ -211,13 +210,13 @@ __device__ __forceinline__ uint32 wgmma_descriptor(uint32 address, int group_byt
   return (address & 0x3FFFF) >> 4 | static_cast<uint32>(group_bytes >> 4) << 16;
 }
 
-// The same for a K-major tile whose rows are 32 bytes. Upper half: 32-byte swizzle, 256 bytes from 8 rows to
-// the next 8.
+// The same for a K-major tile whose rows are 32 bytes. Upper half: 32-byte swizzle, 256 bytes from 8
+// rows to the next 8.
 constexpr uint32 kNarrowDescriptorUpperHalf = 0xC0000010;
 
-// wgmma.mma_async m64n16k16: D = A B, + D if `accumulate`; in shared memory A M-major, 128-byte rows, B K-major,
-// narrow rows. A and B are the instruction's operands. After p come factors 1 of A and B, then whether A and B are
-// MN-major (PTX ISA, "wgmma.mma_async")
+// wgmma.mma_async m64n16k16: D = A B, + D if `accumulate`; both in shared memory, A M-major with 128-byte rows, B
+// K-major with narrow rows. A and B are the instruction's operands. After p come scale factors of 1 for A and B, then
+// whether A and B are MN-major (PTX ISA, "wgmma.mma_async")
 __device__ __forceinline__ void wgmma_m64n16k16_m_major_narrow(
     float (&d)[8], uint32 a, uint32 b, int accumulate) {
   asm volatile(
@@ -241,20 +240,20 @@ __device__ __forceinline__ void warpgroup_fence_operand(Accumulators& accumulato
   for (int group = 0; group < kWarpgroupGroups; ++group) warpgroup_fence_operand(accumulators[group]);
 }
 
-// Element i of an index tensor: int32, or the low half of an int64, whose `words` is 2. Indices are below 2^31.
+// Element i of an index tensor: an int32, or the low half of an int64 if `words` is 2. Indices are below 2^31.
 __device__ __forceinline__ int load_index(const int* indices, int words, int i) {
   return __ldg(indices + static_cast<int64>(i) * words);
 }
 
-// Block rows are of very different lengths. So long ones are cut into chunks of p.chunk_blocks blocks at most, and what
-// thread blocks ask for is a unit: a chunk of a block row, for one column tile. So all end at about the same time.
-// Units are numbered so that p.group_tiles column tiles, as many as have their columns of B in the L2 together, are
-// done before the next ones begin: thread blocks at work then share them. Among these the chunks of the longest block
-// rows come first.
+// Block rows have very different lengths. Long ones are therefore split into chunks of at most p.chunk_blocks blocks,
+// and thread blocks draw units: a chunk of a block row, for one column tile. All thread blocks then end at about the
+// same time. Units are ordered so that p.group_tiles column tiles, as many as have their columns of B in the L2
+// together, are finished before the next ones begin: concurrent thread blocks then share them. Within these, the chunks
+// of the longest block rows come first.
 struct Unit {
-  int column = -1;  // number of the column tile; -1 past the last unit
+  int column = -1;  // index of the column tile; -1 past the last unit
   int row = 0, first = 0, end = 0;  // block row, and the blocks [first, end) of the chunk
-  int chunk = 0, first_chunk = -1;  // number of the chunk, and of the first one of its row; -1 if it is the only one
+  int chunk = 0, first_chunk = -1;  // index of the chunk, and of its row's first chunk; -1 if it is the only one
 
   Unit() = default;
   __device__ __forceinline__ Unit(const Params& p, int unit) {
@@ -270,16 +269,16 @@ struct Unit {
     end = entry.z;
     first_chunk = entry.w;
   }
-  // Block columns of 32 blocks from `block` on, one a lane.
+  // Block columns of 32 blocks starting at `block`, one per lane.
   __device__ __forceinline__ int load_columns(const Params& p, int block) const {
     const int mine = block + threadIdx.x % 32;
     return mine < end ? load_index(p.col_indices, p.index_words, mine) : 0;
   }
 };
 
-// Position in the ring: the stage, and the parity of the pass over the ring, 0 in the first.
-// Consumers wait with this parity until the stage is full. Producers wait with the other, that of the pass before,
-// until it is free; a fresh barrier counts that pass as ended: in the first pass nobody waits.
+// Position in the ring: the stage, and the parity of the pass over the ring, 0 in the first. Consumers wait
+// with this parity until the stage is full. Producers wait with the other parity, that of the previous pass, until the
+// stage is free. A fresh barrier counts that pass as completed, so nobody waits in the first pass.
 struct PipelineState {
   int index = 0, phase = 0;
 
@@ -291,38 +290,38 @@ struct PipelineState {
   }
 };
 
-// bar.sync: named barrier `id` of `threads` threads (PTX ISA, "bar")
+// bar.sync: waits at named barrier `id` of `threads` threads (PTX ISA, "bar")
 __device__ __forceinline__ void bar_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-// cvt.rn.f16x2.f32: two floats to a pair of fp16, `low` in the lower half (PTX ISA, "cvt")
+// cvt.rn.f16x2.f32: converts two floats to a pair of fp16, `low` in the lower half (PTX ISA, "cvt")
 __device__ __forceinline__ uint32 pack(float low, float high) {
   uint32 pair;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   return pair;
 }
 
-// stmatrix.x4.trans: four 8 x 8 matrices of 16-bit elements, each stored transposed; each lane gives the address of one
+// stmatrix.x4.trans: stores four 8 x 8 matrices of 16-bit elements, each transposed; each lane holds the address of one
 // row in memory, that is, of one column of a matrix (PTX ISA, "stmatrix")
 __device__ __forceinline__ void stmatrix_x4_trans(uint32 address, uint32 a, uint32 b, uint32 c, uint32 d) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], { %1, %2, %3, %4 };"
       ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
-// Stores a warpgroup's part of C one column group at a time. TMA clips what reaches past the last column.
+// Stores a warpgroup's part of C one column group at a time. TMA clips the store at the last column.
 __device__ __forceinline__ void store_c(const Params& p, const Accumulators& accumulators, uint32 staging,
     int warpgroup, int c_row, int c_column) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
   const bool warpgroup_leader = threadIdx.x % kWarpgroupThreads == 0;
 #pragma unroll
   for (int group = 0; group < kWarpgroupGroups; ++group) {
-    // Wait until the store that last used this staging buffer has read it.
+    // Wait until the previous store from this staging buffer has read it.
     const uint32 buffer = staging + group % kStagingGroups * kCGroupBytes;
     if (warpgroup_leader) tma_store_wait_read<kStagingGroups - 1>();
     bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
-    // Fill it: transposed, 16 rows of C and this warp's 16 columns at a time. A row is eight 16-byte pieces, of which
-    // TMA's swizzle puts number i at place i ^ row % 8. Lanes 8 i to 8 i + 7 give the rows of the i-th matrix.
+    // Fill it: transposed, 16 rows of C by this warp's 16 columns at a time. A row is eight 16-byte chunks; TMA's
+    // swizzle puts chunk i at position i ^ row % 8. Lanes 8 i to 8 i + 7 address the rows of matrix i.
 #pragma unroll
     for (int j = 0; j < kTileM / 16; ++j) {
       const float* x = accumulators[group] + j * 8;
@@ -340,7 +339,7 @@ __device__ __forceinline__ void store_c(const Params& p, const Accumulators& acc
   }
 }
 
-// The end of a consumer's tiles: their parts of C are finished and stored through its staging.
+// Epilogue of a consumer's tiles: finishes their parts of C and stores them through its staging buffer.
 struct Epilogue {
   int warpgroup;
   uint32 staging;
@@ -348,7 +347,7 @@ struct Epilogue {
   __device__ __forceinline__ Epilogue(uint32 base, int warpgroup) : warpgroup(warpgroup) {
     staging = base + kCOffset + warpgroup * kStagingGroups * kCGroupBytes;
   }
-  // Finishes and stores the warpgroup's part of C, whose first element is in this row and column.
+  // Finishes and stores the warpgroup's part of C, whose first element is at this row and column.
   __device__ __forceinline__ void store(const Params& p, Accumulators& accumulators, int c_row, int c_column) {
     store_c(p, accumulators, staging, warpgroup, c_row, c_column);
   }
@@ -358,10 +357,10 @@ struct Epilogue {
   }
 };
 
-// Copies the rows of B that a block column of A meets, from `row` on, to `to`. One copy brings all column groups; those
-// beyond B come as zeros, and count as bytes. Where B's last columns do not fill a group, the copy takes the others
-// from what follows them in memory, the row below, and the store of C leaves their products out. From row p.whole_rows
-// on there are too few rows below: each group is a copy of its own, in which columns beyond B are zeros.
+// Copies the rows of B that match a block column of A, starting at `row`, to `to`. One copy loads all column groups;
+// those beyond B are zero-filled and count toward the transaction bytes. If B's last columns do not fill a group, the
+// copy fills the rest from the data that follows in memory, the next row; the store of C clips its products. From row
+// p.whole_rows on, too few rows follow: each group is a separate copy, in which columns beyond B are zero-filled.
 __device__ __forceinline__ void load_b(const Params& p, uint32 to, uint32 full, int row, int column) {
   if (column + kTileN <= p.n || row < p.whole_rows) {
     tma_load_3d(to, &p.b_groups_map, full, 0, row, column / kGroupColumns);  // all column groups at once
@@ -373,15 +372,15 @@ __device__ __forceinline__ void load_b(const Params& p, uint32 to, uint32 full, 
   }
 }
 
-// Brings the descriptors of B into their cache.
+// Prefetches the descriptors of B.
 __device__ __forceinline__ void prefetch_b(const Params& p) {
   prefetch_tensormap(&p.b_map);
   prefetch_tensormap(&p.b_groups_map);
 }
 
-// elect.sync, CUTLASS's elect_one_sync: whether this lane is the one that is picked of its warp, always the same. After
-// this, unlike after a comparison of lanes, the compiler knows that one lane is at work, and issues a copy without a
-// loop over lanes (PTX ISA, "elect.sync")
+// elect.sync, CUTLASS' elect_one_sync: whether this lane is the elected one of its warp, always the same. Unlike a
+// comparison of lanes, it proves to the compiler that a single lane is active, so a copy is issued without a loop over
+// lanes (PTX ISA, "elect.sync")
 __device__ __forceinline__ bool elect() {
   uint32 picked;
   asm volatile(
@@ -403,9 +402,9 @@ __device__ __forceinline__ void load_step(const Params& p, uint32 base, Pipeline
   load_b(p, base + kBOffset + state.index * kBBytes, full, b_row, b_column);
 }
 
-constexpr int kRingBlocks = kStages;  // blocks of A that the ring has room for
+constexpr int kRingBlocks = kStages;  // capacity of the ring, in blocks of A
 
-// Producer: loads block `block`, whose block column lane `i` has.
+// Producer: loads block `block`, whose block column is in lane `i`.
 __device__ __forceinline__ void load_blocks(const Params& p, uint32 base, PipelineState& state,
     const Unit& unit, int block, int columns, int i) {
   const int b_row = __shfl_sync(0xFFFFFFFF, columns, i) * kBlockCols;
@@ -422,7 +421,7 @@ __device__ __forceinline__ void issue_step(Accumulators& accumulators, uint32 a_
   for (int k = 0; k < kBlockCols / 16; ++k) {
 #pragma unroll
     for (int group = 0; group < kWarpgroupGroups; ++group) {
-      // 16 rows of B are 16 rows of 128 bytes, 16 columns of A are 32 bytes of its rows.
+      // 16 rows of B are 16 rows of 128 bytes; 16 columns of A are 32 bytes of its rows.
       wgmma_m64n16k16_m_major_narrow(accumulators[group],
           b_descriptor + ((group * kBGroupBytes + k * 16 * kRowBytes) >> 4), a_descriptor + (k * 32 >> 4), 1);
     }
@@ -431,8 +430,8 @@ __device__ __forceinline__ void issue_step(Accumulators& accumulators, uint32 a_
   warpgroup_fence_operand(accumulators);
 }
 
-// accumulators += the products of all steps of a tile, as these come into the ring. Each is issued after the one
-// before, then that one's stage is handed back.
+// accumulators += the products of all steps of a tile, as they arrive in the ring. Each step is issued, then the stage
+// of the previous one is released.
 __device__ __forceinline__ void multiply(Accumulators& accumulators, uint32 base, PipelineState& state,
     uint32 a_descriptor, uint32 b_descriptor, int steps) {
   const bool warp_leader = threadIdx.x % 32 == 0;
@@ -441,7 +440,7 @@ __device__ __forceinline__ void multiply(Accumulators& accumulators, uint32 base
   for (int step = 0; step < steps; ++step) {
     mbarrier_wait(base + kFullBarrier + 8 * state.index, state.phase);
     issue_step(accumulators, a_descriptor + (state.index * kABytes >> 4), b_descriptor + (state.index * kBBytes >> 4));
-    wgmma_wait<1>();  // those of the step before have ended: its stage is read
+    wgmma_wait<1>();  // the previous step's are complete: its stage has been read
     if (step > 0 && warp_leader) mbarrier_arrive(running);
     running = base + kEmptyBarrier + 8 * state.index;
     state.advance();
@@ -451,19 +450,19 @@ __device__ __forceinline__ void multiply(Accumulators& accumulators, uint32 base
   if (steps > 0 && warp_leader) mbarrier_arrive(running);
 }
 
-// Barriers of the queue from the scheduler to the other warps. wanted: the producer has asked for the next unit, as
-// what is left of this one fits the ring; full[i]: entry i is written; empty[i]: every other warp has read it.
+// Barriers of the queue from the scheduler to the other warps. wanted: the producer has requested the next unit,
+// because the rest of this one fits the ring; full[i]: entry i is written; empty[i]: every other warp has read it.
 constexpr int kWantedBarrier = kQueueBarriersOffset;
 constexpr int kQueueFullBarrier = kWantedBarrier + 8;
 constexpr int kQueueEmptyBarrier = kQueueFullBarrier + 8 * kQueue;
 
-// Reads a word that the scheduler wrote, for the whole warp. The lane that reads it is the one that arrives at the
-// empty barrier afterwards: so it is read before it is written again.
+// Reads a word that the scheduler wrote, for the whole warp. The lane that reads it also arrives at the empty barrier
+// afterwards, so the word is read before it is overwritten.
 __device__ __forceinline__ int read_by_leader(const int* word) {
   return __shfl_sync(0xFFFFFFFF, threadIdx.x % 32 == 0 ? *word : 0, 0);
 }
 
-// A position in the queue: the entry, and the phase of the pass over the queue, which is waited for as in the ring.
+// A position in the queue: the entry, and the phase of the pass over the queue, used as in the ring.
 struct QueueState {
   int entry = 0, phase = 0;
 
@@ -473,7 +472,7 @@ struct QueueState {
   }
 };
 
-// An entry of the queue: what the thread block works on next, and the first of its block columns.
+// An entry of the queue: the next work item of the thread block, and its first block columns.
 struct Announcement {
   Unit unit;
   int columns[32];
@@ -485,17 +484,17 @@ __device__ __forceinline__ Announcement& queue_entry(int i) {
   return reinterpret_cast<Announcement*>(shared + kQueueOffset)[i];
 }
 
-// One thread prepares the barriers of the queue.
+// One thread initializes the barriers of the queue.
 __device__ __forceinline__ void init_queue(uint32 base) {
   for (int i = 0; i < kQueue; ++i) {
-    mbarrier_init(base + kQueueFullBarrier + 8 * i, 32);  // lanes of the scheduler
-    // Lanes of the producer, and warps of the consumers.
+    mbarrier_init(base + kQueueFullBarrier + 8 * i, 32);  // all lanes of the scheduler
+    // All lanes of the producer, and one lane per consumer warp.
     mbarrier_init(base + kQueueEmptyBarrier + 8 * i, 32 + kConsumerWarps);
   }
   mbarrier_init(base + kWantedBarrier, 1);
 }
 
-// The last thread block to end leaves the counters at 0 for the next launch.
+// The last thread block to end resets the counters to 0 for the next launch.
 __device__ __forceinline__ void release_scheduler(const Params& p) {
   __threadfence();
   if (atomicAdd(p.scheduler + 1, 1) == gridDim.x - 1) {
@@ -504,9 +503,9 @@ __device__ __forceinline__ void release_scheduler(const Params& p) {
   }
 }
 
-// Scheduler: one warp. Finds out what is next while the others still work, so that no one waits for the reads that this
-// takes, each of which needs what the one before brought. The first unit of a thread block has its own number, each
-// further one is the next that nobody has, taken when the producer asks for it.
+// Scheduler: one warp. Finds the next unit while the other warps work, which hides the latency of its dependent
+// loads. The first unit of a thread block has the thread block's own index; each further one is the next unassigned
+// one, taken when the producer requests it.
 __device__ __forceinline__ void schedule(const Params& p, uint32 base) {
   const bool leader = threadIdx.x % 32 == 0;
   QueueState state;
@@ -529,7 +528,7 @@ __device__ __forceinline__ void schedule(const Params& p, uint32 base) {
   if (leader) release_scheduler(p);
 }
 
-// Producer, the whole warp: the next unit, and the first of its block columns, one a lane.
+// Producer, the whole warp: the next unit, and its first block columns, one per lane.
 __device__ __forceinline__ Unit take_next(uint32 base, QueueState& state, int& columns) {
   mbarrier_wait(base + kQueueFullBarrier + 8 * state.entry, state.phase);
   const Unit unit = queue_entry(state.entry).unit;
@@ -539,7 +538,8 @@ __device__ __forceinline__ Unit take_next(uint32 base, QueueState& state, int& c
   return unit;
 }
 
-// Producer: one warp fills the ring, unit after unit. Its lanes hold block columns, one of them issues the copies.
+// Producer: one warp fills the ring, unit after unit. Its lanes hold block columns; one of them issues the
+// copies.
 __device__ __forceinline__ void produce(const Params& p, uint32 base) {
   const bool leader = threadIdx.x % 32 == 0;
   PipelineState state;
@@ -549,7 +549,7 @@ __device__ __forceinline__ void produce(const Params& p, uint32 base) {
     int next_columns;
     const Unit unit = take_next(base, queue_position, next_columns);
     if (unit.column < 0) break;
-    bool has_asked = false;  // for the next unit
+    bool has_asked = false;  // whether it has requested the next unit
     int columns = 0;
 
 #pragma unroll 1
@@ -569,7 +569,7 @@ __device__ __forceinline__ void produce(const Params& p, uint32 base) {
   }
 }
 
-// Consumer, a whole warp: goes through what the scheduler hands out.
+// Consumer, a whole warp: iterates over the work that the scheduler hands out.
 struct UnitWalk {
   uint32 base;
   Unit unit;
@@ -592,19 +592,19 @@ struct UnitWalk {
   }
 };
 
-// A part is what one of the several chunks of a block row adds to a tile of C, in fp32. Here a warpgroup leaves its
-// column groups of it: for each thread its accumulators, four floats at a time.
+// A partial result is the contribution of one of several chunks of a block row to a tile of C, in fp32. A warpgroup
+// stores its column groups of it here: the accumulators of each thread, four floats at a time.
 __device__ __forceinline__ float4* partial_place(const Params& p, int chunk, int column, int warpgroup) {
   const int64 part = (static_cast<int64>(chunk) * p.column_tiles + column) * (kConsumerWarps / 4) + warpgroup;
   return reinterpret_cast<float4*>(p.parts + part * kPartialFloats) + threadIdx.x % kWarpgroupThreads;
 }
 
-// Leaves a warpgroup's column groups of a part in global memory. If those of all other chunks of the block row are
-// there, adds them up and returns true. That is done in the order of the chunks, so it does not matter which one comes
+// Stores a warpgroup's column groups of a partial result in global memory. If it is the last chunk of the block row,
+// adds all of them and returns true. They are added in chunk order, so the result does not depend on which one finishes
 // last.
 __device__ __forceinline__ bool combine_partials(const Params& p, const Unit& unit, int warpgroup,
     Accumulators& accumulators) {
-  int* const is_last = reinterpret_cast<int*>(shared + kIsLastOffset) + warpgroup;  // of the chunks of the block row
+  int* const is_last = reinterpret_cast<int*>(shared + kIsLastOffset) + warpgroup;  // last chunk of the block row
   float4* const place = partial_place(p, unit.chunk, unit.column, warpgroup);
 #pragma unroll
   for (int group = 0; group < kWarpgroupGroups; ++group) {
@@ -615,15 +615,15 @@ __device__ __forceinline__ bool combine_partials(const Params& p, const Unit& un
     }
   }
 
-  // Counts the chunks that are done; the last one leaves the counter at 0 for the next launch. What each thread has
-  // left comes before the count, and what others have left is read after it, not through the L1 (__ldcg).
+  // Counts the finished chunks; the last one resets the counter to 0 for the next launch. Each thread's stores come
+  // before the count. The partial results of other threads are read after it, bypassing the L1 (__ldcg).
   const int blocks = load_index(p.crow_indices, p.index_words, unit.row + 1) -
                      load_index(p.crow_indices, p.index_words, unit.row);
   const int chunks = (blocks + p.chunk_blocks - 1) / p.chunk_blocks;
   __threadfence();
   bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
   if (threadIdx.x % kWarpgroupThreads == 0) {
-    // Tiles of cut block rows are told apart by the first chunk of their row.
+    // Counters of split block rows are indexed by the first chunk of their row.
     const int counted = unit.first_chunk * p.column_tiles + unit.column;
     int* const counter = p.chunks_done + counted * (kConsumerWarps / 4) + warpgroup;
     *is_last = atomicAdd(counter, 1) == chunks - 1;
@@ -667,7 +667,7 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, int warpgr
   for (UnitWalk walk(base); walk.next();) {
     const Unit& unit = walk.unit;
     const int c_row = unit.row * kTileM, c_column = unit.column * kTileN + first_group * kGroupColumns;
-    // An empty block row has no step: its zeros are what is stored.
+    // An empty block row has no steps: it stores these zeros.
     Accumulators accumulators;
 #pragma unroll
     for (int group = 0; group < kWarpgroupGroups; ++group) {
@@ -686,7 +686,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
     h100_bsr_spmm_b16_balanced(const __grid_constant__ Params p) {
   const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
 
-  // One thread prepares the barriers. An empty barrier counts one arrival of each consumer warp.
+  // One thread initializes the barriers. An empty barrier counts one arrival per consumer warp.
   if (threadIdx.x == 0) {
     for (int i = 0; i < kStages; ++i) {
       mbarrier_init(base + kFullBarrier + 8 * i, 1);
@@ -700,7 +700,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   }
   __syncthreads();
 
-  // The shuffle shows the compiler that it is uniform, so that it keeps what depends on it in uniform registers.
+  // The shuffle proves to the compiler that it is warp-uniform, so values derived from it go to uniform registers.
   const int warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / 32, 0);
   if (warp == kConsumerWarps) {
     produce(p, base);

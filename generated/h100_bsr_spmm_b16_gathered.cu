@@ -3,54 +3,54 @@
 //     codegen render specs/h100_bsr_spmm_b16_gathered.yaml
 // spec: {"arch":"sm_90a","block":{"cols":16,"rows":16},"copy":"tma","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"cooperative","stages":4,"tile":{"k":16,"m":384,"n":128}}
 // spec hash: 03ca77511d5565cb2809bfe6d6d0ab6903576918d8e720d292572dbc7231a6ca
-// seal: sha256 53d92010c2ecc0b41685e6be7a022b8e84c5cc63ad69e1ac2ca8788415ab6a88
+// seal: sha256 c8c8bdcbb9c25891e0563dad21f9e37bc8264799e9e87a8543d5e0480030d7a1
 
 // BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
-// Rows of B that one block of A needs do little work for their bytes. So a tile has many block rows, and what it loads
-// of B is used by all of them that have a block there. Which block rows have how much in common was found out before,
-// with the order in which a tile goes through their block columns: in rounds, in each of which every block row takes
-// one of its blocks, at a column whose rows of B are in shared memory, since this round or an earlier one. So a round
-// always multiplies for the same accumulators. Only where it reads B differs, and whether a warp reads it once for both
-// of its block rows.
+// The rows of B that one block of A needs do little work per byte. A tile therefore has many block rows, and all of
+// them that have a block at a loaded column share its rows of B. A preprocessing step groups block rows by their
+// overlap, and orders the block columns of each tile in rounds. In a round, every block row takes one of its blocks, at
+// a column whose rows of B have been in shared memory since this round or an earlier one. A round thus always
+// accumulates into the same registers; only the address of B differs, and whether a warp reads B once for both of its
+// block rows.
 //
-// A block of A is as high as an mma.sync. A wgmma would be quicker with columns of B as its 64 rows, but wants a
-// descriptor in uniform registers for each block, and putting it there costs more than is gained.
+// The height of a block of A is that of an mma.sync. A wgmma with columns of B as its 64 rows would be faster, but
+// needs a descriptor in uniform registers for each block, and putting it there costs more than it gains.
 //
-// Who does what
-//   h100_bsr_spmm_b16_gathered_pack_a, launched before, copies the blocks of A to packets, in order of use. It
-//     reads A and entries alone: where A stays as it is, it may run once, by itself, for many launches of this
-//   the first kConsumerWarps warps  consumers. Each keeps the products of its block rows in registers
-//   the last kProducerWarps warps   producers. One loads packets, the others share the rows of B of a round
+// Roles
+//   h100_bsr_spmm_b16_gathered_pack_a, launched first, copies the blocks of A to packets, in order of use. It reads only A
+//     and entries: if A does not change, it may run once, by itself, for many launches of this kernel
+//   the first kConsumerWarps warps  consumers. Each has some block rows of the tile, with their products in registers
+//   the last kProducerWarps warps   producers. One loads packets; the others share the rows of B of a round
 //
-// Thread blocks form clusters of kCluster, with neighbouring column tiles of one group. Each loads its rows of B, and a
-// part of every packet for all of them.
+// Thread blocks form clusters of kCluster, with neighboring column tiles of one group. Each loads its rows of B, and a
+// part of every packet for the whole cluster.
 //
-// Which barrier guards what
-//   full[i]    producers -> consumers: the packet in stage i and the rows of B of its round have come
-//   packet[i]  consumers -> producer: every consumer warp of the cluster is done with the packet
-//   rows[i]    consumers -> producers: every consumer warp of this thread block is done with the rows of B
+// Barriers
+//   full[i]    producers -> consumers: the packet in stage i and the rows of B of its round have arrived
+//   packet[i]  consumers -> producer: every consumer warp of the cluster has finished with the packet
+//   rows[i]    consumers -> producers: every consumer warp of this thread block has finished with the rows of B
 //
 // Symbols
-//   group        the block rows of one tile. Tiles are numbered groups first, so that the thread blocks at work share
+//   group        the block rows of one tile. Tiles are numbered groups first, so that concurrent thread blocks share
 //                columns of B, which then come from the L2
-//   record       of a round: the block columns that it loads, how many they are, the place in the ring of rows of B
-//                that those of the first one have, how many slots have a block, and how many of the places taken
-//                before it, the last ones, it or rounds behind it need
-//   slot         of a block row in its tile: kWarpSlots in each consumer warp. A slot may have no block row, and no
-//                block in a round: it then multiplies zeros by zeros
+//   record       of a round: the block columns that it loads, their number, the slot in the ring of rows of B for the
+//                first of them, the number of slots that have a block, and how many of the ring slots filled last
+//                before it are still needed by it or by later rounds
+//   slot         position of a block row in its tile: kWarpSlots in each consumer warp. A slot may have no block row,
+//                and no block in a round: it then multiplies zeros by zeros
 //   round        one block of each slot, and the rows of B of up to kRoundColumns block columns that are loaded for it:
-//                those that its slots meet and that are not there from earlier rounds
-//   packet       of a round: a word for each consumer warp, one for its next round, which it knows before that comes,
-//                then the blocks that slots have, one behind the other, as the lanes want their elements
+//                those that match its slots and are not left from earlier rounds
+//   packet       of a round: a word for each consumer warp, another one for its next round, known one round ahead, then
+//                the blocks of the slots, one after the other, in the element order of the lanes
 //   column group 64 columns of B or C: in shared memory rows of 128 bytes, swizzled
 
 using int64 = long long;
 using uint32 = unsigned int;
 
 // Stands for CUtensorMap: 128 opaque bytes (PTX ISA, "Tensor-Map"), 64-byte aligned (driver API,
-// cuTensorMapEncodeTiled). Parameters of this type have in their comments the dimensions, innermost first, the box of
-// one copy, and the bytes of the swizzle.
+// cuTensorMapEncodeTiled). The comments of parameters of this type give the dimensions, innermost first, the box of one
+// copy, and the bytes of the swizzle.
 struct alignas(64) TensorMap {
   unsigned char bytes[128];
 };
@@ -60,17 +60,17 @@ constexpr int kBlockCols = 16;  // columns of a block of A
 constexpr int kTileSlots = 24;  // slots of a C tile, each for a block row
 constexpr int kTileN = 128;  // columns of a C tile
 constexpr int kCluster = 2;  // thread blocks that load A together: neighboring column tiles of a group
-constexpr int kStages = 4;  // rounds whose packets have a place
-constexpr int kRingColumns = 37;  // block columns whose rows of B have a place
+constexpr int kStages = 4;  // depth of the ring of packets, one round each
+constexpr int kRingColumns = 37;  // slots of the ring of rows of B, one block column each
 constexpr int kRoundColumns = 15;  // block columns of a round, at most
 constexpr int kRecordWords = 16;  // words of the record of a round
-constexpr int kRecords = 4;  // records that a producer warp has asked for before it needs them
+constexpr int kRecords = 4;  // records that a producer warp loads ahead
 constexpr int kThreads = 512;  // warpgroups that consume, then one that produces
 constexpr int kProducerWarps = 4;  // warps that load
 constexpr int kColumnWarps = 3;  // of these, those that load rows of B; the last one loads packets
 constexpr int kWarpColumns = 4;  // columns of a round for each, at most
 constexpr int kProducerRegisters = 32;  // registers a producer thread keeps
-constexpr int kConsumerRegisters = 160;  // registers a consumer thread takes; 32 + 3 x 160 are 4 x 128, those at launch
+constexpr int kConsumerRegisters = 160;  // registers a consumer thread takes; 32 + 3 x 160 are the 4 x 128 at launch
 constexpr int kPackThreads = 256;  // threads of a block that packs
 constexpr int kPackChunks = 3;  // chunks of A for each of them
 constexpr int kBlockChunks = 32;  // chunks of 16 bytes of a block of A
@@ -79,7 +79,7 @@ constexpr int kTileGroups = 2;  // column groups of a tile
 constexpr int kABlockBytes = 512;  // bytes of a block of A
 constexpr int kPacketBytes = 12384;  // bytes of a packet, at most
 constexpr int kStageBytes = 12544;  // bytes from one packet to the next in shared memory
-constexpr int kBColumnBytes = 4096;  // bytes of the rows of B that meet a block column
+constexpr int kBColumnBytes = 4096;  // bytes of the rows of B that match a block column
 constexpr int kBGroupBytes = 2048;  // bytes of one column group of them
 constexpr int kConsumerWarps = 12;  // warps that compute
 constexpr int kWarpSlots = 2;  // slots of a warp
@@ -91,58 +91,58 @@ constexpr int kCGroupBytes = 2048;  // bytes of one column group of a block row 
 
 // Dynamic shared memory: 230496 bytes. Byte offsets:
 constexpr int kBOffset = 0;  // 151552 bytes: ring of rows of B, 37 x 2 column groups of 16 rows of 128 bytes
-constexpr int kZerosOffset = 151552;  // 4096 bytes: rows of zeros: what a slot without a block multiplies
-constexpr int kCOffset = 155648;  // 24576 bytes: C on its way out
-constexpr int kPacketsOffset = 180224;  // 50176 bytes: ring of packets: blocks of A, where they find rows of B
+constexpr int kZerosOffset = 151552;  // 4096 bytes: rows of zeros, multiplied by slots without a block
+constexpr int kCOffset = 155648;  // 24576 bytes: staging of C
+constexpr int kPacketsOffset = 180224;  // 50176 bytes: ring of packets: blocks of A, locations of their rows of B
 constexpr int kBarriersOffset = 230400;  // 96 bytes: mbarriers: full, of packets, of rows of B
 
 constexpr int kFullBarrier = kBarriersOffset;
 constexpr int kPacketBarrier = kFullBarrier + 8 * kStages;
 constexpr int kRowsBarrier = kPacketBarrier + 8 * kStages;
-constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared memory: what the swizzle spans
-// Half a word of a packet: what a slot does in a round.
-constexpr uint32 kPlace = 63;           // mask of the place of its rows of B; behind the ring's last place are zeros
-constexpr uint32 kSharesRows = 1 << 6;  // of a warp's first slot: the second one meets the same rows of B
+constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared memory: the span of the swizzle
+// Half a word of a packet: the work of a slot in a round.
+constexpr uint32 kPlace = 63;           // mask of the ring slot of its rows of B; zeros follow the ring's last slot
+constexpr uint32 kSharesRows = 1 << 6;  // set for a warp's first slot if the second one uses the same rows of B
 constexpr uint32 kHasBlock = 1 << 7;
-constexpr int kNumberShift = 8;         // above: which block of the packet it has
+constexpr int kNumberShift = 8;         // above: the index of its block in the packet
 static_assert(kZerosOffset == kBOffset + kRingColumns * kBColumnBytes && kRingColumns <= kPlace);
 static_assert(kWarpSlots == 2, "the slots of a warp are the halves of a word");
 constexpr int kWordsBytes = 96;  // of a packet: a word for each consumer warp and round
 
-// Launch: 512 threads a block, 230496 bytes of dynamic shared memory, clusters of 2.
+// Launch: 512 threads per block, 230496 bytes of dynamic shared memory, clusters of 2.
 // Grid: one thread block per SM, looping over tiles (persistent), groups of block rows fastest.
-// Before it, with the same parameters: h100_bsr_spmm_b16_gathered_pack_a, 256 threads a block.
+// Prologue, with the same parameters: h100_bsr_spmm_b16_gathered_pack_a, 256 threads per block.
 struct Params {
   TensorMap b_map;  // B (N, K): box 64 x 16, swizzle 128
   TensorMap b_groups_map;  // column groups of B (columns of a group, K, groups): box 64 x 16 x 2, swizzle 128
   TensorMap c_map;  // C (N, M): box 64 x 16, swizzle 128
   const uint32* a;  // stored blocks of A
   const int* rounds;  // records: 15 block columns, then a StepHeader
-  const int2* entries;  // of each round and slot: stored block, place of the rows of B that it meets; or -1
-  const int* round_starts;  // first round of each group, and one more
-  const int* slot_rows;  // of each group and slot: block row, or -1
-  uint4* packets;  // of each round: blocks of A and the places of their rows of B
+  const int2* entries;  // for each round and slot: stored block, ring slot of its rows of B; or -1
+  const int* round_starts;  // first round of each group, then the end of the last
+  const int* slot_rows;  // for each group and slot: block row, or -1
+  uint4* packets;  // for each round: blocks of A and the ring slots of their rows of B
   int groups;  // groups of block rows
   int tiles;  // groups * clusters of column tiles
   int n;  // columns of B and C
-  int whole_rows;  // rows of B, from the first, of which one copy brings all column groups of a tile
+  int whole_rows;  // leading rows of B for which one copy loads all column groups of a tile
 };
 
-// barrier.cluster.arrive: this thread has come to the cluster's barrier; what it wrote before can be seen after it
-// (PTX ISA, "barrier.cluster")
+// barrier.cluster.arrive: arrives at the cluster's barrier; this thread's earlier writes are visible after it (PTX ISA,
+// "barrier.cluster")
 __device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release;" ::: "memory"); }
-// barrier.cluster.wait: all threads of the cluster have come (PTX ISA, "barrier.cluster")
+// barrier.cluster.wait: waits until all threads of the cluster have arrived (PTX ISA, "barrier.cluster")
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
 
-// mapa: where a shared-memory address of this thread block is in another one of the cluster (PTX ISA, "mapa")
+// mapa: maps a shared-memory address of this thread block to another one of the cluster (PTX ISA, "mapa")
 __device__ __forceinline__ uint32 map_shared(uint32 address, int block) {
   uint32 mapped;
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(mapped) : "r"(address), "r"(block));
   return mapped;
 }
 
-// mbarrier.arrive: one arrival at a barrier of any thread block of the cluster. Not with `.release.cluster`: that waits
-// for every write of the thread, device-wide, and there is none to wait for (PTX ISA, "mbarrier.arrive")
+// mbarrier.arrive: one arrival at a barrier of any thread block of the cluster. Without `.release.cluster`, which would
+// wait for every write of the thread, device-wide; there are none to wait for (PTX ISA, "mbarrier.arrive")
 __device__ __forceinline__ void mbarrier_arrive_cluster(uint32 mapped) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(mapped) : "memory");
 }
@@ -152,20 +152,19 @@ __device__ __forceinline__ void mbarrier_init(uint32 barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 
-// fence.mbarrier_init: makes the initialised barriers visible to the copy engine and to the cluster's other thread
+// fence.mbarrier_init: makes the initialized barriers visible to the async proxy and to the cluster's other thread
 // blocks (PTX ISA, "membar / fence")
 __device__ __forceinline__ void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
 // mbarrier.arrive.expect_tx: one arrival; the phase also needs `bytes` bytes from the copy engine to complete. They may
-// come before this: without the arrival it does not complete (PTX ISA, "mbarrier.arrive")
+// come earlier: the phase does not complete without the arrival (PTX ISA, "mbarrier.arrive")
 __device__ __forceinline__ void mbarrier_arrive_expect_tx(uint32 barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
-// mbarrier.try_wait.parity: returns once the phase of this parity has completed
-// (PTX ISA, "mbarrier.try_wait")
+// mbarrier.try_wait.parity: waits until the phase of this parity has completed (PTX ISA, "mbarrier.try_wait")
 __device__ __forceinline__ void mbarrier_wait(uint32 barrier, int parity) {
   asm volatile(
       "{\n"
@@ -178,13 +177,13 @@ __device__ __forceinline__ void mbarrier_wait(uint32 barrier, int parity) {
       "}\n" ::"r"(barrier), "r"(parity) : "memory");
 }
 
-// prefetch.tensormap: brings a descriptor into its cache (PTX ISA, "prefetch")
+// prefetch.tensormap: prefetches a descriptor (PTX ISA, "prefetch")
 __device__ __forceinline__ void prefetch_tensormap(const TensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-// cp.async.bulk.tensor.2d: tensor box at (c0, ...) to shared memory, counted by an mbarrier. What of the box
-// lies outside the tensor, before its first element too, comes as zeros, and counts (PTX ISA, "cp.async.bulk.tensor")
+// cp.async.bulk.tensor.2d: copies the tensor box at (c0, ...) to shared memory, counted by an mbarrier. Elements
+// outside the tensor, even before its first element, are zero-filled and counted (PTX ISA, "cp.async.bulk.tensor")
 __device__ __forceinline__ void tma_load_2d(
     uint32 to, const TensorMap* map, uint32 barrier, int c0, int c1) {
   asm volatile(
@@ -192,8 +191,8 @@ __device__ __forceinline__ void tma_load_2d(
       ::"r"(to), "l"(map), "r"(barrier), "r"(c0), "r"(c1) : "memory");
 }
 
-// cp.async.bulk.tensor.3d: tensor box at (c0, ...) to shared memory, counted by an mbarrier. What of the box
-// lies outside the tensor, before its first element too, comes as zeros, and counts (PTX ISA, "cp.async.bulk.tensor")
+// cp.async.bulk.tensor.3d: copies the tensor box at (c0, ...) to shared memory, counted by an mbarrier. Elements
+// outside the tensor, even before its first element, are zero-filled and counted (PTX ISA, "cp.async.bulk.tensor")
 __device__ __forceinline__ void tma_load_3d(
     uint32 to, const TensorMap* map, uint32 barrier, int c0, int c1, int c2) {
   asm volatile(
@@ -201,9 +200,9 @@ __device__ __forceinline__ void tma_load_3d(
       ::"r"(to), "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2) : "memory");
 }
 
-// cp.async.bulk.multicast::cluster: `bytes` bytes that follow each other to the same place in the shared memory of each
-// thread block in `blocks`, counted by the mbarrier that each has in the same place; addresses and bytes are multiples
-// of 16 (PTX ISA, "cp.async.bulk")
+// cp.async.bulk.multicast::cluster: copies `bytes` contiguous bytes to the same offset in the shared memory of each
+// thread block in `blocks`, counted by the mbarrier at the same offset in each; addresses and bytes are multiples of 16
+// (PTX ISA, "cp.async.bulk")
 __device__ __forceinline__ void tma_load_bytes_multicast(
     uint32 to, const void* from, int bytes, uint32 barrier, unsigned short blocks) {
   asm volatile(
@@ -211,7 +210,7 @@ __device__ __forceinline__ void tma_load_bytes_multicast(
       ::"r"(to), "l"(from), "r"(bytes), "r"(barrier), "h"(blocks) : "memory");
 }
 
-// cp.async.bulk.tensor.2d: shared memory to the tensor box at (c0, ...), clipped at the tensor's ends
+// cp.async.bulk.tensor.2d: copies shared memory to the tensor box at (c0, ...), clipped at the tensor's ends
 // (PTX ISA, "cp.async.bulk.tensor")
 __device__ __forceinline__ void tma_store_2d(const TensorMap* map, uint32 from, int c0, int c1) {
   asm volatile(
@@ -219,21 +218,21 @@ __device__ __forceinline__ void tma_store_2d(const TensorMap* map, uint32 from, 
       ::"l"(map), "r"(from), "r"(c0), "r"(c1) : "memory");
 }
 
-// cp.async.bulk.commit_group: closes a group of stores (PTX ISA, "cp.async.bulk.commit_group")
+// cp.async.bulk.commit_group: commits the stores as a group (PTX ISA, "cp.async.bulk.commit_group")
 __device__ __forceinline__ void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 
-// cp.async.bulk.wait_group.read: at most kPending groups have not read their shared memory yet
-// (PTX ISA, "cp.async.bulk.wait_group")
+// cp.async.bulk.wait_group.read: at most kPending groups have yet to read their shared memory (PTX ISA,
+// "cp.async.bulk.wait_group")
 template <int kPending>
 __device__ __forceinline__ void tma_store_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
 }
 
-// fence.proxy.async: ordinary shared-memory writes become visible to the copy engine (PTX ISA, "membar / fence")
+// fence.proxy.async: makes generic shared-memory writes visible to the async proxy (PTX ISA, "membar / fence")
 __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// ldmatrix.x4.trans: four 8 x 8 matrices of 16-bit elements, each transposed on the way; lanes 8 i .. 8 i + 7 give
-// the row addresses of matrix i (PTX ISA, "ldmatrix")
+// ldmatrix.x4.trans: loads four 8 x 8 matrices of 16-bit elements, each transposed. Lanes 8 i to 8 i + 7 hold the row
+// addresses of matrix i (PTX ISA, "ldmatrix")
 __device__ __forceinline__ void ldmatrix_x4_trans(uint32 (&m)[4], uint32 address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 { %0, %1, %2, %3 }, [%4];"
       : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(address) : "memory");
@@ -247,8 +246,8 @@ __device__ __forceinline__ void mma_m16n8k16(float (&d)[4], const uint32 (&a)[4]
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// setmaxnreg: .dec gives registers of this warpgroup back to the thread block, .inc waits until there are so many
-// (PTX ISA, "setmaxnreg")
+// setmaxnreg: .dec releases registers of this warpgroup to the thread block, .inc waits until enough are free (PTX ISA,
+// "setmaxnreg")
 template <int kRegisters>
 __device__ __forceinline__ void setmaxnreg_dec() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
@@ -258,9 +257,9 @@ __device__ __forceinline__ void setmaxnreg_inc() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
-// elect.sync, CUTLASS's elect_one_sync: whether this lane is the one that is picked of its warp, always the same. After
-// this, unlike after a comparison of lanes, the compiler knows that one lane is at work, and issues a copy without a
-// loop over lanes (PTX ISA, "elect.sync")
+// elect.sync, CUTLASS' elect_one_sync: whether this lane is the elected one of its warp, always the same. Unlike a
+// comparison of lanes, it proves to the compiler that a single lane is active, so a copy is issued without a loop over
+// lanes (PTX ISA, "elect.sync")
 __device__ __forceinline__ bool elect() {
   uint32 picked;
   asm volatile(
@@ -272,20 +271,20 @@ __device__ __forceinline__ bool elect() {
   return picked != 0;
 }
 
-// cvt.rn.f16x2.f32: two floats to a pair of fp16, `low` in the lower half (PTX ISA, "cvt")
+// cvt.rn.f16x2.f32: converts two floats to a pair of fp16, `low` in the lower half (PTX ISA, "cvt")
 __device__ __forceinline__ uint32 pack(float low, float high) {
   uint32 pair;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   return pair;
 }
 
-// stmatrix.x4: four 8 x 8 matrices of 16-bit elements, each lane gives the address of one row (PTX ISA, "stmatrix")
+// stmatrix.x4: stores four 8 x 8 matrices of 16-bit elements; each lane holds one row address (PTX ISA, "stmatrix")
 __device__ __forceinline__ void stmatrix_x4(uint32 address, uint32 a, uint32 b, uint32 c, uint32 d) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], { %1, %2, %3, %4 };"
       ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
-// What a slot does in a round, as a half of a word has it, for a whole warp, a slot a lane.
+// The work of a slot in a round, encoded as half a word; called by a whole warp, one slot per lane.
 __device__ __forceinline__ uint32 half_word(const Params& p, int64 round) {
   const int slot = threadIdx.x % 32;
   const int2 entry = slot < kTileSlots ? p.entries[round * kTileSlots + slot] : make_int2(-1, -1);
@@ -296,9 +295,9 @@ __device__ __forceinline__ uint32 half_word(const Params& p, int64 round) {
   return entry.y | (shares_rows ? kSharesRows : 0) | kHasBlock | __popc(before) << kNumberShift;
 }
 
-// Packs a round: its words, those of the round after it, and the blocks that its slots have. Of each step of a block 16
-// bytes for every lane, as mma.sync wants them: rows r and r + 8 (r = lane / 4), columns c and c + 1, then c + 8 and
-// c + 9 (c = 2 (lane % 4)).
+// Packs a round: its words, those of the next round, and the blocks of its slots. Each lane gets 16 bytes of every step
+// of a block, in the element order of mma.sync: rows r and r + 8 (r = lane / 4), columns c and c + 1, then c + 8 and c
+// + 9 (c = 2 (lane % 4)).
 extern "C" __global__ void __launch_bounds__(kPackThreads)
     h100_bsr_spmm_b16_gathered_pack_a(const __grid_constant__ Params p) {
   __shared__ uint32 halves[32];  // of this round
@@ -306,7 +305,7 @@ extern "C" __global__ void __launch_bounds__(kPackThreads)
   const int lane = threadIdx.x % 32;
   uint4* packet = p.packets + round * (kPacketBytes / 16);
 
-  // A thread asks for all its elements at once, and for them before words are worked out.
+  // Issue all loads of a thread at once, before computing the words.
   uint4 elements[kPackChunks];
 #pragma unroll
   for (int i = 0; i < kPackChunks; ++i) {
@@ -337,9 +336,9 @@ extern "C" __global__ void __launch_bounds__(kPackThreads)
   }
 }
 
-// Position in the ring of packets: the stage, and the parity of the pass over the ring, 0 in the first.
-// Consumers wait with this parity until the stage is full. Producers wait with the other, that of the pass before,
-// until it is free; a fresh barrier counts that pass as ended: in the first pass nobody waits.
+// Position in the ring of packets: the stage, and the parity of the pass over the ring, 0 in the first. Consumers wait
+// with this parity until the stage is full. Producers wait with the other parity, that of the previous pass, until the
+// stage is free. A fresh barrier counts that pass as completed, so nobody waits in the first pass.
 struct PipelineState {
   int index = 0, phase = 0;
 
@@ -351,10 +350,10 @@ struct PipelineState {
   }
 };
 
-// Copies the rows of B that a block column of A meets, from `row` on, to `to`. One copy brings all column groups; those
-// beyond B come as zeros, and count as bytes. Where B's last columns do not fill a group, the copy takes the others
-// from what follows them in memory, the row below, and the store of C leaves their products out. From row p.whole_rows
-// on there are too few rows below: each group is a copy of its own, in which columns beyond B are zeros.
+// Copies the rows of B that match a block column of A, starting at `row`, to `to`. One copy loads all column groups;
+// those beyond B are zero-filled and count toward the transaction bytes. If B's last columns do not fill a group, the
+// copy fills the rest from the data that follows in memory, the next row; the store of C clips its products. From row
+// p.whole_rows on, too few rows follow: each group is a separate copy, in which columns beyond B are zero-filled.
 __device__ __forceinline__ void load_b(const Params& p, uint32 to, uint32 full, int row, int column) {
   if (column + kTileN <= p.n || row < p.whole_rows) {
     tma_load_3d(to, &p.b_groups_map, full, 0, row, column / kGroupColumns);  // all column groups at once
@@ -366,18 +365,18 @@ __device__ __forceinline__ void load_b(const Params& p, uint32 to, uint32 full, 
   }
 }
 
-// Brings the descriptors of B into their cache.
+// Prefetches the descriptors of B.
 __device__ __forceinline__ void prefetch_b(const Params& p) {
   prefetch_tensormap(&p.b_map);
   prefetch_tensormap(&p.b_groups_map);
 }
 
-// Walks through the rounds of this cluster's tiles, for a whole warp. Where the next tile's rounds are is asked for a
+// Iterates over the rounds of this cluster's tiles, for a whole warp. The range of the next tile's rounds is loaded one
 // tile ahead.
 struct RoundWalk {
   int tile, column, round, end;
   int next_group, next_column, next_round, next_end;
-  int clusters, group_step, column_step;  // from a tile to the next
+  int clusters, group_step, column_step;  // strides from a tile to the next
 
   __device__ __forceinline__ RoundWalk(const Params& p) : tile(blockIdx.x / kCluster), clusters(gridDim.x / kCluster) {
     group_step = clusters % p.groups;
@@ -388,12 +387,12 @@ struct RoundWalk {
     enter(p);
     settle(p);
   }
-  // Asks for the rounds of the next tile; there are some after the last tile, too.
+  // Loads the range of the next tile's rounds; it is readable even after the last tile.
   __device__ __forceinline__ void ask(const Params& p) {
     next_round = __ldg(p.round_starts + next_group);
     next_end = __ldg(p.round_starts + next_group + 1);
   }
-  // Makes the next tile this one.
+  // Advances to the next tile.
   __device__ __forceinline__ void enter(const Params& p) {
     column = next_column * kCluster + blockIdx.x % kCluster;
     round = next_round;
@@ -413,8 +412,8 @@ struct RoundWalk {
       enter(p);
     }
   }
-  // The record of this round, a word a lane, and then the number of the round and the column tile; goes to the next
-  // round. After the last one it is 0.
+  // The record of this round, one word per lane, then the index of the round and the column tile; advances to the next
+  // round. After the last round, it is 0.
   __device__ __forceinline__ int take(const Params& p) {
     const int lane = threadIdx.x % 32;
     if (tile >= p.tiles) return 0;
@@ -430,13 +429,13 @@ struct StepHeader {
   int word;
 
   __device__ __forceinline__ int columns() const { return word & 255; }           // block columns that it loads
-  __device__ __forceinline__ int first_place() const { return word >> 8 & 255; }  // of the ring: where the first goes
-  __device__ __forceinline__ int blocks() const { return word >> 16 & 255; }      // of A, in its packet
-  __device__ __forceinline__ int kept() const { return word >> 24; }              // columns before that are needed yet
+  __device__ __forceinline__ int first_place() const { return word >> 8 & 255; }  // ring slot of the first one
+  __device__ __forceinline__ int blocks() const { return word >> 16 & 255; }      // blocks of A in its packet
+  __device__ __forceinline__ int kept() const { return word >> 24; }              // earlier columns still needed
 };
 
-// Calls `load` with the record of each round of this cluster's tiles, for a whole warp. A record is asked for kRecords
-// rounds ahead, and stays in the register that it comes to: to move it would be to wait for it.
+// Calls `load` with the record of each round of this cluster's tiles, for a whole warp. A record is loaded kRecords
+// rounds ahead and stays in its destination register: moving it would wait for it.
 template <typename Load>
 __device__ __forceinline__ void for_each_round(const Params& p, Load load) {
   PipelineState state;
@@ -459,16 +458,16 @@ __device__ __forceinline__ void for_each_round(const Params& p, Load load) {
   }
 }
 
-// Which places of the ring of rows of B are taken. Each round has those after the places of the round before, but a
-// group begins at the first place: places that are skipped count to the round before.
+// Occupied slots of the ring of rows of B. Each round takes the slots after those of the previous round, but a group
+// begins at the first slot: skipped slots count toward the previous round.
 struct ColumnRing {
-  int head = 0;    // the place after the last round's
-  int taken = 0;   // places taken until now, in all passes over the ring
-  int begins = 0;  // lane i: how many nobody needed any more when the last round but i began
+  int head = 0;    // the slot after the last round's
+  int taken = 0;   // slots taken so far, over all passes of the ring
+  int begins = 0;  // lane i: number of slots no longer needed when the i-th last round began
 
-  // Takes the places of a round of `count` columns that begins at place `first`. It or rounds behind it need the last
-  // `kept` of those that were taken before. Returns how many rounds back the one is that must be done before: the last
-  // one of this stage, or a later one whose places are needed.
+  // Takes the slots of a round of `count` columns that begins at slot `first`. This round or later ones need the last
+  // `kept` slots taken before. Returns the distance, in rounds, to the round that must finish first: the last one of
+  // this stage, or a later one whose slots are needed.
   __device__ __forceinline__ int take(int first, int count, int kept) {
     const int lane = threadIdx.x % 32;
     if (first != head) taken += kRingColumns - head;
@@ -481,8 +480,8 @@ struct ColumnRing {
   }
 };
 
-// Producer of rows of B: each of kColumnWarps warps brings what every kColumnWarps-th column of a round needs. What can
-// be known before there is room is worked out before, for all columns at once, each by one lane.
+// Producer of rows of B: each of kColumnWarps warps loads the rows for every kColumnWarps-th column of a round.
+// Everything known before a slot is free is computed ahead, for all columns at once, one per lane.
 __device__ __forceinline__ void produce_columns(const Params& p, uint32 base, int warp) {
   ColumnRing ring;
   for_each_round(p, [&](int record, StepHeader header, const PipelineState& state) {
@@ -504,7 +503,7 @@ __device__ __forceinline__ void produce_columns(const Params& p, uint32 base, in
     if (elect()) {
       const uint32 full = base + kFullBarrier + 8 * state.index;
       mbarrier_arrive_expect_tx(full, mine * kBColumnBytes);
-      if (b_column + kTileN <= p.n) {  // as most tiles do
+      if (b_column + kTileN <= p.n) {  // the case for most tiles
 #pragma unroll
         for (int j = 0; j < kWarpColumns; ++j) {
           if (j < mine) tma_load_3d(to[j], &p.b_groups_map, full, 0, b_rows[j], b_column / kGroupColumns);
@@ -519,8 +518,8 @@ __device__ __forceinline__ void produce_columns(const Params& p, uint32 base, in
   });
 }
 
-// Producer of packets, one warp: it loads this thread block's part of each, for all thread blocks of the cluster. Their
-// stages are free, too: the barrier counts the consumer warps of all of them.
+// Producer of packets, one warp: it loads this thread block's part of each packet to all thread blocks of the cluster.
+// Their stages must be free, too: the barrier counts the consumer warps of all of them.
 __device__ __forceinline__ void produce_packets(const Params& p, uint32 base) {
   for_each_round(p, [&](int record, StepHeader header, const PipelineState& state) {
     const int64 round = __shfl_sync(0xFFFFFFFF, record, kRecordWords);
@@ -545,11 +544,11 @@ __device__ __forceinline__ void produce(const Params& p, uint32 base, int warp) 
   }
 }
 
-// What a consumer warp has to know of a tile. It is asked for before C of the tile before is stored; in vain after the
-// last tile.
+// A consumer warp's data of a tile. It is loaded before C of the previous tile is stored; after the last tile, the load
+// is unused.
 struct TileRows {
   int first_round, end_round;
-  int rows;  // lane i: block row of the i-th of the warp's slots, and of these again behind the last one
+  int rows;  // lane i: block row of the i-th of the warp's slots; repeats after the last one
 
   __device__ __forceinline__ void ask(const Params& p, int tile, int lane_slot) {
     const int group = tile % p.groups;
@@ -559,24 +558,24 @@ struct TileRows {
   }
 };
 
-// Where a lane's arrival goes when its warp hands back the round in stage 0: the first lanes hand back its packet, in
-// each thread block of the cluster, as all of them load into it, the next one the rows of B in this one, whose own
-// addresses are among those of the cluster (PTX ISA, "State spaces"). Barriers of other stages are 8 bytes further on
-// each.
+// Address of a lane's arrival when its warp releases the round in stage 0. The first lanes release its packet in each
+// thread block of the cluster, as all of them load into it; the next lane releases the rows of B in this thread block,
+// whose own addresses are valid cluster addresses (PTX ISA, "State spaces"). Barriers of consecutive stages are 8 bytes
+// apart.
 __device__ __forceinline__ uint32 hand_back_to(uint32 base) {
   const int lane = threadIdx.x % 32;
   return lane < kCluster ? map_shared(base + kPacketBarrier, lane) : base + kRowsBarrier;
 }
 
-// A warp hands a round back.
+// Releases a round, for a whole warp.
 __device__ __forceinline__ void consumer_release(uint32 to) {
   __syncwarp();
   if (threadIdx.x % 32 <= kCluster) mbarrier_arrive_cluster(to);
 }
 
-// accumulators += A B for kCount slots of this warp, from kFirst on, which meet the same rows of B: they are read once.
-// `a` is where this lane's elements of the first slot's block are, which those of the others follow, `b` where it
-// begins to read B. With the warp's last slot the round is released, when all of it is read.
+// accumulators += A B for kCount slots of this warp, starting at kFirst, which use the same rows of B: these are read
+// once. `a` points to this lane's elements of the first slot's block, followed by those of the other slots; `b` is
+// where the lane starts to read B. With the warp's last slot, the round is released when all of it has been read.
 template <int kFirst, int kCount>
 __device__ __forceinline__ void multiply_slots(float (&accumulators)[kWarpSlots][kTileGroups][kGroupTiles][4],
     const unsigned char* a, uint32 b, uint32 back_to) {
@@ -596,7 +595,7 @@ __device__ __forceinline__ void multiply_slots(float (&accumulators)[kWarpSlots]
       uint32 b_elements[kGroupTiles / 2][4];  // of 16 rows and 16 columns, which are 32 bytes
 #pragma unroll
       for (int i = 0; i < kGroupTiles / 2; ++i) {
-        // Going on by 16-byte chunks is an exclusive or, as the swizzle is.
+        // Advancing by 16-byte chunks is an exclusive or, as the swizzle is.
         ldmatrix_x4_trans(b_elements[i], (b ^ i * 32) + column_group * kBGroupBytes + step * 16 * kRowBytes);
       }
       if (kFirst + kCount == kWarpSlots && step == kSteps - 1 && column_group == kTileGroups - 1) {
@@ -615,9 +614,9 @@ __device__ __forceinline__ void multiply_slots(float (&accumulators)[kWarpSlots]
   }
 }
 
-// accumulators += A B for this warp's slots of one round. `word` tells what they do, `blocks` is where this lane's
-// elements of the packet's first block are, `b` where it would read if rows of B began at 0, `zeros` where it reads A
-// for a slot without a block.
+// accumulators += A B for this warp's slots of one round. `word` encodes their work, `blocks` points to this lane's
+// elements of the packet's first block, `b` is where the lane would read if rows of B began at 0, and `zeros` where it
+// reads A for a slot without a block.
 __device__ __forceinline__ void multiply_round(float (&accumulators)[kWarpSlots][kTileGroups][kGroupTiles][4],
     uint32 word, const unsigned char* blocks, uint32 b, const unsigned char* zeros, uint32 back_to) {
   const uint32 first = word & 0xFFFF, second = word >> 16;
@@ -635,8 +634,8 @@ __device__ __forceinline__ void multiply_round(float (&accumulators)[kWarpSlots]
 // Consumer: one warp computes its block rows of the C tile, tile after tile.
 __device__ __forceinline__ void consume(const Params& p, const unsigned char* shared, uint32 base, int warp) {
   const int lane = threadIdx.x % 32;
-  // Where this lane's address is in 16 rows of 128 bytes: lanes 8 i to 8 i + 7 give the rows of the i-th of four
-  // matrices, swizzled as TMA has them.
+  // Offset of this lane's address in 16 rows of 128 bytes: lanes 8 i to 8 i + 7 address the rows of matrix i of four,
+  // swizzled as by TMA.
   const uint32 lane_offset = lane % 16 * kRowBytes + (lane / 16 ^ lane % 8) * 16;
   const unsigned char* blocks = shared + kPacketsOffset + kWordsBytes + lane * 16;
   const uint32 back_to = hand_back_to(base), staging = base + kCOffset + warp * kCGroupBytes;
@@ -648,13 +647,13 @@ __device__ __forceinline__ void consume(const Params& p, const unsigned char* sh
   for (int tile = blockIdx.x / kCluster; tile < p.tiles; tile += clusters) {
     const int c_column = (tile / p.groups * kCluster + blockIdx.x % kCluster) * kTileN;
     const int rounds = next_rows.end_round - next_rows.first_round, rows = next_rows.rows;
-    // Slots are filled from the first: a warp whose first slot has no block row has none.
+    // Slots are filled from the first on: a warp whose first slot has no block row has none at all.
     const bool has_rows = __shfl_sync(0xFFFFFFFF, rows, 0) >= 0;
     float accumulators[kWarpSlots][kTileGroups][kGroupTiles][4];
 #pragma unroll
     for (int i = 0; i < sizeof(accumulators) / 4; ++i) (&accumulators[0][0][0][0])[i] = 0.0f;
 
-    uint32 word = 0;  // of the round, known before it comes
+    uint32 word = 0;  // of the round, known one round ahead
 #pragma unroll 1
     for (int round = 0; round < rounds; ++round) {
       mbarrier_wait(base + kFullBarrier + 8 * state.index, state.phase);
@@ -673,13 +672,13 @@ __device__ __forceinline__ void consume(const Params& p, const unsigned char* sh
     }
 
     next_rows.ask(p, tile + clusters, lane_slot);
-    // Store C, one column group of a block row at a time; the ends of C clip the stores.
+    // Store C, one column group of a block row at a time; TMA clips the stores at the ends of C.
 #pragma unroll
     for (int slot = 0; slot < kWarpSlots; ++slot) {
       const int block_row = __shfl_sync(0xFFFFFFFF, rows, slot);
 #pragma unroll
       for (int column_group = 0; column_group < kTileGroups; ++column_group) {
-        // Wait until the store that last used the staging has read it.
+        // Wait until the previous store from the staging buffer has read it.
         if (lane == 0) tma_store_wait_read<0>();
         __syncwarp();
 #pragma unroll
@@ -704,12 +703,12 @@ __device__ __forceinline__ void consume(const Params& p, const unsigned char* sh
 
 extern "C" __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
     h100_bsr_spmm_b16_gathered(const __grid_constant__ Params p) {
-  // TMA's swizzle goes by addresses and repeats every 1024 bytes: what it applies to begins at a multiple of that.
+  // TMA swizzles by address, with a period of 1024 bytes: swizzled buffers are aligned to that.
   extern __shared__ __align__(1024) unsigned char shared[];
   const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
 
-  // One thread prepares the barriers. A full barrier counts one arrival of each producer warp, one of a packet's place
-  // those of all consumer warps of the cluster, one of rows of B those of this thread block.
+  // One thread initializes the barriers. A full barrier counts one arrival per producer warp; the barrier of a packet
+  // slot counts all consumer warps of the cluster, that of rows of B the consumer warps of this thread block.
   if (threadIdx.x == 0) {
     for (int i = 0; i < kStages; ++i) {
       mbarrier_init(base + kFullBarrier + 8 * i, kProducerWarps);
@@ -723,11 +722,11 @@ extern "C" __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kT
   for (int i = threadIdx.x; i < kBColumnBytes / 16; i += kThreads) {
     reinterpret_cast<uint4*>(shared + kZerosOffset)[i] = make_uint4(0, 0, 0, 0);
   }
-  // No thread block of the cluster may be sent anything before its barriers are there.
+  // A thread block of the cluster may receive data only after it has initialized its barriers.
   cluster_arrive();
   cluster_wait();
 
-  // Taken from one lane, so that the compiler knows that it is the same in all.
+  // The shuffle proves to the compiler that it is warp-uniform.
   const int warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / 32, 0);
   if (warp >= kConsumerWarps) {
     setmaxnreg_dec<kProducerRegisters>();
@@ -736,7 +735,7 @@ extern "C" __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kT
     setmaxnreg_inc<kConsumerRegisters>();
     consume(p, shared, base, warp);
   }
-  // The others of the cluster may still send arrivals here.
+  // Other thread blocks of the cluster may still arrive at these barriers.
   cluster_arrive();
   cluster_wait();
 }

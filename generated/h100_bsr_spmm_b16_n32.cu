@@ -3,29 +3,29 @@
 //     codegen render specs/h100_bsr_spmm_b16_n32.yaml
 // spec: {"arch":"sm_90a","block":{"cols":16,"rows":16},"copy":"ld_global","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"multistage","stages":2,"tile":{"k":16,"m":16,"n":32}}
 // spec hash: 7a38a92deb32e6e1b866e5c90f605343c5b7811e91ca0564b3b70efd0af902e1
-// seal: sha256 c7b958799596a592aa0904dc56caa6cbccc4b568157545409e1ed95600611fb7
+// seal: sha256 2caa1c4ac5baf907f627060f849cfb1533e469ef1f34cc8fa6f6c97f58c3ebfd
 
 // BSR x dense for few columns, by mma.sync: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
-// The time is that of reading A's blocks, so these are read once for each column tile, as they lie in memory. Nothing
-// passes through shared memory but the last sums: A and B go from global memory straight to the registers that mma.sync
-// reads. B's rows, which are read again for each block row, come from the L1 and the L2.
+// The kernel is bound by reading A's blocks, so they are read once for each column tile, in their memory layout. Only
+// the final sums pass through shared memory: A and B go from global memory straight to the registers of mma.sync. B's
+// rows, which are reread for each block row, come from the L1 and the L2.
 //
-// Who does what: a thread block computes one tile of C. Its warps, as many as the launch says, take the steps of the
-// block row by turns (sliced-K); then their partial sums are added up, in the order of warps, through shared memory.
+// Roles: a thread block computes one tile of C. Its warps, whose number the launch sets, take the steps of the block
+// row in turn (sliced-K); then their partial sums are added through shared memory, in the order of warps.
 //
-// Pipeline: a warp has kStages steps in registers, or on their way there. Block
-// columns are asked for 32 at a time, 32 to 63 steps ahead.
+// Pipeline: a warp has kStages steps in registers or in flight. Block columns are loaded 32 at a time, 32 to 63 steps
+// ahead.
 //
 // Symbols
 //   tile    kTileM x kTileN of C: rows of one block row
 //   step    kTileK columns of a block of A, kTileK rows of B
-//   lane    has rows r and r + 8 of each 16 of a tile (r = lane / 4), and of each kLaneDepth columns of a step side by
-//           side, so that it reads whole words: of A's columns kLaneDepth t and up (t = lane % 4). Of B it has the rows
-//           that meet these, and of each kLaneColumns columns side by side, kLaneColumns r and up
-//   product C^T = B^T A^T, operands swapped: a lane's words of A are an operand as they were loaded. Its depth 2 t,
-//           2 t + 1, 2 t + 8, 2 t + 9 stands for four of the lane's columns of A and rows of B side by side, which
-//           changes no sum; its rows r and r + 8 for two of the lane's columns of C side by side
+//   lane    has rows r and r + 8 of each 16 of a tile (r = lane / 4). Of a step, it has kLaneDepth adjacent columns of
+//           A, from kLaneDepth t on (t = lane % 4), so that it reads whole words, and the matching rows of B; of the
+//           columns of B, kLaneColumns adjacent ones, from kLaneColumns r on
+//   product C^T = B^T A^T, operands swapped: a lane's words of A are an operand as loaded. Its depths 2 t, 2 t + 1,
+//           2 t + 8, 2 t + 9 stand for four adjacent columns of A and rows of B of the lane, which changes no sum; its
+//           rows r and r + 8 stand for two adjacent columns of C of the lane
 
 using int64 = long long;
 using uint32 = unsigned int;
@@ -36,7 +36,7 @@ constexpr int kTileK = 16;  // columns of A, and rows of B, of a step
 constexpr int kBlockRows = 16;  // rows of a stored block of A
 constexpr int kBlockCols = 16;  // columns of a stored block of A
 constexpr int kBlockElements = 256;  // elements of a stored block of A
-constexpr int kStages = 2;  // steps that a warp has in registers, or on their way there; divides 32
+constexpr int kStages = 2;  // steps of a warp in registers or in flight; divides 32
 constexpr int kPartialStride = 40;  // floats from one row of partial sums to the next
 
 // Dynamic shared memory: 20480 bytes. Byte offsets:
@@ -50,7 +50,7 @@ constexpr int kAWords = kLaneDepth / 2, kBWords = kLaneColumns / 2;  // words of
 constexpr int kBlockSteps = kBlockCols / kTileK;
 constexpr int kPartialFloats = kTileM * kPartialStride;  // of one warp
 
-// Launch: at most 256 threads a block, 20480 bytes of dynamic shared memory.
+// Launch: at most 256 threads per block, 20480 bytes of dynamic shared memory.
 // Grid: one thread block per C tile, (M / tile m) * ceil(N / tile n), with 1 to 8 warps.
 struct Params {
   const unsigned short* a;  // stored blocks of A (nnz, rows, cols), contiguous
@@ -58,28 +58,28 @@ struct Params {
   unsigned short* c;  // C (M, N)
   int64 b_row_stride;  // elements from one row of B to the next
   int64 c_row_stride;  // elements from one row of C to the next
-  const int* crow_indices;  // first block of each block row, and one more
+  const int* crow_indices;  // first block of each block row, then the end of the last
   const int* col_indices;  // block column of each block
-  int index_words;  // 32-bit words of an index: 1 or 2, the low one is read
-  int block_columns;  // blocks across A, block rows of B; what lies outside counts as zeros
-  int n;  // columns of B and C; rows of both have room for the next multiple of 8, where C is overwritten
+  int index_words;  // 32-bit words of an index: 1 or 2; the low one is read
+  int block_columns;  // blocks across A, block rows of B; blocks outside count as zeros
+  int n;  // columns of B and C; rows of both are padded to a multiple of 8, and C's padding is overwritten
   int column_tiles;  // tiles side by side
 };
 
 using Element = unsigned short;  // the bits of one fp16
 
-// ld.global.nc.v2: 8 bytes that are read once, so that the L1 keeps none of them (PTX ISA,
+// ld.global.nc.v2: loads 8 bytes that are read once, without allocation in the L1 (PTX ISA,
 // "ld.global.nc")
 __device__ __forceinline__ void load_streamed(uint32 (&x)[2], const void* from) {
   asm volatile("ld.global.nc.L1::no_allocate.v2.u32 { %0, %1 }, [%2];" : "=r"(x[0]), "=r"(x[1]) : "l"(from));
 }
 
-// ld.global.nc.v2: 8 bytes that are read again (PTX ISA, "ld.global.nc")
+// ld.global.nc.v2: loads 8 bytes that are read again (PTX ISA, "ld.global.nc")
 __device__ __forceinline__ void load_cached(uint32 (&x)[2], const void* from) {
   asm volatile("ld.global.nc.v2.u32 { %0, %1 }, [%2];" : "=r"(x[0]), "=r"(x[1]) : "l"(from));
 }
 
-// The low halves of two words, and the high ones: x's below, y's above (prmt: PTX ISA, "prmt")
+// The low halves of two words, or the high halves: x's below, y's above (prmt: PTX ISA, "prmt")
 __device__ __forceinline__ uint32 low_halves(uint32 x, uint32 y) { return __byte_perm(x, y, 0x5410); }
 __device__ __forceinline__ uint32 high_halves(uint32 x, uint32 y) { return __byte_perm(x, y, 0x7632); }
 
@@ -91,23 +91,23 @@ __device__ __forceinline__ void mma_m16n8k16(float (&d)[4], const uint32 (&a)[4]
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// cvt.rn.f16x2.f32: two floats to a pair of fp16, `low` in the lower half (PTX ISA, "cvt")
+// cvt.rn.f16x2.f32: converts two floats to a pair of fp16, `low` in the lower half (PTX ISA, "cvt")
 __device__ __forceinline__ uint32 pack(float low, float high) {
   uint32 pair;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   return pair;
 }
 
-// Element i of an index tensor, int32 or the low half of an int64. Indices are below 2^31.
+// Element i of an index tensor: an int32, or the low half of an int64. Indices are below 2^31.
 __device__ __forceinline__ int load_index(const Params& p, const int* indices, int i) {
   return __ldg(indices + static_cast<int64>(i) * p.index_words);
 }
 
-// What a lane has of a step.
+// A lane's part of a step.
 struct Step {
   uint32 a[kMmasM][kAWords];      // row r of each 8 rows of A
   uint32 b[kLaneDepth][kBWords];  // rows of B
-  bool in_b;  // whether these are rows of B: else the block counts as zeros. The same in all lanes
+  bool in_b;  // whether these rows of B are in range; otherwise the block counts as zeros. Warp-uniform
 
   __device__ __forceinline__ void load_a(const Element* from) {
 #pragma unroll
@@ -122,7 +122,7 @@ struct Step {
 
 using Accumulators = float[kMmasM][kMmasN][4];
 
-// accumulators += (A B)^T of one step. Word i of a lane's columns of B has columns r and r + 8 of product i.
+// accumulators += (A B)^T of one step. Word i of a lane's columns of B holds columns r and r + 8 of product i.
 __device__ __forceinline__ void multiply(Accumulators& accumulators, const Step& x) {
 #pragma unroll
   for (int k = 0; k < kAWords; k += 2) {
@@ -136,8 +136,8 @@ __device__ __forceinline__ void multiply(Accumulators& accumulators, const Step&
   }
 }
 
-// Leaves a warp's partial sums in shared memory. A lane has rows 2 t and 2 t + 1 of each 8, and columns kLaneColumns r
-// and up.
+// Writes a warp's partial sums to shared memory. A lane has rows 2 t and 2 t + 1 of each 8, and columns from
+// kLaneColumns r on.
 __device__ __forceinline__ void store_partial(float* partial, const Accumulators& accumulators) {
   const int lane = threadIdx.x % 32;
   float* to = partial + lane % 4 * 2 * kPartialStride + lane / 4 * kLaneColumns;
@@ -153,7 +153,7 @@ __device__ __forceinline__ void store_partial(float* partial, const Accumulators
   }
 }
 
-// Adds up the partial sums of all warps and stores the tile. A thread has four columns of a row at a time.
+// Adds the partial sums of all warps and stores the tile. A thread has four columns of a row at a time.
 __device__ __forceinline__ void reduce_partials(const Params& p, const float* partials, int first_row,
     int first_column) {
   constexpr int kRowThreads = kTileN / 4;
@@ -172,17 +172,17 @@ __device__ __forceinline__ void reduce_partials(const Params& p, const float* pa
   }
 }
 
-// The steps of a block row that are one warp's: numbers w, w + warps, w + 2 warps, ... of warp w. Where 32 of them lie
-// is worked out at once, by a lane each. `count` is the same in all lanes.
+// The steps of a block row that belong to one warp: w, w + warps, w + 2 warps, ... for warp w. The locations of 32 of
+// them are computed at once, one per lane. `count` is the same in all lanes.
 struct Steps {
   const Params& p;
-  int first, warps;  // number in the block row of the first one, and warps that take turns
+  int first, warps;  // index of the first one in the block row; number of warps
   int begin, count;  // first block of the block row; steps of this warp
   const Element *a, *b;  // this lane's first element of the block row, and of B's first row
-  int a_offset;          // of a lane's step: from a, in elements
-  int b_row;             // and its first row of B
-  int next_column;       // block column of a lane's step among the next 32
-  uint32 inside;         // a bit for each step whose block column is one of B's block rows
+  int a_offset;          // offset of a lane's step from a, in elements
+  int b_row;             // its first row of B
+  int next_column;       // block column of a lane's step, among the next 32
+  uint32 inside;         // one bit per step: whether its block column is in range for B
 
   __device__ __forceinline__ Steps(const Params& p, int warp, int row, int first_column)
       : p(p), first(warp), warps(blockDim.x / 32) {
@@ -192,15 +192,15 @@ struct Steps {
     count = max(0, (end - begin) * kBlockSteps - first + warps - 1) / warps;
     a = p.a + static_cast<int64>(begin) * kBlockElements + (row % kBlockRows + lane / 4) * kBlockCols +
         lane % 4 * kLaneDepth;
-    // Columns beyond B are those of column 0 again: what comes of them is not stored, or behind C's last column, where
-    // rows have room.
+    // Columns beyond B repeat column 0: their results are not stored, or are stored beyond C's last column, where rows
+    // have padding.
     b = p.b + lane % 4 * kLaneDepth * p.b_row_stride + (column < p.n ? column : 0);
-    // Kept in registers: the compiler would work them out anew in each step.
+    // Keep both in registers: the compiler would recompute them in each step.
     asm volatile("" : "+l"(a), "+l"(b));
     next_column = load_column(0);
   }
 
-  // The number in the block row of a lane's step, among 32 from `step` on.
+  // Index in the block row of a lane's step, among the 32 steps from `step` on.
   __device__ __forceinline__ int number(int step) const {
     return first + (step + static_cast<int>(threadIdx.x % 32)) * warps;
   }
@@ -210,7 +210,7 @@ struct Steps {
     return valid ? load_index(p, p.col_indices, begin + number(step) / kBlockSteps) : 0;
   }
 
-  // Works out where in A the 32 steps from `step` on lie, and where in B.
+  // Locates the 32 steps from `step` on in A and in B.
   __device__ __forceinline__ void find_a(int step) {
     a_offset = number(step) / kBlockSteps * kBlockElements + number(step) % kBlockSteps * kTileK;
   }
@@ -238,7 +238,7 @@ extern "C" __global__ void __maxnreg__(72)
   const int first_row = tile / p.column_tiles * kTileM, first_column = tile % p.column_tiles * kTileN;
   Steps steps(p, warp, first_row, first_column);
 
-  // A's part does not wait for block columns.
+  // The loads of A do not wait for block columns.
   Step stages[kStages];
   steps.find_a(0);
 #pragma unroll

@@ -3,31 +3,31 @@
 //     codegen render specs/h100_bsr_spmm_b32_few_columns.yaml
 // spec: {"arch":"sm_90a","block":{"cols":32,"rows":32},"copy":"tma","ctas_per_sm":2,"dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":5,"tile":{"k":64,"m":32,"n":128}}
 // spec hash: a145ea1e5985c6e20558ede91936f6911c33b3eb0ff59d8e5fe8771cb1908fe9
-// seal: sha256 1617825671b15c4034014a7820bbbfae2fef02530c6c8ae96d63e78076cd68af
+// seal: sha256 7b6706d1783b0e2e9694d5574ef53ab2e6802296b077b5d674960088138732e3
 
 // BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and
 // B, C dense and row-major.
-// What is stored is A B, computed in fp32.
+// The stored result is A B, computed in fp32.
 //
-// The product is computed transposed, C^T = B^T A^T: a wgmma is 64 rows high, a block row is not. So columns of B are
-// its M side, rows of a block its N side. A block row of height h does at most h FLOPs for each byte of B that is
-// loaded, so what counts is that enough loads are always on their way: the ring is deep, and a step has several blocks.
+// The product is computed transposed, C^T = B^T A^T: a wgmma has 64 rows, a block row has fewer. Columns of B are
+// therefore its M side, rows of a block its N side. A block row of height h does at most h FLOPs per loaded byte of B,
+// so throughput depends on the loads in flight: the ring is deep, and a step has several blocks.
 //
-// Who does what
+// Roles
 //   warpgroups 0, 1  consumers. Each accumulates its column groups of the C tile in registers, then stores them by TMA.
 //   the next warp    producer. It fills the ring by TMA.
 //
-// Which barrier guards what
+// Barriers
 //   full[i]   producer -> consumers: stage i holds the blocks of A of one step, and the B tile of each
-//   empty[i]  consumers -> producer: every consumer warp is done with stage i
-//   named barrier kWarpgroupBarrier + w: the threads of consumer w around its staging of C
+//   empty[i]  consumers -> producer: every consumer warp has finished with stage i
+//   named barrier kWarpgroupBarrier + w: the threads of consumer w, around its staging of C
 //
-// Pipeline of a consumer: the products of step s are issued before those of step s - 1 have ended. Once no others than
-// those of step s can be running, the stage of step s - 1 is released. Across tiles the producer runs ahead.
+// Pipeline of a consumer: the products of step s are issued before those of step s - 1 complete. When only those of
+// step s can still be running, the stage of step s - 1 is released. The producer runs ahead across tiles.
 //
 // Symbols
 //   tile         kTileM x kTileN of C: one block row, kTileN columns
-//   step         kStepBlocks blocks, or fewer, of A, the kBlockCols rows of B that meet each
+//   step         kStepBlocks blocks, or fewer, of A, and the matching kBlockCols rows of B of each
 //   group        64 columns of B or C: in shared memory rows of 128 bytes, swizzled. A block of A has rows of
 //                64 bytes there
 //   accumulators a thread's part of a group (64 columns x kTileM rows of C): columns c and c + 8 of its warp's 16
@@ -38,8 +38,8 @@ using int64 = long long;
 using uint32 = unsigned int;
 
 // Stands for CUtensorMap: 128 opaque bytes (PTX ISA, "Tensor-Map"), 64-byte aligned (driver API,
-// cuTensorMapEncodeTiled). Parameters of this type have in their comments the dimensions, innermost first, the box of
-// one copy, and the bytes of the swizzle.
+// cuTensorMapEncodeTiled). The comments of parameters of this type give the dimensions, innermost first, the box of one
+// copy, and the bytes of the swizzle.
 struct alignas(64) TensorMap {
   unsigned char bytes[128];
 };
@@ -54,7 +54,7 @@ constexpr int kConsumerWarps = 8;  // warps that compute
 constexpr int kGroupColumns = 64;  // columns of a group: the M side of one wgmma
 constexpr int kTileGroups = 2;  // column groups of a tile
 constexpr int kWarpgroupGroups = 1;  // column groups of a warpgroup
-constexpr int kStagingGroups = 1;  // column groups a warpgroup can have on their way out
+constexpr int kStagingGroups = 1;  // column groups that a warpgroup may have in flight
 constexpr int kAccumulators = 16;  // accumulators of a thread for one column group
 constexpr int kABytes = 4096;  // bytes of the blocks of A of one step
 constexpr int kABlockBytes = 2048;  // bytes of one of them
@@ -72,27 +72,27 @@ constexpr int kBarriersOffset = 110592;  // 80 bytes: mbarriers: full, then empt
 constexpr int kFullBarrier = kBarriersOffset;
 constexpr int kEmptyBarrier = kFullBarrier + 8 * kStages;
 constexpr int kWarpgroupThreads = 128;
-constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared memory: what the swizzle spans
+constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared memory: the span of the swizzle
 constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer w: kWarpgroupBarrier + w
 using Accumulators = float[kWarpgroupGroups][kAccumulators];
 
-// Launch: 288 threads a block, 110672 bytes of dynamic shared memory.
+// Launch: 288 threads per block, 110672 bytes of dynamic shared memory.
 // Grid: 2 thread blocks per SM, looping over tiles (persistent), block rows fastest.
 struct Params {
   TensorMap a_map;  // stored blocks of A (cols, rows, nnz): box 32 x 32 x 2, swizzle 64
   TensorMap b_map;  // B (N, K): box 64 x 32, swizzle 128
   TensorMap b_groups_map;  // column groups of B (columns of a group, K, groups): box 64 x 32 x 2, swizzle 128
   TensorMap c_map;  // C (N, M): box 64 x 32, swizzle 128
-  const int* crow_indices;  // first block of each block row, and one more
+  const int* crow_indices;  // first block of each block row, then the end of the last
   const int* col_indices;  // block column of each block
-  int index_words;  // 32-bit words of an index: 1 or 2, the low one is read
+  int index_words;  // 32-bit words of an index: 1 or 2; the low one is read
   int n;  // columns of B and C
-  int whole_rows;  // rows of B, from the first, of which one copy brings all column groups of a tile
+  int whole_rows;  // leading rows of B for which one copy loads all column groups of a tile
   int block_rows;  // block rows of A
   int tiles;  // of C: block_rows times those of a block row
 };
 
-// TMA's swizzle goes by addresses and repeats every 1024 bytes: what it applies to begins at a multiple of that.
+// TMA swizzles by address, with a period of 1024 bytes: swizzled buffers are aligned to that.
 extern __shared__ __align__(1024) unsigned char shared[];
 
 // mbarrier.init: sets the number of arrivals that complete a phase (PTX ISA, "mbarrier.init")
@@ -105,19 +105,18 @@ __device__ __forceinline__ void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-// mbarrier.arrive: one arrival; who waits then sees what this thread wrote before (PTX ISA, "mbarrier.arrive")
+// mbarrier.arrive: one arrival; waiting threads then see this thread's earlier writes (PTX ISA, "mbarrier.arrive")
 __device__ __forceinline__ void mbarrier_arrive(uint32 barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
 // mbarrier.arrive.expect_tx: one arrival; the phase also needs `bytes` bytes from the copy engine to complete. They may
-// come before this: without the arrival it does not complete (PTX ISA, "mbarrier.arrive")
+// come earlier: the phase does not complete without the arrival (PTX ISA, "mbarrier.arrive")
 __device__ __forceinline__ void mbarrier_arrive_expect_tx(uint32 barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
-// mbarrier.try_wait.parity: returns once the phase of this parity has completed
-// (PTX ISA, "mbarrier.try_wait")
+// mbarrier.try_wait.parity: waits until the phase of this parity has completed (PTX ISA, "mbarrier.try_wait")
 __device__ __forceinline__ void mbarrier_wait(uint32 barrier, int parity) {
   asm volatile(
       "{\n"
@@ -130,13 +129,13 @@ __device__ __forceinline__ void mbarrier_wait(uint32 barrier, int parity) {
       "}\n" ::"r"(barrier), "r"(parity) : "memory");
 }
 
-// prefetch.tensormap: brings a descriptor into its cache (PTX ISA, "prefetch")
+// prefetch.tensormap: prefetches a descriptor (PTX ISA, "prefetch")
 __device__ __forceinline__ void prefetch_tensormap(const TensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-// cp.async.bulk.tensor.2d: tensor box at (c0, ...) to shared memory, counted by an mbarrier. What of the box
-// lies outside the tensor, before its first element too, comes as zeros, and counts (PTX ISA, "cp.async.bulk.tensor")
+// cp.async.bulk.tensor.2d: copies the tensor box at (c0, ...) to shared memory, counted by an mbarrier. Elements
+// outside the tensor, even before its first element, are zero-filled and counted (PTX ISA, "cp.async.bulk.tensor")
 __device__ __forceinline__ void tma_load_2d(
     uint32 to, const TensorMap* map, uint32 barrier, int c0, int c1) {
   asm volatile(
@@ -144,8 +143,8 @@ __device__ __forceinline__ void tma_load_2d(
       ::"r"(to), "l"(map), "r"(barrier), "r"(c0), "r"(c1) : "memory");
 }
 
-// cp.async.bulk.tensor.3d: tensor box at (c0, ...) to shared memory, counted by an mbarrier. What of the box
-// lies outside the tensor, before its first element too, comes as zeros, and counts (PTX ISA, "cp.async.bulk.tensor")
+// cp.async.bulk.tensor.3d: copies the tensor box at (c0, ...) to shared memory, counted by an mbarrier. Elements
+// outside the tensor, even before its first element, are zero-filled and counted (PTX ISA, "cp.async.bulk.tensor")
 __device__ __forceinline__ void tma_load_3d(
     uint32 to, const TensorMap* map, uint32 barrier, int c0, int c1, int c2) {
   asm volatile(
@@ -153,7 +152,7 @@ __device__ __forceinline__ void tma_load_3d(
       ::"r"(to), "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2) : "memory");
 }
 
-// cp.async.bulk.tensor.2d: shared memory to the tensor box at (c0, ...), clipped at the tensor's ends
+// cp.async.bulk.tensor.2d: copies shared memory to the tensor box at (c0, ...), clipped at the tensor's ends
 // (PTX ISA, "cp.async.bulk.tensor")
 __device__ __forceinline__ void tma_store_2d(const TensorMap* map, uint32 from, int c0, int c1) {
   asm volatile(
@@ -161,30 +160,30 @@ __device__ __forceinline__ void tma_store_2d(const TensorMap* map, uint32 from, 
       ::"l"(map), "r"(from), "r"(c0), "r"(c1) : "memory");
 }
 
-// cp.async.bulk.commit_group: closes a group of stores (PTX ISA, "cp.async.bulk.commit_group")
+// cp.async.bulk.commit_group: commits the stores as a group (PTX ISA, "cp.async.bulk.commit_group")
 __device__ __forceinline__ void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 
-// cp.async.bulk.wait_group.read: at most kPending groups have not read their shared memory yet
-// (PTX ISA, "cp.async.bulk.wait_group")
+// cp.async.bulk.wait_group.read: at most kPending groups have yet to read their shared memory (PTX ISA,
+// "cp.async.bulk.wait_group")
 template <int kPending>
 __device__ __forceinline__ void tma_store_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
 }
 
-// fence.proxy.async: ordinary shared-memory writes become visible to the copy engine (PTX ISA, "membar / fence")
+// fence.proxy.async: makes generic shared-memory writes visible to the async proxy (PTX ISA, "membar / fence")
 __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// wgmma.fence, CUTLASS's warpgroup_arrive: orders register accesses before the first wgmma (PTX ISA, "wgmma.fence")
+// wgmma.fence, CUTLASS' warpgroup_arrive: orders register accesses before the first wgmma (PTX ISA, "wgmma.fence")
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-// wgmma.commit_group, warpgroup_commit_batch: closes a group of wgmma (PTX ISA, "wgmma.commit_group")
+// wgmma.commit_group, warpgroup_commit_batch: commits wgmmas as a group (PTX ISA, "wgmma.commit_group")
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-// wgmma.wait_group, warpgroup_wait: at most kPending groups are still running (PTX ISA, "wgmma.wait_group")
+// wgmma.wait_group, warpgroup_wait: waits until at most kPending groups are running (PTX ISA, "wgmma.wait_group")
 template <int kPending>
 __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
-// Keeps the compiler from moving accesses of registers that a running wgmma owns across this point.
+// Keeps the compiler from moving accesses to the registers of a running wgmma across this point.
 template <int kCount>
 __device__ __forceinline__ void warpgroup_fence_operand(float (&registers)[kCount]) {
 #pragma unroll
@@ -192,8 +191,8 @@ __device__ __forceinline__ void warpgroup_fence_operand(float (&registers)[kCoun
 }
 
 // Matrix descriptor of a 128-byte swizzled tile in shared memory (PTX ISA, "Asynchronous Warpgroup Level Matrix
-// Instructions", "Matrix Descriptor Format"). The upper half is always the same: 128-byte swizzle, 1024 bytes from 8
-// rows to the next 8 (SBO, the stride byte offset). So descriptors are passed, and moved on, as their lower halves: the
+// Instructions", "Matrix Descriptor Format"). The upper half is constant: 128-byte swizzle, 1024 bytes from 8 rows to
+// the next 8 (SBO, the stride byte offset). Descriptors are therefore passed and advanced as their lower halves: the
 // address and, for an MN-major tile of several groups of 64 columns, the bytes from one group to the next (LBO, the
 // leading byte offset), else 0; both in units of 16 bytes.
 constexpr uint32 kDescriptorUpperHalf = 0x40000040;
@@ -202,13 +201,13 @@ __device__ __forceinline__ uint32 wgmma_descriptor(uint32 address, int group_byt
   return (address & 0x3FFFF) >> 4 | static_cast<uint32>(group_bytes >> 4) << 16;
 }
 
-// The same for a K-major tile whose rows are 64 bytes. Upper half: 64-byte swizzle, 512 bytes from 8 rows to
-// the next 8.
+// The same for a K-major tile whose rows are 64 bytes. Upper half: 64-byte swizzle, 512 bytes from 8
+// rows to the next 8.
 constexpr uint32 kNarrowDescriptorUpperHalf = 0x80000020;
 
-// wgmma.mma_async m64n32k16: D = A B, + D if `accumulate`; in shared memory A M-major, 128-byte rows, B K-major,
-// narrow rows. A and B are the instruction's operands. After p come factors 1 of A and B, then whether A and B are
-// MN-major (PTX ISA, "wgmma.mma_async")
+// wgmma.mma_async m64n32k16: D = A B, + D if `accumulate`; both in shared memory, A M-major with 128-byte rows, B
+// K-major with narrow rows. A and B are the instruction's operands. After p come scale factors of 1 for A and B, then
+// whether A and B are MN-major (PTX ISA, "wgmma.mma_async")
 __device__ __forceinline__ void wgmma_m64n32k16_m_major_narrow(
     float (&d)[16], uint32 a, uint32 b, int accumulate) {
   asm volatile(
@@ -234,15 +233,15 @@ __device__ __forceinline__ void warpgroup_fence_operand(Accumulators& accumulato
   for (int group = 0; group < kWarpgroupGroups; ++group) warpgroup_fence_operand(accumulators[group]);
 }
 
-// Element i of an index tensor: int32, or the low half of an int64, whose `words` is 2. Indices are below 2^31.
+// Element i of an index tensor: an int32, or the low half of an int64 if `words` is 2. Indices are below 2^31.
 __device__ __forceinline__ int load_index(const int* indices, int words, int i) {
   return __ldg(indices + static_cast<int64>(i) * words);
 }
 
-// Order of tiles: column by column, so that thread blocks at work share columns of B, which come from the L2. Each
-// column begins 5/8 of the rows, made odd, further on. A thread block has every gridDim.x-th tile: where the number of
-// rows divides gridDim.x, it would otherwise have the same row in each column, and no short row would make up for a
-// long one.
+// Order of tiles: column by column, so that concurrent thread blocks share columns of B, which come from the L2. Each
+// column begins 5/8 of the rows, made odd, further down. A thread block takes every gridDim.x-th tile: if the number of
+// rows divides gridDim.x, it would otherwise get the same row in each column, and no short row would balance a long
+// one.
 struct TilePlace {
   int row, column;
 
@@ -255,7 +254,7 @@ struct TilePlace {
 
 // A tile, and the blocks [first, end) of its block row.
 struct Tile {
-  int column = -1;  // number of the column tile; -1 past the last tile
+  int column = -1;  // index of the column tile; -1 past the last tile
   int row = 0, first = 0, end = 0;
 
   __device__ __forceinline__ Tile(const Params& p, int number) {
@@ -266,16 +265,16 @@ struct Tile {
     first = load_index(p.crow_indices, p.index_words, row);
     end = load_index(p.crow_indices, p.index_words, row + 1);
   }
-  // Block columns of the 32 blocks from `block` on: each lane has one, 0 past the end of the row.
+  // Block columns of the 32 blocks from `block` on, one per lane; 0 past the end of the row.
   __device__ __forceinline__ int load_columns(const Params& p, int block) const {
     const int mine = block + threadIdx.x % 32;
     return mine < end ? load_index(p.col_indices, p.index_words, mine) : 0;
   }
 };
 
-// Position in the ring: the stage, and the parity of the pass over the ring, 0 in the first.
-// Consumers wait with this parity until the stage is full. Producers wait with the other, that of the pass before,
-// until it is free; a fresh barrier counts that pass as ended: in the first pass nobody waits.
+// Position in the ring: the stage, and the parity of the pass over the ring, 0 in the first. Consumers wait
+// with this parity until the stage is full. Producers wait with the other parity, that of the previous pass, until the
+// stage is free. A fresh barrier counts that pass as completed, so nobody waits in the first pass.
 struct PipelineState {
   int index = 0, phase = 0;
 
@@ -287,38 +286,38 @@ struct PipelineState {
   }
 };
 
-// bar.sync: named barrier `id` of `threads` threads (PTX ISA, "bar")
+// bar.sync: waits at named barrier `id` of `threads` threads (PTX ISA, "bar")
 __device__ __forceinline__ void bar_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-// cvt.rn.f16x2.f32: two floats to a pair of fp16, `low` in the lower half (PTX ISA, "cvt")
+// cvt.rn.f16x2.f32: converts two floats to a pair of fp16, `low` in the lower half (PTX ISA, "cvt")
 __device__ __forceinline__ uint32 pack(float low, float high) {
   uint32 pair;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   return pair;
 }
 
-// stmatrix.x4.trans: four 8 x 8 matrices of 16-bit elements, each stored transposed; each lane gives the address of one
+// stmatrix.x4.trans: stores four 8 x 8 matrices of 16-bit elements, each transposed; each lane holds the address of one
 // row in memory, that is, of one column of a matrix (PTX ISA, "stmatrix")
 __device__ __forceinline__ void stmatrix_x4_trans(uint32 address, uint32 a, uint32 b, uint32 c, uint32 d) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], { %1, %2, %3, %4 };"
       ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
-// Stores a warpgroup's part of C one column group at a time. TMA clips what reaches past the last column.
+// Stores a warpgroup's part of C one column group at a time. TMA clips the store at the last column.
 __device__ __forceinline__ void store_c(const Params& p, const Accumulators& accumulators, uint32 staging,
     int warpgroup, int c_row, int c_column) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
   const bool warpgroup_leader = threadIdx.x % kWarpgroupThreads == 0;
 #pragma unroll
   for (int group = 0; group < kWarpgroupGroups; ++group) {
-    // Wait until the store that last used this staging buffer has read it.
+    // Wait until the previous store from this staging buffer has read it.
     const uint32 buffer = staging + group % kStagingGroups * kCGroupBytes;
     if (warpgroup_leader) tma_store_wait_read<kStagingGroups - 1>();
     bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
-    // Fill it: transposed, 16 rows of C and this warp's 16 columns at a time. A row is eight 16-byte pieces, of which
-    // TMA's swizzle puts number i at place i ^ row % 8. Lanes 8 i to 8 i + 7 give the rows of the i-th matrix.
+    // Fill it: transposed, 16 rows of C by this warp's 16 columns at a time. A row is eight 16-byte chunks; TMA's
+    // swizzle puts chunk i at position i ^ row % 8. Lanes 8 i to 8 i + 7 address the rows of matrix i.
 #pragma unroll
     for (int j = 0; j < kTileM / 16; ++j) {
       const float* x = accumulators[group] + j * 8;
@@ -336,7 +335,7 @@ __device__ __forceinline__ void store_c(const Params& p, const Accumulators& acc
   }
 }
 
-// The end of a consumer's tiles: their parts of C are finished and stored through its staging.
+// Epilogue of a consumer's tiles: finishes their parts of C and stores them through its staging buffer.
 struct Epilogue {
   int warpgroup;
   uint32 staging;
@@ -344,7 +343,7 @@ struct Epilogue {
   __device__ __forceinline__ Epilogue(uint32 base, int warpgroup) : warpgroup(warpgroup) {
     staging = base + kCOffset + warpgroup * kStagingGroups * kCGroupBytes;
   }
-  // Finishes and stores the warpgroup's part of C, whose first element is in this row and column.
+  // Finishes and stores the warpgroup's part of C, whose first element is at this row and column.
   __device__ __forceinline__ void store(const Params& p, Accumulators& accumulators, int c_row, int c_column) {
     store_c(p, accumulators, staging, warpgroup, c_row, c_column);
   }
@@ -354,10 +353,10 @@ struct Epilogue {
   }
 };
 
-// Copies the rows of B that a block column of A meets, from `row` on, to `to`. One copy brings all column groups; those
-// beyond B come as zeros, and count as bytes. Where B's last columns do not fill a group, the copy takes the others
-// from what follows them in memory, the row below, and the store of C leaves their products out. From row p.whole_rows
-// on there are too few rows below: each group is a copy of its own, in which columns beyond B are zeros.
+// Copies the rows of B that match a block column of A, starting at `row`, to `to`. One copy loads all column groups;
+// those beyond B are zero-filled and count toward the transaction bytes. If B's last columns do not fill a group, the
+// copy fills the rest from the data that follows in memory, the next row; the store of C clips its products. From row
+// p.whole_rows on, too few rows follow: each group is a separate copy, in which columns beyond B are zero-filled.
 __device__ __forceinline__ void load_b(const Params& p, uint32 to, uint32 full, int row, int column) {
   if (column + kTileN <= p.n || row < p.whole_rows) {
     tma_load_3d(to, &p.b_groups_map, full, 0, row, column / kGroupColumns);  // all column groups at once
@@ -369,15 +368,15 @@ __device__ __forceinline__ void load_b(const Params& p, uint32 to, uint32 full, 
   }
 }
 
-// Brings the descriptors of B into their cache.
+// Prefetches the descriptors of B.
 __device__ __forceinline__ void prefetch_b(const Params& p) {
   prefetch_tensormap(&p.b_map);
   prefetch_tensormap(&p.b_groups_map);
 }
 
-// elect.sync, CUTLASS's elect_one_sync: whether this lane is the one that is picked of its warp, always the same. After
-// this, unlike after a comparison of lanes, the compiler knows that one lane is at work, and issues a copy without a
-// loop over lanes (PTX ISA, "elect.sync")
+// elect.sync, CUTLASS' elect_one_sync: whether this lane is the elected one of its warp, always the same. Unlike a
+// comparison of lanes, it proves to the compiler that a single lane is active, so a copy is issued without a loop over
+// lanes (PTX ISA, "elect.sync")
 __device__ __forceinline__ bool elect() {
   uint32 picked;
   asm volatile(
@@ -389,14 +388,15 @@ __device__ __forceinline__ bool elect() {
   return picked != 0;
 }
 
-// Copies `count` blocks of A from `block` on, and the B tile of each, to a stage of the ring, as soon as it is empty.
+// Copies `count` blocks of A, starting at `block`, and the B tile of each to a stage of the ring, as soon as it is
+// empty.
 __device__ __forceinline__ void load_step(const Params& p, uint32 base, PipelineState state, int block, int count,
     const int (&b_rows)[kStepBlocks], int b_column) {
   const uint32 full = base + kFullBarrier + 8 * state.index;
   const uint32 b = base + kBOffset + state.index * kBBytes;
   mbarrier_wait(base + kEmptyBarrier + 8 * state.index, state.phase ^ 1);
   mbarrier_arrive_expect_tx(full, kABytes + count * kBBlockBytes);
-  // Blocks are stored in the order of the list, so that one copy brings them. What it brings beyond them is not used.
+  // Blocks are stored in list order, so one copy loads them. Any further blocks that it loads are unused.
   tma_load_3d(base + kAOffset + state.index * kABytes, &p.a_map, full, 0, 0, block);
 #pragma unroll
   for (int i = 0; i < kStepBlocks; ++i) {
@@ -404,7 +404,7 @@ __device__ __forceinline__ void load_step(const Params& p, uint32 base, Pipeline
   }
 }
 
-// Producer: loads the step that begins with block `block`, whose block column lane `i` has.
+// Producer: loads the step that begins with block `block`, whose block column is in lane `i`.
 __device__ __forceinline__ void load_blocks(const Params& p, uint32 base, PipelineState& state,
     const Tile& tile, int block, int columns, int i) {
   int b_rows[kStepBlocks];
@@ -427,7 +427,7 @@ __device__ __forceinline__ void issue_blocks(Accumulators& accumulators, uint32 
     for (int k = 0; k < kBlockCols / 16; ++k) {
 #pragma unroll
       for (int group = 0; group < kWarpgroupGroups; ++group) {
-        // 16 rows of B are 16 rows of 128 bytes, 16 columns of A are 32 bytes of its rows.
+        // 16 rows of B are 16 rows of 128 bytes; 16 columns of A are 32 bytes of its rows.
         wgmma_m64n32k16_m_major_narrow(accumulators[group],
             b_descriptor + ((i * kBBlockBytes + group * kBGroupBytes + k * 16 * kRowBytes) >> 4),
             a_descriptor + ((i * kABlockBytes + k * 32) >> 4), 1);
@@ -438,8 +438,8 @@ __device__ __forceinline__ void issue_blocks(Accumulators& accumulators, uint32 
   warpgroup_fence_operand(accumulators);
 }
 
-// accumulators += the products of the blocks of A of a chunk or row, as they come into the ring: whole steps, each
-// issued after the one before, then that one's stage is handed back; and what is left, a shorter step.
+// accumulators += the products of the blocks of A of a chunk or row, as they arrive in the ring: whole steps, each
+// issued before the stage of the previous one is released; and a shorter step for the remaining blocks.
 __device__ __forceinline__ void multiply(Accumulators& accumulators, uint32 base, PipelineState& state,
     uint32 a_descriptor, uint32 b_descriptor, int blocks) {
   const bool warp_leader = threadIdx.x % 32 == 0;
@@ -450,7 +450,7 @@ __device__ __forceinline__ void multiply(Accumulators& accumulators, uint32 base
     mbarrier_wait(base + kFullBarrier + 8 * state.index, state.phase);
     issue_blocks<kStepBlocks>(accumulators, a_descriptor + (state.index * kABytes >> 4),
         b_descriptor + (state.index * kBBytes >> 4));
-    wgmma_wait<1>();  // those of the step before have ended: its stage is read
+    wgmma_wait<1>();  // the previous step's are complete: its stage has been read
     if (step > 0 && warp_leader) mbarrier_arrive(running);
     running = base + kEmptyBarrier + 8 * state.index;
     state.advance();
@@ -470,14 +470,14 @@ __device__ __forceinline__ void multiply(Accumulators& accumulators, uint32 base
   }
 }
 
-// Producer: one warp fills the ring, tile after tile. Its lanes hold block columns, one of them issues the copies.
+// Producer: one warp fills the ring, tile after tile. Its lanes hold block columns; one of them issues the copies.
 __device__ __forceinline__ void produce(const Params& p, uint32 base) {
   PipelineState state;
   Tile tile(p, blockIdx.x);
   int next_columns = tile.load_columns(p, tile.first);
 
   for (int number = blockIdx.x; number < p.tiles; number += gridDim.x) {
-    // Ask for the next tile and, below, for the next columns well before they are needed.
+    // Load the next tile and, below, the next columns well before they are needed.
     const Tile next_tile(p, number + gridDim.x);
     int columns = 0;
 
@@ -495,12 +495,12 @@ __device__ __forceinline__ void produce(const Params& p, uint32 base) {
   }
 }
 
-// Consumer: goes through the tiles. The next one is asked for while one is computed, so that it starts without waiting
-// for its block row.
+// Consumer: iterates over the tiles. The next one is loaded while the current one is computed, so that it starts
+// without waiting for its block row.
 struct TileWalk {
   const Params& p;
   int number;
-  Tile tile, next_tile;  // `tile` is none before the first call of next()
+  Tile tile, next_tile;  // `tile` is invalid before the first call of next()
 
   __device__ __forceinline__ TileWalk(const Params& p)
       : p(p), number(blockIdx.x - gridDim.x), tile(p, p.tiles), next_tile(p, blockIdx.x) {}
@@ -525,7 +525,7 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, int warpgr
   for (TileWalk walk(p); walk.next();) {
     const Tile& tile = walk.tile;
     const int c_row = tile.row * kTileM, c_column = tile.column * kTileN + first_group * kGroupColumns;
-    // An empty block row has no step: its zeros are what is stored.
+    // An empty block row has no steps: it stores these zeros.
     Accumulators accumulators;
 #pragma unroll
     for (int group = 0; group < kWarpgroupGroups; ++group) {
@@ -542,7 +542,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
     h100_bsr_spmm_b32_few_columns(const __grid_constant__ Params p) {
   const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
 
-  // One thread prepares the barriers. An empty barrier counts one arrival of each consumer warp.
+  // One thread initializes the barriers. An empty barrier counts one arrival per consumer warp.
   if (threadIdx.x == 0) {
     for (int i = 0; i < kStages; ++i) {
       mbarrier_init(base + kFullBarrier + 8 * i, 1);
@@ -555,7 +555,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   }
   __syncthreads();
 
-  // The shuffle shows the compiler that it is uniform, so that it keeps what depends on it in uniform registers.
+  // The shuffle proves to the compiler that it is warp-uniform, so values derived from it go to uniform registers.
   const int warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / 32, 0);
   if (warp == kConsumerWarps) {
     produce(p, base);

@@ -3,48 +3,48 @@
 //     codegen render specs/h100_bsr_spmm_b32_gathered.yaml
 // spec: {"arch":"sm_90a","block":{"cols":32,"rows":32},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":3,"tile":{"k":32,"m":384,"n":128}}
 // spec hash: 4ab2eb374f3a3ef0c8e32dcff7fdc22ed06bf84771913746004b1f003ffcb30f
-// seal: sha256 1c50ecf5e39a74ea4bf05bbfc0e7282ed71849f81fe259c817b4c08737f2dc5b
+// seal: sha256 e294d32474d0bbbe873304968b7217a7e9d385fcf1a60d537d8be7f90d069425
 
 // BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
-// The product is computed transposed, C^T = B^T A^T: a wgmma is 64 rows high, a block row is not. So columns of B are
-// its M side, rows of a block its N side.
+// The product is computed transposed, C^T = B^T A^T: a wgmma has 64 rows, a block row has fewer. Columns of B are
+// therefore its M side, rows of a block its N side.
 //
-// Rows of B that one block of A needs do little work for their bytes. So a tile has many block rows, and what it loads
-// of B is used by all of them that have a block there. Which block rows have how much in common was found out before,
-// with the order in which a tile goes through their block columns: in rounds, in each of which every block row takes
-// one of its blocks, at a column whose rows of B are in shared memory, since this round or an earlier one. So the
-// products of a round are always the same instructions on the same accumulators, and only where they read B differs.
+// The rows of B that one block of A needs do little work per byte. A tile therefore has many block rows, and all of
+// them that have a block at a loaded column share its rows of B. A preprocessing step groups block rows by their
+// overlap, and orders the block columns of each tile in rounds. In a round, every block row takes one of its blocks, at
+// a column whose rows of B have been in shared memory since this round or an earlier one. The products of a round are
+// thus always the same instructions on the same accumulators; only the address of B differs.
 //
-// Who does what
-//   h100_bsr_spmm_b32_gathered_pack_a, launched before, copies the blocks of A to packets, in order of use. It
-//     reads A and entries alone: where A stays as it is, it may run once, by itself, for many launches of this
-//   warpgroups 0 to 2  consumers. Each has a third of the block rows of a tile, and keeps their products in registers
-//   the last warpgroup producer. One of its warps loads packets, the others share the rows of B of a round
+// Roles
+//   h100_bsr_spmm_b32_gathered_pack_a, launched first, copies the blocks of A to packets, in order of use. It reads only A
+//     and entries: if A does not change, it may run once, by itself, for many launches of this kernel
+//   warpgroups 0 to 2  consumers. Each has a third of the block rows of a tile, with their products in registers
+//   the last warpgroup producer. One of its warps loads packets; the others share the rows of B of a round
 //
-// Thread blocks form clusters of kCluster, with neighbouring column tiles of one group. Each loads its rows of B, and a
-// part of every packet for all of them.
+// Thread blocks form clusters of kCluster, with neighboring column tiles of one group. Each loads its rows of B, and a
+// part of every packet for the whole cluster.
 //
-// Which barrier guards what
-//   full[i]    producers -> consumers: the packet in stage i and the rows of B of its round have come
-//   packet[i]  consumers -> producer: every consumer warp of the cluster is done with the packet
-//   rows[i]    consumers -> producers: every consumer warp of this thread block is done with the rows of B
+// Barriers
+//   full[i]    producers -> consumers: the packet in stage i and the rows of B of its round have arrived
+//   packet[i]  consumers -> producer: every consumer warp of the cluster has finished with the packet
+//   rows[i]    consumers -> producers: every consumer warp of this thread block has finished with the rows of B
 //   named barrier kWarpgroupBarrier + w: the threads of consumer w around its staging of C
 //
-// Pipeline of a consumer: the products of a round have ended before it is released. Meanwhile the tensor cores work
-// for the other consumers, and the producers are rounds ahead.
+// Pipeline of a consumer: it releases a round after its products are complete. Meanwhile, the tensor cores work for the
+// other consumers, and the producers are rounds ahead.
 //
 // Symbols
-//   group        the block rows of one tile. Tiles are numbered groups first, so that the thread blocks at work share
+//   group        the block rows of one tile. Tiles are numbered groups first, so that concurrent thread blocks share
 //                columns of B, which then come from the L2
-//   record       of a round: the block columns that it loads, how many they are, the place in the ring of rows of B
-//                that those of the first one have, how many slots have a block, and how many of the places taken
-//                before it, the last ones, it or rounds behind it need
-//   slot         of a block row in its tile: kSlots in each consumer warpgroup. A slot may have no block row, and no
-//                block in a round: it then multiplies zeros by zeros
+//   record       of a round: the block columns that it loads, their number, the slot in the ring of rows of B for the
+//                first of them, the number of slots that have a block, and how many of the ring slots filled last
+//                before it are still needed by it or by later rounds
+//   slot         position of a block row in its tile: kSlots in each consumer warpgroup. A slot may have no block row,
+//                and no block in a round: it then multiplies zeros by zeros
 //   round        one block of each slot, and the rows of B of up to kRoundColumns block columns that are loaded for it:
-//                those that its slots meet and that are not there from earlier rounds
-//   packet       of a round: the blocks of all slots, and for each of them where its rows of B are
+//                those that match its slots and are not left from earlier rounds
+//   packet       of a round: the blocks of all slots, and the location of the rows of B for each of them
 //   column group 64 columns of B or C: in shared memory rows of 128 bytes, swizzled. A block of A has rows of
 //                64 bytes there
 //   accumulators a thread's part of a block row and column group: columns c and c + 8 of its warp's 16 (c = lane / 4),
@@ -55,8 +55,8 @@ using int64 = long long;
 using uint32 = unsigned int;
 
 // Stands for CUtensorMap: 128 opaque bytes (PTX ISA, "Tensor-Map"), 64-byte aligned (driver API,
-// cuTensorMapEncodeTiled). Parameters of this type have in their comments the dimensions, innermost first, the box of
-// one copy, and the bytes of the swizzle.
+// cuTensorMapEncodeTiled). The comments of parameters of this type give the dimensions, innermost first, the box of one
+// copy, and the bytes of the swizzle.
 struct alignas(64) TensorMap {
   unsigned char bytes[128];
 };
@@ -66,17 +66,17 @@ constexpr int kBlockCols = 32;  // columns of a block of A
 constexpr int kTileSlots = 12;  // slots of a C tile, each for a block row
 constexpr int kTileN = 128;  // columns of a C tile
 constexpr int kCluster = 2;  // thread blocks that load A together: neighboring column tiles of a group
-constexpr int kStages = 3;  // rounds whose packets have a place
-constexpr int kRingColumns = 15;  // block columns whose rows of B have a place
+constexpr int kStages = 3;  // depth of the ring of packets, one round each
+constexpr int kRingColumns = 15;  // slots of the ring of rows of B, one block column each
 constexpr int kRoundColumns = 15;  // block columns of a round, at most
 constexpr int kRecordWords = 16;  // words of the record of a round
-constexpr int kRecords = 4;  // records that a producer warp has asked for before it needs them
+constexpr int kRecords = 4;  // records that a producer warp loads ahead
 constexpr int kThreads = 512;  // warpgroups that consume, then one that produces
 constexpr int kProducerWarps = 4;  // warps that load
 constexpr int kColumnWarps = 3;  // of these, those that load rows of B; the last one loads packets
 constexpr int kWarpColumns = 2;  // columns of a round for each, at most
 constexpr int kProducerRegisters = 32;  // registers a producer thread keeps
-constexpr int kConsumerRegisters = 160;  // registers a consumer thread takes; 32 + 3 x 160 are 4 x 128, those at launch
+constexpr int kConsumerRegisters = 160;  // registers a consumer thread takes; 32 + 3 x 160 are the 4 x 128 at launch
 constexpr int kPackThreads = 256;  // threads of a block that packs
 constexpr int kPackChunks = 6;  // chunks of A for each of them
 constexpr int kBlockChunks = 128;  // chunks of 16 bytes of a block of A
@@ -85,65 +85,65 @@ constexpr int kTileGroups = 2;  // column groups of a tile
 constexpr int kABlockBytes = 2048;  // bytes of a block of A
 constexpr int kPacketBytes = 24640;  // bytes of a packet, at most
 constexpr int kStageBytes = 25088;  // bytes from one packet to the next in shared memory
-constexpr int kBColumnBytes = 8192;  // bytes of the rows of B that meet a block column
+constexpr int kBColumnBytes = 8192;  // bytes of the rows of B that match a block column
 constexpr int kBGroupBytes = 4096;  // bytes of one column group of them
 constexpr int kConsumers = 3;  // warpgroups that compute
 constexpr int kSlots = 4;  // slots of a warpgroup
-constexpr int kStagingSlots = 1;  // of these, how many leave at a time
+constexpr int kStagingSlots = 1;  // slots stored at a time
 constexpr int kAccumulators = 16;  // accumulators of a thread for one block row and column group
 constexpr int kARowBytes = 64;  // bytes of a row of a block of A
-constexpr int kARowChunks = 4;  // chunks of 16 bytes of one
+constexpr int kARowChunks = 4;  // 16-byte chunks of such a row
 constexpr int kCGroupBytes = 4096;  // bytes of one column group of a block row of C
 
 // Dynamic shared memory: 230984 bytes. Byte offsets:
 constexpr int kBOffset = 0;  // 122880 bytes: ring of rows of B, 15 x 2 column groups of 32 rows of 128 bytes
-constexpr int kZerosOffset = 122880;  // 8192 bytes: rows of zeros: what a slot without a block multiplies
-constexpr int kCOffset = 131072;  // 24576 bytes: C on its way out
-constexpr int kPacketsOffset = 155648;  // 75264 bytes: ring of packets: blocks of A, where they find rows of B
+constexpr int kZerosOffset = 122880;  // 8192 bytes: rows of zeros, multiplied by slots without a block
+constexpr int kCOffset = 131072;  // 24576 bytes: staging of C
+constexpr int kPacketsOffset = 155648;  // 75264 bytes: ring of packets: blocks of A, locations of their rows of B
 constexpr int kBarriersOffset = 230912;  // 72 bytes: mbarriers: full, of packets, of rows of B
 
 constexpr int kFullBarrier = kBarriersOffset;
 constexpr int kPacketBarrier = kFullBarrier + 8 * kStages;
 constexpr int kRowsBarrier = kPacketBarrier + 8 * kStages;
 constexpr int kWarpgroupThreads = 128;
-constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared memory: what the swizzle spans
-constexpr int kSlotBytes = kTileGroups * kCGroupBytes;  // of C
+constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared memory: the span of the swizzle
+constexpr int kSlotBytes = kTileGroups * kCGroupBytes;  // bytes of a slot of C
 constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer w: kWarpgroupBarrier + w
 
-// Launch: 512 threads a block, 230984 bytes of dynamic shared memory, clusters of 2.
+// Launch: 512 threads per block, 230984 bytes of dynamic shared memory, clusters of 2.
 // Grid: one thread block per SM, looping over tiles (persistent), groups of block rows fastest.
-// Before it, with the same parameters: h100_bsr_spmm_b32_gathered_pack_a, 256 threads a block.
+// Prologue, with the same parameters: h100_bsr_spmm_b32_gathered_pack_a, 256 threads per block.
 struct Params {
   TensorMap b_map;  // B (N, K): box 64 x 32, swizzle 128
   TensorMap b_groups_map;  // column groups of B (columns of a group, K, groups): box 64 x 32 x 2, swizzle 128
   TensorMap c_map;  // C (N, M): box 64 x 32, swizzle 128
   const uint4* a;  // stored blocks of A
   const int* rounds;  // records: 15 block columns, then a StepHeader
-  const int2* entries;  // of each round and slot: stored block, place of the rows of B that it meets; or -1
-  const int* round_starts;  // first round of each group, and one more
-  const int* slot_rows;  // of each group and slot: block row, or -1
-  uint4* packets;  // of each round: blocks of A and the places of their rows of B
+  const int2* entries;  // for each round and slot: stored block, ring slot of its rows of B; or -1
+  const int* round_starts;  // first round of each group, then the end of the last
+  const int* slot_rows;  // for each group and slot: block row, or -1
+  uint4* packets;  // for each round: blocks of A and the ring slots of their rows of B
   int groups;  // groups of block rows
   int tiles;  // groups * clusters of column tiles
   int n;  // columns of B and C
-  int whole_rows;  // rows of B, from the first, of which one copy brings all column groups of a tile
+  int whole_rows;  // leading rows of B for which one copy loads all column groups of a tile
 };
 
-// barrier.cluster.arrive: this thread has come to the cluster's barrier; what it wrote before can be seen after it
-// (PTX ISA, "barrier.cluster")
+// barrier.cluster.arrive: arrives at the cluster's barrier; this thread's earlier writes are visible after it (PTX ISA,
+// "barrier.cluster")
 __device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release;" ::: "memory"); }
-// barrier.cluster.wait: all threads of the cluster have come (PTX ISA, "barrier.cluster")
+// barrier.cluster.wait: waits until all threads of the cluster have arrived (PTX ISA, "barrier.cluster")
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
 
-// mapa: where a shared-memory address of this thread block is in another one of the cluster (PTX ISA, "mapa")
+// mapa: maps a shared-memory address of this thread block to another one of the cluster (PTX ISA, "mapa")
 __device__ __forceinline__ uint32 map_shared(uint32 address, int block) {
   uint32 mapped;
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(mapped) : "r"(address), "r"(block));
   return mapped;
 }
 
-// mbarrier.arrive: one arrival at a barrier of any thread block of the cluster. Not with `.release.cluster`: that waits
-// for every write of the thread, device-wide, and there is none to wait for (PTX ISA, "mbarrier.arrive")
+// mbarrier.arrive: one arrival at a barrier of any thread block of the cluster. Without `.release.cluster`, which would
+// wait for every write of the thread, device-wide; there are none to wait for (PTX ISA, "mbarrier.arrive")
 __device__ __forceinline__ void mbarrier_arrive_cluster(uint32 mapped) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(mapped) : "memory");
 }
@@ -153,20 +153,19 @@ __device__ __forceinline__ void mbarrier_init(uint32 barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 
-// fence.mbarrier_init: makes the initialised barriers visible to the copy engine and to the cluster's other thread
+// fence.mbarrier_init: makes the initialized barriers visible to the async proxy and to the cluster's other thread
 // blocks (PTX ISA, "membar / fence")
 __device__ __forceinline__ void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
 // mbarrier.arrive.expect_tx: one arrival; the phase also needs `bytes` bytes from the copy engine to complete. They may
-// come before this: without the arrival it does not complete (PTX ISA, "mbarrier.arrive")
+// come earlier: the phase does not complete without the arrival (PTX ISA, "mbarrier.arrive")
 __device__ __forceinline__ void mbarrier_arrive_expect_tx(uint32 barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
-// mbarrier.try_wait.parity: returns once the phase of this parity has completed
-// (PTX ISA, "mbarrier.try_wait")
+// mbarrier.try_wait.parity: waits until the phase of this parity has completed (PTX ISA, "mbarrier.try_wait")
 __device__ __forceinline__ void mbarrier_wait(uint32 barrier, int parity) {
   asm volatile(
       "{\n"
@@ -179,13 +178,13 @@ __device__ __forceinline__ void mbarrier_wait(uint32 barrier, int parity) {
       "}\n" ::"r"(barrier), "r"(parity) : "memory");
 }
 
-// prefetch.tensormap: brings a descriptor into its cache (PTX ISA, "prefetch")
+// prefetch.tensormap: prefetches a descriptor (PTX ISA, "prefetch")
 __device__ __forceinline__ void prefetch_tensormap(const TensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-// cp.async.bulk.tensor.2d: tensor box at (c0, ...) to shared memory, counted by an mbarrier. What of the box
-// lies outside the tensor, before its first element too, comes as zeros, and counts (PTX ISA, "cp.async.bulk.tensor")
+// cp.async.bulk.tensor.2d: copies the tensor box at (c0, ...) to shared memory, counted by an mbarrier. Elements
+// outside the tensor, even before its first element, are zero-filled and counted (PTX ISA, "cp.async.bulk.tensor")
 __device__ __forceinline__ void tma_load_2d(
     uint32 to, const TensorMap* map, uint32 barrier, int c0, int c1) {
   asm volatile(
@@ -193,8 +192,8 @@ __device__ __forceinline__ void tma_load_2d(
       ::"r"(to), "l"(map), "r"(barrier), "r"(c0), "r"(c1) : "memory");
 }
 
-// cp.async.bulk.tensor.3d: tensor box at (c0, ...) to shared memory, counted by an mbarrier. What of the box
-// lies outside the tensor, before its first element too, comes as zeros, and counts (PTX ISA, "cp.async.bulk.tensor")
+// cp.async.bulk.tensor.3d: copies the tensor box at (c0, ...) to shared memory, counted by an mbarrier. Elements
+// outside the tensor, even before its first element, are zero-filled and counted (PTX ISA, "cp.async.bulk.tensor")
 __device__ __forceinline__ void tma_load_3d(
     uint32 to, const TensorMap* map, uint32 barrier, int c0, int c1, int c2) {
   asm volatile(
@@ -202,9 +201,9 @@ __device__ __forceinline__ void tma_load_3d(
       ::"r"(to), "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2) : "memory");
 }
 
-// cp.async.bulk.multicast::cluster: `bytes` bytes that follow each other to the same place in the shared memory of each
-// thread block in `blocks`, counted by the mbarrier that each has in the same place; addresses and bytes are multiples
-// of 16 (PTX ISA, "cp.async.bulk")
+// cp.async.bulk.multicast::cluster: copies `bytes` contiguous bytes to the same offset in the shared memory of each
+// thread block in `blocks`, counted by the mbarrier at the same offset in each; addresses and bytes are multiples of 16
+// (PTX ISA, "cp.async.bulk")
 __device__ __forceinline__ void tma_load_bytes_multicast(
     uint32 to, const void* from, int bytes, uint32 barrier, unsigned short blocks) {
   asm volatile(
@@ -212,7 +211,7 @@ __device__ __forceinline__ void tma_load_bytes_multicast(
       ::"r"(to), "l"(from), "r"(bytes), "r"(barrier), "h"(blocks) : "memory");
 }
 
-// cp.async.bulk.tensor.2d: shared memory to the tensor box at (c0, ...), clipped at the tensor's ends
+// cp.async.bulk.tensor.2d: copies shared memory to the tensor box at (c0, ...), clipped at the tensor's ends
 // (PTX ISA, "cp.async.bulk.tensor")
 __device__ __forceinline__ void tma_store_2d(const TensorMap* map, uint32 from, int c0, int c1) {
   asm volatile(
@@ -220,30 +219,30 @@ __device__ __forceinline__ void tma_store_2d(const TensorMap* map, uint32 from, 
       ::"l"(map), "r"(from), "r"(c0), "r"(c1) : "memory");
 }
 
-// cp.async.bulk.commit_group: closes a group of stores (PTX ISA, "cp.async.bulk.commit_group")
+// cp.async.bulk.commit_group: commits the stores as a group (PTX ISA, "cp.async.bulk.commit_group")
 __device__ __forceinline__ void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 
-// cp.async.bulk.wait_group.read: at most kPending groups have not read their shared memory yet
-// (PTX ISA, "cp.async.bulk.wait_group")
+// cp.async.bulk.wait_group.read: at most kPending groups have yet to read their shared memory (PTX ISA,
+// "cp.async.bulk.wait_group")
 template <int kPending>
 __device__ __forceinline__ void tma_store_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
 }
 
-// fence.proxy.async: ordinary shared-memory writes become visible to the copy engine (PTX ISA, "membar / fence")
+// fence.proxy.async: makes generic shared-memory writes visible to the async proxy (PTX ISA, "membar / fence")
 __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// wgmma.fence, CUTLASS's warpgroup_arrive: orders register accesses before the first wgmma (PTX ISA, "wgmma.fence")
+// wgmma.fence, CUTLASS' warpgroup_arrive: orders register accesses before the first wgmma (PTX ISA, "wgmma.fence")
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-// wgmma.commit_group, warpgroup_commit_batch: closes a group of wgmma (PTX ISA, "wgmma.commit_group")
+// wgmma.commit_group, warpgroup_commit_batch: commits wgmmas as a group (PTX ISA, "wgmma.commit_group")
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-// wgmma.wait_group, warpgroup_wait: at most kPending groups are still running (PTX ISA, "wgmma.wait_group")
+// wgmma.wait_group, warpgroup_wait: waits until at most kPending groups are running (PTX ISA, "wgmma.wait_group")
 template <int kPending>
 __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
-// Keeps the compiler from moving accesses of registers that a running wgmma owns across this point.
+// Keeps the compiler from moving accesses to the registers of a running wgmma across this point.
 template <int kCount>
 __device__ __forceinline__ void warpgroup_fence_operand(float (&registers)[kCount]) {
 #pragma unroll
@@ -251,8 +250,8 @@ __device__ __forceinline__ void warpgroup_fence_operand(float (&registers)[kCoun
 }
 
 // Matrix descriptor of a 128-byte swizzled tile in shared memory (PTX ISA, "Asynchronous Warpgroup Level Matrix
-// Instructions", "Matrix Descriptor Format"). The upper half is always the same: 128-byte swizzle, 1024 bytes from 8
-// rows to the next 8 (SBO, the stride byte offset). So descriptors are passed, and moved on, as their lower halves: the
+// Instructions", "Matrix Descriptor Format"). The upper half is constant: 128-byte swizzle, 1024 bytes from 8 rows to
+// the next 8 (SBO, the stride byte offset). Descriptors are therefore passed and advanced as their lower halves: the
 // address and, for an MN-major tile of several groups of 64 columns, the bytes from one group to the next (LBO, the
 // leading byte offset), else 0; both in units of 16 bytes.
 constexpr uint32 kDescriptorUpperHalf = 0x40000040;
@@ -261,13 +260,13 @@ __device__ __forceinline__ uint32 wgmma_descriptor(uint32 address, int group_byt
   return (address & 0x3FFFF) >> 4 | static_cast<uint32>(group_bytes >> 4) << 16;
 }
 
-// The same for a K-major tile whose rows are 64 bytes. Upper half: 64-byte swizzle, 512 bytes from 8 rows to
-// the next 8.
+// The same for a K-major tile whose rows are 64 bytes. Upper half: 64-byte swizzle, 512 bytes from 8
+// rows to the next 8.
 constexpr uint32 kNarrowDescriptorUpperHalf = 0x80000020;
 
-// wgmma.mma_async m64n32k16: D = A B, + D if `accumulate`; in shared memory A M-major, 128-byte rows, B K-major,
-// narrow rows. A and B are the instruction's operands. After p come factors 1 of A and B, then whether A and B are
-// MN-major (PTX ISA, "wgmma.mma_async")
+// wgmma.mma_async m64n32k16: D = A B, + D if `accumulate`; both in shared memory, A M-major with 128-byte rows, B
+// K-major with narrow rows. A and B are the instruction's operands. After p come scale factors of 1 for A and B, then
+// whether A and B are MN-major (PTX ISA, "wgmma.mma_async")
 __device__ __forceinline__ void wgmma_m64n32k16_m_major_narrow(
     float (&d)[16], uint32 a, uint32 b, int accumulate) {
   asm volatile(
@@ -287,8 +286,8 @@ __device__ __forceinline__ void wgmma_m64n32k16_m_major_narrow(
       : "r"(a), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf), "n"(kNarrowDescriptorUpperHalf));
 }
 
-// setmaxnreg: .dec gives registers of this warpgroup back to the thread block, .inc waits until there are so many
-// (PTX ISA, "setmaxnreg")
+// setmaxnreg: .dec releases registers of this warpgroup to the thread block, .inc waits until enough are free (PTX ISA,
+// "setmaxnreg")
 template <int kRegisters>
 __device__ __forceinline__ void setmaxnreg_dec() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
@@ -298,14 +297,14 @@ __device__ __forceinline__ void setmaxnreg_inc() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
-// bar.sync: named barrier `id` of `threads` threads (PTX ISA, "bar")
+// bar.sync: waits at named barrier `id` of `threads` threads (PTX ISA, "bar")
 __device__ __forceinline__ void bar_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-// elect.sync, CUTLASS's elect_one_sync: whether this lane is the one that is picked of its warp, always the same. After
-// this, unlike after a comparison of lanes, the compiler knows that one lane is at work, and issues a copy without a
-// loop over lanes (PTX ISA, "elect.sync")
+// elect.sync, CUTLASS' elect_one_sync: whether this lane is the elected one of its warp, always the same. Unlike a
+// comparison of lanes, it proves to the compiler that a single lane is active, so a copy is issued without a loop over
+// lanes (PTX ISA, "elect.sync")
 __device__ __forceinline__ bool elect() {
   uint32 picked;
   asm volatile(
@@ -317,29 +316,29 @@ __device__ __forceinline__ bool elect() {
   return picked != 0;
 }
 
-// cvt.rn.f16x2.f32: two floats to a pair of fp16, `low` in the lower half (PTX ISA, "cvt")
+// cvt.rn.f16x2.f32: converts two floats to a pair of fp16, `low` in the lower half (PTX ISA, "cvt")
 __device__ __forceinline__ uint32 pack(float low, float high) {
   uint32 pair;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   return pair;
 }
 
-// stmatrix.x4.trans: four 8 x 8 matrices of 16-bit elements, each stored transposed; each lane gives the address of one
+// stmatrix.x4.trans: stores four 8 x 8 matrices of 16-bit elements, each transposed; each lane holds the address of one
 // row in memory, that is, of one column of a matrix (PTX ISA, "stmatrix")
 __device__ __forceinline__ void stmatrix_x4_trans(uint32 address, uint32 a, uint32 b, uint32 c, uint32 d) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], { %1, %2, %3, %4 };"
       ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
-// Packs a round: the block of each slot, its rows swizzled as TMA does it, and where its rows of B will be, in units of
-// 16 bytes from the beginning of shared memory. A slot without a block has zeros.
+// Packs a round: the block of each slot, its rows swizzled as by TMA, and the location of its rows of B, in units of 16
+// bytes from the start of shared memory. A slot without a block has zeros.
 extern "C" __global__ void __launch_bounds__(kPackThreads)
     h100_bsr_spmm_b32_gathered_pack_a(const __grid_constant__ Params p) {
   const int64 round = blockIdx.x;
   const int2* entries = p.entries + round * kTileSlots;
   uint4* packet = p.packets + round * (kPacketBytes / 16);
 
-  // A thread asks for all its elements at once.
+  // Issue all loads of a thread at once.
   uint4 elements[kPackChunks];
 #pragma unroll
   for (int i = 0; i < kPackChunks; ++i) {
@@ -350,7 +349,7 @@ extern "C" __global__ void __launch_bounds__(kPackThreads)
 #pragma unroll
   for (int i = 0; i < kPackChunks; ++i) {
     const int chunk = threadIdx.x + i * kPackThreads, row = chunk % kBlockChunks / kARowChunks;
-    const int place = chunk % kARowChunks ^ row / (128 / kARowBytes) % kARowChunks;  // in its row, swizzled
+    const int place = chunk % kARowChunks ^ row / (128 / kARowBytes) % kARowChunks;  // position in its row, swizzled
     packet[chunk / kARowChunks * kARowChunks + place] = elements[i];
   }
   if (threadIdx.x < kTileSlots) {
@@ -360,9 +359,9 @@ extern "C" __global__ void __launch_bounds__(kPackThreads)
   }
 }
 
-// Position in the ring of packets: the stage, and the parity of the pass over the ring, 0 in the first.
-// Consumers wait with this parity until the stage is full. Producers wait with the other, that of the pass before,
-// until it is free; a fresh barrier counts that pass as ended: in the first pass nobody waits.
+// Position in the ring of packets: the stage, and the parity of the pass over the ring, 0 in the first. Consumers wait
+// with this parity until the stage is full. Producers wait with the other parity, that of the previous pass, until the
+// stage is free. A fresh barrier counts that pass as completed, so nobody waits in the first pass.
 struct PipelineState {
   int index = 0, phase = 0;
 
@@ -374,10 +373,10 @@ struct PipelineState {
   }
 };
 
-// Copies the rows of B that a block column of A meets, from `row` on, to `to`. One copy brings all column groups; those
-// beyond B come as zeros, and count as bytes. Where B's last columns do not fill a group, the copy takes the others
-// from what follows them in memory, the row below, and the store of C leaves their products out. From row p.whole_rows
-// on there are too few rows below: each group is a copy of its own, in which columns beyond B are zeros.
+// Copies the rows of B that match a block column of A, starting at `row`, to `to`. One copy loads all column groups;
+// those beyond B are zero-filled and count toward the transaction bytes. If B's last columns do not fill a group, the
+// copy fills the rest from the data that follows in memory, the next row; the store of C clips its products. From row
+// p.whole_rows on, too few rows follow: each group is a separate copy, in which columns beyond B are zero-filled.
 __device__ __forceinline__ void load_b(const Params& p, uint32 to, uint32 full, int row, int column) {
   if (column + kTileN <= p.n || row < p.whole_rows) {
     tma_load_3d(to, &p.b_groups_map, full, 0, row, column / kGroupColumns);  // all column groups at once
@@ -389,18 +388,18 @@ __device__ __forceinline__ void load_b(const Params& p, uint32 to, uint32 full, 
   }
 }
 
-// Brings the descriptors of B into their cache.
+// Prefetches the descriptors of B.
 __device__ __forceinline__ void prefetch_b(const Params& p) {
   prefetch_tensormap(&p.b_map);
   prefetch_tensormap(&p.b_groups_map);
 }
 
-// Walks through the rounds of this cluster's tiles, for a whole warp. Where the next tile's rounds are is asked for a
+// Iterates over the rounds of this cluster's tiles, for a whole warp. The range of the next tile's rounds is loaded one
 // tile ahead.
 struct RoundWalk {
   int tile, column, round, end;
   int next_group, next_column, next_round, next_end;
-  int clusters, group_step, column_step;  // from a tile to the next
+  int clusters, group_step, column_step;  // strides from a tile to the next
 
   __device__ __forceinline__ RoundWalk(const Params& p) : tile(blockIdx.x / kCluster), clusters(gridDim.x / kCluster) {
     group_step = clusters % p.groups;
@@ -411,12 +410,12 @@ struct RoundWalk {
     enter(p);
     settle(p);
   }
-  // Asks for the rounds of the next tile; there are some after the last tile, too.
+  // Loads the range of the next tile's rounds; it is readable even after the last tile.
   __device__ __forceinline__ void ask(const Params& p) {
     next_round = __ldg(p.round_starts + next_group);
     next_end = __ldg(p.round_starts + next_group + 1);
   }
-  // Makes the next tile this one.
+  // Advances to the next tile.
   __device__ __forceinline__ void enter(const Params& p) {
     column = next_column * kCluster + blockIdx.x % kCluster;
     round = next_round;
@@ -436,8 +435,8 @@ struct RoundWalk {
       enter(p);
     }
   }
-  // The record of this round, a word a lane, and then the number of the round and the column tile; goes to the next
-  // round. After the last one it is 0.
+  // The record of this round, one word per lane, then the index of the round and the column tile; advances to the next
+  // round. After the last round, it is 0.
   __device__ __forceinline__ int take(const Params& p) {
     const int lane = threadIdx.x % 32;
     if (tile >= p.tiles) return 0;
@@ -453,12 +452,12 @@ struct StepHeader {
   int word;
 
   __device__ __forceinline__ int columns() const { return word & 255; }           // block columns that it loads
-  __device__ __forceinline__ int first_place() const { return word >> 8 & 255; }  // of the ring: where the first goes
-  __device__ __forceinline__ int kept() const { return word >> 24; }              // columns before that are needed yet
+  __device__ __forceinline__ int first_place() const { return word >> 8 & 255; }  // ring slot of the first one
+  __device__ __forceinline__ int kept() const { return word >> 24; }              // earlier columns still needed
 };
 
-// Calls `load` with the record of each round of this cluster's tiles, for a whole warp. A record is asked for kRecords
-// rounds ahead, and stays in the register that it comes to: to move it would be to wait for it.
+// Calls `load` with the record of each round of this cluster's tiles, for a whole warp. A record is loaded kRecords
+// rounds ahead and stays in its destination register: moving it would wait for it.
 template <typename Load>
 __device__ __forceinline__ void for_each_round(const Params& p, Load load) {
   PipelineState state;
@@ -481,16 +480,16 @@ __device__ __forceinline__ void for_each_round(const Params& p, Load load) {
   }
 }
 
-// Which places of the ring of rows of B are taken. Each round has those after the places of the round before, but a
-// group begins at the first place: places that are skipped count to the round before.
+// Occupied slots of the ring of rows of B. Each round takes the slots after those of the previous round, but a group
+// begins at the first slot: skipped slots count toward the previous round.
 struct ColumnRing {
-  int head = 0;    // the place after the last round's
-  int taken = 0;   // places taken until now, in all passes over the ring
-  int begins = 0;  // lane i: how many nobody needed any more when the last round but i began
+  int head = 0;    // the slot after the last round's
+  int taken = 0;   // slots taken so far, over all passes of the ring
+  int begins = 0;  // lane i: number of slots no longer needed when the i-th last round began
 
-  // Takes the places of a round of `count` columns that begins at place `first`. It or rounds behind it need the last
-  // `kept` of those that were taken before. Returns how many rounds back the one is that must be done before: the last
-  // one of this stage, or a later one whose places are needed.
+  // Takes the slots of a round of `count` columns that begins at slot `first`. This round or later ones need the last
+  // `kept` slots taken before. Returns the distance, in rounds, to the round that must finish first: the last one of
+  // this stage, or a later one whose slots are needed.
   __device__ __forceinline__ int take(int first, int count, int kept) {
     const int lane = threadIdx.x % 32;
     if (first != head) taken += kRingColumns - head;
@@ -503,8 +502,8 @@ struct ColumnRing {
   }
 };
 
-// Producer of rows of B: each of kColumnWarps warps brings what every kColumnWarps-th column of a round needs. What can
-// be known before there is room is worked out before, for all columns at once, each by one lane.
+// Producer of rows of B: each of kColumnWarps warps loads the rows for every kColumnWarps-th column of a round.
+// Everything known before a slot is free is computed ahead, for all columns at once, one per lane.
 __device__ __forceinline__ void produce_columns(const Params& p, uint32 base, int warp) {
   ColumnRing ring;
   for_each_round(p, [&](int record, StepHeader header, const PipelineState& state) {
@@ -526,7 +525,7 @@ __device__ __forceinline__ void produce_columns(const Params& p, uint32 base, in
     if (elect()) {
       const uint32 full = base + kFullBarrier + 8 * state.index;
       mbarrier_arrive_expect_tx(full, mine * kBColumnBytes);
-      if (b_column + kTileN <= p.n) {  // as most tiles do
+      if (b_column + kTileN <= p.n) {  // the case for most tiles
 #pragma unroll
         for (int j = 0; j < kWarpColumns; ++j) {
           if (j < mine) tma_load_3d(to[j], &p.b_groups_map, full, 0, b_rows[j], b_column / kGroupColumns);
@@ -541,8 +540,8 @@ __device__ __forceinline__ void produce_columns(const Params& p, uint32 base, in
   });
 }
 
-// Producer of packets, one warp: it loads this thread block's part of each, for all thread blocks of the cluster. Their
-// stages are free, too: the barrier counts the consumer warps of all of them.
+// Producer of packets, one warp: it loads this thread block's part of each packet to all thread blocks of the cluster.
+// Their stages must be free, too: the barrier counts the consumer warps of all of them.
 __device__ __forceinline__ void produce_packets(const Params& p, uint32 base) {
   for_each_round(p, [&](int record, StepHeader header, const PipelineState& state) {
     const int64 round = __shfl_sync(0xFFFFFFFF, record, kRecordWords);
@@ -567,11 +566,11 @@ __device__ __forceinline__ void produce(const Params& p, uint32 base, int warp) 
   }
 }
 
-// What a consumer warp has to know of a tile. It is asked for before C of the tile before is stored; in vain after the
-// last tile.
+// A consumer warp's data of a tile. It is loaded before C of the previous tile is stored; after the last tile, the load
+// is unused.
 struct TileRows {
   int first_round, end_round;
-  int rows;  // lane i: block row of the i-th of the warp's slots, and of these again behind the last one
+  int rows;  // lane i: block row of the i-th of the warp's slots; repeats after the last one
 
   __device__ __forceinline__ void ask(const Params& p, int tile, int lane_slot) {
     const int group = tile % p.groups;
@@ -581,23 +580,23 @@ struct TileRows {
   }
 };
 
-// Where a lane's arrival goes when its warp hands back the round in stage 0: the first lanes hand back its packet, in
-// each thread block of the cluster, as all of them load into it, the next one the rows of B in this one, whose own
-// addresses are among those of the cluster (PTX ISA, "State spaces"). Barriers of other stages are 8 bytes further on
-// each.
+// Address of a lane's arrival when its warp releases the round in stage 0. The first lanes release its packet in each
+// thread block of the cluster, as all of them load into it; the next lane releases the rows of B in this thread block,
+// whose own addresses are valid cluster addresses (PTX ISA, "State spaces"). Barriers of consecutive stages are 8 bytes
+// apart.
 __device__ __forceinline__ uint32 hand_back_to(uint32 base) {
   const int lane = threadIdx.x % 32;
   return lane < kCluster ? map_shared(base + kPacketBarrier, lane) : base + kRowsBarrier;
 }
 
-// A warp hands a round back.
+// Releases a round, for a whole warp.
 __device__ __forceinline__ void consumer_release(uint32 to) {
   __syncwarp();
   if (threadIdx.x % 32 <= kCluster) mbarrier_arrive_cluster(to);
 }
 
-// accumulators += B^T A^T for this warpgroup's slots of one round. `from` says where the rows of B of each slot are, in
-// units of 16 bytes, as descriptors do.
+// accumulators += B^T A^T for this warpgroup's slots of one round. `from` holds the location of the rows of B of each
+// slot, in units of 16 bytes, as in descriptors.
 __device__ __forceinline__ void multiply_round(float (&accumulators)[kSlots][kTileGroups][kAccumulators],
     uint32 a_descriptor, uint32 b_descriptor, const uint32 (&from)[kSlots]) {
 #pragma unroll
@@ -612,7 +611,7 @@ __device__ __forceinline__ void multiply_round(float (&accumulators)[kSlots][kTi
     for (int k = 0; k < kBlockCols / 16; ++k) {
 #pragma unroll
       for (int group = 0; group < kTileGroups; ++group) {
-        // 16 rows of B are 16 rows of 128 bytes, 16 columns of A are 32 bytes of its rows.
+        // 16 rows of B are 16 rows of 128 bytes; 16 columns of A are 32 bytes of its rows.
         wgmma_m64n32k16_m_major_narrow(accumulators[slot][group],
             b_descriptor + from[slot] + ((group * kBGroupBytes + k * 16 * kRowBytes) >> 4),
             a_descriptor + ((slot * kABlockBytes + k * 32) >> 4), 1);
@@ -649,7 +648,7 @@ __device__ __forceinline__ void consume(const Params& p, const unsigned char* sh
   for (int tile = blockIdx.x / kCluster; tile < p.tiles; tile += clusters) {
     const int c_column = (tile / p.groups * kCluster + blockIdx.x % kCluster) * kTileN;
     const int rounds = next_rows.end_round - next_rows.first_round, rows = next_rows.rows;
-    // Slots are filled from the first: a warpgroup whose first slot has no block row has none.
+    // Slots are filled from the first on: a warpgroup whose first slot has no block row has none at all.
     const bool has_rows = __shfl_sync(0xFFFFFFFF, rows, 0) >= 0;
     float accumulators[kSlots][kTileGroups][kAccumulators];
 #pragma unroll
@@ -682,14 +681,14 @@ __device__ __forceinline__ void consume(const Params& p, const unsigned char* sh
     }
 
     next_rows.ask(p, tile + clusters, lane_slot);
-    // Store C, kStagingSlots block rows at a time; the ends of C clip the stores.
+    // Store C, kStagingSlots block rows at a time; TMA clips the stores at the ends of C.
 #pragma unroll
     for (int first = 0; first < kSlots; first += kStagingSlots) {
-      // Wait until the stores that last used the staging have read it.
+      // Wait until the previous stores from the staging buffer have read it.
       if (warpgroup_leader) tma_store_wait_read<0>();
       bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
-      // Fill it: transposed, 16 rows of C and this warp's 16 columns at a time. A row is eight 16-byte chunks, of which
-      // TMA's swizzle puts number i at place i ^ row % 8. Lanes 8 i to 8 i + 7 give the rows of the i-th matrix.
+      // Fill it: transposed, 16 rows of C by this warp's 16 columns at a time. A row is eight 16-byte chunks; TMA's
+      // swizzle puts chunk i at position i ^ row % 8. Lanes 8 i to 8 i + 7 address the rows of matrix i.
 #pragma unroll
       for (int slot = 0; slot < kStagingSlots; ++slot) {
 #pragma unroll
@@ -727,12 +726,12 @@ __device__ __forceinline__ void consume(const Params& p, const unsigned char* sh
 
 extern "C" __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
     h100_bsr_spmm_b32_gathered(const __grid_constant__ Params p) {
-  // TMA's swizzle goes by addresses and repeats every 1024 bytes: what it applies to begins at a multiple of that.
+  // TMA swizzles by address, with a period of 1024 bytes: swizzled buffers are aligned to that.
   extern __shared__ __align__(1024) unsigned char shared[];
   const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
 
-  // One thread prepares the barriers. A full barrier counts one arrival of each producer warp, one of a packet's place
-  // those of all consumer warps of the cluster, one of rows of B those of this thread block.
+  // One thread initializes the barriers. A full barrier counts one arrival per producer warp; the barrier of a packet
+  // slot counts all consumer warps of the cluster, that of rows of B the consumer warps of this thread block.
   if (threadIdx.x == 0) {
     for (int i = 0; i < kStages; ++i) {
       mbarrier_init(base + kFullBarrier + 8 * i, kProducerWarps);
@@ -746,12 +745,12 @@ extern "C" __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kT
   for (int i = threadIdx.x; i < kBColumnBytes / 16; i += kThreads) {
     reinterpret_cast<uint4*>(shared + kZerosOffset)[i] = make_uint4(0, 0, 0, 0);
   }
-  fence_proxy_async();  // wgmma reads the zeros as the copy engine would
-  // No thread block of the cluster may be sent anything before its barriers are there.
+  fence_proxy_async();  // wgmma reads the zeros through the async proxy
+  // A thread block of the cluster may receive data only after it has initialized its barriers.
   cluster_arrive();
   cluster_wait();
 
-  // Taken from one lane, so that the compiler knows that it is the same in all.
+  // The shuffle proves to the compiler that it is warp-uniform.
   const int warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / 32, 0), warpgroup = warp / 4;
   if (warpgroup == kConsumers) {
     setmaxnreg_dec<kProducerRegisters>();
@@ -760,7 +759,7 @@ extern "C" __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kT
     setmaxnreg_inc<kConsumerRegisters>();
     consume(p, shared, base, warpgroup);
   }
-  // The others of the cluster may still send arrivals here.
+  // Other thread blocks of the cluster may still arrive at these barriers.
   cluster_arrive();
   cluster_wait();
 }

@@ -3,34 +3,33 @@
 //     codegen render specs/h100_bsr_spmm_b64_pairs.yaml
 // spec: {"arch":"sm_90a","block":{"cols":64,"rows":64},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":4,"tile":{"k":64,"m":128,"n":256}}
 // spec hash: 5312ab86f520296ea5609fa14042719f811725e359ed00430aa22f1d8d75f9e0
-// seal: sha256 ecc8de73b9f56fe13b4e43747b5dda5558a891ed465a03f56dd42c3f8a19d668
+// seal: sha256 ba152fb31b6f0a1422f6ee759c874ffeab74d5ac48e9356bebf880fe55095a6a
 
 // BSR x dense for sm_90a, two block rows at a time: C = A B with A in block-sparse rows and
 // B, C dense and row-major.
-// What is stored is A B, computed in fp32.
+// The stored result is A B, computed in fp32.
 //
-// A tile of B that both block rows need is loaded once. So the more columns neighbouring rows share, the less is
-// loaded.
+// A tile of B that both block rows need is loaded once. The more columns neighboring rows share, the less is loaded.
 //
-// Who does what
-//   warpgroup 0      producer. Its first warp walks through the columns of both block rows, which it merges as long as
-//                    they rise, and fills the ring by TMA; the other warps rest.
-//   warpgroups 1, 2  consumers, each of one block row. Each accumulates its part of the C tile in registers, in the
-//                    steps that its row has a block in, then stores it by TMA.
+// Roles
+//   warpgroup 0      producer. Its first warp walks the columns of both block rows, merges them as long as they are
+//                    ascending, and fills the ring by TMA; the other warps are idle.
+//   warpgroups 1, 2  consumers, one per block row. Each accumulates its part of the C tile in registers, in the steps
+//                    in which its row has a block, then stores it by TMA.
 //
-// Which barrier guards what
+// Barriers
 //   full[i]   producer -> consumers: stage i holds the B tile of one step, the A tiles of the block rows that have a
-//             block in it, and the word that says which these are
-//   empty[i]  consumers -> producer: every consumer warp is done with stage i
+//             block in it, and a word with a bit for each of these rows
+//   empty[i]  consumers -> producer: every consumer warp has finished with stage i
 //   named barrier kWarpgroupBarrier + w: the threads of consumer w around its staging of C
 //
-// Pipeline of a consumer: the products of a step are issued before those of the step that it multiplied last have
-// ended, so the tensor cores never wait for the issue. That one's stage is released once no others than the new ones
-// can be running, or once a step comes that only the other row has. Across tiles the producer runs ahead.
+// Pipeline of a consumer: the products of a step are issued before those of its previous step complete, so the tensor
+// cores never wait for the issue. The previous step's stage is released when only the new products can still be
+// running, or when a step comes that belongs to the other row alone. The producer runs ahead across tiles.
 //
 // Symbols
-//   tile         two block rows of C, kTileN columns. Tiles are numbered block rows first, so that the thread blocks at
-//                work share columns of B, which then come from the L2
+//   tile         two block rows of C, kTileN columns. Tiles are numbered block rows first, so that concurrent thread
+//                blocks share columns of B, which then come from the L2
 //   step         kTileK columns of one block column of A, kTileK rows of B
 //   group        64 columns of B or C: in shared memory rows of 128 bytes, swizzled
 //   accumulators a thread's part of 64 rows: rows r and r + 8 of its warp's 16 (r = lane / 4),
@@ -40,8 +39,8 @@ using int64 = long long;
 using uint32 = unsigned int;
 
 // Stands for CUtensorMap: 128 opaque bytes (PTX ISA, "Tensor-Map"), 64-byte aligned (driver API,
-// cuTensorMapEncodeTiled). Parameters of this type have in their comments the dimensions, innermost first, the box of
-// one copy, and the bytes of the swizzle.
+// cuTensorMapEncodeTiled). The comments of parameters of this type give the dimensions, innermost first, the box of one
+// copy, and the bytes of the swizzle.
 struct alignas(64) TensorMap {
   unsigned char bytes[128];
 };
@@ -55,10 +54,10 @@ constexpr int kThreads = 384;  // warpgroup 0 produces, the others consume
 constexpr int kConsumers = 2;  // warpgroups that compute, each a block row
 constexpr int kConsumerWarps = 8;  // warps that compute
 constexpr int kProducerRegisters = 40;  // registers a producer thread keeps
-constexpr int kConsumerRegisters = 232;  // registers a consumer thread takes; 40 + 2 x 232 are 3 x 168, those at launch
+constexpr int kConsumerRegisters = 232;  // registers a consumer thread takes; 40 + 2 x 232 are the 3 x 168 at launch
 constexpr int kGroupColumns = 64;  // columns of a group: one 128-byte swizzled row
 constexpr int kTileGroups = 4;  // column groups of a tile
-constexpr int kStagingGroups = 2;  // column groups a warpgroup can have on their way out
+constexpr int kStagingGroups = 2;  // column groups that a warpgroup may have in flight
 constexpr int kAccumulators = 128;  // accumulators of a thread
 constexpr int kABytes = 8192;  // bytes of the A tile of one block row
 constexpr int kBBytes = 32768;  // bytes of a B tile
@@ -75,20 +74,20 @@ constexpr int kRowsOffset = 229440;  // 16 bytes: which block rows have a block 
 constexpr int kFullBarrier = kBarriersOffset;
 constexpr int kEmptyBarrier = kFullBarrier + 8 * kStages;
 constexpr int kWarpgroupThreads = 128;
-constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared memory: what the swizzle spans
+constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared memory: the span of the swizzle
 constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer w: kWarpgroupBarrier + w
-constexpr int kLastStep = 1 << kConsumers;  // in the word of a step, beside a bit for each block row
+constexpr int kLastStep = 1 << kConsumers;  // bit of a step's word, above one bit for each block row
 
-// Launch: 384 threads a block, 229456 bytes of dynamic shared memory.
+// Launch: 384 threads per block, 229456 bytes of dynamic shared memory.
 // Grid: one thread block per SM, looping over tiles (persistent), block rows fastest.
 struct Params {
   TensorMap a_map;  // stored blocks of A (cols, rows, nnz): box 64 x 64 x 1, swizzle 128
   TensorMap b_map;  // B (N, K): box 64 x 64, swizzle 128
   TensorMap b_groups_map;  // whole column groups of B (columns of a group, K, groups): box 64 x 64 x 4, swizzle 128
   TensorMap c_map;  // C (N, M): box 64 x 64, swizzle 128
-  const int* crow_indices;  // first block of each block row, and one more
+  const int* crow_indices;  // first block of each block row, then the end of the last
   const int* col_indices;  // block column of each block
-  int index_words;  // 32-bit words of an index: 1 or 2, the low one is read
+  int index_words;  // 32-bit words of an index: 1 or 2; the low one is read
   int block_rows;  // block rows of A
   int row_pairs;  // half of them, rounded up
   int tiles;  // row_pairs times those of a pair
@@ -105,19 +104,18 @@ __device__ __forceinline__ void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-// mbarrier.arrive: one arrival; who waits then sees what this thread wrote before (PTX ISA, "mbarrier.arrive")
+// mbarrier.arrive: one arrival; waiting threads then see this thread's earlier writes (PTX ISA, "mbarrier.arrive")
 __device__ __forceinline__ void mbarrier_arrive(uint32 barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
 // mbarrier.arrive.expect_tx: one arrival; the phase also needs `bytes` bytes from the copy engine to complete. They may
-// come before this: without the arrival it does not complete (PTX ISA, "mbarrier.arrive")
+// come earlier: the phase does not complete without the arrival (PTX ISA, "mbarrier.arrive")
 __device__ __forceinline__ void mbarrier_arrive_expect_tx(uint32 barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
-// mbarrier.try_wait.parity: returns once the phase of this parity has completed
-// (PTX ISA, "mbarrier.try_wait")
+// mbarrier.try_wait.parity: waits until the phase of this parity has completed (PTX ISA, "mbarrier.try_wait")
 __device__ __forceinline__ void mbarrier_wait(uint32 barrier, int parity) {
   asm volatile(
       "{\n"
@@ -130,13 +128,13 @@ __device__ __forceinline__ void mbarrier_wait(uint32 barrier, int parity) {
       "}\n" ::"r"(barrier), "r"(parity) : "memory");
 }
 
-// prefetch.tensormap: brings a descriptor into its cache (PTX ISA, "prefetch")
+// prefetch.tensormap: prefetches a descriptor (PTX ISA, "prefetch")
 __device__ __forceinline__ void prefetch_tensormap(const TensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-// cp.async.bulk.tensor.2d: tensor box at (c0, ...) to shared memory, counted by an mbarrier. What of the box
-// lies outside the tensor, before its first element too, comes as zeros, and counts (PTX ISA, "cp.async.bulk.tensor")
+// cp.async.bulk.tensor.2d: copies the tensor box at (c0, ...) to shared memory, counted by an mbarrier. Elements
+// outside the tensor, even before its first element, are zero-filled and counted (PTX ISA, "cp.async.bulk.tensor")
 __device__ __forceinline__ void tma_load_2d(
     uint32 to, const TensorMap* map, uint32 barrier, int c0, int c1) {
   asm volatile(
@@ -144,8 +142,8 @@ __device__ __forceinline__ void tma_load_2d(
       ::"r"(to), "l"(map), "r"(barrier), "r"(c0), "r"(c1) : "memory");
 }
 
-// cp.async.bulk.tensor.3d: tensor box at (c0, ...) to shared memory, counted by an mbarrier. What of the box
-// lies outside the tensor, before its first element too, comes as zeros, and counts (PTX ISA, "cp.async.bulk.tensor")
+// cp.async.bulk.tensor.3d: copies the tensor box at (c0, ...) to shared memory, counted by an mbarrier. Elements
+// outside the tensor, even before its first element, are zero-filled and counted (PTX ISA, "cp.async.bulk.tensor")
 __device__ __forceinline__ void tma_load_3d(
     uint32 to, const TensorMap* map, uint32 barrier, int c0, int c1, int c2) {
   asm volatile(
@@ -153,7 +151,7 @@ __device__ __forceinline__ void tma_load_3d(
       ::"r"(to), "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2) : "memory");
 }
 
-// cp.async.bulk.tensor.2d: shared memory to the tensor box at (c0, ...), clipped at the tensor's ends
+// cp.async.bulk.tensor.2d: copies shared memory to the tensor box at (c0, ...), clipped at the tensor's ends
 // (PTX ISA, "cp.async.bulk.tensor")
 __device__ __forceinline__ void tma_store_2d(const TensorMap* map, uint32 from, int c0, int c1) {
   asm volatile(
@@ -161,21 +159,21 @@ __device__ __forceinline__ void tma_store_2d(const TensorMap* map, uint32 from, 
       ::"l"(map), "r"(from), "r"(c0), "r"(c1) : "memory");
 }
 
-// cp.async.bulk.commit_group: closes a group of stores (PTX ISA, "cp.async.bulk.commit_group")
+// cp.async.bulk.commit_group: commits the stores as a group (PTX ISA, "cp.async.bulk.commit_group")
 __device__ __forceinline__ void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 
-// cp.async.bulk.wait_group.read: at most kPending groups have not read their shared memory yet
-// (PTX ISA, "cp.async.bulk.wait_group")
+// cp.async.bulk.wait_group.read: at most kPending groups have yet to read their shared memory (PTX ISA,
+// "cp.async.bulk.wait_group")
 template <int kPending>
 __device__ __forceinline__ void tma_store_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
 }
 
-// fence.proxy.async: ordinary shared-memory writes become visible to the copy engine (PTX ISA, "membar / fence")
+// fence.proxy.async: makes generic shared-memory writes visible to the async proxy (PTX ISA, "membar / fence")
 __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// setmaxnreg: .dec gives registers of this warpgroup back to the thread block, .inc waits until there are so many
-// (PTX ISA, "setmaxnreg")
+// setmaxnreg: .dec releases registers of this warpgroup to the thread block, .inc waits until enough are free (PTX ISA,
+// "setmaxnreg")
 template <int kRegisters>
 __device__ __forceinline__ void setmaxnreg_dec() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
@@ -185,17 +183,17 @@ __device__ __forceinline__ void setmaxnreg_inc() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
-// wgmma.fence, CUTLASS's warpgroup_arrive: orders register accesses before the first wgmma (PTX ISA, "wgmma.fence")
+// wgmma.fence, CUTLASS' warpgroup_arrive: orders register accesses before the first wgmma (PTX ISA, "wgmma.fence")
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-// wgmma.commit_group, warpgroup_commit_batch: closes a group of wgmma (PTX ISA, "wgmma.commit_group")
+// wgmma.commit_group, warpgroup_commit_batch: commits wgmmas as a group (PTX ISA, "wgmma.commit_group")
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-// wgmma.wait_group, warpgroup_wait: at most kPending groups are still running (PTX ISA, "wgmma.wait_group")
+// wgmma.wait_group, warpgroup_wait: waits until at most kPending groups are running (PTX ISA, "wgmma.wait_group")
 template <int kPending>
 __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
-// Keeps the compiler from moving accesses of registers that a running wgmma owns across this point.
+// Keeps the compiler from moving accesses to the registers of a running wgmma across this point.
 template <int kCount>
 __device__ __forceinline__ void warpgroup_fence_operand(float (&registers)[kCount]) {
 #pragma unroll
@@ -203,8 +201,8 @@ __device__ __forceinline__ void warpgroup_fence_operand(float (&registers)[kCoun
 }
 
 // Matrix descriptor of a 128-byte swizzled tile in shared memory (PTX ISA, "Asynchronous Warpgroup Level Matrix
-// Instructions", "Matrix Descriptor Format"). The upper half is always the same: 128-byte swizzle, 1024 bytes from 8
-// rows to the next 8 (SBO, the stride byte offset). So descriptors are passed, and moved on, as their lower halves: the
+// Instructions", "Matrix Descriptor Format"). The upper half is constant: 128-byte swizzle, 1024 bytes from 8 rows to
+// the next 8 (SBO, the stride byte offset). Descriptors are therefore passed and advanced as their lower halves: the
 // address and, for an MN-major tile of several groups of 64 columns, the bytes from one group to the next (LBO, the
 // leading byte offset), else 0; both in units of 16 bytes.
 constexpr uint32 kDescriptorUpperHalf = 0x40000040;
@@ -214,7 +212,7 @@ __device__ __forceinline__ uint32 wgmma_descriptor(uint32 address, int group_byt
 }
 
 // wgmma.mma_async m64n256k16: D = A B, + D if `accumulate`; A in shared memory, K-major, B MN-major.
-// After p come factors 1 of A and B, then whether A and B are MN-major (PTX ISA, "wgmma.mma_async")
+// After p come scale factors of 1 for A and B, then whether A and B are MN-major (PTX ISA, "wgmma.mma_async")
 __device__ __forceinline__ void wgmma_m64n256k16_shared_mn_major(
     float (&d)[128], uint32 a, uint32 b, int accumulate) {
   asm volatile(
@@ -262,32 +260,32 @@ __device__ __forceinline__ void wgmma_m64n256k16_shared_mn_major(
       : "r"(a), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf));
 }
 
-// bar.sync: named barrier `id` of `threads` threads (PTX ISA, "bar")
+// bar.sync: waits at named barrier `id` of `threads` threads (PTX ISA, "bar")
 __device__ __forceinline__ void bar_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-// cvt.rn.f16x2.f32: two floats to a pair of fp16, `low` in the lower half (PTX ISA, "cvt")
+// cvt.rn.f16x2.f32: converts two floats to a pair of fp16, `low` in the lower half (PTX ISA, "cvt")
 __device__ __forceinline__ uint32 pack(float low, float high) {
   uint32 pair;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   return pair;
 }
 
-// stmatrix.x4: four 8 x 8 matrices of 16-bit elements, each lane gives the address of one row (PTX ISA, "stmatrix")
+// stmatrix.x4: stores four 8 x 8 matrices of 16-bit elements; each lane holds one row address (PTX ISA, "stmatrix")
 __device__ __forceinline__ void stmatrix_x4(uint32 address, uint32 a, uint32 b, uint32 c, uint32 d) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], { %1, %2, %3, %4 };"
       ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
-// Element i of an index tensor: int32, or the low half of an int64, whose `words` is 2. Indices are below 2^31.
+// Element i of an index tensor: an int32, or the low half of an int64 if `words` is 2. Indices are below 2^31.
 __device__ __forceinline__ int load_index(const int* indices, int words, int i) {
   return __ldg(indices + static_cast<int64>(i) * words);
 }
 
-// Which of the p.row_pairs rows of tiles a tile is in. Tiles are numbered column by column, each of which begins 5/8
-// of the rows, made odd, further on. A thread block has every gridDim.x-th tile: where the number of rows divides
-// gridDim.x, it would otherwise have the same row in each column, and no short row would make up for a long one.
+// The pair of block rows, out of p.row_pairs, of a tile. Tiles are numbered column by column; each column begins 5/8 of
+// the rows, made odd, further down. A thread block takes every gridDim.x-th tile: if the number of rows divides
+// gridDim.x, it would otherwise get the same row in each column, and no short row would balance a long one.
 __device__ __forceinline__ int row_of(const Params& p, int tile) {
   const uint32 rows = p.row_pairs;
   return (tile + tile / rows * (rows * 5 / 8 | 1)) % rows;
@@ -310,7 +308,7 @@ struct BlockRows {
   __device__ __forceinline__ bool any() const { return first[0] < end[0] || first[1] < end[1]; }
 };
 
-// Where the producer is in the blocks of a block row. Its lanes hold 32 block columns, the next 32 are on their way.
+// The producer's position in the blocks of a block row. Its lanes hold 32 block columns; the next 32 are in flight.
 struct Cursor {
   int block, first, end, columns, next_columns;
 
@@ -333,9 +331,9 @@ struct Cursor {
   }
 };
 
-// Position in the ring: the stage, and the parity of the pass over the ring, 0 in the first.
-// Consumers wait with this parity until the stage is full. Producers wait with the other, that of the pass before,
-// until it is free; a fresh barrier counts that pass as ended: in the first pass nobody waits.
+// Position in the ring: the stage, and the parity of the pass over the ring, 0 in the first. Consumers wait
+// with this parity until the stage is full. Producers wait with the other parity, that of the previous pass, until the
+// stage is free. A fresh barrier counts that pass as completed, so nobody waits in the first pass.
 struct PipelineState {
   int index = 0, phase = 0;
 
@@ -347,14 +345,14 @@ struct PipelineState {
   }
 };
 
-// Reads a word that the producer wrote, for the whole warp. The lane that reads it is the one that arrives at the
-// empty barrier afterwards: so it is read before it is written again.
+// Reads a word that the producer wrote, for the whole warp. The lane that reads it also arrives at the empty barrier
+// afterwards, so the word is read before it is overwritten.
 __device__ __forceinline__ int read_by_leader(const int* word) {
   return __shfl_sync(0xFFFFFFFF, threadIdx.x % 32 == 0 ? *word : 0, 0);
 }
 
-// Copies the rows of B of a step, from `row` on, to a stage of the ring. Columns beyond B come as zeros, and count as
-// bytes.
+// Copies the rows of B of a step, starting at `row`, to a stage of the ring. Columns beyond B are zero-filled and
+// count toward the transaction bytes.
 __device__ __forceinline__ void load_b(const Params& p, uint32 to, uint32 full, int row, int column) {
   if (column + kTileN <= p.n) {
     tma_load_3d(to, &p.b_groups_map, full, 0, row, column / kGroupColumns);  // all column groups at once
@@ -366,13 +364,13 @@ __device__ __forceinline__ void load_b(const Params& p, uint32 to, uint32 full, 
   }
 }
 
-// Brings the descriptors of B into their cache.
+// Prefetches the descriptors of B.
 __device__ __forceinline__ void prefetch_b(const Params& p) {
   prefetch_tensormap(&p.b_map);
   prefetch_tensormap(&p.b_groups_map);
 }
 
-constexpr int kBSliceBytes = 16 * kRowBytes;  // from 16 rows of B to the next, in a column group
+constexpr int kBSliceBytes = 16 * kRowBytes;  // bytes from 16 rows of B to the next, in a column group
 
 // Descriptor of a B tile that begins at this address.
 __device__ __forceinline__ uint32 b_tile_descriptor(uint32 address) { return wgmma_descriptor(address, kBGroupBytes); }
@@ -384,14 +382,14 @@ __device__ __forceinline__ void produce(const Params& p, uint32 base, int* stage
   BlockRows rows(p, blockIdx.x);
 
   for (int tile = blockIdx.x; tile < p.tiles; tile += gridDim.x) {
-    // Ask for the next block rows well before they are needed.
+    // Load the next block rows well before they are needed.
     const BlockRows next_rows(p, tile + gridDim.x);
     const int b_column = tile / p.row_pairs * kTileN;
     Cursor upper(p, rows.first[0], rows.end[0]), lower(p, rows.first[1], rows.end[1]);
 
 #pragma unroll 1
     while (upper.more() || lower.more()) {
-      // The smaller column is next, for both rows if both are there.
+      // The smaller column comes next, for both rows if they have the same.
       const int upper_column = upper.column(), lower_column = lower.column();
       const bool in_upper = upper.more() && (!lower.more() || upper_column <= lower_column);
       const bool in_lower = lower.more() && (!upper.more() || lower_column <= upper_column);
@@ -446,15 +444,15 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, const int*
   BlockRows rows(p, blockIdx.x);
 
   for (int tile = blockIdx.x; tile < p.tiles; tile += gridDim.x) {
-    // Ask for the next block rows now, so that the next tile starts without waiting for them.
+    // Load the next block rows now, so that the next tile starts without waiting for them.
     const BlockRows next_rows(p, tile + gridDim.x);
-    // An empty block row has no step of its own: its zeros are what is stored.
+    // An empty block row has no steps of its own: it stores these zeros.
     float accumulators[kAccumulators];
 #pragma unroll
     for (int i = 0; i < kAccumulators; ++i) accumulators[i] = 0.0f;
 
-    // Issue each step of this row after the one before, then hand that one's stage back.
-    uint32 running = 0;  // empty barrier of the stage that the last issued step reads; 0 if it was handed back
+    // Issue each step of this row, then release the stage of the previous one.
+    uint32 running = 0;  // empty barrier of the stage that the last issued step reads; 0 if released
     bool more = rows.any();
 #pragma unroll 1
     while (more) {
@@ -465,12 +463,12 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, const int*
       if (step_rows >> warpgroup & 1) {
         issue_step(accumulators, a_descriptor + (state.index * kConsumers * kABytes >> 4),
             b_descriptor + (state.index * kBBytes >> 4));
-        wgmma_wait<1>();  // those of the step before have ended: its stage is read
+        wgmma_wait<1>();  // the previous step's are complete: its stage has been read
         if (running != 0 && warp_leader) mbarrier_arrive(running);
         running = empty;
       } else {
-        // Only the other row has a block in it. What is running must not keep its stage meanwhile: the next step of
-        // this row may be a whole ring away.
+        // Only the other row has a block in this step. Running products must not hold their stage meanwhile: the next
+        // step of this row may be a whole ring away.
         wgmma_wait<0>();
         if (running != 0 && warp_leader) mbarrier_arrive(running);
         if (warp_leader) mbarrier_arrive(empty);
@@ -482,18 +480,19 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, const int*
     warpgroup_fence_operand(accumulators);
     if (running != 0 && warp_leader) mbarrier_arrive(running);
 
-    // Store C one column group at a time; the end of a row and, in a pair that lacks its second row, that of C clip it.
+    // Store C one column group at a time; TMA clips at the end of a row and, for a pair without a second row, at the
+    // end of C.
     const int c_row = (row_of(p, tile) * kConsumers + warpgroup) * kBlockRows;
     const int c_column = tile / p.row_pairs * kTileN;
     const int staging_row = warp * 16 + lane % 16;
 #pragma unroll
     for (int group = 0; group < kTileGroups; ++group) {
-      // Wait until the store that last used this staging buffer has read it.
+      // Wait until the previous store from this staging buffer has read it.
       const uint32 buffer = staging + group % kStagingGroups * kCGroupBytes;
       if (warpgroup_leader) tma_store_wait_read<kStagingGroups - 1>();
       bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
-      // Fill it. A row is eight 16-byte chunks, of which TMA's swizzle puts number i at place i ^ row % 8. Lanes 8 i to
-      // 8 i + 7 give the rows of the i-th matrix: rows 0 to 7, 8 to 15, then both again one chunk further.
+      // Fill it. A row is eight 16-byte chunks; TMA's swizzle puts chunk i at position i ^ row % 8. Lanes 8 i to 8 i +
+      // 7 address the rows of matrix i: rows 0 to 7, 8 to 15, then the same rows one chunk further.
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         const float* x = accumulators + group * 32 + j * 8;
@@ -516,14 +515,14 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, const int*
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
     h100_bsr_spmm_b64_pairs(const __grid_constant__ Params p) {
-  // TMA's swizzle goes by addresses and repeats every 1024 bytes: what it applies to begins at a multiple of that.
+  // TMA swizzles by address, with a period of 1024 bytes: swizzled buffers are aligned to that.
   extern __shared__ __align__(1024) unsigned char shared[];
   const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
   int* const stage_rows = reinterpret_cast<int*>(shared + kRowsOffset);
-  // The shuffle shows the compiler that it is uniform, so that it keeps what depends on it in uniform registers.
+  // The shuffle proves to the compiler that it is warp-uniform, so values derived from it go to uniform registers.
   const int warpgroup = __shfl_sync(0xFFFFFFFF, threadIdx.x / kWarpgroupThreads, 0);
 
-  // One thread prepares the barriers. An empty barrier counts one arrival of each consumer warp.
+  // One thread initializes the barriers. An empty barrier counts one arrival per consumer warp.
   if (threadIdx.x == 0) {
     for (int i = 0; i < kStages; ++i) {
       mbarrier_init(base + kFullBarrier + 8 * i, 1);

@@ -3,36 +3,36 @@
 //     codegen render specs/h100_e4m3_bsr_sddmm_b128.yaml
 // spec: {"arch":"sm_90a","block":{"cols":128,"rows":128},"copy":"tma","dtype":"e4m3","mma":"wgmma","op":"bsr_sddmm","schedule":"cooperative","stages":4,"tile":{"k":128,"m":128,"n":256}}
 // spec hash: db7d6b768fb032f533cc0dd7d478e8f8a55cf2bba15acc0f6949e0b1735d7610
-// seal: sha256 26099e8c02c56bdbe41e519c5fe8d614db16ac5a66896ac04d28d531a6960bfb
+// seal: sha256 b73bf62edc757bdde9d5f028966fab8a5eeeba140fdaa9e764615dbe96f7f844
 
 // Sampled product in FP8 for sm_90a: the stored blocks of C = A B^T, with C in block-sparse rows and A, B dense and
 // row-major. A and B have one scale each.
 //
 // The product is computed transposed, C^T = B A^T: rows of B are the M side of a wgmma, rows of A its N side.
 //
-// Who does what
+// Roles
 //   warpgroup 0      producer. Its first warp finds the rows of the stored blocks and fills the ring by TMA; the others
-//                    rest.
+//                    are idle.
 //   warpgroups 1, 2  consumers. Each accumulates its column groups of a unit in registers, then stores them by TMA.
 //
-// Which barrier guards what
+// Barriers
 //   full[i]   producer -> consumers: stage i holds the A tile and the B tile of one step, and counts[i]
-//   empty[i]  consumers -> producer: every consumer warp is done with stage i
+//   empty[i]  consumers -> producer: every consumer warp has finished with stage i
 //   named barrier kWarpgroupBarrier + w: the threads of consumer w around its staging of C
 //
 // Pipeline of a consumer: the tensor core accumulates the products of kAccumulateEvery steps of a column group, which
-// are then added to its sums in fp32. Meanwhile the other consumer's products run. Across units the producer runs
-// ahead.
+// are then added to its sums in fp32. Meanwhile, the other consumer's products run. The producer runs ahead across
+// units.
 //
 // Symbols
-//   tile         kTileBlocks blocks of C that are stored one after the other. Tiles are numbered in that order, so
-//                that the thread blocks at work share block rows of A and of B, which then come from the L2
-//   unit         the blocks of a tile that lie in one block row: they share the A tile. Most tiles are one unit; where
-//                a block row ends inside a tile, there are more. For the blocks a unit lacks nothing is loaded; the
-//                products of what is in their place are not stored
+//   tile         kTileBlocks consecutive stored blocks of C. Tiles are numbered in storage order, so that concurrent
+//                thread blocks share block rows of A and of B, which then come from the L2
+//   unit         the blocks of a tile that lie in one block row: they share the A tile. Most tiles are one unit; a tile
+//                in which a block row ends has several. Missing blocks of a unit are not loaded, and their products
+//                are not stored
 //   step         kTileK columns of A and B
 //   group        64 columns of C, rows of B
-//   piece        kPieceRows rows of a group of C, on their way through shared memory as boxes, each a copy
+//   piece        kPieceRows rows of a group of C, staged through shared memory as boxes, one copy each
 //   sums         a thread's part of a group (64 columns x kTileM rows of C): columns c and c + 8 of its warp's 16
 //                (c = lane / 4), rows 8 j + 2 (lane % 4) + {0, 1}. Number 4 j + 2 h + e is column
 //                c + 8 h, row with {e}
@@ -41,8 +41,8 @@ using int64 = long long;
 using uint32 = unsigned int;
 
 // Stands for CUtensorMap: 128 opaque bytes (PTX ISA, "Tensor-Map"), 64-byte aligned (driver API,
-// cuTensorMapEncodeTiled). Parameters of this type have in their comments the dimensions, innermost first, the box of
-// one copy, and the bytes of the swizzle.
+// cuTensorMapEncodeTiled). The comments of parameters of this type give the dimensions, innermost first, the box of one
+// copy, and the bytes of the swizzle.
 struct alignas(64) TensorMap {
   unsigned char bytes[128];
 };
@@ -50,11 +50,11 @@ struct alignas(64) TensorMap {
 constexpr int kTileM = 128;  // rows of a C tile: one block row
 constexpr int kTileK = 128;  // depth of one step, bytes of a row of A and of a column of B
 constexpr int kStages = 4;  // depth of the ring of A and B tiles
-constexpr int kAccumulateEvery = 1;  // steps that the tensor core accumulates by itself
+constexpr int kAccumulateEvery = 1;  // steps that the tensor core accumulates before promotion
 constexpr int kThreads = 384;  // warpgroup 0 produces, the others consume
 constexpr int kConsumerWarps = 8;  // warps that compute
 constexpr int kProducerRegisters = 40;  // registers a producer thread keeps
-constexpr int kConsumerRegisters = 232;  // registers a consumer thread takes; 40 + 2 x 232 are 3 x 168, those at launch
+constexpr int kConsumerRegisters = 232;  // registers a consumer thread takes; 40 + 2 x 232 are the 3 x 168 at launch
 constexpr int kGroupColumns = 64;  // columns of a group: the M side of one wgmma
 constexpr int kWarpgroupGroups = 2;  // column groups of a warpgroup
 constexpr int kProducts = 64;  // accumulators of a thread for one column group
@@ -63,14 +63,14 @@ constexpr int kBBytes = 32768;  // bytes of a B tile
 constexpr int kBGroupBytes = 8192;  // bytes of the columns of B of one group
 constexpr int kPieceRows = 32;  // rows of a piece of C
 constexpr int kPieceBytes = 4096;  // bytes of a piece of C
-constexpr int kBoxRowBytes = 128;  // bytes of a row of a box of C: what its swizzle spans
+constexpr int kBoxRowBytes = 128;  // bytes of a row of a box of C: the span of its swizzle
 constexpr int kBoxColumns = 64;  // columns of a box of C
 constexpr int kBoxBytes = 4096;  // bytes of a box of C
-constexpr int kStagingPieces = 4;  // pieces of C that a warpgroup can have on their way out
+constexpr int kStagingPieces = 4;  // pieces of C that a warpgroup may have in flight
 constexpr int kBlockCols = 128;  // columns of a stored block of C
 constexpr int kTileBlocks = 2;  // stored blocks of a tile, at most
 constexpr int kBBlockBytes = 16384;  // bytes of the part of a B tile that one stored block needs
-constexpr int kStageBytes = 16384;  // bytes of a stage without those of stored blocks
+constexpr int kStageBytes = 16384;  // bytes of a stage, excluding those of stored blocks
 constexpr int kBlockBytes = 16384;  // bytes of a stage for each stored block
 
 // Dynamic shared memory: 229456 bytes. Byte offsets:
@@ -83,21 +83,21 @@ constexpr int kCountsOffset = 229440;  // 16 bytes: stored blocks of the unit th
 constexpr int kFullBarrier = kBarriersOffset;
 constexpr int kEmptyBarrier = kFullBarrier + 8 * kStages;
 constexpr int kWarpgroupThreads = 128;
-constexpr int kSlice = 32;            // depth of a wgmma: bytes of its operands' rows
+constexpr int kSlice = 32;            // depth of a wgmma: bytes of a row of its operands
 constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer w: kWarpgroupBarrier + w
 using Products = float[kProducts];
 using Sums = float[kWarpgroupGroups][kProducts];
 
-// Launch: 384 threads a block, 229456 bytes of dynamic shared memory.
+// Launch: 384 threads per block, 229456 bytes of dynamic shared memory.
 // Grid: one thread block per SM, looping over tiles (persistent), in the order of storage.
 struct Params {
   TensorMap a_map;  // A (K, M): box 128 x 128, swizzle 128
   TensorMap b_map;  // B (K, N): box 128 x 128, swizzle 128
   TensorMap c_map;  // stored blocks of C (cols, rows, nnz): box 64 x 32 x 1, swizzle 128
-  const int* crow_indices;  // first block of each block row, and one more
+  const int* crow_indices;  // first block of each block row, then the end of the last
   const int* col_indices;  // block column of each block
-  int index_words;  // 32-bit words of an index: 1 or 2, the low one is read
-  const float* a_scale;  // scale of A: a number is its code times that
+  int index_words;  // 32-bit words of an index: 1 or 2; the low one is read
+  const float* a_scale;  // scale of A: value = code * scale
   const float* b_scale;  // scale of B
   int block_rows;  // block rows of C
   int blocks;  // stored blocks of C
@@ -115,19 +115,18 @@ __device__ __forceinline__ void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-// mbarrier.arrive: one arrival; who waits then sees what this thread wrote before (PTX ISA, "mbarrier.arrive")
+// mbarrier.arrive: one arrival; waiting threads then see this thread's earlier writes (PTX ISA, "mbarrier.arrive")
 __device__ __forceinline__ void mbarrier_arrive(uint32 barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
 // mbarrier.arrive.expect_tx: one arrival; the phase also needs `bytes` bytes from the copy engine to complete. They may
-// come before this: without the arrival it does not complete (PTX ISA, "mbarrier.arrive")
+// come earlier: the phase does not complete without the arrival (PTX ISA, "mbarrier.arrive")
 __device__ __forceinline__ void mbarrier_arrive_expect_tx(uint32 barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
-// mbarrier.try_wait.parity: returns once the phase of this parity has completed
-// (PTX ISA, "mbarrier.try_wait")
+// mbarrier.try_wait.parity: waits until the phase of this parity has completed (PTX ISA, "mbarrier.try_wait")
 __device__ __forceinline__ void mbarrier_wait(uint32 barrier, int parity) {
   asm volatile(
       "{\n"
@@ -140,13 +139,13 @@ __device__ __forceinline__ void mbarrier_wait(uint32 barrier, int parity) {
       "}\n" ::"r"(barrier), "r"(parity) : "memory");
 }
 
-// prefetch.tensormap: brings a descriptor into its cache (PTX ISA, "prefetch")
+// prefetch.tensormap: prefetches a descriptor (PTX ISA, "prefetch")
 __device__ __forceinline__ void prefetch_tensormap(const TensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-// cp.async.bulk.tensor.2d: tensor box at (c0, ...) to shared memory, counted by an mbarrier. What of the box
-// lies outside the tensor, before its first element too, comes as zeros, and counts (PTX ISA, "cp.async.bulk.tensor")
+// cp.async.bulk.tensor.2d: copies the tensor box at (c0, ...) to shared memory, counted by an mbarrier. Elements
+// outside the tensor, even before its first element, are zero-filled and counted (PTX ISA, "cp.async.bulk.tensor")
 __device__ __forceinline__ void tma_load_2d(
     uint32 to, const TensorMap* map, uint32 barrier, int c0, int c1) {
   asm volatile(
@@ -154,7 +153,7 @@ __device__ __forceinline__ void tma_load_2d(
       ::"r"(to), "l"(map), "r"(barrier), "r"(c0), "r"(c1) : "memory");
 }
 
-// cp.async.bulk.tensor.3d: shared memory to the tensor box at (c0, ...), clipped at the tensor's ends
+// cp.async.bulk.tensor.3d: copies shared memory to the tensor box at (c0, ...), clipped at the tensor's ends
 // (PTX ISA, "cp.async.bulk.tensor")
 __device__ __forceinline__ void tma_store_3d(const TensorMap* map, uint32 from, int c0, int c1, int c2) {
   asm volatile(
@@ -162,22 +161,22 @@ __device__ __forceinline__ void tma_store_3d(const TensorMap* map, uint32 from, 
       ::"l"(map), "r"(from), "r"(c0), "r"(c1), "r"(c2) : "memory");
 }
 
-// cp.async.bulk.commit_group: closes a group of stores (PTX ISA, "cp.async.bulk.commit_group")
+// cp.async.bulk.commit_group: commits the stores as a group (PTX ISA, "cp.async.bulk.commit_group")
 __device__ __forceinline__ void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 
-// cp.async.bulk.wait_group.read: at most kPending groups have not read their shared memory yet
-// (PTX ISA, "cp.async.bulk.wait_group")
+// cp.async.bulk.wait_group.read: at most kPending groups have yet to read their shared memory (PTX ISA,
+// "cp.async.bulk.wait_group")
 template <int kPending>
 __device__ __forceinline__ void tma_store_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
 }
 
-// fence.proxy.async: ordinary shared-memory writes become visible to the copy engine (PTX ISA, "membar / fence")
+// fence.proxy.async: makes generic shared-memory writes visible to the async proxy (PTX ISA, "membar / fence")
 __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// elect.sync, CUTLASS's elect_one_sync: whether this lane is the one that is picked of its warp, always the same. After
-// this, unlike after a comparison of lanes, the compiler knows that one lane is at work, and issues a copy without a
-// loop over lanes (PTX ISA, "elect.sync")
+// elect.sync, CUTLASS' elect_one_sync: whether this lane is the elected one of its warp, always the same. Unlike a
+// comparison of lanes, it proves to the compiler that a single lane is active, so a copy is issued without a loop over
+// lanes (PTX ISA, "elect.sync")
 __device__ __forceinline__ bool elect() {
   uint32 picked;
   asm volatile(
@@ -189,8 +188,8 @@ __device__ __forceinline__ bool elect() {
   return picked != 0;
 }
 
-// setmaxnreg: .dec gives registers of this warpgroup back to the thread block, .inc waits until there are so many
-// (PTX ISA, "setmaxnreg")
+// setmaxnreg: .dec releases registers of this warpgroup to the thread block, .inc waits until enough are free (PTX ISA,
+// "setmaxnreg")
 template <int kRegisters>
 __device__ __forceinline__ void setmaxnreg_dec() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
@@ -200,33 +199,33 @@ __device__ __forceinline__ void setmaxnreg_inc() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
-// wgmma.fence, CUTLASS's warpgroup_arrive: orders register accesses before the first wgmma (PTX ISA, "wgmma.fence")
+// wgmma.fence, CUTLASS' warpgroup_arrive: orders register accesses before the first wgmma (PTX ISA, "wgmma.fence")
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-// wgmma.commit_group, warpgroup_commit_batch: closes a group of wgmma (PTX ISA, "wgmma.commit_group")
+// wgmma.commit_group, warpgroup_commit_batch: commits wgmmas as a group (PTX ISA, "wgmma.commit_group")
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-// wgmma.wait_group, warpgroup_wait: at most kPending groups are still running (PTX ISA, "wgmma.wait_group")
+// wgmma.wait_group, warpgroup_wait: waits until at most kPending groups are running (PTX ISA, "wgmma.wait_group")
 template <int kPending>
 __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
-// Keeps the compiler from moving accesses of registers that a running wgmma owns across this point.
+// Keeps the compiler from moving accesses to the registers of a running wgmma across this point.
 template <int kCount>
 __device__ __forceinline__ void warpgroup_fence_operand(float (&registers)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(registers[i])::"memory");
 }
 
-// Matrix descriptor of a K-major tile in shared memory whose rows are 128 bytes, swizzled over as many (PTX ISA,
-// "Asynchronous Warpgroup Level Matrix Instructions", "Matrix Descriptor Format"). The upper half is always the same:
-// the swizzle, and 1024 bytes from 8 rows to the next 8 (SBO, the stride byte offset). So descriptors are passed, and
-// moved on, as their lower halves: the address in units of 16 bytes.
+// Matrix descriptor of a K-major tile in shared memory whose rows are 128 bytes, with a swizzle of the same width
+// (PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions", "Matrix Descriptor Format"). The upper half is
+// constant: the swizzle, and 1024 bytes from 8 rows to the next 8 (SBO, the stride byte offset). Descriptors are
+// therefore passed and advanced as their lower halves: the address in units of 16 bytes.
 constexpr uint32 kDescriptorUpperHalf = 0x40000040;
 
 __device__ __forceinline__ uint32 wgmma_descriptor(uint32 address) { return (address & 0x3FFFF) >> 4; }
 
-// wgmma.mma_async m64n128k32: D = A B, + D if `accumulate`; A in shared memory. Operands of 8 bits are K-major. After
-// p come factors 1 of A and B (PTX ISA, "wgmma.mma_async")
+// wgmma.mma_async m64n128k32: D = A B, + D if `accumulate`; A in shared memory. 8-bit operands are K-major. After p
+// come scale factors of 1 for A and B (PTX ISA, "wgmma.mma_async")
 __device__ __forceinline__ void wgmma_m64n128k32_shared(
     float (&d)[64], uint32 a, uint32 b, int accumulate) {
   asm volatile(
@@ -274,14 +273,14 @@ __device__ __forceinline__ void wgmma_m64n128k32_shared(
       : "r"(a), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf));
 }
 
-// Element i of an index tensor: int32, or the low half of an int64, whose `words` is 2. Indices are below 2^31.
+// Element i of an index tensor: an int32, or the low half of an int64 if `words` is 2. Indices are below 2^31.
 __device__ __forceinline__ int load_index(const int* indices, int words, int i) {
   return __ldg(indices + static_cast<int64>(i) * words);
 }
 
-// Position in the ring: the stage, and the parity of the pass over the ring, 0 in the first.
-// Consumers wait with this parity until the stage is full. Producers wait with the other, that of the pass before,
-// until it is free; a fresh barrier counts that pass as ended: in the first pass nobody waits.
+// Position in the ring: the stage, and the parity of the pass over the ring, 0 in the first. Consumers wait
+// with this parity until the stage is full. Producers wait with the other parity, that of the previous pass, until the
+// stage is free. A fresh barrier counts that pass as completed, so nobody waits in the first pass.
 struct PipelineState {
   int index = 0, phase = 0;
 
@@ -293,15 +292,15 @@ struct PipelineState {
   }
 };
 
-// Reads a word that the producer wrote, for the whole warp. The lane that reads it is the one that arrives at the
-// empty barrier afterwards: so it is read before it is written again.
+// Reads a word that the producer wrote, for the whole warp. The lane that reads it also arrives at the empty barrier
+// afterwards, so the word is read before it is overwritten.
 __device__ __forceinline__ int read_by_leader(const int* word) {
   return __shfl_sync(0xFFFFFFFF, threadIdx.x % 32 == 0 ? *word : 0, 0);
 }
 
-// The block row of a stored block: the last row that begins at it or before. The search begins at `row`, which must not
-// be after the answer. The lanes of a warp look at 32 rows at equal distances, and go on between the last of these that
-// has begun and the next.
+// Block row of a stored block: the last row that begins at or before it. The search begins at `row`, which must not
+// come after the result. The lanes of a warp probe 32 rows at equal distances, and continue between the last of these
+// that begins at or before the block and the next one.
 __device__ __forceinline__ int find_row(const Params& p, int block, int row) {
   const int lane = threadIdx.x % 32;
   int end = p.block_rows;
@@ -330,7 +329,7 @@ __device__ __forceinline__ void load_step(const Params& p, uint32 base, int* cou
   }
 }
 
-// Producer: one warp fills the ring, unit after unit. Its lanes find rows and columns, one of them issues the copies.
+// Producer: one warp fills the ring, unit after unit. Its lanes find rows and columns; one of them issues the copies.
 __device__ __forceinline__ void produce(const Params& p, uint32 base, int* counts) {
   const int lane = threadIdx.x;
   PipelineState state;
@@ -342,7 +341,7 @@ __device__ __forceinline__ void produce(const Params& p, uint32 base, int* count
 
     for (int block = first; block < end;) {
       row = find_row(p, block, row);
-      // At least one block, also where crow_indices is not what it should be: the loop must end.
+      // At least one block, even if crow_indices is invalid: the loop must terminate.
       const int count = max(min(load_index(p.crow_indices, p.index_words, row + 1), end) - block, 1);
       int b_rows[kTileBlocks];
 #pragma unroll
@@ -360,7 +359,7 @@ __device__ __forceinline__ void produce(const Params& p, uint32 base, int* count
   }
 }
 
-// products = B^T A^T for one column group and one step, or added to those of the steps before (asynchronous).
+// products = B^T A^T for one column group and one step, or added to those of the previous steps (asynchronous).
 __device__ __forceinline__ void issue_group(Products& products, uint32 a_descriptor, uint32 b_descriptor, bool first) {
   wgmma_fence();
 #pragma unroll
@@ -370,13 +369,13 @@ __device__ __forceinline__ void issue_group(Products& products, uint32 a_descrip
   wgmma_commit();
 }
 
-// sums += the products of all steps of a unit, as these come into the ring: those of kAccumulateEvery steps of a column
-// group in the tensor core, whose accumulators have 14 bits or so, then in fp32. While a warpgroup adds, the other's
-// products run.
+// sums += the products of all steps of a unit, as they arrive in the ring. The tensor core, whose accumulators have
+// about 14 bits, accumulates kAccumulateEvery steps of a column group, which are then added in fp32. While one
+// warpgroup adds, the other's products run.
 __device__ __forceinline__ void multiply(Sums& sums, uint32 base, PipelineState& state, uint32 a_descriptor,
     uint32 b_descriptor, int steps) {
   const bool warp_leader = threadIdx.x % 32 == 0;
-  // The same registers for all groups: products of the next one wait until these are added.
+  // The same registers serve all groups: the products of the next one wait until these are added.
   Products products = {};
 #pragma unroll 1
   for (int step = 0; step < steps; step += kAccumulateEvery) {
@@ -395,7 +394,7 @@ __device__ __forceinline__ void multiply(Sums& sums, uint32 base, PipelineState&
       }
       wgmma_wait<0>();
       warpgroup_fence_operand(products);
-      // All that the stages hold is read.
+      // All data of the stages has been read.
       if (group == kWarpgroupGroups - 1) {
         for (; state.index != at.index; state.advance()) {
           if (warp_leader) mbarrier_arrive(base + kEmptyBarrier + 8 * state.index);
@@ -407,29 +406,29 @@ __device__ __forceinline__ void multiply(Sums& sums, uint32 base, PipelineState&
   }
 }
 
-// bar.sync: named barrier `id` of `threads` threads (PTX ISA, "bar")
+// bar.sync: waits at named barrier `id` of `threads` threads (PTX ISA, "bar")
 __device__ __forceinline__ void bar_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-// cvt.rn.bf16x2.f32: two floats to a pair of bf16, `low` in the lower half (PTX ISA, "cvt")
+// cvt.rn.bf16x2.f32: converts two floats to a pair of bf16, `low` in the lower half (PTX ISA, "cvt")
 __device__ __forceinline__ uint32 pack(float low, float high) {
   uint32 pair;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   return pair;
 }
 
-// stmatrix.x4.trans: four 8 x 8 matrices of 16-bit elements, each stored transposed; each lane gives the address of one
+// stmatrix.x4.trans: stores four 8 x 8 matrices of 16-bit elements, each transposed; each lane holds the address of one
 // row in memory, that is, of one column of a matrix (PTX ISA, "stmatrix")
 __device__ __forceinline__ void stmatrix_x4_trans(uint32 address, uint32 a, uint32 b, uint32 c, uint32 d) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], { %1, %2, %3, %4 };"
       ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
-// Writes a warpgroup's piece of C, 64 columns of kPieceRows rows, to shared memory: `x` are the thread's of its rows,
-// to be multiplied by `scale`. The sums are transposed on the way, 16 rows and the warp's 16 columns at a time. A row
-// of a box is chunks of 16 bytes, of which TMA's swizzle puts number i at place i ^ row % 8, or, in rows of 64 bytes,
-// at i ^ row / 2 % 4. Lanes 8 i to 8 i + 7 give the rows of the i-th matrix.
+// Writes a warpgroup's piece of C, 64 columns of kPieceRows rows, to shared memory: `x` is the thread's part, to be
+// multiplied by `scale`. The sums are transposed on the way, 16 rows by the warp's 16 columns at a time. A row of a box
+// is 16-byte chunks; TMA's swizzle puts chunk i at position i ^ row % 8 or, in rows of 64 bytes, at i ^ row / 2 % 4.
+// Lanes 8 i to 8 i + 7 address the rows of matrix i.
 __device__ __forceinline__ void write_piece(uint32 to, const float* x, float scale) {
   const int lane = threadIdx.x % 32, column = threadIdx.x / 32 % 4 * 16 + lane / 8 % 2 * 8;
   const uint32 box = to + column / kBoxColumns * kBoxBytes;
@@ -443,12 +442,13 @@ __device__ __forceinline__ void write_piece(uint32 to, const float* x, float sca
   }
 }
 
-// Where a warpgroup's pieces of C go through shared memory, one after the other.
+// Staging of a warpgroup's pieces of C in shared memory, one after the other.
 struct Staging {
   uint32 base;
   int warpgroup, stored = 0;  // pieces, modulo kStagingPieces
 
-  // Writes a piece there, and has its boxes stored by `store_box(from, i)`, once what was there before has been read.
+  // Writes a piece to the staging buffer and stores its boxes by `store_box(from, i)`, after the buffer's previous
+  // content has been read.
   template <typename StoreBox>
   __device__ __forceinline__ void store(const float* x, float scale, StoreBox store_box) {
     const bool leader = threadIdx.x % kWarpgroupThreads == 0;
@@ -471,7 +471,7 @@ struct Staging {
   }
 };
 
-// Stores a warpgroup's part of a unit of `count` blocks from `block` on, as far as it has blocks.
+// Stores a warpgroup's part of a unit of `count` blocks, starting at `block`.
 __device__ __forceinline__ void store_c(const Params& p, const Sums& sums, float scale, Staging& staging,
     int first_column, int block, int count) {
 #pragma unroll
@@ -506,7 +506,7 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, const int*
 #pragma unroll
         for (int i = 0; i < kProducts; ++i) sums[group][i] = 0.0f;
       }
-      // The first stage says how many blocks the unit has.
+      // The first stage holds the number of blocks of the unit.
       mbarrier_wait(base + kFullBarrier + 8 * state.index, state.phase);
       const int count = read_by_leader(counts + state.index);
       multiply(sums, base, state, a_descriptor, b_descriptor, p.steps);
@@ -519,14 +519,14 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, const int*
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
     h100_e4m3_bsr_sddmm_b128(const __grid_constant__ Params p) {
-  // TMA's swizzle goes by addresses and repeats every 1024 bytes: what it applies to begins at a multiple of that.
+  // TMA swizzles by address, with a period of 1024 bytes: swizzled buffers are aligned to that.
   extern __shared__ __align__(1024) unsigned char shared[];
   const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
   int* counts = reinterpret_cast<int*>(shared + kCountsOffset);
-  // The shuffle shows the compiler that it is uniform, so that it keeps what depends on it in uniform registers.
+  // The shuffle proves to the compiler that it is warp-uniform, so values derived from it go to uniform registers.
   const int warpgroup = __shfl_sync(0xFFFFFFFF, threadIdx.x / kWarpgroupThreads, 0);
 
-  // One thread prepares the barriers. An empty barrier counts one arrival of each consumer warp.
+  // One thread initializes the barriers. An empty barrier counts one arrival per consumer warp.
   if (threadIdx.x == 0) {
     for (int i = 0; i < kStages; ++i) {
       mbarrier_init(base + kFullBarrier + 8 * i, 1);

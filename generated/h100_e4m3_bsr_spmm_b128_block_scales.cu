@@ -3,32 +3,33 @@
 //     codegen render specs/h100_e4m3_bsr_spmm_b128_block_scales.yaml
 // spec: {"arch":"sm_90a","b_layout":"column_major","block":{"cols":128,"rows":128},"copy":"tma","dtype":"e4m3","mma":"wgmma","op":"bsr_spmm","scales":"block","schedule":"cooperative","stages":4,"tile":{"k":128,"m":128,"n":256}}
 // spec hash: 8e086eef53336c7ca9775a1a7e83cb6c70ea3a6c0fccf0011a1738742bf06464
-// seal: sha256 f68933dbbb8c6f91df238d08d93afa54bdc1d37464c79d40c1d2ad7c0fb9b708
+// seal: sha256 399a201144caebe69576b84b7725870041524de5723aff6c7b853a40e7ab1871
 
 // BSR x dense in FP8 for sm_90a: C = A B with A in block-sparse rows and B dense, stored by columns; C by rows.
 // A has a scale for each stored block, B one for each 128 rows of a column
 //
 // The product is computed transposed, C^T = B^T A^T: columns of B are the M side of a wgmma, rows of a block its N
-// side. So blocks of 32 and 64 rows fill it too, and a thread has two columns of B of each 64, and thus two of their
-// scales.
+// side. Blocks of 32 and 64 rows therefore also fill it, and a thread has two columns of B of each 64, hence two of
+// their scales.
 //
-// Who does what
-//   warpgroup 0      producer. Its first warp fills the ring by TMA; the others rest.
+// Roles
+//   warpgroup 0      producer. Its first warp fills the ring by TMA; the others are idle.
 //   warpgroups 1, 2  consumers. Each accumulates its column groups of the C tile in registers, then stores them by TMA.
 //
-// Which barrier guards what
+// Barriers
 //   full[i]   producer -> consumers: stage i holds the block of A, the B tile and its scales of one step
-//   empty[i]  consumers -> producer: every consumer warp is done with stage i
+//   empty[i]  consumers -> producer: every consumer warp has finished with stage i
 //   named barrier kWarpgroupBarrier + w: the threads of consumer w around its staging of C
 //
-// Pipeline of a consumer: the tensor core multiplies a column group of a step, which is then added to its sums in fp32,
-// times its scales. Meanwhile the other consumer's products run. Across tiles the producer runs ahead.
+// Pipeline of a consumer: the tensor core computes the product of a column group of a step, which is then added to its
+// sums in fp32, times its scales. Meanwhile, the other consumer's products run. The producer runs ahead across
+// tiles.
 //
 // Symbols
-//   tile         kTileM x kTileN of C: one block row, kTileN columns. TilePlace says which comes when
-//   step         one block of A, the kTileK rows of B that meet it
+//   tile         kTileM x kTileN of C: one block row, kTileN columns. TilePlace gives their order
+//   step         one block of A and the matching kTileK rows of B
 //   group        64 columns of B and C
-//   piece        kPieceRows rows of a group of C, on their way through shared memory as boxes, each a copy
+//   piece        kPieceRows rows of a group of C, staged through shared memory as boxes, one copy each
 //   sums         a thread's part of a group (64 columns x kTileM rows of C): columns c and c + 8 of its warp's 16
 //                (c = lane / 4), rows 8 j + 2 (lane % 4) + {0, 1}. Number 4 j + 2 h + e is column
 //                c + 8 h, row with {e}
@@ -37,8 +38,8 @@ using int64 = long long;
 using uint32 = unsigned int;
 
 // Stands for CUtensorMap: 128 opaque bytes (PTX ISA, "Tensor-Map"), 64-byte aligned (driver API,
-// cuTensorMapEncodeTiled). Parameters of this type have in their comments the dimensions, innermost first, the box of
-// one copy, and the bytes of the swizzle.
+// cuTensorMapEncodeTiled). The comments of parameters of this type give the dimensions, innermost first, the box of one
+// copy, and the bytes of the swizzle.
 struct alignas(64) TensorMap {
   unsigned char bytes[128];
 };
@@ -49,7 +50,7 @@ constexpr int kStages = 4;  // depth of the ring of A and B tiles
 constexpr int kThreads = 384;  // warpgroup 0 produces, the others consume
 constexpr int kConsumerWarps = 8;  // warps that compute
 constexpr int kProducerRegisters = 40;  // registers a producer thread keeps
-constexpr int kConsumerRegisters = 232;  // registers a consumer thread takes; 40 + 2 x 232 are 3 x 168, those at launch
+constexpr int kConsumerRegisters = 232;  // registers a consumer thread takes; 40 + 2 x 232 are the 3 x 168 at launch
 constexpr int kGroupColumns = 64;  // columns of a group: the M side of one wgmma
 constexpr int kWarpgroupGroups = 2;  // column groups of a warpgroup
 constexpr int kProducts = 64;  // accumulators of a thread for one column group
@@ -58,12 +59,12 @@ constexpr int kBBytes = 32768;  // bytes of a B tile
 constexpr int kBGroupBytes = 8192;  // bytes of the columns of B of one group
 constexpr int kPieceRows = 32;  // rows of a piece of C
 constexpr int kPieceBytes = 4096;  // bytes of a piece of C
-constexpr int kBoxRowBytes = 128;  // bytes of a row of a box of C: what its swizzle spans
+constexpr int kBoxRowBytes = 128;  // bytes of a row of a box of C: the span of its swizzle
 constexpr int kBoxColumns = 64;  // columns of a box of C
 constexpr int kBoxBytes = 4096;  // bytes of a box of C
-constexpr int kStagingPieces = 2;  // pieces of C that a warpgroup can have on their way out
+constexpr int kStagingPieces = 2;  // pieces of C that a warpgroup may have in flight
 constexpr int kTileN = 256;  // columns of a C tile
-constexpr int kCopyColumns = 256;  // columns of B that one copy brings
+constexpr int kCopyColumns = 256;  // columns of B that one copy loads
 constexpr int kStageBytes = 50176;  // bytes of a stage of the ring
 
 // Dynamic shared memory: 217152 bytes. Byte offsets:
@@ -76,21 +77,21 @@ constexpr int kBarriersOffset = 217088;  // 64 bytes: mbarriers: full, then empt
 constexpr int kFullBarrier = kBarriersOffset;
 constexpr int kEmptyBarrier = kFullBarrier + 8 * kStages;
 constexpr int kWarpgroupThreads = 128;
-constexpr int kSlice = 32;            // depth of a wgmma: bytes of its operands' rows
+constexpr int kSlice = 32;            // depth of a wgmma: bytes of a row of its operands
 constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer w: kWarpgroupBarrier + w
 using Products = float[kProducts];
 using Sums = float[kWarpgroupGroups][kProducts];
 
-// Launch: 384 threads a block, 217152 bytes of dynamic shared memory.
+// Launch: 384 threads per block, 217152 bytes of dynamic shared memory.
 // Grid: one thread block per SM, looping over tiles (persistent), 16 MB of B at a time.
 struct Params {
   TensorMap a_map;  // stored blocks of A (cols, rows, nnz): box 128 x 128 x 1, swizzle 128
   TensorMap b_map;  // B, by columns (K, N): box 128 x 256, swizzle 128
   TensorMap c_map;  // C (N, M): box 64 x 32, swizzle 128
-  const int* crow_indices;  // first block of each block row, and one more
+  const int* crow_indices;  // first block of each block row, then the end of the last
   const int* col_indices;  // block column of each block
-  int index_words;  // 32-bit words of an index: 1 or 2, the low one is read
-  const float* a_scale;  // scale of each stored block of A: a number is its code times that
+  int index_words;  // 32-bit words of an index: 1 or 2; the low one is read
+  const float* a_scale;  // scale of each stored block of A: value = code * scale
   TensorMap b_scale_map;  // scales of B, of 128 rows of a column each (N, K / 128): box 256 x 1, swizzle 0
   int block_rows;  // block rows of A
   int column_tiles;  // tiles of a block row
@@ -98,7 +99,7 @@ struct Params {
   int tiles;  // block_rows times the tiles of one
 };
 
-// TMA's swizzle goes by addresses and repeats every 1024 bytes: what it applies to begins at a multiple of that.
+// TMA swizzles by address, with a period of 1024 bytes: swizzled buffers are aligned to that.
 extern __shared__ __align__(1024) unsigned char shared[];
 
 // mbarrier.init: sets the number of arrivals that complete a phase (PTX ISA, "mbarrier.init")
@@ -111,19 +112,18 @@ __device__ __forceinline__ void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-// mbarrier.arrive: one arrival; who waits then sees what this thread wrote before (PTX ISA, "mbarrier.arrive")
+// mbarrier.arrive: one arrival; waiting threads then see this thread's earlier writes (PTX ISA, "mbarrier.arrive")
 __device__ __forceinline__ void mbarrier_arrive(uint32 barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
 // mbarrier.arrive.expect_tx: one arrival; the phase also needs `bytes` bytes from the copy engine to complete. They may
-// come before this: without the arrival it does not complete (PTX ISA, "mbarrier.arrive")
+// come earlier: the phase does not complete without the arrival (PTX ISA, "mbarrier.arrive")
 __device__ __forceinline__ void mbarrier_arrive_expect_tx(uint32 barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
-// mbarrier.try_wait.parity: returns once the phase of this parity has completed
-// (PTX ISA, "mbarrier.try_wait")
+// mbarrier.try_wait.parity: waits until the phase of this parity has completed (PTX ISA, "mbarrier.try_wait")
 __device__ __forceinline__ void mbarrier_wait(uint32 barrier, int parity) {
   asm volatile(
       "{\n"
@@ -136,13 +136,13 @@ __device__ __forceinline__ void mbarrier_wait(uint32 barrier, int parity) {
       "}\n" ::"r"(barrier), "r"(parity) : "memory");
 }
 
-// prefetch.tensormap: brings a descriptor into its cache (PTX ISA, "prefetch")
+// prefetch.tensormap: prefetches a descriptor (PTX ISA, "prefetch")
 __device__ __forceinline__ void prefetch_tensormap(const TensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-// cp.async.bulk.tensor.2d: tensor box at (c0, ...) to shared memory, counted by an mbarrier. What of the box
-// lies outside the tensor, before its first element too, comes as zeros, and counts (PTX ISA, "cp.async.bulk.tensor")
+// cp.async.bulk.tensor.2d: copies the tensor box at (c0, ...) to shared memory, counted by an mbarrier. Elements
+// outside the tensor, even before its first element, are zero-filled and counted (PTX ISA, "cp.async.bulk.tensor")
 __device__ __forceinline__ void tma_load_2d(
     uint32 to, const TensorMap* map, uint32 barrier, int c0, int c1) {
   asm volatile(
@@ -150,8 +150,8 @@ __device__ __forceinline__ void tma_load_2d(
       ::"r"(to), "l"(map), "r"(barrier), "r"(c0), "r"(c1) : "memory");
 }
 
-// cp.async.bulk.tensor.3d: tensor box at (c0, ...) to shared memory, counted by an mbarrier. What of the box
-// lies outside the tensor, before its first element too, comes as zeros, and counts (PTX ISA, "cp.async.bulk.tensor")
+// cp.async.bulk.tensor.3d: copies the tensor box at (c0, ...) to shared memory, counted by an mbarrier. Elements
+// outside the tensor, even before its first element, are zero-filled and counted (PTX ISA, "cp.async.bulk.tensor")
 __device__ __forceinline__ void tma_load_3d(
     uint32 to, const TensorMap* map, uint32 barrier, int c0, int c1, int c2) {
   asm volatile(
@@ -159,7 +159,7 @@ __device__ __forceinline__ void tma_load_3d(
       ::"r"(to), "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2) : "memory");
 }
 
-// cp.async.bulk.tensor.2d: shared memory to the tensor box at (c0, ...), clipped at the tensor's ends
+// cp.async.bulk.tensor.2d: copies shared memory to the tensor box at (c0, ...), clipped at the tensor's ends
 // (PTX ISA, "cp.async.bulk.tensor")
 __device__ __forceinline__ void tma_store_2d(const TensorMap* map, uint32 from, int c0, int c1) {
   asm volatile(
@@ -167,22 +167,22 @@ __device__ __forceinline__ void tma_store_2d(const TensorMap* map, uint32 from, 
       ::"l"(map), "r"(from), "r"(c0), "r"(c1) : "memory");
 }
 
-// cp.async.bulk.commit_group: closes a group of stores (PTX ISA, "cp.async.bulk.commit_group")
+// cp.async.bulk.commit_group: commits the stores as a group (PTX ISA, "cp.async.bulk.commit_group")
 __device__ __forceinline__ void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 
-// cp.async.bulk.wait_group.read: at most kPending groups have not read their shared memory yet
-// (PTX ISA, "cp.async.bulk.wait_group")
+// cp.async.bulk.wait_group.read: at most kPending groups have yet to read their shared memory (PTX ISA,
+// "cp.async.bulk.wait_group")
 template <int kPending>
 __device__ __forceinline__ void tma_store_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
 }
 
-// fence.proxy.async: ordinary shared-memory writes become visible to the copy engine (PTX ISA, "membar / fence")
+// fence.proxy.async: makes generic shared-memory writes visible to the async proxy (PTX ISA, "membar / fence")
 __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// elect.sync, CUTLASS's elect_one_sync: whether this lane is the one that is picked of its warp, always the same. After
-// this, unlike after a comparison of lanes, the compiler knows that one lane is at work, and issues a copy without a
-// loop over lanes (PTX ISA, "elect.sync")
+// elect.sync, CUTLASS' elect_one_sync: whether this lane is the elected one of its warp, always the same. Unlike a
+// comparison of lanes, it proves to the compiler that a single lane is active, so a copy is issued without a loop over
+// lanes (PTX ISA, "elect.sync")
 __device__ __forceinline__ bool elect() {
   uint32 picked;
   asm volatile(
@@ -194,8 +194,8 @@ __device__ __forceinline__ bool elect() {
   return picked != 0;
 }
 
-// setmaxnreg: .dec gives registers of this warpgroup back to the thread block, .inc waits until there are so many
-// (PTX ISA, "setmaxnreg")
+// setmaxnreg: .dec releases registers of this warpgroup to the thread block, .inc waits until enough are free (PTX ISA,
+// "setmaxnreg")
 template <int kRegisters>
 __device__ __forceinline__ void setmaxnreg_dec() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
@@ -205,33 +205,33 @@ __device__ __forceinline__ void setmaxnreg_inc() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
-// wgmma.fence, CUTLASS's warpgroup_arrive: orders register accesses before the first wgmma (PTX ISA, "wgmma.fence")
+// wgmma.fence, CUTLASS' warpgroup_arrive: orders register accesses before the first wgmma (PTX ISA, "wgmma.fence")
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-// wgmma.commit_group, warpgroup_commit_batch: closes a group of wgmma (PTX ISA, "wgmma.commit_group")
+// wgmma.commit_group, warpgroup_commit_batch: commits wgmmas as a group (PTX ISA, "wgmma.commit_group")
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-// wgmma.wait_group, warpgroup_wait: at most kPending groups are still running (PTX ISA, "wgmma.wait_group")
+// wgmma.wait_group, warpgroup_wait: waits until at most kPending groups are running (PTX ISA, "wgmma.wait_group")
 template <int kPending>
 __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
-// Keeps the compiler from moving accesses of registers that a running wgmma owns across this point.
+// Keeps the compiler from moving accesses to the registers of a running wgmma across this point.
 template <int kCount>
 __device__ __forceinline__ void warpgroup_fence_operand(float (&registers)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(registers[i])::"memory");
 }
 
-// Matrix descriptor of a K-major tile in shared memory whose rows are 128 bytes, swizzled over as many (PTX ISA,
-// "Asynchronous Warpgroup Level Matrix Instructions", "Matrix Descriptor Format"). The upper half is always the same:
-// the swizzle, and 1024 bytes from 8 rows to the next 8 (SBO, the stride byte offset). So descriptors are passed, and
-// moved on, as their lower halves: the address in units of 16 bytes.
+// Matrix descriptor of a K-major tile in shared memory whose rows are 128 bytes, with a swizzle of the same width
+// (PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions", "Matrix Descriptor Format"). The upper half is
+// constant: the swizzle, and 1024 bytes from 8 rows to the next 8 (SBO, the stride byte offset). Descriptors are
+// therefore passed and advanced as their lower halves: the address in units of 16 bytes.
 constexpr uint32 kDescriptorUpperHalf = 0x40000040;
 
 __device__ __forceinline__ uint32 wgmma_descriptor(uint32 address) { return (address & 0x3FFFF) >> 4; }
 
-// wgmma.mma_async m64n128k32: D = A B, + D if `accumulate`; A in shared memory. Operands of 8 bits are K-major. After
-// p come factors 1 of A and B (PTX ISA, "wgmma.mma_async")
+// wgmma.mma_async m64n128k32: D = A B, + D if `accumulate`; A in shared memory. 8-bit operands are K-major. After p
+// come scale factors of 1 for A and B (PTX ISA, "wgmma.mma_async")
 __device__ __forceinline__ void wgmma_m64n128k32_shared(
     float (&d)[64], uint32 a, uint32 b, int accumulate) {
   asm volatile(
@@ -279,16 +279,15 @@ __device__ __forceinline__ void wgmma_m64n128k32_shared(
       : "r"(a), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf));
 }
 
-// Element i of an index tensor: int32, or the low half of an int64, whose `words` is 2. Indices are below 2^31.
+// Element i of an index tensor: an int32, or the low half of an int64 if `words` is 2. Indices are below 2^31.
 __device__ __forceinline__ int load_index(const int* indices, int words, int i) {
   return __ldg(indices + static_cast<int64>(i) * words);
 }
 
-// Order of tiles: bands of p.group_tiles column tiles. In a band the tiles of a block row come one after the other, and
-// then those of the next. Thread blocks at work share columns of B, in wider
-// bands blocks of A too, which come from the L2. Each band begins 5/8 of the rows, made odd, further on: otherwise a
-// thread block, which has every gridDim.x-th tile, could have the same rows in each band, and no short row would make
-// up for a long one.
+// Order of tiles: bands of p.group_tiles column tiles. Within a band, the tiles of a block row come one after the
+// other, and then those of the next. Concurrent thread blocks share columns of B and, in wider bands, also blocks of A,
+// which come from the L2. Each band begins 5/8 of the rows, made odd, further down. Otherwise a thread block, which
+// takes every gridDim.x-th tile, could get the same rows in each band, and no short row would balance a long one.
 struct TilePlace {
   int row, column;
 
@@ -303,7 +302,7 @@ struct TilePlace {
 
 // A tile, and the blocks [first, end) of its block row.
 struct Tile {
-  int column = -1;  // number of the column tile; -1 past the last tile
+  int column = -1;  // index of the column tile; -1 past the last tile
   int row = 0, first = 0, end = 0;
 
   __device__ __forceinline__ Tile(const Params& p, int number) {
@@ -314,16 +313,16 @@ struct Tile {
     first = load_index(p.crow_indices, p.index_words, row);
     end = load_index(p.crow_indices, p.index_words, row + 1);
   }
-  // Block columns of the 32 blocks from `block` on: each lane has one, 0 past the end of the row.
+  // Block columns of the 32 blocks from `block` on, one per lane; 0 past the end of the row.
   __device__ __forceinline__ int load_columns(const Params& p, int block) const {
     const int mine = block + threadIdx.x % 32;
     return mine < end ? load_index(p.col_indices, p.index_words, mine) : 0;
   }
 };
 
-// Position in the ring: the stage, and the parity of the pass over the ring, 0 in the first.
-// Consumers wait with this parity until the stage is full. Producers wait with the other, that of the pass before,
-// until it is free; a fresh barrier counts that pass as ended: in the first pass nobody waits.
+// Position in the ring: the stage, and the parity of the pass over the ring, 0 in the first. Consumers wait
+// with this parity until the stage is full. Producers wait with the other parity, that of the previous pass, until the
+// stage is free. A fresh barrier counts that pass as completed, so nobody waits in the first pass.
 struct PipelineState {
   int index = 0, phase = 0;
 
@@ -335,8 +334,8 @@ struct PipelineState {
   }
 };
 
-// Copies the block of A and the B tile of one step to a stage of the ring, as soon as it is empty. What a tile has
-// beyond the last column of B comes as zeros, and counts as bytes.
+// Copies the block of A and the B tile of one step to a stage of the ring, as soon as it is empty. Columns beyond B are
+// zero-filled and count toward the transaction bytes.
 __device__ __forceinline__ void load_step(const Params& p, uint32 base, PipelineState state, int block,
     int block_column, int column) {
   const uint32 full = base + kFullBarrier + 8 * state.index, b = base + kBOffset + state.index * kBBytes;
@@ -354,7 +353,7 @@ __device__ __forceinline__ void load_step(const Params& p, uint32 base, Pipeline
   }
 }
 
-// Producer: loads block `block`, whose block column lane `i` has.
+// Producer: loads block `block`, whose block column is in lane `i`.
 __device__ __forceinline__ void load_blocks(const Params& p, uint32 base, PipelineState& state,
     const Tile& tile, int block, int columns, int i) {
   const int block_column = __shfl_sync(0xFFFFFFFF, columns, i);
@@ -363,14 +362,14 @@ __device__ __forceinline__ void load_blocks(const Params& p, uint32 base, Pipeli
   __syncwarp();
 }
 
-// Producer: one warp fills the ring, tile after tile. Its lanes hold block columns, one of them issues the copies.
+// Producer: one warp fills the ring, tile after tile. Its lanes hold block columns; one of them issues the copies.
 __device__ __forceinline__ void produce(const Params& p, uint32 base) {
   PipelineState state;
   Tile tile(p, blockIdx.x);
   int next_columns = tile.load_columns(p, tile.first);
 
   for (int number = blockIdx.x; number < p.tiles; number += gridDim.x) {
-    // Ask for the next tile and, below, for the next columns well before they are needed.
+    // Load the next tile and, below, the next columns well before they are needed.
     const Tile next_tile(p, number + gridDim.x);
     int columns = 0;
 
@@ -388,12 +387,12 @@ __device__ __forceinline__ void produce(const Params& p, uint32 base) {
   }
 }
 
-// Consumer: goes through the tiles. The next one is asked for while one is computed, so that it starts without waiting
-// for its block row.
+// Consumer: iterates over the tiles. The next one is loaded while the current one is computed, so that it starts
+// without waiting for its block row.
 struct TileWalk {
   const Params& p;
   int number;
-  Tile tile, next_tile;  // `tile` is none before the first call of next()
+  Tile tile, next_tile;  // `tile` is invalid before the first call of next()
 
   __device__ __forceinline__ TileWalk(const Params& p)
       : p(p), number(blockIdx.x - gridDim.x), tile(p, p.tiles), next_tile(p, blockIdx.x) {}
@@ -407,7 +406,7 @@ struct TileWalk {
   }
 };
 
-// ld.shared: one float (PTX ISA, "ld")
+// ld.shared: loads one float (PTX ISA, "ld")
 __device__ __forceinline__ float ld_shared(uint32 address) {
   float x;
   asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(address) : "memory");
@@ -424,19 +423,19 @@ __device__ __forceinline__ void issue_group(Products& products, uint32 a_descrip
   wgmma_commit();
 }
 
-// sums += the products of all blocks of a tile, from `block` on, as these come into the ring: those of a block in the
-// tensor core, then in fp32, times the scale of the block and that of the column. While a warpgroup adds, the other's
-// products run. `b_scales` are the scales of this thread's first column in the first stage.
+// sums += the products of all blocks of a tile, starting at `block`, as they arrive in the ring: accumulated within a
+// block by the tensor core, then in fp32, times the scale of the block and that of the column. While one warpgroup
+// adds, the other's products run. `b_scales` points to the scale of this thread's first column in the first stage.
 __device__ __forceinline__ void multiply(const Params& p, Sums& sums, uint32 base, PipelineState& state,
     uint32 a_descriptor, uint32 b_descriptor, uint32 b_scales, int block, int end) {
   const bool warp_leader = threadIdx.x % 32 == 0;
   float next_scale = block < end ? __ldg(p.a_scale + block) : 0.0f;
-  // The same registers for all groups: products of the next one wait until these are added.
+  // The same registers serve all groups: the products of the next one wait until these are added.
   Products products = {};
 #pragma unroll 1
   for (; block < end; ++block) {
     const float a_scale = next_scale;
-    // Asked for a block ahead.
+    // Loaded one block ahead.
     next_scale = block + 1 < end ? __ldg(p.a_scale + block + 1) : 0.0f;
     const uint32 a = a_descriptor + (state.index * kABytes >> 4), b = b_descriptor + (state.index * kBBytes >> 4);
     mbarrier_wait(base + kFullBarrier + 8 * state.index, state.phase);
@@ -447,7 +446,7 @@ __device__ __forceinline__ void multiply(const Params& p, Sums& sums, uint32 bas
       const float scale[2] = {a_scale * ld_shared(of_group), a_scale * ld_shared(of_group + 8 * 4)};
       wgmma_wait<0>();
       warpgroup_fence_operand(products);
-      // All lanes have their scales; all that the stage holds is read.
+      // All lanes have read their scales, and the stage's data has been read.
       if (group == kWarpgroupGroups - 1) {
         __syncwarp();
         if (warp_leader) mbarrier_arrive(base + kEmptyBarrier + 8 * state.index);
@@ -459,29 +458,29 @@ __device__ __forceinline__ void multiply(const Params& p, Sums& sums, uint32 bas
   }
 }
 
-// bar.sync: named barrier `id` of `threads` threads (PTX ISA, "bar")
+// bar.sync: waits at named barrier `id` of `threads` threads (PTX ISA, "bar")
 __device__ __forceinline__ void bar_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-// cvt.rn.bf16x2.f32: two floats to a pair of bf16, `low` in the lower half (PTX ISA, "cvt")
+// cvt.rn.bf16x2.f32: converts two floats to a pair of bf16, `low` in the lower half (PTX ISA, "cvt")
 __device__ __forceinline__ uint32 pack(float low, float high) {
   uint32 pair;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   return pair;
 }
 
-// stmatrix.x4.trans: four 8 x 8 matrices of 16-bit elements, each stored transposed; each lane gives the address of one
+// stmatrix.x4.trans: stores four 8 x 8 matrices of 16-bit elements, each transposed; each lane holds the address of one
 // row in memory, that is, of one column of a matrix (PTX ISA, "stmatrix")
 __device__ __forceinline__ void stmatrix_x4_trans(uint32 address, uint32 a, uint32 b, uint32 c, uint32 d) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], { %1, %2, %3, %4 };"
       ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
-// Writes a warpgroup's piece of C, 64 columns of kPieceRows rows, to shared memory: `x` are the thread's of its rows,
-// to be multiplied by `scale`. The sums are transposed on the way, 16 rows and the warp's 16 columns at a time. A row
-// of a box is chunks of 16 bytes, of which TMA's swizzle puts number i at place i ^ row % 8, or, in rows of 64 bytes,
-// at i ^ row / 2 % 4. Lanes 8 i to 8 i + 7 give the rows of the i-th matrix.
+// Writes a warpgroup's piece of C, 64 columns of kPieceRows rows, to shared memory: `x` is the thread's part, to be
+// multiplied by `scale`. The sums are transposed on the way, 16 rows by the warp's 16 columns at a time. A row of a box
+// is 16-byte chunks; TMA's swizzle puts chunk i at position i ^ row % 8 or, in rows of 64 bytes, at i ^ row / 2 % 4.
+// Lanes 8 i to 8 i + 7 address the rows of matrix i.
 __device__ __forceinline__ void write_piece(uint32 to, const float* x, float scale) {
   const int lane = threadIdx.x % 32, column = threadIdx.x / 32 % 4 * 16 + lane / 8 % 2 * 8;
   const uint32 box = to + column / kBoxColumns * kBoxBytes;
@@ -495,12 +494,13 @@ __device__ __forceinline__ void write_piece(uint32 to, const float* x, float sca
   }
 }
 
-// Where a warpgroup's pieces of C go through shared memory, one after the other.
+// Staging of a warpgroup's pieces of C in shared memory, one after the other.
 struct Staging {
   uint32 base;
   int warpgroup, stored = 0;  // pieces, modulo kStagingPieces
 
-  // Writes a piece there, and has its boxes stored by `store_box(from, i)`, once what was there before has been read.
+  // Writes a piece to the staging buffer and stores its boxes by `store_box(from, i)`, after the buffer's previous
+  // content has been read.
   template <typename StoreBox>
   __device__ __forceinline__ void store(const float* x, float scale, StoreBox store_box) {
     const bool leader = threadIdx.x % kWarpgroupThreads == 0;
@@ -523,7 +523,7 @@ struct Staging {
   }
 };
 
-// Stores a warpgroup's part of C, whose first element is in this row and column. TMA clips what reaches past the last
+// Stores a warpgroup's part of C, whose first element is at this row and column. TMA clips the store at the last
 // column.
 __device__ __forceinline__ void store_c(const Params& p, const Sums& sums, float scale, Staging& staging, int c_row,
     int c_column) {
@@ -543,15 +543,15 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, int warpgr
   const int first_column = warpgroup * kWarpgroupGroups * kGroupColumns;
   const uint32 a_descriptor = wgmma_descriptor(base + kAOffset);
   const uint32 b_descriptor = wgmma_descriptor(base + kBOffset + warpgroup * kWarpgroupGroups * kBGroupBytes);
-  const float scale = 1.0f;  // of all sums
-  // Those of this thread's first column in the first stage.
+  const float scale = 1.0f;  // factor of all sums
+  // Scales of this thread's first column, in the first stage.
   const uint32 b_scales = base + kScalesOffset + (first_column + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4) * 4;
   PipelineState state;
   Staging staging{base + kCOffset + warpgroup * kStagingPieces * kPieceBytes, warpgroup};
 
   for (TileWalk walk(p); walk.next();) {
     const Tile& tile = walk.tile;
-    // An empty block row has no step: its zeros are what is stored.
+    // An empty block row has no steps: it stores these zeros.
     Sums sums;
 #pragma unroll
     for (int group = 0; group < kWarpgroupGroups; ++group) {
@@ -567,10 +567,10 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, int warpgr
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
     h100_e4m3_bsr_spmm_b128_block_scales(const __grid_constant__ Params p) {
   const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
-  // The shuffle shows the compiler that it is uniform, so that it keeps what depends on it in uniform registers.
+  // The shuffle proves to the compiler that it is warp-uniform, so values derived from it go to uniform registers.
   const int warpgroup = __shfl_sync(0xFFFFFFFF, threadIdx.x / kWarpgroupThreads, 0);
 
-  // One thread prepares the barriers. An empty barrier counts one arrival of each consumer warp.
+  // One thread initializes the barriers. An empty barrier counts one arrival per consumer warp.
   if (threadIdx.x == 0) {
     for (int i = 0; i < kStages; ++i) {
       mbarrier_init(base + kFullBarrier + 8 * i, 1);

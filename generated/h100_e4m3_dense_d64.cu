@@ -3,59 +3,59 @@
 //     codegen render specs/h100_e4m3_dense_d64.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"e4m3","head_dim":64,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"dense"},"schedule":"ping_pong","stages":2,"stream_k_tail":true,"tile":{"m":128,"n":256}}
 // spec hash: 2c9e2fdd42077444ee06ba52b92cd86e182023c37b127bfcfadcd45ff318d718
-// seal: sha256 c44888bf28fa723458884af7dcd95b3ef65b7aafb3727a459ff9c7e184b3e5c0
+// seal: sha256 883b67d6ff4ba8e8a191c3e9b690e6ced5ff75912ee8ca732ef9538f1c8d1796
 
-// Attention forward for sm_90a over the keys that the pattern shows:
+// Attention forward for sm_90a over the visible keys of the pattern:
 //   O = softmax(scale * Q K^T) V
 //
-// Who does what
+// Roles
 //   warpgroup 0      producer. Warp 0 fills the rings by TMA, and loads Q.
 //   warpgroups 1..   consumers. Each owns 64 query rows:
 //                    S = Q K^T, online softmax, O += P V, all in registers.
 //   The consumers of a tile share its key blocks and its rings.
 //
-// Which barrier guards what (full: what it guards is there, empty: its place is free to be filled). In CUTLASS's words
-// a producer's wait for an empty one is producer_acquire, a consumer's wait for a full one consumer_wait, its arrival
-// at an empty one consumer_release. Consumer warpgroup w is warpgroup w + 1 of the thread block.
+// Barriers (full: the data has arrived; empty: the buffer may be overwritten). In CUTLASS' terms, a producer's wait for
+// an empty barrier is producer_acquire, a consumer's wait for a full one consumer_wait, and its arrival at an empty one
+// consumer_release. Consumer warpgroup w is warpgroup w + 1 of the thread block.
 //   q_full[i], q_empty[i]        entry i of the ring of work tiles: tile, work units, its steps, its Q
 //   k_full[i], k_empty[i]        stage i of the K ring, and the metadata of its loads
 //   v_full[i], v_empty[i]        stage i of the V ring
-//   named barrier kWarpSchedulerBarrier + w  consumer warpgroup w's turn on the tensor cores
-//   named barrier kWarpgroupBarrier + w  consumer warpgroup w, around its O
+//   named barrier kWarpSchedulerBarrier + w  consumer warpgroup w's turn to issue products
+//   named barrier kWarpgroupBarrier + w  consumer warpgroup w, around its store of O
 //
-// Q is loaded into registers once a tile, as the A operand of Q K^T: less to read from shared memory in each step.
+// Q is loaded into registers once per tile, as the A operand of Q K^T: fewer shared-memory reads in each step.
 //
-// Operands of 8 bits are K-major: V comes transposed, the keys of each 16 in the order in which a thread's scores are
-// an A operand as they are. A number is its code times a scale: of rows of Q and of keys, which join the exponent's
-// factor, and of columns of V, which O is multiplied by at the end.
+// 8-bit operands are K-major: V comes transposed, and each 16 of its keys are permuted so that a thread's scores are an
+// A operand as they are. A value is its code times a scale. The scales of Q's rows and of keys join the factor of the
+// exponent; the scales of V's columns multiply O at the end.
 //
-// Pipeline of a consumer: P V of step i - 1 is waited for and joins O, then S of step i is asked for and waited for.
-// Its mask, maxima and exponentials run beside the products of other warpgroups.
-// Ping-pong: the consumers take turns issuing, so that one's softmax runs under the others' matrix products
-// (warp_scheduler_barrier in FlashAttention-3). They share a tile; in CUTLASS's ping-pong each has one of its own.
+// Pipeline of a consumer: waits for P V of step i - 1 and adds it to O, then issues S of step i and waits for it. The
+// mask, maxima and exponentials overlap the products of other warpgroups.
+// Ping-pong: the consumers take turns issuing, so that one's softmax overlaps the others' matrix products
+// (warp_scheduler_barrier in FlashAttention-3). They share a tile; in CUTLASS' ping-pong each has its own.
 //
-// Stream-K tail: tiles that do not fill a last round of thread blocks come first, and their work units are divided
-// between thread blocks; a unit is a step. Each part stores its unfinished O in global memory, and for each
-// warpgroup's rows the part that ends last combines all.
+// Stream-K tail: tiles that do not fill a last wave of thread blocks come first, and their work units are split among
+// thread blocks; a unit is a step. Each part stores its unfinished O in global memory. The last part to
+// finish combines all of them, separately for each warpgroup's rows.
 //
 // Symbols
-//   tile        queries of one head that a thread block works on at a time, FlashAttention's m_block; q_len and kv_len
-//               are its seqlen_q and seqlen_k
-//   step        kTileN keys, its n_block: a key block. Blocks are numbered from the first key on
+//   tile        queries of one head that a thread block processes at a time (FlashAttention's m_block); q_len and
+//               kv_len are its seqlen_q and seqlen_k
+//   step        kTileN keys, its n_block: a key block. Blocks are numbered from the first key
 //   s, p_frag   scores of 64 x kTileN pairs, and their weights as an A operand of e4m3
-//   part        P V that has not joined O yet (two-level accumulation, promotion)
+//   part        P V not yet added to O (two-level accumulation, promotion)
 //   o           output of 64 x kHeadDim in fp32, not yet divided by the row sum
-//   row_max     maximum of a row's logits times log2(e), of this or of earlier steps, less kWeightShift: weights are
-//               relative to it
-//   row_sum     running sum of the weights: this thread's part, or, with a row of ones behind V^T, from P V
+//   row_max     reference of the weights: maximum of a row's logits times log2(e), over the steps so far or up to an
+//               earlier step, minus kWeightShift
+//   row_sum     running sum of the weights: this thread's part or, with a row of ones below V^T, from P V
 //   A thread holds rows r and r + 8 of its warp's 16 (r = lane / 4), columns 8 j + 2 (lane % 4) + {0, 1}.
 
 using int64 = long long;
 using uint32 = unsigned int;
 
 // Stands for CUtensorMap: 128 opaque bytes (PTX ISA, "Tensor-Map"), 64-byte aligned (driver API,
-// cuTensorMapEncodeTiled). Parameters of this type have in their comments the dimensions, innermost first, the box of
-// one copy, and the bytes of the swizzle.
+// cuTensorMapEncodeTiled). The comments of parameters of this type give the dimensions, innermost first, the box of one
+// copy, and the bytes of the swizzle.
 struct alignas(64) TensorMap {
   unsigned char bytes[128];
 };
@@ -68,44 +68,44 @@ constexpr int kTileStages = 2;  // depth of the ring of work tiles, and of Q
 constexpr int kConsumerWarpgroups = 2;  // warpgroups that compute, 64 rows each
 constexpr int kThreads = 384;  // warpgroup 0 produces, the others consume
 constexpr int kProducerRegisters = 40;  // registers a producer thread keeps
-constexpr int kConsumerRegisters = 232;  // registers a consumer thread takes; 40 + 2 x 232 are 3 x 168, those at launch
+constexpr int kConsumerRegisters = 232;  // registers a consumer thread takes; 40 + 2 x 232 are the 3 x 168 at launch
 constexpr int kGroupColumns = 128;  // columns of a group: one 128-byte swizzled row
-constexpr int kGroups = 1;  // column groups of a head; TMA fills the last up with zeros
+constexpr int kGroups = 1;  // column groups of a head; TMA zero-fills the last
 constexpr int kQGroupBytes = 16384;  // bytes of one column group of Q
 constexpr int kKvGroupBytes = 32768;  // bytes of one column group of K or V
 constexpr int kOGroupBytes = 8192;  // bytes of one column group of a warpgroup's O
 constexpr int kQBytes = 16384;  // bytes of a Q tile
 constexpr int kKvBytes = 32768;  // bytes of K, or of V, of one step
-constexpr int kPartialFloats = 4608;  // floats of a warpgroup's partial
-constexpr int kOutputs = 36;  // numbers that a thread has of O
-constexpr int kPieces = 1;  // pieces of O's columns, whose P V is worked out one after the other
-constexpr int kPieceOutputs = 36;  // numbers that a thread has of one
+constexpr int kPartialFloats = 4608;  // floats of a warpgroup's partial result
+constexpr int kOutputs = 36;  // elements of O per thread
+constexpr int kPieces = 1;  // pieces of O's columns, whose P V is computed one after the other
+constexpr int kPieceOutputs = 36;  // elements of a piece per thread
 constexpr int kAccumulators = 128;  // registers of scores, or of P V
-constexpr int kFirstKeys = 72;  // keys of the first product Q K^T; a second one has the others
-constexpr int kSumColumns = 8;  // columns of P V behind those of O
+constexpr int kFirstKeys = 72;  // keys of the first product Q K^T; a second product covers the others
+constexpr int kSumColumns = 8;  // columns of P V after those of O
 constexpr int kOColumns = 64;  // columns of a group of O: one 128-byte swizzled row
 constexpr int kOGroups = 1;  // column groups of O
 constexpr int kVGroupKeys = 128;  // keys of a group of V^T, one byte each: one swizzled row
 constexpr int kVGroups = 2;  // groups of keys of a step
 constexpr int kVGroupBytes = 9216;  // bytes of a group of V^T
 constexpr int kVBytes = 18432;  // bytes of V^T of one step
-constexpr int kVLoadBytes = 16384;  // bytes of them that the copies bring
+constexpr int kVLoadBytes = 16384;  // bytes of these that the copies load
 constexpr int kQScaleRows = 128;  // rows of Q that share a scale
 constexpr int kKScaleRows = 128;  // rows of K that share a scale
 constexpr int kScaleKeys = 128;  // keys of a step that share a scale
-constexpr int kScaleParts = 2;  // parts of a step with scales of their own
-constexpr int kFmaGroups = 2;  // groups of 16 keys, of four, in which a quarter of 2^x is by FMA
+constexpr int kScaleParts = 2;  // parts of a step, each with its own scale
+constexpr int kFmaGroups = 2;  // groups of 16 keys, out of four, that compute a quarter of 2^x by FMA
 
 // Dynamic shared memory: 151712 bytes. Byte offsets:
 constexpr int kQOffset = 0;  // 32768 bytes: ring of Q tiles, 128 rows in column groups of 128
 constexpr int kKOffset = 32768;  // 65536 bytes: K ring
 constexpr int kVOffset = 98304;  // 36864 bytes: V ring
-constexpr int kOOffset = 135168;  // 16384 bytes: O tile on its way out
+constexpr int kOOffset = 135168;  // 16384 bytes: staging of the O tile
 constexpr int kBarriersOffset = 151552;  // 96 bytes: mbarriers
-constexpr int kWorkTilesOffset = 151648;  // 32 bytes: ring of work tiles: number, begin, end, number of steps
+constexpr int kWorkTilesOffset = 151648;  // 32 bytes: ring of work tiles: index, begin, end, number of steps
 constexpr int kBlockMetaOffset = 151680;  // 8 bytes: metadata of the loads in the K rings
 constexpr int kKScalesOffset = 151688;  // 16 bytes: scales of the keys in the K rings
-constexpr int kIsLastOffset = 151704;  // 8 bytes: whether a warpgroup's partial came last
+constexpr int kIsLastOffset = 151704;  // 8 bytes: whether a warpgroup's partial result was the last
 
 constexpr int kQFullBarrier = kBarriersOffset;
 constexpr int kQEmptyBarrier = kQFullBarrier + 8 * kTileStages;
@@ -113,46 +113,46 @@ constexpr int kKFullBarrier = kQEmptyBarrier + 8 * kTileStages;
 constexpr int kKEmptyBarrier = kKFullBarrier + 8 * kStages;
 constexpr int kVFullBarrier = kKEmptyBarrier + 8 * kStages;
 constexpr int kVEmptyBarrier = kVFullBarrier + 8 * kStages;
-constexpr int kWorkTileWords = 4;  // words of an entry of the ring: number, begin, end, number of steps
+constexpr int kWorkTileWords = 4;  // words of an entry of the ring: index, begin, end, number of steps
 constexpr int kWarpgroupThreads = 128, kWarpsPerWarpgroup = 4;
 constexpr int kWarpgroupRows = 64;  // rows of one wgmma
-constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared memory: what the swizzle spans
+constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared memory: the span of the swizzle
 constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer warpgroup w: this + w; 0 is __syncthreads
-// Named barrier of warpgroup w's turn: this + w.
+// Named barrier for warpgroup w's turn: this + w.
 constexpr int kWarpSchedulerBarrier = kWarpgroupBarrier + kConsumerWarpgroups;
-constexpr int kWarpSchedulerThreads = 2 * kWarpgroupThreads;  // the warpgroup whose turn it is, and the one before it
+constexpr int kWarpSchedulerThreads = 2 * kWarpgroupThreads;  // the warpgroup whose turn it is, and the previous one
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
-// Initial row_max: finite, so that differences are defined. A row whose logits are all below it counts as one without
+// Initial row_max: finite, so that differences are defined. A row whose logits are all below it counts as a row without
 // keys.
 constexpr float kLeastLogit = -1e30f;
 constexpr float kLn2 = 0.693147180559945f;
 
-// Launch: 384 threads a block, 151712 bytes of dynamic shared memory.
+// Launch: 384 threads per block, 151712 bytes of dynamic shared memory.
 // Grid: one thread block per SM, looping over tiles (persistent).
 struct Params {
   TensorMap q_map;  // Q (head_dim, q_len, heads, batch): box 128 x 128 x 1 x 1, swizzle 128
   TensorMap k_map;  // K (head_dim, kv_len, kv_heads, batch): box 128 x 256 x 1 x 1, swizzle 128
   TensorMap v_map;  // V^T (padded_kv_len, head_dim, kv_heads, batch): box 128 x 64 x 1 x 1, swizzle 128
   TensorMap o_map;  // O, as Q: box 64 x 64 x 1 x 1, swizzle 128
-  const float* q_scale;  // scales of Q: what a number is times
+  const float* q_scale;  // scales of Q: value = code * scale
   int64 q_scale_batch_stride;  // elements from one batch to the next (0: shared)
   int64 q_scale_head_stride;  // elements from one head to the next (0: shared)
   int q_scale_row_stride;  // elements from one group of rows to the next (0: shared)
-  const float* k_scale;  // scales of K: what a number is times
+  const float* k_scale;  // scales of K: value = code * scale
   int64 k_scale_batch_stride;  // elements from one batch to the next (0: shared)
   int64 k_scale_head_stride;  // elements from one head to the next (0: shared)
   int k_scale_row_stride;  // elements from one group of rows to the next (0: shared)
-  const float* v_scale;  // scales of V: what a number is times
+  const float* v_scale;  // scales of V: value = code * scale
   int64 v_scale_batch_stride;  // elements from one batch to the next (0: shared)
   int64 v_scale_head_stride;  // elements from one head to the next (0: shared)
   int v_scale_column_stride;  // elements from one column to the next (0: shared)
   int last_column;  // last column of a head
   float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous; null: not stored
-  float* partials;  // partials: unnormalized O and softmax state of divided tiles
-  int* units_done;  // finished units of each divided tile, by warpgroup: 0 between launches
-  int stream_k_tiles;  // first tiles, which are divided between thread blocks
-  int stream_k_ctas;  // thread blocks that they are divided between
-  int units;  // work units of a divided tile
+  float* partials;  // partial results: unnormalized O and softmax state of split tiles
+  int* units_done;  // finished units of each split tile, by warpgroup: 0 between launches
+  int stream_k_tiles;  // first tiles, which are split among thread blocks
+  int stream_k_ctas;  // thread blocks that share them
+  int units;  // work units of a split tile
   int q_len;  // queries of a head
   int kv_len;  // keys of a head
   int heads;  // query heads
@@ -167,19 +167,19 @@ struct SeqlenInfo {
   const Params& p;
 
   __device__ __forceinline__ SeqlenInfo(const Params& p, int batch) : p(p) {}
-  // Queries.
+  // Number of queries.
   __device__ __forceinline__ int q_len() const { return p.q_len; }
   // Index of a query in a (batch, heads, q_len) tensor.
   __device__ __forceinline__ int64 row(int64 batch_head, int query) const { return batch_head * p.q_len + query; }
-  // Keys.
+  // Number of keys.
   __device__ __forceinline__ int kv_len() const { return p.kv_len; }
-  // Position of a query among the keys: the last query stands at the last key.
+  // Position of a query among the keys: the last query is at the last key.
   __device__ __forceinline__ int position(int query) const { return query + p.kv_len - p.q_len; }
-  // End of the keys that queries may see.
+  // End of the visible keys.
   __device__ __forceinline__ int kv_end() const { return p.kv_len; }
 };
 
-// kv_end() of a tile, in constant memory.
+// kv_end() of a tile, read from constant memory.
 struct KvEnd {
   const Params& p;
 
@@ -197,19 +197,18 @@ __device__ __forceinline__ void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-// mbarrier.arrive: one arrival; who waits then sees what this thread wrote before (PTX ISA, "mbarrier.arrive")
+// mbarrier.arrive: one arrival; waiting threads then see this thread's earlier writes (PTX ISA, "mbarrier.arrive")
 __device__ __forceinline__ void mbarrier_arrive(uint32 barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
 // mbarrier.arrive.expect_tx: one arrival; the phase also needs `bytes` bytes from the copy engine to complete. They may
-// come before this: without the arrival it does not complete (PTX ISA, "mbarrier.arrive")
+// come earlier: the phase does not complete without the arrival (PTX ISA, "mbarrier.arrive")
 __device__ __forceinline__ void mbarrier_arrive_expect_tx(uint32 barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
-// mbarrier.try_wait.parity: returns once the phase of this parity has completed
-// (PTX ISA, "mbarrier.try_wait")
+// mbarrier.try_wait.parity: waits until the phase of this parity has completed (PTX ISA, "mbarrier.try_wait")
 __device__ __forceinline__ void mbarrier_wait(uint32 barrier, int parity) {
   asm volatile(
       "{\n"
@@ -222,13 +221,13 @@ __device__ __forceinline__ void mbarrier_wait(uint32 barrier, int parity) {
       "}\n" ::"r"(barrier), "r"(parity) : "memory");
 }
 
-// prefetch.tensormap: brings a descriptor into its cache (PTX ISA, "prefetch")
+// prefetch.tensormap: prefetches a descriptor (PTX ISA, "prefetch")
 __device__ __forceinline__ void prefetch_tensormap(const TensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-// cp.async.bulk.tensor.4d: tensor box at (c0, ...) to shared memory, counted by an mbarrier. What of the box
-// lies outside the tensor, before its first element too, comes as zeros, and counts (PTX ISA, "cp.async.bulk.tensor")
+// cp.async.bulk.tensor.4d: copies the tensor box at (c0, ...) to shared memory, counted by an mbarrier. Elements
+// outside the tensor, even before its first element, are zero-filled and counted (PTX ISA, "cp.async.bulk.tensor")
 __device__ __forceinline__ void tma_load_4d(
     uint32 to, const TensorMap* map, uint32 barrier, int c0, int c1, int c2, int c3) {
   asm volatile(
@@ -236,7 +235,7 @@ __device__ __forceinline__ void tma_load_4d(
       ::"r"(to), "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3) : "memory");
 }
 
-// cp.async.bulk.tensor.4d: shared memory to the tensor box at (c0, ...), clipped at the tensor's ends
+// cp.async.bulk.tensor.4d: copies shared memory to the tensor box at (c0, ...), clipped at the tensor's ends
 // (PTX ISA, "cp.async.bulk.tensor")
 __device__ __forceinline__ void tma_store_4d(const TensorMap* map, uint32 from, int c0, int c1, int c2, int c3) {
   asm volatile(
@@ -244,21 +243,21 @@ __device__ __forceinline__ void tma_store_4d(const TensorMap* map, uint32 from, 
       ::"l"(map), "r"(from), "r"(c0), "r"(c1), "r"(c2), "r"(c3) : "memory");
 }
 
-// cp.async.bulk.commit_group: closes a group of stores (PTX ISA, "cp.async.bulk.commit_group")
+// cp.async.bulk.commit_group: commits the stores as a group (PTX ISA, "cp.async.bulk.commit_group")
 __device__ __forceinline__ void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 
-// cp.async.bulk.wait_group.read: at most kPending groups have not read their shared memory yet
-// (PTX ISA, "cp.async.bulk.wait_group")
+// cp.async.bulk.wait_group.read: at most kPending groups have yet to read their shared memory (PTX ISA,
+// "cp.async.bulk.wait_group")
 template <int kPending>
 __device__ __forceinline__ void tma_store_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
 }
 
-// fence.proxy.async: ordinary shared-memory writes become visible to the copy engine (PTX ISA, "membar / fence")
+// fence.proxy.async: makes generic shared-memory writes visible to the async proxy (PTX ISA, "membar / fence")
 __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// setmaxnreg: .dec gives registers of this warpgroup back to the thread block, .inc waits until there are so many
-// (PTX ISA, "setmaxnreg")
+// setmaxnreg: .dec releases registers of this warpgroup to the thread block, .inc waits until enough are free (PTX ISA,
+// "setmaxnreg")
 template <int kRegisters>
 __device__ __forceinline__ void setmaxnreg_dec() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
@@ -268,17 +267,17 @@ __device__ __forceinline__ void setmaxnreg_inc() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
-// wgmma.fence, CUTLASS's warpgroup_arrive: orders register accesses before the first wgmma (PTX ISA, "wgmma.fence")
+// wgmma.fence, CUTLASS' warpgroup_arrive: orders register accesses before the first wgmma (PTX ISA, "wgmma.fence")
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-// wgmma.commit_group, warpgroup_commit_batch: closes a group of wgmma (PTX ISA, "wgmma.commit_group")
+// wgmma.commit_group, warpgroup_commit_batch: commits wgmmas as a group (PTX ISA, "wgmma.commit_group")
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-// wgmma.wait_group, warpgroup_wait: at most kPending groups are still running (PTX ISA, "wgmma.wait_group")
+// wgmma.wait_group, warpgroup_wait: waits until at most kPending groups are running (PTX ISA, "wgmma.wait_group")
 template <int kPending>
 __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
-// Keeps the compiler from moving accesses of registers that a running wgmma owns across this point.
+// Keeps the compiler from moving accesses to the registers of a running wgmma across this point.
 template <int kCount>
 __device__ __forceinline__ void warpgroup_fence_operand(float (&registers)[kCount]) {
 #pragma unroll
@@ -286,8 +285,8 @@ __device__ __forceinline__ void warpgroup_fence_operand(float (&registers)[kCoun
 }
 
 // Matrix descriptor of a 128-byte swizzled tile in shared memory (PTX ISA, "Asynchronous Warpgroup Level Matrix
-// Instructions", "Matrix Descriptor Format"). The upper half is always the same: 128-byte swizzle, 1024 bytes from 8
-// rows to the next 8 (SBO, the stride byte offset). So descriptors are passed, and moved on, as their lower halves: the
+// Instructions", "Matrix Descriptor Format"). The upper half is constant: 128-byte swizzle, 1024 bytes from 8 rows to
+// the next 8 (SBO, the stride byte offset). Descriptors are therefore passed and advanced as their lower halves: the
 // address and, for an MN-major tile of several groups of 64 columns, the bytes from one group to the next (LBO, the
 // leading byte offset), else 0; both in units of 16 bytes.
 constexpr uint32 kDescriptorUpperHalf = 0x40000040;
@@ -296,15 +295,15 @@ __device__ __forceinline__ uint32 wgmma_descriptor(uint32 address, int group_byt
   return (address & 0x3FFFF) >> 4 | static_cast<uint32>(group_bytes >> 4) << 16;
 }
 
-// ldmatrix.x4: four 8 x 8 matrices of 16-bit elements; lanes 8 i .. 8 i + 7 give the row addresses of matrix i, and
-// each lane gets two neighbours of row lane / 4 of each matrix (PTX ISA, "ldmatrix")
+// ldmatrix.x4: loads four 8 x 8 matrices of 16-bit elements. Lanes 8 i to 8 i + 7 hold the row addresses of matrix i;
+// each lane gets two neighbors of row lane / 4 of each matrix (PTX ISA, "ldmatrix")
 __device__ __forceinline__ void ldmatrix_x4(uint32 (&m)[4], uint32 address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 { %0, %1, %2, %3 }, [%4];"
       : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(address) : "memory");
 }
 
-// wgmma.mma_async m64n72k32: D = A B, + D if `accumulate`; A in registers. Operands of 8 bits are K-major. After
-// p come factors 1 of A and B (PTX ISA, "wgmma.mma_async")
+// wgmma.mma_async m64n72k32: D = A B, + D if `accumulate`; A in registers. 8-bit operands are K-major. After p
+// come scale factors of 1 for A and B (PTX ISA, "wgmma.mma_async")
 __device__ __forceinline__ void wgmma_m64n72k32_registers(
     float (&d)[36], const uint32 (&a)[4], uint32 b, int accumulate) {
   asm volatile(
@@ -337,8 +336,8 @@ __device__ __forceinline__ void wgmma_m64n72k32_registers(
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf));
 }
 
-// wgmma.mma_async m64n184k32: D = A B, + D if `accumulate`; A in registers. Operands of 8 bits are K-major. After
-// p come factors 1 of A and B (PTX ISA, "wgmma.mma_async")
+// wgmma.mma_async m64n184k32: D = A B, + D if `accumulate`; A in registers. 8-bit operands are K-major. After p
+// come scale factors of 1 for A and B (PTX ISA, "wgmma.mma_async")
 __device__ __forceinline__ void wgmma_m64n184k32_registers(
     float (&d)[92], const uint32 (&a)[4], uint32 b, int accumulate) {
   asm volatile(
@@ -399,7 +398,7 @@ __device__ __forceinline__ void wgmma_m64n184k32_registers(
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf));
 }
 
-// The same without D before it, which the compiler then takes as free until here.
+// The same without D as an input, so that its registers are free for the compiler until here.
 __device__ __forceinline__ void wgmma_m64n184k32_registers_first(
     float (&d)[92], const uint32 (&a)[4], uint32 b) {
   asm volatile(
@@ -458,8 +457,8 @@ __device__ __forceinline__ void wgmma_m64n184k32_registers_first(
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "n"(kDescriptorUpperHalf));
 }
 
-// wgmma.mma_async m64n72k32: D = A B, + D if `accumulate`; A in registers. Operands of 8 bits are K-major. After
-// p come factors 1 of A and B (PTX ISA, "wgmma.mma_async")
+// wgmma.mma_async m64n72k32: D = A B, + D if `accumulate`; A in registers. 8-bit operands are K-major. After p
+// come scale factors of 1 for A and B (PTX ISA, "wgmma.mma_async")
 __device__ __forceinline__ void wgmma_m64n72k32_registers_v(
     float (&d)[36], const uint32 (&a)[4], uint32 b, int accumulate) {
   asm volatile(
@@ -492,7 +491,7 @@ __device__ __forceinline__ void wgmma_m64n72k32_registers_v(
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf));
 }
 
-// The same without D before it, which the compiler then takes as free until here.
+// The same without D as an input, so that its registers are free for the compiler until here.
 __device__ __forceinline__ void wgmma_m64n72k32_registers_v_first(
     float (&d)[36], const uint32 (&a)[4], uint32 b) {
   asm volatile(
@@ -523,7 +522,7 @@ __device__ __forceinline__ void wgmma_m64n72k32_registers_v_first(
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "n"(kDescriptorUpperHalf));
 }
 
-// bar.sync: named barrier `id` of `threads` threads (PTX ISA, "bar")
+// bar.sync: waits at named barrier `id` of `threads` threads (PTX ISA, "bar")
 __device__ __forceinline__ void bar_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
@@ -569,15 +568,15 @@ __device__ __forceinline__ float quad_sum(float x) {
   return x + __shfl_xor_sync(0xFFFFFFFF, x, 2);
 }
 
-// cvt.rn.bf16x2.f32: two floats to a pair of bf16, `low` in the lower half (PTX ISA, "cvt")
+// cvt.rn.bf16x2.f32: converts two floats to a pair of bf16, `low` in the lower half (PTX ISA, "cvt")
 __device__ __forceinline__ uint32 pack(float low, float high) {
   uint32 pair;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   return pair;
 }
 
-// cvt.rn.satfinite.e4m3x2.f32: two floats to a pair of e4m3, the second operand in the lower byte; four of them in a
-// word, the first one lowest (PTX ISA, "cvt")
+// cvt.rn.satfinite.e4m3x2.f32: converts two floats to a pair of e4m3, the second operand in the lower byte; here four
+// to a word, the first one lowest (PTX ISA, "cvt")
 __device__ __forceinline__ uint32 pack_e4m3(float a, float b, float c, float d) {
   uint32 word;
   asm("{\n"
@@ -589,7 +588,7 @@ __device__ __forceinline__ uint32 pack_e4m3(float a, float b, float c, float d) 
   return word;
 }
 
-// stmatrix.x4: four 8 x 8 matrices of 16-bit elements, each lane gives the address of one row (PTX ISA, "stmatrix")
+// stmatrix.x4: stores four 8 x 8 matrices of 16-bit elements; each lane holds one row address (PTX ISA, "stmatrix")
 __device__ __forceinline__ void stmatrix_x4(uint32 address, uint32 a, uint32 b, uint32 c, uint32 d) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], { %1, %2, %3, %4 };"
       ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
@@ -597,8 +596,8 @@ __device__ __forceinline__ void stmatrix_x4(uint32 address, uint32 a, uint32 b, 
 
 // Pattern: every query sees every key.
 struct KvBlockIterator {
-  int count;  // key blocks that these queries see
-  int last;   // number of the last of them
+  int count;  // key blocks visible to these queries
+  int last;   // index of the last of them
 
   __device__ __forceinline__ KvBlockIterator(const Params& p, int batch, int head, int first_query) {
     const SeqlenInfo seqlen(p, batch);
@@ -606,12 +605,12 @@ struct KvBlockIterator {
     count = first_query < seqlen.q_len() ? (seqlen.kv_end() + kTileN - 1) / kTileN : 0;
     last = count - 1;
   }
-  // Restricts these queries to `number` work units from `first` on.
+  // Restricts these queries to `number` work units, starting at `first`.
   __device__ __forceinline__ void restrict_to(int first, int number) {
     last -= first;
     count = min(number, max(count - first, 0));
   }
-  // Number of the i-th key block, last one first: the block that may be cut off comes while the pipeline fills.
+  // Index of the i-th key block, in descending order: the block that may be incomplete comes while the pipeline fills.
   __device__ __forceinline__ int at(int i) { return last - i; }
 };
 
@@ -620,8 +619,8 @@ struct Tile {
   int batch, head, first_query;
 
   __device__ __forceinline__ Tile(const Params& p, int index) {
-    // Head by head, so that the thread blocks at work share the K and V of few heads, which then come from the L2.
-    const uint32 number = index, query_tiles = p.query_tiles;  // shorter to divide than int
+    // Head by head, so that concurrent thread blocks share the K and V of a few heads, which then stay in the L2.
+    const uint32 number = index, query_tiles = p.query_tiles;  // unsigned: cheaper to divide than int
     const uint32 batch_head = number / query_tiles;
     first_query = number % query_tiles * kTileM;
     batch = batch_head / p.heads;
@@ -630,13 +629,14 @@ struct Tile {
 };
 
 // Position in a ring: the stage, and the parity of the pass over the ring, 0 in the first. A wait for a full barrier
-// takes this parity, one for an empty barrier the other: that of the pass before, which counts as ended if fresh.
+// uses this parity; a wait for an empty barrier uses the other one, that of the previous pass, which a fresh barrier
+// counts as completed.
 template <int kDepth>
 struct PipelineState {
   int index = 0, phase = 0;
 
   PipelineState() = default;
-  // That of the n-th use of the ring.
+  // State of the n-th use of the ring.
   __device__ __forceinline__ PipelineState(uint32 n) : index(n % kDepth), phase(n / kDepth % 2) {}
   __device__ __forceinline__ void advance() {
     if (++index == kDepth) {
@@ -648,12 +648,12 @@ struct PipelineState {
 
 // A work tile: a tile, or a part of one.
 struct WorkTile {
-  int index;  // number of the tile
-  int begin, end;  // the part has the tile's units from begin to the one before end; end is 0 for a whole tile
+  int index;  // index of the tile
+  int begin, end;  // units of the tile in this part, end exclusive; end is 0 for a whole tile
 };
 
-// Work units of the first p.stream_k_tiles tiles: p.units each, in the order of the tiles. Thread block b of the first
-// p.stream_k_ctas has those from first_unit(p, b) up to first_unit(p, b + 1): two at least, and fewer than a tile has.
+// The first p.stream_k_tiles tiles have p.units work units each, numbered in tile order. Thread block b of the first
+// p.stream_k_ctas has units first_unit(p, b) to first_unit(p, b + 1) - 1: at least two, and fewer than a tile has.
 __device__ __forceinline__ int first_unit(const Params& p, int thread_block) {
   return static_cast<uint32>(thread_block) * p.stream_k_tiles * p.units / p.stream_k_ctas;
 }
@@ -663,14 +663,14 @@ __device__ __forceinline__ int owner_of(const Params& p, int unit) {
   return (static_cast<uint32>(unit + 1) * p.stream_k_ctas - 1) / (p.stream_k_tiles * p.units);
 }
 
-// Part of the tile that has `unit`: from there to the tile's last unit, or to the one before `end`.
+// The part of a tile that starts at `unit` and ends at the tile's last unit or before `end`.
 __device__ __forceinline__ WorkTile work_tile_from(const Params& p, int unit, int end) {
   const int begin = unit % p.units;
   return {unit / p.units, begin, min(p.units, begin + end - unit)};
 }
 
 // Parts of split tiles come first.
-// Whole tiles are all equally long: each thread block has every gridDim.x-th one.
+// Whole tiles are all equally long: each thread block takes every gridDim.x-th one.
 __device__ __forceinline__ WorkTile first_work_tile(const Params& p) {
   const int block = blockIdx.x;
   if (block < p.stream_k_ctas) return work_tile_from(p, first_unit(p, block), first_unit(p, block + 1));
@@ -684,9 +684,9 @@ __device__ __forceinline__ WorkTile next_work_tile(const Params& p, const WorkTi
   return next < end ? work_tile_from(p, next, end) : WorkTile{p.stream_k_tiles + block, 0, 0};
 }
 
-// The key blocks of a work tile.
-// Made anew by whoever needs them, in a few instructions, and not handed over in shared memory. All patterns take the
-// same arguments, whether they need them or not.
+// Key blocks of a work tile.
+// Producer and consumers each recompute them, in a few instructions, instead of passing them through shared memory. All
+// patterns take the same arguments, used or not.
 __device__ __forceinline__ KvBlockIterator kv_blocks_of(
     const Params& p, const WorkTile& work, const Tile& tile) {
   KvBlockIterator blocks(p, tile.batch, tile.head, tile.first_query);
@@ -694,26 +694,26 @@ __device__ __forceinline__ KvBlockIterator kv_blocks_of(
   return blocks;
 }
 
-// Metadata of a load of kTileN keys, in one word: its number. Complemented, so negative, if the load reaches past
+// Metadata of a load of kTileN keys, in one word: its index. Complemented, hence negative, if the load reaches past
 // the last key.
 __device__ __forceinline__ int pack_block_meta(const KvEnd& kv_end, int block) {
   return (block + 1) * kTileN > kv_end ? ~block : block;
 }
 
-// Reads a word that the producer wrote, by lane 0. A consumer's lane 0 arrives at the empty barrier afterwards, and the
-// producer's lane 0 is who writes the word: so it is read before it changes. The shuffle makes the value uniform.
+// Lane 0 reads a word that the producer wrote. A consumer's lane 0 arrives at the empty barrier afterwards, and only
+// the producer's lane 0 writes the word, so it is read before it changes. The shuffle makes the value uniform.
 __device__ __forceinline__ int read_by_leader(const int* word) {
   return __shfl_sync(0xFFFFFFFF, threadIdx.x % 32 == 0 ? *word : 0, 0);
 }
 
-// The work tile of an entry of the ring of tiles.
+// The work tile of an entry of the ring.
 __device__ __forceinline__ WorkTile read_work_tile(const int* info) {
   return {read_by_leader(info), read_by_leader(info + 1), read_by_leader(info + 2)};
 }
 
-// Publishes a work tile: waits until the consumers have left its entry of the ring, then writes
-// its number, its work units and its steps, and loads Q. Past the last tile the number is all that is written. One
-// thread.
+// Publishes a work tile: waits until the consumers have released its entry of the ring, then
+// writes the tile's index, its work units and its steps, and loads Q. Past the last tile, only the index is written.
+// Called by one thread.
 __device__ __forceinline__ void publish_work_tile(const Params& p, int* entries, uint32 base,
     const PipelineState<kTileStages>& state, const WorkTile& work) {
   const uint32 full = base + kQFullBarrier + 8 * state.index;
@@ -736,7 +736,7 @@ __device__ __forceinline__ void publish_work_tile(const Params& p, int* entries,
   }
 }
 
-// Scale of K's rows of a number, or the last one.
+// Scale of the K rows with this index, clamped to the last.
 __device__ __forceinline__ float k_scale_of(const Params& p, int batch, int kv_head, int rows, int last) {
   return __ldg(p.k_scale + batch * p.k_scale_batch_stride + kv_head * p.k_scale_head_stride +
                min(rows, last) * p.k_scale_row_stride);
@@ -751,7 +751,7 @@ __device__ __forceinline__ void load_step(const TensorMap* map, uint32 to, uint3
   }
 }
 
-// Copies V^T of one step to shared memory: the keys are its columns.
+// Copies V^T of one step to shared memory. Keys are its columns.
 __device__ __forceinline__ void load_v_step(const TensorMap* map, uint32 to, uint32 full, int block, int kv_head,
     int batch) {
 #pragma unroll
@@ -760,9 +760,10 @@ __device__ __forceinline__ void load_v_step(const TensorMap* map, uint32 to, uin
   }
 }
 
-// Producer: one warp fills the rings. It publishes the work tiles too, one ahead: the first one has been.
+// Producer: one warp fills the rings. It also publishes the work tiles, one ahead; the first is already published.
 __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, uint32 base) {
-  // The lane that waits and copies. CUTLASS lets elect_one_sync pick it; here it also reads and writes the entries.
+  // The lane that waits and copies. CUTLASS picks it by elect_one_sync; here it also reads and writes the ring's
+  // entries.
   const bool leader = threadIdx.x % 32 == 0;
   int* entries = reinterpret_cast<int*>(shared + kWorkTilesOffset);
   int* block_meta = reinterpret_cast<int*>(shared + kBlockMetaOffset);
@@ -770,7 +771,7 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
   const int last_k_scale = (p.kv_len - 1) / kKScaleRows;
   const uint32 k_ring = base + kKOffset;
   const uint32 v_ring = base + kVOffset;
-  // Work tiles and steps so far: stages and parities follow from these numbers.
+  // Work tiles and steps so far: stages and parities follow from these counts.
   uint32 work_tiles = 0, steps = 0;
 
   while (true) {
@@ -783,15 +784,14 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
     const KvEnd kv_end(p, tile.batch);
     KvBlockIterator blocks = kv_blocks_of(p, work, tile);
 
-    // K of step i goes ahead of V of step i - 1: the order in which the consumers use them.
+    // K of step i goes ahead of V of step i - 1, in the order in which the consumers use them.
     int block = 0, previous;
 #pragma unroll 1
     for (int i = 0; i <= blocks.count; ++i) {
       const uint32 k_step = steps + i, v_step = k_step - 1;
       previous = block;
       if (i < blocks.count) block = blocks.at(i);
-      // The scales are on their way while the producer waits for a free stage. Those of keys past the last one do not
-      // matter.
+      // The scales are in flight while the producer waits for a free stage. Scales of out-of-range keys do not matter.
       float step_scales[kScaleParts];
       if (leader && i < blocks.count) {
 #pragma unroll
@@ -817,31 +817,32 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
         mbarrier_arrive_expect_tx(full, kVLoadBytes);
         load_v_step(&p.v_map, v_ring + stage * kVBytes, full, previous, kv_head, tile.batch);
       }
-      __syncwarp();  // lane 0 waited and loaded alone: the warp's next shuffle or vote has all lanes
+      __syncwarp();  // lane 0 waited and loaded alone: reconverge before the warp's next shuffle or vote
     }
     steps += blocks.count;
-    // All loads of this work tile are issued, and consumers have at most kStages steps of it left: publish the next.
+    // All loads of this work tile are issued, and at most kStages of its steps are left for the consumers: publish the
+    // next.
     if (leader) publish_work_tile(p, entries, base, {work_tiles}, next_work_tile(p, work));
-    __syncwarp();  // likewise; and what lane 0 wrote to the entry is there to be read
+    __syncwarp();  // reconverge; also makes lane 0's entry visible to the warp
   }
 }
 
-// Loads this warp's 16 rows of Q as A operands of 32 columns each: 32 bytes, as 16 columns of 16 bits are.
+// Loads this warp's 16 rows of Q as A operands of 32 columns each: 32 bytes, as for 16 columns of 16 bits.
 __device__ __forceinline__ void load_q_fragments(uint32 (&q)[kHeadDim / 32][4], uint32 q_tile, int warpgroup) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % kWarpsPerWarpgroup;
   const int row = warpgroup * kWarpgroupRows + warp * 16 + lane % 16;
 #pragma unroll
   for (int k = 0; k < kHeadDim / 32; ++k) {
-    const int chunk = k % 4 * 2 + lane / 16;  // of 16 bytes; the swizzle puts it at place chunk ^ row % 8
+    const int chunk = k % 4 * 2 + lane / 16;  // 16 bytes; swizzled to chunk ^ row % 8
     ldmatrix_x4(q[k], q_tile + k / 4 * kQGroupBytes + row * kRowBytes + (chunk ^ row % 8) * 16);
   }
 }
 
 // s = Q K^T for this warpgroup's 64 rows and the keys of one step (asynchronous).
 //
-// The scores of the first kFirstKeys keys are in the registers of `part`, if `zero` is asked for: the compiler does not
-// know that it is 0, and takes those as read here, so that what is made of them comes before. Otherwise it mixed both,
-// and had too few registers.
+// The scores of the first kFirstKeys keys reuse the registers of `part`. `zero` is 0, but the compiler does not know:
+// it assumes that these registers are read here and therefore finishes their uses first. Without this, it interleaves
+// both and runs out of registers.
 __device__ __forceinline__ void issue_qk_gemm(float (&s)[kTileN / 2],
     const uint32 (&q)[kHeadDim / 32][4], uint32 k_descriptor, int zero) {
   wgmma_fence();
@@ -867,15 +868,15 @@ __device__ __forceinline__ void issue_qk_gemm(float (&s)[kTileN / 2],
   warpgroup_fence_operand(s);
 }
 
-// part = P V, + part if `before`, for the keys of one step and a piece of O's columns (asynchronous). A row of V^T has
-// the keys of a group, one byte each.
+// part = P V, + part if `before`, for the keys of one step and one piece of O's columns (asynchronous). A row of V^T
+// holds the keys of a group, one byte each.
 __device__ __forceinline__ void issue_pv_gemm(float (&part)[kPieceOutputs], const uint32 (&p_frag)[kTileN / 32][4],
     uint32 v_descriptor, int piece, int before) {
   wgmma_fence();
   const uint32 rows = v_descriptor + (piece * kPieceOutputs * 2 * kVGroupKeys >> 4);
   if (piece == 0) {
     wgmma_m64n72k32_registers_v_first(part, p_frag[0], rows);
-  } else {  // likewise, what was made of the piece before is read first
+  } else {  // likewise, the uses of the previous piece finish first
     wgmma_m64n72k32_registers_v(part, p_frag[0], rows, before);
   }
 #pragma unroll
@@ -888,43 +889,43 @@ __device__ __forceinline__ void issue_pv_gemm(float (&part)[kPieceOutputs], cons
   warpgroup_fence_operand(part);
 }
 
-// What a consumer needs to know of the pairs of a step, in one word. A warp's leader, which gives the place back, reads
-// it; for the others it is 0.
+// What a consumer needs to mask a step, in one word. Only a warp's leader, which releases the stage, reads it; it is 0
+// in the other lanes.
 struct BlockMeta {
   int word;
 
   __device__ __forceinline__ BlockMeta(const int* block_meta, int stage, bool warp_leader)
       : word(warp_leader ? block_meta[stage] : 0) {}
-  // Whether some key is past the last one: the same in all lanes.
+  // Whether some key is out of range: the same in all lanes.
   __device__ __forceinline__ bool needs_mask() const { return __any_sync(0xFFFFFFFF, word < 0); }
 };
 
-// Hides the keys of a step that are past the last one.
+// Masks the keys of a step that are out of range.
 __device__ __forceinline__ void apply_mask(float (&s)[kTileN / 2], const Params& p, int batch, const BlockMeta& meta) {
   const KvEnd kv_end(p, batch);
   const int word = __shfl_sync(0xFFFFFFFF, meta.word, 0), number = word < 0 ? ~word : word;
-  const int first_key = number * kTileN + threadIdx.x % 4 * 2;  // this thread's first
+  const int first_key = number * kTileN + threadIdx.x % 4 * 2;  // this thread's first key
   const int keys = kv_end - first_key;
 #pragma unroll
-  for (int j = 0; j < kTileN / 2; ++j) {  // scores of a load; i: of the step
+  for (int j = 0; j < kTileN / 2; ++j) {  // j: score of a load; i: score of the step
     const int i = j, column = j / 4 * 8 + j % 2;
     if (column >= keys) s[i] = kMinusInfinity;
   }
 }
 
-// Online softmax with lazy rescaling (FlashAttention-4's rescale_threshold). The weight of a pair is
-// 2^(logit log2(e) - row_max), where row_max is the maximum of the row, or of its earlier steps, less kWeightShift: so
-// weights use the range of e4m3, up to 448. A step raises row_max, and O and the sum are rescaled, only if it exceeds
-// it by the threshold, for some row of the warp.
+// Online softmax with lazy rescaling (FlashAttention-4's rescale_threshold). The weight of a pair is 2^(logit log2(e) -
+// row_max). row_max is the maximum of the row, over its steps so far or up to an earlier step, minus kWeightShift:
+// weights then use the range of e4m3, up to 448. A step raises row_max, and rescales O and the sum, only if it exceeds
+// row_max by the threshold for some row of the warp.
 constexpr float kWeightShift = 7.0f;
 constexpr float kRescaleThreshold = 1.8f;  // 2^(7 + 1.8) is below 448
 
-// Factors of the logits of this thread's two rows: the scales of their Q, times scale log2(e).
-// Rows that are no queries take the nearest one's. first_query is the warpgroup's.
+// Factors of the logits of this thread's two rows: the scales of their Q, times scale log2(e). Out-of-range rows use
+// the nearest query's. first_query is the warpgroup's.
 __device__ __forceinline__ void load_q_factors(float (&factors)[2], const Params& p, const Tile& tile,
     int first_query) {
   const SeqlenInfo seqlen(p, tile.batch);
-  const int row = threadIdx.x / 32 % kWarpsPerWarpgroup * 16 + threadIdx.x % 32 / 4;  // of the warpgroup; and row + 8
+  const int row = threadIdx.x / 32 % kWarpsPerWarpgroup * 16 + threadIdx.x % 32 / 4;  // in the warpgroup; and row + 8
   const int queries[2] = {min(max(first_query + row + 0 * 8, 0), seqlen.q_len() - 1),
       min(max(first_query + row + 1 * 8, 0), seqlen.q_len() - 1)};
   const int heads[2] = {tile.head, tile.head};
@@ -937,7 +938,8 @@ __device__ __forceinline__ void load_q_factors(float (&factors)[2], const Params
   }
 }
 
-// Factors of the logits of a step: of each part of its keys, for both rows. Scales are words that the producer wrote.
+// Factors of the logits of a step, one for each part of its keys, for both rows. The scales are words that the producer
+// wrote.
 __device__ __forceinline__ void take_scales(float (&scales)[kScaleParts][2], const float* k_scales,
     const float (&q_factors)[2]) {
 #pragma unroll
@@ -948,8 +950,8 @@ __device__ __forceinline__ void take_scales(float (&scales)[kScaleParts][2], con
   }
 }
 
-// Largest logit times log2(e), less kWeightShift, of the keys that this thread has of a step. Scales are positive, so
-// of each part that is the largest s.
+// Largest logit times log2(e), minus kWeightShift, of this thread's keys of a step. Scales are positive, so each part
+// has it at its largest s.
 __device__ __forceinline__ void take_step_max(float (&step_max)[2], const float (&s)[kTileN / 2],
     const float (&scales)[kScaleParts][2]) {
 #pragma unroll
@@ -957,7 +959,7 @@ __device__ __forceinline__ void take_step_max(float (&step_max)[2], const float 
 #pragma unroll
     for (int part = 0; part < kScaleParts; ++part) {
       constexpr int kScores = kScaleKeys / 2;
-      float chains[4];  // a quarter of the latency
+      float chains[4];  // four chains: a quarter of the latency
 #pragma unroll
       for (int i = 0; i < kScores / 2; ++i) {
         const float score = s[part * kScores + i / 2 * 4 + row * 2 + i % 2];
@@ -970,15 +972,15 @@ __device__ __forceinline__ void take_step_max(float (&step_max)[2], const float 
   }
 }
 
-// Whether a step exceeds row_max of one of the warp's rows by the threshold: the same in all lanes. step_max is that of
-// a lane's part of its rows.
+// Whether a step exceeds row_max by the threshold for one of the warp's rows: the same in all lanes. step_max is the
+// maximum over a lane's part of its rows.
 __device__ __forceinline__ bool exceeds_threshold(const float (&step_max)[2], const float (&row_max)[2]) {
   const bool rises = step_max[0] - row_max[0] >= kRescaleThreshold || step_max[1] - row_max[1] >= kRescaleThreshold;
   return __any_sync(0xFFFFFFFF, rises);
 }
 
-// Raises row_max to the maximum of a step, over all lanes of a row. `rescale` becomes the factor for what is relative
-// to the one before.
+// Raises row_max to the maximum of a step over all lanes of a row. `rescale` becomes the factor for values relative to
+// the previous row_max.
 __device__ __forceinline__ void raise_row_max(float (&row_max)[2], float (&rescale)[2], float (&step_max)[2]) {
   quad_max(step_max);
 #pragma unroll
@@ -989,7 +991,7 @@ __device__ __forceinline__ void raise_row_max(float (&row_max)[2], float (&resca
   }
 }
 
-// A piece of O of all steps takes in that of one more, which is relative to the raised row_max.
+// Adds the product of one step, which is relative to the raised row_max, to a piece of O.
 __device__ __forceinline__ void add_part(float (&o)[kOutputs], const float (&part)[kPieceOutputs],
     const float (&rescale)[2], int piece) {
 #pragma unroll
@@ -1000,8 +1002,8 @@ __device__ __forceinline__ void add_part(float (&o)[kOutputs], const float (&par
 }
 
 // 2^x by FMA and integer instructions, for weights that are rounded to 3 bits: relative error 2^-9, and at least
-// 2^-100, which is rounded to 0. The special function unit alone would take as long as the products. Adding kRound
-// rounds x to an integer, in the lower bits of the sum; 2^f of what is left, from -1/2 to 1/2, is a polynomial.
+// 2^-100, which rounds to 0. The special function unit alone would take as long as the products. Adding kRound rounds x
+// to an integer, in the lower bits of the sum; 2^f of the remainder, from -1/2 to 1/2, is a polynomial.
 __device__ __forceinline__ float ex2_by_fma(float x) {
   constexpr float kRound = 12582912.0f;  // 1.5 * 2^23
   const float bounded = fmaxf(x, -100.0f);
@@ -1011,8 +1013,8 @@ __device__ __forceinline__ float ex2_by_fma(float x) {
   return __int_as_float(__float_as_int(power) + (__float_as_int(rounded) << 23));
 }
 
-// P: the weights of a step, in e4m3. Of each 16 keys the scores that a thread has in two groups of 8 columns are four
-// neighbours of the A operand: V's keys are in that order.
+// P: the weights of a step, in e4m3. For each 16 keys, a thread's scores in two groups of 8 columns are four neighbors
+// of the A operand: the keys of V are permuted to match.
 __device__ __forceinline__ void scale_apply_exp2(uint32 (&p_frag)[kTileN / 32][4], const float (&s)[kTileN / 2],
     const float (&row_max)[2], const float (&scales)[kScaleParts][2]) {
 #pragma unroll
@@ -1032,8 +1034,8 @@ __device__ __forceinline__ void scale_apply_exp2(uint32 (&p_frag)[kTileN / 32][4
   }
 }
 
-// Place of a warpgroup's partial: for each thread its part of o, then row_max and row_sum, four floats at a time. A
-// thread block has two such places: its units are fewer than a tile has, so it has parts of two tiles at most.
+// Workspace of a warpgroup's partial result: each thread's part of o, then row_max and row_sum, four floats at a time.
+// A thread block has two such slots: it has fewer units than a tile, so its units belong to at most two tiles.
 __device__ __forceinline__ float4* partial_place(const Params& p, int thread_block, int tile, int warpgroup) {
   const int second = tile != first_unit(p, thread_block) / p.units;
   const int number = (thread_block * 2 + second) * kConsumerWarpgroups + warpgroup;
@@ -1041,8 +1043,8 @@ __device__ __forceinline__ float4* partial_place(const Params& p, int thread_blo
   return reinterpret_cast<float4*>(place) + threadIdx.x % kWarpgroupThreads;
 }
 
-// Stores a partial of a tile in global memory. If all others of these rows are there, combines them and returns true.
-// The order is that of the partials, so it does not matter which one comes last.
+// Stores a partial result of a tile in global memory. If it is the last one of these rows, combines all of them and
+// returns true. They are combined in index order, so the result does not depend on which one finishes last.
 __device__ __forceinline__ bool combine_partials(const Params& p, const WorkTile& work, int warpgroup, int* is_last,
     float (&o)[kHeadDim / 2], float (&row_max)[2], float (&row_sum)[2]) {
   float4* place = partial_place(p, blockIdx.x, work.index, warpgroup);
@@ -1052,8 +1054,8 @@ __device__ __forceinline__ bool combine_partials(const Params& p, const WorkTile
   }
   place[kHeadDim / 8 * kWarpgroupThreads] = make_float4(row_max[0], row_max[1], row_sum[0], row_sum[1]);
 
-  // Counts the units that are there; the last warpgroup leaves the counter at 0 for the next launch. What each thread
-  // has left comes before the count, and what others have left is read after it, not through the L1 (__ldcg).
+  // Counts the finished units; the last warpgroup resets the counter to 0 for the next launch. Each thread's stores
+  // come before the count. The partial results of other threads are read after it, bypassing the L1 (__ldcg).
   __threadfence();
   bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
   if (threadIdx.x % kWarpgroupThreads == 0) {
@@ -1094,7 +1096,7 @@ __device__ __forceinline__ bool combine_partials(const Params& p, const WorkTile
   return true;
 }
 
-// Stores the LSE of a row of a warpgroup, if it is that of a query.
+// Stores the LSE of a row of a warpgroup, if the row is in range.
 __device__ __forceinline__ void store_lse(const Params& p, const Tile& tile, int first_query, int row, float lse) {
   const SeqlenInfo seqlen(p, tile.batch);
   const int query = first_query + row;
@@ -1102,8 +1104,8 @@ __device__ __forceinline__ void store_lse(const Params& p, const Tile& tile, int
   if (query < seqlen.q_len()) p.lse[seqlen.row(head, query)] = lse;
 }
 
-// Fills a warpgroup's staging with its O (128-byte swizzle, as TMA expects) and sends it on its way.
-// Stores the LSE then, if the call asks for it. A row without keys has sum 0: O = 0, LSE = -inf.
+// Writes a warpgroup's O to its staging buffer (128-byte swizzle, as TMA expects) and issues the store.
+// Then stores the LSE, if requested. A row without keys has sum 0: O = 0, LSE = -inf.
 __device__ __forceinline__ void store_tile(const Params& p, const Tile& tile, int first_query, uint32 staging,
     int warpgroup, const float (&o)[kHeadDim / 2], const float (&row_max)[2], const float (&row_sum)[2]) {
   const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 % kWarpsPerWarpgroup * 16;
@@ -1114,14 +1116,14 @@ __device__ __forceinline__ void store_tile(const Params& p, const Tile& tile, in
     inverse[row] = sums[row] == 0.0f ? 0.0f : rcp(sums[row]);
   }
 
-  // The store of the tile before must have read the staging.
+  // The previous tile's store must have finished reading the staging buffer.
   const bool sender = threadIdx.x % kWarpgroupThreads == 0;
   if (sender) tma_store_wait_read<0>();
   bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
   const int row = warp_row + lane % 16;
 #pragma unroll
   for (int j = 0; j < kHeadDim / 16; ++j) {
-    const int chunk = j % 4 * 2 + lane / 16;  // 16 bytes = 8 columns; the swizzle puts it at place chunk ^ row % 8
+    const int chunk = j % 4 * 2 + lane / 16;  // 16 bytes = 8 columns; swizzled to chunk ^ row % 8
     const uint32 to = staging + j / 4 * kOGroupBytes + row * kRowBytes + (chunk ^ row % 8) * 16;
     stmatrix_x4(to, pack(o[j * 8] * inverse[0], o[j * 8 + 1] * inverse[0]),
         pack(o[j * 8 + 2] * inverse[1], o[j * 8 + 3] * inverse[1]),
@@ -1146,7 +1148,7 @@ __device__ __forceinline__ void store_tile(const Params& p, const Tile& tile, in
   }
 }
 
-// What a consumer knows of a work tile: the number of its tile, and the steps.
+// A work tile as a consumer sees it: index of the tile, and the steps.
 struct WorkTileInfo {
   WorkTile work;
   int count;
@@ -1159,7 +1161,7 @@ __device__ __forceinline__ WorkTileInfo read_work_tile_info(const int* entries, 
   return {read_work_tile(words), read_by_leader(words + 3)};
 }
 
-// O times the scales of V's channels: what it is of the numbers that were quantized.
+// O times the per-channel scales of V: undoes the quantization of V.
 __device__ __forceinline__ void scale_output(float (&out)[kHeadDim / 2], const float (&o)[kOutputs], const Params& p,
     const Tile& tile) {
   const int kv_head = static_cast<uint32>(tile.head) / p.heads_per_kv_head;
@@ -1167,7 +1169,7 @@ __device__ __forceinline__ void scale_output(float (&out)[kHeadDim / 2], const f
       p.v_scale + tile.batch * p.v_scale_batch_stride + kv_head * p.v_scale_head_stride;
 #pragma unroll
   for (int j = 0; j < kHeadDim / 8; ++j) {
-    if (j % 8 == 0) __syncwarp();  // keeps the compiler from loading all scales at once: it would spill
+    if (j % 8 == 0) __syncwarp();  // keeps the compiler from loading all scales at once, which would spill
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int column = min(j * 8 + threadIdx.x % 4 * 2 + i, p.last_column);
@@ -1178,13 +1180,13 @@ __device__ __forceinline__ void scale_output(float (&out)[kHeadDim / 2], const f
   }
 }
 
-// Consumer: one warpgroup works on its 64 rows
+// Consumer: one warpgroup computes its 64 rows
 __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, uint32 base, int warpgroup) {
   const bool warp_leader = threadIdx.x % 32 == 0;
   const int* entries = reinterpret_cast<const int*>(shared + kWorkTilesOffset);
   const float* k_scales = reinterpret_cast<const float*>(shared + kKScalesOffset);
   const int* block_meta = reinterpret_cast<const int*>(shared + kBlockMetaOffset);
-  // Descriptors of stage 0 of the rings. The shuffles keep the compiler from working them out anew in each step.
+  // Descriptors of stage 0 of the rings. The shuffles keep the compiler from recomputing them in each step.
   const uint32 k_descriptors =
       __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kKOffset, 0), 0);
   const uint32 v_descriptors =
@@ -1195,9 +1197,9 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
   PipelineState<kStages> k_state, v_state;
   const int my_barrier = kWarpSchedulerBarrier + warpgroup;
   const int next_barrier = kWarpSchedulerBarrier + (warpgroup + 1) % kConsumerWarpgroups;
-  // The first turn is warpgroup 0's.
+  // Warpgroup 0 has the first turn.
   if (warpgroup == kConsumerWarpgroups - 1) bar_arrive(kWarpSchedulerBarrier, kWarpSchedulerThreads);
-  bool fresh = true;  // whether this warpgroup has not had a step yet
+  bool fresh = true;  // whether this warpgroup has yet to run a step
   const int zero = p.tiles < 0;
 
   while (true) {
@@ -1212,7 +1214,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     load_q_factors(q_factors, p, tile, tile.first_query + warpgroup * kWarpgroupRows);
     uint32 q[kHeadDim / 32][4];
     load_q_fragments(q, base + kQOffset + tile_state.index * kQBytes, warpgroup);
-    // Q's place is free for another tile when all lanes have loaded.
+    // Q's buffer is free for another tile when all lanes have loaded.
     __syncwarp();
     if (warp_leader) mbarrier_arrive(base + kQEmptyBarrier + 8 * tile_state.index);
 
@@ -1221,8 +1223,8 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     BlockMeta step(block_meta, k_state.index, warp_leader);
     float scales[kScaleParts][2];
     take_scales(scales, k_scales + k_state.index * kScaleParts, q_factors);
-    // Warpgroups all begin their first tile at one time, so there they take turns from the first products on. Later
-    // tiles begin out of step.
+    // All warpgroups begin their first tile at the same time, so they take turns from the first products on.
+    // Later tiles are already staggered.
     if (fresh) bar_sync(my_barrier, kWarpSchedulerThreads);
     issue_qk_gemm(s, q, k_descriptors + (k_state.index * kKvBytes >> 4), zero);
     wgmma_wait<0>();
@@ -1233,7 +1235,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     k_state.advance();
     if (step.needs_mask()) apply_mask(s, p, tile.batch, step);
     take_step_max(step_max, s, scales);
-    raise_row_max(row_max, rescale, step_max);  // O and row_sum are 0: there is nothing to rescale
+    raise_row_max(row_max, rescale, step_max);  // O and row_sum are 0: nothing to rescale
     scale_apply_exp2(p_frag, s, row_max, scales);
 
     // Output of step i - 1, then scores of step i.
@@ -1280,21 +1282,21 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     v_state.advance();
     float out[kHeadDim / 2];
     scale_output(out, o, p, tile);
-    row_sum[0] = o[kHeadDim / 2];  // of the first lane of each four; the others have the zeros beside the ones
+    row_sum[0] = o[kHeadDim / 2];  // valid in the first lane of each four; the others hold the zeros beside the ones
     row_sum[1] = o[kHeadDim / 2 + 2];
     if (info.work.end == 0 || combine_partials(p, info.work, warpgroup, is_last, out, row_max, row_sum)) {
       store_tile(p, tile, tile.first_query + warpgroup * kWarpgroupRows, staging, warpgroup, out, row_max, row_sum);
     }
     tile_state.advance();
   }
-  if (warpgroup == 0) bar_sync(kWarpSchedulerBarrier, kWarpSchedulerThreads);  // last turn, which nobody takes
+  if (warpgroup == 0) bar_sync(kWarpSchedulerBarrier, kWarpSchedulerThreads);  // last turn, which no warpgroup takes
   // Shared memory must outlive the stores that read it.
   if (threadIdx.x % kWarpgroupThreads == 0) tma_store_wait_read<0>();
 }
-// Writes the rows of the V ring that no copy fills: behind V^T of each group of keys one of ones, so that P adds up,
-// and seven of zeros.
+// Fills the rows of the V ring that no copy writes: below V^T of each group of keys, one row of ones, so that P V also
+// sums P, and seven of zeros.
 __device__ __forceinline__ void write_ones(unsigned char* shared) {
-  constexpr int kWords = kSumColumns * kVGroupKeys / 4, kRowWords = kVGroupKeys / 4;  // of a group, of a row
+  constexpr int kWords = kSumColumns * kVGroupKeys / 4, kRowWords = kVGroupKeys / 4;  // words of a group, and of a row
   for (int i = threadIdx.x; i < kStages * kVGroups * kWords; i += kThreads) {
     unsigned char* const group = shared + kVOffset + i / kWords * kVGroupBytes;
     reinterpret_cast<uint32*>(group + kHeadDim * kVGroupKeys)[i % kWords] = i % kWords < kRowWords ? 0x38383838u : 0u;
@@ -1304,18 +1306,18 @@ __device__ __forceinline__ void write_ones(unsigned char* shared) {
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
     h100_e4m3_dense_d64(const __grid_constant__ Params p) {
-  // TMA's swizzle goes by addresses and repeats every 1024 bytes: what it applies to begins at a multiple of that.
+  // TMA swizzles by address, with a period of 1024 bytes: swizzled buffers are aligned to that.
   extern __shared__ __align__(1024) unsigned char shared[];
   const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
-  // The shuffle shows the compiler that both are uniform, so that it keeps what depends on them in uniform registers
-  // (CUTLASS's canonical_warp_idx_sync).
+  // The shuffle proves to the compiler that both are warp-uniform, so values derived from them go to uniform registers
+  // (CUTLASS' canonical_warp_idx_sync).
   const int warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / 32, 0), warpgroup = warp / kWarpsPerWarpgroup;
 
-  // One thread prepares the barriers.
+  // One thread initializes the barriers.
   if (threadIdx.x == 0) {
-    // A full barrier counts one arrival, an empty one that of each warp that reads what it
-    // guards.
-    // One lane arrives for its warp, after wgmma_wait or __syncwarp: all lanes have done then.
+    // A full barrier counts one arrival, an empty one an arrival of each warp that reads the
+    // buffer. One lane arrives for its warp, after wgmma_wait or __syncwarp:
+    // all lanes have finished by then.
     for (int i = 0; i < kTileStages; ++i) {
       mbarrier_init(base + kQFullBarrier + 8 * i, 1);
       mbarrier_init(base + kQEmptyBarrier + 8 * i, kConsumerWarpgroups * kWarpsPerWarpgroup);
@@ -1331,7 +1333,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     prefetch_tensormap(&p.k_map);
     prefetch_tensormap(&p.v_map);
     prefetch_tensormap(&p.o_map);
-    // The first tile is asked for before the roles part.
+    // Publish the first tile before the warps split into roles.
     publish_work_tile(p, reinterpret_cast<int*>(shared + kWorkTilesOffset), base, {0u}, first_work_tile(p));
   }
   write_ones(shared);

@@ -3,40 +3,41 @@
 //     codegen render specs/h100_prefix_lm.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"prefix_lm"},"schedule":"cooperative","stages":2,"tile":{"m":192,"n":80}}
 // spec hash: aedc71e26220e997f3c406db187470e673730dddf51ba8403ca818ba2a1cf37a
-// seal: sha256 172d540040cf19700e922b6aed3e34725305e626c67a754014936de4a5851f26
+// seal: sha256 57fa5796699f305b79f5fc4f888096f739acb166e33ea24659e67584e8408ebe
 
-// Attention forward for sm_90a over the keys that the pattern shows:
+// Attention forward for sm_90a over the visible keys of the pattern:
 //   O = softmax(scale * Q K^T) V
 //
-// Who does what
+// Roles
 //   warpgroup 0      producer. Warp 0 fills the rings by TMA, and loads Q.
 //   warpgroups 1..   consumers. Each owns 64 query rows:
 //                    S = Q K^T, online softmax, O += P V, all in registers.
 //   The consumers of a tile share its key blocks and its rings.
 //
-// Which barrier guards what (full: what it guards is there, empty: its place is free to be filled). In CUTLASS's words
-// a producer's wait for an empty one is producer_acquire, a consumer's wait for a full one consumer_wait, its arrival
-// at an empty one consumer_release. Consumer warpgroup w is warpgroup w + 1 of the thread block.
-//   q_full[i], q_empty[i]        entry i of the ring of work tiles: number of the tile, its steps, its Q
+// Barriers (full: the data has arrived; empty: the buffer may be overwritten). In CUTLASS' terms, a producer's wait for
+// an empty barrier is producer_acquire, a consumer's wait for a full one consumer_wait, and its arrival at an empty one
+// consumer_release. Consumer warpgroup w is warpgroup w + 1 of the thread block.
+//   q_full[i], q_empty[i]        entry i of the ring of work tiles: index of the tile, its steps, its Q
 //   k_full[i], k_empty[i]        stage i of the K ring
 //   v_full[i], v_empty[i]        stage i of the V ring
-//   named barrier kWarpgroupBarrier + w  consumer warpgroup w, around its O
+//   named barrier kWarpgroupBarrier + w  consumer warpgroup w, around its store of O
 //
-// A part of Q, for which there is room, is loaded into registers once a tile, as A operands of Q K^T: less to read from
-// shared memory in each step.
+// The slices of Q that fit into registers are loaded once per tile, as A operands of Q K^T: fewer shared-memory reads
+// in each step.
 //
 // Pipeline of a consumer: S of step i and P V of step i - 1 are issued together (FlashAttention-3's IntraWGOverlap).
-// The mask and the maxima of step i run under that P V, its exponentials beside the products of
+// The mask and the maxima of step i overlap that P V; its exponentials overlap the products of
 // other warpgroups.
-// Cooperative: the consumers share a tile, with no order between their matrix products.
+// Cooperative: the consumers share a tile, and their matrix products are unordered.
 //
 // Symbols
-//   tile        queries of one head that a thread block works on at a time, FlashAttention's m_block; q_len and kv_len
-//               are its seqlen_q and seqlen_k
-//   step        kTileN keys, its n_block: a key block. Blocks are numbered from the first key on
+//   tile        queries of one head that a thread block processes at a time (FlashAttention's m_block); q_len and
+//               kv_len are its seqlen_q and seqlen_k
+//   step        kTileN keys, its n_block: a key block. Blocks are numbered from the first key
 //   s, p_frag   scores of 64 x kTileN pairs, and their weights as a 16-bit A operand
 //   o           output of 64 x kHeadDim, not yet divided by the row sum
-//   row_max     maximum of a row's logits times log2(e), of this or of earlier steps: weights are relative to it
+//   row_max     reference of the weights: maximum of a row's logits times log2(e), over the steps so far or up to an
+//               earlier step
 //   row_sum     this thread's part of the running sum of the weights
 //   A thread holds rows r and r + 8 of its warp's 16 (r = lane / 4), columns 8 j + 2 (lane % 4) + {0, 1}.
 
@@ -44,8 +45,8 @@ using int64 = long long;
 using uint32 = unsigned int;
 
 // Stands for CUtensorMap: 128 opaque bytes (PTX ISA, "Tensor-Map"), 64-byte aligned (driver API,
-// cuTensorMapEncodeTiled). Parameters of this type have in their comments the dimensions, innermost first, the box of
-// one copy, and the bytes of the swizzle.
+// cuTensorMapEncodeTiled). The comments of parameters of this type give the dimensions, innermost first, the box of one
+// copy, and the bytes of the swizzle.
 struct alignas(64) TensorMap {
   unsigned char bytes[128];
 };
@@ -55,12 +56,12 @@ constexpr int kTileM = 192;  // query rows of a tile
 constexpr int kTileN = 80;  // keys of one step; registers: 132 of s, p_frag, o, q + 28 = 160 of 160 (96 keys: 164)
 constexpr int kStages = 2;  // depth of the K ring and of the V ring
 constexpr int kTileStages = 2;  // depth of the ring of work tiles, and of Q
-constexpr int kQSlices = 2;  // slices of 16 columns of Q that are in registers; the others stay in shared memory
+constexpr int kQSlices = 2;  // slices of 16 columns of Q in registers; the others stay in shared memory
 constexpr int kSubTileRows = 192;  // query rows of a sub-tile, here a whole tile
 constexpr int kConsumerWarpgroups = 3;  // warpgroups that compute, 64 rows each
 constexpr int kThreads = 512;  // warpgroup 0 produces, the others consume
 constexpr int kProducerRegisters = 32;  // registers a producer thread keeps
-constexpr int kConsumerRegisters = 160;  // registers a consumer thread takes; 32 + 3 x 160 are 4 x 128, those at launch
+constexpr int kConsumerRegisters = 160;  // registers a consumer thread takes; 32 + 3 x 160 are the 4 x 128 at launch
 constexpr int kGroupColumns = 64;  // columns of a group: one 128-byte swizzled row
 constexpr int kGroups = 2;  // column groups of a head
 constexpr int kQGroupBytes = 24576;  // bytes of one column group of Q
@@ -73,9 +74,9 @@ constexpr int kKvBytes = 20480;  // bytes of K, or of V, of one step
 constexpr int kQOffset = 0;  // 98304 bytes: ring of Q tiles, 192 rows in column groups of 64
 constexpr int kKOffset = 98304;  // 40960 bytes: K ring
 constexpr int kVOffset = 139264;  // 40960 bytes: V ring
-constexpr int kOOffset = 180224;  // 49152 bytes: O tile on its way out
+constexpr int kOOffset = 180224;  // 49152 bytes: staging of the O tile
 constexpr int kBarriersOffset = 229376;  // 96 bytes: mbarriers
-constexpr int kWorkTilesOffset = 229472;  // 16 bytes: ring of work tiles: number, number of steps
+constexpr int kWorkTilesOffset = 229472;  // 16 bytes: ring of work tiles: index, number of steps
 
 constexpr int kQFullBarrier = kBarriersOffset;
 constexpr int kQEmptyBarrier = kQFullBarrier + 8 * kTileStages;
@@ -83,18 +84,18 @@ constexpr int kKFullBarrier = kQEmptyBarrier + 8 * kTileStages;
 constexpr int kKEmptyBarrier = kKFullBarrier + 8 * kStages;
 constexpr int kVFullBarrier = kKEmptyBarrier + 8 * kStages;
 constexpr int kVEmptyBarrier = kVFullBarrier + 8 * kStages;
-constexpr int kWorkTileWords = 2;  // words of an entry of the ring: number, number of steps
+constexpr int kWorkTileWords = 2;  // words of an entry of the ring: index, number of steps
 constexpr int kWarpgroupThreads = 128, kWarpsPerWarpgroup = 4;
 constexpr int kWarpgroupRows = 64;  // rows of one wgmma
-constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared memory: what the swizzle spans
+constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared memory: the span of the swizzle
 constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer warpgroup w: this + w; 0 is __syncthreads
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
-// Initial row_max: finite, so that differences are defined. A row whose logits are all below it counts as one without
+// Initial row_max: finite, so that differences are defined. A row whose logits are all below it counts as a row without
 // keys.
 constexpr float kLeastLogit = -1e30f;
 constexpr float kLn2 = 0.693147180559945f;
 
-// Launch: 512 threads a block, 229488 bytes of dynamic shared memory.
+// Launch: 512 threads per block, 229488 bytes of dynamic shared memory.
 // Grid: one thread block per SM, looping over tiles (persistent).
 struct Params {
   TensorMap q_map;  // Q (head_dim, q_len, heads, batch): box 64 x 192 x 1 x 1, swizzle 128
@@ -120,15 +121,15 @@ struct SeqlenInfo {
   const Params& p;
 
   __device__ __forceinline__ SeqlenInfo(const Params& p, int batch) : p(p) {}
-  // Queries.
+  // Number of queries.
   __device__ __forceinline__ int q_len() const { return p.q_len; }
   // Index of a query in a (batch, heads, q_len) tensor.
   __device__ __forceinline__ int64 row(int64 batch_head, int query) const { return batch_head * p.q_len + query; }
-  // Keys.
+  // Number of keys.
   __device__ __forceinline__ int kv_len() const { return p.kv_len; }
-  // Position of a query among the keys: the last query stands at the last key.
+  // Position of a query among the keys: the last query is at the last key.
   __device__ __forceinline__ int position(int query) const { return query + p.kv_len - p.q_len; }
-  // End of the keys that queries may see.
+  // End of the visible keys.
   __device__ __forceinline__ int kv_end() const { return p.kv_len; }
 };
 
@@ -142,19 +143,18 @@ __device__ __forceinline__ void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-// mbarrier.arrive: one arrival; who waits then sees what this thread wrote before (PTX ISA, "mbarrier.arrive")
+// mbarrier.arrive: one arrival; waiting threads then see this thread's earlier writes (PTX ISA, "mbarrier.arrive")
 __device__ __forceinline__ void mbarrier_arrive(uint32 barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
 // mbarrier.arrive.expect_tx: one arrival; the phase also needs `bytes` bytes from the copy engine to complete. They may
-// come before this: without the arrival it does not complete (PTX ISA, "mbarrier.arrive")
+// come earlier: the phase does not complete without the arrival (PTX ISA, "mbarrier.arrive")
 __device__ __forceinline__ void mbarrier_arrive_expect_tx(uint32 barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
-// mbarrier.try_wait.parity: returns once the phase of this parity has completed
-// (PTX ISA, "mbarrier.try_wait")
+// mbarrier.try_wait.parity: waits until the phase of this parity has completed (PTX ISA, "mbarrier.try_wait")
 __device__ __forceinline__ void mbarrier_wait(uint32 barrier, int parity) {
   asm volatile(
       "{\n"
@@ -167,13 +167,13 @@ __device__ __forceinline__ void mbarrier_wait(uint32 barrier, int parity) {
       "}\n" ::"r"(barrier), "r"(parity) : "memory");
 }
 
-// prefetch.tensormap: brings a descriptor into its cache (PTX ISA, "prefetch")
+// prefetch.tensormap: prefetches a descriptor (PTX ISA, "prefetch")
 __device__ __forceinline__ void prefetch_tensormap(const TensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-// cp.async.bulk.tensor.4d: tensor box at (c0, ...) to shared memory, counted by an mbarrier. What of the box
-// lies outside the tensor, before its first element too, comes as zeros, and counts (PTX ISA, "cp.async.bulk.tensor")
+// cp.async.bulk.tensor.4d: copies the tensor box at (c0, ...) to shared memory, counted by an mbarrier. Elements
+// outside the tensor, even before its first element, are zero-filled and counted (PTX ISA, "cp.async.bulk.tensor")
 __device__ __forceinline__ void tma_load_4d(
     uint32 to, const TensorMap* map, uint32 barrier, int c0, int c1, int c2, int c3) {
   asm volatile(
@@ -181,7 +181,7 @@ __device__ __forceinline__ void tma_load_4d(
       ::"r"(to), "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3) : "memory");
 }
 
-// cp.async.bulk.tensor.4d: shared memory to the tensor box at (c0, ...), clipped at the tensor's ends
+// cp.async.bulk.tensor.4d: copies shared memory to the tensor box at (c0, ...), clipped at the tensor's ends
 // (PTX ISA, "cp.async.bulk.tensor")
 __device__ __forceinline__ void tma_store_4d(const TensorMap* map, uint32 from, int c0, int c1, int c2, int c3) {
   asm volatile(
@@ -189,21 +189,21 @@ __device__ __forceinline__ void tma_store_4d(const TensorMap* map, uint32 from, 
       ::"l"(map), "r"(from), "r"(c0), "r"(c1), "r"(c2), "r"(c3) : "memory");
 }
 
-// cp.async.bulk.commit_group: closes a group of stores (PTX ISA, "cp.async.bulk.commit_group")
+// cp.async.bulk.commit_group: commits the stores as a group (PTX ISA, "cp.async.bulk.commit_group")
 __device__ __forceinline__ void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 
-// cp.async.bulk.wait_group.read: at most kPending groups have not read their shared memory yet
-// (PTX ISA, "cp.async.bulk.wait_group")
+// cp.async.bulk.wait_group.read: at most kPending groups have yet to read their shared memory (PTX ISA,
+// "cp.async.bulk.wait_group")
 template <int kPending>
 __device__ __forceinline__ void tma_store_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
 }
 
-// fence.proxy.async: ordinary shared-memory writes become visible to the copy engine (PTX ISA, "membar / fence")
+// fence.proxy.async: makes generic shared-memory writes visible to the async proxy (PTX ISA, "membar / fence")
 __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// setmaxnreg: .dec gives registers of this warpgroup back to the thread block, .inc waits until there are so many
-// (PTX ISA, "setmaxnreg")
+// setmaxnreg: .dec releases registers of this warpgroup to the thread block, .inc waits until enough are free (PTX ISA,
+// "setmaxnreg")
 template <int kRegisters>
 __device__ __forceinline__ void setmaxnreg_dec() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
@@ -213,17 +213,17 @@ __device__ __forceinline__ void setmaxnreg_inc() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
-// wgmma.fence, CUTLASS's warpgroup_arrive: orders register accesses before the first wgmma (PTX ISA, "wgmma.fence")
+// wgmma.fence, CUTLASS' warpgroup_arrive: orders register accesses before the first wgmma (PTX ISA, "wgmma.fence")
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-// wgmma.commit_group, warpgroup_commit_batch: closes a group of wgmma (PTX ISA, "wgmma.commit_group")
+// wgmma.commit_group, warpgroup_commit_batch: commits wgmmas as a group (PTX ISA, "wgmma.commit_group")
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-// wgmma.wait_group, warpgroup_wait: at most kPending groups are still running (PTX ISA, "wgmma.wait_group")
+// wgmma.wait_group, warpgroup_wait: waits until at most kPending groups are running (PTX ISA, "wgmma.wait_group")
 template <int kPending>
 __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
-// Keeps the compiler from moving accesses of registers that a running wgmma owns across this point.
+// Keeps the compiler from moving accesses to the registers of a running wgmma across this point.
 template <int kCount>
 __device__ __forceinline__ void warpgroup_fence_operand(float (&registers)[kCount]) {
 #pragma unroll
@@ -231,8 +231,8 @@ __device__ __forceinline__ void warpgroup_fence_operand(float (&registers)[kCoun
 }
 
 // Matrix descriptor of a 128-byte swizzled tile in shared memory (PTX ISA, "Asynchronous Warpgroup Level Matrix
-// Instructions", "Matrix Descriptor Format"). The upper half is always the same: 128-byte swizzle, 1024 bytes from 8
-// rows to the next 8 (SBO, the stride byte offset). So descriptors are passed, and moved on, as their lower halves: the
+// Instructions", "Matrix Descriptor Format"). The upper half is constant: 128-byte swizzle, 1024 bytes from 8 rows to
+// the next 8 (SBO, the stride byte offset). Descriptors are therefore passed and advanced as their lower halves: the
 // address and, for an MN-major tile of several groups of 64 columns, the bytes from one group to the next (LBO, the
 // leading byte offset), else 0; both in units of 16 bytes.
 constexpr uint32 kDescriptorUpperHalf = 0x40000040;
@@ -241,15 +241,15 @@ __device__ __forceinline__ uint32 wgmma_descriptor(uint32 address, int group_byt
   return (address & 0x3FFFF) >> 4 | static_cast<uint32>(group_bytes >> 4) << 16;
 }
 
-// ldmatrix.x4: four 8 x 8 matrices of 16-bit elements; lanes 8 i .. 8 i + 7 give the row addresses of matrix i, and
-// each lane gets two neighbours of row lane / 4 of each matrix (PTX ISA, "ldmatrix")
+// ldmatrix.x4: loads four 8 x 8 matrices of 16-bit elements. Lanes 8 i to 8 i + 7 hold the row addresses of matrix i;
+// each lane gets two neighbors of row lane / 4 of each matrix (PTX ISA, "ldmatrix")
 __device__ __forceinline__ void ldmatrix_x4(uint32 (&m)[4], uint32 address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 { %0, %1, %2, %3 }, [%4];"
       : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(address) : "memory");
 }
 
 // wgmma.mma_async m64n80k16: D = A B, + D if `accumulate`; A in registers, B K-major.
-// After p come factors 1 of A and B, then whether B is MN-major (PTX ISA, "wgmma.mma_async")
+// After p come scale factors of 1 for A and B, then whether B is MN-major (PTX ISA, "wgmma.mma_async")
 __device__ __forceinline__ void wgmma_m64n80k16_registers_k_major(
     float (&d)[40], const uint32 (&a)[4], uint32 b, int accumulate) {
   asm volatile(
@@ -275,7 +275,7 @@ __device__ __forceinline__ void wgmma_m64n80k16_registers_k_major(
 }
 
 // wgmma.mma_async m64n80k16: D = A B, + D if `accumulate`; A in shared memory, K-major, B K-major.
-// After p come factors 1 of A and B, then whether A and B are MN-major (PTX ISA, "wgmma.mma_async")
+// After p come scale factors of 1 for A and B, then whether A and B are MN-major (PTX ISA, "wgmma.mma_async")
 __device__ __forceinline__ void wgmma_m64n80k16_shared_k_major(
     float (&d)[40], uint32 a, uint32 b, int accumulate) {
   asm volatile(
@@ -302,7 +302,7 @@ __device__ __forceinline__ void wgmma_m64n80k16_shared_k_major(
 }
 
 // wgmma.mma_async m64n128k16: D = A B, + D if `accumulate`; A in registers, B MN-major.
-// After p come factors 1 of A and B, then whether B is MN-major (PTX ISA, "wgmma.mma_async")
+// After p come scale factors of 1 for A and B, then whether B is MN-major (PTX ISA, "wgmma.mma_async")
 __device__ __forceinline__ void wgmma_m64n128k16_registers_mn_major(
     float (&d)[64], const uint32 (&a)[4], uint32 b, int accumulate) {
   asm volatile(
@@ -333,7 +333,7 @@ __device__ __forceinline__ void wgmma_m64n128k16_registers_mn_major(
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf));
 }
 
-// bar.sync: named barrier `id` of `threads` threads (PTX ISA, "bar")
+// bar.sync: waits at named barrier `id` of `threads` threads (PTX ISA, "bar")
 __device__ __forceinline__ void bar_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
@@ -374,32 +374,32 @@ __device__ __forceinline__ float quad_sum(float x) {
   return x + __shfl_xor_sync(0xFFFFFFFF, x, 2);
 }
 
-// cvt.rn.f16x2.f32: two floats to a pair of fp16, `low` in the lower half (PTX ISA, "cvt")
+// cvt.rn.f16x2.f32: converts two floats to a pair of fp16, `low` in the lower half (PTX ISA, "cvt")
 __device__ __forceinline__ uint32 pack(float low, float high) {
   uint32 pair;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   return pair;
 }
 
-// stmatrix.x4: four 8 x 8 matrices of 16-bit elements, each lane gives the address of one row (PTX ISA, "stmatrix")
+// stmatrix.x4: stores four 8 x 8 matrices of 16-bit elements; each lane holds one row address (PTX ISA, "stmatrix")
 __device__ __forceinline__ void stmatrix_x4(uint32 address, uint32 a, uint32 b, uint32 c, uint32 d) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], { %1, %2, %3, %4 };"
       ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
 // Pattern: query i of a batch sees key j if j < its prefix_len or j <= i + kv_len - q_len.
-// The last key that a query sees; -1 or less if there is none. What a prefix has beyond the keys does not count, and a
-// negative one is empty.
+// Last key visible to a query; -1 or less if there is none. A prefix is clipped to the keys, and a negative one is
+// empty.
 __device__ __forceinline__ int last_key_of(const Params& p, int batch, int query) {
   const SeqlenInfo seqlen(p, batch);
   const int prefix = max(__ldg(p.prefix_len + batch * p.prefix_len_batch_stride), 0);
   return min(max(prefix - 1, seqlen.position(query)), seqlen.kv_end() - 1);
 }
-// The first one.
+// First key visible to a query.
 __device__ __forceinline__ int first_key_of(const Params& p, int batch, int query) { return 0; }
 
 struct KvBlockIterator {
-  int count;   // key blocks that these queries see
+  int count;   // key blocks visible to these queries
 
   __device__ __forceinline__ KvBlockIterator(const Params& p, int batch, int head, int first_query) {
     const SeqlenInfo seqlen(p, batch);
@@ -407,7 +407,7 @@ struct KvBlockIterator {
     // first_query < q_len() always holds: every tile has a query.
     count = first_query < seqlen.q_len() && last_key >= 0 ? last_key / kTileN + 1 : 0;
   }
-  // Number of the i-th key block, last one first: the masked blocks come while the pipeline fills.
+  // Index of the i-th key block, in descending order: the masked blocks come while the pipeline fills.
   __device__ __forceinline__ int at(int i) { return count - 1 - i; }
 };
 
@@ -416,17 +416,17 @@ struct Tile {
   int batch, head, first_query;
 
   __device__ __forceinline__ Tile(const Params& p, int index) {
-    // Late queries see most keys. They go first, so that what is left for the end is short; of several heads together,
-    // but of no more than have their K and V in the L2 at once.
-    const uint32 number = index, query_tiles = p.query_tiles;  // shorter to divide than int
+    // Late queries see the most keys. They go first, so that little work is left for the end. Heads are interleaved,
+    // but no more of them than have their K and V in the L2 at once.
+    const uint32 number = index, query_tiles = p.query_tiles;  // unsigned: cheaper to divide than int
     const uint32 heads_in_l2 = p.heads_in_l2;
     const uint32 first_head = number / (heads_in_l2 * query_tiles) * heads_in_l2;
     const uint32 in_group = number - first_head * query_tiles;
     const uint32 heads = min(heads_in_l2, p.tiles / query_tiles - first_head);
     const uint32 batch_head = first_head + in_group % heads;
     first_query = (query_tiles - 1 - in_group / heads) * kTileM;
-    // Where a head's tiles have more warpgroups than its queries fill, the surplus lies before query 0, where rows see
-    // fewest keys: first_query is negative. TMA makes their Q zeros, and they store nothing.
+    // If a head's tiles have more warpgroups than its queries fill, the surplus lies before query 0, where rows see the
+    // fewest keys: first_query is negative. TMA fills their Q with zeros, and they store nothing.
     first_query -= (p.query_tiles * kTileM - p.q_len) / kWarpgroupRows * kWarpgroupRows;
     batch = batch_head / p.heads;
     head = batch_head % p.heads;
@@ -434,13 +434,14 @@ struct Tile {
 };
 
 // Position in a ring: the stage, and the parity of the pass over the ring, 0 in the first. A wait for a full barrier
-// takes this parity, one for an empty barrier the other: that of the pass before, which counts as ended if fresh.
+// uses this parity; a wait for an empty barrier uses the other one, that of the previous pass, which a fresh barrier
+// counts as completed.
 template <int kDepth>
 struct PipelineState {
   int index = 0, phase = 0;
 
   PipelineState() = default;
-  // That of the n-th use of the ring.
+  // State of the n-th use of the ring.
   __device__ __forceinline__ PipelineState(uint32 n) : index(n % kDepth), phase(n / kDepth % 2) {}
   __device__ __forceinline__ void advance() {
     if (++index == kDepth) {
@@ -450,20 +451,20 @@ struct PipelineState {
   }
 };
 
-// A work tile, what the scheduler hands out: the number of a tile. Tile makes batch, head and queries of it.
+// A work tile, as assigned by the scheduler: the index of a tile. Tile computes its batch, head and queries.
 struct WorkTile {
-  int index;  // number of the tile
+  int index;  // index of the tile
 };
 
 __device__ __forceinline__ WorkTile first_work_tile(const Params& p) { return {static_cast<int>(blockIdx.x)}; }
 
-// Takes the next tile that no thread block has.
+// Takes the next unassigned tile.
 __device__ __forceinline__ WorkTile next_work_tile(const Params& p, const WorkTile&) {
   return {atomicAdd(p.scheduler, 1) + static_cast<int>(gridDim.x)};
 }
 
-// The last thread block to end leaves the counters at 0 for the next launch. The fence keeps a thread block's draws
-// before its arrival: none comes after the reset.
+// The last thread block to end resets the counters to 0 for the next launch. The fence orders a thread block's draws
+// before its arrival, so none comes after the reset.
 __device__ __forceinline__ void release_scheduler(const Params& p) {
   __threadfence();
   if (atomicAdd(p.scheduler + 1, 1) == gridDim.x - 1) {
@@ -472,28 +473,28 @@ __device__ __forceinline__ void release_scheduler(const Params& p) {
   }
 }
 
-// The key blocks of a work tile.
-// Made anew by whoever needs them, in a few instructions, and not handed over in shared memory. All patterns take the
-// same arguments, whether they need them or not.
+// Key blocks of a work tile.
+// Producer and consumers each recompute them, in a few instructions, instead of passing them through shared memory. All
+// patterns take the same arguments, used or not.
 __device__ __forceinline__ KvBlockIterator kv_blocks_of(
     const Params& p, const Tile& tile) {
   return KvBlockIterator(p, tile.batch, tile.head, tile.first_query);
 }
 
-// Reads a word that the producer wrote, by lane 0. A consumer's lane 0 arrives at the empty barrier afterwards, and the
-// producer's lane 0 is who writes the word: so it is read before it changes. The shuffle makes the value uniform.
+// Lane 0 reads a word that the producer wrote. A consumer's lane 0 arrives at the empty barrier afterwards, and only
+// the producer's lane 0 writes the word, so it is read before it changes. The shuffle makes the value uniform.
 __device__ __forceinline__ int read_by_leader(const int* word) {
   return __shfl_sync(0xFFFFFFFF, threadIdx.x % 32 == 0 ? *word : 0, 0);
 }
 
-// The work tile of an entry of the ring of tiles.
+// The work tile of an entry of the ring.
 __device__ __forceinline__ WorkTile read_work_tile(const int* info) {
   return {read_by_leader(info)};
 }
 
-// Publishes a work tile: waits until the consumers have left its entry of the ring, then writes
-// its number and its steps, and loads Q. Past the last tile the number is all that is written. One
-// thread.
+// Publishes a work tile: waits until the consumers have released its entry of the ring, then
+// writes the tile's index and its steps, and loads Q. Past the last tile, only the index is written.
+// Called by one thread.
 __device__ __forceinline__ void publish_work_tile(const Params& p, int* entries, uint32 base,
     const PipelineState<kTileStages>& state, const WorkTile& work) {
   const uint32 full = base + kQFullBarrier + 8 * state.index;
@@ -523,14 +524,15 @@ __device__ __forceinline__ void load_step(const TensorMap* map, uint32 to, uint3
   }
 }
 
-// Producer: one warp fills the rings. It publishes the work tiles too, one ahead: the first one has been.
+// Producer: one warp fills the rings. It also publishes the work tiles, one ahead; the first is already published.
 __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, uint32 base) {
-  // The lane that waits and copies. CUTLASS lets elect_one_sync pick it; here it also reads and writes the entries.
+  // The lane that waits and copies. CUTLASS picks it by elect_one_sync; here it also reads and writes the ring's
+  // entries.
   const bool leader = threadIdx.x % 32 == 0;
   int* entries = reinterpret_cast<int*>(shared + kWorkTilesOffset);
   const uint32 k_ring = base + kKOffset;
   const uint32 v_ring = base + kVOffset;
-  // Work tiles and steps so far: stages and parities follow from these numbers.
+  // Work tiles and steps so far: stages and parities follow from these counts.
   uint32 work_tiles = 0, steps = 0;
 
   while (true) {
@@ -542,7 +544,7 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
     const int kv_head = static_cast<uint32>(tile.head) / p.heads_per_kv_head;
     KvBlockIterator blocks = kv_blocks_of(p, tile);
 
-    // K of step i goes ahead of V of step i - 1: the order in which the consumers use them.
+    // K of step i goes ahead of V of step i - 1, in the order in which the consumers use them.
     int block = 0, previous;
 #pragma unroll 1
     for (int i = 0; i <= blocks.count; ++i) {
@@ -563,12 +565,13 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
         mbarrier_arrive_expect_tx(full, kKvBytes);
         load_step(&p.v_map, v_ring + stage * kKvBytes, full, previous, kv_head, tile.batch);
       }
-      __syncwarp();  // lane 0 waited and loaded alone: the warp's next shuffle or vote has all lanes
+      __syncwarp();  // lane 0 waited and loaded alone: reconverge before the warp's next shuffle or vote
     }
     steps += blocks.count;
-    // All loads of this work tile are issued, and consumers have at most kStages steps of it left: publish the next.
+    // All loads of this work tile are issued, and at most kStages of its steps are left for the consumers: publish the
+    // next.
     if (leader) publish_work_tile(p, entries, base, {work_tiles}, next_work_tile(p, work));
-    __syncwarp();  // likewise; and what lane 0 wrote to the entry is there to be read
+    __syncwarp();  // reconverge; also makes lane 0's entry visible to the warp
   }
   if (leader) release_scheduler(p);
 }
@@ -579,7 +582,7 @@ __device__ __forceinline__ void load_q_fragments(uint32 (&q)[kQSlices][4], uint3
   const int row = warpgroup * kWarpgroupRows + warp * 16 + lane % 16;
 #pragma unroll
   for (int k = 0; k < kQSlices; ++k) {
-    const int chunk = k % 4 * 2 + lane / 16;  // 16 bytes = 8 columns; the swizzle puts it at place chunk ^ row % 8
+    const int chunk = k % 4 * 2 + lane / 16;  // 16 bytes = 8 columns; swizzled to chunk ^ row % 8
     ldmatrix_x4(q[k], q_tile + k / 4 * kQGroupBytes + row * kRowBytes + (chunk ^ row % 8) * 16);
   }
 }
@@ -617,16 +620,16 @@ __device__ __forceinline__ void issue_pv_gemm(float (&o)[kHeadDim / 2], const ui
   warpgroup_fence_operand(o);
 }
 
-// The key blocks that a warpgroup's queries, from first_query on, see, by their numbers.
-// Rows before query 0 see none. Others begin with a query: last_query >= first_query always holds here.
+// Indices of the key blocks that a warpgroup's queries, starting at first_query, see.
+// Rows before query 0 see none. Any other warpgroup begins with a query: last_query >= first_query always holds here.
 struct VisibleRange {
-  int first = 0, last = -1;  // of those that some of these queries see
-  int unmasked_before;       // before this one, none has keys that one of them does not see yet, or that do not exist
+  int first = 0, last = -1;  // blocks visible to some of these queries
+  int unmasked_before;       // before this block, no key is too new for any of these queries, and all keys exist
 
   __device__ __forceinline__ VisibleRange(const Params& p, int batch, int first_query) {
     const int last_query = min(first_query + kWarpgroupRows, SeqlenInfo(p, batch).q_len()) - 1;
     const int first_key = first_key_of(p, batch, first_query), last_key = last_key_of(p, batch, last_query);
-    // Otherwise these rows are no queries, or see no key.
+    // Otherwise these rows are out of range or see no key.
     if (first_query >= 0 && last_query >= first_query && last_key >= first_key) {
       first = first_key / kTileN;
       last = last_key / kTileN;
@@ -635,9 +638,9 @@ struct VisibleRange {
   }
 };
 
-// Hides from each query the keys of a block after the last one that it sees. `query` is this thread's first.
+// Masks, for each query, the keys of a block after its last visible one. `query` is this thread's first.
 __device__ __forceinline__ void mask_right(float (&s)[kTileN / 2], const Params& p, int batch, int block, int query) {
-  const int first_key = block * kTileN + threadIdx.x % 4 * 2;  // this thread's first: columns are counted from there
+  const int first_key = block * kTileN + threadIdx.x % 4 * 2;  // this thread's first; columns count from here
   const int last_column[2] = {last_key_of(p, batch, query) - first_key,
       last_key_of(p, batch, query + 8) - first_key};
 #pragma unroll
@@ -646,18 +649,17 @@ __device__ __forceinline__ void mask_right(float (&s)[kTileN / 2], const Params&
   }
 }
 
-// Online softmax with lazy rescaling (FlashAttention-4's rescale_threshold). The weight of a pair is
-// 2^(scale_log2 s - row_max). O and row_sum are relative to the same row_max, so it may be the maximum of earlier steps
-// as long as weights stay small: it is raised, and O and row_sum are rescaled, only in a step that exceeds it by the
-// threshold, for all rows of the warp.
+// Online softmax with lazy rescaling (FlashAttention-4's rescale_threshold). The weight of a pair is 2^(scale_log2 s -
+// row_max). O and row_sum are relative to the same row_max, so row_max may be the maximum of earlier steps as long as
+// the weights stay small. A step raises it, and rescales O and row_sum, for all rows of the warp, only if it exceeds
+// row_max by the threshold.
 //
-// Threshold, as log2 of a weight. With 1, a key of at least twice the weight of each before it gets weight 1, which is
-// exact in 16 bits. With 15, all that fp16 can hold, fewer steps rescale, but the largest error of O rises from 1.0e-3
-// to 1.7e-3 (logits of standard deviation 4).
+// Threshold, as log2 of a weight. With 1, a key with at least twice the weight of each earlier key gets weight 1, which
+// is exact in 16 bits. With 15, the most that fp16 can hold, fewer steps rescale, but the largest error of O rises from
+// 1.0e-3 to 1.7e-3 (logits of standard deviation 4).
 constexpr float kRescaleThreshold = 1.0f;
 
-// Largest logit times log2(e) of the keys that this thread has of a step. scale_log2 is positive, so that is the
-// largest s.
+// Largest logit times log2(e) of this thread's keys of a step. scale_log2 is positive, so that is the largest s.
 __device__ __forceinline__ void take_step_max(float (&step_max)[2], const float (&s)[kTileN / 2], float scale_log2) {
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
@@ -671,15 +673,15 @@ __device__ __forceinline__ void take_step_max(float (&step_max)[2], const float 
   }
 }
 
-// Whether a step exceeds row_max of one of the warp's rows by the threshold: the same in all lanes. step_max is that of
-// a lane's part of its rows.
+// Whether a step exceeds row_max by the threshold for one of the warp's rows: the same in all lanes. step_max is the
+// maximum over a lane's part of its rows.
 __device__ __forceinline__ bool exceeds_threshold(const float (&step_max)[2], const float (&row_max)[2]) {
   const bool rises = step_max[0] - row_max[0] >= kRescaleThreshold || step_max[1] - row_max[1] >= kRescaleThreshold;
   return __any_sync(0xFFFFFFFF, rises);
 }
 
-// Raises row_max to the maximum of a step, over all lanes of a row. `rescale` becomes the factor for what is relative
-// to the one before.
+// Raises row_max to the maximum of a step over all lanes of a row. `rescale` becomes the factor for values relative to
+// the previous row_max.
 __device__ __forceinline__ void raise_row_max(float (&row_max)[2], float (&rescale)[2], float (&step_max)[2]) {
   quad_max(step_max);
 #pragma unroll
@@ -690,7 +692,7 @@ __device__ __forceinline__ void raise_row_max(float (&row_max)[2], float (&resca
   }
 }
 
-// O and row_sum relative to the raised row_max.
+// Rescales O and row_sum to the raised row_max.
 __device__ __forceinline__ void rescale_rows(float (&o)[kHeadDim / 2], float (&row_sum)[2], const float (&rescale)[2]) {
   row_sum[0] *= rescale[0];
   row_sum[1] *= rescale[1];
@@ -698,18 +700,18 @@ __device__ __forceinline__ void rescale_rows(float (&o)[kHeadDim / 2], float (&r
   for (int i = 0; i < kHeadDim / 2; ++i) o[i] *= rescale[i / 2 % 2];
 }
 
-// P: the weights of a step, packed to 16 bits. The accumulator layout of S is the A-operand layout of P. row_sum takes
-// in those that this thread has.
+// P: the weights of a step, packed to 16 bits. The accumulator layout of S is the A-operand layout of P. row_sum
+// accumulates this thread's weights.
 __device__ __forceinline__ void scale_apply_exp2(uint32 (&p_frag)[kTileN / 16][4], float (&row_sum)[2],
     const float (&s)[kTileN / 2], const float (&row_max)[2], float scale_log2) {
-  float sum[2], odd_sum[2];  // two chains a row: half the latency
+  float sum[2], odd_sum[2];  // two chains per row: half the latency
 #pragma unroll
   for (int k = 0; k < kTileN / 16; ++k) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float even = ex2(s[k * 8 + i * 2] * scale_log2 - row_max[i % 2]);
       const float odd = ex2(s[k * 8 + i * 2 + 1] * scale_log2 - row_max[i % 2]);
-      const bool first = k == 0 && i < 2;  // of a chain: 0 + x would be an addition
+      const bool first = k == 0 && i < 2;  // first of a chain: avoids an addition to 0
       sum[i % 2] = first ? even : sum[i % 2] + even;
       odd_sum[i % 2] = first ? odd : odd_sum[i % 2] + odd;
       p_frag[k][i] = pack(even, odd);
@@ -719,7 +721,7 @@ __device__ __forceinline__ void scale_apply_exp2(uint32 (&p_frag)[kTileN / 16][4
   row_sum[1] += sum[1] + odd_sum[1];
 }
 
-// Stores the LSE of a row of a warpgroup, if it is that of a query.
+// Stores the LSE of a row of a warpgroup, if the row is in range.
 __device__ __forceinline__ void store_lse(const Params& p, const Tile& tile, int first_query, int row, float lse) {
   const SeqlenInfo seqlen(p, tile.batch);
   const int query = first_query + row;
@@ -727,8 +729,8 @@ __device__ __forceinline__ void store_lse(const Params& p, const Tile& tile, int
   if (query < seqlen.q_len()) p.lse[seqlen.row(head, query)] = lse;
 }
 
-// Fills a warpgroup's staging with its O (128-byte swizzle, as TMA expects) and sends it on its way.
-// Stores the LSE then, if the call asks for it. A row without keys has sum 0: O = 0, LSE = -inf.
+// Writes a warpgroup's O to its staging buffer (128-byte swizzle, as TMA expects) and issues the store.
+// Then stores the LSE, if requested. A row without keys has sum 0: O = 0, LSE = -inf.
 __device__ __forceinline__ void store_tile(const Params& p, const Tile& tile, int first_query, uint32 staging,
     int warpgroup, const float (&o)[kHeadDim / 2], const float (&row_max)[2], const float (&row_sum)[2]) {
   const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 % kWarpsPerWarpgroup * 16;
@@ -740,14 +742,14 @@ __device__ __forceinline__ void store_tile(const Params& p, const Tile& tile, in
     inverse[row] = sums[row] == 0.0f ? 0.0f : rcp(sums[row]);
   }
 
-  // The store of the tile before must have read the staging.
+  // The previous tile's store must have finished reading the staging buffer.
   const bool sender = threadIdx.x % kWarpgroupThreads == 0;
   if (sender) tma_store_wait_read<0>();
   bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
   const int row = warp_row + lane % 16;
 #pragma unroll
   for (int j = 0; j < kHeadDim / 16; ++j) {
-    const int chunk = j % 4 * 2 + lane / 16;  // 16 bytes = 8 columns; the swizzle puts it at place chunk ^ row % 8
+    const int chunk = j % 4 * 2 + lane / 16;  // 16 bytes = 8 columns; swizzled to chunk ^ row % 8
     const uint32 to = staging + j / 4 * kOGroupBytes + row * kRowBytes + (chunk ^ row % 8) * 16;
     stmatrix_x4(to, pack(o[j * 8] * inverse[0], o[j * 8 + 1] * inverse[0]),
         pack(o[j * 8 + 2] * inverse[1], o[j * 8 + 3] * inverse[1]),
@@ -772,7 +774,7 @@ __device__ __forceinline__ void store_tile(const Params& p, const Tile& tile, in
   }
 }
 
-// What a consumer knows of a work tile: the number of its tile, and the steps.
+// A work tile as a consumer sees it: index of the tile, and the steps.
 struct WorkTileInfo {
   WorkTile work;
   int count;
@@ -785,13 +787,13 @@ __device__ __forceinline__ WorkTileInfo read_work_tile_info(const int* entries, 
   return {read_work_tile(words), read_by_leader(words + 1)};
 }
 
-// Consumer: one warpgroup works on its 64 rows
+// Consumer: one warpgroup computes its 64 rows
 __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, uint32 base, int warpgroup) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % kWarpsPerWarpgroup;
   const int first_row = warpgroup * kWarpgroupRows + warp * 16 + lane / 4;
   const bool warp_leader = lane == 0;
   const int* entries = reinterpret_cast<const int*>(shared + kWorkTilesOffset);
-  // Descriptors of stage 0 of the rings. The shuffles keep the compiler from working them out anew in each step.
+  // Descriptors of stage 0 of the rings. The shuffles keep the compiler from recomputing them in each step.
   const uint32 q_descriptors =
       __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kQOffset + warpgroup * kWarpgroupRows * kRowBytes, 0), 0);
   const uint32 k_descriptors =
@@ -801,8 +803,8 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
   const uint32 staging = base + kOOffset + warpgroup * kGroups * kOGroupBytes;
   PipelineState<kTileStages> tile_state;
   PipelineState<kStages> k_state, v_state;
-  // Passes over steps whose keys this warpgroup does not see. Their stages are filled again only when it has left them
-  // too: it waits for K and V, so that its arrival is one of the right phase, and releases each as soon as it is there.
+  // Skips steps whose keys this warpgroup does not see. A stage is refilled only after every warpgroup has released it.
+  // This one therefore waits for K and V, so that it arrives in the right phase, and releases each at once.
   const auto skip_steps = [&](int steps) {
     for (; steps > 0; --steps) {
       mbarrier_wait(base + kKFullBarrier + 8 * k_state.index, k_state.phase);
@@ -824,8 +826,8 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     const uint32 q_descriptor = q_descriptors + (tile_state.index * kQBytes >> 4);
     uint32 q[kQSlices][4];
     load_q_fragments(q, base + kQOffset + tile_state.index * kQBytes, warpgroup);
-    // Blocks come from the last one back: first those after all that these queries see, at the end those before them
-    // (none, where queries see the first key: in causal patterns `before` is always 0).
+    // Blocks come in descending order: first those after all keys that these queries see, at the end those before them
+    // (none if queries see the first key: `before` is always 0 in causal patterns).
     const int newest = kv_blocks_of(p, tile).at(0);
     const VisibleRange range(p, tile.batch, tile.first_query + warpgroup * kWarpgroupRows);
     const int after = min(max(newest - range.last, 0), info.count);
@@ -846,11 +848,11 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
         mask_right(s, p, tile.batch, newest_visible, tile.first_query + first_row);
       }
       take_step_max(step_max, s, p.scale_log2);
-      raise_row_max(row_max, rescale, step_max);  // O and row_sum are 0: there is nothing to rescale
+      raise_row_max(row_max, rescale, step_max);  // O and row_sum are 0: nothing to rescale
       scale_apply_exp2(p_frag, row_sum, s, row_max, p.scale_log2);
       if (count > 1) mbarrier_wait(base + kKFullBarrier + 8 * k_state.index, k_state.phase);
 
-      // Scores of step i together with the output of step i - 1.
+      // Scores of step i, together with the output of step i - 1.
       for (int i = 1; i < count; ++i) {
         issue_qk_gemm(s, q, q_descriptor, k_descriptors + (k_state.index * kKvBytes >> 4));
         mbarrier_wait(base + kVFullBarrier + 8 * v_state.index, v_state.phase);
@@ -863,14 +865,14 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
         if (block >= range.unmasked_before) {
           mask_right(s, p, tile.batch, block, tile.first_query + first_row);
         }
-        // Under P V: the step's maximum, and row_max if that raises it.
+        // While P V runs: the step's maximum, which may raise row_max.
         take_step_max(step_max, s, p.scale_log2);
         const bool raises = exceeds_threshold(step_max, row_max);
         if (raises) raise_row_max(row_max, rescale, step_max);
-        // The next K is waited for under P V, not between the weights and the products that they are for.
+        // Wait for the next K while P V runs, not between the weights and their products.
         if (i + 1 < count) mbarrier_wait(base + kKFullBarrier + 8 * k_state.index, k_state.phase);
-        // P V still reads `p_frag`, where the new weights go, and adds to `o`, which a raised row_max rescales.
-        // FlashAttention-3 takes the exponentials before this wait, in `s`, and packs them after it: that order was
+        // P V still reads `p_frag`, which the new weights overwrite, and adds to `o`, which a raised row_max rescales.
+        // FlashAttention-3 computes the exponentials in `s` before this wait and packs them after it. That order was
         // slower here (step 28 of docs/ladder-attention.md).
         wgmma_wait<0>();
         warpgroup_fence_operand(o);
@@ -880,7 +882,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
         scale_apply_exp2(p_frag, row_sum, s, row_max, p.scale_log2);
       }
 
-      // The last scores are there: Q's place is free for the tile after the next.
+      // The last scores are complete: Q's buffer is free for the tile after next.
       if (warp_leader) mbarrier_arrive(base + kQEmptyBarrier + 8 * tile_state.index);
 
       // Output of the last step.
@@ -903,18 +905,18 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
     h100_prefix_lm(const __grid_constant__ Params p) {
-  // TMA's swizzle goes by addresses and repeats every 1024 bytes: what it applies to begins at a multiple of that.
+  // TMA swizzles by address, with a period of 1024 bytes: swizzled buffers are aligned to that.
   extern __shared__ __align__(1024) unsigned char shared[];
   const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
-  // The shuffle shows the compiler that both are uniform, so that it keeps what depends on them in uniform registers
-  // (CUTLASS's canonical_warp_idx_sync).
+  // The shuffle proves to the compiler that both are warp-uniform, so values derived from them go to uniform registers
+  // (CUTLASS' canonical_warp_idx_sync).
   const int warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / 32, 0), warpgroup = warp / kWarpsPerWarpgroup;
 
-  // One thread prepares the barriers.
+  // One thread initializes the barriers.
   if (threadIdx.x == 0) {
-    // A full barrier counts one arrival, an empty one that of each warp that reads what it
-    // guards.
-    // One lane arrives for its warp, after wgmma_wait or __syncwarp: all lanes have done then.
+    // A full barrier counts one arrival, an empty one an arrival of each warp that reads the
+    // buffer. One lane arrives for its warp, after wgmma_wait or __syncwarp:
+    // all lanes have finished by then.
     for (int i = 0; i < kTileStages; ++i) {
       mbarrier_init(base + kQFullBarrier + 8 * i, 1);
       mbarrier_init(base + kQEmptyBarrier + 8 * i, kConsumerWarpgroups * kWarpsPerWarpgroup);
@@ -930,7 +932,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     prefetch_tensormap(&p.k_map);
     prefetch_tensormap(&p.v_map);
     prefetch_tensormap(&p.o_map);
-    // The first tile is asked for before the roles part.
+    // Publish the first tile before the warps split into roles.
     publish_work_tile(p, reinterpret_cast<int*>(shared + kWorkTilesOffset), base, {0u}, first_work_tile(p));
   }
   __syncthreads();

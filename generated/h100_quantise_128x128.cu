@@ -3,14 +3,14 @@
 //     codegen render specs/h100_quantise_128x128.yaml
 // spec: {"arch":"sm_90a","codes":"e4m3","copy":"ld_global","dtype":"fp16","head_dim":128,"mma":"none","op":"quantize","scales":"row_block","schedule":"multistage","stages":1,"tile":{"m":128}}
 // spec hash: c3d45b12667345b06f85e1dc47b6b571c230dc6bd18b53887ecf76516a581940
-// seal: sha256 852f4471a91a6087a94b5f72fadf80f0683fd72aed2f802cd5d70a7ebaebd548
+// seal: sha256 d34728a7bcfc65521201ea29e9465f63ac5f4c99974c0536262dbc68439f4194
 
-// Quantization of rows: e4m3 codes and fp32 scales, x = code * scale. A thread block has kRows rows of one
-// head, whose elements it reads once and keeps in registers until their scale is known.
+// Quantization of rows: e4m3 codes and fp32 scales, x = code * scale. A thread block has kRows rows of one head. It
+// reads their elements once and keeps them in registers until their scale is known.
 //
 // Symbols
 //   amax   the largest finite magnitude of a group with one scale
-//   chunk  8 elements of a row. Of the chunks of a row a thread has every kRowLanes-th
+//   chunk  8 elements of a row. A thread has every kRowLanes-th chunk of a row
 
 using int64 = long long;
 using uint32 = unsigned int;
@@ -20,12 +20,12 @@ constexpr int kThreadRows = 2;  // rows of a thread
 constexpr int kThreads = 256;  // threads of a block
 constexpr int kChunk = 8;  // elements of 16 bytes, which a thread loads at a time
 constexpr int kRowLanes = 4;  // threads that share a row
-constexpr int kThreadChunks = 4;  // chunks of a row that a thread has
+constexpr int kThreadChunks = 4;  // chunks of a row per thread
 constexpr float kLargest = 448.0f;  // largest number of e4m3
 constexpr float kLeastAmax = 7.888609052210118e-31f;  // smaller magnitudes count as 0
 
 // Dynamic shared memory: 640 bytes. Byte offsets:
-constexpr int kRowOffset = 0;  // 512 bytes: what belongs to each column
+constexpr int kRowOffset = 0;  // 512 bytes: statistic of each column
 constexpr int kWarpsOffset = 512;  // 128 bytes: largest magnitude of each warp
 
 using Element = unsigned short;  // the bits of one fp16
@@ -33,7 +33,7 @@ using Code = unsigned char;      // those of one e4m3
 constexpr uint32 kAllLanes = 0xFFFFFFFF;
 constexpr float kLargestFloat = 3.402823466e38f;
 
-// Launch: 256 threads a block, 640 bytes of dynamic shared memory.
+// Launch: 256 threads per block, 640 bytes of dynamic shared memory.
 // Grid: one thread block for 128 rows.
 struct Params {
   const unsigned short* x;  // x (batch, heads, length, head_dim)
@@ -53,19 +53,19 @@ struct Params {
   int chunks;  // thread blocks of a head
 };
 
-// cvt.f32.f16: the bits of an fp16 to a float (PTX ISA, "cvt")
+// cvt.f32.f16: converts the bits of an fp16 to a float (PTX ISA, "cvt")
 __device__ __forceinline__ float widen(unsigned short bits) {
   float y;
   asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(bits));
   return y;
 }
 
-// A chunk of a row, of 16 bytes.
+// A 16-byte chunk of a row.
 __device__ __forceinline__ uint4 load_chunk(const Element* row, int chunk) {
   return __ldg(reinterpret_cast<const uint4*>(row) + chunk);
 }
 
-// The 8 elements of 16 bytes.
+// Converts the 8 elements of 16 bytes to floats.
 __device__ __forceinline__ void widen_chunk(float (&x)[kChunk], const uint4& chunk) {
   const uint32 words[4] = {chunk.x, chunk.y, chunk.z, chunk.w};
 #pragma unroll
@@ -75,21 +75,21 @@ __device__ __forceinline__ void widen_chunk(float (&x)[kChunk], const uint4& chu
   }
 }
 
-// Whether a number is none of infinities and NaN: these have no part in scales and means.
+// Whether a number is finite: scales and means ignore infinities and NaN.
 __device__ __forceinline__ bool is_finite(float x) { return fabsf(x) <= kLargestFloat; }
 
-// The scale of a group with this largest magnitude.
+// Scale of a group with this largest magnitude.
 __device__ __forceinline__ float scale_of(float amax) { return amax >= kLeastAmax ? amax / kLargest : 1.0f; }
 
-// cvt.rn.satfinite.e4m3x2.f32: two floats to codes, `low` in the lower byte, rounded to nearest even. Infinities
-// and what is too large saturate, NaN stays NaN (PTX ISA, "cvt")
+// cvt.rn.satfinite.e4m3x2.f32: converts two floats to codes, `low` in the lower byte, rounded to nearest even.
+// Infinities and out-of-range values saturate; NaN stays NaN (PTX ISA, "cvt")
 __device__ __forceinline__ uint32 code_pair(float low, float high) {
   unsigned short pair;
   asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
   return pair;
 }
 
-// Four floats to the codes of a word.
+// Converts four floats to a word of codes.
 __device__ __forceinline__ uint32 code_word(float a, float b, float c, float d) {
   return code_pair(a, b) | code_pair(c, d) << 16;
 }
@@ -99,7 +99,7 @@ __device__ __forceinline__ void centred_chunk(float (&x)[kChunk], const uint4& c
   widen_chunk(x, chunk);
 }
 
-// What a thread keeps of a row while its scale is found: the elements as they are.
+// A row as kept by a thread until its scale is known: its elements unchanged.
 struct KeptRow {
   uint4 chunks[kThreadChunks];
 };
@@ -109,15 +109,15 @@ __device__ __forceinline__ void keep(KeptRow& kept, const uint4 (&chunks)[kThrea
   for (int i = 0; i < kThreadChunks; ++i) kept.chunks[i] = chunks[i];
 }
 
-// A chunk of a row that was kept.
+// A chunk of a kept row.
 __device__ __forceinline__ void kept_chunk(float (&x)[kChunk], const KeptRow& kept, int i, const float* mean) {
   centred_chunk(x, kept.chunks[i], i, mean);
 }
 
 constexpr bool kIsRotated = false;
-constexpr float kScaleFactor = 1.0f;  // nothing has changed the size of the elements
+constexpr float kScaleFactor = 1.0f;  // the magnitude of the elements is unchanged
 
-// The largest magnitude of what a thread has of a row, but for NaN; if `checked` is set, but for infinities too.
+// The largest magnitude in this thread's part of a row, ignoring NaN and, if `checked`, infinities.
 template <bool checked>
 __device__ __forceinline__ float magnitude_of(const KeptRow& kept, const float* mean) {
   float amax = 0.0f;
@@ -131,13 +131,13 @@ __device__ __forceinline__ float magnitude_of(const KeptRow& kept, const float* 
   return amax;
 }
 
-// The largest finite one. Where instructions are scarce infinities are looked for only if there are some.
+// The largest finite magnitude. Rotated rows, which are instruction-bound, check for infinities only if there are any.
 __device__ __forceinline__ float amax_of(const KeptRow& kept, const float* mean) {
   const float amax = magnitude_of<!kIsRotated>(kept, mean);
   return is_finite(amax) ? amax : magnitude_of<true>(kept, mean);
 }
 
-// Writes the codes of what a thread has of a row.
+// Writes the codes of this thread's part of a row.
 __device__ __forceinline__ void write_codes(Code* row, const KeptRow& kept, float inverse, const float* mean) {
   uint2* to = reinterpret_cast<uint2*>(row) + threadIdx.x % kRowLanes;
 #pragma unroll
@@ -179,10 +179,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 4)
   }
 
   float* scales = p.scales + batch * p.scales_batch_stride + head * p.scales_head_stride;
-  float scale[kThreadRows];  // before the factor
+  float scale[kThreadRows];  // without kScaleFactor
 #pragma unroll
   for (int r = 1; r < kThreadRows; ++r) amax[0] = fmaxf(amax[0], amax[r]);
-  // Of numbers that are not negative the bits are in the same order.
+  // The bits of nonnegative floats have the same order as the floats.
   const uint32 of_warp = __reduce_max_sync(kAllLanes, __float_as_uint(amax[0]));
   if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = __uint_as_float(of_warp);
   __syncthreads();

@@ -3,16 +3,15 @@
 //     codegen render specs/h100_quantise_k_given_hadamard.yaml
 // spec: {"arch":"sm_90a","codes":"e4m3","copy":"ld_global","dtype":"fp16","hadamard":true,"head_dim":128,"mean":"subtract","mma":"none","op":"quantize","scales":"given","schedule":"multistage","stages":1,"tile":{"m":128}}
 // spec hash: 0bf679934f80b9caa648a2003dce3d780e53e82b9e22f6de18be64b519662a91
-// seal: sha256 44c487c8ceed5eb207b4b7b69ab157ebc947e2c0a80136b47c29f7d69208137e
+// seal: sha256 8b59cccedf3036b42cd5c736c4e70a8effa543beb7dfe754901e92bbdf219094
 
-// Quantization of rows: e4m3 codes and fp32 scales, x = code * scale. A thread block has kRows rows of one
-// head, whose elements it reads once and keeps in registers until their scale is known: the given one of their head.
-// The mean of each column of a head is subtracted first. Thread blocks that draw a ticket for columns add up
-// kStatisticRows rows of them each; those for rows wait until the head's mean is there, and then read rows again, from
-// the L2.
+// Quantization of rows: e4m3 codes and fp32 scales, x = code * scale. A thread block has kRows rows of one head. It
+// reads their elements once and keeps them in registers until their scale is known: the given one of their head.
+// The mean of each column of a head is subtracted first. Thread blocks with a ticket for columns add kStatisticRows
+// rows of them each. Those with a ticket for rows wait for the head's mean, and then read rows again, from the L2.
 //
 // Symbols
-//   chunk  8 elements of a row. Of the chunks of a row a thread has every kRowLanes-th
+//   chunk  8 elements of a row. A thread has every kRowLanes-th chunk of a row
 
 using int64 = long long;
 using uint32 = unsigned int;
@@ -20,18 +19,18 @@ using uint32 = unsigned int;
 constexpr int kHeadDim = 128;  // elements of a row
 constexpr int kRows = 128;  // rows of a thread block
 constexpr int kThreadRows = 2;  // rows of a thread
-constexpr float kInverseNorm = 0.08838834764831843f;  // of the rotation, which scales take over
+constexpr float kInverseNorm = 0.08838834764831843f;  // factor of the rotation, folded into the scales
 constexpr int kThreads = 256;  // threads of a block
 constexpr int kChunk = 8;  // elements of 16 bytes, which a thread loads at a time
 constexpr int kRowLanes = 4;  // threads that share a row
-constexpr int kThreadChunks = 4;  // chunks of a row that a thread has
-constexpr int kStatisticRows = 512;  // rows of a chunk of columns
-constexpr int kColumnUnroll = 1;  // rows that a thread loads before it adds them up
-constexpr int kJoinedRows = 8;  // chunks that are joined at a time
+constexpr int kThreadChunks = 4;  // chunks of a row per thread
+constexpr int kStatisticRows = 512;  // rows of a chunk of column statistics
+constexpr int kColumnUnroll = 1;  // rows that a thread loads before it reduces them
+constexpr int kJoinedRows = 8;  // chunks that are reduced at a time
 
 // Dynamic shared memory: 4736 bytes. Byte offsets:
-constexpr int kColumnsOffset = 0;  // 4096 bytes: columns added up by each warp
-constexpr int kRowOffset = 4096;  // 512 bytes: what belongs to each column
+constexpr int kColumnsOffset = 0;  // 4096 bytes: column statistics of each warp
+constexpr int kRowOffset = 4096;  // 512 bytes: statistic of each column
 constexpr int kWarpsOffset = 4608;  // 128 bytes: largest magnitude of each warp
 
 using Element = unsigned short;  // the bits of one fp16
@@ -39,8 +38,8 @@ using Code = unsigned char;      // those of one e4m3
 constexpr uint32 kAllLanes = 0xFFFFFFFF;
 constexpr float kLargestFloat = 3.402823466e38f;
 
-// Launch: 256 threads a block, 4736 bytes of dynamic shared memory.
-// Grid: one thread block for 128 rows, and before them one for 512 rows whose columns are added up.
+// Launch: 256 threads per block, 4736 bytes of dynamic shared memory.
+// Grid: one thread block for 128 rows, preceded by one for each 512 rows whose columns are reduced.
 struct Params {
   const unsigned short* x;  // x (batch, heads, length, head_dim)
   int64 x_batch_stride;  // elements from one batch to the next
@@ -54,10 +53,10 @@ struct Params {
   int64 scales_batch_stride;  // scales from one batch to the next
   int64 scales_head_stride;  // scales from one head to the next
   float* statistic;  // means of the columns (batch, heads, head_dim)
-  float* partials;  // what chunks of rows give to them
-  int* tickets;  // thread blocks that have begun
-  int* heads_done;  // of each head, the thread blocks that are done
-  int statistic_chunks;  // chunks of a head's columns, 0 if the caller has the statistic
+  float* partials;  // partial statistics of each chunk of rows
+  int* tickets;  // tickets drawn
+  int* heads_done;  // finished thread blocks of each head
+  int statistic_chunks;  // chunks of a head's columns; 0 if the caller passes the statistic
   int lead;  // chunks of columns that come before the first rows
   int heads;  // heads
   int all_heads;  // heads of all batches
@@ -65,26 +64,26 @@ struct Params {
   int chunks;  // thread blocks of a head
 };
 
-// cvt.f32.f16: the bits of an fp16 to a float (PTX ISA, "cvt")
+// cvt.f32.f16: converts the bits of an fp16 to a float (PTX ISA, "cvt")
 __device__ __forceinline__ float widen(unsigned short bits) {
   float y;
   asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(bits));
   return y;
 }
 
-// ld.acquire.gpu: what the thread that wrote this with a release wrote before is visible after it (PTX ISA, "ld")
+// ld.acquire.gpu: writes of the thread that stored this value with a release are visible after it (PTX ISA, "ld")
 __device__ __forceinline__ int load_acquire(const int* from) {
   int value;
   asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
   return value;
 }
 
-// A chunk of a row, of 16 bytes.
+// A 16-byte chunk of a row.
 __device__ __forceinline__ uint4 load_chunk(const Element* row, int chunk) {
   return __ldg(reinterpret_cast<const uint4*>(row) + chunk);
 }
 
-// The 8 elements of 16 bytes.
+// Converts the 8 elements of 16 bytes to floats.
 __device__ __forceinline__ void widen_chunk(float (&x)[kChunk], const uint4& chunk) {
   const uint32 words[4] = {chunk.x, chunk.y, chunk.z, chunk.w};
 #pragma unroll
@@ -94,38 +93,38 @@ __device__ __forceinline__ void widen_chunk(float (&x)[kChunk], const uint4& chu
   }
 }
 
-// Whether a number is none of infinities and NaN: these have no part in scales and means.
+// Whether a number is finite: scales and means ignore infinities and NaN.
 __device__ __forceinline__ bool is_finite(float x) { return fabsf(x) <= kLargestFloat; }
 
-// cvt.rn.satfinite.e4m3x2.f32: two floats to codes, `low` in the lower byte, rounded to nearest even. Infinities
-// and what is too large saturate, NaN stays NaN (PTX ISA, "cvt")
+// cvt.rn.satfinite.e4m3x2.f32: converts two floats to codes, `low` in the lower byte, rounded to nearest even.
+// Infinities and out-of-range values saturate; NaN stays NaN (PTX ISA, "cvt")
 __device__ __forceinline__ uint32 code_pair(float low, float high) {
   unsigned short pair;
   asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
   return pair;
 }
 
-// Four floats to the codes of a word.
+// Converts four floats to a word of codes.
 __device__ __forceinline__ uint32 code_word(float a, float b, float c, float d) {
   return code_pair(a, b) | code_pair(c, d) << 16;
 }
 
-// A sum with one more element of its column.
+// A sum, including one more element of its column.
 __device__ __forceinline__ float joined(float sum, float x) { return sum + x; }
 
-// The mean of a column, whose infinities and NaN count as 0.
+// Mean of a column, whose infinities and NaN count as 0.
 __device__ __forceinline__ float statistic_of(float sum, int length) { return sum / static_cast<float>(length); }
 
-// What a thread block does: it adds up a chunk of columns, or it quantizes a chunk of rows.
+// The work of a thread block: it reduces a chunk of columns, or quantizes a chunk of rows.
 struct Work {
-  int batch_head;  // all_heads or more: nothing
+  int batch_head;  // all_heads or more: no work
   int chunk;
   bool adds_up;
 };
 
-// The work of a ticket. Tickets are drawn in order, so that whatever one waits for has begun. The columns of `lead`
-// chunks come first; then each further chunk of columns is followed by the rows of one that was added up long before,
-// and is in the L2 still. Within a head the rows that were added up last come first.
+// The work of a ticket. Tickets are drawn in order, so any work that one waits for has begun. The columns of `lead`
+// chunks come first. After that, each chunk of columns is followed by the rows of one that was reduced much earlier and
+// is still in the L2. Within a head, the rows reduced last come first.
 __device__ __forceinline__ Work work_of(const Params& p, int ticket) {
   constexpr int kShare = kStatisticRows / kRows;
   if (p.statistic_chunks == 0) return {ticket / p.chunks, ticket % p.chunks, false};
@@ -138,7 +137,7 @@ __device__ __forceinline__ Work work_of(const Params& p, int ticket) {
   return {of_rows < p.chunks ? batch_head : p.all_heads, of_rows, false};
 }
 
-// Draws the next ticket for the thread block; the last one leaves the counter at 0.
+// Draws the next ticket for the thread block; the last one resets the counter to 0.
 __device__ __forceinline__ int draw_ticket(const Params& p, int* shared_ticket) {
   if (threadIdx.x == 0) {
     const int ticket = atomicAdd(p.tickets, 1);
@@ -149,7 +148,8 @@ __device__ __forceinline__ int draw_ticket(const Params& p, int* shared_ticket) 
   return *shared_ticket;
 }
 
-// Waits until the columns of a head are known. The last thread block that has seen it leaves the counter at 0.
+// Waits until the statistics of a head's columns are complete. The last thread block to see this resets the counter to
+// 0.
 __device__ __forceinline__ void wait_for_columns(const Params& p, int batch_head) {
   if (p.statistic_chunks == 0) return;
   if (threadIdx.x == 0) {
@@ -160,7 +160,7 @@ __device__ __forceinline__ void wait_for_columns(const Params& p, int batch_head
   __syncthreads();
 }
 
-// Adds up what a thread has of the columns of a chunk of rows; if `checked` is set, without infinities and NaN.
+// Reduces this thread's part of the columns of a chunk of rows; ignores infinities and NaN if `checked`.
 template <bool checked>
 __device__ __forceinline__ void add_rows(float (&sums)[kThreadChunks][kChunk], const Params& p, const Element* x,
     int first) {
@@ -184,7 +184,7 @@ __device__ __forceinline__ void add_rows(float (&sums)[kThreadChunks][kChunk], c
   }
 }
 
-// Puts the chunks of a head together, in an order that does not depend on which one was ready last.
+// Reduces the chunks of a head, in a fixed order that does not depend on which one finished last.
 __device__ __forceinline__ void join_chunks(const Params& p, const float* partials, float (*columns)[kHeadDim],
     float* statistic) {
   const int part = threadIdx.x / (kHeadDim / 4), column = threadIdx.x % (kHeadDim / 4) * 4;
@@ -209,7 +209,7 @@ __device__ __forceinline__ void join_chunks(const Params& p, const float* partia
   }
 }
 
-// Adds up the columns of a chunk of rows. The thread block that ends last puts the chunks of a head together.
+// Reduces the columns of a chunk of rows. The last thread block to finish reduces the chunks of a head.
 __device__ __forceinline__ void add_up_columns(const Params& p, const Element* x, int batch_head, int chunk,
     float (*columns)[kHeadDim], int* shared_last) {
   float sums[kThreadChunks][kChunk];
@@ -253,7 +253,7 @@ __device__ __forceinline__ void add_up_columns(const Params& p, const Element* x
   if (threadIdx.x == 0) atomicAdd(p.heads_done + batch_head, 1);
 }
 
-// The elements of a chunk, the i-th of its thread, less the mean of their columns.
+// The elements of a chunk, the i-th of its thread, minus the mean of their columns.
 __device__ __forceinline__ void centred_chunk(float (&x)[kChunk], const uint4& chunk, int i, const float* mean) {
   widen_chunk(x, chunk);
   const float* of_chunk = mean + (i * kRowLanes + threadIdx.x % kRowLanes) * kChunk;
@@ -261,7 +261,7 @@ __device__ __forceinline__ void centred_chunk(float (&x)[kChunk], const uint4& c
   for (int e = 0; e < kChunk; ++e) x[e] -= of_chunk[e];
 }
 
-// Signs of the columns, a bit each, 1 for minus.
+// Signs of the columns, one bit each, 1 for minus.
 __constant__ uint32 kSigns[kHeadDim / 32] = {
   0xDB83CFA9,
   0x4BE4F9B2,
@@ -269,7 +269,7 @@ __constant__ uint32 kSigns[kHeadDim / 32] = {
   0x885D59C4,
 };
 
-// What a thread keeps of a row while its scale is found: the rotated row.
+// A row as kept by a thread until its scale is known: rotated.
 struct KeptRow {
   float x[kThreadChunks][kChunk];
 };
@@ -281,7 +281,7 @@ __device__ __forceinline__ void butterfly(float& a, float& b) {
   a = sum;
 }
 
-// Rotates a chunk of a row as far as the lanes of the row can by themselves.
+// Rotates a chunk of a row as far as possible within the lanes of the row.
 __device__ __forceinline__ void rotate_chunk(float (&x)[kChunk], int i) {
   const int lane = threadIdx.x % kRowLanes, column = (i * kRowLanes + lane) * kChunk;
   const uint32 signs = kSigns[column / 32] >> column % 32;
@@ -302,9 +302,9 @@ __device__ __forceinline__ void rotate_chunk(float (&x)[kChunk], int i) {
   }
 }
 
-// Multiplies a row by signs and then by the Hadamard matrix, butterfly by butterfly (fast Walsh-Hadamard transform):
-// those of columns that a thread has in a chunk, those between lanes, those between chunks of a thread. The factor
-// 1 / sqrt(kHeadDim) that makes a rotation of it is the scale's.
+// Multiplies a row by signs and then by the Hadamard matrix, by butterflies (fast Walsh-Hadamard transform): first
+// those within a chunk of a thread, then those between lanes, then those between chunks of a thread. The factor 1 /
+// sqrt(kHeadDim) that makes it a rotation is folded into the scale.
 __device__ __forceinline__ void keep(KeptRow& kept, const uint4 (&chunks)[kThreadChunks], const float* mean) {
 #pragma unroll
   for (int i = 0; i < kThreadChunks; ++i) {
@@ -322,7 +322,7 @@ __device__ __forceinline__ void keep(KeptRow& kept, const uint4 (&chunks)[kThrea
   }
 }
 
-// A chunk of a row that was kept.
+// A chunk of a kept row.
 __device__ __forceinline__ void kept_chunk(float (&x)[kChunk], const KeptRow& kept, int i, const float*) {
 #pragma unroll
   for (int e = 0; e < kChunk; ++e) x[e] = kept.x[i][e];
@@ -330,7 +330,7 @@ __device__ __forceinline__ void kept_chunk(float (&x)[kChunk], const KeptRow& ke
 
 constexpr float kScaleFactor = kInverseNorm;
 
-// Writes the codes of what a thread has of a row.
+// Writes the codes of this thread's part of a row.
 __device__ __forceinline__ void write_codes(Code* row, const KeptRow& kept, float inverse, const float* mean) {
   uint2* to = reinterpret_cast<uint2*>(row) + threadIdx.x % kRowLanes;
 #pragma unroll
@@ -373,7 +373,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   const float* means = p.statistic + static_cast<int64>(batch_head) * kHeadDim;
   if (threadIdx.x < kHeadDim) mean[threadIdx.x] = __ldcg(means + threadIdx.x);
   __syncthreads();
-  // The head's, before the factor.
+  // The head's scale, without kScaleFactor.
   const float given = p.scales[batch * p.scales_batch_stride + head * p.scales_head_stride] / kScaleFactor;
   KeptRow kept[kThreadRows];
   float scale[kThreadRows];

@@ -3,14 +3,14 @@
 //     codegen render specs/h100_quantise_q.yaml
 // spec: {"arch":"sm_90a","codes":"e4m3","copy":"ld_global","dtype":"fp16","head_dim":128,"mean":"product","mma":"none","op":"quantize","scales":"row_block","schedule":"multistage","stages":1,"tile":{"m":128}}
 // spec hash: 8def5d7ea6a766fb8e94c469efead5883de8d9b7e54a994cb32474393c6bedae
-// seal: sha256 2aff95713b9a5be668360fe817cdd82e59800ef7f9e904327979bf8e5c9c8b65
+// seal: sha256 50615788180b3b07f50f80eaf22f8a65f693ea5351d2a1a5035ad619a32cdb18
 
-// Quantization of rows: e4m3 codes and fp32 scales, x = code * scale. A thread block has kRows rows of one
-// head, whose elements it reads once and keeps in registers until their scale is known.
+// Quantization of rows: e4m3 codes and fp32 scales, x = code * scale. A thread block has kRows rows of one head. It
+// reads their elements once and keeps them in registers until their scale is known.
 //
 // Symbols
 //   amax   the largest finite magnitude of a group with one scale
-//   chunk  8 elements of a row. Of the chunks of a row a thread has every kRowLanes-th
+//   chunk  8 elements of a row. A thread has every kRowLanes-th chunk of a row
 
 using int64 = long long;
 using uint32 = unsigned int;
@@ -21,12 +21,12 @@ constexpr int kThreadRows = 2;  // rows of a thread
 constexpr int kThreads = 256;  // threads of a block
 constexpr int kChunk = 8;  // elements of 16 bytes, which a thread loads at a time
 constexpr int kRowLanes = 4;  // threads that share a row
-constexpr int kThreadChunks = 4;  // chunks of a row that a thread has
+constexpr int kThreadChunks = 4;  // chunks of a row per thread
 constexpr float kLargest = 448.0f;  // largest number of e4m3
 constexpr float kLeastAmax = 7.888609052210118e-31f;  // smaller magnitudes count as 0
 
 // Dynamic shared memory: 640 bytes. Byte offsets:
-constexpr int kRowOffset = 0;  // 512 bytes: what belongs to each column
+constexpr int kRowOffset = 0;  // 512 bytes: statistic of each column
 constexpr int kWarpsOffset = 512;  // 128 bytes: largest magnitude of each warp
 
 using Element = unsigned short;  // the bits of one fp16
@@ -34,7 +34,7 @@ using Code = unsigned char;      // those of one e4m3
 constexpr uint32 kAllLanes = 0xFFFFFFFF;
 constexpr float kLargestFloat = 3.402823466e38f;
 
-// Launch: 256 threads a block, 640 bytes of dynamic shared memory.
+// Launch: 256 threads per block, 640 bytes of dynamic shared memory.
 // Grid: one thread block for 128 rows.
 struct Params {
   const unsigned short* x;  // x (batch, heads, length, head_dim)
@@ -52,25 +52,25 @@ struct Params {
   const float* mean;  // means of K's columns (batch, kv_heads, head_dim)
   float* product;  // products of rows and means (batch, heads, length)
   int kv_heads;  // heads of the means
-  int heads_per_kv_head;  // heads that share one of them
+  int heads_per_kv_head;  // heads that share one mean
   int heads;  // heads
   int length;  // rows of a head
   int chunks;  // thread blocks of a head
 };
 
-// cvt.f32.f16: the bits of an fp16 to a float (PTX ISA, "cvt")
+// cvt.f32.f16: converts the bits of an fp16 to a float (PTX ISA, "cvt")
 __device__ __forceinline__ float widen(unsigned short bits) {
   float y;
   asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(bits));
   return y;
 }
 
-// A chunk of a row, of 16 bytes.
+// A 16-byte chunk of a row.
 __device__ __forceinline__ uint4 load_chunk(const Element* row, int chunk) {
   return __ldg(reinterpret_cast<const uint4*>(row) + chunk);
 }
 
-// The 8 elements of 16 bytes.
+// Converts the 8 elements of 16 bytes to floats.
 __device__ __forceinline__ void widen_chunk(float (&x)[kChunk], const uint4& chunk) {
   const uint32 words[4] = {chunk.x, chunk.y, chunk.z, chunk.w};
 #pragma unroll
@@ -80,21 +80,21 @@ __device__ __forceinline__ void widen_chunk(float (&x)[kChunk], const uint4& chu
   }
 }
 
-// Whether a number is none of infinities and NaN: these have no part in scales and means.
+// Whether a number is finite: scales and means ignore infinities and NaN.
 __device__ __forceinline__ bool is_finite(float x) { return fabsf(x) <= kLargestFloat; }
 
-// The scale of a group with this largest magnitude.
+// Scale of a group with this largest magnitude.
 __device__ __forceinline__ float scale_of(float amax) { return amax >= kLeastAmax ? amax / kLargest : 1.0f; }
 
-// cvt.rn.satfinite.e4m3x2.f32: two floats to codes, `low` in the lower byte, rounded to nearest even. Infinities
-// and what is too large saturate, NaN stays NaN (PTX ISA, "cvt")
+// cvt.rn.satfinite.e4m3x2.f32: converts two floats to codes, `low` in the lower byte, rounded to nearest even.
+// Infinities and out-of-range values saturate; NaN stays NaN (PTX ISA, "cvt")
 __device__ __forceinline__ uint32 code_pair(float low, float high) {
   unsigned short pair;
   asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
   return pair;
 }
 
-// Four floats to the codes of a word.
+// Converts four floats to a word of codes.
 __device__ __forceinline__ uint32 code_word(float a, float b, float c, float d) {
   return code_pair(a, b) | code_pair(c, d) << 16;
 }
@@ -104,7 +104,7 @@ __device__ __forceinline__ void centred_chunk(float (&x)[kChunk], const uint4& c
   widen_chunk(x, chunk);
 }
 
-// What a thread keeps of a row while its scale is found: the elements as they are.
+// A row as kept by a thread until its scale is known: its elements unchanged.
 struct KeptRow {
   uint4 chunks[kThreadChunks];
 };
@@ -114,15 +114,15 @@ __device__ __forceinline__ void keep(KeptRow& kept, const uint4 (&chunks)[kThrea
   for (int i = 0; i < kThreadChunks; ++i) kept.chunks[i] = chunks[i];
 }
 
-// A chunk of a row that was kept.
+// A chunk of a kept row.
 __device__ __forceinline__ void kept_chunk(float (&x)[kChunk], const KeptRow& kept, int i, const float* mean) {
   centred_chunk(x, kept.chunks[i], i, mean);
 }
 
 constexpr bool kIsRotated = false;
-constexpr float kScaleFactor = 1.0f;  // nothing has changed the size of the elements
+constexpr float kScaleFactor = 1.0f;  // the magnitude of the elements is unchanged
 
-// The largest magnitude of what a thread has of a row, but for NaN; if `checked` is set, but for infinities too.
+// The largest magnitude in this thread's part of a row, ignoring NaN and, if `checked`, infinities.
 template <bool checked>
 __device__ __forceinline__ float magnitude_of(const KeptRow& kept, const float* mean) {
   float amax = 0.0f;
@@ -136,13 +136,13 @@ __device__ __forceinline__ float magnitude_of(const KeptRow& kept, const float* 
   return amax;
 }
 
-// The largest finite one. Where instructions are scarce infinities are looked for only if there are some.
+// The largest finite magnitude. Rotated rows, which are instruction-bound, check for infinities only if there are any.
 __device__ __forceinline__ float amax_of(const KeptRow& kept, const float* mean) {
   const float amax = magnitude_of<!kIsRotated>(kept, mean);
   return is_finite(amax) ? amax : magnitude_of<true>(kept, mean);
 }
 
-// Writes the codes of what a thread has of a row.
+// Writes the codes of this thread's part of a row.
 __device__ __forceinline__ void write_codes(Code* row, const KeptRow& kept, float inverse, const float* mean) {
   uint2* to = reinterpret_cast<uint2*>(row) + threadIdx.x % kRowLanes;
 #pragma unroll
@@ -155,7 +155,7 @@ __device__ __forceinline__ void write_codes(Code* row, const KeptRow& kept, floa
   }
 }
 
-// The product of what a thread has of a row and the mean of K.
+// The product of this thread's part of a row and the mean of K.
 __device__ __forceinline__ float product_of(const uint4 (&chunks)[kThreadChunks], const float* mean) {
   float sum = 0.0f;
 #pragma unroll
@@ -209,10 +209,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 3)
   }
 
   float* scales = p.scales + batch * p.scales_batch_stride + head * p.scales_head_stride;
-  float scale[kThreadRows];  // before the factor
+  float scale[kThreadRows];  // without kScaleFactor
 #pragma unroll
   for (int r = 1; r < kThreadRows; ++r) amax[0] = fmaxf(amax[0], amax[r]);
-  // Of numbers that are not negative the bits are in the same order.
+  // The bits of nonnegative floats have the same order as the floats.
   const uint32 of_warp = __reduce_max_sync(kAllLanes, __float_as_uint(amax[0]));
   if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = __uint_as_float(of_warp);
   __syncthreads();

@@ -3,13 +3,13 @@
 //     codegen render specs/h100_quantise_q_given.yaml
 // spec: {"arch":"sm_90a","codes":"e4m3","copy":"ld_global","dtype":"fp16","head_dim":128,"mean":"product","mma":"none","op":"quantize","scales":"given","schedule":"multistage","stages":1,"tile":{"m":128}}
 // spec hash: 00bd9312a65e91e557f6d2ed7008ec8a2853fe9059c1338b743ca3dfbcb87d68
-// seal: sha256 0b9de4336e528c8844bc46ae3ecccf6f052065ff506007cae84c16173bbad4d8
+// seal: sha256 3aaaf6283ed197d6651991c5b8c64b9093499d27e7cb26dd30d62b81471240bb
 
-// Quantization of rows: e4m3 codes and fp32 scales, x = code * scale. A thread block has kRows rows of one
-// head, whose elements it reads once and keeps in registers until their scale is known: the given one of their head.
+// Quantization of rows: e4m3 codes and fp32 scales, x = code * scale. A thread block has kRows rows of one head. It
+// reads their elements once and keeps them in registers until their scale is known: the given one of their head.
 //
 // Symbols
-//   chunk  8 elements of a row. Of the chunks of a row a thread has every kRowLanes-th
+//   chunk  8 elements of a row. A thread has every kRowLanes-th chunk of a row
 
 using int64 = long long;
 using uint32 = unsigned int;
@@ -20,16 +20,16 @@ constexpr int kThreadRows = 2;  // rows of a thread
 constexpr int kThreads = 256;  // threads of a block
 constexpr int kChunk = 8;  // elements of 16 bytes, which a thread loads at a time
 constexpr int kRowLanes = 4;  // threads that share a row
-constexpr int kThreadChunks = 4;  // chunks of a row that a thread has
+constexpr int kThreadChunks = 4;  // chunks of a row per thread
 
 // Dynamic shared memory: 512 bytes. Byte offsets:
-constexpr int kRowOffset = 0;  // 512 bytes: what belongs to each column
+constexpr int kRowOffset = 0;  // 512 bytes: statistic of each column
 
 using Element = unsigned short;  // the bits of one fp16
 using Code = unsigned char;      // those of one e4m3
 constexpr uint32 kAllLanes = 0xFFFFFFFF;
 
-// Launch: 256 threads a block, 512 bytes of dynamic shared memory.
+// Launch: 256 threads per block, 512 bytes of dynamic shared memory.
 // Grid: one thread block for 128 rows.
 struct Params {
   const unsigned short* x;  // x (batch, heads, length, head_dim)
@@ -46,25 +46,25 @@ struct Params {
   const float* mean;  // means of K's columns (batch, kv_heads, head_dim)
   float* product;  // products of rows and means (batch, heads, length)
   int kv_heads;  // heads of the means
-  int heads_per_kv_head;  // heads that share one of them
+  int heads_per_kv_head;  // heads that share one mean
   int heads;  // heads
   int length;  // rows of a head
   int chunks;  // thread blocks of a head
 };
 
-// cvt.f32.f16: the bits of an fp16 to a float (PTX ISA, "cvt")
+// cvt.f32.f16: converts the bits of an fp16 to a float (PTX ISA, "cvt")
 __device__ __forceinline__ float widen(unsigned short bits) {
   float y;
   asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(bits));
   return y;
 }
 
-// A chunk of a row, of 16 bytes.
+// A 16-byte chunk of a row.
 __device__ __forceinline__ uint4 load_chunk(const Element* row, int chunk) {
   return __ldg(reinterpret_cast<const uint4*>(row) + chunk);
 }
 
-// The 8 elements of 16 bytes.
+// Converts the 8 elements of 16 bytes to floats.
 __device__ __forceinline__ void widen_chunk(float (&x)[kChunk], const uint4& chunk) {
   const uint32 words[4] = {chunk.x, chunk.y, chunk.z, chunk.w};
 #pragma unroll
@@ -74,15 +74,15 @@ __device__ __forceinline__ void widen_chunk(float (&x)[kChunk], const uint4& chu
   }
 }
 
-// cvt.rn.satfinite.e4m3x2.f32: two floats to codes, `low` in the lower byte, rounded to nearest even. Infinities
-// and what is too large saturate, NaN stays NaN (PTX ISA, "cvt")
+// cvt.rn.satfinite.e4m3x2.f32: converts two floats to codes, `low` in the lower byte, rounded to nearest even.
+// Infinities and out-of-range values saturate; NaN stays NaN (PTX ISA, "cvt")
 __device__ __forceinline__ uint32 code_pair(float low, float high) {
   unsigned short pair;
   asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
   return pair;
 }
 
-// Four floats to the codes of a word.
+// Converts four floats to a word of codes.
 __device__ __forceinline__ uint32 code_word(float a, float b, float c, float d) {
   return code_pair(a, b) | code_pair(c, d) << 16;
 }
@@ -92,7 +92,7 @@ __device__ __forceinline__ void centred_chunk(float (&x)[kChunk], const uint4& c
   widen_chunk(x, chunk);
 }
 
-// What a thread keeps of a row while its scale is found: the elements as they are.
+// A row as kept by a thread until its scale is known: its elements unchanged.
 struct KeptRow {
   uint4 chunks[kThreadChunks];
 };
@@ -102,14 +102,14 @@ __device__ __forceinline__ void keep(KeptRow& kept, const uint4 (&chunks)[kThrea
   for (int i = 0; i < kThreadChunks; ++i) kept.chunks[i] = chunks[i];
 }
 
-// A chunk of a row that was kept.
+// A chunk of a kept row.
 __device__ __forceinline__ void kept_chunk(float (&x)[kChunk], const KeptRow& kept, int i, const float* mean) {
   centred_chunk(x, kept.chunks[i], i, mean);
 }
 
-constexpr float kScaleFactor = 1.0f;  // nothing has changed the size of the elements
+constexpr float kScaleFactor = 1.0f;  // the magnitude of the elements is unchanged
 
-// Writes the codes of what a thread has of a row.
+// Writes the codes of this thread's part of a row.
 __device__ __forceinline__ void write_codes(Code* row, const KeptRow& kept, float inverse, const float* mean) {
   uint2* to = reinterpret_cast<uint2*>(row) + threadIdx.x % kRowLanes;
 #pragma unroll
@@ -122,7 +122,7 @@ __device__ __forceinline__ void write_codes(Code* row, const KeptRow& kept, floa
   }
 }
 
-// The product of what a thread has of a row and the mean of K.
+// The product of this thread's part of a row and the mean of K.
 __device__ __forceinline__ float product_of(const uint4 (&chunks)[kThreadChunks], const float* mean) {
   float sum = 0.0f;
 #pragma unroll
@@ -165,7 +165,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 3)
     for (int lanes = 1; lanes < kRowLanes; lanes *= 2) product += __shfl_xor_sync(kAllLanes, product, lanes);
     if (lane == 0 && row < p.length) p.product[static_cast<int64>(batch_head) * p.length + row] = product;
   }
-  // The head's, before the factor.
+  // The head's scale, without kScaleFactor.
   const float given = p.scales[batch * p.scales_batch_stride + head * p.scales_head_stride] / kScaleFactor;
   KeptRow kept[kThreadRows];
   float scale[kThreadRows];

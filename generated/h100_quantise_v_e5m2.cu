@@ -3,16 +3,16 @@
 //     codegen render specs/h100_quantise_v_e5m2.yaml
 // spec: {"arch":"sm_90a","codes":"e5m2","copy":"ld_global","dtype":"fp16","head_dim":64,"mma":"none","op":"quantize","scales":"channel","schedule":"multistage","stages":1,"tile":{"m":128}}
 // spec hash: f049478e59fa9c8e6b09ab4894a6e373b18f8c17c4d8d9dc59e8d841a0ace714
-// seal: sha256 f3013266c30dfcfea95bc2d60ec31c3da4e67cec1888907a02dcb4b4708cf8e7
+// seal: sha256 e7c411868cac1cea15fe5299483ed7dda0fc78b22a76400100e7612da4b70ef0
 
-// Quantization of V: e5m2 codes with a scale for each column of a head, transposed, keys in the order of
-// FP8 attention's operand. Thread blocks that draw a ticket for columns find the largest magnitudes of kStatisticRows
-// keys each; those for kRows keys wait until the head's scales are there, and then read keys again, from the L2.
+// Quantization of V: e5m2 codes with one scale per column of a head, transposed, with keys in the order of FP8
+// attention's operand. Thread blocks with a ticket for columns find the largest magnitudes of kStatisticRows keys each.
+// Those with a ticket for kRows keys wait for the head's scales, and then read keys again, from the L2.
 //
 // Symbols
 //   chunk  8 elements of a key
-//   quad   four keys whose codes are one word of each column: of each 16 keys the t-th are those with the numbers 2t,
-//          2t + 1, 8 + 2t, 9 + 2t
+//   quad   four keys whose codes form one word of each column: the t-th quad of each 16 keys holds keys 2t, 2t + 1,
+//          8 + 2t, 9 + 2t
 //   unit   four quads, 16 bytes of a column
 
 using int64 = long long;
@@ -20,23 +20,23 @@ using uint32 = unsigned int;
 
 constexpr int kHeadDim = 64;  // elements of a row
 constexpr int kRows = 128;  // keys of a thread block
-constexpr int kKeysTogether = 16;  // keys that are in an order of their own
-constexpr int kLanes = 8;  // threads that load 8 elements each of a row at a time
+constexpr int kKeysTogether = 16;  // keys that are permuted together
+constexpr int kLanes = 8;  // threads of a row, each of which loads 8 elements at a time
 constexpr int kLaneChunks = 1;  // chunks of a thread, at most
 constexpr int kThreads = 256;  // threads of a block
 constexpr int kChunk = 8;  // elements of 16 bytes, which a thread loads at a time
 constexpr int kRowLanes = 4;  // threads that share a row
-constexpr int kThreadChunks = 2;  // chunks of a row that a thread has
-constexpr int kStatisticRows = 512;  // rows of a chunk of columns
-constexpr int kColumnUnroll = 1;  // rows that a thread loads before it adds them up
-constexpr int kJoinedRows = 8;  // chunks that are joined at a time
+constexpr int kThreadChunks = 2;  // chunks of a row per thread
+constexpr int kStatisticRows = 512;  // rows of a chunk of column statistics
+constexpr int kColumnUnroll = 1;  // rows that a thread loads before it reduces them
+constexpr int kJoinedRows = 8;  // chunks that are reduced at a time
 constexpr float kLargest = 57344.0f;  // largest number of e5m2
 constexpr float kLeastAmax = 7.888609052210118e-31f;  // smaller magnitudes count as 0
 
 // Dynamic shared memory: 10624 bytes. Byte offsets:
 constexpr int kCodesOffset = 0;  // 8192 bytes: codes of a tile, columns of 128 keys
-constexpr int kColumnsOffset = 8192;  // 2048 bytes: columns added up by each warp
-constexpr int kRowOffset = 10240;  // 256 bytes: what belongs to each column
+constexpr int kColumnsOffset = 8192;  // 2048 bytes: column statistics of each warp
+constexpr int kRowOffset = 10240;  // 256 bytes: statistic of each column
 constexpr int kWarpsOffset = 10496;  // 128 bytes: largest magnitude of each warp
 
 using Element = unsigned short;  // the bits of one fp16
@@ -47,8 +47,8 @@ constexpr int kQuads = kRows / 4, kUnits = kRows / 16;
 static_assert(kThreads == kQuads * kLanes, "a quad of each lane");
 static_assert(kLanes == kUnits, "a lane of a column for each unit");
 
-// Launch: 256 threads a block, 10624 bytes of dynamic shared memory.
-// Grid: one thread block for 128 rows, and before them one for 512 rows whose columns are added up.
+// Launch: 256 threads per block, 10624 bytes of dynamic shared memory.
+// Grid: one thread block for 128 rows, preceded by one for each 512 rows whose columns are reduced.
 struct Params {
   const unsigned short* x;  // x (batch, heads, length, head_dim)
   int64 x_batch_stride;  // elements from one batch to the next
@@ -59,10 +59,10 @@ struct Params {
   int64 codes_head_stride;  // codes from one head to the next
   int64 codes_column_stride;  // codes from one column to the next
   float* statistic;  // scales of the columns (batch, heads, head_dim)
-  float* partials;  // what chunks of rows give to them
-  int* tickets;  // thread blocks that have begun
-  int* heads_done;  // of each head, the thread blocks that are done
-  int statistic_chunks;  // chunks of a head's columns, 0 if the caller has the statistic
+  float* partials;  // partial statistics of each chunk of rows
+  int* tickets;  // tickets drawn
+  int* heads_done;  // finished thread blocks of each head
+  int statistic_chunks;  // chunks of a head's columns; 0 if the caller passes the statistic
   int lead;  // chunks of columns that come before the first rows
   int heads;  // heads
   int all_heads;  // heads of all batches
@@ -70,26 +70,26 @@ struct Params {
   int chunks;  // thread blocks of a head
 };
 
-// cvt.f32.f16: the bits of an fp16 to a float (PTX ISA, "cvt")
+// cvt.f32.f16: converts the bits of an fp16 to a float (PTX ISA, "cvt")
 __device__ __forceinline__ float widen(unsigned short bits) {
   float y;
   asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(bits));
   return y;
 }
 
-// ld.acquire.gpu: what the thread that wrote this with a release wrote before is visible after it (PTX ISA, "ld")
+// ld.acquire.gpu: writes of the thread that stored this value with a release are visible after it (PTX ISA, "ld")
 __device__ __forceinline__ int load_acquire(const int* from) {
   int value;
   asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
   return value;
 }
 
-// A chunk of a row, of 16 bytes.
+// A 16-byte chunk of a row.
 __device__ __forceinline__ uint4 load_chunk(const Element* row, int chunk) {
   return __ldg(reinterpret_cast<const uint4*>(row) + chunk);
 }
 
-// The 8 elements of 16 bytes.
+// Converts the 8 elements of 16 bytes to floats.
 __device__ __forceinline__ void widen_chunk(float (&x)[kChunk], const uint4& chunk) {
   const uint32 words[4] = {chunk.x, chunk.y, chunk.z, chunk.w};
 #pragma unroll
@@ -99,41 +99,41 @@ __device__ __forceinline__ void widen_chunk(float (&x)[kChunk], const uint4& chu
   }
 }
 
-// Whether a number is none of infinities and NaN: these have no part in scales and means.
+// Whether a number is finite: scales and means ignore infinities and NaN.
 __device__ __forceinline__ bool is_finite(float x) { return fabsf(x) <= kLargestFloat; }
 
-// The scale of a group with this largest magnitude.
+// Scale of a group with this largest magnitude.
 __device__ __forceinline__ float scale_of(float amax) { return amax >= kLeastAmax ? amax / kLargest : 1.0f; }
 
-// cvt.rn.satfinite.e5m2x2.f32: two floats to codes, `low` in the lower byte, rounded to nearest even. Infinities
-// and what is too large saturate, NaN stays NaN (PTX ISA, "cvt")
+// cvt.rn.satfinite.e5m2x2.f32: converts two floats to codes, `low` in the lower byte, rounded to nearest even.
+// Infinities and out-of-range values saturate; NaN stays NaN (PTX ISA, "cvt")
 __device__ __forceinline__ uint32 code_pair(float low, float high) {
   unsigned short pair;
   asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
   return pair;
 }
 
-// Four floats to the codes of a word.
+// Converts four floats to a word of codes.
 __device__ __forceinline__ uint32 code_word(float a, float b, float c, float d) {
   return code_pair(a, b) | code_pair(c, d) << 16;
 }
 
-// The largest magnitude, with one more element of its column.
+// The largest magnitude, including one more element of its column.
 __device__ __forceinline__ float joined(float amax, float x) { return fmaxf(amax, fabsf(x)); }
 
-// The scale of a column.
+// Scale of a column.
 __device__ __forceinline__ float statistic_of(float amax, int) { return scale_of(amax); }
 
-// What a thread block does: it adds up a chunk of columns, or it quantizes a chunk of rows.
+// The work of a thread block: it reduces a chunk of columns, or quantizes a chunk of rows.
 struct Work {
-  int batch_head;  // all_heads or more: nothing
+  int batch_head;  // all_heads or more: no work
   int chunk;
   bool adds_up;
 };
 
-// The work of a ticket. Tickets are drawn in order, so that whatever one waits for has begun. The columns of `lead`
-// chunks come first; then each further chunk of columns is followed by the rows of one that was added up long before,
-// and is in the L2 still. Within a head the rows that were added up last come first.
+// The work of a ticket. Tickets are drawn in order, so any work that one waits for has begun. The columns of `lead`
+// chunks come first. After that, each chunk of columns is followed by the rows of one that was reduced much earlier and
+// is still in the L2. Within a head, the rows reduced last come first.
 __device__ __forceinline__ Work work_of(const Params& p, int ticket) {
   constexpr int kShare = kStatisticRows / kRows;
   if (p.statistic_chunks == 0) return {ticket / p.chunks, ticket % p.chunks, false};
@@ -146,7 +146,7 @@ __device__ __forceinline__ Work work_of(const Params& p, int ticket) {
   return {of_rows < p.chunks ? batch_head : p.all_heads, of_rows, false};
 }
 
-// Draws the next ticket for the thread block; the last one leaves the counter at 0.
+// Draws the next ticket for the thread block; the last one resets the counter to 0.
 __device__ __forceinline__ int draw_ticket(const Params& p, int* shared_ticket) {
   if (threadIdx.x == 0) {
     const int ticket = atomicAdd(p.tickets, 1);
@@ -157,7 +157,8 @@ __device__ __forceinline__ int draw_ticket(const Params& p, int* shared_ticket) 
   return *shared_ticket;
 }
 
-// Waits until the columns of a head are known. The last thread block that has seen it leaves the counter at 0.
+// Waits until the statistics of a head's columns are complete. The last thread block to see this resets the counter to
+// 0.
 __device__ __forceinline__ void wait_for_columns(const Params& p, int batch_head) {
   if (p.statistic_chunks == 0) return;
   if (threadIdx.x == 0) {
@@ -168,7 +169,7 @@ __device__ __forceinline__ void wait_for_columns(const Params& p, int batch_head
   __syncthreads();
 }
 
-// Adds up what a thread has of the columns of a chunk of rows; if `checked` is set, without infinities and NaN.
+// Reduces this thread's part of the columns of a chunk of rows; ignores infinities and NaN if `checked`.
 template <bool checked>
 __device__ __forceinline__ void add_rows(float (&sums)[kThreadChunks][kChunk], const Params& p, const Element* x,
     int first) {
@@ -192,7 +193,7 @@ __device__ __forceinline__ void add_rows(float (&sums)[kThreadChunks][kChunk], c
   }
 }
 
-// Puts the chunks of a head together, in an order that does not depend on which one was ready last.
+// Reduces the chunks of a head, in a fixed order that does not depend on which one finished last.
 __device__ __forceinline__ void join_chunks(const Params& p, const float* partials, float (*columns)[kHeadDim],
     float* statistic) {
   const int part = threadIdx.x / (kHeadDim / 4), column = threadIdx.x % (kHeadDim / 4) * 4;
@@ -217,7 +218,7 @@ __device__ __forceinline__ void join_chunks(const Params& p, const float* partia
   }
 }
 
-// Adds up the columns of a chunk of rows. The thread block that ends last puts the chunks of a head together.
+// Reduces the columns of a chunk of rows. The last thread block to finish reduces the chunks of a head.
 __device__ __forceinline__ void add_up_columns(const Params& p, const Element* x, int batch_head, int chunk,
     float (*columns)[kHeadDim], int* shared_last) {
   float sums[kThreadChunks][kChunk];
@@ -261,8 +262,8 @@ __device__ __forceinline__ void add_up_columns(const Params& p, const Element* x
   if (threadIdx.x == 0) atomicAdd(p.heads_done + batch_head, 1);
 }
 
-// Place of a word of codes in shared memory, in words. Units of a column change places with its chunk, so that the
-// lanes of a warp write to different banks, and read whole columns.
+// Offset of a word of codes in shared memory, in words. Units of a column are permuted by its chunk, so that the lanes
+// of a warp write to different banks, and read whole columns.
 __device__ __forceinline__ int place_of(int column, int quad) {
   return column * kQuads + ((quad / 4 ^ column / kChunk % kUnits) * 4 + quad % 4);
 }

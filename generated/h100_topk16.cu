@@ -3,45 +3,46 @@
 //     codegen render specs/h100_topk16.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":128,"q":128},"k":16,"kind":"topk"},"schedule":"ping_pong","stages":2,"stream_k_tail":true,"tile":{"m":128,"n":128}}
 // spec hash: dc312fd93cd39ff1150adff0d43bc8c4ecd5e51f3f0afa7746a0315545231a5f
-// seal: sha256 1030e8aafd6c7a2232196bf5de294ede9f632703aae2857bf711bf74f6634de8
+// seal: sha256 2b0398639f12557ddabf9987d556b15073a2714eb5624fed4500a83e40798c2f
 
-// Attention forward for sm_90a over the key blocks that the pattern lists:
+// Attention forward for sm_90a over the listed key blocks of the pattern:
 //   O = softmax(scale * Q K^T) V
 //
-// Who does what
+// Roles
 //   warpgroup 0      producer. Warp 0 fills the rings by TMA, and loads Q.
 //   warpgroups 1..   consumers. Each owns 64 query rows:
 //                    S = Q K^T, online softmax, O += P V, all in registers.
 //   The consumers of a tile share its key blocks and its rings.
 //
-// Which barrier guards what (full: what it guards is there, empty: its place is free to be filled). In CUTLASS's words
-// a producer's wait for an empty one is producer_acquire, a consumer's wait for a full one consumer_wait, its arrival
-// at an empty one consumer_release. Consumer warpgroup w is warpgroup w + 1 of the thread block.
+// Barriers (full: the data has arrived; empty: the buffer may be overwritten). In CUTLASS' terms, a producer's wait for
+// an empty barrier is producer_acquire, a consumer's wait for a full one consumer_wait, and its arrival at an empty one
+// consumer_release. Consumer warpgroup w is warpgroup w + 1 of the thread block.
 //   q_full[i], q_empty[i]        entry i of the ring of work tiles: tile, work units, its steps, its Q
 //   k_full[i], k_empty[i]        stage i of the K ring, and the metadata of its loads
 //   v_full[i], v_empty[i]        stage i of the V ring
-//   named barrier kWarpSchedulerBarrier + w  consumer warpgroup w's turn on the tensor cores
-//   named barrier kWarpgroupBarrier + w  consumer warpgroup w, around its O
+//   named barrier kWarpSchedulerBarrier + w  consumer warpgroup w's turn to issue products
+//   named barrier kWarpgroupBarrier + w  consumer warpgroup w, around its store of O
 //
-// Q is loaded into registers once a tile, as the A operand of Q K^T: less to read from shared memory in each step.
+// Q is loaded into registers once per tile, as the A operand of Q K^T: fewer shared-memory reads in each step.
 //
 // Pipeline of a consumer: S of step i and P V of step i - 1 are issued together (FlashAttention-3's IntraWGOverlap).
-// The mask and the maxima of step i run under that P V, its exponentials beside the products of
+// The mask and the maxima of step i overlap that P V; its exponentials overlap the products of
 // other warpgroups.
-// Ping-pong: the consumers take turns issuing, so that one's softmax runs under the others' matrix products
-// (warp_scheduler_barrier in FlashAttention-3). They share a tile; in CUTLASS's ping-pong each has one of its own.
+// Ping-pong: the consumers take turns issuing, so that one's softmax overlaps the others' matrix products
+// (warp_scheduler_barrier in FlashAttention-3). They share a tile; in CUTLASS' ping-pong each has its own.
 //
-// Stream-K tail: tiles that do not fill a last round of thread blocks come first, and their work units are divided
-// between thread blocks; a unit is a step. Each part stores its unfinished O in global memory, and for each
-// warpgroup's rows the part that ends last combines all.
+// Stream-K tail: tiles that do not fill a last wave of thread blocks come first, and their work units are split among
+// thread blocks; a unit is a step. Each part stores its unfinished O in global memory. The last part to
+// finish combines all of them, separately for each warpgroup's rows.
 //
 // Symbols
-//   tile        queries of one head that a thread block works on at a time, FlashAttention's m_block; q_len and kv_len
-//               are its seqlen_q and seqlen_k
+//   tile        queries of one head that a thread block processes at a time (FlashAttention's m_block); q_len and
+//               kv_len are its seqlen_q and seqlen_k
 //   step        kTileN keys, its n_block: one listed key block
 //   s, p_frag   scores of 64 x kTileN pairs, and their weights as a 16-bit A operand
 //   o           output of 64 x kHeadDim, not yet divided by the row sum
-//   row_max     maximum of a row's logits times log2(e), of this or of earlier steps: weights are relative to it
+//   row_max     reference of the weights: maximum of a row's logits times log2(e), over the steps so far or up to an
+//               earlier step
 //   row_sum     this thread's part of the running sum of the weights
 //   A thread holds rows r and r + 8 of its warp's 16 (r = lane / 4), columns 8 j + 2 (lane % 4) + {0, 1}.
 
@@ -49,8 +50,8 @@ using int64 = long long;
 using uint32 = unsigned int;
 
 // Stands for CUtensorMap: 128 opaque bytes (PTX ISA, "Tensor-Map"), 64-byte aligned (driver API,
-// cuTensorMapEncodeTiled). Parameters of this type have in their comments the dimensions, innermost first, the box of
-// one copy, and the bytes of the swizzle.
+// cuTensorMapEncodeTiled). The comments of parameters of this type give the dimensions, innermost first, the box of one
+// copy, and the bytes of the swizzle.
 struct alignas(64) TensorMap {
   unsigned char bytes[128];
 };
@@ -64,7 +65,7 @@ constexpr int kSubTileRows = 128;  // query rows of a sub-tile, here a whole til
 constexpr int kConsumerWarpgroups = 2;  // warpgroups that compute, 64 rows each
 constexpr int kThreads = 384;  // warpgroup 0 produces, the others consume
 constexpr int kProducerRegisters = 56;  // registers a producer thread keeps
-constexpr int kConsumerRegisters = 224;  // registers a consumer thread takes; 56 + 2 x 224 are 3 x 168, those at launch
+constexpr int kConsumerRegisters = 224;  // registers a consumer thread takes; 56 + 2 x 224 are the 3 x 168 at launch
 constexpr int kGroupColumns = 64;  // columns of a group: one 128-byte swizzled row
 constexpr int kGroups = 2;  // column groups of a head
 constexpr int kQGroupBytes = 16384;  // bytes of one column group of Q
@@ -73,18 +74,18 @@ constexpr int kOGroupBytes = 8192;  // bytes of one column group of a warpgroup'
 constexpr int kQBytes = 32768;  // bytes of a Q tile
 constexpr int kKvBytes = 32768;  // bytes of K, or of V, of one step
 constexpr int kBlockKeys = 128;  // keys of a listed block
-constexpr int kPartialFloats = 8704;  // floats of a warpgroup's partial
+constexpr int kPartialFloats = 8704;  // floats of a warpgroup's partial result
 constexpr int kTopK = 16;  // key blocks listed for each query block
 
 // Dynamic shared memory: 229520 bytes. Byte offsets:
 constexpr int kQOffset = 0;  // 65536 bytes: ring of Q tiles, 128 rows in column groups of 64
 constexpr int kKOffset = 65536;  // 65536 bytes: K ring
 constexpr int kVOffset = 131072;  // 65536 bytes: V ring
-constexpr int kOOffset = 196608;  // 32768 bytes: O tile on its way out
+constexpr int kOOffset = 196608;  // 32768 bytes: staging of the O tile
 constexpr int kBarriersOffset = 229376;  // 96 bytes: mbarriers
-constexpr int kWorkTilesOffset = 229472;  // 32 bytes: ring of work tiles: number, begin, end, number of steps
+constexpr int kWorkTilesOffset = 229472;  // 32 bytes: ring of work tiles: index, begin, end, number of steps
 constexpr int kBlockMetaOffset = 229504;  // 8 bytes: metadata of the loads in the K rings
-constexpr int kIsLastOffset = 229512;  // 8 bytes: whether a warpgroup's partial came last
+constexpr int kIsLastOffset = 229512;  // 8 bytes: whether a warpgroup's partial result was the last
 
 constexpr int kQFullBarrier = kBarriersOffset;
 constexpr int kQEmptyBarrier = kQFullBarrier + 8 * kTileStages;
@@ -92,21 +93,21 @@ constexpr int kKFullBarrier = kQEmptyBarrier + 8 * kTileStages;
 constexpr int kKEmptyBarrier = kKFullBarrier + 8 * kStages;
 constexpr int kVFullBarrier = kKEmptyBarrier + 8 * kStages;
 constexpr int kVEmptyBarrier = kVFullBarrier + 8 * kStages;
-constexpr int kWorkTileWords = 4;  // words of an entry of the ring: number, begin, end, number of steps
+constexpr int kWorkTileWords = 4;  // words of an entry of the ring: index, begin, end, number of steps
 constexpr int kWarpgroupThreads = 128, kWarpsPerWarpgroup = 4;
 constexpr int kWarpgroupRows = 64;  // rows of one wgmma
-constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared memory: what the swizzle spans
+constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared memory: the span of the swizzle
 constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer warpgroup w: this + w; 0 is __syncthreads
-// Named barrier of warpgroup w's turn: this + w.
+// Named barrier for warpgroup w's turn: this + w.
 constexpr int kWarpSchedulerBarrier = kWarpgroupBarrier + kConsumerWarpgroups;
-constexpr int kWarpSchedulerThreads = 2 * kWarpgroupThreads;  // the warpgroup whose turn it is, and the one before it
+constexpr int kWarpSchedulerThreads = 2 * kWarpgroupThreads;  // the warpgroup whose turn it is, and the previous one
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
-// Initial row_max: finite, so that differences are defined. A row whose logits are all below it counts as one without
+// Initial row_max: finite, so that differences are defined. A row whose logits are all below it counts as a row without
 // keys.
 constexpr float kLeastLogit = -1e30f;
 constexpr float kLn2 = 0.693147180559945f;
 
-// Launch: 384 threads a block, 229520 bytes of dynamic shared memory.
+// Launch: 384 threads per block, 229520 bytes of dynamic shared memory.
 // Grid: one thread block per SM, looping over tiles (persistent).
 struct Params {
   TensorMap q_map;  // Q (head_dim, q_len, heads, batch): box 64 x 128 x 1 x 1, swizzle 128
@@ -118,11 +119,11 @@ struct Params {
   int64 kv_indices_batch_stride;  // elements from one batch to the next (0: shared)
   int64 kv_indices_head_stride;  // elements from one head to the next (0: shared)
   int64 kv_indices_row_stride;  // elements from one query block to the next
-  float* partials;  // partials: unnormalized O and softmax state of divided tiles
-  int* units_done;  // finished units of each divided tile, by warpgroup: 0 between launches
-  int stream_k_tiles;  // first tiles, which are divided between thread blocks
-  int stream_k_ctas;  // thread blocks that they are divided between
-  int units;  // work units of a divided tile
+  float* partials;  // partial results: unnormalized O and softmax state of split tiles
+  int* units_done;  // finished units of each split tile, by warpgroup: 0 between launches
+  int stream_k_tiles;  // first tiles, which are split among thread blocks
+  int stream_k_ctas;  // thread blocks that share them
+  int units;  // work units of a split tile
   int q_len;  // queries of a head
   int kv_len;  // keys of a head
   int heads;  // query heads
@@ -137,19 +138,19 @@ struct SeqlenInfo {
   const Params& p;
 
   __device__ __forceinline__ SeqlenInfo(const Params& p, int batch) : p(p) {}
-  // Queries.
+  // Number of queries.
   __device__ __forceinline__ int q_len() const { return p.q_len; }
   // Index of a query in a (batch, heads, q_len) tensor.
   __device__ __forceinline__ int64 row(int64 batch_head, int query) const { return batch_head * p.q_len + query; }
-  // Keys.
+  // Number of keys.
   __device__ __forceinline__ int kv_len() const { return p.kv_len; }
-  // Position of a query among the keys: the last query stands at the last key.
+  // Position of a query among the keys: the last query is at the last key.
   __device__ __forceinline__ int position(int query) const { return query + p.kv_len - p.q_len; }
-  // End of the keys that queries may see.
+  // End of the visible keys.
   __device__ __forceinline__ int kv_end() const { return p.kv_len; }
 };
 
-// kv_end() of a tile, in constant memory.
+// kv_end() of a tile, read from constant memory.
 struct KvEnd {
   const Params& p;
 
@@ -167,19 +168,18 @@ __device__ __forceinline__ void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-// mbarrier.arrive: one arrival; who waits then sees what this thread wrote before (PTX ISA, "mbarrier.arrive")
+// mbarrier.arrive: one arrival; waiting threads then see this thread's earlier writes (PTX ISA, "mbarrier.arrive")
 __device__ __forceinline__ void mbarrier_arrive(uint32 barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
 // mbarrier.arrive.expect_tx: one arrival; the phase also needs `bytes` bytes from the copy engine to complete. They may
-// come before this: without the arrival it does not complete (PTX ISA, "mbarrier.arrive")
+// come earlier: the phase does not complete without the arrival (PTX ISA, "mbarrier.arrive")
 __device__ __forceinline__ void mbarrier_arrive_expect_tx(uint32 barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
-// mbarrier.try_wait.parity: returns once the phase of this parity has completed
-// (PTX ISA, "mbarrier.try_wait")
+// mbarrier.try_wait.parity: waits until the phase of this parity has completed (PTX ISA, "mbarrier.try_wait")
 __device__ __forceinline__ void mbarrier_wait(uint32 barrier, int parity) {
   asm volatile(
       "{\n"
@@ -192,13 +192,13 @@ __device__ __forceinline__ void mbarrier_wait(uint32 barrier, int parity) {
       "}\n" ::"r"(barrier), "r"(parity) : "memory");
 }
 
-// prefetch.tensormap: brings a descriptor into its cache (PTX ISA, "prefetch")
+// prefetch.tensormap: prefetches a descriptor (PTX ISA, "prefetch")
 __device__ __forceinline__ void prefetch_tensormap(const TensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-// cp.async.bulk.tensor.4d: tensor box at (c0, ...) to shared memory, counted by an mbarrier. What of the box
-// lies outside the tensor, before its first element too, comes as zeros, and counts (PTX ISA, "cp.async.bulk.tensor")
+// cp.async.bulk.tensor.4d: copies the tensor box at (c0, ...) to shared memory, counted by an mbarrier. Elements
+// outside the tensor, even before its first element, are zero-filled and counted (PTX ISA, "cp.async.bulk.tensor")
 __device__ __forceinline__ void tma_load_4d(
     uint32 to, const TensorMap* map, uint32 barrier, int c0, int c1, int c2, int c3) {
   asm volatile(
@@ -206,7 +206,7 @@ __device__ __forceinline__ void tma_load_4d(
       ::"r"(to), "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3) : "memory");
 }
 
-// cp.async.bulk.tensor.4d: shared memory to the tensor box at (c0, ...), clipped at the tensor's ends
+// cp.async.bulk.tensor.4d: copies shared memory to the tensor box at (c0, ...), clipped at the tensor's ends
 // (PTX ISA, "cp.async.bulk.tensor")
 __device__ __forceinline__ void tma_store_4d(const TensorMap* map, uint32 from, int c0, int c1, int c2, int c3) {
   asm volatile(
@@ -214,21 +214,21 @@ __device__ __forceinline__ void tma_store_4d(const TensorMap* map, uint32 from, 
       ::"l"(map), "r"(from), "r"(c0), "r"(c1), "r"(c2), "r"(c3) : "memory");
 }
 
-// cp.async.bulk.commit_group: closes a group of stores (PTX ISA, "cp.async.bulk.commit_group")
+// cp.async.bulk.commit_group: commits the stores as a group (PTX ISA, "cp.async.bulk.commit_group")
 __device__ __forceinline__ void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 
-// cp.async.bulk.wait_group.read: at most kPending groups have not read their shared memory yet
-// (PTX ISA, "cp.async.bulk.wait_group")
+// cp.async.bulk.wait_group.read: at most kPending groups have yet to read their shared memory (PTX ISA,
+// "cp.async.bulk.wait_group")
 template <int kPending>
 __device__ __forceinline__ void tma_store_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
 }
 
-// fence.proxy.async: ordinary shared-memory writes become visible to the copy engine (PTX ISA, "membar / fence")
+// fence.proxy.async: makes generic shared-memory writes visible to the async proxy (PTX ISA, "membar / fence")
 __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// setmaxnreg: .dec gives registers of this warpgroup back to the thread block, .inc waits until there are so many
-// (PTX ISA, "setmaxnreg")
+// setmaxnreg: .dec releases registers of this warpgroup to the thread block, .inc waits until enough are free (PTX ISA,
+// "setmaxnreg")
 template <int kRegisters>
 __device__ __forceinline__ void setmaxnreg_dec() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
@@ -238,17 +238,17 @@ __device__ __forceinline__ void setmaxnreg_inc() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
-// wgmma.fence, CUTLASS's warpgroup_arrive: orders register accesses before the first wgmma (PTX ISA, "wgmma.fence")
+// wgmma.fence, CUTLASS' warpgroup_arrive: orders register accesses before the first wgmma (PTX ISA, "wgmma.fence")
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-// wgmma.commit_group, warpgroup_commit_batch: closes a group of wgmma (PTX ISA, "wgmma.commit_group")
+// wgmma.commit_group, warpgroup_commit_batch: commits wgmmas as a group (PTX ISA, "wgmma.commit_group")
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-// wgmma.wait_group, warpgroup_wait: at most kPending groups are still running (PTX ISA, "wgmma.wait_group")
+// wgmma.wait_group, warpgroup_wait: waits until at most kPending groups are running (PTX ISA, "wgmma.wait_group")
 template <int kPending>
 __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
-// Keeps the compiler from moving accesses of registers that a running wgmma owns across this point.
+// Keeps the compiler from moving accesses to the registers of a running wgmma across this point.
 template <int kCount>
 __device__ __forceinline__ void warpgroup_fence_operand(float (&registers)[kCount]) {
 #pragma unroll
@@ -256,8 +256,8 @@ __device__ __forceinline__ void warpgroup_fence_operand(float (&registers)[kCoun
 }
 
 // Matrix descriptor of a 128-byte swizzled tile in shared memory (PTX ISA, "Asynchronous Warpgroup Level Matrix
-// Instructions", "Matrix Descriptor Format"). The upper half is always the same: 128-byte swizzle, 1024 bytes from 8
-// rows to the next 8 (SBO, the stride byte offset). So descriptors are passed, and moved on, as their lower halves: the
+// Instructions", "Matrix Descriptor Format"). The upper half is constant: 128-byte swizzle, 1024 bytes from 8 rows to
+// the next 8 (SBO, the stride byte offset). Descriptors are therefore passed and advanced as their lower halves: the
 // address and, for an MN-major tile of several groups of 64 columns, the bytes from one group to the next (LBO, the
 // leading byte offset), else 0; both in units of 16 bytes.
 constexpr uint32 kDescriptorUpperHalf = 0x40000040;
@@ -266,15 +266,15 @@ __device__ __forceinline__ uint32 wgmma_descriptor(uint32 address, int group_byt
   return (address & 0x3FFFF) >> 4 | static_cast<uint32>(group_bytes >> 4) << 16;
 }
 
-// ldmatrix.x4: four 8 x 8 matrices of 16-bit elements; lanes 8 i .. 8 i + 7 give the row addresses of matrix i, and
-// each lane gets two neighbours of row lane / 4 of each matrix (PTX ISA, "ldmatrix")
+// ldmatrix.x4: loads four 8 x 8 matrices of 16-bit elements. Lanes 8 i to 8 i + 7 hold the row addresses of matrix i;
+// each lane gets two neighbors of row lane / 4 of each matrix (PTX ISA, "ldmatrix")
 __device__ __forceinline__ void ldmatrix_x4(uint32 (&m)[4], uint32 address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 { %0, %1, %2, %3 }, [%4];"
       : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(address) : "memory");
 }
 
 // wgmma.mma_async m64n128k16: D = A B, + D if `accumulate`; A in registers, B K-major.
-// After p come factors 1 of A and B, then whether B is MN-major (PTX ISA, "wgmma.mma_async")
+// After p come scale factors of 1 for A and B, then whether B is MN-major (PTX ISA, "wgmma.mma_async")
 __device__ __forceinline__ void wgmma_m64n128k16_registers_k_major(
     float (&d)[64], const uint32 (&a)[4], uint32 b, int accumulate) {
   asm volatile(
@@ -306,7 +306,7 @@ __device__ __forceinline__ void wgmma_m64n128k16_registers_k_major(
 }
 
 // wgmma.mma_async m64n128k16: D = A B, + D if `accumulate`; A in registers, B MN-major.
-// After p come factors 1 of A and B, then whether B is MN-major (PTX ISA, "wgmma.mma_async")
+// After p come scale factors of 1 for A and B, then whether B is MN-major (PTX ISA, "wgmma.mma_async")
 __device__ __forceinline__ void wgmma_m64n128k16_registers_mn_major(
     float (&d)[64], const uint32 (&a)[4], uint32 b, int accumulate) {
   asm volatile(
@@ -337,7 +337,7 @@ __device__ __forceinline__ void wgmma_m64n128k16_registers_mn_major(
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf));
 }
 
-// bar.sync: named barrier `id` of `threads` threads (PTX ISA, "bar")
+// bar.sync: waits at named barrier `id` of `threads` threads (PTX ISA, "bar")
 __device__ __forceinline__ void bar_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
@@ -383,28 +383,28 @@ __device__ __forceinline__ float quad_sum(float x) {
   return x + __shfl_xor_sync(0xFFFFFFFF, x, 2);
 }
 
-// cvt.rn.f16x2.f32: two floats to a pair of fp16, `low` in the lower half (PTX ISA, "cvt")
+// cvt.rn.f16x2.f32: converts two floats to a pair of fp16, `low` in the lower half (PTX ISA, "cvt")
 __device__ __forceinline__ uint32 pack(float low, float high) {
   uint32 pair;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   return pair;
 }
 
-// stmatrix.x4: four 8 x 8 matrices of 16-bit elements, each lane gives the address of one row (PTX ISA, "stmatrix")
+// stmatrix.x4: stores four 8 x 8 matrices of 16-bit elements; each lane holds one row address (PTX ISA, "stmatrix")
 __device__ __forceinline__ void stmatrix_x4(uint32 address, uint32 a, uint32 b, uint32 c, uint32 d) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], { %1, %2, %3, %4 };"
       ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
-// Pattern: each query block has a list of kTopK key blocks, in any order. A block counts as often as it
-// is listed.
+// Pattern: each query block has a list of kTopK key blocks, in any order. A block listed several times
+// counts that often.
 struct KvBlockIterator {
   int count;        // steps of these queries
   int entries;      // key blocks listed for them
-  const int* list;  // their numbers
-  int key_blocks;   // key blocks there are
-  int lane_entries;  // 32 entries of the list, one a lane
-  bool backwards = false;  // whether the list is walked through from its end
+  const int* list;  // their indices
+  int key_blocks;   // number of key blocks
+  int lane_entries;  // 32 entries of the list, one per lane
+  bool backwards = false;  // whether to walk the list from its end
 
   __device__ __forceinline__ KvBlockIterator(const Params& p, int batch, int head, int first_query) {
     const SeqlenInfo seqlen(p, batch);
@@ -416,15 +416,15 @@ struct KvBlockIterator {
     count = entries;
     lane_entries = 0;
   }
-  // Restricts these queries to `number` work units from `first` on.
+  // Restricts these queries to `number` work units, starting at `first`.
   __device__ __forceinline__ void restrict_to(int first, int number) {
     const int begin = min(first, entries);
     list += begin;
     entries = min(number, entries - begin);
     count = entries;
   }
-  // Number of the i-th load, in units of its keys; past the last key for an entry out of range or past the list's end.
-  // All lanes of a warp call this together, i = 0, 1, 2, ...
+  // Index of the i-th load, in units of its keys. Points past the last key for an out-of-range entry or past the end of
+  // the list. All lanes of a warp call this together, with i = 0, 1, 2, ...
   __device__ __forceinline__ int at(int i) {
     const int entry = i, mine = entry + threadIdx.x % 32;
     if (i % 32 == 0 && mine < entries) {
@@ -441,8 +441,8 @@ struct Tile {
   int batch, head, first_query;
 
   __device__ __forceinline__ Tile(const Params& p, int index) {
-    // Head by head, so that the thread blocks at work share the K and V of few heads, which then come from the L2.
-    const uint32 number = index, query_tiles = p.query_tiles;  // shorter to divide than int
+    // Head by head, so that concurrent thread blocks share the K and V of a few heads, which then stay in the L2.
+    const uint32 number = index, query_tiles = p.query_tiles;  // unsigned: cheaper to divide than int
     const uint32 batch_head = number / query_tiles;
     first_query = number % query_tiles * kTileM;
     batch = batch_head / p.heads;
@@ -451,13 +451,14 @@ struct Tile {
 };
 
 // Position in a ring: the stage, and the parity of the pass over the ring, 0 in the first. A wait for a full barrier
-// takes this parity, one for an empty barrier the other: that of the pass before, which counts as ended if fresh.
+// uses this parity; a wait for an empty barrier uses the other one, that of the previous pass, which a fresh barrier
+// counts as completed.
 template <int kDepth>
 struct PipelineState {
   int index = 0, phase = 0;
 
   PipelineState() = default;
-  // That of the n-th use of the ring.
+  // State of the n-th use of the ring.
   __device__ __forceinline__ PipelineState(uint32 n) : index(n % kDepth), phase(n / kDepth % 2) {}
   __device__ __forceinline__ void advance() {
     if (++index == kDepth) {
@@ -469,12 +470,12 @@ struct PipelineState {
 
 // A work tile: a tile, or a part of one.
 struct WorkTile {
-  int index;  // number of the tile
-  int begin, end;  // the part has the tile's units from begin to the one before end; end is 0 for a whole tile
+  int index;  // index of the tile
+  int begin, end;  // units of the tile in this part, end exclusive; end is 0 for a whole tile
 };
 
-// Work units of the first p.stream_k_tiles tiles: p.units each, in the order of the tiles. Thread block b of the first
-// p.stream_k_ctas has those from first_unit(p, b) up to first_unit(p, b + 1): two at least, and fewer than a tile has.
+// The first p.stream_k_tiles tiles have p.units work units each, numbered in tile order. Thread block b of the first
+// p.stream_k_ctas has units first_unit(p, b) to first_unit(p, b + 1) - 1: at least two, and fewer than a tile has.
 __device__ __forceinline__ int first_unit(const Params& p, int thread_block) {
   return static_cast<uint32>(thread_block) * p.stream_k_tiles * p.units / p.stream_k_ctas;
 }
@@ -484,14 +485,14 @@ __device__ __forceinline__ int owner_of(const Params& p, int unit) {
   return (static_cast<uint32>(unit + 1) * p.stream_k_ctas - 1) / (p.stream_k_tiles * p.units);
 }
 
-// Part of the tile that has `unit`: from there to the tile's last unit, or to the one before `end`.
+// The part of a tile that starts at `unit` and ends at the tile's last unit or before `end`.
 __device__ __forceinline__ WorkTile work_tile_from(const Params& p, int unit, int end) {
   const int begin = unit % p.units;
   return {unit / p.units, begin, min(p.units, begin + end - unit)};
 }
 
 // Parts of split tiles come first.
-// Whole tiles are all equally long: each thread block has every gridDim.x-th one.
+// Whole tiles are all equally long: each thread block takes every gridDim.x-th one.
 __device__ __forceinline__ WorkTile first_work_tile(const Params& p) {
   const int block = blockIdx.x;
   if (block < p.stream_k_ctas) return work_tile_from(p, first_unit(p, block), first_unit(p, block + 1));
@@ -505,39 +506,39 @@ __device__ __forceinline__ WorkTile next_work_tile(const Params& p, const WorkTi
   return next < end ? work_tile_from(p, next, end) : WorkTile{p.stream_k_tiles + block, 0, 0};
 }
 
-// The key blocks of a work tile.
-// Made anew by whoever needs them, in a few instructions, and not handed over in shared memory. All patterns take the
-// same arguments, whether they need them or not.
+// Key blocks of a work tile.
+// Producer and consumers each recompute them, in a few instructions, instead of passing them through shared memory. All
+// patterns take the same arguments, used or not.
 __device__ __forceinline__ KvBlockIterator kv_blocks_of(
     const Params& p, const WorkTile& work, const Tile& tile) {
   KvBlockIterator blocks(p, tile.batch, tile.head, tile.first_query);
   if (work.end > 0) blocks.restrict_to(work.begin, work.end - work.begin);
-  // Thread blocks work through their lists side by side, forwards in one tile and backwards in the next. Sorted lists
-  // then begin with keys that were used last, and that the L2 still has where it cannot hold all keys of a head.
+  // Thread blocks walk their lists in parallel, forwards in one tile and backwards in the next. Sorted lists then begin
+  // with the keys used most recently, which are still in the L2 even if it cannot hold all keys of a head.
   blocks.backwards = work.end == 0 && (work.index - p.stream_k_tiles) / gridDim.x % 2 == 1;
   return blocks;
 }
 
-// Metadata of a load of kTileN keys, in one word: its number. Complemented, so negative, if the load reaches past
-// the last key, as an entry out of range does.
+// Metadata of a load of kTileN keys, in one word: its index. Complemented, hence negative, if the load reaches past
+// the last key, as out-of-range entries do.
 __device__ __forceinline__ int pack_block_meta(const KvEnd& kv_end, int block) {
   return (block + 1) * kTileN > kv_end ? ~block : block;
 }
 
-// Reads a word that the producer wrote, by lane 0. A consumer's lane 0 arrives at the empty barrier afterwards, and the
-// producer's lane 0 is who writes the word: so it is read before it changes. The shuffle makes the value uniform.
+// Lane 0 reads a word that the producer wrote. A consumer's lane 0 arrives at the empty barrier afterwards, and only
+// the producer's lane 0 writes the word, so it is read before it changes. The shuffle makes the value uniform.
 __device__ __forceinline__ int read_by_leader(const int* word) {
   return __shfl_sync(0xFFFFFFFF, threadIdx.x % 32 == 0 ? *word : 0, 0);
 }
 
-// The work tile of an entry of the ring of tiles.
+// The work tile of an entry of the ring.
 __device__ __forceinline__ WorkTile read_work_tile(const int* info) {
   return {read_by_leader(info), read_by_leader(info + 1), read_by_leader(info + 2)};
 }
 
-// Publishes a work tile: waits until the consumers have left its entry of the ring, then writes
-// its number, its work units and its steps, and loads Q. Past the last tile the number is all that is written. One
-// thread.
+// Publishes a work tile: waits until the consumers have released its entry of the ring, then
+// writes the tile's index, its work units and its steps, and loads Q. Past the last tile, only the index is written.
+// Called by one thread.
 __device__ __forceinline__ void publish_work_tile(const Params& p, int* entries, uint32 base,
     const PipelineState<kTileStages>& state, const WorkTile& work) {
   const uint32 full = base + kQFullBarrier + 8 * state.index;
@@ -569,15 +570,16 @@ __device__ __forceinline__ void load_step(const TensorMap* map, uint32 to, uint3
   }
 }
 
-// Producer: one warp fills the rings. It publishes the work tiles too, one ahead: the first one has been.
+// Producer: one warp fills the rings. It also publishes the work tiles, one ahead; the first is already published.
 __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, uint32 base) {
-  // The lane that waits and copies. CUTLASS lets elect_one_sync pick it; here it also reads and writes the entries.
+  // The lane that waits and copies. CUTLASS picks it by elect_one_sync; here it also reads and writes the ring's
+  // entries.
   const bool leader = threadIdx.x % 32 == 0;
   int* entries = reinterpret_cast<int*>(shared + kWorkTilesOffset);
   int* block_meta = reinterpret_cast<int*>(shared + kBlockMetaOffset);
   const uint32 k_ring = base + kKOffset;
   const uint32 v_ring = base + kVOffset;
-  // Work tiles and steps so far: stages and parities follow from these numbers.
+  // Work tiles and steps so far: stages and parities follow from these counts.
   uint32 work_tiles = 0, steps = 0;
 
   while (true) {
@@ -590,7 +592,7 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
     const KvEnd kv_end(p, tile.batch);
     KvBlockIterator blocks = kv_blocks_of(p, work, tile);
 
-    // K of step i goes ahead of V of step i - 1: the order in which the consumers use them.
+    // K of step i goes ahead of V of step i - 1, in the order in which the consumers use them.
     int block = 0, previous;
 #pragma unroll 1
     for (int i = 0; i <= blocks.count; ++i) {
@@ -612,12 +614,13 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
         mbarrier_arrive_expect_tx(full, kKvBytes);
         load_step(&p.v_map, v_ring + stage * kKvBytes, full, previous, kv_head, tile.batch);
       }
-      __syncwarp();  // lane 0 waited and loaded alone: the warp's next shuffle or vote has all lanes
+      __syncwarp();  // lane 0 waited and loaded alone: reconverge before the warp's next shuffle or vote
     }
     steps += blocks.count;
-    // All loads of this work tile are issued, and consumers have at most kStages steps of it left: publish the next.
+    // All loads of this work tile are issued, and at most kStages of its steps are left for the consumers: publish the
+    // next.
     if (leader) publish_work_tile(p, entries, base, {work_tiles}, next_work_tile(p, work));
-    __syncwarp();  // likewise; and what lane 0 wrote to the entry is there to be read
+    __syncwarp();  // reconverge; also makes lane 0's entry visible to the warp
   }
 }
 
@@ -627,7 +630,7 @@ __device__ __forceinline__ void load_q_fragments(uint32 (&q)[kHeadDim / 16][4], 
   const int row = warpgroup * kWarpgroupRows + warp * 16 + lane % 16;
 #pragma unroll
   for (int k = 0; k < kHeadDim / 16; ++k) {
-    const int chunk = k % 4 * 2 + lane / 16;  // 16 bytes = 8 columns; the swizzle puts it at place chunk ^ row % 8
+    const int chunk = k % 4 * 2 + lane / 16;  // 16 bytes = 8 columns; swizzled to chunk ^ row % 8
     ldmatrix_x4(q[k], q_tile + k / 4 * kQGroupBytes + row * kRowBytes + (chunk ^ row % 8) * 16);
   }
 }
@@ -661,42 +664,41 @@ __device__ __forceinline__ void issue_pv_gemm(float (&o)[kHeadDim / 2], const ui
   warpgroup_fence_operand(o);
 }
 
-// What a consumer needs to know of the pairs of a step, in one word. A warp's leader, which gives the place back, reads
-// it; for the others it is 0.
+// What a consumer needs to mask a step, in one word. Only a warp's leader, which releases the stage, reads it; it is 0
+// in the other lanes.
 struct BlockMeta {
   int word;
 
   __device__ __forceinline__ BlockMeta(const int* block_meta, int stage, bool warp_leader)
       : word(warp_leader ? block_meta[stage] : 0) {}
-  // Whether some key is past the last one: the same in all lanes.
+  // Whether some key is out of range: the same in all lanes.
   __device__ __forceinline__ bool needs_mask() const { return __any_sync(0xFFFFFFFF, word < 0); }
 };
 
-// Hides the keys of a step that are past the last one.
+// Masks the keys of a step that are out of range.
 __device__ __forceinline__ void apply_mask(float (&s)[kTileN / 2], const Params& p, int batch, const BlockMeta& meta) {
   const KvEnd kv_end(p, batch);
   const int word = __shfl_sync(0xFFFFFFFF, meta.word, 0), number = word < 0 ? ~word : word;
-  const int first_key = number * kTileN + threadIdx.x % 4 * 2;  // this thread's first
+  const int first_key = number * kTileN + threadIdx.x % 4 * 2;  // this thread's first key
   const int keys = kv_end - first_key;
 #pragma unroll
-  for (int j = 0; j < kTileN / 2; ++j) {  // scores of a load; i: of the step
+  for (int j = 0; j < kTileN / 2; ++j) {  // j: score of a load; i: score of the step
     const int i = j, column = j / 4 * 8 + j % 2;
     if (column >= keys) s[i] = kMinusInfinity;
   }
 }
 
-// Online softmax with lazy rescaling (FlashAttention-4's rescale_threshold). The weight of a pair is
-// 2^(scale_log2 s - row_max). O and row_sum are relative to the same row_max, so it may be the maximum of earlier steps
-// as long as weights stay small: it is raised, and O and row_sum are rescaled, only in a step that exceeds it by the
-// threshold, for all rows of the warp.
+// Online softmax with lazy rescaling (FlashAttention-4's rescale_threshold). The weight of a pair is 2^(scale_log2 s -
+// row_max). O and row_sum are relative to the same row_max, so row_max may be the maximum of earlier steps as long as
+// the weights stay small. A step raises it, and rescales O and row_sum, for all rows of the warp, only if it exceeds
+// row_max by the threshold.
 //
-// Threshold, as log2 of a weight. With 1, a key of at least twice the weight of each before it gets weight 1, which is
-// exact in 16 bits. With 15, all that fp16 can hold, fewer steps rescale, but the largest error of O rises from 1.0e-3
-// to 1.7e-3 (logits of standard deviation 4).
+// Threshold, as log2 of a weight. With 1, a key with at least twice the weight of each earlier key gets weight 1, which
+// is exact in 16 bits. With 15, the most that fp16 can hold, fewer steps rescale, but the largest error of O rises from
+// 1.0e-3 to 1.7e-3 (logits of standard deviation 4).
 constexpr float kRescaleThreshold = 1.0f;
 
-// Largest logit times log2(e) of the keys that this thread has of a step. scale_log2 is positive, so that is the
-// largest s.
+// Largest logit times log2(e) of this thread's keys of a step. scale_log2 is positive, so that is the largest s.
 __device__ __forceinline__ void take_step_max(float (&step_max)[2], const float (&s)[kTileN / 2], float scale_log2) {
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
@@ -710,15 +712,15 @@ __device__ __forceinline__ void take_step_max(float (&step_max)[2], const float 
   }
 }
 
-// Whether a step exceeds row_max of one of the warp's rows by the threshold: the same in all lanes. step_max is that of
-// a lane's part of its rows.
+// Whether a step exceeds row_max by the threshold for one of the warp's rows: the same in all lanes. step_max is the
+// maximum over a lane's part of its rows.
 __device__ __forceinline__ bool exceeds_threshold(const float (&step_max)[2], const float (&row_max)[2]) {
   const bool rises = step_max[0] - row_max[0] >= kRescaleThreshold || step_max[1] - row_max[1] >= kRescaleThreshold;
   return __any_sync(0xFFFFFFFF, rises);
 }
 
-// Raises row_max to the maximum of a step, over all lanes of a row. `rescale` becomes the factor for what is relative
-// to the one before.
+// Raises row_max to the maximum of a step over all lanes of a row. `rescale` becomes the factor for values relative to
+// the previous row_max.
 __device__ __forceinline__ void raise_row_max(float (&row_max)[2], float (&rescale)[2], float (&step_max)[2]) {
   quad_max(step_max);
 #pragma unroll
@@ -729,7 +731,7 @@ __device__ __forceinline__ void raise_row_max(float (&row_max)[2], float (&resca
   }
 }
 
-// O and row_sum relative to the raised row_max.
+// Rescales O and row_sum to the raised row_max.
 __device__ __forceinline__ void rescale_rows(float (&o)[kHeadDim / 2], float (&row_sum)[2], const float (&rescale)[2]) {
   row_sum[0] *= rescale[0];
   row_sum[1] *= rescale[1];
@@ -737,18 +739,18 @@ __device__ __forceinline__ void rescale_rows(float (&o)[kHeadDim / 2], float (&r
   for (int i = 0; i < kHeadDim / 2; ++i) o[i] *= rescale[i / 2 % 2];
 }
 
-// P: the weights of a step, packed to 16 bits. The accumulator layout of S is the A-operand layout of P. row_sum takes
-// in those that this thread has.
+// P: the weights of a step, packed to 16 bits. The accumulator layout of S is the A-operand layout of P. row_sum
+// accumulates this thread's weights.
 __device__ __forceinline__ void scale_apply_exp2(uint32 (&p_frag)[kTileN / 16][4], float (&row_sum)[2],
     const float (&s)[kTileN / 2], const float (&row_max)[2], float scale_log2) {
-  float sum[2], odd_sum[2];  // two chains a row: half the latency
+  float sum[2], odd_sum[2];  // two chains per row: half the latency
 #pragma unroll
   for (int k = 0; k < kTileN / 16; ++k) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float even = ex2(s[k * 8 + i * 2] * scale_log2 - row_max[i % 2]);
       const float odd = ex2(s[k * 8 + i * 2 + 1] * scale_log2 - row_max[i % 2]);
-      const bool first = k == 0 && i < 2;  // of a chain: 0 + x would be an addition
+      const bool first = k == 0 && i < 2;  // first of a chain: avoids an addition to 0
       sum[i % 2] = first ? even : sum[i % 2] + even;
       odd_sum[i % 2] = first ? odd : odd_sum[i % 2] + odd;
       p_frag[k][i] = pack(even, odd);
@@ -758,8 +760,8 @@ __device__ __forceinline__ void scale_apply_exp2(uint32 (&p_frag)[kTileN / 16][4
   row_sum[1] += sum[1] + odd_sum[1];
 }
 
-// Place of a warpgroup's partial: for each thread its part of o, then row_max and row_sum, four floats at a time. A
-// thread block has two such places: its units are fewer than a tile has, so it has parts of two tiles at most.
+// Workspace of a warpgroup's partial result: each thread's part of o, then row_max and row_sum, four floats at a time.
+// A thread block has two such slots: it has fewer units than a tile, so its units belong to at most two tiles.
 __device__ __forceinline__ float4* partial_place(const Params& p, int thread_block, int tile, int warpgroup) {
   const int second = tile != first_unit(p, thread_block) / p.units;
   const int number = (thread_block * 2 + second) * kConsumerWarpgroups + warpgroup;
@@ -767,8 +769,8 @@ __device__ __forceinline__ float4* partial_place(const Params& p, int thread_blo
   return reinterpret_cast<float4*>(place) + threadIdx.x % kWarpgroupThreads;
 }
 
-// Stores a partial of a tile in global memory. If all others of these rows are there, combines them and returns true.
-// The order is that of the partials, so it does not matter which one comes last.
+// Stores a partial result of a tile in global memory. If it is the last one of these rows, combines all of them and
+// returns true. They are combined in index order, so the result does not depend on which one finishes last.
 __device__ __forceinline__ bool combine_partials(const Params& p, const WorkTile& work, int warpgroup, int* is_last,
     float (&o)[kHeadDim / 2], float (&row_max)[2], float (&row_sum)[2]) {
   float4* place = partial_place(p, blockIdx.x, work.index, warpgroup);
@@ -778,8 +780,8 @@ __device__ __forceinline__ bool combine_partials(const Params& p, const WorkTile
   }
   place[kHeadDim / 8 * kWarpgroupThreads] = make_float4(row_max[0], row_max[1], row_sum[0], row_sum[1]);
 
-  // Counts the units that are there; the last warpgroup leaves the counter at 0 for the next launch. What each thread
-  // has left comes before the count, and what others have left is read after it, not through the L1 (__ldcg).
+  // Counts the finished units; the last warpgroup resets the counter to 0 for the next launch. Each thread's stores
+  // come before the count. The partial results of other threads are read after it, bypassing the L1 (__ldcg).
   __threadfence();
   bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
   if (threadIdx.x % kWarpgroupThreads == 0) {
@@ -820,7 +822,7 @@ __device__ __forceinline__ bool combine_partials(const Params& p, const WorkTile
   return true;
 }
 
-// Stores the LSE of a row of a warpgroup, if it is that of a query.
+// Stores the LSE of a row of a warpgroup, if the row is in range.
 __device__ __forceinline__ void store_lse(const Params& p, const Tile& tile, int first_query, int row, float lse) {
   const SeqlenInfo seqlen(p, tile.batch);
   const int query = first_query + row;
@@ -828,8 +830,8 @@ __device__ __forceinline__ void store_lse(const Params& p, const Tile& tile, int
   if (query < seqlen.q_len()) p.lse[seqlen.row(head, query)] = lse;
 }
 
-// Fills a warpgroup's staging with its O (128-byte swizzle, as TMA expects) and sends it on its way.
-// Stores the LSE then, if the call asks for it. A row without keys has sum 0: O = 0, LSE = -inf.
+// Writes a warpgroup's O to its staging buffer (128-byte swizzle, as TMA expects) and issues the store.
+// Then stores the LSE, if requested. A row without keys has sum 0: O = 0, LSE = -inf.
 __device__ __forceinline__ void store_tile(const Params& p, const Tile& tile, int first_query, uint32 staging,
     int warpgroup, const float (&o)[kHeadDim / 2], const float (&row_max)[2], const float (&row_sum)[2]) {
   const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 % kWarpsPerWarpgroup * 16;
@@ -840,14 +842,14 @@ __device__ __forceinline__ void store_tile(const Params& p, const Tile& tile, in
     inverse[row] = sums[row] == 0.0f ? 0.0f : rcp(sums[row]);
   }
 
-  // The store of the tile before must have read the staging.
+  // The previous tile's store must have finished reading the staging buffer.
   const bool sender = threadIdx.x % kWarpgroupThreads == 0;
   if (sender) tma_store_wait_read<0>();
   bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
   const int row = warp_row + lane % 16;
 #pragma unroll
   for (int j = 0; j < kHeadDim / 16; ++j) {
-    const int chunk = j % 4 * 2 + lane / 16;  // 16 bytes = 8 columns; the swizzle puts it at place chunk ^ row % 8
+    const int chunk = j % 4 * 2 + lane / 16;  // 16 bytes = 8 columns; swizzled to chunk ^ row % 8
     const uint32 to = staging + j / 4 * kOGroupBytes + row * kRowBytes + (chunk ^ row % 8) * 16;
     stmatrix_x4(to, pack(o[j * 8] * inverse[0], o[j * 8 + 1] * inverse[0]),
         pack(o[j * 8 + 2] * inverse[1], o[j * 8 + 3] * inverse[1]),
@@ -872,7 +874,7 @@ __device__ __forceinline__ void store_tile(const Params& p, const Tile& tile, in
   }
 }
 
-// What a consumer knows of a work tile: the number of its tile, and the steps.
+// A work tile as a consumer sees it: index of the tile, and the steps.
 struct WorkTileInfo {
   WorkTile work;
   int count;
@@ -885,12 +887,12 @@ __device__ __forceinline__ WorkTileInfo read_work_tile_info(const int* entries, 
   return {read_work_tile(words), read_by_leader(words + 3)};
 }
 
-// Consumer: one warpgroup works on its 64 rows
+// Consumer: one warpgroup computes its 64 rows
 __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, uint32 base, int warpgroup) {
   const bool warp_leader = threadIdx.x % 32 == 0;
   const int* entries = reinterpret_cast<const int*>(shared + kWorkTilesOffset);
   const int* block_meta = reinterpret_cast<const int*>(shared + kBlockMetaOffset);
-  // Descriptors of stage 0 of the rings. The shuffles keep the compiler from working them out anew in each step.
+  // Descriptors of stage 0 of the rings. The shuffles keep the compiler from recomputing them in each step.
   const uint32 k_descriptors =
       __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kKOffset, 0), 0);
   const uint32 v_descriptors =
@@ -901,9 +903,9 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
   PipelineState<kStages> k_state, v_state;
   const int my_barrier = kWarpSchedulerBarrier + warpgroup;
   const int next_barrier = kWarpSchedulerBarrier + (warpgroup + 1) % kConsumerWarpgroups;
-  // The first turn is warpgroup 0's.
+  // Warpgroup 0 has the first turn.
   if (warpgroup == kConsumerWarpgroups - 1) bar_arrive(kWarpSchedulerBarrier, kWarpSchedulerThreads);
-  bool fresh = true;  // whether this warpgroup has not had a step yet
+  bool fresh = true;  // whether this warpgroup has yet to run a step
 
   while (true) {
     const WorkTileInfo info = read_work_tile_info(entries, base, tile_state);
@@ -914,15 +916,15 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     float row_max[2] = {kLeastLogit, kLeastLogit}, row_sum[2] = {}, step_max[2], rescale[2];
     uint32 q[kHeadDim / 16][4];
     load_q_fragments(q, base + kQOffset + tile_state.index * kQBytes, warpgroup);
-    // Q's place is free for another tile when all lanes have loaded.
+    // Q's buffer is free for another tile when all lanes have loaded.
     __syncwarp();
     if (warp_leader) mbarrier_arrive(base + kQEmptyBarrier + 8 * tile_state.index);
 
     // First step: scores and softmax.
     mbarrier_wait(base + kKFullBarrier + 8 * k_state.index, k_state.phase);
     BlockMeta step(block_meta, k_state.index, warp_leader);
-    // Warpgroups all begin their first tile at one time, so there they take turns from the first products on. Later
-    // tiles begin out of step.
+    // All warpgroups begin their first tile at the same time, so they take turns from the first products on.
+    // Later tiles are already staggered.
     if (fresh) bar_sync(my_barrier, kWarpSchedulerThreads);
     issue_qk_gemm(s, q, k_descriptors + (k_state.index * kKvBytes >> 4));
     wgmma_wait<0>();
@@ -933,11 +935,11 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     k_state.advance();
     if (step.needs_mask()) apply_mask(s, p, tile.batch, step);
     take_step_max(step_max, s, p.scale_log2);
-    raise_row_max(row_max, rescale, step_max);  // O and row_sum are 0: there is nothing to rescale
+    raise_row_max(row_max, rescale, step_max);  // O and row_sum are 0: nothing to rescale
     scale_apply_exp2(p_frag, row_sum, s, row_max, p.scale_log2);
     if (info.count > 1) mbarrier_wait(base + kKFullBarrier + 8 * k_state.index, k_state.phase);
 
-    // Scores of step i together with the output of step i - 1.
+    // Scores of step i, together with the output of step i - 1.
     for (int i = 1; i < info.count; ++i) {
       step = BlockMeta(block_meta, k_state.index, warp_leader);
       bar_sync(my_barrier, kWarpSchedulerThreads);
@@ -950,14 +952,14 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
       if (warp_leader) mbarrier_arrive(base + kKEmptyBarrier + 8 * k_state.index);
       k_state.advance();
       if (step.needs_mask()) apply_mask(s, p, tile.batch, step);
-      // Under P V: the step's maximum, and row_max if that raises it.
+      // While P V runs: the step's maximum, which may raise row_max.
       take_step_max(step_max, s, p.scale_log2);
       const bool raises = exceeds_threshold(step_max, row_max);
       if (raises) raise_row_max(row_max, rescale, step_max);
-      // The next K is waited for under P V, not between the weights and the products that they are for.
+      // Wait for the next K while P V runs, not between the weights and their products.
       if (i + 1 < info.count) mbarrier_wait(base + kKFullBarrier + 8 * k_state.index, k_state.phase);
-      // P V still reads `p_frag`, where the new weights go, and adds to `o`, which a raised row_max rescales.
-      // FlashAttention-3 takes the exponentials before this wait, in `s`, and packs them after it: that order was
+      // P V still reads `p_frag`, which the new weights overwrite, and adds to `o`, which a raised row_max rescales.
+      // FlashAttention-3 computes the exponentials in `s` before this wait and packs them after it. That order was
       // slower here (step 28 of docs/ladder-attention.md).
       wgmma_wait<0>();
       warpgroup_fence_operand(o);
@@ -979,25 +981,25 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     }
     tile_state.advance();
   }
-  if (warpgroup == 0) bar_sync(kWarpSchedulerBarrier, kWarpSchedulerThreads);  // last turn, which nobody takes
+  if (warpgroup == 0) bar_sync(kWarpSchedulerBarrier, kWarpSchedulerThreads);  // last turn, which no warpgroup takes
   // Shared memory must outlive the stores that read it.
   if (threadIdx.x % kWarpgroupThreads == 0) tma_store_wait_read<0>();
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
     h100_topk16(const __grid_constant__ Params p) {
-  // TMA's swizzle goes by addresses and repeats every 1024 bytes: what it applies to begins at a multiple of that.
+  // TMA swizzles by address, with a period of 1024 bytes: swizzled buffers are aligned to that.
   extern __shared__ __align__(1024) unsigned char shared[];
   const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
-  // The shuffle shows the compiler that both are uniform, so that it keeps what depends on them in uniform registers
-  // (CUTLASS's canonical_warp_idx_sync).
+  // The shuffle proves to the compiler that both are warp-uniform, so values derived from them go to uniform registers
+  // (CUTLASS' canonical_warp_idx_sync).
   const int warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / 32, 0), warpgroup = warp / kWarpsPerWarpgroup;
 
-  // One thread prepares the barriers.
+  // One thread initializes the barriers.
   if (threadIdx.x == 0) {
-    // A full barrier counts one arrival, an empty one that of each warp that reads what it
-    // guards.
-    // One lane arrives for its warp, after wgmma_wait or __syncwarp: all lanes have done then.
+    // A full barrier counts one arrival, an empty one an arrival of each warp that reads the
+    // buffer. One lane arrives for its warp, after wgmma_wait or __syncwarp:
+    // all lanes have finished by then.
     for (int i = 0; i < kTileStages; ++i) {
       mbarrier_init(base + kQFullBarrier + 8 * i, 1);
       mbarrier_init(base + kQEmptyBarrier + 8 * i, kConsumerWarpgroups * kWarpsPerWarpgroup);
@@ -1013,7 +1015,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     prefetch_tensormap(&p.k_map);
     prefetch_tensormap(&p.v_map);
     prefetch_tensormap(&p.o_map);
-    // The first tile is asked for before the roles part.
+    // Publish the first tile before the warps split into roles.
     publish_work_tile(p, reinterpret_cast<int*>(shared + kWorkTilesOffset), base, {0u}, first_work_tile(p));
   }
   __syncthreads();

@@ -3,51 +3,52 @@
 //     codegen render specs/h100_topk32_b64_self_ordered.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"query_grouping":"search","schedule":"cooperative","share_kv_loads":true,"stages":4,"tile":{"m":192,"n":64}}
 // spec hash: 3e67fed7a72292f8c96e00be6aeff256cb845ef41c8fa5aca653496f7c35f49f
-// seal: sha256 debeaeb32513d0d913b0a5c2f64bf3f86ebb0ceb575cedd865b1737524bf4d6d
+// seal: sha256 b91aeb516968aac65f839b92254d9d9f36b46acc1c45829a291d62067058bdd8
 
-// Attention forward for sm_90a over the key blocks that the pattern lists:
+// Attention forward for sm_90a over the listed key blocks of the pattern:
 //   O = softmax(scale * Q K^T) V
 //
-// Who does what
-//   warpgroup 0      producer. Warp 0 fills the K ring by TMA, load after load, and warp 1 the V ring. Warp 2 is a tile
-//                    ahead of them: it compares the lists of the tile's query blocks and puts the loads in order.
-//   warpgroups 1..   consumers. Each owns the 64 rows of one query block, which has a list of its own: S = Q K^T,
-//                    online softmax, O += P V. It asks for its Q itself.
+// Roles
+//   warpgroup 0      producer. Warp 0 fills the K ring by TMA, load by load, and warp 1 the V ring. Warp 2 runs
+//                    one tile ahead: it compares the lists of the tile's query blocks and schedules the loads.
+//   warpgroups 1..   consumers. Each owns the 64 rows of one query block, which has its own list: S = Q K^T, online
+//                    softmax, O += P V. It issues the load of its Q itself.
 //   A sub-tile is one of the tile's query blocks, with its list and its warpgroup.
-//   h100_topk32_b64_self_ordered_order_queries, a kernel that is launched before, finds out which query blocks form
-//   a tile, while this one is at its first tiles. How is told there.
+//   h100_topk32_b64_self_ordered_order_queries, a kernel that is launched first, finds the query blocks of each tile while
+//   this kernel computes its first tiles. Its source describes the search.
 //
-// Which barrier guards what (full: what it guards is there, empty: its place is free to be filled). In CUTLASS's words
-// a producer's wait for an empty one is producer_acquire, a consumer's wait for a full one consumer_wait, its arrival
-// at an empty one consumer_release. Consumer warpgroup w is warpgroup w + 1 of the thread block.
+// Barriers (full: the data has arrived; empty: the buffer may be overwritten). In CUTLASS' terms, a producer's wait for
+// an empty barrier is producer_acquire, a consumer's wait for a full one consumer_wait, and its arrival at an empty one
+// consumer_release. Consumer warpgroup w is warpgroup w + 1 of the thread block.
 //   q_full[w]                      Q of warpgroup w
-//   order_full[i], order_empty[i]  place i of the ring of orders: query blocks and loads of a tile, steps of warpgroups
-//   k_full[u][j], k_empty[i]       j-th load for set u of warpgroups, of each kStages; place i of the K ring
-//   v_full[u][j], v_empty[i]       the same of the V ring
-//   A load is for one warpgroup or for several: for a set of them. Full barriers go by the number of a load among those
-//   for its set: a warpgroup waits for its own loads alone, one after the other, whatever the others do meanwhile.
-//   Places go by the number among all loads. An empty barrier counts kArrivals arrivals for each of four warps: each of
-//   the n users of a load arrives kArrivals / n times a warp.
+//   order_full[i], order_empty[i]  slot i of the ring of schedules:
+//                                  query blocks and loads of a tile, steps of warpgroups
+//   k_full[u][j], k_empty[i]       j-th of kStages loads for set u of warpgroups; slot i of the K ring
+//   v_full[u][j], v_empty[i]       the same for the V ring
+//   A load serves a set of one or more warpgroups. Full barriers are numbered within the loads of a set: a warpgroup
+//   waits only for its own loads, one after the other, regardless of the others. Slots are numbered over all loads. An
+//   empty barrier counts kArrivals arrivals for each of four warps: each of the n users of a load arrives kArrivals / n
+//   times per warp.
 //
-// Order of the loads of a tile: in turns, each of which gives each list a step, or two. LoadGroups of one load and of
-// several are spread over the tile, so that it asks for about as much all the time.
-// The r-th of equal entries of a list is one load with the r-th of those of another, so each entry of each list is
-// worked on exactly once. Softmax does not care in which order keys come. No list gets ahead of another, so that few
-// loads come between two of a warpgroup: with kStages >= kSubTiles the rings cannot fill up with loads whose users wait
-// for the other ring.
+// Order of the loads of a tile: in turns, each of which gives every list one step, or two. LoadGroups of one load and
+// of several are spread over the tile, which keeps the load rate even. The r-th of equal entries of a list shares its
+// load with the r-th of another list, so every entry of every list is processed exactly once. Softmax does not depend
+// on the order of keys. No list gets ahead of another, so few loads come between two of the same warpgroup: with
+// kStages >= kSubTiles, the rings cannot fill up with loads whose users wait for the other ring.
 //
 // Pipeline of a consumer: S of step i and P V of step i - 1 are issued together (FlashAttention-3's IntraWGOverlap).
-// The mask and the maxima of step i run under that P V, its exponentials beside the products of
+// The mask and the maxima of step i overlap that P V; its exponentials overlap the products of
 // other warpgroups.
-// Cooperative: the consumers share a tile, with no order between their matrix products.
+// Cooperative: the consumers share a tile, and their matrix products are unordered.
 //
 // Symbols
-//   tile        queries of one head that a thread block works on at a time, FlashAttention's m_block; q_len and kv_len
-//               are its seqlen_q and seqlen_k
+//   tile        queries of one head that a thread block processes at a time (FlashAttention's m_block); q_len and
+//               kv_len are its seqlen_q and seqlen_k
 //   step        kTileN keys, its n_block: one listed key block
 //   s, p_frag   scores of 64 x kTileN pairs, and their weights as a 16-bit A operand
 //   o           output of 64 x kHeadDim, not yet divided by the row sum
-//   row_max     maximum of a row's logits times log2(e), of this or of earlier steps: weights are relative to it
+//   row_max     reference of the weights: maximum of a row's logits times log2(e), over the steps so far or up to an
+//               earlier step
 //   row_sum     this thread's part of the running sum of the weights
 //   A thread holds rows r and r + 8 of its warp's 16 (r = lane / 4), columns 8 j + 2 (lane % 4) + {0, 1}.
 
@@ -55,8 +56,8 @@ using int64 = long long;
 using uint32 = unsigned int;
 
 // Stands for CUtensorMap: 128 opaque bytes (PTX ISA, "Tensor-Map"), 64-byte aligned (driver API,
-// cuTensorMapEncodeTiled). Parameters of this type have in their comments the dimensions, innermost first, the box of
-// one copy, and the bytes of the swizzle.
+// cuTensorMapEncodeTiled). The comments of parameters of this type give the dimensions, innermost first, the box of one
+// copy, and the bytes of the swizzle.
 struct alignas(64) TensorMap {
   unsigned char bytes[128];
 };
@@ -65,24 +66,24 @@ constexpr int kHeadDim = 128;  // elements of a head
 constexpr int kTileM = 192;  // query rows of a tile
 constexpr int kTileN = 64;  // keys of one step; registers: 112 of s, p_frag, o + 28 = 140 of 160
 constexpr int kStages = 4;  // depth of the K ring and of the V ring
-constexpr int kTileStages = 2;  // depth of the ring of orders
-constexpr int kArrivals = 6;  // arrivals that free a place of a ring, times the warps of a warpgroup
-constexpr int kQPlaces = 2;  // places for Q of each warpgroup
-constexpr int kWindowTiles = 96;  // tiles of a window, whose query blocks it may exchange
-constexpr int kEarlyRounds = 1;  // tiles of a thread block that are begun before an order is found
-constexpr int kListBits = 1024;  // key blocks that are told apart when lists are compared
-constexpr int kOrderThreads = 1024;  // threads of a block that finds an order
-constexpr int kBlockWindows = 4;  // windows of such a thread block
-constexpr int kOffered = 192;  // query blocks of a window that are offered to its tiles
-constexpr int kListStride = 36;  // words from a list of bits to the next: eight in different banks
-constexpr int kWeightStride = 200;  // weights from a tile to the next, likewise
+constexpr int kTileStages = 2;  // depth of the ring of schedules
+constexpr int kArrivals = 6;  // arrivals that release a slot of a ring, for each warp of a warpgroup
+constexpr int kQPlaces = 2;  // Q buffers of each warpgroup
+constexpr int kWindowTiles = 96;  // tiles of a window, which exchange query blocks
+constexpr int kEarlyRounds = 1;  // tiles that a thread block begins before query_order is known
+constexpr int kListBits = 1024;  // key blocks distinguished when lists are compared
+constexpr int kOrderThreads = 1024;  // threads of a block of the prologue
+constexpr int kBlockWindows = 4;  // windows of a thread block of the prologue
+constexpr int kOffered = 192;  // query blocks of a window offered to its tiles
+constexpr int kListStride = 36;  // words from one list of bits to the next: eight lists begin in different banks
+constexpr int kWeightStride = 200;  // weights from one tile to the next, likewise
 constexpr int kWindowBytes = 81456;  // bytes of a window in shared memory
 constexpr int kSubTiles = 3;  // sub-tiles of a tile: query blocks, each with its own list
-constexpr int kSubTileRows = 64;  // query rows of a sub-tile, a part of a tile with key blocks of its own
+constexpr int kSubTileRows = 64;  // query rows of a sub-tile, a part of a tile with its own key blocks
 constexpr int kConsumerWarpgroups = 3;  // warpgroups that compute, 64 rows each
 constexpr int kThreads = 512;  // warpgroup 0 produces, the others consume
 constexpr int kProducerRegisters = 32;  // registers a producer thread keeps
-constexpr int kConsumerRegisters = 160;  // registers a consumer thread takes; 32 + 3 x 160 are 4 x 128, those at launch
+constexpr int kConsumerRegisters = 160;  // registers a consumer thread takes; 32 + 3 x 160 are the 4 x 128 at launch
 constexpr int kGroupColumns = 64;  // columns of a group: one 128-byte swizzled row
 constexpr int kGroups = 2;  // column groups of a head
 constexpr int kQGroupBytes = 8192;  // bytes of one column group of Q
@@ -98,17 +99,17 @@ constexpr int kQOffset = 0;  // 98304 bytes: Q of each warpgroup, 64 rows in col
 constexpr int kKOffset = 98304;  // 65536 bytes: K ring
 constexpr int kVOffset = 163840;  // 65536 bytes: V ring
 constexpr int kBarriersOffset = 229376;  // 568 bytes: mbarriers
-constexpr int kBlockMetaOffset = 229944;  // 16 bytes: numbers of the loads in the K ring
-constexpr int kLoadsOffset = 229960;  // 768 bytes: ring of orders: key blocks of a tile as they are loaded
-constexpr int kStepsOffset = 230728;  // 768 bytes: ring of orders: notes on the steps of each warpgroup
-constexpr int kNumbersOffset = 231496;  // 8 bytes: ring of orders: loads of a tile
-constexpr int kQueriesOffset = 231504;  // 24 bytes: ring of orders: first queries of a tile's query blocks
-constexpr int kTilesOffset = 231528;  // 8 bytes: ring of orders: number of the tile
-constexpr int kBlocksOffset = 231536;  // 384 bytes: lists of the tile that is put in order
-constexpr int kGroupedOffset = 231920;  // 384 bytes: key blocks that this tile loads, by the lists they are for
-constexpr int kSetsOffset = 232304;  // 96 bytes: which lists each entry of them is loaded for
+constexpr int kBlockMetaOffset = 229944;  // 16 bytes: metadata of the loads in the K ring
+constexpr int kLoadsOffset = 229960;  // 768 bytes: ring of schedules: key blocks of a tile in load order
+constexpr int kStepsOffset = 230728;  // 768 bytes: ring of schedules: encoded steps of each warpgroup
+constexpr int kNumbersOffset = 231496;  // 8 bytes: ring of schedules: number of loads of a tile
+constexpr int kQueriesOffset = 231504;  // 24 bytes: ring of schedules: first queries of a tile's query blocks
+constexpr int kTilesOffset = 231528;  // 8 bytes: ring of schedules: index of the tile
+constexpr int kBlocksOffset = 231536;  // 384 bytes: lists of the tile being scheduled
+constexpr int kGroupedOffset = 231920;  // 384 bytes: key blocks that this tile loads, grouped by the lists they serve
+constexpr int kSetsOffset = 232304;  // 96 bytes: lists that each entry is loaded for
 
-constexpr int kSets = (1 << kSubTiles) - 1;  // sets of warpgroups that a load can be for: bit w for consumer w
+constexpr int kSets = (1 << kSubTiles) - 1;  // sets of warpgroups that a load can serve: bit w for consumer w
 constexpr int kQFullBarrier = kBarriersOffset;
 constexpr int kOrderFullBarrier = kQFullBarrier + 8 * kSubTiles;
 constexpr int kOrderEmptyBarrier = kOrderFullBarrier + 8 * kTileStages;
@@ -117,22 +118,22 @@ constexpr int kKEmptyBarrier = kKFullBarrier + 8 * kSets * kStages;
 constexpr int kVFullBarrier = kKEmptyBarrier + 8 * kStages;
 constexpr int kVEmptyBarrier = kVFullBarrier + 8 * kSets * kStages;
 constexpr int kLoaders = 2;                 // warps that load: one for K, one for V
-constexpr int kEntries = kSubTiles * kTopK;  // of the lists of a tile
-constexpr int kLoadGroupKinds = 2 + kSubTiles;  // of the turns in which a tile loads
-constexpr uint32 kBarrierRange = 64;        // a load is its key block, times this, plus its full barrier: 7 x 8
+constexpr int kEntries = kSubTiles * kTopK;  // entries of all lists of a tile
+constexpr int kLoadGroupKinds = 2 + kSubTiles;  // kinds of turns in which a tile loads
+constexpr uint32 kBarrierRange = 64;        // a load's code: key block times this, plus full barrier (below 7 x 8)
 constexpr int kWarpgroupThreads = 128, kWarpsPerWarpgroup = 4;
-constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared memory: what the swizzle spans
+constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared memory: the span of the swizzle
 constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer warpgroup w: this + w; 0 is __syncthreads
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
-// Initial row_max: finite, so that differences are defined. A row whose logits are all below it counts as one without
+// Initial row_max: finite, so that differences are defined. A row whose logits are all below it counts as a row without
 // keys.
 constexpr float kLeastLogit = -1e30f;
 constexpr float kLn2 = 0.693147180559945f;
 
-// Launch: 512 threads a block, 232400 bytes of dynamic shared memory.
+// Launch: 512 threads per block, 232400 bytes of dynamic shared memory.
 // Grid: one thread block per SM, looping over tiles (persistent).
-// Before it, with the same parameters: h100_topk32_b64_self_ordered_order_queries, 1024 threads a block.
-// It has 162912 bytes of dynamic shared memory, and need not have ended when the main kernel begins.
+// Prologue, with the same parameters: h100_topk32_b64_self_ordered_order_queries, 1024 threads per block.
+// It uses 162912 bytes of dynamic shared memory, and may still run when the main kernel begins.
 struct Params {
   TensorMap q_map;  // Q (head_dim, q_len, heads, batch): box 64 x 64 x 1 x 1, swizzle 128
   TensorMap k_map;  // K (head_dim, kv_len, kv_heads, batch): box 64 x 64 x 1 x 1, swizzle 128
@@ -144,7 +145,7 @@ struct Params {
   int64 kv_indices_head_stride;  // elements from one head to the next (0: shared)
   int64 kv_indices_row_stride;  // elements from one query block to the next
   int query_blocks;  // query blocks of a head: rows of the lists
-  int* query_order;  // query blocks of each head, those of a tile together: found before
+  int* query_order;  // query blocks of each head, grouped by tile: computed by the prologue
   int64 query_order_batch_stride;  // elements from one batch to the next (0: shared)
   int64 query_order_head_stride;  // elements from one head to the next (0: shared)
   int order_heads;  // heads of kv_indices
@@ -163,19 +164,19 @@ struct SeqlenInfo {
   const Params& p;
 
   __device__ __forceinline__ SeqlenInfo(const Params& p, int batch) : p(p) {}
-  // Queries.
+  // Number of queries.
   __device__ __forceinline__ int q_len() const { return p.q_len; }
   // Index of a query in a (batch, heads, q_len) tensor.
   __device__ __forceinline__ int64 row(int64 batch_head, int query) const { return batch_head * p.q_len + query; }
-  // Keys.
+  // Number of keys.
   __device__ __forceinline__ int kv_len() const { return p.kv_len; }
-  // Position of a query among the keys: the last query stands at the last key.
+  // Position of a query among the keys: the last query is at the last key.
   __device__ __forceinline__ int position(int query) const { return query + p.kv_len - p.q_len; }
-  // End of the keys that queries may see.
+  // End of the visible keys.
   __device__ __forceinline__ int kv_end() const { return p.kv_len; }
 };
 
-// kv_end() of a tile, in constant memory.
+// kv_end() of a tile, read from constant memory.
 struct KvEnd {
   const Params& p;
 
@@ -193,32 +194,31 @@ __device__ __forceinline__ void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-// mbarrier.arrive: one arrival; who waits then sees what this thread wrote before (PTX ISA, "mbarrier.arrive")
+// mbarrier.arrive: one arrival; waiting threads then see this thread's earlier writes (PTX ISA, "mbarrier.arrive")
 __device__ __forceinline__ void mbarrier_arrive(uint32 barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-// mbarrier.arrive with a count: as many arrivals at once (PTX ISA, "mbarrier.arrive")
+// mbarrier.arrive with a count: several arrivals at once (PTX ISA, "mbarrier.arrive")
 __device__ __forceinline__ void mbarrier_arrive(uint32 barrier, int arrivals) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 
-// griddepcontrol.launch_dependents: the kernel that is launched next, if it is allowed to overlap with this one, may
-// begin once all thread blocks have got here (PTX ISA, "griddepcontrol")
+// griddepcontrol.launch_dependents: the next kernel, if it may overlap this one, can start once all thread blocks have
+// executed this (PTX ISA, "griddepcontrol")
 __device__ __forceinline__ void launch_dependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 
-// griddepcontrol.wait: until the kernels that this one overlaps with have ended and what they wrote is there (PTX ISA,
-// "griddepcontrol")
+// griddepcontrol.wait: waits until the kernels that this one overlaps have completed and their writes are visible (PTX
+// ISA, "griddepcontrol")
 __device__ __forceinline__ void wait_for_prerequisites() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
 // mbarrier.arrive.expect_tx: one arrival; the phase also needs `bytes` bytes from the copy engine to complete. They may
-// come before this: without the arrival it does not complete (PTX ISA, "mbarrier.arrive")
+// come earlier: the phase does not complete without the arrival (PTX ISA, "mbarrier.arrive")
 __device__ __forceinline__ void mbarrier_arrive_expect_tx(uint32 barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
-// mbarrier.try_wait.parity: returns once the phase of this parity has completed
-// (PTX ISA, "mbarrier.try_wait")
+// mbarrier.try_wait.parity: waits until the phase of this parity has completed (PTX ISA, "mbarrier.try_wait")
 __device__ __forceinline__ void mbarrier_wait(uint32 barrier, int parity) {
   asm volatile(
       "{\n"
@@ -231,13 +231,13 @@ __device__ __forceinline__ void mbarrier_wait(uint32 barrier, int parity) {
       "}\n" ::"r"(barrier), "r"(parity) : "memory");
 }
 
-// prefetch.tensormap: brings a descriptor into its cache (PTX ISA, "prefetch")
+// prefetch.tensormap: prefetches a descriptor (PTX ISA, "prefetch")
 __device__ __forceinline__ void prefetch_tensormap(const TensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-// cp.async.bulk.tensor.4d: tensor box at (c0, ...) to shared memory, counted by an mbarrier. What of the box
-// lies outside the tensor, before its first element too, comes as zeros, and counts (PTX ISA, "cp.async.bulk.tensor")
+// cp.async.bulk.tensor.4d: copies the tensor box at (c0, ...) to shared memory, counted by an mbarrier. Elements
+// outside the tensor, even before its first element, are zero-filled and counted (PTX ISA, "cp.async.bulk.tensor")
 __device__ __forceinline__ void tma_load_4d(
     uint32 to, const TensorMap* map, uint32 barrier, int c0, int c1, int c2, int c3) {
   asm volatile(
@@ -245,7 +245,7 @@ __device__ __forceinline__ void tma_load_4d(
       ::"r"(to), "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3) : "memory");
 }
 
-// cp.async.bulk.tensor.4d: shared memory to the tensor box at (c0, ...), clipped at the tensor's ends
+// cp.async.bulk.tensor.4d: copies shared memory to the tensor box at (c0, ...), clipped at the tensor's ends
 // (PTX ISA, "cp.async.bulk.tensor")
 __device__ __forceinline__ void tma_store_4d(const TensorMap* map, uint32 from, int c0, int c1, int c2, int c3) {
   asm volatile(
@@ -253,21 +253,21 @@ __device__ __forceinline__ void tma_store_4d(const TensorMap* map, uint32 from, 
       ::"l"(map), "r"(from), "r"(c0), "r"(c1), "r"(c2), "r"(c3) : "memory");
 }
 
-// cp.async.bulk.commit_group: closes a group of stores (PTX ISA, "cp.async.bulk.commit_group")
+// cp.async.bulk.commit_group: commits the stores as a group (PTX ISA, "cp.async.bulk.commit_group")
 __device__ __forceinline__ void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 
-// cp.async.bulk.wait_group.read: at most kPending groups have not read their shared memory yet
-// (PTX ISA, "cp.async.bulk.wait_group")
+// cp.async.bulk.wait_group.read: at most kPending groups have yet to read their shared memory (PTX ISA,
+// "cp.async.bulk.wait_group")
 template <int kPending>
 __device__ __forceinline__ void tma_store_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
 }
 
-// fence.proxy.async: ordinary shared-memory writes become visible to the copy engine (PTX ISA, "membar / fence")
+// fence.proxy.async: makes generic shared-memory writes visible to the async proxy (PTX ISA, "membar / fence")
 __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// setmaxnreg: .dec gives registers of this warpgroup back to the thread block, .inc waits until there are so many
-// (PTX ISA, "setmaxnreg")
+// setmaxnreg: .dec releases registers of this warpgroup to the thread block, .inc waits until enough are free (PTX ISA,
+// "setmaxnreg")
 template <int kRegisters>
 __device__ __forceinline__ void setmaxnreg_dec() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
@@ -277,17 +277,17 @@ __device__ __forceinline__ void setmaxnreg_inc() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
-// wgmma.fence, CUTLASS's warpgroup_arrive: orders register accesses before the first wgmma (PTX ISA, "wgmma.fence")
+// wgmma.fence, CUTLASS' warpgroup_arrive: orders register accesses before the first wgmma (PTX ISA, "wgmma.fence")
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-// wgmma.commit_group, warpgroup_commit_batch: closes a group of wgmma (PTX ISA, "wgmma.commit_group")
+// wgmma.commit_group, warpgroup_commit_batch: commits wgmmas as a group (PTX ISA, "wgmma.commit_group")
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-// wgmma.wait_group, warpgroup_wait: at most kPending groups are still running (PTX ISA, "wgmma.wait_group")
+// wgmma.wait_group, warpgroup_wait: waits until at most kPending groups are running (PTX ISA, "wgmma.wait_group")
 template <int kPending>
 __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
-// Keeps the compiler from moving accesses of registers that a running wgmma owns across this point.
+// Keeps the compiler from moving accesses to the registers of a running wgmma across this point.
 template <int kCount>
 __device__ __forceinline__ void warpgroup_fence_operand(float (&registers)[kCount]) {
 #pragma unroll
@@ -295,8 +295,8 @@ __device__ __forceinline__ void warpgroup_fence_operand(float (&registers)[kCoun
 }
 
 // Matrix descriptor of a 128-byte swizzled tile in shared memory (PTX ISA, "Asynchronous Warpgroup Level Matrix
-// Instructions", "Matrix Descriptor Format"). The upper half is always the same: 128-byte swizzle, 1024 bytes from 8
-// rows to the next 8 (SBO, the stride byte offset). So descriptors are passed, and moved on, as their lower halves: the
+// Instructions", "Matrix Descriptor Format"). The upper half is constant: 128-byte swizzle, 1024 bytes from 8 rows to
+// the next 8 (SBO, the stride byte offset). Descriptors are therefore passed and advanced as their lower halves: the
 // address and, for an MN-major tile of several groups of 64 columns, the bytes from one group to the next (LBO, the
 // leading byte offset), else 0; both in units of 16 bytes.
 constexpr uint32 kDescriptorUpperHalf = 0x40000040;
@@ -306,7 +306,7 @@ __device__ __forceinline__ uint32 wgmma_descriptor(uint32 address, int group_byt
 }
 
 // wgmma.mma_async m64n64k16: D = A B, + D if `accumulate`; A in shared memory, K-major, B K-major.
-// After p come factors 1 of A and B, then whether A and B are MN-major (PTX ISA, "wgmma.mma_async")
+// After p come scale factors of 1 for A and B, then whether A and B are MN-major (PTX ISA, "wgmma.mma_async")
 __device__ __forceinline__ void wgmma_m64n64k16_shared_k_major(
     float (&d)[32], uint32 a, uint32 b, int accumulate) {
   asm volatile(
@@ -331,7 +331,7 @@ __device__ __forceinline__ void wgmma_m64n64k16_shared_k_major(
 }
 
 // wgmma.mma_async m64n128k16: D = A B, + D if `accumulate`; A in registers, B MN-major.
-// After p come factors 1 of A and B, then whether B is MN-major (PTX ISA, "wgmma.mma_async")
+// After p come scale factors of 1 for A and B, then whether B is MN-major (PTX ISA, "wgmma.mma_async")
 __device__ __forceinline__ void wgmma_m64n128k16_registers_mn_major(
     float (&d)[64], const uint32 (&a)[4], uint32 b, int accumulate) {
   asm volatile(
@@ -362,7 +362,7 @@ __device__ __forceinline__ void wgmma_m64n128k16_registers_mn_major(
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf));
 }
 
-// bar.sync: named barrier `id` of `threads` threads (PTX ISA, "bar")
+// bar.sync: waits at named barrier `id` of `threads` threads (PTX ISA, "bar")
 __device__ __forceinline__ void bar_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
@@ -403,26 +403,26 @@ __device__ __forceinline__ float quad_sum(float x) {
   return x + __shfl_xor_sync(0xFFFFFFFF, x, 2);
 }
 
-// cvt.rn.f16x2.f32: two floats to a pair of fp16, `low` in the lower half (PTX ISA, "cvt")
+// cvt.rn.f16x2.f32: converts two floats to a pair of fp16, `low` in the lower half (PTX ISA, "cvt")
 __device__ __forceinline__ uint32 pack(float low, float high) {
   uint32 pair;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   return pair;
 }
 
-// stmatrix.x4: four 8 x 8 matrices of 16-bit elements, each lane gives the address of one row (PTX ISA, "stmatrix")
+// stmatrix.x4: stores four 8 x 8 matrices of 16-bit elements; each lane holds one row address (PTX ISA, "stmatrix")
 __device__ __forceinline__ void stmatrix_x4(uint32 address, uint32 a, uint32 b, uint32 c, uint32 d) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], { %1, %2, %3, %4 };"
       ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
-// Pattern: each query block has a list of kTopK key blocks, in any order. A block counts as often as it
-// is listed.
+// Pattern: each query block has a list of kTopK key blocks, in any order. A block listed several times
+// counts that often.
 struct KvBlockIterator {
-  int entries;      // key blocks listed for these queries: a step each
-  const int* list;  // their numbers
-  int key_blocks;   // key blocks there are
-  bool backwards = false;  // whether the list is walked through from its end
+  int entries;      // listed key blocks of these queries, one step each
+  const int* list;  // their indices
+  int key_blocks;   // number of key blocks
+  bool backwards = false;  // whether to walk the list from its end
 
   __device__ __forceinline__ KvBlockIterator(const Params& p, int batch, int head, int first_query) {
     const SeqlenInfo seqlen(p, batch);
@@ -432,20 +432,20 @@ struct KvBlockIterator {
     key_blocks = (seqlen.kv_end() + kBlockKeys - 1) / kBlockKeys;
     entries = row < p.query_blocks ? kTopK : 0;
   }
-  // The i-th entry of the list: a key block, or the one after the last for an entry out of range.
+  // The i-th entry of the list: a key block, or the one past the last for an out-of-range entry.
   __device__ __forceinline__ int entry(int i) const {
     const int block = i < entries ? __ldg(list + (backwards ? entries - 1 - i : i)) : -1;
     return static_cast<uint32>(block) < static_cast<uint32>(key_blocks) ? block : key_blocks;
   }
 };
 
-// One tile of work: kSubTiles query blocks of one head, as query_order has them. first_query counts in that order.
+// One tile of work: kSubTiles query blocks of one head, in the order of query_order. first_query counts in that order.
 struct Tile {
   int batch, head, first_query;
 
   __device__ __forceinline__ Tile(const Params& p, int index) {
-    // Head by head, so that the thread blocks at work share the K and V of few heads, which then come from the L2.
-    const uint32 number = index, query_tiles = p.query_tiles;  // shorter to divide than int
+    // Head by head, so that concurrent thread blocks share the K and V of a few heads, which then stay in the L2.
+    const uint32 number = index, query_tiles = p.query_tiles;  // unsigned: cheaper to divide than int
     const uint32 batch_head = number / query_tiles;
     first_query = number % query_tiles * kTileM;
     batch = batch_head / p.heads;
@@ -454,13 +454,14 @@ struct Tile {
 };
 
 // Position in a ring: the stage, and the parity of the pass over the ring, 0 in the first. A wait for a full barrier
-// takes this parity, one for an empty barrier the other: that of the pass before, which counts as ended if fresh.
+// uses this parity; a wait for an empty barrier uses the other one, that of the previous pass, which a fresh barrier
+// counts as completed.
 template <int kDepth>
 struct PipelineState {
   int index = 0, phase = 0;
 
   PipelineState() = default;
-  // That of the n-th use of the ring.
+  // State of the n-th use of the ring.
   __device__ __forceinline__ PipelineState(uint32 n) : index(n % kDepth), phase(n / kDepth % 2) {}
   __device__ __forceinline__ void advance() {
     if (++index == kDepth) {
@@ -470,20 +471,20 @@ struct PipelineState {
   }
 };
 
-// A work tile, what the scheduler hands out: the number of a tile. Tile makes batch, head and queries of it.
+// A work tile, as assigned by the scheduler: the index of a tile. Tile computes its batch, head and queries.
 struct WorkTile {
-  int index;  // number of the tile
+  int index;  // index of the tile
 };
 
 __device__ __forceinline__ WorkTile first_work_tile(const Params& p) { return {static_cast<int>(blockIdx.x)}; }
 
-// Takes the next tile that no thread block has.
+// Takes the next unassigned tile.
 __device__ __forceinline__ WorkTile next_work_tile(const Params& p, const WorkTile&) {
   return {atomicAdd(p.scheduler, 1) + static_cast<int>(gridDim.x)};
 }
 
-// The last thread block to end leaves the counters at 0 for the next launch. The fence keeps a thread block's draws
-// before its arrival: none comes after the reset.
+// The last thread block to end resets the counters to 0 for the next launch. The fence orders a thread block's draws
+// before its arrival, so none comes after the reset.
 __device__ __forceinline__ void release_scheduler(const Params& p) {
   __threadfence();
   if (atomicAdd(p.scheduler + 1, 1) == gridDim.x - 1) {
@@ -492,32 +493,33 @@ __device__ __forceinline__ void release_scheduler(const Params& p) {
   }
 }
 
-// The key blocks of a query block.
-// Made anew by whoever needs them, in a few instructions, and not handed over in shared memory. All patterns take the
-// same arguments, whether they need them or not.
+// Key blocks of a query block.
+// Producer and consumers each recompute them, in a few instructions, instead of passing them through shared memory. All
+// patterns take the same arguments, used or not.
 __device__ __forceinline__ KvBlockIterator kv_blocks_of(
     const Params& p, const WorkTile& work, const Tile& tile, int first_query) {
   KvBlockIterator blocks(p, tile.batch, tile.head, first_query);
-  // Thread blocks work through their lists side by side, forwards in one tile and backwards in the next. Sorted lists
-  // then begin with keys that were used last, and that the L2 still has where it cannot hold all keys of a head.
+  // Thread blocks walk their lists in parallel, forwards in one tile and backwards in the next. Sorted lists then begin
+  // with the keys used most recently, which are still in the L2 even if it cannot hold all keys of a head.
   blocks.backwards = work.index / gridDim.x % 2 == 1;
   return blocks;
 }
 
-// Metadata of a load of kTileN keys, in one word: its number. Complemented, so negative, if the load reaches past
-// the last key, as an entry out of range does.
+// Metadata of a load of kTileN keys, in one word: its index. Complemented, hence negative, if the load reaches past
+// the last key, as out-of-range entries do.
 __device__ __forceinline__ int pack_block_meta(const KvEnd& kv_end, int block) {
   return (block + 1) * kTileN > kv_end ? ~block : block;
 }
 
-// Reads a word that the producer wrote, by lane 0. A consumer's lane 0 arrives at the empty barrier afterwards, and the
-// producer's lane 0 is who writes the word: so it is read before it changes. The shuffle makes the value uniform.
+// Lane 0 reads a word that the producer wrote. A consumer's lane 0 arrives at the empty barrier afterwards, and only
+// the producer's lane 0 writes the word, so it is read before it changes. The shuffle makes the value uniform.
 __device__ __forceinline__ int read_by_leader(const int* word) {
   return __shfl_sync(0xFFFFFFFF, threadIdx.x % 32 == 0 ? *word : 0, 0);
 }
 
-// First query of the query block that this lane's sub-tile has in a tile: past the last query if there is none. A
-// launch begins with query blocks as they come: in their windows, query_order is found meanwhile. The whole warp.
+// First query of the query block of this lane's sub-tile in a tile: past the last query if there is none. The windows
+// of a launch's first tiles keep query blocks in their original order, because query_order is computed meanwhile.
+// Called by the whole warp.
 __device__ __forceinline__ int ordered_query(const Params& p, const WorkTile& work, const Tile& tile) {
   const int place = tile.first_query / kSubTileRows + threadIdx.x % 32;
   int block = min(place, p.query_blocks);
@@ -531,8 +533,8 @@ __device__ __forceinline__ int ordered_query(const Params& p, const WorkTile& wo
 
 using uint64 = unsigned long long;
 
-// Loads of a tile, or of a part of it, by the set of lists that they are for: in byte u those for set u. No more than
-// kTopK are for one set.
+// Number of loads of a tile, or of a part of it, by the set of lists that they serve: byte u counts those for set u.
+// Each set has at most kTopK loads.
 struct LoadsOfSets {
   uint64 bytes = 0;
 
@@ -544,14 +546,14 @@ struct LoadsOfSets {
     for (int set = 1; set <= kSets; ++set) sum += (*this)[set];
     return sum;
   }
-  // What all lanes of the warp have counted.
+  // Sum over all lanes of the warp.
   __device__ __forceinline__ LoadsOfSets of_warp() const {
     const uint64 high = __reduce_add_sync(0xFFFFFFFF, static_cast<uint32>(bytes >> 32));
     return {high << 32 | __reduce_add_sync(0xFFFFFFFF, static_cast<uint32>(bytes))};
   }
 };
 
-// How many of so many entries of a list equal a key block.
+// Number of the first `entries` entries of a list that equal `block`.
 __device__ __forceinline__ int count_equal(const int* list, int entries, int block) {
   int equal = 0;
 #pragma unroll 8
@@ -559,11 +561,11 @@ __device__ __forceinline__ int count_equal(const int* list, int entries, int blo
   return equal;
 }
 
-// Which lists each entry of a tile's lists is loaded for: a bit for each list, or nothing if a list before it in the
-// tile has it loaded. The r-th of equal entries of a list is one load with the r-th of those of the other lists. The
+// Which lists each entry of a tile's lists is loaded for: a bit for each list, or 0 if an earlier list of the tile
+// already loads it. The r-th of equal entries of a list shares its load with the r-th of another list. Called by the
 // whole warp.
-// A tile at the end of the queries may have fewer query blocks: the others take the first one's
-// list, if any, and their rows are not stored.
+// A tile at the end of the queries may have fewer query blocks: the missing ones use the
+// first one's list, if any, and their rows are not stored.
 __device__ __forceinline__ LoadsOfSets match_lists(const Params& p, const WorkTile& work, const Tile& tile,
     int first_query, int* blocks, unsigned char* sets) {
   const int lane = threadIdx.x % 32;
@@ -580,9 +582,9 @@ __device__ __forceinline__ LoadsOfSets match_lists(const Params& p, const WorkTi
     const int* mine = blocks + list * kTopK;
 #pragma unroll 1
     for (int first = 0; first < kTopK; first += 32) {
-      const int i = first + lane, block = i < kTopK ? mine[i] : -1 - lane;  // behind the list: like no other
+      const int i = first + lane, block = i < kTopK ? mine[i] : -1 - lane;  // past the end: equal to no other
       const uint32 equal = __match_any_sync(0xFFFFFFFF, block);
-      // Entries of its list that equal this one and come before it.
+      // Earlier entries of its list that equal this one.
       const int before = count_equal(mine, first, block) + __popc(equal & ((1u << lane) - 1));
       int set = 1 << list;
 #pragma unroll
@@ -601,7 +603,8 @@ __device__ __forceinline__ LoadsOfSets match_lists(const Params& p, const WorkTi
   return loads.of_warp();
 }
 
-// Brings the key blocks that a tile loads together by sets, those for one set as the lists have them. The whole warp.
+// Groups the key blocks of a tile's loads by set; within a set, the order of the lists is kept. Called by the whole
+// warp.
 __device__ __forceinline__ void group_loads(const LoadsOfSets& in_tile, const int* blocks, const unsigned char* sets,
     int* grouped) {
   const int lane = threadIdx.x % 32;
@@ -621,25 +624,25 @@ __device__ __forceinline__ void group_loads(const LoadsOfSets& in_tile, const in
   __syncwarp();
 }
 
-// Loads before a tile: places, barriers and phases of its own follow from them.
+// Loads before a tile: slots, barriers and phases of its own loads follow from these counts.
 struct LoadCounts {
   uint32 all = 0;
-  uint32 of_set = 0;  // in lane u: those for set u
+  uint32 of_set = 0;  // in lane u: loads for set u
 };
 
-// LoadGroups of a tile: loads that give each list a step, or two. There are several kinds.
-//   0        a load for all lists
-//   1, 2, 3  one for two lists, and one for the third, which is list 0, 1 or 2
-//   4        of what is then left, three loads for one list each, or three for two lists each, which are two steps
-// The turns of each kind are spread evenly over the tile: the i-th of n comes at (2 i + 1) / 2 n of it, and of several
-// that come at one time the kind with the lower number.
+// LoadGroups of a tile: groups of loads that give each list one step, or two. Kinds:
+//   0        one load for all lists
+//   1, 2, 3  one load for two lists, and one for the third, which is list 0, 1 or 2
+//   4        of the remaining loads: three for one list each, or three for two lists each, which are two steps
+// The turns of each kind are spread evenly over the tile: the i-th of n comes at (2 i + 1) / 2 n of it. If several
+// coincide, the kind with the lower number comes first.
 struct LoadGroups {
   int of_kind[kLoadGroupKinds];
-  bool pairs_are_left;  // for two lists, not for one
+  bool pairs_are_left;  // whether the remaining loads serve two lists each, instead of one
 
   __device__ __forceinline__ explicit LoadGroups(const LoadsOfSets& in_tile) {
     of_kind[0] = in_tile[kSets];
-    // Lists are equally long, so what is left are equally many loads for each list, or without each list.
+    // Lists are equally long, so the remaining loads are equally many for each list, or for each pair of lists.
 #pragma unroll
     for (int third = 0; third < kSubTiles; ++third) {
       const int alone = in_tile[1 << third], pairs = in_tile[kSets ^ 1 << third];
@@ -649,7 +652,7 @@ struct LoadGroups {
     }
   }
 
-  // Counts, of each kind, the turns that come before turn number `turn` of one kind.
+  // Counts, for each kind, the turns that come before turn `turn` of kind `kind`.
   __device__ __forceinline__ void count_before(int (&before)[kLoadGroupKinds], int kind, int turn) const {
     int number = 1;
 #pragma unroll
@@ -657,15 +660,15 @@ struct LoadGroups {
     const float unit = 1.0f / number;
 #pragma unroll
     for (int i = 0; i < kLoadGroupKinds; ++i) {
-      // Those numbers j for which (2 j + 1) * number is not more than this. The quotient is rounded down rightly, as it
-      // is less than 256 and at least a half of 1 / 128 away from the next whole number.
+      // Number of j with (2 j + 1) * number <= `most`. Rounding the quotient down is exact: it is less than 256 and at
+      // least 1 / 256 away from the next integer.
       const int most = (2 * turn + 1) * of_kind[i] - (i >= kind);
       before[i] = (static_cast<int>((most + 0.5f) * unit) + 1) / 2;
     }
   }
 };
 
-// Puts the loads of a tile in order, and notes the steps of each warpgroup. Returns the number of loads. The whole
+// Orders the loads of a tile and writes the steps of each warpgroup. Returns the number of loads. Called by the whole
 // warp.
 __device__ __forceinline__ int schedule_loads(LoadCounts& before, const LoadsOfSets& in_tile, const int* grouped,
     uint32* loads, uint32* steps) {
@@ -673,7 +676,7 @@ __device__ __forceinline__ int schedule_loads(LoadCounts& before, const LoadsOfS
   const LoadGroups turns(in_tile);
 #pragma unroll 1
   for (int first = 0; first < number; first += 32) {
-    int set = 0, rank = first + lane;  // the set that a load is for, and which of those for it
+    int set = 0, rank = first + lane;  // the set that a load serves, and its rank among the loads for that set
 #pragma unroll
     for (int i = 1; i <= kSets; ++i) {
       if (set == 0 && rank < in_tile[i]) set = i;
@@ -682,35 +685,35 @@ __device__ __forceinline__ int schedule_loads(LoadCounts& before, const LoadsOfS
     const uint32 of_set = __shfl_sync(0xFFFFFFFF, before.of_set, set);
     if (set == 0) continue;
 
-    // Its turn, and its place among the loads of the turn.
+    // Its turn, and its position among the loads of the turn.
     int kind = 0, turn = rank, place_in_turn = 0;
     int earlier[kLoadGroupKinds];
     const bool is_pair = __popc(set) == 2;
-    const int third_list = (is_pair ? kSets ^ set : set) >> 1;  // the one that is alone, or not in the pair
+    const int third_list = (is_pair ? kSets ^ set : set) >> 1;  // the single list, or the one missing from the pair
     if (set != kSets) {
       const int beside = min(in_tile[set], in_tile[kSets ^ set]);
       const bool is_left = rank >= beside;
       kind = is_left ? 1 + kSubTiles : 1 + third_list;
       turn = is_left ? rank - beside : rank;
-      // The pairs that are left come as lists 0 and 1, 0 and 2, 1 and 2.
+      // The remaining pairs come in the order: lists 0 and 1, 0 and 2, 1 and 2.
       place_in_turn = !is_left ? !is_pair : is_pair ? kSubTiles - 1 - third_list : third_list;
     }
     turns.count_before(earlier, kind, turn);
     const int twos = earlier[1] + earlier[2] + earlier[3], threes = earlier[4];
     const int at = earlier[0] + 2 * twos + 3 * threes + place_in_turn;
     const int step = earlier[0] + twos + (turns.pairs_are_left ? 2 * threes : threes);
-    // Loads for a set can come in turns of two kinds: which of them all it is.
+    // Loads for a set can come in turns of two kinds: the rank among both.
     int in_order = turn;
     if (kind == 1 + kSubTiles) in_order += third_list == 0 ? earlier[1] : third_list == 1 ? earlier[2] : earlier[3];
     if (kind > 0 && kind <= kSubTiles && is_pair == turns.pairs_are_left) in_order += threes;
     const PipelineState<kStages> place(before.all + at), uses(of_set + in_order);
     const uint32 full = (set - 1) * kStages + uses.index, arrivals = kArrivals / __popc(set);
-    // Bits 0 to 7: the place; 8 to 15: the full barrier; 16: its parity; from 17 on: arrivals of each warp.
+    // Bits 0 to 7: slot; 8 to 15: full barrier; 16: its parity; 17 and up: arrivals of each warp.
     const uint32 note = place.index | full << 8 | uses.phase << 16 | arrivals << 17;
     loads[at] = grouped[first + lane - rank + in_order] * kBarrierRange + full;
 #pragma unroll
     for (int list = 0; list < kSubTiles; ++list) {
-      // Which of the two steps of three pairs it is for this list.
+      // Whether it is the second of the two steps that three pairs give this list.
       const int second = kind == 1 + kSubTiles && is_pair && third_list < (list == 2 ? 1 : 2);
       if (set >> list & 1) steps[list * kTopK + step + second] = note;
     }
@@ -720,7 +723,7 @@ __device__ __forceinline__ int schedule_loads(LoadCounts& before, const LoadsOfS
   return number;
 }
 
-// Producer, one warp: writes down the order of one tile after the other, as soon as there is a place for it.
+// Producer, one warp: writes the schedule of one tile after the other, as soon as a slot is free.
 __device__ __forceinline__ void order_tiles(const Params& p, unsigned char* shared, uint32 base) {
   int* blocks = reinterpret_cast<int*>(shared + kBlocksOffset);
   unsigned char* sets = shared + kSetsOffset;
@@ -751,18 +754,18 @@ __device__ __forceinline__ void order_tiles(const Params& p, unsigned char* shar
       if (lane < kSubTiles) queries[state.index * kSubTiles + lane] = first_query;
     }
     if (lane == 0) tiles[state.index] = work.index;
-    // Each lane has written a part of the order, so each arrives.
+    // Each lane has written a part of the schedule, so each arrives.
     mbarrier_arrive(base + kOrderFullBarrier + 8 * state.index);
     __syncwarp();
     if (work.index >= p.tiles) break;
     state.advance();
     work.index = __shfl_sync(0xFFFFFFFF, lane == 0 ? next_work_tile(p, work).index : 0, 0);
   }
-  wait_for_prerequisites();  // whoever waits for this kernel waits for both
+  wait_for_prerequisites();  // so that kernels that wait for this one also wait for its prerequisite
   if (lane == 0) release_scheduler(p);
 }
 
-// Where an order has the number of its tile.
+// Location of the tile's index in its schedule.
 __device__ __forceinline__ const int* tile_of(const unsigned char* shared, int stage) {
   return reinterpret_cast<const int*>(shared + kTilesOffset) + stage;
 }
@@ -776,8 +779,8 @@ __device__ __forceinline__ void load_step(const TensorMap* map, uint32 to, uint3
   }
 }
 
-// Producer, one thread for each ring: fills the K ring or the V ring, tile after tile. A load takes the place of the
-// one kStages before it, once all that use that one have left it.
+// Producer, one thread for each ring: fills the K ring or the V ring, tile after tile. A load takes the slot of the
+// load kStages before it, after all users of that load have released it.
 __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, uint32 base, bool is_k) {
   const TensorMap* map = is_k ? &p.k_map : &p.v_map;
   const uint32 ring = base + (is_k ? kKOffset : kVOffset);
@@ -841,42 +844,41 @@ __device__ __forceinline__ void issue_pv_gemm(float (&o)[kHeadDim / 2], const ui
   warpgroup_fence_operand(o);
 }
 
-// What a consumer needs to know of the pairs of a step, in one word. A warp's leader, which gives the place back, reads
-// it; for the others it is 0.
+// What a consumer needs to mask a step, in one word. Only a warp's leader, which releases the stage, reads it; it is 0
+// in the other lanes.
 struct BlockMeta {
   int word;
 
   __device__ __forceinline__ BlockMeta(const int* block_meta, int stage, bool warp_leader)
       : word(warp_leader ? block_meta[stage] : 0) {}
-  // Whether some key is past the last one: the same in all lanes.
+  // Whether some key is out of range: the same in all lanes.
   __device__ __forceinline__ bool needs_mask() const { return __any_sync(0xFFFFFFFF, word < 0); }
 };
 
-// Hides the keys of a step that are past the last one.
+// Masks the keys of a step that are out of range.
 __device__ __forceinline__ void apply_mask(float (&s)[kTileN / 2], const Params& p, int batch, const BlockMeta& meta) {
   const KvEnd kv_end(p, batch);
   const int word = __shfl_sync(0xFFFFFFFF, meta.word, 0), number = word < 0 ? ~word : word;
-  const int first_key = number * kTileN + threadIdx.x % 4 * 2;  // this thread's first
+  const int first_key = number * kTileN + threadIdx.x % 4 * 2;  // this thread's first key
   const int keys = kv_end - first_key;
 #pragma unroll
-  for (int j = 0; j < kTileN / 2; ++j) {  // scores of a load; i: of the step
+  for (int j = 0; j < kTileN / 2; ++j) {  // j: score of a load; i: score of the step
     const int i = j, column = j / 4 * 8 + j % 2;
     if (column >= keys) s[i] = kMinusInfinity;
   }
 }
 
-// Online softmax with lazy rescaling (FlashAttention-4's rescale_threshold). The weight of a pair is
-// 2^(scale_log2 s - row_max). O and row_sum are relative to the same row_max, so it may be the maximum of earlier steps
-// as long as weights stay small: it is raised, and O and row_sum are rescaled, only in a step that exceeds it by the
-// threshold, for all rows of the warp.
+// Online softmax with lazy rescaling (FlashAttention-4's rescale_threshold). The weight of a pair is 2^(scale_log2 s -
+// row_max). O and row_sum are relative to the same row_max, so row_max may be the maximum of earlier steps as long as
+// the weights stay small. A step raises it, and rescales O and row_sum, for all rows of the warp, only if it exceeds
+// row_max by the threshold.
 //
-// Threshold, as log2 of a weight. With 1, a key of at least twice the weight of each before it gets weight 1, which is
-// exact in 16 bits. With 15, all that fp16 can hold, fewer steps rescale, but the largest error of O rises from 1.0e-3
-// to 1.7e-3 (logits of standard deviation 4).
+// Threshold, as log2 of a weight. With 1, a key with at least twice the weight of each earlier key gets weight 1, which
+// is exact in 16 bits. With 15, the most that fp16 can hold, fewer steps rescale, but the largest error of O rises from
+// 1.0e-3 to 1.7e-3 (logits of standard deviation 4).
 constexpr float kRescaleThreshold = 1.0f;
 
-// Largest logit times log2(e) of the keys that this thread has of a step. scale_log2 is positive, so that is the
-// largest s.
+// Largest logit times log2(e) of this thread's keys of a step. scale_log2 is positive, so that is the largest s.
 __device__ __forceinline__ void take_step_max(float (&step_max)[2], const float (&s)[kTileN / 2], float scale_log2) {
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
@@ -890,15 +892,15 @@ __device__ __forceinline__ void take_step_max(float (&step_max)[2], const float 
   }
 }
 
-// Whether a step exceeds row_max of one of the warp's rows by the threshold: the same in all lanes. step_max is that of
-// a lane's part of its rows.
+// Whether a step exceeds row_max by the threshold for one of the warp's rows: the same in all lanes. step_max is the
+// maximum over a lane's part of its rows.
 __device__ __forceinline__ bool exceeds_threshold(const float (&step_max)[2], const float (&row_max)[2]) {
   const bool rises = step_max[0] - row_max[0] >= kRescaleThreshold || step_max[1] - row_max[1] >= kRescaleThreshold;
   return __any_sync(0xFFFFFFFF, rises);
 }
 
-// Raises row_max to the maximum of a step, over all lanes of a row. `rescale` becomes the factor for what is relative
-// to the one before.
+// Raises row_max to the maximum of a step over all lanes of a row. `rescale` becomes the factor for values relative to
+// the previous row_max.
 __device__ __forceinline__ void raise_row_max(float (&row_max)[2], float (&rescale)[2], float (&step_max)[2]) {
   quad_max(step_max);
 #pragma unroll
@@ -909,7 +911,7 @@ __device__ __forceinline__ void raise_row_max(float (&row_max)[2], float (&resca
   }
 }
 
-// O and row_sum relative to the raised row_max.
+// Rescales O and row_sum to the raised row_max.
 __device__ __forceinline__ void rescale_rows(float (&o)[kHeadDim / 2], float (&row_sum)[2], const float (&rescale)[2]) {
   row_sum[0] *= rescale[0];
   row_sum[1] *= rescale[1];
@@ -917,18 +919,18 @@ __device__ __forceinline__ void rescale_rows(float (&o)[kHeadDim / 2], float (&r
   for (int i = 0; i < kHeadDim / 2; ++i) o[i] *= rescale[i / 2 % 2];
 }
 
-// P: the weights of a step, packed to 16 bits. The accumulator layout of S is the A-operand layout of P. row_sum takes
-// in those that this thread has.
+// P: the weights of a step, packed to 16 bits. The accumulator layout of S is the A-operand layout of P. row_sum
+// accumulates this thread's weights.
 __device__ __forceinline__ void scale_apply_exp2(uint32 (&p_frag)[kTileN / 16][4], float (&row_sum)[2],
     const float (&s)[kTileN / 2], const float (&row_max)[2], float scale_log2) {
-  float sum[2], odd_sum[2];  // two chains a row: half the latency
+  float sum[2], odd_sum[2];  // two chains per row: half the latency
 #pragma unroll
   for (int k = 0; k < kTileN / 16; ++k) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float even = ex2(s[k * 8 + i * 2] * scale_log2 - row_max[i % 2]);
       const float odd = ex2(s[k * 8 + i * 2 + 1] * scale_log2 - row_max[i % 2]);
-      const bool first = k == 0 && i < 2;  // of a chain: 0 + x would be an addition
+      const bool first = k == 0 && i < 2;  // first of a chain: avoids an addition to 0
       sum[i % 2] = first ? even : sum[i % 2] + even;
       odd_sum[i % 2] = first ? odd : odd_sum[i % 2] + odd;
       p_frag[k][i] = pack(even, odd);
@@ -938,7 +940,7 @@ __device__ __forceinline__ void scale_apply_exp2(uint32 (&p_frag)[kTileN / 16][4
   row_sum[1] += sum[1] + odd_sum[1];
 }
 
-// Stores the LSE of a row of a warpgroup, if it is that of a query.
+// Stores the LSE of a row of a warpgroup, if the row is in range.
 __device__ __forceinline__ void store_lse(const Params& p, const Tile& tile, int first_query, int row, float lse) {
   const SeqlenInfo seqlen(p, tile.batch);
   const int query = first_query + row;
@@ -946,8 +948,8 @@ __device__ __forceinline__ void store_lse(const Params& p, const Tile& tile, int
   if (query < seqlen.q_len()) p.lse[seqlen.row(head, query)] = lse;
 }
 
-// Fills a warpgroup's staging with its O (128-byte swizzle, as TMA expects) and sends it on its way.
-// Stores the LSE then, if the call asks for it. A row without keys has sum 0: O = 0, LSE = -inf.
+// Writes a warpgroup's O to its staging buffer (128-byte swizzle, as TMA expects) and issues the store.
+// Then stores the LSE, if requested. A row without keys has sum 0: O = 0, LSE = -inf.
 __device__ __forceinline__ void store_tile(const Params& p, const Tile& tile, int first_query, uint32 staging,
     int warpgroup, const float (&o)[kHeadDim / 2], const float (&row_max)[2], const float (&row_sum)[2]) {
   const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 % kWarpsPerWarpgroup * 16;
@@ -958,13 +960,13 @@ __device__ __forceinline__ void store_tile(const Params& p, const Tile& tile, in
     inverse[row] = sums[row] == 0.0f ? 0.0f : rcp(sums[row]);
   }
 
-  // The staging is where this warpgroup's rows of Q are: all its warps must have done with those.
+  // O is staged in place of this warpgroup's rows of Q: all its warps must have finished with them.
   const bool sender = threadIdx.x % kWarpgroupThreads == 0;
   bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
   const int row = warp_row + lane % 16;
 #pragma unroll
   for (int j = 0; j < kHeadDim / 16; ++j) {
-    const int chunk = j % 4 * 2 + lane / 16;  // 16 bytes = 8 columns; the swizzle puts it at place chunk ^ row % 8
+    const int chunk = j % 4 * 2 + lane / 16;  // 16 bytes = 8 columns; swizzled to chunk ^ row % 8
     const uint32 to = staging + j / 4 * kOGroupBytes + row * kRowBytes + (chunk ^ row % 8) * 16;
     stmatrix_x4(to, pack(o[j * 8] * inverse[0], o[j * 8 + 1] * inverse[0]),
         pack(o[j * 8 + 2] * inverse[1], o[j * 8 + 3] * inverse[1]),
@@ -989,14 +991,14 @@ __device__ __forceinline__ void store_tile(const Params& p, const Tile& tile, in
   }
 }
 
-// A load of K, and of V, as a warpgroup that uses it sees it.
+// A load of K and of V, as seen by a warpgroup that uses it.
 struct Load {
-  int stage;     // its place in the rings
-  int full;      // number of its full barrier in each ring
-  int phase;     // of the barrier
-  int arrivals;  // of a warp that leaves the place
+  int stage;     // its slot in the rings
+  int full;      // index of its full barrier in each ring
+  int phase;     // phase of that barrier
+  int arrivals;  // arrivals per warp when it releases the slot
 
-  // From the note on a step of a warpgroup.
+  // Unpacks the schedule's word for one step of a warpgroup.
   __device__ __forceinline__ explicit Load(const uint32* step) {
     const uint32 note = read_by_leader(reinterpret_cast<const int*>(step));
     stage = note & 0xFF;
@@ -1006,12 +1008,12 @@ struct Load {
   }
 };
 
-// Where a warpgroup's Q is, and its O leaves from.
+// Offset of a warpgroup's Q buffer, from which its O also leaves.
 __device__ __forceinline__ int queries_offset(int place, int warpgroup) {
   return kQOffset + (place * kSubTiles + warpgroup) * kQBytes;
 }
 
-// Asks for a warpgroup's rows of Q of a tile, if there is one. One thread of the warpgroup.
+// Issues the load of a warpgroup's rows of Q of a tile, if the tile exists. Called by one thread of the warpgroup.
 __device__ __forceinline__ void request_queries(const Params& p, uint32 base, int place, int warpgroup,
     const WorkTile& work, int first_query) {
   if (work.index >= p.tiles) return;
@@ -1025,19 +1027,20 @@ __device__ __forceinline__ void request_queries(const Params& p, uint32 base, in
   }
 }
 
-// The position after a position in a ring.
+// The state one stage after `state` in a ring.
 __device__ __forceinline__ PipelineState<kTileStages> after(PipelineState<kTileStages> state) {
   state.advance();
   return state;
 }
 
-// Where the order of a tile has the first query of a warpgroup.
+// Location of the first query of a warpgroup in the schedule of a tile.
 __device__ __forceinline__ const int* query_of(const unsigned char* shared, int stage, int warpgroup) {
   return reinterpret_cast<const int*>(shared + kQueriesOffset) + stage * kSubTiles + warpgroup;
 }
 
-// Asks for a warpgroup's Q of the next tile, if there is one, and returns the number of that tile. Waits for its order,
-// which says both, and for the O of the tile before, whose place Q takes. The whole warpgroup; one thread asks.
+// Issues the load of a warpgroup's Q of the next tile, if any, and returns the index of that tile. Waits for the tile's
+// schedule, which gives both, and for the O of the previous tile, whose buffer Q takes. Called by the whole warpgroup;
+// one thread issues the load.
 __device__ __forceinline__ int request_next(const Params& p, const unsigned char* shared, uint32 base, int place,
     int warpgroup, const PipelineState<kTileStages>& state, bool sender) {
   mbarrier_wait(base + kOrderFullBarrier + 8 * state.index, state.phase);
@@ -1050,24 +1053,24 @@ __device__ __forceinline__ int request_next(const Params& p, const unsigned char
   return next.index;
 }
 
-// Consumer: one warpgroup works on its 64 rows, tile after tile.
+// Consumer: one warpgroup computes its 64 rows, tile after tile.
 __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, uint32 base, int warpgroup) {
   const bool warp_leader = threadIdx.x % 32 == 0, sender = threadIdx.x % kWarpgroupThreads == 0;
   const int* block_meta = reinterpret_cast<const int*>(shared + kBlockMetaOffset);
   const uint32* orders = reinterpret_cast<const uint32*>(shared + kStepsOffset) + warpgroup * kTopK;
-  // Descriptors of the first places. The shuffles keep the compiler from working them out anew in each step.
+  // Descriptors of the first slots. The shuffles keep the compiler from recomputing them in each step.
   const uint32 q_descriptors =
       __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + queries_offset(0, warpgroup), 0), 0);
   const uint32 k_descriptors = __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kKOffset, 0), 0);
   const uint32 v_descriptors = __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kVOffset, kKvGroupBytes), 0);
   PipelineState<kTileStages> state;
   int q_phase = 0;
-  // The first tile has its query blocks as they come.
+  // The first tile takes its query blocks in order.
   if (sender) {
     const WorkTile work = first_work_tile(p);
     request_queries(p, base, 0, warpgroup, work, Tile(p, work.index).first_query + warpgroup * kSubTileRows);
   }
-  int next_tile;  // its order says, which comes while the tile before is worked on
+  int next_tile;  // from the tile's schedule, which arrives while the previous tile is being processed
 
   for (WorkTile work = first_work_tile(p); work.index < p.tiles; work.index = next_tile) {
     const Tile tile(p, work.index);
@@ -1091,13 +1094,13 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     if (warp_leader) mbarrier_arrive(base + kKEmptyBarrier + 8 * k.stage, k.arrivals);
     if (step.needs_mask()) apply_mask(s, p, tile.batch, step);
     take_step_max(step_max, s, p.scale_log2);
-    raise_row_max(row_max, rescale, step_max);  // O and row_sum are 0: there is nothing to rescale
+    raise_row_max(row_max, rescale, step_max);  // O and row_sum are 0: nothing to rescale
     scale_apply_exp2(p_frag, row_sum, s, row_max, p.scale_log2);
 
-    // Scores of step i together with the output of step i - 1.
+    // Scores of step i, together with the output of step i - 1.
 #pragma unroll 1
     for (int i = 1; i < kTopK; ++i) {
-      // Late in the tile: by then the order of the next one is there, most likely, and O of the one before has left.
+      // Late in the tile: the schedule of the next tile has most likely arrived, and the previous O has left.
       if (i == kTopK * 7 / 8) {
         next_tile = request_next(p, shared, base, 1 - q_place, warpgroup, after(state), sender);
       }
@@ -1108,17 +1111,17 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
       issue_qk_gemm(s, q_descriptor, k_descriptors + (k.stage * kKvBytes >> 4));
       mbarrier_wait(base + kVFullBarrier + 8 * v.full, v.phase);
       issue_pv_gemm(o, p_frag, v_descriptors + (v.stage * kKvBytes >> 4));
-      next = Load(steps + min(i + 1, kTopK - 1));  // none after the last: not used then
+      next = Load(steps + min(i + 1, kTopK - 1));  // the last step has no next load; the value is unused then
       wgmma_wait<1>();
       warpgroup_fence_operand(s);
       if (warp_leader) mbarrier_arrive(base + kKEmptyBarrier + 8 * k.stage, k.arrivals);
       if (step.needs_mask()) apply_mask(s, p, tile.batch, step);
-      // Under P V: the step's maximum, and row_max if that raises it.
+      // While P V runs: the step's maximum, which may raise row_max.
       take_step_max(step_max, s, p.scale_log2);
       const bool raises = exceeds_threshold(step_max, row_max);
       if (raises) raise_row_max(row_max, rescale, step_max);
-      // P V still reads `p_frag`, where the new weights go, and adds to `o`, which a raised row_max rescales.
-      // FlashAttention-3 takes the exponentials before this wait, in `s`, and packs them after it: that order was
+      // P V still reads `p_frag`, which the new weights overwrite, and adds to `o`, which a raised row_max rescales.
+      // FlashAttention-3 computes the exponentials in `s` before this wait and packs them after it. That order was
       // slower here (step 28 of docs/ladder-attention.md).
       wgmma_wait<0>();
       warpgroup_fence_operand(o);
@@ -1130,7 +1133,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     // Output of the last step.
     mbarrier_wait(base + kVFullBarrier + 8 * k.full, k.phase);
     issue_pv_gemm(o, p_frag, v_descriptors + (k.stage * kKvBytes >> 4));
-    // The order of this tile is not needed any more.
+    // This tile's schedule is no longer needed.
     if (warp_leader) mbarrier_arrive(base + kOrderEmptyBarrier + 8 * state.index);
     wgmma_wait<0>();
     warpgroup_fence_operand(o);
@@ -1153,53 +1156,55 @@ __device__ __forceinline__ void mma_m16n8k256(int (&d)[4], const uint32 (&a)[4],
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// How h100_topk32_b64_self_ordered_order_queries, launched before, finds query_order
-//   A window is kWindowTiles tiles in a row of one head. A thread block has the windows of a head, or some of them, and
-//   each half of it one at a time. The first query block of a tile stays in it; the others are offered to all tiles of
-//   the window. Lists become rows of bits, so what tiles and offered query blocks have in common comes from products of
-//   matrices of bits. Each tile asks for the query block with which it has most in common. One that several tiles ask
-//   for goes to the tile that has most in common with it, and the others ask again, until all tiles have two.
-//   Then a tile lists what either of its query blocks does, and all ask for a third in the same way.
-//   Query blocks behind the last whole tile of a head stay where they are, and so do all of a window whose tiles would
-//   load no less.
-constexpr int kProductWords = 8, kProductBits = 32 * kProductWords;  // depth of one product of bits
+// How h100_topk32_b64_self_ordered_order_queries, launched first, computes query_order
+//   A window is kWindowTiles consecutive tiles of one head. A thread block processes some or all windows of a head;
+//   each half of it processes one window at a time. The first query block of a tile stays in it; the others are offered
+//   to all tiles of the window. Lists become rows of bits, so products of bit matrices count the key blocks that tiles
+//   and offered query blocks have in common. Each tile requests the query block with the largest overlap. A query block
+//   requested by several tiles goes to the tile with the largest overlap, and the others request again, until all tiles
+//   have two.
+//   Then the list of a tile becomes the union of its two lists, and all tiles request a third query block in the same
+//   way.
+//   Query blocks after the last whole tile of a head keep their place. So do all query blocks of a window whose tiles
+//   would not load less.
+constexpr int kProductWords = 8, kProductBits = 32 * kProductWords;  // depth of one bit product
 constexpr int kColumnProducts = 4;             // products side by side, which share their rows
 constexpr int kHalfThreads = kOrderThreads / 2, kHalfWarps = kHalfThreads / 32;
-constexpr int kLoads = 4;   // entries of lists that a thread asks for at a time
-constexpr int kAsking = 2;  // tiles of a warp that ask at a time
+constexpr int kLoads = 4;   // entries of lists that a thread loads at a time
+constexpr int kAsking = 2;  // requesting tiles of a warp processed at a time
 static_assert(kWindowTiles % 16 == 0 && kOffered % (8 * kColumnProducts) == 0 && kOffered <= 32 * 8,
     "whole products, and a lane looks at eight query blocks");
 static_assert(kWindowTiles <= 32 * kHalfWarps, "a lane keeps what one of its warp's tiles asks for");
 static_assert(kSubTiles * kTopK < 1 << 12, "a weight has 12 bits for what there is in common");
 
 struct alignas(16) Window {
-  // Of each query block: bit b is set where it lists a key block whose number is b, modulo kListBits.
+  // For each query block: bit b is set if it lists a key block whose index is b modulo kListBits.
   uint32 lists[kWindowTiles * kSubTiles * kListStride];
-  // Of a tile and an offered query block: 16 times what they have in common, and 8, 7, .. 1 for the first of eight
-  // query blocks, the second, .. the last.
+  // For a tile and an offered query block: 16 times their overlap, plus 8, 7, ..., 1 for the first to the last of eight
+  // query blocks.
   unsigned short weights[kWindowTiles * kWeightStride];
   uint32 left[kOffered / 32];               // bit i: offered query block i is not taken
-  uint32 asked[kOffered];                   // of an offered query block: the best tile that has asked for it
+  uint32 asked[kOffered];                   // for each offered query block: the best tile that requested it
   int taken[kWindowTiles][kSubTiles - 1];    // by each tile
-  int lacking[kSubTiles - 1];                // tiles that have not taken their first, their second
-  int loads[2];                             // of all tiles: with query blocks as they come, and in their order
+  int lacking[kSubTiles - 1];                // tiles without their first, their second
+  int loads[2];                             // of all tiles: in the original order, and in the new order
 };
 static_assert(sizeof(Window) == kWindowBytes);
 
-// Which of a window's query blocks an offered one is.
+// Index in the window of an offered query block.
 __device__ __forceinline__ int query_block_of(int offered) {
   return offered / (kSubTiles - 1) * kSubTiles + 1 + offered % (kSubTiles - 1);
 }
 
-// Adds up the loads of a window's tiles, of which this thread counts a part.
+// Adds this thread's part to the number of loads of a window's tiles.
 __device__ __forceinline__ void add_loads(int* loads, int mine) {
   mine = __reduce_add_sync(0xFFFFFFFF, mine);
   if (threadIdx.x % 32 == 0) atomicAdd(loads, mine);
 }
 
-// Fills window.weights for this many tiles. `words`: of a list. Half a thread block.
+// Fills window.weights for `tiles` tiles. `words`: words of a list. Called by half a thread block.
 __device__ __forceinline__ void weigh_offers(Window& window, int tiles, int words) {
-  // A thread gets tiles r and r + 8 of 16 (r = lane / 4), query blocks 8 j + 2 (lane % 4) + {0, 1}.
+  // A thread has tiles r and r + 8 of 16 (r = lane / 4), query blocks 8 j + 2 (lane % 4) + {0, 1}.
   const int lane = threadIdx.x % 32, warp = threadIdx.x % kHalfThreads / 32;
   constexpr int kColumns = 8 * kColumnProducts;
   const int columns = (tiles * (kSubTiles - 1) + kColumns - 1) / kColumns;
@@ -1234,15 +1239,15 @@ __device__ __forceinline__ void weigh_offers(Window& window, int tiles, int word
   bar_sync(1 + threadIdx.x / kHalfThreads, kHalfThreads);
 }
 
-// Gives each tile of a window one more query block, its first or its second. Half a thread block.
+// Gives each tile of a window one more query block, its first or its second. Called by half a thread block.
 __device__ __forceinline__ void take_offers(Window& window, int tiles, int number) {
   const int half = threadIdx.x / kHalfThreads, lane = threadIdx.x % 32, first = threadIdx.x % kHalfThreads / 32;
-  uint32 lacking = 0;  // bit i: tile first + i * kHalfWarps still asks
+  uint32 lacking = 0;  // bit i: tile first + i * kHalfWarps still requests
   for (int i = 0; first + i * kHalfWarps < tiles; ++i) lacking |= 1u << i;
   while (window.lacking[number] > 0) {
-    uint32 mine = 0;  // in lane i: the best that is left for the i-th of this warp's tiles
+    uint32 mine = 0;  // in lane i: the best remaining one for the i-th of this warp's tiles
     if (lacking != 0) {
-      // A lane looks at query blocks 8 lane .. 8 lane + 7, two in a word: all bits of those that are left.
+      // A lane handles query blocks 8 lane .. 8 lane + 7, two per word: all bits are set for those that remain.
       const uint32 bits = lane < kOffered / 8 ? window.left[lane / 4] >> lane % 4 * 8 : 0;
       uint32 left[4];
 #pragma unroll
@@ -1259,8 +1264,9 @@ __device__ __forceinline__ void take_offers(Window& window, int tiles, int numbe
           const uint32 pairs = __vmaxu2(__vmaxu2(row.x & left[0], row.y & left[1]),
               __vmaxu2(row.z & left[2], row.w & left[3]));
           const uint32 heaviest = max(pairs & 0xFFFF, pairs >> 16);
-          // What there is in common; then how many lanes come behind this one, from the one on that has the tile's own
-          // query blocks; then the place among the lane's eight. Nothing is left for a lane without a place.
+          // The overlap; then the number of lanes that follow this one in the cyclic order that starts at the lane with
+          // the tile's own query blocks; then the position among the lane's eight. Lanes out of range have nothing
+          // left.
           const int behind = tile * (kSubTiles - 1) / 8 - 1 - lane & 31;
           best[i] = heaviest << 12 & 0xFFFF0000 | behind << 8 | heaviest % 16;
           if (heaviest == 0) best[i] = 0;
@@ -1276,7 +1282,7 @@ __device__ __forceinline__ void take_offers(Window& window, int tiles, int numbe
     const int tile = first + lane * kHalfWarps;
     const int from = tile * (kSubTiles - 1) / 8 - 1 - static_cast<int>(mine >> 8) & 31;  // the lane that has it
     const int offered = from * 8 + 8 - mine % 16;
-    const uint32 weight = mine >> 16 << 8 | (255 - tile);  // no two tiles have the same
+    const uint32 weight = mine >> 16 << 8 | (255 - tile);  // all tiles differ
     if (asks) atomicMax(window.asked + offered, weight);
     bar_sync(1 + half, kHalfThreads);
     const bool takes = asks && window.asked[offered] == weight;
@@ -1308,7 +1314,7 @@ extern "C" __global__ void __launch_bounds__(kOrderThreads)
 #pragma unroll 1
   for (int i = part * kBlockWindows + half; i < end; i += 2) {
     const int first = i * kWindowTiles * kSubTiles, rows = min(kWindowTiles * kSubTiles, p.query_blocks - first);
-    const int tiles = rows / kSubTiles;  // whole ones
+    const int tiles = rows / kSubTiles;  // whole tiles
     uint4* lists = reinterpret_cast<uint4*>(window.lists);
     for (int j = thread; j < kWindowTiles * kSubTiles * kListStride / 4; j += kHalfThreads) lists[j] = uint4{};
     const bool is_offered = thread < tiles * (kSubTiles - 1);
@@ -1381,20 +1387,20 @@ extern "C" __global__ void __launch_bounds__(kOrderThreads)
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
     h100_topk32_b64_self_ordered(const __grid_constant__ Params p) {
-  // TMA's swizzle goes by addresses and repeats every 1024 bytes: what it applies to begins at a multiple of that.
+  // TMA swizzles by address, with a period of 1024 bytes: swizzled buffers are aligned to that.
   extern __shared__ __align__(1024) unsigned char shared[];
   const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
-  // The shuffle shows the compiler that both are uniform, so that it keeps what depends on them in uniform registers
-  // (CUTLASS's canonical_warp_idx_sync).
+  // The shuffle proves to the compiler that both are warp-uniform, so values derived from them go to uniform registers
+  // (CUTLASS' canonical_warp_idx_sync).
   const int warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / 32, 0), warpgroup = warp / kWarpsPerWarpgroup;
 
-  // One thread prepares the barriers.
+  // One thread initializes the barriers.
   if (threadIdx.x == 0) {
-    // Those of places of K and V count kArrivals arrivals for each of four warps (see Load), order_empty one of
-    // each warp of the consumers and one of each loader.
+    // The empty barriers of K and V count kArrivals arrivals for each of four warps (see Load); order_empty counts one
+    // arrival per consumer warp and one per loader.
     for (int i = 0; i < kSubTiles; ++i) mbarrier_init(base + kQFullBarrier + 8 * i, 1);
     for (int i = 0; i < kTileStages; ++i) {
-      mbarrier_init(base + kOrderFullBarrier + 8 * i, 32);  // lanes of the warp that orders loads
+      mbarrier_init(base + kOrderFullBarrier + 8 * i, 32);  // all lanes of the warp that schedules loads
       mbarrier_init(base + kOrderEmptyBarrier + 8 * i, kConsumerWarpgroups * kWarpsPerWarpgroup + kLoaders);
     }
     for (int i = 0; i < kSets * kStages; ++i) {

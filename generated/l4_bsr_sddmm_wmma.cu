@@ -3,26 +3,26 @@
 //     codegen render specs/l4_bsr_sddmm_wmma.yaml
 // spec: {"arch":"sm_89","block":{"cols":128,"rows":128},"copy":"cp_async","dtype":"fp16","mma":"wmma","op":"bsr_sddmm","schedule":"multistage","stages":2,"tile":{"k":32,"m":128,"n":128}}
 // spec hash: 6c1d7dc747408cf93ff74ae36b96e7a92d78ac2e942b599666afffdc6892bb1c
-// seal: sha256 542abd204a70cda1d10742e6a34ee31cb3314c35ad6655a09459b789ee7a53f9
+// seal: sha256 79240e6aa5661c90a7d10351c16fbf150edf69558d5093c864513f2fd29d3abb
 
 // Sampled product by WMMA: the stored blocks of C = A B^T, with C in block-sparse rows and A, B dense and row-major.
 //
-// Who does what: a thread block computes one tile, all warps load and all compute. Warp w has kWarpRows rows and
-// kWarpColumns columns of the tile: part (w / kWarpsN, w % kWarpsN).
+// Roles: a thread block computes one tile; all warps load and all compute. Warp w has kWarpRows rows and kWarpColumns
+// columns of the tile: part (w / kWarpsN, w % kWarpsN).
 //
 // Pipeline of a unit: a ring of kStages pairs of tiles, filled by cp.async kStages - 1 steps ahead.
 //   cp_async_wait   this thread's copies for the step have landed
-//   __syncthreads   so have everyone's, and everyone is done with the stage that is filled next
+//   __syncthreads   so have all threads' copies, and all threads have finished with the stage that is filled next
 //
 // Symbols
-//   tile     kTileBlocks blocks of C that are stored one after the other, side by side: kTileM x kTileN. Tiles are
-//            numbered in that order, so that the thread blocks at work share block rows of A and of B
-//   unit     the blocks of a tile that lie in one block row: they share the A tile. Most tiles are one unit; where a
-//            block row ends inside a tile, there are more, one after the other. Blocks that a unit lacks are zeros
+//   tile     kTileBlocks consecutive stored blocks of C, side by side: kTileM x kTileN. Tiles are numbered in storage
+//            order, so that concurrent thread blocks share block rows of A and of B
+//   unit     the blocks of a tile that lie in one block row: they share the A tile. Most tiles are one unit; a tile in
+//            which a block row ends has several, one after the other. Missing blocks of a unit are zeros
 //   step     kTileK columns of A and B
 //   a_tile   A of a step, kTileM x kTileK; b_tile: B of it, kTileN x kTileK. Rows of both are padded to kAStride,
 //            kBStride
-//   strip    16 rows of a warp's part of a unit, staged as floats on their way out
+//   strip    16 rows of a warp's part of a unit, staged as floats for the store
 
 #include <cuda_fp16.h>
 #include <mma.h>
@@ -42,8 +42,8 @@ constexpr int kThreads = 128;  // all load and compute
 constexpr int kCopy = 8;  // elements of a chunk, one 16-byte copy
 constexpr int kATile = 10240;  // bytes of an A tile
 constexpr int kBTile = 10240;  // bytes of a B tile
-constexpr int kAStride = 40;  // elements from row to row of an A tile: 8 rows lie in distinct banks
-constexpr int kBStride = 40;  // elements from row to row of a B tile: 8 rows lie in distinct banks
+constexpr int kAStride = 40;  // elements from one row of an A tile to the next: 8 rows lie in distinct banks
+constexpr int kBStride = 40;  // elements from one row of a B tile to the next: 8 rows lie in distinct banks
 constexpr int kStagingStride = 72;  // floats from one row of a strip to the next
 constexpr int kWarpsN = 2;  // warps side by side along a row of C
 constexpr int kWarpRows = 64;  // rows of C of one warp
@@ -53,13 +53,13 @@ constexpr int kWarpColumns = 64;  // columns of C of one warp
 constexpr int kAOffset = 0;  // 20480 bytes: A tiles, 128 rows of 32 elements, padded
 constexpr int kBOffset = 20480;  // 20480 bytes: B tiles, 128 rows of 32 elements, padded
 constexpr int kBRowsOffset = 40960;  // 512 bytes: rows of B that a unit needs
-constexpr int kStagingOffset = 0;  // 18432 bytes: strips of C, one a warp, over the tiles
+constexpr int kStagingOffset = 0;  // 18432 bytes: strips of C, one per warp, overlapping the tiles
 
 constexpr int kMma = 16;  // rows, columns and depth of one WMMA product
 constexpr int kMmasM = kWarpRows / kMma;
 constexpr int kMmasN = kWarpColumns / kMma;
 
-// Launch: 128 threads a block, 41472 bytes of dynamic shared memory.
+// Launch: 128 threads per block, 41472 bytes of dynamic shared memory.
 // Grid: one thread block per tile, 2 at a time on an SM, in the order of storage.
 struct Params {
   const __half* a;  // A (M, K)
@@ -67,9 +67,9 @@ struct Params {
   __half* c;  // stored blocks of C (nnz, rows, cols), contiguous
   int64 a_row_stride;  // elements from one row of A to the next
   int64 b_row_stride;  // elements from one row of B to the next
-  const int* crow_indices;  // first block of each block row, and one more
+  const int* crow_indices;  // first block of each block row, then the end of the last
   const int* col_indices;  // block column of each block
-  int index_words;  // 32-bit words of an index: 1 or 2, the low one is read
+  int index_words;  // 32-bit words of an index: 1 or 2; the low one is read
   int block_rows;  // block rows of C
   int block_columns;  // block columns of C
   int blocks;  // stored blocks of C
@@ -83,36 +83,37 @@ using FragmentA = wmma::fragment<wmma::matrix_a, kMma, kMma, kMma, Element, wmma
 using FragmentB = wmma::fragment<wmma::matrix_b, kMma, kMma, kMma, Element, wmma::col_major>;
 using Accumulator = wmma::fragment<wmma::accumulator, kMma, kMma, kMma, float>;
 
-// cp.async.cg: the first `bytes` of 16 bytes to shared memory, not through the L1, and zeros for the others; no read
-// where `bytes` is 0. L2::128B is a hint to fetch 128 bytes into the L2 (PTX ISA, "cp.async")
+// cp.async.cg: copies the first `bytes` of 16 bytes to shared memory, bypassing the L1, and zero-fills the others; no
+// read if `bytes` is 0. L2::128B is a hint to fetch 128 bytes into the L2 (PTX ISA, "cp.async")
 __device__ __forceinline__ void cp_async_16_part(uint32 to, const void* from, int bytes) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
 
-// cp.async.commit_group: closes a group of this thread's copies (PTX ISA, "cp.async.commit_group")
+// cp.async.commit_group: commits this thread's copies as a group (PTX ISA, "cp.async.commit_group")
 __device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// cp.async.wait_group: at most kPending of this thread's groups are still running (PTX ISA, "cp.async.wait_group")
+// cp.async.wait_group: waits until at most kPending of this thread's groups are in flight (PTX ISA,
+// "cp.async.wait_group")
 template <int kPending>
 __device__ __forceinline__ void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
-// cvt.rn.f16x2.f32: two floats to a pair of fp16, `low` in the lower half (PTX ISA, "cvt")
+// cvt.rn.f16x2.f32: converts two floats to a pair of fp16, `low` in the lower half (PTX ISA, "cvt")
 __device__ __forceinline__ uint32 pack(float low, float high) {
   uint32 pair;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   return pair;
 }
 
-// Element i of an index tensor: int32, or the low half of an int64, whose `words` is 2. Indices are below 2^31.
+// Element i of an index tensor: an int32, or the low half of an int64 if `words` is 2. Indices are below 2^31.
 __device__ __forceinline__ int load_index(const int* indices, int words, int i) {
   return __ldg(indices + static_cast<int64>(i) * words);
 }
 
-// The block row of a stored block: the last row that begins at it or before. The search begins at `row`, which must not
-// be after the answer. The lanes of a warp look at 32 rows at equal distances, and go on between the last of these that
-// has begun and the next.
+// Block row of a stored block: the last row that begins at or before it. The search begins at `row`, which must not
+// come after the result. The lanes of a warp probe 32 rows at equal distances, and continue between the last of these
+// that begins at or before the block and the next one.
 __device__ __forceinline__ int find_row(const Params& p, int block, int row) {
   const int lane = threadIdx.x % 32;
   int end = p.block_rows;
@@ -126,7 +127,7 @@ __device__ __forceinline__ int find_row(const Params& p, int block, int row) {
   return row;
 }
 
-// Finds the rows of B that a unit needs, -1 where there is none. Everyone must be done with those found before.
+// Finds the rows of B that a unit needs; -1 for missing blocks. All threads must have finished with the previous ones.
 __device__ __forceinline__ void find_b_rows(const Params& p, int block, int count, int* b_rows) {
   for (int row = threadIdx.x; row < kTileN; row += kThreads) {
     const int i = row / kBlockCols;
@@ -137,8 +138,8 @@ __device__ __forceinline__ void find_b_rows(const Params& p, int block, int coun
   __syncthreads();
 }
 
-// Copies the A and the B tile of one step to a stage: one chunk of each kPassRows-th row. What lies past the last
-// column of A and B is zeros, and so is a row of B that there is not.
+// Copies the A and the B tile of one step to a stage: one chunk of every kPassRows-th row. Elements past the last
+// column of A and B are zero-filled, and so are out-of-range rows of B.
 __device__ __forceinline__ void load_step(const Params& p, uint32 base, int block_row, const int* b_rows, int step,
     int stage) {
   const int first = threadIdx.x / kRowChunks, column = threadIdx.x % kRowChunks * kCopy;
@@ -176,8 +177,8 @@ __device__ __forceinline__ void multiply_step(Accumulator (&accumulators)[kMmasM
   }
 }
 
-// Stores a warp's part of a unit of `count` blocks, strip by strip: the layout of an accumulator is not ours to know,
-// that of `strip` is.
+// Stores a warp's part of a unit of `count` blocks, strip by strip: the layout of an accumulator is unspecified, that
+// of `strip` is not.
 __device__ __forceinline__ void store_part(const Params& p, Accumulator (&accumulators)[kMmasM][kMmasN], float* strip,
     int block, int count, int first_row, int first_column) {
   const int lane = threadIdx.x % 32;
@@ -220,7 +221,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
 #pragma unroll 1
   for (int block = blockIdx.x * kTileBlocks; block < end;) {
     block_row = find_row(p, block, block_row);
-    // At least one block, also where crow_indices is not what it should be: the loop must end.
+    // At least one block, even if crow_indices is invalid: the loop must terminate.
     const int count = max(min(load_index(p.crow_indices, p.index_words, block_row + 1), end) - block, 1);
     find_b_rows(p, block, count, b_rows);
     Accumulator accumulators[kMmasM][kMmasN];
@@ -230,7 +231,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
       for (int j = 0; j < kMmasN; ++j) wmma::fill_fragment(accumulators[i][j], 0.0f);
     }
 
-    // Fill all stages but one. Every step has its group of copies, empty after the last step: so one wait fits all.
+    // Fill all stages but one. Every step commits one group, empty after the last step, so one wait count fits all
+    // steps.
 #pragma unroll
     for (int stage = 0; stage < kStages - 1; ++stage) {
       if (stage < p.steps) load_step(p, base, block_row, b_rows, stage, stage);
@@ -239,8 +241,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
     int stage = 0, free_stage = kStages - 1;
 #pragma unroll 1
     for (int step = 0; step < p.steps; ++step) {
-      // Wait for this step's tiles, refill the stage of the step before.
-      cp_async_wait<kStages - 2>();  // of kStages - 1 + step groups: the newest are of later steps
+      // Wait for this step's tiles, then refill the stage of the previous step.
+      cp_async_wait<kStages - 2>();  // of kStages - 1 + step groups, the newest belong to later steps
       __syncthreads();
       const int ahead = step + kStages - 1;
       if (ahead < p.steps) load_step(p, base, block_row, b_rows, ahead, free_stage);
@@ -250,7 +252,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
       free_stage = stage;
       stage = stage + 1 == kStages ? 0 : stage + 1;
     }
-    // The staging lies over the tiles: everyone is done with them before it is filled, and with it before they are.
+    // The staging buffer overlaps the tiles: all threads must finish with one before the other is written.
     __syncthreads();
     float* strip = reinterpret_cast<float*>(shared + kStagingOffset) + warp * kMma * kStagingStride;
     store_part(p, accumulators, strip, block, count, part_row, part_column);

@@ -3,29 +3,30 @@
 //     codegen render specs/l4_bsr_spgemm_wmma.yaml
 // spec: {"arch":"sm_89","block":{"cols":128,"rows":128},"copy":"cp_async","dtype":"fp16","mma":"wmma","op":"bsr_spgemm","schedule":"multistage","stages":2,"tile":{"k":32,"m":128,"n":128}}
 // spec hash: 2e3d6c337a9db048db0f184a272b7542262e38f646154242c3bffb6c34350643
-// seal: sha256 c720ed587ddf158f575c6b70c69235a70510d5e6caadcb0dc6321d48c74948fd
+// seal: sha256 b41c15a7e262e58fd18d8869d11afedfcffd3e6bf491a2f96f8fb6d814f4df78
 
 // BSR x BSR by WMMA: C = A B with A and B in block-sparse rows and C dense, row-major.
 //
-// Who does what: a thread block computes the tiles of one run, one after the other. All its threads search and load,
-// all warps compute. Warp w has kWarpRows rows and kWarpColumns columns of a tile: part (w / kWarpsN, w % kWarpsN).
+// Roles: a thread block computes the tiles of one run, one after the other. All its threads search and load; all warps
+// compute. Warp w has kWarpRows rows and kWarpColumns columns of a tile: part (w / kWarpsN, w % kWarpsN).
 //
-// How blocks that meet are found. For a run, each thread takes one block (i, k) of A's row and looks for the run's
-// columns in row k of B: a binary search for the first, then a few entries. It keeps a bit for each tile. The threads
-// that have a tile's bit write down its products, in the order of A's blocks. Rows of A with more than kThreads blocks
-// take several batches of as many, which are searched again for each tile.
+// Search for matching blocks. For a run, each thread takes one block (i, k) of A's row and searches row k of B for the
+// run's columns: a binary search for the first, then a scan of a few entries. It keeps one bit per tile. The threads
+// that have a tile's bit list its products, in the order of A's blocks. Rows of A with more than kThreads blocks take
+// several batches of kThreads, which are searched again for each tile.
 //
 // Pipeline of a list of products: a ring of kStages pairs of tiles, filled by cp.async kStages - 1 steps ahead.
 //   cp_async_wait   this thread's copies for the step have landed
-//   __syncthreads   so have everyone's, and everyone is done with the stage that is filled next
+//   __syncthreads   so have all threads' copies, and all threads have finished with the stage that is filled next
 //
 // Symbols
 //   tile     kBlock x kBlock of C
 //   run      kRunTiles tiles of one block row side by side; runs are numbered along block rows
-//   product  a block of A and the block of B that it meets: their numbers, .x and .y
-//   step     kTileK columns of the one, kTileK rows of the other
-//   a_tile   A of a step, kBlock x kTileK, rows padded to kAStride; b_tile: B of it, kTileK x kBlock, to kBStride
-//   strip    16 rows of a warp's part of C, staged as floats on their way out
+//   product  a block of A and the matching block of B: their indices, .x and .y
+//   step     kTileK columns of the former, kTileK rows of the latter
+//   a_tile   A of a step, kBlock x kTileK, rows padded to kAStride; b_tile: B of it, kTileK x kBlock, padded to
+//            kBStride
+//   strip    16 rows of a warp's part of C, staged as floats for the store
 
 #include <cuda_fp16.h>
 #include <mma.h>
@@ -35,14 +36,14 @@ using uint32 = unsigned int;
 
 constexpr int kBlock = 128;  // rows and columns of a stored block, and of a C tile
 constexpr int kTileK = 32;  // depth of one step
-constexpr int kRunTiles = 4;  // C tiles side by side that share a search
+constexpr int kRunTiles = 4;  // adjacent C tiles that share one search
 constexpr int kStages = 2;  // depth of the ring of A and B tiles
 constexpr int kThreads = 128;  // all load and compute
 constexpr int kCopy = 8;  // elements of a chunk, one 16-byte copy
 constexpr int kATile = 10240;  // bytes of an A tile
 constexpr int kBTile = 8704;  // bytes of a B tile
-constexpr int kAStride = 40;  // elements from row to row of an A tile: 8 rows lie in distinct banks
-constexpr int kBStride = 136;  // elements from row to row of a B tile: 8 rows lie in distinct banks
+constexpr int kAStride = 40;  // elements from one row of an A tile to the next: 8 rows lie in distinct banks
+constexpr int kBStride = 136;  // elements from one row of a B tile to the next: 8 rows lie in distinct banks
 constexpr int kStagingStride = 72;  // floats from one row of a strip to the next
 constexpr int kWarpsN = 2;  // warps side by side along a row of C
 constexpr int kWarpRows = 64;  // rows of C of one warp
@@ -52,26 +53,26 @@ constexpr int kWarpColumns = 64;  // columns of C of one warp
 constexpr int kAOffset = 0;  // 20480 bytes: A tiles, 128 rows of 32 elements, padded
 constexpr int kBOffset = 20480;  // 17408 bytes: B tiles, 32 rows of 128 elements, padded
 constexpr int kListOffset = 37888;  // 1024 bytes: products of a tile: block of A, block of B
-constexpr int kStagingOffset = 0;  // 18432 bytes: strips of C, one a warp, over the tiles
-constexpr int kCountsOffset = 18432;  // 16 bytes: products that each warp found, over the tiles past the staging
+constexpr int kStagingOffset = 0;  // 18432 bytes: strips of C, one per warp, overlapping the tiles
+constexpr int kCountsOffset = 18432;  // 16 bytes: products found by each warp, overlapping the tiles past the staging
 
 constexpr int kMma = 16;  // rows, columns and depth of one WMMA product
 constexpr int kMmasM = kWarpRows / kMma;
 constexpr int kMmasN = kWarpColumns / kMma;
 constexpr int kProductSteps = kBlock / kTileK;
 
-// Launch: 128 threads a block, 38912 bytes of dynamic shared memory.
+// Launch: 128 threads per block, 38912 bytes of dynamic shared memory.
 // Grid: one thread block for a run of 4 tiles, 2 at a time on an SM.
 struct Params {
   const __half* a;  // stored blocks of A (nnz, rows, cols), contiguous
   const __half* b;  // stored blocks of B (nnz, rows, cols), contiguous
   __half* c;  // C (M, N)
   int64 c_row_stride;  // elements from one row of C to the next
-  const int* a_crow_indices;  // first block of each block row of A, and one more
+  const int* a_crow_indices;  // first block of each block row of A, then the end of the last
   const int* a_col_indices;  // block column of each block of A
-  const int* b_crow_indices;  // first block of each block row of B, and one more
-  const int* b_col_indices;  // block column of each block of B, rising in each row
-  int a_index_words;  // 32-bit words of an index of A: 1 or 2, the low one is read
+  const int* b_crow_indices;  // first block of each block row of B, then the end of the last
+  const int* b_col_indices;  // block column of each block of B, ascending in each row
+  int a_index_words;  // 32-bit words of an index of A: 1 or 2; the low one is read
   int b_index_words;  // 32-bit words of an index of B
   int inner_blocks;  // block columns of A, block rows of B
   int column_blocks;  // block columns of C
@@ -85,30 +86,31 @@ using FragmentA = wmma::fragment<wmma::matrix_a, kMma, kMma, kMma, Element, wmma
 using FragmentB = wmma::fragment<wmma::matrix_b, kMma, kMma, kMma, Element, wmma::row_major>;
 using Accumulator = wmma::fragment<wmma::accumulator, kMma, kMma, kMma, float>;
 
-// cp.async.cg: 16 bytes to shared memory, not through the L1; zeros, and no read, unless `valid`. L2::128B is a hint to
-// fetch 128 bytes into the L2 (PTX ISA, "cp.async")
+// cp.async.cg: copies 16 bytes to shared memory, bypassing the L1; zero-fills without a read unless `valid`. L2::128B
+// is a hint to fetch 128 bytes into the L2 (PTX ISA, "cp.async")
 __device__ __forceinline__ void cp_async_16(uint32 to, const void* from, bool valid) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0)
       : "memory");
 }
 
-// cp.async.commit_group: closes a group of this thread's copies (PTX ISA, "cp.async.commit_group")
+// cp.async.commit_group: commits this thread's copies as a group (PTX ISA, "cp.async.commit_group")
 __device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// cp.async.wait_group: at most kPending of this thread's groups are still running (PTX ISA, "cp.async.wait_group")
+// cp.async.wait_group: waits until at most kPending of this thread's groups are in flight (PTX ISA,
+// "cp.async.wait_group")
 template <int kPending>
 __device__ __forceinline__ void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
-// cvt.rn.f16x2.f32: two floats to a pair of fp16, `low` in the lower half (PTX ISA, "cvt")
+// cvt.rn.f16x2.f32: converts two floats to a pair of fp16, `low` in the lower half (PTX ISA, "cvt")
 __device__ __forceinline__ uint32 pack(float low, float high) {
   uint32 pair;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   return pair;
 }
 
-// Element i of an index tensor: int32, or the low half of an int64, whose `words` is 2. Indices are below 2^31.
+// Element i of an index tensor: an int32, or the low half of an int64 if `words` is 2. Indices are below 2^31.
 __device__ __forceinline__ int load_index(const int* indices, int words, int i) {
   return __ldg(indices + static_cast<int64>(i) * words);
 }
@@ -123,22 +125,24 @@ struct Run {
         count(min(kRunTiles, p.column_blocks - first)) {}
 };
 
-// The blocks of one row of B that lie in the columns of a run: a bit for each tile, and the first of the blocks.
+// The blocks of one row of B in the columns of a run: a bit for each tile, and the first of the blocks.
 struct Meetings {
   unsigned tiles = 0;
   int first_block = 0;
 
-  // Block of B in a tile's column, where the tile's bit is set. Columns rise, so it is the bits below that count.
+  // Block of B in a tile's column, if the tile's bit is set. Columns are ascending, so counting the lower bits gives
+  // it.
   __device__ __forceinline__ int block_of(int tile) const { return first_block + __popc(tiles & ((1u << tile) - 1)); }
 };
 
-// Looks for what stored block `block` of A meets in a run; nothing if it is not before `end`, the end of its block row.
+// Finds the blocks of B in a run that match stored block `block` of A; none if `block` is at or past `end`, the end of
+// its block row.
 __device__ __forceinline__ Meetings find_meetings(const Params& p, const Run& run, int block, int end) {
   Meetings found;
   if (block >= end) return found;
   const unsigned k = load_index(p.a_col_indices, p.a_index_words, block);
   if (k >= static_cast<unsigned>(p.inner_blocks)) return found;
-  // The first block of row k whose column is not before the run.
+  // The first block of row k at or after the first column of the run.
   const int row_end = load_index(p.b_crow_indices, p.b_index_words, k + 1);
   int low = load_index(p.b_crow_indices, p.b_index_words, k), high = row_end;
   while (low < high) {
@@ -158,8 +162,8 @@ __device__ __forceinline__ Meetings find_meetings(const Params& p, const Run& ru
   return found;
 }
 
-// Writes down the products of a tile among what the threads' blocks of A meet, in the order of these blocks, and
-// returns how many they are. Everyone must be done with the list before, and with the tiles, over which the counts lie.
+// Lists the products of a tile among the matches of the threads' blocks of A, in the order of these blocks, and returns
+// their number. All threads must have finished with the previous list and with the tiles, which the counts overlap.
 __device__ __forceinline__ int list_products(const Meetings& meetings, int tile, int block, int2* list, int* counts) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const bool meets = meetings.tiles >> tile & 1;
@@ -177,7 +181,7 @@ __device__ __forceinline__ int list_products(const Meetings& meetings, int tile,
   return products;
 }
 
-// Copies one of a product's steps to a stage.
+// Copies one step of a product to a stage.
 __device__ __forceinline__ void load_step(const Params& p, uint32 base, int2 product, int step, int stage) {
   const Element* a = p.a + static_cast<int64>(product.x) * kBlock * kBlock + step * kTileK;
   const Element* b = p.b + (static_cast<int64>(product.y) * kBlock + step * kTileK) * kBlock;
@@ -212,12 +216,13 @@ __device__ __forceinline__ void multiply_step(Accumulator (&accumulators)[kMmasM
   }
 }
 
-// accumulators += A B for this warp's part of a list of products. Afterwards everyone is
-// done with the list and the tiles.
+// accumulators += A B for this warp's part of a list of products. On return, all threads have finished with the list
+// and the tiles.
 __device__ __forceinline__ void multiply_list(const Params& p, Accumulator (&accumulators)[kMmasM][kMmasN],
     const int2* list, int products, uint32 base, const Element* a_tiles, const Element* b_tiles) {
   const int steps = products * kProductSteps;
-  // Fill all stages but one. Every step has its group of copies, empty after the last step: so one wait fits all.
+  // Fill all stages but one. Every step commits one group, empty after the last step, so one wait count fits all
+  // steps.
 #pragma unroll
   for (int stage = 0; stage < kStages - 1; ++stage) {
     if (stage < steps) load_step(p, base, list[stage / kProductSteps], stage % kProductSteps, stage);
@@ -226,8 +231,8 @@ __device__ __forceinline__ void multiply_list(const Params& p, Accumulator (&acc
   int stage = 0, free_stage = kStages - 1;
 #pragma unroll 1
   for (int step = 0; step < steps; ++step) {
-    // Wait for this step's tiles, refill the stage of the step before.
-    cp_async_wait<kStages - 2>();  // of kStages - 1 + step groups: the newest are of later steps
+    // Wait for this step's tiles, then refill the stage of the previous step.
+    cp_async_wait<kStages - 2>();  // of kStages - 1 + step groups, the newest belong to later steps
     __syncthreads();
     const int ahead = step + kStages - 1;
     if (ahead < steps) load_step(p, base, list[ahead / kProductSteps], ahead % kProductSteps, free_stage);
@@ -239,7 +244,7 @@ __device__ __forceinline__ void multiply_list(const Params& p, Accumulator (&acc
   __syncthreads();
 }
 
-// Stores a warp's part of C, strip by strip: the layout of an accumulator is not ours to know, that of `strip` is.
+// Stores a warp's part of C, strip by strip: the layout of an accumulator is unspecified, that of `strip` is not.
 __device__ __forceinline__ void store_part(const Params& p, Accumulator (&accumulators)[kMmasM][kMmasN], float* strip,
     int first_row, int first_column) {
   const int lane = threadIdx.x % 32;
@@ -279,11 +284,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   const int first = load_index(p.a_crow_indices, p.a_index_words, run.block_row);
   const int end = load_index(p.a_crow_indices, p.a_index_words, run.block_row + 1);
   Meetings meetings = find_meetings(p, run, first + static_cast<int>(threadIdx.x), end);
-  int searched = first;  // first block of the batch that the meetings belong to
+  int searched = first;  // first block of the batch that was searched
 
 #pragma unroll 1
   for (int tile = 0; tile < run.count; ++tile) {
-    // Where nothing meets, these zeros are what is stored.
+    // A tile without products stores these zeros.
     Accumulator accumulators[kMmasM][kMmasN];
 #pragma unroll
     for (int i = 0; i < kMmasM; ++i) {
@@ -300,7 +305,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
       const int products = list_products(meetings, tile, block, list, counts);
       multiply_list(p, accumulators, list, products, base, a_tiles, b_tiles);
     }
-    // The staging lies over the tiles. They are filled again once the next list is there, for which everyone waits.
+    // The staging buffer overlaps the tiles, which are refilled only after all threads have waited for the next list.
     store_part(p, accumulators, strip, run.block_row * kBlock + part_row,
         (run.first + tile) * kBlock + part_column);
   }

@@ -3,31 +3,31 @@
 //     codegen render specs/l4_dense_wmma.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"wmma","op":"attention","pattern":{"kind":"dense"},"schedule":"multistage","stages":4,"tile":{"m":64,"n":32},"warp_rows":16}
 // spec hash: 09517efdb1c6048a3442b73ecfc07fea775d3303052253351ff388700f097b29
-// seal: sha256 2b1c137eb7a8727393b7e7400559e8a9a5d422a000350fa182da041f92ef4f7a
+// seal: sha256 4bbe10d9cc7ada96352335209ae122a66f9407fa0126eab90b381a85e88bcc6d
 
-// Attention forward by WMMA, for sm_89: O = softmax(scale * Q K^T) V over the keys that the pattern shows.
+// Attention forward by WMMA, for sm_89: O = softmax(scale * Q K^T) V over the visible keys of the pattern.
 //
-// Who does what
-//   A thread block computes kTileM queries of one head. Every warp owns kMma of them, their Q and O in fragments, and
-//   every thread takes part in the copies.
+// Roles
+//   A thread block computes kTileM queries of one head. Each warp owns kMma of them, with Q and O in fragments. All
+//   threads take part in the copies.
 //
-// Why there are strips
-//   How the elements of a fragment are spread over a warp is not ours to know: no thread can tell which row an element
-//   is of. So what the softmax does by rows passes through shared memory, a strip for each warp:
-//   scores   from accumulators to the strip, as floats; lanes 2 r and 2 r + 1 take row r into registers
-//   P        16-bit, over the scores, from where they are loaded as A operands
-//   factors  what each row of O is multiplied by as its maximum moves, 16 times side by side: loaded as an accumulator
-//            they lie where O has that row, because fragments of one type are spread alike
-//   O        from accumulators to the strip on its way out
+// Strips
+//   The distribution of a fragment's elements over a warp is unspecified: no thread can tell the row of an element. All
+//   data that the softmax handles by rows therefore passes through shared memory, one strip per warp:
+//   scores   from accumulators to the strip, as floats; lanes 2 r and 2 r + 1 read row r into registers
+//   P        16-bit, over the scores, to be loaded as A operands
+//   factors  rescaling factor of each row of O when its maximum rises, repeated 16 times along the row: loaded as an
+//            accumulator, each factor lands where O has that row, because fragments of one type have the same layout
+//   O        from accumulators to the strip, on its way out
 //
 // Pipeline
-//   K and V of the steps pass through one ring of kStages slots in the order of their use: K0 V0 K1 V1 ..., tile t in
-//   slot t mod kStages. cp.async (one group a tile) keeps kAhead = kStages - 1 tiles in flight.
+//   K and V of the steps pass through one ring of kStages slots in order of use: K0 V0 K1 V1 ..., tile t in slot t mod
+//   kStages. cp.async (one group per tile) keeps kAhead = kStages - 1 tiles in flight.
 //   producer: all threads, cp.async    consumer: all warps, wmma::load_matrix_sync
-//   full:  cp.async.wait_group (this thread's part of tile t), then __syncthreads (everybody's part)
-//   empty: the same __syncthreads: all warps are done with tile t - 1, whose slot then takes tile t + kAhead
-//   Q comes in through the slot that is filled last, and the strips after it.
-//   __syncwarp parts the phases of a strip: nobody but its warp uses it.
+//   full:  cp.async.wait_group (this thread's part of tile t), then __syncthreads (all threads' parts)
+//   empty: the same __syncthreads: all warps have finished tile t - 1, whose slot then takes tile t + kAhead
+//   Q arrives through the slot that is filled last, and the strips after it.
+//   __syncwarp separates the phases of a strip: only its own warp uses it.
 //
 // Symbols
 //   step        kTileN keys: one key block
@@ -52,12 +52,12 @@ constexpr int kMma = 16;  // rows, columns and depth of one WMMA product; query 
 constexpr int kThreads = 128;  // 4 warps
 constexpr int kChunk = 8;  // elements of a 16-byte copy
 constexpr int kRowChunks = 16;  // 16-byte copies of a row of Q, K, V
-constexpr int kRowStride = 136;  // elements from row to row of a tile: 8 rows lie in distinct banks
+constexpr int kRowStride = 136;  // elements from one row of a tile to the next: 8 rows lie in distinct banks
 constexpr int kPassRows = 8;  // rows that all threads copy at a time
 constexpr int kSlot = 4352;  // elements of a slot of the ring
 constexpr int kStripStride = 40;  // elements from one row of scores or P to the next, padding included
 constexpr int kStripBytes = 2560;  // bytes of a strip
-constexpr int kFactorsOffset = 1280;  // where the factors lie in a strip: after P
+constexpr int kFactorsOffset = 1280;  // offset of the factors in a strip, after P
 constexpr int kFactorStride = 20;  // floats from one row of factors to the next, padding included
 constexpr int kOutColumns = 32;  // columns of O that pass through a strip at a time
 constexpr int kStepBlocks = 1;  // loads of a step: listed blocks, if it holds more than one
@@ -68,13 +68,13 @@ constexpr int kRingOffset = 0;  // 34816 bytes: 4 slots, each K or V of one step
 constexpr int kStripsOffset = 34816;  // 10240 bytes: a strip for each warp, 16 rows of 40 floats
 constexpr int kQOffset = 26112;  // 17408 bytes: Q tile: in the slot that is filled last, and the strips after it
 
-static_assert(kSubTileRows == kTileM);  // a thread block walks over its key blocks once
-static_assert(kTileM % kPassRows == 0 && kLoadKeys % kPassRows == 0);  // no thread is left over in a copy
+static_assert(kSubTileRows == kTileM);  // a thread block walks its key blocks once
+static_assert(kTileM % kPassRows == 0 && kLoadKeys % kPassRows == 0);  // copies divide evenly among threads
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
-constexpr float kLeastLogit = -1e38f;  // row_max before the first key: less than a logit, but differences are defined
+constexpr float kLeastLogit = -1e38f;  // row_max before the first key: less than any logit, but differences are defined
 constexpr float kLn2 = 0.693147180559945f;
 
-// Launch: 128 threads a block, 45056 bytes of dynamic shared memory.
+// Launch: 128 threads per block, 45056 bytes of dynamic shared memory.
 // Grid: one thread block for each tile, 2 at a time on an SM.
 struct Params {
   const __half* q;  // Q (batch, heads, q_len, head_dim)
@@ -108,19 +108,19 @@ struct SeqlenInfo {
   const Params& p;
 
   __device__ __forceinline__ SeqlenInfo(const Params& p, int batch) : p(p) {}
-  // Queries.
+  // Number of queries.
   __device__ __forceinline__ int q_len() const { return p.q_len; }
   // Index of a query in a (batch, heads, q_len) tensor.
   __device__ __forceinline__ int64 row(int64 batch_head, int query) const { return batch_head * p.q_len + query; }
-  // Keys.
+  // Number of keys.
   __device__ __forceinline__ int kv_len() const { return p.kv_len; }
-  // Position of a query among the keys: the last query stands at the last key.
+  // Position of a query among the keys: the last query is at the last key.
   __device__ __forceinline__ int position(int query) const { return query + p.kv_len - p.q_len; }
-  // End of the keys that queries may see.
+  // End of the visible keys.
   __device__ __forceinline__ int kv_end() const { return p.kv_len; }
 };
 
-// kv_end() of a tile, in constant memory.
+// kv_end() of a tile, read from constant memory.
 struct KvEnd {
   const Params& p;
 
@@ -135,17 +135,18 @@ using FragmentK = wmma::fragment<wmma::matrix_b, kMma, kMma, kMma, Element, wmma
 using FragmentV = wmma::fragment<wmma::matrix_b, kMma, kMma, kMma, Element, wmma::row_major>;
 using Accumulator = wmma::fragment<wmma::accumulator, kMma, kMma, kMma, float>;
 
-// cp.async.cg: 16 bytes to shared memory, not through the L1; zeros, and no read, unless `valid`. L2::128B is a hint to
-// fetch 128 bytes into the L2 (PTX ISA, "cp.async")
+// cp.async.cg: copies 16 bytes to shared memory, bypassing the L1; zero-fills without a read unless `valid`. L2::128B
+// is a hint to fetch 128 bytes into the L2 (PTX ISA, "cp.async")
 __device__ __forceinline__ void cp_async_16(uint32 to, const void* from, bool valid) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0)
       : "memory");
 }
 
-// cp.async.commit_group: closes a group of this thread's copies (PTX ISA, "cp.async.commit_group")
+// cp.async.commit_group: commits this thread's copies as a group (PTX ISA, "cp.async.commit_group")
 __device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// cp.async.wait_group: at most kPending of this thread's groups are still running (PTX ISA, "cp.async.wait_group")
+// cp.async.wait_group: waits until at most kPending of this thread's groups are in flight (PTX ISA,
+// "cp.async.wait_group")
 template <int kPending>
 __device__ __forceinline__ void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
@@ -165,7 +166,7 @@ __device__ __forceinline__ float lg2(float x) {
   return y;
 }
 
-// cvt.rn.f16x2.f32: two floats to a pair of fp16, `low` in the lower half (PTX ISA, "cvt")
+// cvt.rn.f16x2.f32: converts two floats to a pair of fp16, `low` in the lower half (PTX ISA, "cvt")
 __device__ __forceinline__ uint32 pack(float low, float high) {
   uint32 pair;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
@@ -174,19 +175,19 @@ __device__ __forceinline__ uint32 pack(float low, float high) {
 
 // Pattern: every query sees every key.
 struct KvBlockIterator {
-  int count;  // key blocks that these queries see
+  int count;  // key blocks visible to these queries
 
   __device__ __forceinline__ KvBlockIterator(const Params& p, int batch, int head, int first_query) {
     const SeqlenInfo seqlen(p, batch);
     // first_query < q_len() always holds: every tile has a query.
     count = first_query < seqlen.q_len() ? (seqlen.kv_end() + kTileN - 1) / kTileN : 0;
   }
-  // Number of the i-th key block, last one first: the block that may be cut off comes while the pipeline fills.
+  // Index of the i-th key block, in descending order: the block that may be incomplete comes while the pipeline fills.
   __device__ __forceinline__ int at(int i) { return count - 1 - i; }
 };
 
-// The work of a thread block: kTileM queries of one head. Late queries go first: where the pattern hides what comes
-// later, they have the most key blocks, and tiles that take long should not begin last.
+// The work of a thread block: kTileM queries of one head. Late queries go first: under a pattern that masks later keys,
+// they have the most key blocks, and long tiles should not start last.
 struct Tile {
   int batch, head, first_query;
 
@@ -198,12 +199,12 @@ struct Tile {
   }
 };
 
-// What this thread copies of a tensor: chunk `copy_chunk` of rows copy_row, copy_row + kPassRows, ...
+// This thread's part of the copy of a tensor: chunk `copy_chunk` of rows copy_row, copy_row + kPassRows, ...
 __device__ __forceinline__ int copy_row() { return threadIdx.x / kRowChunks; }
 __device__ __forceinline__ int copy_chunk() { return threadIdx.x % kRowChunks; }
 
-// Starts the copy of this thread's part of kRows rows of a tile, from its first chunk on. Its rows from `valid_rows` on
-// become zeros.
+// Starts this thread's part of the copy of kRows rows of a tile, starting at its first chunk. Rows from `valid_rows` on
+// are zero-filled.
 template <int kRows>
 __device__ __forceinline__ void copy_rows(Element* tile, const Element* from, int64 row_stride, int valid_rows) {
   const uint32 to =
@@ -215,7 +216,7 @@ __device__ __forceinline__ void copy_rows(Element* tile, const Element* from, in
   }
 }
 
-// Starts the copy of this thread's part of K or V of a step, load by load, kLoadKeys keys each.
+// Starts this thread's part of the copy of K or V of a step, load by load, kLoadKeys keys each.
 __device__ __forceinline__ void copy_step(Element* tile, const Element* thread_head, int64 row_stride, int kv_len,
     const int (&blocks)[kStepBlocks]) {
 #pragma unroll
@@ -226,7 +227,7 @@ __device__ __forceinline__ void copy_step(Element* tile, const Element* thread_h
   }
 }
 
-// What a warp needs to know of the pairs of a step: for each load, the number of its block.
+// What a warp needs to mask a step: the index of the block of each load.
 struct Step {
   int block[kStepBlocks];
 
@@ -236,7 +237,7 @@ struct Step {
       block[load] = blocks.at(i * kStepBlocks + load);
     }
   }
-  // Whether some key of the step is past the last one.
+  // Whether some key of the step is out of range.
   __device__ __forceinline__ bool needs_mask(const KvEnd& kv_end) const {
     bool some = false;
 #pragma unroll
@@ -247,11 +248,11 @@ struct Step {
   }
 };
 
-// The row of a strip that this lane works on together with its neighbour, and the first of its columns of each 8.
+// The row of a strip that this lane shares with its neighbor, and the first of its columns in each 8.
 __device__ __forceinline__ int lane_row() { return threadIdx.x % 32 / 2; }
 __device__ __forceinline__ int lane_column() { return threadIdx.x % 2 * 4; }
 
-// Puts the scores Q K^T of this warp's rows and one step into its strip.
+// Stores the scores Q K^T of this warp's rows and one step in its strip.
 __device__ __forceinline__ void compute_qk_gemm(float* scores, const FragmentA (&q)[kHeadDim / kMma],
     const Element* k_tile) {
   Accumulator sums[kTileN / kMma];
@@ -272,7 +273,7 @@ __device__ __forceinline__ void compute_qk_gemm(float* scores, const FragmentA (
   }
 }
 
-// Takes this lane's scores out of the strip.
+// Reads this lane's scores from the strip.
 __device__ __forceinline__ void read_scores(float (&s)[kTileN / 2], const float* scores) {
 #pragma unroll
   for (int i = 0; i < kTileN / 8; ++i) {
@@ -285,7 +286,7 @@ __device__ __forceinline__ void read_scores(float (&s)[kTileN / 2], const float*
   }
 }
 
-// Hides the keys of a step that are past the last one.
+// Masks the keys of a step that are out of range.
 __device__ __forceinline__ void apply_mask(float (&s)[kTileN / 2], const KvEnd& kv_end, const Step& step) {
 #pragma unroll
   for (int i = 0; i < kTileN / 2; ++i) {
@@ -296,8 +297,8 @@ __device__ __forceinline__ void apply_mask(float (&s)[kTileN / 2], const KvEnd& 
   }
 }
 
-// Online softmax, first half: the running maximum of the row with this step's scores. Returns the factor for O and
-// the row's sum, which are relative to the maximum before: exactly 1 where it has not moved.
+// Online softmax, first half: updates the running maximum of the row with this step's scores. Returns the factor that
+// rescales O and the row sum to the new maximum: exactly 1 if the maximum has not changed.
 __device__ __forceinline__ float update_maximum(const float (&s)[kTileN / 2], float& row_max, float scale_log2) {
   float maximum = kMinusInfinity, other = kMinusInfinity;  // two chains: half the latency
 #pragma unroll
@@ -312,7 +313,7 @@ __device__ __forceinline__ float update_maximum(const float (&s)[kTileN / 2], fl
   return ex2(before - row_max);
 }
 
-// Second half: P = 2^(scale_log2 s - row_max), over the scores in the strip. Returns the sum of this lane's
+// Second half: writes P = 2^(scale_log2 s - row_max) over the scores in the strip. Returns the sum of this lane's
 // weights.
 __device__ __forceinline__ float exponentiate(Element* p_frag, const float (&s)[kTileN / 2], float row_max,
     float scale_log2) {
@@ -331,7 +332,7 @@ __device__ __forceinline__ float exponentiate(Element* p_frag, const float (&s)[
   return sum;
 }
 
-// Writes a row's factor into all of its columns.
+// Writes a row's factor to all of its columns.
 __device__ __forceinline__ void write_factors(float* factors, float factor) {
 #pragma unroll
   for (int i = 0; i < kMma / 8; ++i) {
@@ -367,12 +368,13 @@ __device__ __forceinline__ void compute_pv_gemm(Accumulator (&o)[kHeadDim / kMma
   }
 }
 
-// Stores this warp's rows of O, kOutColumns columns at a time, each row multiplied by its factor; o_row is this lane's.
+// Stores this warp's rows of O, kOutColumns columns at a time, each row multiplied by its factor; o_row is this lane's
+// row.
 __device__ __forceinline__ void store_output(Element* o_row, bool valid, const Accumulator (&o)[kHeadDim / kMma],
     float factor, float* strip) {
 #pragma unroll
   for (int first = 0; first < kHeadDim; first += kOutColumns) {
-    __syncwarp();  // all lanes are done with what is in the strip
+    __syncwarp();  // all lanes have finished with the strip's contents
 #pragma unroll
     for (int j = 0; j < kOutColumns / kMma; ++j) {
       wmma::store_matrix_sync(strip + j * kMma, o[first / kMma + j], kStripStride, wmma::mem_row_major);
@@ -397,7 +399,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   extern __shared__ __align__(1024) unsigned char shared[];
   Element* const ring = reinterpret_cast<Element*>(shared + kRingOffset);
   const int warp_row = threadIdx.x / 32 * kMma;
-  // The strip of this warp, by what is in it.
+  // The strip of this warp, under the types of its contents.
   unsigned char* const strip = shared + kStripsOffset + threadIdx.x / 32 * kStripBytes;
   float* const scores = reinterpret_cast<float*>(strip);
   Element* const p_frag = reinterpret_cast<Element*>(strip);
@@ -405,7 +407,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
 
   const Tile tile(p, blockIdx.x);
   const int query = tile.first_query + warp_row + lane_row();
-  // Where this thread's copies from Q, K and V begin.
+  // Start of this thread's copies of Q, K and V.
   const int kv_head = tile.head / p.heads_per_kv_head;
   const Element* q_thread = p.q + tile.batch * p.q_batch_stride + tile.head * p.q_head_stride +
       (tile.first_query + copy_row()) * p.q_row_stride + copy_chunk() * kChunk;
@@ -416,12 +418,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
 
   const SeqlenInfo seqlen(p, tile.batch);
   const KvEnd kv_end(p, tile.batch);
-  // Two walks over the key blocks: one that loads them, and one that follows it and computes with them.
+  // Two iterators over the key blocks: one for the loads, and one for the computation, which follows.
   KvBlockIterator loads(p, tile.batch, tile.head, tile.first_query), blocks = loads;
-  int loading[kStepBlocks] = {};  // blocks of the step that is being loaded
+  int loading[kStepBlocks] = {};  // blocks of the step being loaded
 
-  // Starts the copy of tile `number` as one group: K of step number / 2 or, if it is odd, V; an empty group after the
-  // last step.
+  // Starts the copy of tile `number` as one cp.async group: K of step number / 2 or, if odd, V; an empty group after
+  // the last step.
   auto fetch = [&](int number, int slot) {
     if (number / 2 < loads.count) {
       if (number % 2 == 0) {
@@ -436,15 +438,15 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   };
   auto slot_after = [](int slot) { return slot == kStages - 1 ? 0 : slot + 1; };
 
-  // Start the pipeline: Q, then the first K and V.
+  // Fill the pipeline: Q, then the first K and V.
   Element* const q_tile = reinterpret_cast<Element*>(shared + kQOffset);
   copy_rows<kTileM>(q_tile, q_thread, p.q_row_stride, seqlen.q_len() - tile.first_query - copy_row());
   cp_async_commit();
 #pragma unroll
   for (int number = 0; number < kAhead; ++number) fetch(number, number);
 
-  // Take this warp's rows of Q into fragments. Then their place is free: the last slot, and strips. Q's group is the
-  // oldest: all that may still run are the kAhead groups of K and V.
+  // Load this warp's rows of Q into fragments, which frees the last slot and strips. Q's group is the oldest: at most
+  // the kAhead groups of K and V are still in flight.
   cp_async_wait<kAhead>();
   __syncthreads();
   FragmentA q[kHeadDim / kMma];
@@ -460,11 +462,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   for (int j = 0; j < kHeadDim / kMma; ++j) wmma::fill_fragment(o[j], 0.0f);
   float row_max = kLeastLogit, row_sum = 0.0f;
 
-  // Walk over the steps. A slot is refilled as soon as all warps are done with it.
+  // Loop over the steps. A slot is refilled as soon as all warps have finished with it.
   int k_slot, v_slot = kStages - 1;
   for (int i = 0; i < blocks.count; ++i) {
     const Step step(blocks, i);
-    cp_async_wait<kAhead - 1>();  // kAhead + 2 i groups of tiles are committed: only those after K of this step run
+    cp_async_wait<kAhead - 1>();  // kAhead + 2 i groups are committed: only those after K of this step may be in flight
     __syncthreads();
     fetch(i * 2 + kAhead, v_slot);
     k_slot = slot_after(v_slot);
@@ -480,7 +482,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
     row_sum = row_sum * rescale + exponentiate(p_frag, s, row_max, p.scale_log2);
     write_factors(factors, rescale);
 
-    // The barrier also parts the lanes' writes to the strip from the loads of P and of the factors.
+    // The barrier also separates the lanes' writes to the strip from the loads of P and of the factors.
     cp_async_wait<kAhead - 1>();
     __syncthreads();
     fetch(i * 2 + 1 + kAhead, k_slot);

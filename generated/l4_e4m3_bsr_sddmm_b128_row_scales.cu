@@ -3,29 +3,29 @@
 //     codegen render specs/l4_e4m3_bsr_sddmm_b128_row_scales.yaml
 // spec: {"arch":"sm_89","block":{"cols":128,"rows":128},"copy":"cp_async","dtype":"e4m3","mma":"mma","op":"bsr_sddmm","scales":"row","schedule":"multistage","stages":3,"tile":{"k":64,"m":128,"n":128}}
 // spec hash: 5d280cd4c90b7d72935e48c70df1affa25c605650d2e5d45597c6aa21ce6c0e0
-// seal: sha256 438a5facc26948608bc579df5a1d31737b321ee04cce4bd6bd12f396757d8893
+// seal: sha256 9f9e0d4b0281a2bd0b213ba9650fd1e23c8cba470e325dc3536c68d4127598dd
 
 // Sampled product in FP8 by mma.sync: the stored blocks of C = A B^T, with C in block-sparse rows and A, B dense and
 // row-major. Rows of A and of B have a scale for each 128 columns.
 //
-// Who does what: a thread block computes one tile, all warps load and all compute. Warp w has kWarpRows rows and
-// kWarpColumns columns of the tile: part (w / kWarpsN, w % kWarpsN).
+// Roles: a thread block computes one tile; all warps load and all compute. Warp w has kWarpRows rows and kWarpColumns
+// columns of the tile: part (w / kWarpsN, w % kWarpsN).
 //
 // Pipeline of a unit: a ring of kStages pairs of tiles, filled by cp.async, and two sets of fragments in registers:
-// while one slice is multiplied, the next one comes from shared memory, across the end of a step too.
+// while one slice is multiplied, the next one is loaded from shared memory, even across the end of a step.
 //   cp_async_wait   this thread's copies for the next step have landed
-//   __syncthreads   so have everyone's, and everyone has fetched the last slice of this step: its stage can be refilled
+//   __syncthreads   so have all threads' copies, and all have fetched the last slice of this step: refill its stage
 //
 // Symbols
-//   tile     kTileBlocks blocks of C that are stored one after the other, side by side: kTileM x kTileN. Tiles are
-//            numbered in that order, so that the thread blocks at work share block rows of A and of B
-//   unit     the blocks of a tile that lie in one block row: they share the A tile. Most tiles are one unit; where a
-//            block row ends inside a tile, there are more, one after the other. Blocks that a unit lacks are zeros
+//   tile     kTileBlocks consecutive stored blocks of C, side by side: kTileM x kTileN. Tiles are numbered in storage
+//            order, so that concurrent thread blocks share block rows of A and of B
+//   unit     the blocks of a tile that lie in one block row: they share the A tile. Most tiles are one unit; a tile in
+//            which a block row ends has several, one after the other. Missing blocks of a unit are zeros
 //   step     kTileK columns of A and B; a slice of it: 32 of them, the depth of one product
 //   chunk    16 bytes, 16 codes. Chunks of a row are swizzled: the same chunk of 8 rows lies in distinct banks
-//   fragment what a lane holds of an operand of a slice. Of 16 x 8 accumulators it has rows r and r + 8 (r = lane / 4),
-//            columns 2 (lane % 4) + {0, 1}
-//   strip    16 rows of a warp's part of a unit, on their way out
+//   fragment a lane's part of an operand of a slice. Of 16 x 8 accumulators, a lane has rows r and r + 8
+//            (r = lane / 4), columns 2 (lane % 4) + {0, 1}
+//   strip    16 rows of a warp's part of a unit, staged for the store
 
 using int64 = long long;
 using uint32 = unsigned int;
@@ -55,10 +55,10 @@ constexpr int kBOffset = 24576;  // 24576 bytes: B tiles, 128 rows of 64 element
 constexpr int kAScalesOffset = 49152;  // 1536 bytes: scales of the 128 rows of A of each stage
 constexpr int kBScalesOffset = 50688;  // 1536 bytes: scales of the 128 rows of B of each stage
 constexpr int kBRowsOffset = 52224;  // 512 bytes: rows of B that a unit needs
-constexpr int kStagingOffset = 0;  // 8192 bytes: strips of C, one a warp, over the tiles
+constexpr int kStagingOffset = 0;  // 8192 bytes: strips of C, one per warp, overlapping the tiles
 
 constexpr int kMmaRows = 16, kMmaColumns = 8, kMmaDepth = 32;  // of one product
-constexpr int kSlices = kTileK / kMmaDepth;  // even: the two sets of fragments take turns across steps too
+constexpr int kSlices = kTileK / kMmaDepth;  // even: the two sets of fragments also alternate across steps
 constexpr int kMmasM = kWarpRows / kMmaRows;
 constexpr int kPairsN = kWarpColumns / (2 * kMmaColumns);  // B is loaded for two products side by side
 constexpr int kChunk = 16;  // bytes
@@ -66,7 +66,7 @@ constexpr int kRowBytes = kRowChunks * kChunk;  // of a row of an A or B tile
 constexpr int kStripCopy = kChunk / sizeof(unsigned short);  // elements of a chunk of C
 constexpr int kStripChunks = kWarpColumns / kStripCopy;
 
-// Launch: 256 threads a block, 52736 bytes of dynamic shared memory.
+// Launch: 256 threads per block, 52736 bytes of dynamic shared memory.
 // Grid: one thread block per tile, 1 at a time on an SM, in the order of storage.
 struct Params {
   const unsigned char* a;  // A (M, K)
@@ -74,9 +74,9 @@ struct Params {
   unsigned short* c;  // stored blocks of C (nnz, rows, cols), contiguous
   int64 a_row_stride;  // elements from one row of A to the next
   int64 b_row_stride;  // elements from one row of B to the next
-  const int* crow_indices;  // first block of each block row, and one more
+  const int* crow_indices;  // first block of each block row, then the end of the last
   const int* col_indices;  // block column of each block
-  int index_words;  // 32-bit words of an index: 1 or 2, the low one is read
+  int index_words;  // 32-bit words of an index: 1 or 2; the low one is read
   int block_rows;  // block rows of C
   int block_columns;  // block columns of C
   int blocks;  // stored blocks of C
@@ -85,41 +85,42 @@ struct Params {
   const float* a_scale;  // scales of A, of 128 columns of a row each (K / 128, M)
   const float* b_scale;  // scales of B, likewise (K / 128, N)
   int64 a_scale_stride;  // elements from the scales of 128 columns of A to the next
-  int64 b_scale_stride;  // those of B
+  int64 b_scale_stride;  // elements from the scales of 128 columns of B to the next
 };
 
 using Element = unsigned char;  // one e4m3 code
 
-// cp.async.cg: the first `bytes` of 16 bytes to shared memory, not through the L1, and zeros for the others; no read
-// where `bytes` is 0. L2::128B is a hint to fetch 128 bytes into the L2 (PTX ISA, "cp.async")
+// cp.async.cg: copies the first `bytes` of 16 bytes to shared memory, bypassing the L1, and zero-fills the others; no
+// read if `bytes` is 0. L2::128B is a hint to fetch 128 bytes into the L2 (PTX ISA, "cp.async")
 __device__ __forceinline__ void cp_async_16_part(uint32 to, const void* from, int bytes) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
 
-// cp.async.commit_group: closes a group of this thread's copies (PTX ISA, "cp.async.commit_group")
+// cp.async.commit_group: commits this thread's copies as a group (PTX ISA, "cp.async.commit_group")
 __device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// cp.async.wait_group: at most kPending of this thread's groups are still running (PTX ISA, "cp.async.wait_group")
+// cp.async.wait_group: waits until at most kPending of this thread's groups are in flight (PTX ISA,
+// "cp.async.wait_group")
 template <int kPending>
 __device__ __forceinline__ void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
-// ldmatrix.x4: four 8 x 8 matrices of 16-bit elements; lanes 8 i .. 8 i + 7 give the row addresses of matrix i, and
-// each lane gets two neighbours of row lane / 4 of each matrix (PTX ISA, "ldmatrix")
+// ldmatrix.x4: loads four 8 x 8 matrices of 16-bit elements. Lanes 8 i to 8 i + 7 hold the row addresses of matrix i;
+// each lane gets two neighbors of row lane / 4 of each matrix (PTX ISA, "ldmatrix")
 __device__ __forceinline__ void ldmatrix_x4(uint32 (&m)[4], uint32 address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 { %0, %1, %2, %3 }, [%4];"
       : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(address) : "memory");
 }
 
-// Element i of an index tensor: int32, or the low half of an int64, whose `words` is 2. Indices are below 2^31.
+// Element i of an index tensor: an int32, or the low half of an int64 if `words` is 2. Indices are below 2^31.
 __device__ __forceinline__ int load_index(const int* indices, int words, int i) {
   return __ldg(indices + static_cast<int64>(i) * words);
 }
 
-// The block row of a stored block: the last row that begins at it or before. The search begins at `row`, which must not
-// be after the answer. The lanes of a warp look at 32 rows at equal distances, and go on between the last of these that
-// has begun and the next.
+// Block row of a stored block: the last row that begins at or before it. The search begins at `row`, which must not
+// come after the result. The lanes of a warp probe 32 rows at equal distances, and continue between the last of these
+// that begins at or before the block and the next one.
 __device__ __forceinline__ int find_row(const Params& p, int block, int row) {
   const int lane = threadIdx.x % 32;
   int end = p.block_rows;
@@ -133,7 +134,7 @@ __device__ __forceinline__ int find_row(const Params& p, int block, int row) {
   return row;
 }
 
-// Finds the rows of B that a unit needs, -1 where there is none. Everyone must be done with those found before.
+// Finds the rows of B that a unit needs; -1 for missing blocks. All threads must have finished with the previous ones.
 __device__ __forceinline__ void find_b_rows(const Params& p, int block, int count, int* b_rows) {
   for (int row = threadIdx.x; row < kTileN; row += kThreads) {
     const int i = row / kBlockCols;
@@ -144,25 +145,25 @@ __device__ __forceinline__ void find_b_rows(const Params& p, int block, int coun
   __syncthreads();
 }
 
-// Byte offset of a chunk of a tile whose rows have kChunks of them: 2, 4, 8 or 16. Eight chunks span all banks. The
-// same chunk of 8 rows lies in distinct banks, and it is these that ldmatrix reads at a time; after 8 rows it repeats.
+// Byte offset of a chunk of a tile whose rows have kChunks chunks: 2, 4, 8 or 16. Eight chunks span all banks. The same
+// chunk of 8 rows, which ldmatrix reads at a time, lies in distinct banks; the pattern repeats after 8 rows.
 template <int kChunks>
 __device__ __forceinline__ int swizzled(int row, int chunk) {
   constexpr int kRowsPerLine = kChunks < 8 ? 8 / kChunks : 1, kPlaces = kChunks < 8 ? kChunks : 8;
   return (row * kChunks + (chunk ^ row / kRowsPerLine % kPlaces)) * kChunk;
 }
 
-// What this thread copies of every step of a unit: one chunk of each kPassRows-th row, of A and of B.
+// This thread's part of the copy of every step of a unit: one chunk of every kPassRows-th row, of A and of B.
 struct Loader {
   const Element *a, *b;  // its first chunk of A, and its chunk of B's row 0, in step 0
   const int* b_rows;     // the first of its rows of B
   int column;            // of its chunks in step 0
-  uint32 to;             // where its first chunk goes in the first tile of A
-  const float* scales;   // scales of 4 rows of A or of B, of the first 128 columns: some threads copy them
-  int64 scale_stride;    // elements to those of the next 128 columns
-  uint32 scales_to;      // where these go in stage 0
+  uint32 to;             // destination of its first chunk in the first tile of A
+  const float* scales;   // scales of 4 rows of A or of B, for the first 128 columns; only some threads copy them
+  int64 scale_stride;    // elements to the scales of the next 128 columns
+  uint32 scales_to;      // their destination in stage 0
   int stage_scales;      // bytes from there to stage 1
-  int scale_bytes;       // of them: none of a row of B that there is not
+  int scale_bytes;       // bytes of them to copy: none for an out-of-range row of B
 
   __device__ __forceinline__ Loader(const Params& p, uint32 base, int block_row, const int* unit_rows) {
     const int row = threadIdx.x / kRowChunks, chunk = threadIdx.x % kRowChunks;
@@ -171,7 +172,7 @@ struct Loader {
     b = p.b + column;
     b_rows = unit_rows + row;
     to = base + kAOffset + swizzled<kRowChunks>(row, chunk);
-    const int of_a = threadIdx.x * 4, of_b = of_a - kTileM;  // rows of the tile of A, else of B
+    const int of_a = threadIdx.x * 4, of_b = of_a - kTileM;  // row of the tile of A, otherwise of B
     const int b_row = of_b < 0 || of_b >= kTileN ? -1 : unit_rows[of_b];
     scales = of_b < 0 ? p.a_scale + block_row * kTileM + of_a : p.b_scale + max(b_row, 0);
     scale_stride = of_b < 0 ? p.a_scale_stride : p.b_scale_stride;
@@ -179,8 +180,8 @@ struct Loader {
     stage_scales = of_b < 0 ? kAScaleBytes : kBScaleBytes;
     scale_bytes = of_b < 0 || b_row >= 0 ? kChunk : 0;
   }
-  // Copies a step's tiles to a stage. What lies past the last column of A and B is zeros, and so is a row of B that
-  // there is not. The swizzle is the same in all rows of this thread.
+  // Copies a step's tiles to a stage. Elements past the last column of A and B are zero-filled, and so are out-of-range
+  // rows of B. The swizzle is the same in all rows of this thread.
   __device__ __forceinline__ void load(const Params& p, int step, int stage) const {
     const int k = step * kTileK;
     const int bytes = max(min(p.k - k - column, kCopy), 0) * static_cast<int>(sizeof(Element));
@@ -204,8 +205,8 @@ struct Loader {
 struct Fragments {
   uint32 a[kMmasM][4], b[kPairsN][4];
 
-  // `a_address` and `b_address` are the lane's in the first slice of a stage. Going on by pairs of chunks flips bits of
-  // the chunk's number, as the swizzle does: both are exclusive ors.
+  // `a_address` and `b_address` are the lane's addresses in the first slice of a stage. The swizzle flips bits of the
+  // chunk index, and so does advancing by pairs of chunks: the advance is an exclusive or.
   __device__ __forceinline__ void load(uint32 a_address, uint32 b_address, int slice) {
 #pragma unroll
     for (int i = 0; i < kMmasM; ++i) {
@@ -226,12 +227,12 @@ __device__ __forceinline__ void mma_e4m3_e4m3(float (&d)[4], const uint32 (&a)[4
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// What products of a step are times: scales of this lane's rows of A by those of its rows of B, two of each product's.
+// Factors of a step's products: scales of this lane's rows of A times those of its rows of B, two of each product.
 struct Scales {
   float of_a[kMmasM][2];
   float2 of_b[2 * kPairsN];
 
-  // Both are the stage's, from this lane's first row on.
+  // Both point to the stage's scales, at this lane's first row.
   __device__ __forceinline__ Scales(const float* a_rows, const float* b_rows) {
 #pragma unroll
     for (int i = 0; i < kMmasM; ++i) {
@@ -244,7 +245,7 @@ struct Scales {
 };
 
 // accumulators += A B^T, times its scales, for this warp's part of one slice. Each product is added to the sum in fp32.
-// mma.syncs that follow each other share their rows of A.
+// Consecutive mma.syncs share their rows of A.
 __device__ __forceinline__ void multiply(float (&accumulators)[kMmasM][2 * kPairsN][4], const Fragments& fragments,
     const Scales& scales) {
 #pragma unroll
@@ -257,14 +258,14 @@ __device__ __forceinline__ void multiply(float (&accumulators)[kMmasM][2 * kPair
       mma_e4m3_e4m3(product, fragments.a[i], b[0], b[1]);
 #pragma unroll
       for (int element = 0; element < 4; ++element) {
-        // In this order: products of two scales, the same for all slices, would be kept in registers.
+        // In this order: products of two scales, the same for all slices, would stay in registers.
         const float of_row = product[element] * scales.of_a[i][element / 2];
         accumulators[i][j][element] += of_row * (element % 2 == 0 ? of_b.x : of_b.y);
       }
     }
   }
 }
-// cvt.rn.bf16x2.f32: two floats to a pair of bf16, `low` in the lower half (PTX ISA, "cvt")
+// cvt.rn.bf16x2.f32: converts two floats to a pair of bf16, `low` in the lower half (PTX ISA, "cvt")
 __device__ __forceinline__ uint32 pack(float low, float high) {
   uint32 pair;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
@@ -283,7 +284,8 @@ __device__ __forceinline__ void stage_strip(unsigned char* strip, const float (&
     *lower = pack(x[2], x[3]);
   }
 }
-// Stores a warp's part of a unit of `count` blocks, strip by strip through shared memory, so that whole lines leave.
+// Stores a warp's part of a unit of `count` blocks, strip by strip through shared memory, so that stores cover whole
+// lines.
 __device__ __forceinline__ void store_part(const Params& p, const float (&accumulators)[kMmasM][2 * kPairsN][4],
     unsigned char* strip, int block, int count, int first_row, int first_column) {
   const int lane = threadIdx.x % 32;
@@ -312,8 +314,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   int* b_rows = reinterpret_cast<int*>(shared + kBRowsOffset);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int part_row = warp / kWarpsN * kWarpRows, part_column = warp % kWarpsN * kWarpColumns;
-  // Lanes 8 i to 8 i + 7 address matrix i. Of A: rows 0 to 7, rows 8 to 15, then both again one chunk further along the
-  // row. Of B: rows 0 to 7, the same one chunk further along, then both for rows 8 to 15.
+  // Lanes 8 i to 8 i + 7 address matrix i. Of A: rows 0 to 7, rows 8 to 15, then the same rows one chunk further. Of B:
+  // rows 0 to 7, the same rows one chunk further, then both for rows 8 to 15.
   const uint32 a_lane = base + kAOffset + swizzled<kRowChunks>(part_row + lane % 16, lane / 16);
   const uint32 b_lane =
       base + kBOffset + swizzled<kRowChunks>(part_column + lane / 16 * kMmaColumns + lane % 8, lane / 8 % 2);
@@ -323,7 +325,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll 1
   for (int block = blockIdx.x * kTileBlocks; block < end;) {
     block_row = find_row(p, block, block_row);
-    // At least one block, also where crow_indices is not what it should be: the loop must end.
+    // At least one block, even if crow_indices is invalid: the loop must terminate.
     const int count = max(min(load_index(p.crow_indices, p.index_words, block_row + 1), end) - block, 1);
     find_b_rows(p, block, count, b_rows);
     const Loader loader(p, base, block_row, b_rows);
@@ -337,7 +339,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       }
     }
 
-    // Fill all stages. Every step has its group of copies, empty after the last step: so one wait fits all.
+    // Fill all stages. Every step commits one group, empty after the last step, so one wait count fits all steps.
 #pragma unroll
     for (int stage = 0; stage < kStages; ++stage) {
       if (stage < p.steps) loader.load(p, stage, stage);
@@ -352,24 +354,25 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     const float* b_scales = reinterpret_cast<const float*>(shared + kBScalesOffset) + part_column + 2 * (lane % 4);
 #pragma unroll 1
     for (int step = 0; step < p.steps; ++step) {
-      const Scales scales(a_scales + stage * kTileM, b_scales + stage * kTileN);  // what this step's products are times
+      const Scales scales(a_scales + stage * kTileM, b_scales + stage * kTileN);  // factors of this step's products
       // Fetch the next slice, then multiply this one.
 #pragma unroll
       for (int slice = 0; slice < kSlices - 1; ++slice) {
         fragments[(slice + 1) % 2].load(a_lane + stage * kATile, b_lane + stage * kBTile, slice + 1);
         multiply(accumulators, fragments[slice % 2], scales);
       }
-      // Go on to the next step's tiles (after the last step, what is fetched there is not used), and refill these.
+      // Advance to the next step's tiles (after the last step, the fetched data is unused), and refill this step's
+      // stage.
       const int free_stage = stage;
       stage = stage + 1 == kStages ? 0 : stage + 1;
-      cp_async_wait<kStages - 2>();  // of kStages + step groups: the newest are of steps after the next
+      cp_async_wait<kStages - 2>();  // of kStages + step groups, the newest belong to steps after the next
       __syncthreads();
       fragments[0].load(a_lane + stage * kATile, b_lane + stage * kBTile, 0);
       if (step + kStages < p.steps) loader.load(p, step + kStages, free_stage);
       cp_async_commit();
       multiply(accumulators, fragments[1], scales);
     }
-    // The staging lies over the tiles: everyone is done with them before it is filled, and with it before they are.
+    // The staging buffer overlaps the tiles: all threads must finish with one before the other is written.
     __syncthreads();
     unsigned char* strip = shared + kStagingOffset + warp * kMmaRows * kStripChunks * kChunk;
     store_part(p, accumulators, strip, block, count, part_row, part_column);

@@ -3,28 +3,28 @@
 //     codegen render specs/l4_e4m3_bsr_spmm_b128_block_scales.yaml
 // spec: {"arch":"sm_89","b_layout":"column_major","block":{"cols":128,"rows":128},"copy":"cp_async","dtype":"e4m3","mma":"mma","op":"bsr_spmm","scales":"block","schedule":"multistage","stages":3,"tile":{"k":64,"m":128,"n":128}}
 // spec hash: 13056eed7b9f75d3fa64c32ed3be0c1b17445a9863c21a676c2153a99a996e15
-// seal: sha256 67dc6742daf32638510288dc998a07f32e30fd85778e196fc330937b779a1dcb
+// seal: sha256 4891b5b6f09fc06a24a34838083246373cc47c8ab229da808099ba0537a76a0e
 
 // BSR x dense in FP8 by mma.sync: C = A B, A in block-sparse rows and B, C dense, B stored by columns and C by rows.
 // A has a scale for each stored block, B one for each 128 rows of a column.
 //
-// Who does what: a thread block computes one tile of C, all warps load and all compute. Warp w has kWarpRows rows and
+// Roles: a thread block computes one tile of C; all warps load and all compute. Warp w has kWarpRows rows and
 // kWarpColumns columns of the tile: part (w / kWarpsN, w % kWarpsN).
 //
 // Pipeline: a ring of kStages pairs of tiles, filled by cp.async, and two sets of fragments in registers: while one
-// slice is multiplied, the next one comes from shared memory, across the end of a step too.
+// slice is multiplied, the next one is loaded from shared memory, even across the end of a step.
 //   cp_async_wait   this thread's copies for the next step have landed
-//   __syncthreads   so have everyone's, and everyone has fetched the last slice of this step: its stage can be refilled
+//   __syncthreads   so have all threads' copies, and all have fetched the last slice of this step: refill its stage
 //
 // Symbols
 //   tile     kTileM x kTileN of C: one block row, kTileN columns
 //   step     kTileK columns of one block of A, kTileK rows of B
 //   slice    of a step: 32 columns of A and rows of B, the depth of one product
-//   tile row kTileK elements, a row of a tile in shared memory: a row of A, or a column of B, as both are stored
+//   tile row kTileK elements, a row of a tile in shared memory: a row of A, or a column of B, as stored in memory
 //   chunk    16 bytes, 16 codes. Chunks of a row are swizzled: the same chunk of 8 rows lies in distinct banks
-//   fragment what a lane holds of an operand of a slice. Of 16 x 8 accumulators it has rows r and r + 8 (r = lane / 4),
-//            columns 2 (lane % 4) + {0, 1}
-//   strip    16 rows of a warp's part of C, on their way out
+//   fragment a lane's part of an operand of a slice. Of 16 x 8 accumulators, a lane has rows r and r + 8
+//            (r = lane / 4), columns 2 (lane % 4) + {0, 1}
+//   strip    16 rows of a warp's part of C, staged for the store
 
 using int64 = long long;
 using uint32 = unsigned int;
@@ -50,17 +50,17 @@ constexpr int kStripChunks = 4;  // chunks of a row of a strip of C
 constexpr int kAOffset = 0;  // 24576 bytes: A tiles, 128 rows of 64 elements, swizzled
 constexpr int kBOffset = 24576;  // 24576 bytes: B tiles, 128 columns of 64 elements, swizzled
 constexpr int kBScalesOffset = 49152;  // 1536 bytes: scales of the 128 columns of each stage
-constexpr int kStagingOffset = 0;  // 8192 bytes: strips of C, one a warp, over the tiles
+constexpr int kStagingOffset = 0;  // 8192 bytes: strips of C, one per warp, overlapping the tiles
 
 constexpr int kMmaRows = 16, kMmaColumns = 8;  // of one product
 constexpr int kMmaDepth = 32;  // of one product: a slice
-constexpr int kSlices = kTileK / kMmaDepth;  // even: the two sets of fragments take turns across steps too
+constexpr int kSlices = kTileK / kMmaDepth;  // even: the two sets of fragments also alternate across steps
 constexpr int kMmasM = kWarpRows / kMmaRows;
 constexpr int kPairsN = kWarpColumns / (2 * kMmaColumns);  // B is loaded for two products side by side
 constexpr int kChunk = 16;  // bytes
 constexpr int kStripCopy = kChunk / sizeof(unsigned short);  // elements of a chunk of C
 
-// Launch: 256 threads a block, 50688 bytes of dynamic shared memory.
+// Launch: 256 threads per block, 50688 bytes of dynamic shared memory.
 // Grid: one thread block per tile, 1 at a time on an SM, block rows fastest among 16 MB of them.
 struct Params {
   const unsigned char* a;  // stored blocks of A (nnz, rows, cols), contiguous
@@ -68,56 +68,57 @@ struct Params {
   unsigned short* c;  // C (M, N)
   int64 b_column_stride;  // elements from one column of B to the next
   int64 c_row_stride;  // elements from one row of C to the next
-  const int* crow_indices;  // first block of each block row, and one more
+  const int* crow_indices;  // first block of each block row, then the end of the last
   const int* col_indices;  // block column of each block
-  int index_words;  // 32-bit words of an index: 1 or 2, the low one is read
+  int index_words;  // 32-bit words of an index: 1 or 2; the low one is read
   int block_columns;  // blocks across A, block rows of B
   int block_rows;  // block rows of A
-  int n;  // columns of B and C; rows of C have room for the next multiple of 8
+  int n;  // columns of B and C; rows of C are padded to a multiple of 8
   int tiles;  // block_rows times those of a block row: the grid
   const float* a_scale;  // scales of the stored blocks of A (nnz,)
   const float* b_scale;  // scales of B, of 128 rows of a column each (K / 128, N)
   int64 b_scale_stride;  // elements from the scales of 128 rows of B to the next
-  int group_rows;  // block rows whose blocks are meant to be in the L2 at once
+  int group_rows;  // block rows whose blocks should fit the L2 at once
   int column_tiles;  // tiles of a block row
 };
 
 using Element = unsigned char;  // one e4m3 code
 
-// cp.async.cg: 16 bytes to shared memory, not through the L1; zeros, and no read, unless `valid`. L2::128B is a hint to
-// fetch 128 bytes into the L2 (PTX ISA, "cp.async")
+// cp.async.cg: copies 16 bytes to shared memory, bypassing the L1; zero-fills without a read unless `valid`. L2::128B
+// is a hint to fetch 128 bytes into the L2 (PTX ISA, "cp.async")
 __device__ __forceinline__ void cp_async_16(uint32 to, const void* from, bool valid) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0)
       : "memory");
 }
 
-// cp.async.cg: the first `bytes` of 16 bytes to shared memory, not through the L1, and zeros for the others; no read
-// where `bytes` is 0. L2::128B is a hint to fetch 128 bytes into the L2 (PTX ISA, "cp.async")
+// cp.async.cg: copies the first `bytes` of 16 bytes to shared memory, bypassing the L1, and zero-fills the others; no
+// read if `bytes` is 0. L2::128B is a hint to fetch 128 bytes into the L2 (PTX ISA, "cp.async")
 __device__ __forceinline__ void cp_async_16_part(uint32 to, const void* from, int bytes) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
 
-// cp.async.commit_group: closes a group of this thread's copies (PTX ISA, "cp.async.commit_group")
+// cp.async.commit_group: commits this thread's copies as a group (PTX ISA, "cp.async.commit_group")
 __device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// cp.async.wait_group: at most kPending of this thread's groups are still running (PTX ISA, "cp.async.wait_group")
+// cp.async.wait_group: waits until at most kPending of this thread's groups are in flight (PTX ISA,
+// "cp.async.wait_group")
 template <int kPending>
 __device__ __forceinline__ void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
-// ldmatrix.x4: four 8 x 8 matrices of 16-bit elements; lanes 8 i .. 8 i + 7 give the row addresses of matrix i, and
-// each lane gets two neighbours of row lane / 4 of each matrix (PTX ISA, "ldmatrix")
+// ldmatrix.x4: loads four 8 x 8 matrices of 16-bit elements. Lanes 8 i to 8 i + 7 hold the row addresses of matrix i;
+// each lane gets two neighbors of row lane / 4 of each matrix (PTX ISA, "ldmatrix")
 __device__ __forceinline__ void ldmatrix_x4(uint32 (&m)[4], uint32 address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 { %0, %1, %2, %3 }, [%4];"
       : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(address) : "memory");
 }
 
-// Which tile comes when: p.group_rows block rows at a time, as many as have their blocks of A in the L2; among these
-// down the block rows, then on to the next column tile. Thread blocks at work then share columns of B, and come back to
-// the same blocks of A.
+// Order of tiles: p.group_rows block rows at a time, as many as have their blocks of A in the L2; within these down the
+// block rows, then on to the next column tile. Concurrent thread blocks then share columns of B, and reuse the same
+// blocks of A.
 struct TilePlace {
-  int row, column;  // block row, number of the column tile
+  int row, column;  // block row, index of the column tile
 
   __device__ __forceinline__ TilePlace(const Params& p, int tile) {
     const int first = tile / (p.group_rows * p.column_tiles) * p.group_rows;
@@ -136,7 +137,7 @@ __device__ __forceinline__ int load_index(const Params& p, const int* indices, i
 struct Step {
   int block, end;           // block of A, and the end of the block row
   int k;                    // first column within the block
-  int column, next_column;  // block column of this block and of the next, asked for one block ahead
+  int column, next_column;  // block column of this block and of the next, loaded one block ahead
 
   __device__ __forceinline__ Step(const Params& p, int row) {
     block = load_index(p, p.crow_indices, row);
@@ -161,24 +162,24 @@ struct Step {
 
 constexpr int kRowBytes = kRowChunks * kChunk, kStripRowBytes = kStripChunks * kChunk;
 
-// Byte offset of a chunk of a tile whose rows have kChunks of them: 2, 4, 8 or 16. Eight chunks span all banks. The
-// same chunk of 8 rows lies in distinct banks, and it is these that ldmatrix reads at a time; after 8 rows it repeats.
+// Byte offset of a chunk of a tile whose rows have kChunks chunks: 2, 4, 8 or 16. Eight chunks span all banks. The same
+// chunk of 8 rows, which ldmatrix reads at a time, lies in distinct banks; the pattern repeats after 8 rows.
 template <int kChunks>
 __device__ __forceinline__ int swizzled(int row, int chunk) {
   constexpr int kRowsPerLine = kChunks < 8 ? 8 / kChunks : 1, kPlaces = kChunks < 8 ? kChunks : 8;
   return (row * kChunks + (chunk ^ row / kRowsPerLine % kPlaces)) * kChunk;
 }
 
-// What this thread copies of every step: a chunk of each kPassRows-th row of A, if it has so many, and of each
-// kPassRows-th column of B.
+// This thread's part of the copy of every step: one chunk of every kPassRows-th row of A, as far as A has rows, and of
+// every kPassRows-th column of B.
 struct Loader {
   const Element *a, *b;  // its first chunk in block 0 of A, and in the first kTileK rows of B
-  int64 b_pass;          // elements from one of its columns of B to the next
-  uint32 a_to, b_to;     // where its first chunks go in stage 0
-  int columns;           // how many there are in B from its first one on
-  const float* b_scales;  // scales of 4 columns, of the first 128 rows of B: one of the first threads copies them
-  uint32 b_scales_to;     // where these go in stage 0
-  int scale_bytes;        // how many of their 16 bytes there are
+  int64 b_pass;          // elements between its consecutive columns of B
+  uint32 a_to, b_to;     // destinations of its first chunks in stage 0
+  int columns;           // columns of B, from its first one to the end
+  const float* b_scales;  // scales of 4 columns, for the first 128 rows of B; only the first threads copy them
+  uint32 b_scales_to;     // their destination in stage 0
+  int scale_bytes;        // valid bytes of these 16
 
   __device__ __forceinline__ Loader(const Params& p, uint32 base, int first_column) {
     const int row = threadIdx.x / kRowChunks, chunk = threadIdx.x % kRowChunks;  // of both tiles
@@ -193,7 +194,7 @@ struct Loader {
     b_scales_to = base + kBScalesOffset + threadIdx.x * kChunk;
     scale_bytes = max(min(p.n - scaled_column, 4), 0) * static_cast<int>(sizeof(float));
   }
-  // Copies a step's tiles to a stage. What lies outside B is zeros, also for a block column that there is not. The
+  // Copies a step's tiles to a stage. Elements outside B are zero-filled, even for a block column out of range. The
   // swizzle is the same in all tile rows of this thread.
   __device__ __forceinline__ void load(const Params& p, const Step& step, int stage) const {
     const Element* a_from = a + static_cast<int64>(step.block) * kTileM * kBlockCols + step.k;
@@ -220,8 +221,8 @@ struct Loader {
 struct Fragments {
   uint32 a[kMmasM][4], b[kPairsN][4];
 
-  // `a_address` and `b_address` are the lane's in the first slice of a stage. Going on by pairs of chunks flips bits of
-  // the chunk's number, as the swizzle does: both are exclusive ors.
+  // `a_address` and `b_address` are the lane's addresses in the first slice of a stage. The swizzle flips bits of the
+  // chunk index, and so does advancing by pairs of chunks: the advance is an exclusive or.
   __device__ __forceinline__ void load(uint32 a_address, uint32 b_address, int slice) {
 #pragma unroll
     for (int i = 0; i < kMmasM; ++i) {
@@ -242,11 +243,11 @@ __device__ __forceinline__ void mma_e4m3_e4m3(float (&d)[4], const uint32 (&a)[4
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// What products of a step are times: the scale of A's block by those of this lane's columns of B, two of each product.
+// Factors of a step's products: the scale of A's block times those of this lane's columns of B, two of each product.
 struct Scales {
   float2 of_columns[2 * kPairsN];
 
-  // `columns` are the stage's, from this lane's first column on.
+  // `columns` points to the stage's scales, at this lane's first column.
   __device__ __forceinline__ Scales(const float* columns, float of_block) {
 #pragma unroll
     for (int j = 0; j < 2 * kPairsN; ++j) {
@@ -257,7 +258,7 @@ struct Scales {
 };
 
 // accumulators += A B, times its scales, for this warp's part of one slice. Each product is added to the sum in fp32.
-// mma.syncs that follow each other share their rows of A.
+// Consecutive mma.syncs share their rows of A.
 __device__ __forceinline__ void multiply(float (&accumulators)[kMmasM][2 * kPairsN][4], const Fragments& fragments,
     const Scales& scales) {
 #pragma unroll
@@ -275,7 +276,7 @@ __device__ __forceinline__ void multiply(float (&accumulators)[kMmasM][2 * kPair
     }
   }
 }
-// cvt.rn.bf16x2.f32: two floats to a pair of bf16, `low` in the lower half (PTX ISA, "cvt")
+// cvt.rn.bf16x2.f32: converts two floats to a pair of bf16, `low` in the lower half (PTX ISA, "cvt")
 __device__ __forceinline__ uint32 pack(float low, float high) {
   uint32 pair;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
@@ -294,7 +295,7 @@ __device__ __forceinline__ void stage_strip(unsigned char* strip, const float (&
     *lower = pack(x[2], x[3]);
   }
 }
-// Stores a warp's part of C, strip by strip through shared memory, so that whole lines leave.
+// Stores a warp's part of C, strip by strip through shared memory, so that stores cover whole lines.
 __device__ __forceinline__ void store_part(const Params& p, const float (&accumulators)[kMmasM][2 * kPairsN][4],
     unsigned char* strip, int first_row, int first_column) {
   const int lane = threadIdx.x % 32;
@@ -323,13 +324,13 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   const int part_row = warp / kWarpsN * kWarpRows, part_column = warp % kWarpsN * kWarpColumns;
   const TilePlace tile(p, blockIdx.x);
   const int row = tile.row, first_column = tile.column * kTileN;
-  // Lanes 8 i to 8 i + 7 address matrix i. Of A: tile rows 0 to 7, rows 8 to 15, then both again one chunk further. Of
-  // B: tile rows 0 to 7, the same one chunk further, then both for rows 8 to 15.
+  // Lanes 8 i to 8 i + 7 address matrix i. Of A: tile rows 0 to 7, rows 8 to 15, then the same rows one chunk further.
+  // Of B: tile rows 0 to 7, the same rows one chunk further, then both for rows 8 to 15.
   const uint32 a_lane = base + kAOffset + swizzled<kRowChunks>(part_row + lane % 16, lane / 16);
   const uint32 b_lane =
       base + kBOffset + swizzled<kRowChunks>(part_column + lane / 16 * kMmaColumns + lane % 8, lane / 8 % 2);
 
-  // An empty block row has no step: its zeros are what is stored.
+  // An empty block row has no steps: it stores these zeros.
   float accumulators[kMmasM][2 * kPairsN][4];
 #pragma unroll
   for (int i = 0; i < kMmasM; ++i) {
@@ -344,7 +345,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   const int first_block = next.block;
   const int steps = (next.end - next.block) * (kBlockCols / kTileK);
 
-  // Fill all stages. Every step has its group of copies, empty after the last step: so one wait fits all.
+  // Fill all stages. Every step commits one group, empty after the last step, so one wait count fits all steps.
 #pragma unroll
   for (int stage = 0; stage < kStages; ++stage) {
     if (stage < steps) loader.load(p, next, stage);
@@ -363,7 +364,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   float next_scale = steps > 0 ? __ldg(p.a_scale + first_block) : 0.0f;
 #pragma unroll 1
   for (int step = 0; step < steps; ++step) {
-    // What this step's products are times; the scale of the next one's block is asked for.
+    // Factors of this step's products; load the scale of the next step's block.
     const Scales scales(b_scales + stage * kTileN, next_scale);
     if (step + 1 < steps) next_scale = __ldg(p.a_scale + first_block + (step + 1) / kBlockSteps);
     // Fetch the next slice, then multiply this one.
@@ -372,10 +373,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       fragments[(slice + 1) % 2].load(a_lane + stage * kATile, b_lane + stage * kBTile, slice + 1);
       multiply(accumulators, fragments[slice % 2], scales);
     }
-    // Go on to the next step's tiles (after the last step, what is fetched there is not used), and refill these.
+    // Advance to the next step's tiles (after the last step, the fetched data is unused), and refill this step's stage.
     const int free_stage = stage;
     stage = stage + 1 == kStages ? 0 : stage + 1;
-    cp_async_wait<kStages - 2>();  // of kStages + step groups: the newest are of steps after the next
+    cp_async_wait<kStages - 2>();  // of kStages + step groups, the newest belong to steps after the next
     __syncthreads();
     fragments[0].load(a_lane + stage * kATile, b_lane + stage * kBTile, 0);
     if (step + kStages < steps) loader.load(p, next, free_stage);
@@ -383,7 +384,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     multiply(accumulators, fragments[1], scales);
     next.advance(p);
   }
-  // The staging lies over the tiles, with which everyone is done.
+  // The staging buffer overlaps the tiles, which all threads have finished with.
   __syncthreads();
   unsigned char* strip = shared + kStagingOffset + warp * kMmaRows * kStripRowBytes;
   store_part(p, accumulators, strip, row * kTileM + part_row, first_column + part_column);

@@ -3,35 +3,37 @@
 //     codegen render specs/l4_e4m3_topk32.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"e4m3","head_dim":128,"lse":true,"mma":"mma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"schedule":"multistage","stages":4,"tile":{"m":64,"n":64},"warp_rows":16}
 // spec hash: 24f177eb00fe537c304f8932e59994c937e21af16781b7fa05bd13f0fcfbf34e
-// seal: sha256 f9403bc5c0ad4f024ec57127cc79a672d53170d8077cea3ae7775b59a8f45e9a
+// seal: sha256 fa173947e9f6aa609a63054df829fb34f7b0b6a9aaa36343a030f4ed1e213046
 
-// Attention forward for sm_89 over the key blocks that the pattern lists:
+// Attention forward for sm_89 over the listed key blocks of the pattern:
 //   O = softmax(scale * Q K^T) V
 //
-// Who does what
-//   A thread block computes kTileM queries of one head. Every warp owns kWarpRows of them, S, P and O in registers, and
-//   every thread takes part in the copies.
+// Roles
+//   A thread block computes kTileM queries of one head. Each warp owns kWarpRows of them, with S, P and O in registers.
+//   All threads take part in the copies.
 //
 // Pipeline
-//   K and V of the steps pass through one ring of kStages slots in the order of their use: K0 V0 K1 V1 ..., tile t in
-//   slot t mod kStages. cp.async (one group a tile) keeps kAhead = kStages - 2 tiles in flight: whole steps.
+//   K and V of the steps pass through one ring of kStages slots in order of use: K0 V0 K1 V1 ..., tile t in slot t mod
+//   kStages. cp.async (one group per tile) keeps kAhead = kStages - 2 tiles in flight: whole steps.
 //   producer: all threads, cp.async    consumer: all warps, ldmatrix
-//   full:  cp.async.wait_group (this thread's part of K and V of a step), then __syncthreads (everybody's part)
-//   empty: the same __syncthreads: all warps are done with the step before, whose two slots then take the next tiles
-//   Q comes in through the slots that are filled last and stays in registers. O leaves through the
+//   full:  cp.async.wait_group (this thread's part of K and V of a step), then __syncthreads (all threads' parts)
+//   empty: the same __syncthreads: all warps have finished the previous step, whose two slots then take the next tiles
+//   Q arrives through the slots that are filled last and stays in registers. O leaves through
+//   the
 //   ring.
-//   All keys that are multiplied in one go, those of a step, are exponentiated first.
+//   The exponentials of all keys of one product, those of a step, come before that product.
 //
 // Symbols
 //   step        kTileN keys: one key block
 //   s, p_frag   scores of kWarpRows x kTileN pairs; weights of kTileN keys as 8-bit A operands
 //   q           kWarpRows queries as A operands
 //   tile t      K or V of one step, in the ring. Tile: the queries of a thread block. Row tile: 16 of a warp's rows
-//   o           output of kWarpRows x kHeadDim, not yet divided by the row sum
-//   row_max     maximum of a row's logits times log2(e), of this or of earlier keys: weights are relative to it
+//   o           kWarpRows x kHeadDim outputs, not yet divided by the row sum
+//   row_max     maximum of a row's logits times log2(e), over the keys so far or up to an earlier key: the reference of
+//   the weights
 //   row_sum     this thread's part of the running sum of the weights
-//   [t][j][i]   of s and o: of row tile t, a thread holds rows r (i = 0, 1) and r + 8 (i = 2, 3), r = lane / 4, columns
-//               8 j + 2 (lane % 4) + {0, 1}. [t][0] and [t][1] of row_max and row_sum are of rows r and r + 8
+//   [t][j][i]   of s and o: in row tile t, a thread holds rows r (i = 0, 1) and r + 8 (i = 2, 3), r = lane / 4, columns
+//               8 j + 2 (lane % 4) + {0, 1}. [t][0] and [t][1] of row_max and row_sum belong to rows r and r + 8
 
 using int64 = long long;
 using uint32 = unsigned int;
@@ -46,43 +48,43 @@ constexpr int kWarpRows = 16;  // rows of a warp
 constexpr int kRowTiles = 1;  // tiles of 16 rows of a warp: products that share K and V operands
 constexpr int kThreads = 128;  // 4 warps
 constexpr int kRowBytes = 128;  // bytes of a row of Q and K
-constexpr int kLineChunks = 8;  // 16-byte chunks of a line: what lanes side by side copy of a row
+constexpr int kLineChunks = 8;  // 16-byte chunks of a line, the part of a row that adjacent lanes copy
 constexpr int kRowLines = 1;  // lines of a row
-constexpr int kSwizzleRows = 1;  // consecutive rows whose chunks are swapped alike
+constexpr int kSwizzleRows = 1;  // consecutive rows with the same swizzle
 constexpr int kPassRows = 16;  // rows that all threads copy at a time
 constexpr int kWarpPassRows = 4;  // rows that a warp stores at a time
 constexpr int kSlotBytes = 8192;  // bytes of K or V of a step
 constexpr int kStepBlocks = 1;  // loads of a step: listed blocks, if it holds more than one
 constexpr int kLoadKeys = 64;  // keys of one load
 constexpr int kVChunks = 4;  // 16-byte chunks of a row of V^T: the keys of a step, one byte each
-constexpr int kVSwizzleRows = 2;  // consecutive rows of V^T whose chunks are swapped alike
+constexpr int kVSwizzleRows = 2;  // consecutive rows of V^T with the same swizzle
 constexpr int kORowBytes = 256;  // bytes of a row of O
 constexpr int kOLineChunks = 8;  // 16-byte chunks of a line of O
 constexpr int kORowLines = 2;  // lines of a row of O
-constexpr int kOSwizzleRows = 1;  // consecutive rows of O whose chunks are swapped alike
-constexpr int kSumColumns = 8;  // columns of the product that has the sums of P's rows
+constexpr int kOSwizzleRows = 1;  // consecutive rows of O with the same swizzle
+constexpr int kSumColumns = 8;  // columns of the product that sums P's rows
 constexpr int kQScaleRows = 128;  // rows of Q that share a scale
 constexpr int kKScaleRows = 128;  // rows of K that share a scale
 constexpr int kScaleKeys = 64;  // keys of a step that share a scale
-constexpr int kScaleParts = 1;  // parts of a step with scales of their own
-constexpr int kStepsAhead = 1;  // steps whose K has been asked for, from the current one on
+constexpr int kScaleParts = 1;  // parts of a step, each with its own scale
+constexpr int kStepsAhead = 1;  // steps whose K has been requested, from the current one on
 constexpr int kBlockKeys = 64;  // keys of a listed block
 constexpr int kTopK = 32;  // key blocks listed for each query block
 
 // Dynamic shared memory: 32768 bytes. Byte offsets:
 constexpr int kRingOffset = 0;  // 32768 bytes: 4 slots, each K or V of one step
 constexpr int kQOffset = 16384;  // 8192 bytes: Q tile: in the slots that are filled last
-constexpr int kOOffset = 0;  // 16384 bytes: O tile on its way out: in the ring once it is idle
+constexpr int kOOffset = 0;  // 16384 bytes: staging of the O tile: in the ring, once it is idle
 
-static_assert(kSubTileRows == kTileM);  // a thread block walks over its key blocks once
-static_assert(kTileM % kPassRows == 0 && kLoadKeys % kPassRows == 0);  // no thread is left over in a copy
+static_assert(kSubTileRows == kTileM);  // a thread block walks its key blocks once
+static_assert(kTileM % kPassRows == 0 && kLoadKeys % kPassRows == 0);  // copies divide evenly among threads
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
-// Initial row_max: finite, so that differences are defined. A row whose logits are all below it counts as one without
+// Initial row_max: finite, so that differences are defined. A row whose logits are all below it counts as a row without
 // keys.
 constexpr float kLeastLogit = -1e30f;
 constexpr float kLn2 = 0.693147180559945f;
 
-// Launch: 128 threads a block, 32768 bytes of dynamic shared memory.
+// Launch: 128 threads per block, 32768 bytes of dynamic shared memory.
 // Grid: one thread block for each tile, 2 at a time on an SM.
 struct Params {
   const unsigned char* q;  // Q (batch, heads, q_len, head_dim)
@@ -101,15 +103,15 @@ struct Params {
   int64 o_batch_stride;  // elements from one batch to the next
   int64 o_head_stride;  // elements from one head to the next
   int64 o_row_stride;  // elements from one row to the next
-  const float* q_scale;  // scales of Q: what a number is times
+  const float* q_scale;  // scales of Q: value = code * scale
   int64 q_scale_batch_stride;  // elements from one batch to the next (0: shared)
   int64 q_scale_head_stride;  // elements from one head to the next (0: shared)
   int q_scale_row_stride;  // elements from one group of rows to the next (0: shared)
-  const float* k_scale;  // scales of K: what a number is times
+  const float* k_scale;  // scales of K: value = code * scale
   int64 k_scale_batch_stride;  // elements from one batch to the next (0: shared)
   int64 k_scale_head_stride;  // elements from one head to the next (0: shared)
   int k_scale_row_stride;  // elements from one group of rows to the next (0: shared)
-  const float* v_scale;  // scales of V: what a number is times
+  const float* v_scale;  // scales of V: value = code * scale
   int64 v_scale_batch_stride;  // elements from one batch to the next (0: shared)
   int64 v_scale_head_stride;  // elements from one head to the next (0: shared)
   int v_scale_column_stride;  // elements from one column to the next (0: shared)
@@ -132,19 +134,19 @@ struct SeqlenInfo {
   const Params& p;
 
   __device__ __forceinline__ SeqlenInfo(const Params& p, int batch) : p(p) {}
-  // Queries.
+  // Number of queries.
   __device__ __forceinline__ int q_len() const { return p.q_len; }
   // Index of a query in a (batch, heads, q_len) tensor.
   __device__ __forceinline__ int64 row(int64 batch_head, int query) const { return batch_head * p.q_len + query; }
-  // Keys.
+  // Number of keys.
   __device__ __forceinline__ int kv_len() const { return p.kv_len; }
-  // Position of a query among the keys: the last query stands at the last key.
+  // Position of a query among the keys: the last query is at the last key.
   __device__ __forceinline__ int position(int query) const { return query + p.kv_len - p.q_len; }
-  // End of the keys that queries may see.
+  // End of the visible keys.
   __device__ __forceinline__ int kv_end() const { return p.kv_len; }
 };
 
-// kv_end() of a tile, in constant memory.
+// kv_end() of a tile, read from constant memory.
 struct KvEnd {
   const Params& p;
 
@@ -152,17 +154,18 @@ struct KvEnd {
   __device__ __forceinline__ operator int() const { return p.kv_len; }
 };
 
-// cp.async.cg: 16 bytes to shared memory, not through the L1; zeros, and no read, unless `valid`. L2::128B is a hint to
-// fetch 128 bytes into the L2 (PTX ISA, "cp.async")
+// cp.async.cg: copies 16 bytes to shared memory, bypassing the L1; zero-fills without a read unless `valid`. L2::128B
+// is a hint to fetch 128 bytes into the L2 (PTX ISA, "cp.async")
 __device__ __forceinline__ void cp_async_16(uint32 to, const void* from, bool valid) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0)
       : "memory");
 }
 
-// cp.async.commit_group: closes a group of this thread's copies (PTX ISA, "cp.async.commit_group")
+// cp.async.commit_group: commits this thread's copies as a group (PTX ISA, "cp.async.commit_group")
 __device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// cp.async.wait_group: at most kPending of this thread's groups are still running (PTX ISA, "cp.async.wait_group")
+// cp.async.wait_group: waits until at most kPending of this thread's groups are in flight (PTX ISA,
+// "cp.async.wait_group")
 template <int kPending>
 __device__ __forceinline__ void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
@@ -176,15 +179,15 @@ __device__ __forceinline__ void mma_e4m3_e4m3(float (&d)[4], const uint32 (&a)[4
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// ldmatrix.x4: four 8 x 8 matrices of 16-bit elements; lanes 8 i .. 8 i + 7 give the row addresses of matrix i, and
-// each lane gets two neighbours of row lane / 4 of each matrix (PTX ISA, "ldmatrix")
+// ldmatrix.x4: loads four 8 x 8 matrices of 16-bit elements. Lanes 8 i to 8 i + 7 hold the row addresses of matrix i;
+// each lane gets two neighbors of row lane / 4 of each matrix (PTX ISA, "ldmatrix")
 __device__ __forceinline__ void ldmatrix_x4(uint32 (&m)[4], uint32 address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 { %0, %1, %2, %3 }, [%4];"
       : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(address) : "memory");
 }
 
-// mov %ctaid.x: number of this thread block; read anew each time, so that what follows from it need
-// not stay in registers (PTX ISA, "%ctaid")
+// mov %ctaid.x: index of this thread block; reread each time, so that derived values need not stay in registers (PTX
+// ISA, "%ctaid")
 __device__ __forceinline__ int ctaid_x() {
   int x;
   asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(x));
@@ -220,15 +223,15 @@ __device__ __forceinline__ float quad_sum(float x) {
   return x + __shfl_xor_sync(0xFFFFFFFF, x, 2);
 }
 
-// cvt.rn.bf16x2.f32: two floats to a pair of bf16, `low` in the lower half (PTX ISA, "cvt")
+// cvt.rn.bf16x2.f32: converts two floats to a pair of bf16, `low` in the lower half (PTX ISA, "cvt")
 __device__ __forceinline__ uint32 pack(float low, float high) {
   uint32 pair;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   return pair;
 }
 
-// cvt.rn.satfinite.e4m3x2.f32: two floats to a pair of e4m3, the second operand in the lower byte; four of them in a
-// word, the first one lowest (PTX ISA, "cvt")
+// cvt.rn.satfinite.e4m3x2.f32: converts two floats to a pair of e4m3, the second operand in the lower byte; here four
+// to a word, the first one lowest (PTX ISA, "cvt")
 __device__ __forceinline__ uint32 pack_e4m3(float a, float b, float c, float d) {
   uint32 word;
   asm("{\n"
@@ -240,14 +243,14 @@ __device__ __forceinline__ uint32 pack_e4m3(float a, float b, float c, float d) 
   return word;
 }
 
-// Pattern: each query block has a list of kTopK key blocks, in any order. A block counts as often as it
-// is listed.
+// Pattern: each query block has a list of kTopK key blocks, in any order. A block listed several times
+// counts that often.
 struct KvBlockIterator {
   // Steps of these queries.
   static constexpr int count = kTopK;
-  const int* list;  // numbers of their key blocks
-  int key_blocks;   // key blocks there are
-  int lane_entries;  // 32 entries of the list, one a lane
+  const int* list;  // indices of their key blocks
+  int key_blocks;   // number of key blocks
+  int lane_entries;  // 32 entries of the list, one per lane
 
   __device__ __forceinline__ KvBlockIterator(const Params& p, int batch, int head, int first_query) {
     const SeqlenInfo seqlen(p, batch);
@@ -257,14 +260,14 @@ struct KvBlockIterator {
     key_blocks = (seqlen.kv_end() + kBlockKeys - 1) / kBlockKeys;
     take_entries(0);
   }
-  // Takes 32 entries, one a lane. One that is out of range, or past the end of the list, becomes the block after the
+  // Loads 32 entries, one per lane. An out-of-range entry, or one past the end of the list, becomes the block past the
   // last, which holds no key.
   __device__ __forceinline__ void take_entries(int first) {
     const int entry = first + threadIdx.x % 32;
     const int block = entry < kTopK ? __ldg(list + entry) : -1;
     lane_entries = static_cast<uint32>(block) < static_cast<uint32>(key_blocks) ? block : key_blocks;
   }
-  // Number of the i-th load, in units of its keys. All lanes of a warp call this together, i = 0, 1, 2, ...
+  // Index of the i-th load, in units of its keys. All lanes of a warp call this together, with i = 0, 1, 2, ...
   __device__ __forceinline__ int at(int i) {
     const int entry = i;
     if (count > 32 && i > 0 && i % 32 == 0) take_entries(entry);
@@ -273,8 +276,8 @@ struct KvBlockIterator {
 };
 
 // The work of a thread block: kTileM queries of one head.
-// Late queries go first: where the pattern hides what comes later, they have the most key blocks, and tiles that take
-// long should not begin last.
+// Late queries go first: under a pattern that masks later keys, they have the most key blocks, and long tiles should
+// not start last.
 struct Tile {
   int batch, head, first_query;
 
@@ -286,27 +289,28 @@ struct Tile {
   }
 };
 
-// Byte offset of a 16-byte chunk of a tile. A row is kRowLines lines of kLineChunks chunks; the XOR puts the same chunk
-// of 8 consecutive rows into 8 different groups of banks.
+// Byte offset of a 16-byte chunk of a tile. A row is kRowLines lines of kLineChunks chunks. The XOR maps the same chunk
+// of 8 consecutive rows to 8 different bank groups.
 __device__ __forceinline__ uint32 chunk_offset(int row, int chunk) {
   return row * kRowBytes + (chunk ^ row / kSwizzleRows % kLineChunks) * 16;
 }
 
-// From the address of chunk 0 or 1 of a row to that of the chunk `chunks` further on, an even number.
+// Address of the chunk `chunks` (an even number) after chunk 0 or 1 of a row, given the address of that chunk.
 __device__ __forceinline__ uint32 further_on(uint32 address, int chunks) {
   return (address ^ chunks % kLineChunks * 16) + chunks / kLineChunks * kLineChunks * 16;
 }
 
-// The lower half of a number that all lanes have. After the shuffle the compiler sees that they do, and keeps it where
-// it takes up no thread's register.
+// The lower half of a warp-uniform number. The shuffle proves to the compiler that it is uniform, so that it goes into
+// a uniform register.
 __device__ __forceinline__ uint32 uniform(int64 x) { return __shfl_sync(0xFFFFFFFF, static_cast<uint32>(x), 0); }
 
-// What this thread copies of a tensor: chunk `copy_chunk` of every line of rows copy_row, copy_row + kPassRows, ...
+// This thread's part of the copy of a tensor: chunk `copy_chunk` of every line of rows copy_row, copy_row + kPassRows,
+// ...
 __device__ __forceinline__ int copy_row() { return threadIdx.x / kLineChunks; }
 __device__ __forceinline__ int copy_chunk() { return threadIdx.x % kLineChunks; }
 
-// Starts the copy of this thread's part of kRows rows of a tile, from its first chunk on. Its rows from `valid_rows` on
-// become zeros.
+// Starts this thread's part of the copy of kRows rows of a tile, starting at its first chunk. Rows from `valid_rows` on
+// are zero-filled.
 template <int kRows>
 __device__ __forceinline__ void copy_rows(uint32 to, const unsigned char* from, int64 row_stride, int valid_rows) {
 #pragma unroll
@@ -320,8 +324,8 @@ __device__ __forceinline__ void copy_rows(uint32 to, const unsigned char* from, 
   }
 }
 
-// Starts the copy of this thread's part of K of a step, load by load, kLoadKeys keys each. The head begins `head`
-// chunks into the tensor: numbers of chunks have 32 bits, which reach 64 GB, and take half the registers of addresses.
+// Starts this thread's part of the copy of K of a step, load by load, kLoadKeys keys each. The head begins `head`
+// chunks into the tensor. Chunk indices are 32-bit: they reach 64 GB and take half the registers of addresses.
 __device__ __forceinline__ void copy_step(uint32 to, const unsigned char* tensor, uint32 head, int64 row_stride,
     int kv_len, const int (&blocks)[kStepBlocks]) {
 #pragma unroll
@@ -333,7 +337,7 @@ __device__ __forceinline__ void copy_step(uint32 to, const unsigned char* tensor
   }
 }
 
-// What a warp needs to know of the pairs of a step: for each load, the number of its block.
+// What a warp needs to mask a step: the index of the block of each load.
 struct Step {
   int block[kStepBlocks];
 
@@ -343,7 +347,7 @@ struct Step {
       block[load] = blocks.at(i * kStepBlocks + load);
     }
   }
-  // Whether some key of the step is past the last one.
+  // Whether some key of the step is out of range.
   __device__ __forceinline__ bool needs_mask(const KvEnd& kv_end) const {
     bool some = false;
 #pragma unroll
@@ -357,7 +361,7 @@ struct Step {
 // s = Q K^T for this warp's rows and one step.
 __device__ __forceinline__ void compute_qk_gemm(float (&s)[kRowTiles][kTileN / 8][4],
     const uint32 (&q)[kRowTiles][kHeadDim / 32][4], uint32 k_tile) {
-  // Matrices of one ldmatrix: keys 0-7 and 8-15 of a group of 16, the two halves of 32 columns of each.
+  // Matrices of one ldmatrix: keys 0-7 and 8-15 of a group of 16, each with the two halves of 32 columns.
   const int lane = threadIdx.x % 32;
   const uint32 k_lane = k_tile + chunk_offset(lane / 16 * 8 + lane % 8, lane / 8 % 2);
 #pragma unroll
@@ -383,7 +387,7 @@ __device__ __forceinline__ void compute_qk_gemm(float (&s)[kRowTiles][kTileN / 8
   }
 }
 
-// Hides the keys of a step that are past the last one.
+// Masks the keys of a step that are out of range.
 __device__ __forceinline__ void apply_mask(
     float (&s)[kRowTiles][kTileN / 8][4], const KvEnd& kv_end, const Step& step) {
 #pragma unroll
@@ -402,7 +406,7 @@ __device__ __forceinline__ void apply_mask(
   }
 }
 
-// Byte offsets of 16-byte chunks, as chunk_offset: of V^T, whose rows have the keys of a step, and of O.
+// Byte offsets of 16-byte chunks, as chunk_offset, of V^T (one row spans the keys of a step) and of O.
 __device__ __forceinline__ uint32 v_chunk_offset(int row, int chunk) {
   return row * kTileN + (chunk ^ row / kVSwizzleRows % kVChunks) * 16;
 }
@@ -410,8 +414,8 @@ __device__ __forceinline__ uint32 o_chunk_offset(int row, int chunk) {
   return row * kORowBytes + (chunk ^ row / kOSwizzleRows % kOLineChunks) * 16;
 }
 
-// Starts the copy of this thread's part of V^T of a step, load by load. A row has one column of V; chunks whose 16 keys
-// are all behind the last one become zeros. V^T itself has zeros behind the last key.
+// Starts this thread's part of the copy of V^T of a step, load by load. A row is one column of V. Chunks whose 16 keys
+// are all out of range are zero-filled; V^T itself is zero beyond the last key.
 __device__ __forceinline__ void copy_v_step(uint32 to, const unsigned char* tensor, uint32 head, int64 row_stride,
     int kv_len, const int (&blocks)[kStepBlocks]) {
   constexpr int kChunks = kLoadKeys / 16, kLoadChunks = kHeadDim * kChunks;
@@ -430,7 +434,8 @@ __device__ __forceinline__ void copy_v_step(uint32 to, const unsigned char* tens
   }
 }
 
-// Scales of the Q of this thread's rows. Rows that are no queries take the last one's. `row` is the first of the tile.
+// Scales of Q for this thread's rows. Out-of-range rows use the last query's. `row` is the first row, relative to the
+// tile.
 __device__ __forceinline__ void load_q_scales(float (&scales)[kRowTiles][2], const Params& p, const Tile& tile,
     int row) {
   const SeqlenInfo seqlen(p, tile.batch);
@@ -448,7 +453,7 @@ __device__ __forceinline__ void load_q_scales(float (&scales)[kRowTiles][2], con
   }
 }
 
-// Scales of the K of a step: of each part of its keys. Blocks that are not there take the nearest one's.
+// Scales of K for a step, one for each part of its keys. Out-of-range blocks use the nearest block's.
 __device__ __forceinline__ void load_k_scales(float (&scales)[kScaleParts], const float* of_head, const Params& p,
     const SeqlenInfo& seqlen, const int (&blocks)[kStepBlocks]) {
 #pragma unroll
@@ -458,7 +463,7 @@ __device__ __forceinline__ void load_k_scales(float (&scales)[kScaleParts], cons
   }
 }
 
-// s becomes what it is of the numbers that were quantized.
+// Undoes the quantization of s.
 __device__ __forceinline__ void dequantize(float (&s)[kRowTiles][kTileN / 8][4],
     const float (&q_scales)[kRowTiles][2], const float (&k_scales)[kScaleParts]) {
 #pragma unroll
@@ -472,13 +477,13 @@ __device__ __forceinline__ void dequantize(float (&s)[kRowTiles][kTileN / 8][4],
 }
 
 // Online softmax with lazy rescaling.
-// The weight of a pair is 2^(scale_log2 s - row_max), where row_max is the maximum of the row, or of its earlier steps,
-// less kWeightShift: so weights use the range of e4m3, up to 448.
+// The weight of a pair is 2^(scale_log2 s - row_max). row_max is the maximum of the row, over its steps so far or up to
+// an earlier step, minus kWeightShift: weights then use the range of e4m3, up to 448.
 constexpr float kWeightShift = 7.0f;
 constexpr float kRescaleThreshold = 1.8f;  // as log2 of a weight: 2^(7 + 1.8) is below 448
 
-// Raises row_max to the maximum of a step, if that exceeds it by the threshold, for all rows of 16 of the warp. O and
-// row_sum are rescaled.
+// Raises row_max to the maximum of a step if it exceeds row_max by the threshold, for all 16 rows of the warp at once,
+// and rescales O and row_sum.
 __device__ __forceinline__ void raise_row_max(float (&o)[kRowTiles][kHeadDim / 8][4], float (&row_sum)[kRowTiles][2],
     float (&row_max)[kRowTiles][2], const float (&s)[kRowTiles][kTileN / 8][4], float scale_log2) {
 #pragma unroll
@@ -510,8 +515,8 @@ __device__ __forceinline__ void raise_row_max(float (&o)[kRowTiles][kHeadDim / 8
   }
 }
 
-// P: the weights of a step, in e4m3. Of each 16 keys the scores that a thread has in two groups of 8 columns are four
-// neighbours of the A operand: V's keys are in that order.
+// P: the weights of a step, in e4m3. For each 16 keys, a thread's scores in two groups of 8 columns are four neighbors
+// of the A operand: the keys of V are permuted to match.
 __device__ __forceinline__ void scale_apply_exp2(uint32 (&p_frag)[kRowTiles][kTileN / 32][4],
     const float (&s)[kRowTiles][kTileN / 8][4], const float (&row_max)[kRowTiles][2], float scale_log2) {
 #pragma unroll
@@ -531,15 +536,15 @@ __device__ __forceinline__ void scale_apply_exp2(uint32 (&p_frag)[kRowTiles][kTi
   }
 }
 
-// o += P V for this warp's rows and one step, which is added to those before it in fp32.
-// row_sum takes in the sums of P as rounded: those of a row are in its first lane, the other ones add zeros.
+// o += P V for this warp's rows and one step, accumulated in fp32. row_sum accumulates the sums of P as
+// rounded: the first lane of each four holds those of its rows, the others add zeros.
 __device__ __forceinline__ void compute_pv_gemm(float (&o)[kRowTiles][kHeadDim / 8][4], float (&row_sum)[kRowTiles][2],
     const float (&row_max)[kRowTiles][2], const float (&s)[kRowTiles][kTileN / 8][4], float scale_log2,
     uint32 v_tile) {
   uint32 p_frag[kRowTiles][kTileN / 32][4];
   scale_apply_exp2(p_frag, s, row_max, scale_log2);
   const int lane = threadIdx.x % 32;
-  // Column 0 of B has ones, the others have zeros: the first lanes of fours hold column 0 of the product.
+  // Column 0 of B holds ones, the other columns zeros: the first lane of each four holds column 0 of the product.
   const uint32 ones = lane < 4 ? 0x38383838u : 0u;
 #pragma unroll
   for (int tile = 0; tile < kRowTiles; ++tile) {
@@ -549,7 +554,7 @@ __device__ __forceinline__ void compute_pv_gemm(float (&o)[kRowTiles][kHeadDim /
     row_sum[tile][0] += sums[0];
     row_sum[tile][1] += sums[2];
   }
-  // Matrices of one ldmatrix: columns 0-7 and 8-15 of 16 of O, the two halves of 32 keys of each.
+  // Matrices of one ldmatrix: columns 0-7 and 8-15 of 16 columns of O, each with the two halves of 32 keys.
   const uint32 v_lane = v_tile + v_chunk_offset(lane / 16 * 8 + lane % 8, lane / 8 % 2);
 #pragma unroll
   for (int columns = 0; columns < kHeadDim; columns += 16) {
@@ -576,10 +581,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_e4m3_topk32(const _
   extern __shared__ __align__(1024) unsigned char shared[];
   const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warp_row = warp * kWarpRows;
-  const uint32 lane_offset = chunk_offset(lane % 16, lane / 16);  // of what it addresses of Q for ldmatrix
+  const uint32 lane_offset = chunk_offset(lane % 16, lane / 16);  // this lane's chunk of Q for ldmatrix
 
   const Tile tile(p, blockIdx.x);
-  // Where this thread's copies from Q begin.
+  // Start of this thread's copies of Q.
   const unsigned char* q_thread = p.q + tile.batch * p.q_batch_stride + tile.head * p.q_head_stride +
       (tile.first_query + copy_row()) * p.q_row_stride + copy_chunk() * 16;
   const int kv_head = tile.head / p.heads_per_kv_head;
@@ -588,12 +593,13 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_e4m3_topk32(const _
 
   const SeqlenInfo seqlen(p, tile.batch);
   const KvEnd kv_end(p, tile.batch);
-  // The walk over the key blocks, as K is loaded, and the steps whose K has been asked for: the current one first.
+  // Iterator over the key blocks, in the order in which K is loaded, and the steps whose K has been requested, the
+  // current one first.
   KvBlockIterator blocks(p, tile.batch, tile.head, tile.first_query);
   Step loaded[kStepsAhead] = {};
 
-  // Starts the copy of tile `number` as one group: K of step number / 2 or, if it is odd, V; an empty group after the
-  // last step.
+  // Starts the copy of tile `number` as one cp.async group: K of step number / 2 or, if odd, V; an empty group after
+  // the last step.
   auto fetch = [&](int number, uint32 slot) {
     Step& step = loaded[kStepsAhead - 1];
     if (number % 2 == 0) {
@@ -615,15 +621,15 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_e4m3_topk32(const _
     return slot == ring + (kStages - 1) * kSlotBytes ? ring : slot + kSlotBytes;
   };
 
-  // Start the pipeline: Q, then the first K and V.
+  // Fill the pipeline: Q, then the first K and V.
   copy_rows<kTileM>(base + kQOffset, q_thread, p.q_row_stride,
                     seqlen.q_len() - tile.first_query - copy_row());
   cp_async_commit();
 #pragma unroll
   for (int number = 0; number < kAhead; ++number) fetch(number, ring + number * kSlotBytes);
 
-  // Take this warp's rows of Q into registers. Its group is the oldest: all that may still run are the kAhead groups of
-  // K and V. The next __syncthreads comes before its place is filled.
+  // Load this warp's rows of Q into registers. Q's group is the oldest: at most the kAhead groups of K and V are still
+  // in flight. The next __syncthreads comes before Q's slot is refilled.
   cp_async_wait<kAhead>();
   __syncthreads();
   uint32 q[kRowTiles][kHeadDim / 32][4];
@@ -645,17 +651,17 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_e4m3_topk32(const _
   float q_scales[kRowTiles][2];
   load_q_scales(q_scales, p, tile, warp_row + lane / 4);
   const float* k_scales_of_head = p.k_scale + tile.batch * p.k_scale_batch_stride + kv_head * p.k_scale_head_stride;
-  // Walk over the steps. Once all warps are done with a step, its two slots are refilled.
+  // Loop over the steps. When all warps have finished a step, its two slots are refilled.
   uint32 k_slot = ring;
   for (int i = 0; i < blocks.count; ++i) {
     const Step step = loaded[0];
-    cp_async_wait<kAhead - 2>();  // kAhead + 2 i groups of tiles are committed: only those after this step still run
+    cp_async_wait<kAhead - 2>();  // kAhead + 2 i groups are committed: only those after this step may be in flight
     __syncthreads();
     const uint32 refill = k_slot == ring ? ring + kAhead * kSlotBytes : k_slot - 2 * kSlotBytes;
     fetch(i * 2 + kAhead, refill);
     fetch(i * 2 + kAhead + 1, refill + kSlotBytes);
     const uint32 v_slot = k_slot + kSlotBytes;
-    float k_scales[kScaleParts];  // asked for before the products, and there after them
+    float k_scales[kScaleParts];  // loaded before the products, used after them
     load_k_scales(k_scales, k_scales_of_head, p, seqlen, step.block);
     compute_qk_gemm(s, q, k_slot);
     dequantize(s, q_scales, k_scales);
@@ -665,7 +671,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_e4m3_topk32(const _
     k_slot = slot_after(v_slot);
   }
 
-  // Worked out anew: kept from the beginning it would take up registers throughout.
+  // Recomputed: kept from the start, it would occupy registers throughout.
   const Tile end(p, ctaid_x());
   // Divide by the row sums. A row without keys has sum 0: O = 0, LSE = -inf.
 #pragma unroll
@@ -687,7 +693,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_e4m3_topk32(const _
     }
   }
 
-  // The columns of V have scales of their own.
+  // Each column of V has its own scale.
   const float* v_scales = p.v_scale + end.batch * p.v_scale_batch_stride +
                           end.head / p.heads_per_kv_head * p.v_scale_head_stride;
 #pragma unroll
@@ -703,7 +709,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_e4m3_topk32(const _
     }
   }
 
-  // Stage this warp's rows of O in the ring, once no warp reads it any more.
+  // Stage this warp's rows of O in the ring, after all warps have finished reading it.
   __syncthreads();
   unsigned char* staging = shared + kOOffset;
 #pragma unroll
@@ -719,7 +725,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_e4m3_topk32(const _
   }
   __syncwarp();
 
-  // Store them, 16 bytes a lane, a line of each of kWarpPassRows rows at a time.
+  // Store them: 16 bytes per lane, one line of each of kWarpPassRows rows at a time.
   unsigned short* o_head = p.o + end.batch * p.o_batch_stride + end.head * p.o_head_stride;
 #pragma unroll
   for (int pass = 0; pass < kWarpRows / kWarpPassRows; ++pass) {

@@ -3,34 +3,35 @@
 //     codegen render specs/l4_lists128.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"mma","op":"attention","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"none"},"schedule":"multistage","stages":2,"tile":{"m":128,"n":32},"warp_rows":32}
 // spec hash: 162b8c73a812d9c560a98e8fe2abd709aa9f049ca483f5f33bffc26f18d649dc
-// seal: sha256 734452054696c467ad762931167f40f2962e7bd9d12711ce271f425bd4b02690
+// seal: sha256 c4adbe2bcd814ca9d81dfba6d8335bc25dbd9db311a165cc7c81c6cd8782824d
 
-// Attention forward for sm_89 over the key blocks that the pattern lists:
+// Attention forward for sm_89 over the listed key blocks of the pattern:
 //   O = softmax(scale * Q K^T) V
 //
-// Who does what
-//   A thread block computes kTileM queries of one head. Every warp owns kWarpRows of them, S, P and O in registers, and
-//   every thread takes part in the copies.
+// Roles
+//   A thread block computes kTileM queries of one head. Each warp owns kWarpRows of them, with S, P and O in registers.
+//   All threads take part in the copies.
 //
 // Pipeline
-//   K and V of the steps pass through one ring of kStages slots in the order of their use: K0 V0 K1 V1 ..., tile t in
-//   slot t mod kStages. cp.async (one group a tile) keeps kAhead = kStages - 1 tiles in flight.
+//   K and V of the steps pass through one ring of kStages slots in order of use: K0 V0 K1 V1 ..., tile t in slot t mod
+//   kStages. cp.async (one group per tile) keeps kAhead = kStages - 1 tiles in flight.
 //   producer: all threads, cp.async    consumer: all warps, ldmatrix
-//   full:  cp.async.wait_group (this thread's part of tile t), then __syncthreads (everybody's part)
-//   empty: the same __syncthreads: all warps are done with tile t - 1, whose slot then takes tile t + kAhead
-//   Q comes in with the first tile and stays in shared memory. O leaves through its place.
-//   All keys that are multiplied in one go, half of a step, are exponentiated first.
+//   full:  cp.async.wait_group (this thread's part of tile t), then __syncthreads (all threads' parts)
+//   empty: the same __syncthreads: all warps have finished tile t - 1, whose slot then takes tile t + kAhead
+//   Q arrives with the first tile and stays in shared memory. O leaves through Q's buffer.
+//   The exponentials of all keys of one product, half of a step, come before that product.
 //
 // Symbols
 //   step        kTileN keys: one key block, or an equal part of it
 //   s, p_frag   scores of kWarpRows x kTileN pairs; weights of kGroupKeys keys as 16-bit A operands
-//   q           kWarpRows queries, 16 columns at a time, as A operands
+//   q           kWarpRows queries as A operands, 16 columns at a time
 //   tile t      K or V of one step, in the ring. Tile: the queries of a thread block. Row tile: 16 of a warp's rows
-//   o           output of kWarpRows x kHeadDim, not yet divided by the row sum
-//   row_max     maximum of a row's logits times log2(e), of this or of earlier keys: weights are relative to it
+//   o           kWarpRows x kHeadDim outputs, not yet divided by the row sum
+//   row_max     maximum of a row's logits times log2(e), over the keys so far or up to an earlier key: the reference of
+//   the weights
 //   row_sum     this thread's part of the running sum of the weights
-//   [t][j][i]   of s and o: of row tile t, a thread holds rows r (i = 0, 1) and r + 8 (i = 2, 3), r = lane / 4, columns
-//               8 j + 2 (lane % 4) + {0, 1}. [t][0] and [t][1] of row_max and row_sum are of rows r and r + 8
+//   [t][j][i]   of s and o: in row tile t, a thread holds rows r (i = 0, 1) and r + 8 (i = 2, 3), r = lane / 4, columns
+//               8 j + 2 (lane % 4) + {0, 1}. [t][0] and [t][1] of row_max and row_sum belong to rows r and r + 8
 
 using int64 = long long;
 using uint32 = unsigned int;
@@ -45,34 +46,34 @@ constexpr int kWarpRows = 32;  // rows of a warp
 constexpr int kRowTiles = 2;  // tiles of 16 rows of a warp: products that share K and V operands
 constexpr int kThreads = 128;  // 4 warps
 constexpr int kRowBytes = 256;  // bytes of a row of Q, K, V, O
-constexpr int kLineChunks = 8;  // 16-byte chunks of a line: what lanes side by side copy of a row
+constexpr int kLineChunks = 8;  // 16-byte chunks of a line, the part of a row that adjacent lanes copy
 constexpr int kRowLines = 2;  // lines of a row
-constexpr int kSwizzleRows = 1;  // consecutive rows whose chunks are swapped alike
+constexpr int kSwizzleRows = 1;  // consecutive rows with the same swizzle
 constexpr int kPassRows = 16;  // rows that all threads copy at a time
 constexpr int kWarpPassRows = 4;  // rows that a warp stores at a time
 constexpr int kSlotBytes = 8192;  // bytes of K or V of a step
 constexpr int kStepBlocks = 1;  // loads of a step: listed blocks, if it holds more than one
 constexpr int kLoadKeys = 32;  // keys of one load
-constexpr int kGroupKeys = 16;  // keys whose weights are looked at together before they are multiplied
+constexpr int kGroupKeys = 16;  // keys whose weights are computed together before their product
 constexpr int kHalfStep = 1;  // half a step, in groups
-constexpr int kStepsAhead = 1;  // steps whose K has been asked for, from the current one on
+constexpr int kStepsAhead = 1;  // steps whose K has been requested, from the current one on
 constexpr int kBlockKeys = 128;  // keys of a listed block
 constexpr int kBlockSteps = 4;  // steps in a listed block
 
 // Dynamic shared memory: 49152 bytes. Byte offsets:
 constexpr int kQOffset = 0;  // 32768 bytes: Q tile
 constexpr int kRingOffset = 32768;  // 16384 bytes: 2 slots, each K or V of one step
-constexpr int kOOffset = 0;  // 32768 bytes: O tile on its way out: in the place of Q
+constexpr int kOOffset = 0;  // 32768 bytes: staging of the O tile: in Q's buffer
 
-static_assert(kSubTileRows == kTileM);  // a thread block walks over its key blocks once
-static_assert(kTileM % kPassRows == 0 && kLoadKeys % kPassRows == 0);  // no thread is left over in a copy
+static_assert(kSubTileRows == kTileM);  // a thread block walks its key blocks once
+static_assert(kTileM % kPassRows == 0 && kLoadKeys % kPassRows == 0);  // copies divide evenly among threads
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
-// Initial row_max: finite, so that differences are defined. A row whose logits are all below it counts as one without
+// Initial row_max: finite, so that differences are defined. A row whose logits are all below it counts as a row without
 // keys.
 constexpr float kLeastLogit = -1e30f;
 constexpr float kLn2 = 0.693147180559945f;
 
-// Launch: 128 threads a block, 49152 bytes of dynamic shared memory.
+// Launch: 128 threads per block, 49152 bytes of dynamic shared memory.
 // Grid: one thread block for each tile, 2 at a time on an SM.
 struct Params {
   const unsigned short* q;  // Q (batch, heads, q_len, head_dim)
@@ -125,19 +126,19 @@ struct SeqlenInfo {
   const Params& p;
 
   __device__ __forceinline__ SeqlenInfo(const Params& p, int batch) : p(p) {}
-  // Queries.
+  // Number of queries.
   __device__ __forceinline__ int q_len() const { return p.q_len; }
   // Index of a query in a (batch, heads, q_len) tensor.
   __device__ __forceinline__ int64 row(int64 batch_head, int query) const { return batch_head * p.q_len + query; }
-  // Keys.
+  // Number of keys.
   __device__ __forceinline__ int kv_len() const { return p.kv_len; }
-  // Position of a query among the keys: the last query stands at the last key.
+  // Position of a query among the keys: the last query is at the last key.
   __device__ __forceinline__ int position(int query) const { return query + p.kv_len - p.q_len; }
-  // End of the keys that queries may see.
+  // End of the visible keys.
   __device__ __forceinline__ int kv_end() const { return p.kv_len; }
 };
 
-// kv_end() of a tile, in constant memory.
+// kv_end() of a tile, read from constant memory.
 struct KvEnd {
   const Params& p;
 
@@ -145,17 +146,18 @@ struct KvEnd {
   __device__ __forceinline__ operator int() const { return p.kv_len; }
 };
 
-// cp.async.cg: 16 bytes to shared memory, not through the L1; zeros, and no read, unless `valid`. L2::128B is a hint to
-// fetch 128 bytes into the L2 (PTX ISA, "cp.async")
+// cp.async.cg: copies 16 bytes to shared memory, bypassing the L1; zero-fills without a read unless `valid`. L2::128B
+// is a hint to fetch 128 bytes into the L2 (PTX ISA, "cp.async")
 __device__ __forceinline__ void cp_async_16(uint32 to, const void* from, bool valid) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0)
       : "memory");
 }
 
-// cp.async.commit_group: closes a group of this thread's copies (PTX ISA, "cp.async.commit_group")
+// cp.async.commit_group: commits this thread's copies as a group (PTX ISA, "cp.async.commit_group")
 __device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// cp.async.wait_group: at most kPending of this thread's groups are still running (PTX ISA, "cp.async.wait_group")
+// cp.async.wait_group: waits until at most kPending of this thread's groups are in flight (PTX ISA,
+// "cp.async.wait_group")
 template <int kPending>
 __device__ __forceinline__ void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
@@ -169,21 +171,21 @@ __device__ __forceinline__ void mma_m16n8k16(float (&d)[4], const uint32 (&a)[4]
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// ldmatrix.x4: four 8 x 8 matrices of 16-bit elements; lanes 8 i .. 8 i + 7 give the row addresses of matrix i, and
-// each lane gets two neighbours of row lane / 4 of each matrix (PTX ISA, "ldmatrix")
+// ldmatrix.x4: loads four 8 x 8 matrices of 16-bit elements. Lanes 8 i to 8 i + 7 hold the row addresses of matrix i;
+// each lane gets two neighbors of row lane / 4 of each matrix (PTX ISA, "ldmatrix")
 __device__ __forceinline__ void ldmatrix_x4(uint32 (&m)[4], uint32 address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 { %0, %1, %2, %3 }, [%4];"
       : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(address) : "memory");
 }
 
-// ldmatrix.x4.trans: as ldmatrix.x4, each matrix transposed on the way (PTX ISA, "ldmatrix")
+// ldmatrix.x4.trans: as ldmatrix.x4, with each matrix transposed (PTX ISA, "ldmatrix")
 __device__ __forceinline__ void ldmatrix_x4_trans(uint32 (&m)[4], uint32 address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 { %0, %1, %2, %3 }, [%4];"
       : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(address) : "memory");
 }
 
-// mov %ctaid.x: number of this thread block; read anew each time, so that what follows from it need
-// not stay in registers (PTX ISA, "%ctaid")
+// mov %ctaid.x: index of this thread block; reread each time, so that derived values need not stay in registers (PTX
+// ISA, "%ctaid")
 __device__ __forceinline__ int ctaid_x() {
   int x;
   asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(x));
@@ -219,23 +221,23 @@ __device__ __forceinline__ float quad_sum(float x) {
   return x + __shfl_xor_sync(0xFFFFFFFF, x, 2);
 }
 
-// cvt.rn.f16x2.f32: two floats to a pair of fp16, `low` in the lower half (PTX ISA, "cvt")
+// cvt.rn.f16x2.f32: converts two floats to a pair of fp16, `low` in the lower half (PTX ISA, "cvt")
 __device__ __forceinline__ uint32 pack(float low, float high) {
   uint32 pair;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   return pair;
 }
 
-// Pattern: each query block has a list of partial key blocks and, if given, a list of full ones. Predicate of the
-// partial ones: none.
+// Pattern: each query block has a list of partial key blocks and, if given, a list of full ones. Predicate of partial
+// blocks: none.
 struct KvBlockIterator {
   int count;        // steps of these queries
   int entries;      // key blocks listed for them: partial ones, then full ones
-  int partial;      // how many of them are partial
+  int partial;      // number of partial ones
   const int* list;       // partial ones
   const int* full_list;  // full ones
-  int key_blocks;   // key blocks there are
-  int lane_entries;  // 32 entries of the two lists, one after the other; one a lane
+  int key_blocks;   // number of key blocks
+  int lane_entries;  // 32 entries of the concatenated lists, one per lane
 
   __device__ __forceinline__ KvBlockIterator(const Params& p, int batch, int head, int first_query) {
     const SeqlenInfo seqlen(p, batch);
@@ -264,8 +266,8 @@ struct KvBlockIterator {
     count = entries * kBlockSteps;
     lane_entries = 0;
   }
-  // Number of the i-th load, in units of its keys; past the last key for an entry out of range or past the list's end.
-  // All lanes of a warp call this together, i = 0, 1, 2, ...
+  // Index of the i-th load, in units of its keys. Points past the last key for an out-of-range entry or past the end of
+  // the list. All lanes of a warp call this together, with i = 0, 1, 2, ...
   __device__ __forceinline__ int at(int i) {
     const int entry = i / kBlockSteps, mine = entry + threadIdx.x % 32;
     if (i % (32 * kBlockSteps) == 0 && mine < entries) {
@@ -278,8 +280,8 @@ struct KvBlockIterator {
 };
 
 // The work of a thread block: kTileM queries of one head.
-// Late queries go first: where the pattern hides what comes later, they have the most key blocks, and tiles that take
-// long should not begin last.
+// Late queries go first: under a pattern that masks later keys, they have the most key blocks, and long tiles should
+// not start last.
 struct Tile {
   int batch, head, first_query;
 
@@ -291,27 +293,28 @@ struct Tile {
   }
 };
 
-// Byte offset of a 16-byte chunk of a tile. A row is kRowLines lines of kLineChunks chunks; the XOR puts the same chunk
-// of 8 consecutive rows into 8 different groups of banks.
+// Byte offset of a 16-byte chunk of a tile. A row is kRowLines lines of kLineChunks chunks. The XOR maps the same chunk
+// of 8 consecutive rows to 8 different bank groups.
 __device__ __forceinline__ uint32 chunk_offset(int row, int chunk) {
   return row * kRowBytes + (chunk ^ row / kSwizzleRows % kLineChunks) * 16;
 }
 
-// From the address of chunk 0 or 1 of a row to that of the chunk `chunks` further on, an even number.
+// Address of the chunk `chunks` (an even number) after chunk 0 or 1 of a row, given the address of that chunk.
 __device__ __forceinline__ uint32 further_on(uint32 address, int chunks) {
   return (address ^ chunks % kLineChunks * 16) + chunks / kLineChunks * kLineChunks * 16;
 }
 
-// The lower half of a number that all lanes have. After the shuffle the compiler sees that they do, and keeps it where
-// it takes up no thread's register.
+// The lower half of a warp-uniform number. The shuffle proves to the compiler that it is uniform, so that it goes into
+// a uniform register.
 __device__ __forceinline__ uint32 uniform(int64 x) { return __shfl_sync(0xFFFFFFFF, static_cast<uint32>(x), 0); }
 
-// What this thread copies of a tensor: chunk `copy_chunk` of every line of rows copy_row, copy_row + kPassRows, ...
+// This thread's part of the copy of a tensor: chunk `copy_chunk` of every line of rows copy_row, copy_row + kPassRows,
+// ...
 __device__ __forceinline__ int copy_row() { return threadIdx.x / kLineChunks; }
 __device__ __forceinline__ int copy_chunk() { return threadIdx.x % kLineChunks; }
 
-// Starts the copy of this thread's part of kRows rows of a tile, from its first chunk on. Its rows from `valid_rows` on
-// become zeros.
+// Starts this thread's part of the copy of kRows rows of a tile, starting at its first chunk. Rows from `valid_rows` on
+// are zero-filled.
 template <int kRows>
 __device__ __forceinline__ void copy_rows(uint32 to, const unsigned short* from, int64 row_stride, int valid_rows) {
 #pragma unroll
@@ -325,8 +328,8 @@ __device__ __forceinline__ void copy_rows(uint32 to, const unsigned short* from,
   }
 }
 
-// Starts the copy of this thread's part of K or V of a step, load by load, kLoadKeys keys each. The head begins `head`
-// chunks into the tensor: numbers of chunks have 32 bits, which reach 64 GB, and take half the registers of addresses.
+// Starts this thread's part of the copy of K or V of a step, load by load, kLoadKeys keys each. The head begins `head`
+// chunks into the tensor. Chunk indices are 32-bit: they reach 64 GB and take half the registers of addresses.
 __device__ __forceinline__ void copy_step(uint32 to, const unsigned short* tensor, uint32 head, int64 row_stride,
     int kv_len, const int (&blocks)[kStepBlocks]) {
 #pragma unroll
@@ -338,7 +341,7 @@ __device__ __forceinline__ void copy_step(uint32 to, const unsigned short* tenso
   }
 }
 
-// What a warp needs to know of the pairs of a step: for each load, the number of its block.
+// What a warp needs to mask a step: the index of the block of each load.
 struct Step {
   int block[kStepBlocks];
 
@@ -348,7 +351,7 @@ struct Step {
       block[load] = blocks.at(i * kStepBlocks + load);
     }
   }
-  // Whether some key of the step is past the last one.
+  // Whether some key of the step is out of range.
   __device__ __forceinline__ bool needs_mask(const KvEnd& kv_end) const {
     bool some = false;
 #pragma unroll
@@ -361,8 +364,8 @@ struct Step {
 
 // s = Q K^T for this warp's rows and one step.
 __device__ __forceinline__ void compute_qk_gemm(float (&s)[kRowTiles][kTileN / 8][4], uint32 q_lane, uint32 k_tile) {
-  // Matrices of one ldmatrix: keys 0-7 and 8-15 of a group of 16, the two halves of 16 columns of each.
-  // And of Q: rows 0-7 and 8-15 of 16, first of the one half, then of the other.
+  // Matrices of one ldmatrix: keys 0-7 and 8-15 of a group of 16, each with the two halves of 16 columns.
+  // Matrices of Q: rows 0-7 and 8-15 of 16, first for one half, then for the other.
   const int lane = threadIdx.x % 32;
   const uint32 k_lane = k_tile + chunk_offset(lane / 16 * 8 + lane % 8, lane / 8 % 2);
 #pragma unroll
@@ -393,7 +396,7 @@ __device__ __forceinline__ void compute_qk_gemm(float (&s)[kRowTiles][kTileN / 8
   }
 }
 
-// Hides the keys of a step that are past the last one.
+// Masks the keys of a step that are out of range.
 __device__ __forceinline__ void apply_mask(
     float (&s)[kRowTiles][kTileN / 8][4], const KvEnd& kv_end, const Step& step) {
 #pragma unroll
@@ -413,15 +416,15 @@ __device__ __forceinline__ void apply_mask(
 }
 
 // Online softmax with lazy rescaling.
-// The weight of a pair is 2^(scale_log2 s - row_max). O and row_sum are relative to the same row_max, so it may be the
-// maximum of earlier steps as long as weights stay small.
+// The weight of a pair is 2^(scale_log2 s - row_max). O and row_sum are relative to the same row_max, so row_max may be
+// the maximum of earlier steps as long as the weights stay small.
 
-// Threshold, as log2 of a weight. A weight of 1 is exact in 16 bits: a key of at least twice the weight of any before
-// it, which may decide its row, has it.
+// Threshold, as log2 of a weight. Weight 1 is exact in 16 bits. A key with at least twice the weight of every earlier
+// key, which may dominate its row, gets weight 1.
 constexpr float kRescaleThreshold = 1.0f;
 
-// Raises row_max to the maximum of a step, if that exceeds it by the threshold, for all rows of 16 of the warp. O and
-// row_sum are rescaled.
+// Raises row_max to the maximum of a step if it exceeds row_max by the threshold, for all 16 rows of the warp at once,
+// and rescales O and row_sum.
 __device__ __forceinline__ void raise_row_max(float (&o)[kRowTiles][kHeadDim / 8][4], float (&row_sum)[kRowTiles][2],
     float (&row_max)[kRowTiles][2], const float (&s)[kRowTiles][kTileN / 8][4], float scale_log2) {
 #pragma unroll
@@ -454,7 +457,7 @@ __device__ __forceinline__ void raise_row_max(float (&o)[kRowTiles][kHeadDim / 8
 }
 
 // P of a group of keys: their weights, packed to 16 bits. The accumulators of two 8-column tiles are the A operand of
-// 16 keys. row_sum takes in those that this thread has.
+// 16 keys. row_sum accumulates this thread's weights.
 __device__ __forceinline__ void scale_apply_exp2(uint32 (&p_frag)[kRowTiles][kGroupKeys / 16][4],
     float (&row_sum)[kRowTiles][2], const float (&s)[kRowTiles][kTileN / 8][4], int group,
     const float (&row_max)[kRowTiles][2], float scale_log2) {
@@ -496,8 +499,8 @@ __device__ __forceinline__ void compute_pv_group(float (&o)[kRowTiles][kHeadDim 
   }
 }
 
-// o += P V for this warp's rows and the groups of keys of a step from kFirst to the one before kEnd, P from the scores
-// first. There is one group here.
+// o += P V for this warp's rows and groups kFirst to kEnd - 1 of the keys of a step. P is computed from the scores
+// first; there is only one group.
 template <int kFirst, int kEnd>
 __device__ __forceinline__ void compute_pv_gemm(float (&o)[kRowTiles][kHeadDim / 8][4], float (&row_sum)[kRowTiles][2],
     const float (&row_max)[kRowTiles][2], const float (&s)[kRowTiles][kTileN / 8][4], float scale_log2,
@@ -514,10 +517,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_lists128(const __gr
   extern __shared__ __align__(1024) unsigned char shared[];
   const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warp_row = warp * kWarpRows;
-  const uint32 lane_offset = chunk_offset(lane % 16, lane / 16);  // of what it addresses of Q and V for ldmatrix
+  const uint32 lane_offset = chunk_offset(lane % 16, lane / 16);  // this lane's chunk of Q and V for ldmatrix
 
   const Tile tile(p, blockIdx.x);
-  // Where this thread's copies from Q begin.
+  // Start of this thread's copies of Q.
   const unsigned short* q_thread = p.q + tile.batch * p.q_batch_stride + tile.head * p.q_head_stride +
       (tile.first_query + copy_row()) * p.q_row_stride + copy_chunk() * 8;
   const int kv_head = tile.head / p.heads_per_kv_head;
@@ -526,12 +529,13 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_lists128(const __gr
 
   const SeqlenInfo seqlen(p, tile.batch);
   const KvEnd kv_end(p, tile.batch);
-  // The walk over the key blocks, as K is loaded, and the steps whose K has been asked for: the current one first.
+  // Iterator over the key blocks, in the order in which K is loaded, and the steps whose K has been requested, the
+  // current one first.
   KvBlockIterator blocks(p, tile.batch, tile.head, tile.first_query);
   Step loaded[kStepsAhead] = {};
 
-  // Starts the copy of tile `number` as one group: K of step number / 2 or, if it is odd, V; an empty group after the
-  // last step.
+  // Starts the copy of tile `number` as one cp.async group: K of step number / 2 or, if odd, V; an empty group after
+  // the last step.
   auto fetch = [&](int number, uint32 slot) {
     Step& step = loaded[kStepsAhead - 1];
     if (number % 2 == 0) {
@@ -553,7 +557,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_lists128(const __gr
     return slot == ring + (kStages - 1) * kSlotBytes ? ring : slot + kSlotBytes;
   };
 
-  // Start the pipeline: Q, then the first K and V.
+  // Fill the pipeline: Q, then the first K and V.
   copy_rows<kTileM>(base + kQOffset, q_thread, p.q_row_stride,
                     seqlen.q_len() - tile.first_query - copy_row());
 #pragma unroll
@@ -566,12 +570,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_lists128(const __gr
 #pragma unroll
   for (int t = 0; t < kRowTiles; ++t) row_max[t][0] = row_max[t][1] = kLeastLogit;
 
-  // Walk over the steps. A slot is refilled as soon as all warps are done with it: that of V before the scores of the
-  // next step, that of K between two halves of the output, when half of the scores have left their registers.
+  // Loop over the steps. A slot is refilled as soon as all warps have finished with it: V's before the scores of the
+  // next step, K's between two halves of the output, when half of the scores have left their registers.
   uint32 k_slot, v_slot = ring + kAhead * kSlotBytes;
   for (int i = 0; i < blocks.count; ++i) {
     const Step step = loaded[0];
-    cp_async_wait<kAhead - 1>();  // kAhead + 2 i groups of tiles are committed: only those after K of this step run
+    cp_async_wait<kAhead - 1>();  // kAhead + 2 i groups are committed: only those after K of this step may be in flight
     __syncthreads();
     fetch(i * 2 + kAhead, v_slot);
     k_slot = slot_after(v_slot);
@@ -587,7 +591,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_lists128(const __gr
     compute_pv_gemm<kHalfStep, kTileN / kGroupKeys>(o, row_sum, row_max, s, p.scale_log2, v_lane);
   }
 
-  // Worked out anew: kept from the beginning it would take up registers throughout.
+  // Recomputed: kept from the start, it would occupy registers throughout.
   const Tile end(p, ctaid_x());
   // Divide by the row sums. A row without keys has sum 0: O = 0, LSE = -inf.
 #pragma unroll
@@ -609,8 +613,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_lists128(const __gr
     }
   }
 
-  // Stage this warp's rows of O where its rows of Q were, once its last lane has read those.
-  if (blocks.count == 0) {  // nobody has waited for Q
+  // Stage this warp's rows of O in place of its rows of Q, after its last lane has read them.
+  if (blocks.count == 0) {  // no thread has waited for Q yet
     cp_async_wait<0>();
     __syncthreads();
   }
@@ -629,7 +633,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_lists128(const __gr
   }
   __syncwarp();
 
-  // Store them, 16 bytes a lane, a line of each of kWarpPassRows rows at a time.
+  // Store them: 16 bytes per lane, one line of each of kWarpPassRows rows at a time.
   unsigned short* o_head = p.o + end.batch * p.o_batch_stride + end.head * p.o_head_stride;
 #pragma unroll
   for (int pass = 0; pass < kWarpRows / kWarpPassRows; ++pass) {

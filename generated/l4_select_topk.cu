@@ -3,20 +3,20 @@
 //     codegen render specs/l4_select_topk.yaml
 // spec: {"arch":"sm_89","copy":"ld_global","dtype":"fp16","mma":"none","op":"select_topk","schedule":"multistage","stages":1,"tile":{"m":32,"n":64}}
 // spec hash: 5b571f834b506b017816df8e5f27cf62dbf810c82d685ae977ea8ca0a541f2c1
-// seal: sha256 e12da8c91ba92c8ced09a982e53bcf25c7713ba028ed77f7a14ceb2b69a4ce62
+// seal: sha256 58845654c3a496312d9b8b02fa0677b4b10643a666546e822f67e355c3976115
 
-// Selection of key blocks: for each block of queries the numbers of the `topk` key blocks whose mean key has the
+// Selection of key blocks: for each block of queries, the indices of the `topk` key blocks whose mean key has the
 // largest product with the mean query. Two kernels:
 //   l4_select_topk_block_means
-//     a thread block for each block of Q and of K, whose mean goes to `means`
+//     one thread block for each block of Q and of K, which writes its mean to `means`
 //   l4_select_topk
-//     a thread block for query blocks of one head. Each warp takes kWarpRows of them: products with the means of all
-//     key blocks, in fp32, then the largest ones, in ascending order of their numbers, and -1 beyond them.
+//     each thread block processes query blocks of one head, kWarpRows per warp: products with the means of all key
+//     blocks, in fp32, then the indices of the largest ones, in ascending order, padded with -1
 //
 // Symbols
-//   rank       a product as an unsigned integer of the same order. 0: hidden, kNaN: no number, kAlways: taken anyway
-//   threshold  the largest rank that as many key blocks reach as are wanted. Of those that just reach it, the first
-//              ones are taken
+//   rank       a product as an unsigned integer of the same order. 0: masked, kNaN: NaN, kAlways: always selected
+//   threshold  the largest rank that at least the wanted number of key blocks reach. Among blocks of exactly this rank,
+//              the first ones are selected
 
 using int64 = long long;
 using uint32 = unsigned int;
@@ -25,7 +25,7 @@ constexpr int kTileN = 64;  // key blocks of a step
 constexpr int kLaneBlocks = 2;  // key blocks of a lane in a step
 constexpr int kWarpRows = 4;  // query blocks of a warp
 constexpr int kThreads = 256;  // threads of a block, at most
-constexpr int kMeanThreads = 256;  // threads of a block that makes a mean
+constexpr int kMeanThreads = 256;  // threads of a block that computes a mean
 constexpr int kChunk = 8;  // elements of 16 bytes, which a thread loads at a time
 constexpr int kDepth = 32;  // columns of the means of K in shared memory
 constexpr int kKStride = 36;  // floats from one of their rows to the next
@@ -39,11 +39,11 @@ constexpr int kRanksOffset = 41984;  // 59392 bytes: ranks of all key blocks, as
 using Element = unsigned short;  // the bits of one fp16
 constexpr uint32 kAllLanes = 0xFFFFFFFF;
 constexpr uint32 kHidden = 0, kNaN = 1, kAlways = 0xFFFFFFFF;
-constexpr int kAlwaysBits = 32;  // blocks from either end that a set of bits names
+constexpr int kAlwaysBits = 32;  // blocks from either end that a set of bits covers
 
-// Launch: at most 256 threads a block, 101376 bytes of dynamic shared memory.
+// Launch: at most 256 threads per block, 101376 bytes of dynamic shared memory.
 // Grid: one thread block for 4 query blocks a warp, with 1 to 8 warps.
-// Before it, with the same parameters: l4_select_topk_block_means, 256 threads a block.
+// Prologue, with the same parameters: l4_select_topk_block_means, 256 threads per block.
 struct Params {
   const unsigned short* q;  // Q (batch, heads, q_len, head_dim)
   int64 q_batch_stride;  // elements from one batch to the next
@@ -68,12 +68,12 @@ struct Params {
   int key_blocks;  // key blocks of a head
   int query_tiles;  // thread blocks of a head
   int topk;  // entries of a list
-  int causal;  // 1 if a query block does not see key blocks behind its last query
-  int always_first;  // bits: key blocks that are always taken, from the first one on
-  int always_last;  // bits: likewise, back from the one at a query block's last query
+  int causal;  // 1 if a query block does not see key blocks after its last query
+  int always_first;  // bits: key blocks that are always selected, counted from the first
+  int always_last;  // bits: likewise, counted back from the one at a query block's last query
 };
 
-// cvt.f32.f16: the bits of an fp16 to a float (PTX ISA, "cvt")
+// cvt.f32.f16: converts the bits of an fp16 to a float (PTX ISA, "cvt")
 __device__ __forceinline__ float widen(unsigned short bits) {
   float y;
   asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(bits));
@@ -90,7 +90,7 @@ __device__ __forceinline__ void add_chunk(float (&sum)[kChunk], const uint4& chu
   }
 }
 
-// Means of the blocks of Q, then of those of K, one a thread block. Sums are in fp32, each in a fixed order.
+// Means of the blocks of Q, then of those of K, one per thread block. Sums are in fp32, each in a fixed order.
 extern "C" __global__ void __launch_bounds__(kMeanThreads)
     l4_select_topk_block_means(const __grid_constant__ Params p) {
   __shared__ float sums[kMeanThreads * kChunk];
@@ -127,28 +127,29 @@ extern "C" __global__ void __launch_bounds__(kMeanThreads)
   }
 }
 
-// The rank of a product.
+// Rank of a product.
 __device__ __forceinline__ uint32 rank_of(float product) {
   const uint32 bits = __float_as_uint(product);
   if (product != product) return kNaN;
   return bits & 0x80000000 ? ~bits : bits | 0x80000000;
 }
 
-// The key block at the last query of a query block, -1 before the first key.
+// Key block at the last query of a query block; -1 before the first key.
 __device__ __forceinline__ int own_block(const Params& p, int query_block) {
   const int last_query = min((query_block + 1) * p.block_q, p.q_len) - 1;
-  const int key = last_query + p.kv_len - p.q_len;  // aligned bottom-right: the last query stands at the last key
+  const int key = last_query + p.kv_len - p.q_len;  // aligned bottom-right: the last query is at the last key
   return key < 0 ? -1 : key / p.block_kv;
 }
 
-// Whether a key block is taken anyway: counted from the first one, or back from the own one.
+// Whether a key block is always selected: counted from the first block, or back from the query block's own one.
 __device__ __forceinline__ bool is_always(const Params& p, int block, int own) {
   const int back = own - block;
   return (block < kAlwaysBits && p.always_first >> block & 1) ||
          (back >= 0 && back < kAlwaysBits && p.always_last >> back & 1);
 }
 
-// Copies means to rows of shared memory, `stride` floats apart. What lies beyond the last row or column is zeros.
+// Copies means to rows of shared memory with a stride of `stride` floats. Elements past the last row or column are
+// zero-filled.
 __device__ __forceinline__ void copy_means(float* to, int stride, const float* means, int rows, int rows_there,
     int first_column, int columns, int head_dim) {
   for (int i = threadIdx.x; i < rows * (columns / 4); i += blockDim.x) {
@@ -161,7 +162,7 @@ __device__ __forceinline__ void copy_means(float* to, int stride, const float* m
   }
 }
 
-// Products of the warp's query blocks with kTileN key blocks, those of lane, lane + 32, ...
+// Products of the warp's query blocks with kTileN key blocks; each lane has blocks lane, lane + 32, ...
 __device__ __forceinline__ void multiply(float (&product)[kWarpRows][kLaneBlocks], float* k_tile, const float* q_rows,
     const float* k_means, int there, int head_dim) {
   const int lane = threadIdx.x % 32;
@@ -171,7 +172,7 @@ __device__ __forceinline__ void multiply(float (&product)[kWarpRows][kLaneBlocks
     for (int j = 0; j < kLaneBlocks; ++j) product[row][j] = 0.0f;
   }
   for (int first = 0; first < head_dim; first += kDepth) {
-    __syncthreads();  // everyone has read the columns before
+    __syncthreads();  // all threads have read the previous columns
     copy_means(k_tile, kKStride, k_means, kTileN, there, first, kDepth, head_dim);
     __syncthreads();
 #pragma unroll
@@ -196,7 +197,7 @@ __device__ __forceinline__ void multiply(float (&product)[kWarpRows][kLaneBlocks
   }
 }
 
-// Thresholds of the warp's query blocks, bit by bit from the highest one.
+// Thresholds of the warp's query blocks, found bit by bit from the highest.
 __device__ __forceinline__ void find_thresholds(uint32 (&threshold)[kWarpRows], const uint32* ranks, int key_blocks,
     const int (&wanted)[kWarpRows]) {
   const int lane = threadIdx.x % 32;
@@ -278,7 +279,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       }
     }
   }
-  __syncwarp();  // the warp's ranks are there for all of its lanes
+  __syncwarp();  // the warp's ranks are visible to all of its lanes
   uint32 threshold[kWarpRows];
   find_thresholds(threshold, ranks, p.key_blocks, wanted);
 #pragma unroll

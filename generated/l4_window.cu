@@ -3,35 +3,37 @@
 //     codegen render specs/l4_window.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"mma","op":"attention","pattern":{"kind":"sliding_window","left":null,"right":null},"schedule":"multistage","stages":3,"tile":{"m":64,"n":64},"warp_rows":16}
 // spec hash: a67f30611b1fa1df6818df4909b8a55af33a02d76bec505058cc71eb97a07b48
-// seal: sha256 055647985c911359708c8f7a22c4cf773ddd7ce8c2ba2540e8cb80107ae021da
+// seal: sha256 48dbf0b553ddbb7f484666b1cdc17fd2ddd33f404462aa3e644d9b372f08f50b
 
-// Attention forward for sm_89 over the keys that the pattern shows:
+// Attention forward for sm_89 over the visible keys of the pattern:
 //   O = softmax(scale * Q K^T) V
 //
-// Who does what
-//   A thread block computes kTileM queries of one head. Every warp owns kWarpRows of them, S, P and O in registers, and
-//   every thread takes part in the copies.
+// Roles
+//   A thread block computes kTileM queries of one head. Each warp owns kWarpRows of them, with S, P and O in registers.
+//   All threads take part in the copies.
 //
 // Pipeline
-//   K and V of the steps pass through one ring of kStages slots in the order of their use: K0 V0 K1 V1 ..., tile t in
-//   slot t mod kStages. cp.async (one group a tile) keeps kAhead = kStages - 1 tiles in flight.
+//   K and V of the steps pass through one ring of kStages slots in order of use: K0 V0 K1 V1 ..., tile t in slot t mod
+//   kStages. cp.async (one group per tile) keeps kAhead = kStages - 1 tiles in flight.
 //   producer: all threads, cp.async    consumer: all warps, ldmatrix
-//   full:  cp.async.wait_group (this thread's part of tile t), then __syncthreads (everybody's part)
-//   empty: the same __syncthreads: all warps are done with tile t - 1, whose slot then takes tile t + kAhead
-//   Q comes in through the slot that is filled last and stays in registers. O leaves through the
+//   full:  cp.async.wait_group (this thread's part of tile t), then __syncthreads (all threads' parts)
+//   empty: the same __syncthreads: all warps have finished tile t - 1, whose slot then takes tile t + kAhead
+//   Q arrives through the slot that is filled last and stays in registers. O leaves through
+//   the
 //   ring.
-//   Within a step, a group of keys is exponentiated while the tensor cores multiply the one before.
+//   Within a step, the exponentials of one group of keys overlap the tensor-core products of the previous group.
 //
 // Symbols
 //   step        kTileN keys: one key block
 //   s, p_frag   scores of kWarpRows x kTileN pairs; weights of kGroupKeys keys as 16-bit A operands
 //   q           kWarpRows queries as A operands
 //   tile t      K or V of one step, in the ring. Tile: the queries of a thread block. Row tile: 16 of a warp's rows
-//   o           output of kWarpRows x kHeadDim, not yet divided by the row sum
-//   row_max     maximum of a row's logits times log2(e), of this or of earlier keys: weights are relative to it
+//   o           kWarpRows x kHeadDim outputs, not yet divided by the row sum
+//   row_max     maximum of a row's logits times log2(e), over the keys so far or up to an earlier key: the reference of
+//   the weights
 //   row_sum     this thread's part of the running sum of the weights
-//   [t][j][i]   of s and o: of row tile t, a thread holds rows r (i = 0, 1) and r + 8 (i = 2, 3), r = lane / 4, columns
-//               8 j + 2 (lane % 4) + {0, 1}. [t][0] and [t][1] of row_max and row_sum are of rows r and r + 8
+//   [t][j][i]   of s and o: in row tile t, a thread holds rows r (i = 0, 1) and r + 8 (i = 2, 3), r = lane / 4, columns
+//               8 j + 2 (lane % 4) + {0, 1}. [t][0] and [t][1] of row_max and row_sum belong to rows r and r + 8
 
 using int64 = long long;
 using uint32 = unsigned int;
@@ -46,31 +48,31 @@ constexpr int kWarpRows = 16;  // rows of a warp
 constexpr int kRowTiles = 1;  // tiles of 16 rows of a warp: products that share K and V operands
 constexpr int kThreads = 128;  // 4 warps
 constexpr int kRowBytes = 256;  // bytes of a row of Q, K, V, O
-constexpr int kLineChunks = 8;  // 16-byte chunks of a line: what lanes side by side copy of a row
+constexpr int kLineChunks = 8;  // 16-byte chunks of a line, the part of a row that adjacent lanes copy
 constexpr int kRowLines = 2;  // lines of a row
-constexpr int kSwizzleRows = 1;  // consecutive rows whose chunks are swapped alike
+constexpr int kSwizzleRows = 1;  // consecutive rows with the same swizzle
 constexpr int kPassRows = 16;  // rows that all threads copy at a time
 constexpr int kWarpPassRows = 4;  // rows that a warp stores at a time
 constexpr int kSlotBytes = 16384;  // bytes of K or V of a step
 constexpr int kStepBlocks = 1;  // loads of a step: listed blocks, if it holds more than one
 constexpr int kLoadKeys = 64;  // keys of one load
-constexpr int kGroupKeys = 16;  // keys whose weights are looked at together before they are multiplied
+constexpr int kGroupKeys = 16;  // keys whose weights are computed together before their product
 constexpr int kHalfStep = 2;  // half a step, in groups
 
 // Dynamic shared memory: 49152 bytes. Byte offsets:
 constexpr int kRingOffset = 0;  // 49152 bytes: 3 slots, each K or V of one step
 constexpr int kQOffset = 32768;  // 16384 bytes: Q tile: in the slot that is filled last
-constexpr int kOOffset = 0;  // 16384 bytes: O tile on its way out: in the ring once it is idle
+constexpr int kOOffset = 0;  // 16384 bytes: staging of the O tile: in the ring, once it is idle
 
-static_assert(kSubTileRows == kTileM);  // a thread block walks over its key blocks once
-static_assert(kTileM % kPassRows == 0 && kLoadKeys % kPassRows == 0);  // no thread is left over in a copy
+static_assert(kSubTileRows == kTileM);  // a thread block walks its key blocks once
+static_assert(kTileM % kPassRows == 0 && kLoadKeys % kPassRows == 0);  // copies divide evenly among threads
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
-// Initial row_max: finite, so that differences are defined. A row whose logits are all below it counts as one without
+// Initial row_max: finite, so that differences are defined. A row whose logits are all below it counts as a row without
 // keys.
 constexpr float kLeastLogit = -1e30f;
 constexpr float kLn2 = 0.693147180559945f;
 
-// Launch: 128 threads a block, 49152 bytes of dynamic shared memory.
+// Launch: 128 threads per block, 49152 bytes of dynamic shared memory.
 // Grid: one thread block for each tile, 2 at a time on an SM.
 struct Params {
   const unsigned short* q;  // Q (batch, heads, q_len, head_dim)
@@ -106,19 +108,19 @@ struct SeqlenInfo {
   const Params& p;
 
   __device__ __forceinline__ SeqlenInfo(const Params& p, int batch) : p(p) {}
-  // Queries.
+  // Number of queries.
   __device__ __forceinline__ int q_len() const { return p.q_len; }
   // Index of a query in a (batch, heads, q_len) tensor.
   __device__ __forceinline__ int64 row(int64 batch_head, int query) const { return batch_head * p.q_len + query; }
-  // Keys.
+  // Number of keys.
   __device__ __forceinline__ int kv_len() const { return p.kv_len; }
-  // Position of a query among the keys: the last query stands at the last key.
+  // Position of a query among the keys: the last query is at the last key.
   __device__ __forceinline__ int position(int query) const { return query + p.kv_len - p.q_len; }
-  // End of the keys that queries may see.
+  // End of the visible keys.
   __device__ __forceinline__ int kv_end() const { return p.kv_len; }
 };
 
-// kv_end() of a tile, in constant memory.
+// kv_end() of a tile, read from constant memory.
 struct KvEnd {
   const Params& p;
 
@@ -126,17 +128,18 @@ struct KvEnd {
   __device__ __forceinline__ operator int() const { return p.kv_len; }
 };
 
-// cp.async.cg: 16 bytes to shared memory, not through the L1; zeros, and no read, unless `valid`. L2::128B is a hint to
-// fetch 128 bytes into the L2 (PTX ISA, "cp.async")
+// cp.async.cg: copies 16 bytes to shared memory, bypassing the L1; zero-fills without a read unless `valid`. L2::128B
+// is a hint to fetch 128 bytes into the L2 (PTX ISA, "cp.async")
 __device__ __forceinline__ void cp_async_16(uint32 to, const void* from, bool valid) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0)
       : "memory");
 }
 
-// cp.async.commit_group: closes a group of this thread's copies (PTX ISA, "cp.async.commit_group")
+// cp.async.commit_group: commits this thread's copies as a group (PTX ISA, "cp.async.commit_group")
 __device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// cp.async.wait_group: at most kPending of this thread's groups are still running (PTX ISA, "cp.async.wait_group")
+// cp.async.wait_group: waits until at most kPending of this thread's groups are in flight (PTX ISA,
+// "cp.async.wait_group")
 template <int kPending>
 __device__ __forceinline__ void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
@@ -150,21 +153,21 @@ __device__ __forceinline__ void mma_m16n8k16(float (&d)[4], const uint32 (&a)[4]
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// ldmatrix.x4: four 8 x 8 matrices of 16-bit elements; lanes 8 i .. 8 i + 7 give the row addresses of matrix i, and
-// each lane gets two neighbours of row lane / 4 of each matrix (PTX ISA, "ldmatrix")
+// ldmatrix.x4: loads four 8 x 8 matrices of 16-bit elements. Lanes 8 i to 8 i + 7 hold the row addresses of matrix i;
+// each lane gets two neighbors of row lane / 4 of each matrix (PTX ISA, "ldmatrix")
 __device__ __forceinline__ void ldmatrix_x4(uint32 (&m)[4], uint32 address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 { %0, %1, %2, %3 }, [%4];"
       : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(address) : "memory");
 }
 
-// ldmatrix.x4.trans: as ldmatrix.x4, each matrix transposed on the way (PTX ISA, "ldmatrix")
+// ldmatrix.x4.trans: as ldmatrix.x4, with each matrix transposed (PTX ISA, "ldmatrix")
 __device__ __forceinline__ void ldmatrix_x4_trans(uint32 (&m)[4], uint32 address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 { %0, %1, %2, %3 }, [%4];"
       : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(address) : "memory");
 }
 
-// mov %ctaid.x: number of this thread block; read anew each time, so that what follows from it need
-// not stay in registers (PTX ISA, "%ctaid")
+// mov %ctaid.x: index of this thread block; reread each time, so that derived values need not stay in registers (PTX
+// ISA, "%ctaid")
 __device__ __forceinline__ int ctaid_x() {
   int x;
   asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(x));
@@ -200,7 +203,7 @@ __device__ __forceinline__ float quad_sum(float x) {
   return x + __shfl_xor_sync(0xFFFFFFFF, x, 2);
 }
 
-// cvt.rn.f16x2.f32: two floats to a pair of fp16, `low` in the lower half (PTX ISA, "cvt")
+// cvt.rn.f16x2.f32: converts two floats to a pair of fp16, `low` in the lower half (PTX ISA, "cvt")
 __device__ __forceinline__ uint32 pack(float low, float high) {
   uint32 pair;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
@@ -210,8 +213,8 @@ __device__ __forceinline__ uint32 pack(float low, float high) {
 // Pattern: query i sees the keys from i + diagonal - p.window_left to i + diagonal + p.window_right, with
 // diagonal = kv_len - q_len.
 struct KvBlockIterator {
-  int count;      // key blocks that these queries see
-  int last;       // number of the last of them
+  int count;      // key blocks visible to these queries
+  int last;       // index of the last of them
   int all_from;   // every query sees the keys from all_from
   int all_to;     // to all_to
 
@@ -227,15 +230,15 @@ struct KvBlockIterator {
     // first_query < q_len() always holds: every tile has a query.
     count = first_query < seqlen.q_len() && last_key >= first_key ? last - first_key / kTileN + 1 : 0;
   }
-  // Number of the i-th key block, last one first.
+  // Index of the i-th key block, in descending order.
   __device__ __forceinline__ int at(int i) { return last - i; }
-  // Whether some pair of the i-th block is hidden.
+  // Whether some pair of the i-th block is masked.
   __device__ __forceinline__ bool masked(int i, int block) {
     return block * kTileN < all_from || (block + 1) * kTileN - 1 > all_to;
   }
 };
 
-// Whether a query sees a key that exists:
+// Whether a query sees an in-range key:
 //   kv_idx - (q_idx + kv_len - q_len) >= -window_left and kv_idx - (q_idx + kv_len - q_len) <= window_right
 __device__ __forceinline__ bool visible(const Params& p, int batch, int query, int key) {
   const int pair_0 = key - (query + p.kv_len - p.q_len);
@@ -243,8 +246,8 @@ __device__ __forceinline__ bool visible(const Params& p, int batch, int query, i
 }
 
 // The work of a thread block: kTileM queries of one head.
-// Late queries go first: where the pattern hides what comes later, they have the most key blocks, and tiles that take
-// long should not begin last.
+// Late queries go first: under a pattern that masks later keys, they have the most key blocks, and long tiles should
+// not start last.
 struct Tile {
   int batch, head, first_query;
 
@@ -256,27 +259,28 @@ struct Tile {
   }
 };
 
-// Byte offset of a 16-byte chunk of a tile. A row is kRowLines lines of kLineChunks chunks; the XOR puts the same chunk
-// of 8 consecutive rows into 8 different groups of banks.
+// Byte offset of a 16-byte chunk of a tile. A row is kRowLines lines of kLineChunks chunks. The XOR maps the same chunk
+// of 8 consecutive rows to 8 different bank groups.
 __device__ __forceinline__ uint32 chunk_offset(int row, int chunk) {
   return row * kRowBytes + (chunk ^ row / kSwizzleRows % kLineChunks) * 16;
 }
 
-// From the address of chunk 0 or 1 of a row to that of the chunk `chunks` further on, an even number.
+// Address of the chunk `chunks` (an even number) after chunk 0 or 1 of a row, given the address of that chunk.
 __device__ __forceinline__ uint32 further_on(uint32 address, int chunks) {
   return (address ^ chunks % kLineChunks * 16) + chunks / kLineChunks * kLineChunks * 16;
 }
 
-// The lower half of a number that all lanes have. After the shuffle the compiler sees that they do, and keeps it where
-// it takes up no thread's register.
+// The lower half of a warp-uniform number. The shuffle proves to the compiler that it is uniform, so that it goes into
+// a uniform register.
 __device__ __forceinline__ uint32 uniform(int64 x) { return __shfl_sync(0xFFFFFFFF, static_cast<uint32>(x), 0); }
 
-// What this thread copies of a tensor: chunk `copy_chunk` of every line of rows copy_row, copy_row + kPassRows, ...
+// This thread's part of the copy of a tensor: chunk `copy_chunk` of every line of rows copy_row, copy_row + kPassRows,
+// ...
 __device__ __forceinline__ int copy_row() { return threadIdx.x / kLineChunks; }
 __device__ __forceinline__ int copy_chunk() { return threadIdx.x % kLineChunks; }
 
-// Starts the copy of this thread's part of kRows rows of a tile, from its first chunk on. Its rows from `valid_rows` on
-// become zeros.
+// Starts this thread's part of the copy of kRows rows of a tile, starting at its first chunk. Rows from `valid_rows` on
+// are zero-filled.
 template <int kRows>
 __device__ __forceinline__ void copy_rows(uint32 to, const unsigned short* from, int64 row_stride, int valid_rows) {
 #pragma unroll
@@ -290,8 +294,8 @@ __device__ __forceinline__ void copy_rows(uint32 to, const unsigned short* from,
   }
 }
 
-// Starts the copy of this thread's part of K or V of a step, load by load, kLoadKeys keys each. The head begins `head`
-// chunks into the tensor: numbers of chunks have 32 bits, which reach 64 GB, and take half the registers of addresses.
+// Starts this thread's part of the copy of K or V of a step, load by load, kLoadKeys keys each. The head begins `head`
+// chunks into the tensor. Chunk indices are 32-bit: they reach 64 GB and take half the registers of addresses.
 __device__ __forceinline__ void copy_step(uint32 to, const unsigned short* tensor, uint32 head, int64 row_stride,
     int kv_len, const int (&blocks)[kStepBlocks]) {
 #pragma unroll
@@ -303,8 +307,8 @@ __device__ __forceinline__ void copy_step(uint32 to, const unsigned short* tenso
   }
 }
 
-// What a warp needs to know of the pairs of a step: for each load, the number of its block, and whether the pattern
-// hides some of its pairs.
+// What a warp needs to mask a step: for each load, the index of its block, and whether the pattern masks some of its
+// pairs.
 struct Step {
   int block[kStepBlocks];
   bool masked[kStepBlocks];
@@ -316,7 +320,7 @@ struct Step {
       masked[load] = blocks.masked(i * kStepBlocks + load, block[load]);
     }
   }
-  // Whether the pattern or the end of the keys hides some pair.
+  // Whether the pattern or the end of the keys masks some pair.
   __device__ __forceinline__ bool needs_mask(const KvEnd& kv_end) const {
     bool some = false;
 #pragma unroll
@@ -330,7 +334,7 @@ struct Step {
 // s = Q K^T for this warp's rows and one step.
 __device__ __forceinline__ void compute_qk_gemm(float (&s)[kRowTiles][kTileN / 8][4],
     const uint32 (&q)[kRowTiles][kHeadDim / 16][4], uint32 k_tile) {
-  // Matrices of one ldmatrix: keys 0-7 and 8-15 of a group of 16, the two halves of 16 columns of each.
+  // Matrices of one ldmatrix: keys 0-7 and 8-15 of a group of 16, each with the two halves of 16 columns.
   const int lane = threadIdx.x % 32;
   const uint32 k_lane = k_tile + chunk_offset(lane / 16 * 8 + lane % 8, lane / 8 % 2);
 #pragma unroll
@@ -356,7 +360,7 @@ __device__ __forceinline__ void compute_qk_gemm(float (&s)[kRowTiles][kTileN / 8
   }
 }
 
-// Hides the pairs of a step that the pattern or the end of the keys excludes.
+// Masks the pairs of a step that the pattern or the end of the keys excludes.
 __device__ __forceinline__ void apply_mask(float (&s)[kRowTiles][kTileN / 8][4], const Params& p, const Step& step,
     int batch, int first_query, const KvEnd& kv_end) {
 #pragma unroll
@@ -377,15 +381,15 @@ __device__ __forceinline__ void apply_mask(float (&s)[kRowTiles][kTileN / 8][4],
 }
 
 // Online softmax with lazy rescaling.
-// The weight of a pair is 2^(scale_log2 s - row_max). O and row_sum are relative to the same row_max, so it may be the
-// maximum of earlier steps as long as weights stay small.
+// The weight of a pair is 2^(scale_log2 s - row_max). O and row_sum are relative to the same row_max, so row_max may be
+// the maximum of earlier steps as long as the weights stay small.
 
-// Threshold, as log2 of a weight. A weight of 1 is exact in 16 bits: a key of at least twice the weight of any before
-// it, which may decide its row, has it.
+// Threshold, as log2 of a weight. Weight 1 is exact in 16 bits. A key with at least twice the weight of every earlier
+// key, which may dominate its row, gets weight 1.
 constexpr float kRescaleThreshold = 1.0f;
 
-// Raises row_max to the maximum of a step, if that exceeds it by the threshold, for all rows of 16 of the warp. O and
-// row_sum are rescaled.
+// Raises row_max to the maximum of a step if it exceeds row_max by the threshold, for all 16 rows of the warp at once,
+// and rescales O and row_sum.
 __device__ __forceinline__ void raise_row_max(float (&o)[kRowTiles][kHeadDim / 8][4], float (&row_sum)[kRowTiles][2],
     float (&row_max)[kRowTiles][2], const float (&s)[kRowTiles][kTileN / 8][4], float scale_log2) {
 #pragma unroll
@@ -418,7 +422,7 @@ __device__ __forceinline__ void raise_row_max(float (&o)[kRowTiles][kHeadDim / 8
 }
 
 // P of a group of keys: their weights, packed to 16 bits. The accumulators of two 8-column tiles are the A operand of
-// 16 keys. row_sum takes in those that this thread has.
+// 16 keys. row_sum accumulates this thread's weights.
 __device__ __forceinline__ void scale_apply_exp2(uint32 (&p_frag)[kRowTiles][kGroupKeys / 16][4],
     float (&row_sum)[kRowTiles][2], const float (&s)[kRowTiles][kTileN / 8][4], int group,
     const float (&row_max)[kRowTiles][2], float scale_log2) {
@@ -460,8 +464,8 @@ __device__ __forceinline__ void compute_pv_group(float (&o)[kRowTiles][kHeadDim 
   }
 }
 
-// o += P V for this warp's rows and the groups of keys of a step from kFirst to the one before kEnd, P from the scores
-// on the way: a group is exponentiated beside the products of the one before.
+// o += P V for this warp's rows and groups kFirst to kEnd - 1 of the keys of a step. P is computed from the scores
+// on the fly: the exponentials of a group overlap the products of the previous one.
 template <int kFirst, int kEnd>
 __device__ __forceinline__ void compute_pv_gemm(float (&o)[kRowTiles][kHeadDim / 8][4], float (&row_sum)[kRowTiles][2],
     const float (&row_max)[kRowTiles][2], const float (&s)[kRowTiles][kTileN / 8][4], float scale_log2,
@@ -478,10 +482,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_window(const __grid
   extern __shared__ __align__(1024) unsigned char shared[];
   const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warp_row = warp * kWarpRows;
-  const uint32 lane_offset = chunk_offset(lane % 16, lane / 16);  // of what it addresses of Q and V for ldmatrix
+  const uint32 lane_offset = chunk_offset(lane % 16, lane / 16);  // this lane's chunk of Q and V for ldmatrix
 
   const Tile tile(p, blockIdx.x);
-  // Where this thread's copies from Q begin.
+  // Start of this thread's copies of Q.
   const unsigned short* q_thread = p.q + tile.batch * p.q_batch_stride + tile.head * p.q_head_stride +
       (tile.first_query + copy_row()) * p.q_row_stride + copy_chunk() * 8;
   const int kv_head = tile.head / p.heads_per_kv_head;
@@ -490,11 +494,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_window(const __grid
 
   const SeqlenInfo seqlen(p, tile.batch);
   const KvEnd kv_end(p, tile.batch);
-  // The walk over the key blocks. A step follows from its number, wherever it is asked for.
+  // Iterator over the key blocks. It computes a step from its index, so any step can be requested at any time.
   KvBlockIterator blocks(p, tile.batch, tile.head, tile.first_query);
 
-  // Starts the copy of tile `number` as one group: K of step number / 2 or, if it is odd, V; an empty group after the
-  // last step.
+  // Starts the copy of tile `number` as one cp.async group: K of step number / 2 or, if odd, V; an empty group after
+  // the last step.
   auto fetch = [&](int number, uint32 slot) {
     if (number / 2 < blocks.count) {
       Step step;
@@ -512,15 +516,15 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_window(const __grid
     return slot == ring + (kStages - 1) * kSlotBytes ? ring : slot + kSlotBytes;
   };
 
-  // Start the pipeline: Q, then the first K and V.
+  // Fill the pipeline: Q, then the first K and V.
   copy_rows<kTileM>(base + kQOffset, q_thread, p.q_row_stride,
                     seqlen.q_len() - tile.first_query - copy_row());
   cp_async_commit();
 #pragma unroll
   for (int number = 0; number < kAhead; ++number) fetch(number, ring + number * kSlotBytes);
 
-  // Take this warp's rows of Q into registers. Its group is the oldest: all that may still run are the kAhead groups of
-  // K and V. The next __syncthreads comes before its place is filled.
+  // Load this warp's rows of Q into registers. Q's group is the oldest: at most the kAhead groups of K and V are still
+  // in flight. The next __syncthreads comes before Q's slot is refilled.
   cp_async_wait<kAhead>();
   __syncthreads();
   uint32 q[kRowTiles][kHeadDim / 16][4];
@@ -539,19 +543,19 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_window(const __grid
 #pragma unroll
   for (int t = 0; t < kRowTiles; ++t) row_max[t][0] = row_max[t][1] = kLeastLogit;
 
-  // Walk over the steps. A slot is refilled as soon as all warps are done with it: that of V before the scores of the
-  // next step, that of K between two halves of the output, when half of the scores have left their registers.
+  // Loop over the steps. A slot is refilled as soon as all warps have finished with it: V's before the scores of the
+  // next step, K's between two halves of the output, when half of the scores have left their registers.
   uint32 k_slot, v_slot = ring + kAhead * kSlotBytes;
   for (int i = 0; i < blocks.count; ++i) {
     Step step;
     step.take(blocks, i);
-    cp_async_wait<kAhead - 1>();  // kAhead + 2 i groups of tiles are committed: only those after K of this step run
+    cp_async_wait<kAhead - 1>();  // kAhead + 2 i groups are committed: only those after K of this step may be in flight
     __syncthreads();
     fetch(i * 2 + kAhead, v_slot);
     k_slot = slot_after(v_slot);
     compute_qk_gemm(s, q, k_slot);
     if (step.needs_mask(kv_end)) {
-      const Tile here(p, ctaid_x());  // worked out anew, as at the end
+      const Tile here(p, ctaid_x());  // recomputed, as in the epilogue
       apply_mask(s, p, step, here.batch, here.first_query + warp_row + lane / 4, kv_end);
     }
     raise_row_max(o, row_sum, row_max, s, p.scale_log2);
@@ -564,7 +568,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_window(const __grid
     compute_pv_gemm<kHalfStep, kTileN / kGroupKeys>(o, row_sum, row_max, s, p.scale_log2, v_lane);
   }
 
-  // Worked out anew: kept from the beginning it would take up registers throughout.
+  // Recomputed: kept from the start, it would occupy registers throughout.
   const Tile end(p, ctaid_x());
   // Divide by the row sums. A row without keys has sum 0: O = 0, LSE = -inf.
 #pragma unroll
@@ -586,7 +590,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_window(const __grid
     }
   }
 
-  // Stage this warp's rows of O in the ring, once no warp reads it any more.
+  // Stage this warp's rows of O in the ring, after all warps have finished reading it.
   __syncthreads();
   unsigned char* staging = shared + kOOffset;
 #pragma unroll
@@ -602,7 +606,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) l4_window(const __grid
   }
   __syncwarp();
 
-  // Store them, 16 bytes a lane, a line of each of kWarpPassRows rows at a time.
+  // Store them: 16 bytes per lane, one line of each of kWarpPassRows rows at a time.
   unsigned short* o_head = p.o + end.batch * p.o_batch_stride + end.head * p.o_head_stride;
 #pragma unroll
   for (int pass = 0; pass < kWarpRows / kWarpPassRows; ++pass) {

@@ -45,7 +45,7 @@ def plan(spec: BlockMaskSpec, stem: str) -> Plan:
     assert block is not None and mask is not None
 
     shared = SharedLayout()
-    shared.add("Undecided", WORD * width // WARP, "bits of key blocks that intervals cannot tell")
+    shared.add("Undecided", WORD * width // WARP, "bits of key blocks that interval arithmetic cannot classify")
     limit = arch.registers_for(width, 1)
     kept = min(expression_registers(spec), limit - OVERHEAD_REGISTERS)  # a mask that takes more spills
     registers = Registers(accumulators=kept, overhead=OVERHEAD_REGISTERS, limit=limit)
@@ -72,8 +72,8 @@ def plan(spec: BlockMaskSpec, stem: str) -> Plan:
         flags=_flags(spec, found),
         grid_summary=f"one thread block for a query block and {width} key blocks",
         summary=(
-            ("tile", f"{block.q} x {block.kv}: one query block, {width} key blocks, a thread each"),
-            ("schedule", f"{spec.schedule}: intervals over blocks, then the pairs of those that they do not tell"),
+            ("tile", f"{block.q} x {block.kv}: one query block, {width} key blocks, one thread each"),
+            ("schedule", f"{spec.schedule}: interval arithmetic over blocks, then the pairs of inconclusive ones"),
         ),
         flops=0,
         bytes=_bytes(found),
@@ -86,9 +86,9 @@ def plan(spec: BlockMaskSpec, stem: str) -> Plan:
 def _lists() -> tuple[Param, ...]:
     rows, words = "(batch, heads, query_blocks)", "(batch, heads, query_blocks, words)"
     return (
-        pointer("kv_num_blocks", "int", f"{rows}: how many blocks are partial", writes=True),
+        pointer("kv_num_blocks", "int", f"{rows}: number of partial blocks", writes=True),
         pointer("kv_indices", "int", "(batch, heads, query_blocks, key_blocks): partial blocks", writes=True),
-        pointer("full_kv_num_blocks", "int", f"{rows}: how many are full", writes=True),
+        pointer("full_kv_num_blocks", "int", f"{rows}: number of full blocks", writes=True),
         pointer("full_kv_indices", "int", "(batch, heads, query_blocks, key_blocks): full blocks", writes=True),
         pointer("partial_blocks", "uint32", f"{words}: bits of partial blocks", writes=True),
         pointer("full_blocks", "uint32", f"{words}: bits of full blocks", writes=True),
@@ -103,7 +103,7 @@ def _ranges(found: Ranges) -> tuple[Param, ...]:
 
 def _sizes() -> tuple[Param, ...]:
     return (
-        i32("list_heads", "heads that have lists: 1, one for all"),
+        i32("list_heads", "heads with lists; 1: shared by all"),
         Q_LEN,
         KV_LEN,
         i32("query_blocks", "query blocks of a head"),

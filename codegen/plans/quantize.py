@@ -69,7 +69,7 @@ def _rows(spec: QuantizeSpec, stem: str) -> Plan:
         constants=(
             Constant("kRows", rows, "rows of a thread block"),
             Constant("kThreadRows", rows * lanes // threads, "rows of a thread"),
-            Constant("kInverseNorm", 1.0 / math.sqrt(head_dim), "of the rotation, which scales take over"),
+            Constant("kInverseNorm", 1.0 / math.sqrt(head_dim), "factor of the rotation, folded into the scales"),
         )
         if spec.hadamard
         else (
@@ -146,7 +146,7 @@ def _row_params(spec: QuantizeSpec) -> tuple[Param, ...]:
                 pointer("mean", "float", "means of K's columns (batch, kv_heads, head_dim)"),
                 pointer("product", "float", "products of rows and means (batch, heads, length)", writes=True),
                 i32("kv_heads", "heads of the means"),
-                i32("heads_per_kv_head", "heads that share one of them"),
+                i32("heads_per_kv_head", "heads that share one mean"),
             )
             if spec.mean == "product"
             else ()
@@ -187,8 +187,8 @@ def _channels(spec: QuantizeSpec, stem: str) -> Plan:
         ),
         constants=(
             Constant("kRows", V_KEYS, "keys of a thread block"),
-            Constant("kKeysTogether", KEYS_TOGETHER, "keys that are in an order of their own"),
-            Constant("kLanes", CHANNEL_LANES, "threads that load 8 elements each of a row at a time"),
+            Constant("kKeysTogether", KEYS_TOGETHER, "keys that are permuted together"),
+            Constant("kLanes", CHANNEL_LANES, "threads of a row, each of which loads 8 elements at a time"),
             Constant("kLaneChunks", -(-spec.head_dim // (CHUNK * CHANNEL_LANES)), "chunks of a thread, at most"),
         ),
         flags=QuantizeFlags(
@@ -227,8 +227,8 @@ def _plan(
     if spec.scales == "channel":
         shared.add("Codes", head_dim * V_KEYS, "codes of a tile, columns of 128 keys", align=16)
     if statistic:
-        shared.add("Columns", FLOAT * head_dim * (threads // WARP), "columns added up by each warp", align=16)
-    shared.add("Row", FLOAT * head_dim, "what belongs to each column", align=16)
+        shared.add("Columns", FLOAT * head_dim * (threads // WARP), "column statistics of each warp", align=16)
+    shared.add("Row", FLOAT * head_dim, "statistic of each column", align=16)
     if flags.joins_warps:
         shared.add("Warps", FLOAT * WARP, "largest magnitude of each warp", align=16)
     asks_columns = statistic or flags.product or flags.signs
@@ -273,12 +273,12 @@ def _plan(
             Constant("kThreads", threads, "threads of a block"),
             Constant("kChunk", CHUNK, "elements of 16 bytes, which a thread loads at a time"),
             Constant("kRowLanes", lanes, "threads that share a row"),
-            Constant("kThreadChunks", head_dim // (CHUNK * lanes), "chunks of a row that a thread has"),
+            Constant("kThreadChunks", head_dim // (CHUNK * lanes), "chunks of a row per thread"),
             *(
                 (
-                    Constant("kStatisticRows", STATISTIC_ROWS, "rows of a chunk of columns"),
-                    Constant("kColumnUnroll", COLUMN_UNROLL, "rows that a thread loads before it adds them up"),
-                    Constant("kJoinedRows", joined, "chunks that are joined at a time"),
+                    Constant("kStatisticRows", STATISTIC_ROWS, "rows of a chunk of column statistics"),
+                    Constant("kColumnUnroll", COLUMN_UNROLL, "rows that a thread loads before it reduces them"),
+                    Constant("kJoinedRows", joined, "chunks that are reduced at a time"),
                 )
                 if statistic
                 else ()
@@ -294,7 +294,7 @@ def _plan(
         ),
         flags=flags,
         grid_summary=f"one thread block for {spec.tile.m} rows"
-        + (f", and before them one for {STATISTIC_ROWS} rows whose columns are added up" if statistic else ""),
+        + (f", preceded by one for each {STATISTIC_ROWS} rows whose columns are reduced" if statistic else ""),
         summary=(
             ("tile", f"{spec.tile.m} rows of {head_dim} elements"),
             ("schedule", f"{spec.schedule}: loads of 16 bytes, rows stay in registers {until}"),
@@ -325,7 +325,7 @@ def _rotary_params() -> tuple[Param, ...]:
     axes = ("batch", "row")
     return (
         pointer("cosines", "float", "cosines (batch or none, length, head_dim / 2)"),
-        *(i64(f"cosines_{axis}_stride", f"cosines from one {axis} to the next, 0 for one of all") for axis in axes),
+        *(i64(f"cosines_{axis}_stride", f"cosines from one {axis} to the next (0: shared)") for axis in axes),
         pointer("sines", "float", "sines, as cosines"),
         *(i64(f"sines_{axis}_stride", f"sines from one {axis} to the next") for axis in axes),
     )
@@ -335,10 +335,10 @@ def _statistic_params(statistic: str) -> tuple[Param, ...]:
     what = {"mean": "means of the columns", "channel_scale": "scales of the columns"}[statistic]
     return (
         pointer("statistic", "float", f"{what} (batch, heads, head_dim)", writes=True),
-        pointer("partials", "float", "what chunks of rows give to them", writes=True),
-        pointer("tickets", "int", "thread blocks that have begun", writes=True),
-        pointer("heads_done", "int", "of each head, the thread blocks that are done", writes=True),
-        i32("statistic_chunks", "chunks of a head's columns, 0 if the caller has the statistic"),
+        pointer("partials", "float", "partial statistics of each chunk of rows", writes=True),
+        pointer("tickets", "int", "tickets drawn", writes=True),
+        pointer("heads_done", "int", "finished thread blocks of each head", writes=True),
+        i32("statistic_chunks", "chunks of a head's columns; 0 if the caller passes the statistic"),
         i32("lead", "chunks of columns that come before the first rows"),
     )
 

@@ -3,25 +3,25 @@
 //     codegen render specs/backward/h100_causal_alibi_daux.yaml
 // spec: {"arch":"sm_90a","aux_gradients":["slope"],"copy":"cp_async","dtype":"fp16","gradients":"daux","head_dim":128,"mma":"mma","op":"attention_backward","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"multistage","score":{"aux":{"slope":"fp32[heads]"},"value":"score + slope[head] * (kv_idx - q_idx)"},"stages":2,"tile":{"m":64,"n":32}}
 // spec hash: b2dfe4cf476efc95c92b18117249af5c6dba6626a75a92642c45e1ca55616733
-// seal: sha256 b573825398590efc89b349996873f60289c3c7a6731fc541825501edcf2c7418
+// seal: sha256 e0b934a55ec25f8baa80b509ad342667f63ff40d9efc2a84cf46c3cb546b4aff
 
-// Attention backward for sm_90a, gradients of tensors of the score over the keys that the pattern shows:
+// Attention backward for sm_90a, gradients of tensors of the score over the visible keys of the pattern:
 //   P = exp(score(scale * Q K^T) - LSE),  dS = P (dO V^T - delta)
 //   daux_slope: sums of a query of dS times the score's derivative, for slope[head]
-// Each thread block sums up what its queries add, in one order and without atomic additions: every run gives the same
-// bits. The sums of thread blocks, and of pairs whose elements are the same, are added up behind the kernel.
+// Each thread block accumulates the contributions of its queries, in a fixed order and without atomics: results are
+// bitwise reproducible. A later reduction adds the sums of thread blocks, and of pairs that share an element.
 //
-// Who does what
-//   A thread block has every splits-th tile of a head. Every warp owns 16 queries of a tile, Q and dO of them in
-//   registers, and every thread takes part in the copies: S = Q K^T and dP = dO V^T. Sums of a query are those of its
-//   warp. Of a key or a distance they go through shared memory, and one thread adds them up.
+// Roles
+//   A thread block processes every splits-th tile of a head. Each warp owns 16 queries of a tile, with their Q and dO
+//   in registers, and all threads take part in the copies: S = Q K^T and dP = dO V^T. The sums of a query stay in its
+//   warp. The sums of a key or a distance go through shared memory, where one thread adds them up.
 //
 // Pipeline
-//   Q and dO of a tile come in through the ring's place. Then K and V pass through a ring of kStages stages, step i in
-//   stage i mod kStages. cp.async (one group a step) keeps kStages - 1 steps in flight.
+//   Q and dO of a tile arrive through the ring's buffer. Then K and V pass through a ring of kStages stages, step i in
+//   stage i mod kStages. cp.async (one group per step) keeps kStages - 1 steps in flight.
 //   producer: all threads, cp.async    consumer: all warps, ldmatrix
-//   full:  cp.async.wait_group (this thread's part of a step), then __syncthreads (everybody's part)
-//   empty: the same __syncthreads: all warps are done with the step before, whose stage is then filled anew
+//   full:  cp.async.wait_group (this thread's part of a step), then __syncthreads (all threads' parts)
+//   empty: the same __syncthreads: all warps have finished the previous step, whose stage is then refilled
 //
 // Symbols
 //   tile        kTileM queries of one head
@@ -42,9 +42,9 @@ constexpr int kSubTileRows = 64;  // queries of a tile, over one range of keys
 constexpr int kStages = 2;  // depth of the ring
 constexpr int kThreads = 128;  // 4 warps of 16 rows
 constexpr int kRowBytes = 256;  // bytes of a row of a head
-constexpr int kLineChunks = 8;  // 16-byte chunks of a line: what lanes side by side copy of a row
+constexpr int kLineChunks = 8;  // 16-byte chunks of a line, the part of a row that adjacent lanes copy
 constexpr int kRowLines = 2;  // lines of a row
-constexpr int kSwizzleRows = 1;  // consecutive rows whose chunks are swapped alike
+constexpr int kSwizzleRows = 1;  // consecutive rows with the same swizzle
 constexpr int kPassRows = 16;  // rows that all threads copy at a time
 constexpr int kKvBytes = 8192;  // bytes of K, or of V, of a step
 constexpr int kPrologueThreads = 1024;  // threads of a block of the prologue
@@ -53,17 +53,17 @@ constexpr int kRowLanes = 16;  // threads of a row there, 16 bytes each
 // Dynamic shared memory: 32776 bytes. Byte offsets:
 constexpr int kRingOffset = 0;  // 32768 bytes: 2 stages, each K and V of a step
 constexpr int kStepMetaOffset = 32768;  // 8 bytes: metadata of the steps in the ring
-constexpr int kQOffset = 0;  // 16384 bytes: Q of the tile, at first
-constexpr int kDoutOffset = 16384;  // 16384 bytes: dO of the tile, at first
+constexpr int kQOffset = 0;  // 16384 bytes: Q of the tile, initially
+constexpr int kDoutOffset = 16384;  // 16384 bytes: dO of the tile, initially
 
-static_assert(kTileM % kPassRows == 0 && kTileN % kPassRows == 0);  // no thread is left over in a copy
-static_assert(kTileN + kTileM - 1 <= kThreads);  // a diagonal of a step, or a column, has a thread
+static_assert(kTileM % kPassRows == 0 && kTileN % kPassRows == 0);  // copies divide evenly among threads
+static_assert(kTileN + kTileM - 1 <= kThreads);  // each diagonal, or column, of a step has a thread
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
 constexpr float kLog2E = 1.44269504088896f;
 
-// Launch: 128 threads a block, 32776 bytes of dynamic shared memory.
+// Launch: 128 threads per block, 32776 bytes of dynamic shared memory.
 // Grid: up to 512 thread blocks, each with tiles of one head, 2 at a time on an SM.
-// Before it, with the same parameters: h100_causal_alibi_daux_prologue, 1024 threads a block.
+// Prologue, with the same parameters: h100_causal_alibi_daux_prologue, 1024 threads per block.
 struct Params {
   const unsigned short* q;  // Q (batch, heads, q_len, head_dim)
   int64 q_batch_stride;  // elements from one batch to the next
@@ -92,7 +92,7 @@ struct Params {
   const float* aux_slope;  // slope, fp32[heads]
   int64 aux_slope_stride0;  // elements from one i to the next (0: shared)
   int q_len;  // queries of a head
-  int padded_q_len;  // rows of statistics of a head: q_len and 128 or more behind
+  int padded_q_len;  // rows of statistics of a head: q_len, and at least 128 of padding
   int kv_len;  // keys of a head
   int heads;  // query heads
   int heads_per_kv_head;  // query heads that share one K/V head
@@ -108,19 +108,19 @@ struct SeqlenInfo {
   const Params& p;
 
   __device__ __forceinline__ SeqlenInfo(const Params& p, int batch) : p(p) {}
-  // Queries.
+  // Number of queries.
   __device__ __forceinline__ int q_len() const { return p.q_len; }
   // Index of a query in a (batch, heads, q_len) tensor.
   __device__ __forceinline__ int64 row(int64 batch_head, int query) const { return batch_head * p.q_len + query; }
-  // Keys.
+  // Number of keys.
   __device__ __forceinline__ int kv_len() const { return p.kv_len; }
-  // Position of a query among the keys: the last query stands at the last key.
+  // Position of a query among the keys: the last query is at the last key.
   __device__ __forceinline__ int position(int query) const { return query + p.kv_len - p.q_len; }
-  // End of the keys that queries may see.
+  // End of the visible keys.
   __device__ __forceinline__ int kv_end() const { return p.kv_len; }
 };
 
-// kv_end() of a tile, in constant memory.
+// kv_end() of a tile, read from constant memory.
 struct KvEnd {
   const Params& p;
 
@@ -128,17 +128,18 @@ struct KvEnd {
   __device__ __forceinline__ operator int() const { return p.kv_len; }
 };
 
-// cp.async.cg: 16 bytes to shared memory, not through the L1; zeros, and no read, unless `valid`. L2::128B is a hint to
-// fetch 128 bytes into the L2 (PTX ISA, "cp.async")
+// cp.async.cg: copies 16 bytes to shared memory, bypassing the L1; zero-fills without a read unless `valid`. L2::128B
+// is a hint to fetch 128 bytes into the L2 (PTX ISA, "cp.async")
 __device__ __forceinline__ void cp_async_16(uint32 to, const void* from, bool valid) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0)
       : "memory");
 }
 
-// cp.async.commit_group: closes a group of this thread's copies (PTX ISA, "cp.async.commit_group")
+// cp.async.commit_group: commits this thread's copies as a group (PTX ISA, "cp.async.commit_group")
 __device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// cp.async.wait_group: at most kPending of this thread's groups are still running (PTX ISA, "cp.async.wait_group")
+// cp.async.wait_group: waits until at most kPending of this thread's groups are in flight (PTX ISA,
+// "cp.async.wait_group")
 template <int kPending>
 __device__ __forceinline__ void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
@@ -152,8 +153,8 @@ __device__ __forceinline__ void mma_m16n8k16(float (&d)[4], const uint32 (&a)[4]
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// ldmatrix.x4: four 8 x 8 matrices of 16-bit elements; lanes 8 i .. 8 i + 7 give the row addresses of matrix i, and
-// each lane gets two neighbours of row lane / 4 of each matrix (PTX ISA, "ldmatrix")
+// ldmatrix.x4: loads four 8 x 8 matrices of 16-bit elements. Lanes 8 i to 8 i + 7 hold the row addresses of matrix i;
+// each lane gets two neighbors of row lane / 4 of each matrix (PTX ISA, "ldmatrix")
 __device__ __forceinline__ void ldmatrix_x4(uint32 (&m)[4], uint32 address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 { %0, %1, %2, %3 }, [%4];"
       : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(address) : "memory");
@@ -172,14 +173,14 @@ __device__ __forceinline__ float quad_sum(float x) {
   return x + __shfl_xor_sync(0xFFFFFFFF, x, 2);
 }
 
-// What the main kernel asks of a query: log-sum-exp times log2(e), and delta, the sum of dO O over its row
-// (FlashAttention's LSE_log2 and dPsum). A query without keys, and the rows that fill a head's queries up, have
-// infinity and 0: their weights are 2^-inf = 0.
+// Per-query statistics for the main kernel: log-sum-exp times log2(e), and delta, the sum of dO O over its row
+// (FlashAttention's LSE_log2 and dPsum). A query without keys, or a row that pads a head's queries, has infinity and 0:
+// its weights are 2^-inf = 0.
 struct RowStats {
   float lse_log2, delta;
 };
 
-// Two 16-bit elements to floats.
+// Unpacks two 16-bit elements to floats.
 __device__ __forceinline__ float2 unpack(uint32 pair) {
   float2 found;
   asm("{\n"
@@ -191,13 +192,13 @@ __device__ __forceinline__ float2 unpack(uint32 pair) {
   return found;
 }
 
-// Statistics: one thread for 16 bytes of a row, kRowLanes of them next to each other for a row.
+// Statistics: one thread per 16 bytes of a row, kRowLanes adjacent threads per row.
 extern "C" __global__ void __launch_bounds__(kPrologueThreads)
     h100_causal_alibi_daux_prologue(const __grid_constant__ Params p) {
   const int64 place = static_cast<int64>(blockIdx.x) * kPrologueThreads + threadIdx.x, row = place / kRowLanes;
   const int chunk = threadIdx.x % kRowLanes, query = row % p.padded_q_len;
   const int64 batch_head = row / p.padded_q_len;
-  if (batch_head >= p.batch_heads) return;  // whole rows: kRowLanes divide a warp
+  if (batch_head >= p.batch_heads) return;  // whole rows: kRowLanes divides a warp
   const int head = batch_head % p.heads, batch = batch_head / p.heads;
   const SeqlenInfo seqlen(p, batch);
   float delta = 0.0f;
@@ -223,30 +224,30 @@ extern "C" __global__ void __launch_bounds__(kPrologueThreads)
 
 // Pattern: query i sees key j if j <= i + diagonal.
 __device__ __forceinline__ int diagonal_of(const SeqlenInfo& seqlen) {
-  // Aligned bottom-right, as FlashAttention is: the last query sees the last key. So the bounds by kv_len - 1 below
-  // matter only to rows past the last query.
+  // Aligned bottom-right, as in FlashAttention: the last query sees the last key. The bounds by kv_len - 1 below
+  // therefore matter only to rows past the last query.
   return seqlen.position(0);
 }
 
 struct KvBlockIterator {
-  int count;           // key blocks that these queries see
-  int first_diagonal;  // the last key that the first query sees
+  int count;           // key blocks visible to these queries
+  int first_diagonal;  // last key visible to the first query
 
   __device__ __forceinline__ KvBlockIterator(const Params& p, int batch, int head, int first_query) {
     const SeqlenInfo seqlen(p, batch);
     const int last_query = min(first_query + kSubTileRows, seqlen.q_len()) - 1;
     const int last_key = min(last_query + diagonal_of(seqlen), seqlen.kv_end() - 1);
     first_diagonal = first_query + diagonal_of(seqlen);
-    // first_query < q_len() always holds: every tile has a query. last_key < 0 if all of them come before key 0.
+    // first_query < q_len() always holds: every tile has a query. last_key < 0 if all of its queries precede key 0.
     count = first_query < seqlen.q_len() && last_key >= 0 ? last_key / kTileN + 1 : 0;
   }
-  // Number of the i-th key block, last one first: the masked blocks come while the pipeline fills.
+  // Index of the i-th key block, in descending order: the masked blocks come while the pipeline fills.
   __device__ __forceinline__ int at(int i) { return count - 1 - i; }
-  // Whether some pair of the i-th block is hidden.
+  // Whether some pair of the i-th block is masked.
   __device__ __forceinline__ bool masked(int i, int block) { return (block + 1) * kTileN - 1 > first_diagonal; }
 };
 
-// Whether a query sees a key that exists:
+// Whether a query sees an in-range key:
 //   kv_idx <= q_idx + (kv_len - q_len)
 __device__ __forceinline__ bool visible(const Params& p, int batch, int query, int key) {
   return key <= query + (p.kv_len - p.q_len);
@@ -256,27 +257,28 @@ struct Tile {
   int first_query, head, batch;
 };
 
-// Byte offset of a 16-byte chunk of a tile. A row is kRowLines lines of kLineChunks chunks; the XOR puts the same chunk
-// of 8 consecutive rows into 8 different groups of banks.
+// Byte offset of a 16-byte chunk of a tile. A row is kRowLines lines of kLineChunks chunks. The XOR maps the same chunk
+// of 8 consecutive rows to 8 different bank groups.
 __device__ __forceinline__ uint32 chunk_offset(int row, int chunk) {
   return row * kRowBytes + (chunk ^ row / kSwizzleRows % kLineChunks) * 16;
 }
 
-// From the address of chunk 0 or 1 of a row to that of the chunk `chunks` further on, an even number.
+// Address of the chunk `chunks` (an even number) after chunk 0 or 1 of a row, given the address of that chunk.
 __device__ __forceinline__ uint32 further_on(uint32 address, int chunks) {
   return (address ^ chunks % kLineChunks * 16) + chunks / kLineChunks * kLineChunks * 16;
 }
 
-// What this thread copies of a tensor: chunk `copy_chunk` of every line of rows copy_row, copy_row + kPassRows, ...
+// This thread's part of the copy of a tensor: chunk `copy_chunk` of every line of rows copy_row, copy_row + kPassRows,
+// ...
 __device__ __forceinline__ int copy_row() { return threadIdx.x / kLineChunks; }
 __device__ __forceinline__ int copy_chunk() { return threadIdx.x % kLineChunks; }
 
-// Starts the copy of this thread's part of kRows rows of a tile, from its first chunk on. Its rows from `valid_rows` on
-// become zeros, and so do chunks of a row from `head_chunks` on.
+// Starts this thread's part of the copy of kRows rows of a tile, starting at its first chunk. Rows from `valid_rows` on
+// are zero-filled, and so are chunks from `head_chunks` on.
 template <int kRows>
 __device__ __forceinline__ void copy_rows(uint32 to, const unsigned short* from, int64 row_stride, int valid_rows,
     int head_chunks) {
-  int rows[kRowLines];  // that have this thread's chunk of a line
+  int rows[kRowLines];  // rows that have this thread's chunk of a line
 #pragma unroll
   for (int line = 0; line < kRowLines; ++line) {
     rows[line] = line * kLineChunks + copy_chunk() < head_chunks ? valid_rows : 0;
@@ -295,7 +297,7 @@ __device__ __forceinline__ void copy_rows(uint32 to, const unsigned short* from,
 // d = A B^T for this warp's 16 queries and one step: A in registers, B the keys of the step.
 __device__ __forceinline__ void compute_scores(float (&d)[kTileN / 8][4], const uint32 (&a)[kHeadDim / 16][4],
     uint32 b_tile) {
-  // Matrices of one ldmatrix of B: its rows 0-7 and 8-15 of a group of 16, the two halves of 16 columns of each.
+  // Matrices of one ldmatrix of B: rows 0-7 and 8-15 of a group of 16, each with the two halves of 16 columns.
   const int lane = threadIdx.x % 32;
   const uint32 b_lane = b_tile + chunk_offset(lane / 16 * 8 + lane % 8, lane / 8 % 2);
 #pragma unroll
@@ -315,10 +317,10 @@ __device__ __forceinline__ void compute_scores(float (&d)[kTileN / 8][4], const 
   }
 }
 
-// Hides the pairs of a step that the pattern or the end of the keys excludes. `query` is this thread's first.
+// Masks the pairs of a step that the pattern or the end of the keys excludes. `query` is this thread's first.
 __device__ __forceinline__ void apply_mask(float (&s)[kTileN / 8][4], const Params& p, int batch, int meta,
     int query, const KvEnd& kv_end) {
-  const int first_key = meta / 2 * kTileN + threadIdx.x % 4 * 2;  // this thread's first
+  const int first_key = meta / 2 * kTileN + threadIdx.x % 4 * 2;  // this thread's first key
 #pragma unroll
   for (int j = 0; j < kTileN / 8; ++j) {
 #pragma unroll
@@ -336,7 +338,7 @@ __device__ __forceinline__ float load_slope(const Params& p, int i) {
   return __ldg(p.aux_slope + i * p.aux_slope_stride0);
 }
 
-// What the score asks of a query, in the keys that begin with first_key.
+// Terms of the score that depend on the query alone, for keys counted from first_key.
 struct ScoreRow {
   float slope_of_row;
   float row_0;
@@ -349,7 +351,7 @@ struct ScoreRow {
   }
 };
 
-// log2(e) times the score of a pair, for 2^x; qk is q.k before the scale. The score is
+// log2(e) times the score of a pair, for 2^x; qk is q.k before scaling. The score is
 //   score + slope[head] * (kv_idx - q_idx)
 __device__ __forceinline__ float score_log2(const Params& p, int batch, int head, int query, int key, float column,
     float qk, const ScoreRow& row) {
@@ -358,17 +360,18 @@ __device__ __forceinline__ float score_log2(const Params& p, int batch, int head
   return qk * p.scale_log2 + (row_0 * column + row_1);
 }
 
-// dS = P (dP - delta), in place of dP. s: q.k, -infinity where a pair is hidden, whatever the score is there. Queries
-// that do not exist take the last one's part, and have no weight.
+// dS = P (dP - delta), in place of dP. s: q.k; -infinity for a masked pair, whatever its score. Out-of-range queries
+// use the terms of the last query and have weight 0.
 __device__ __forceinline__ void score_gradients(float (&ds)[kTileN / 8][4], const float (&s)[kTileN / 8][4],
     const Params& p, int batch, int head, int first_key, const int (&queries)[2], const RowStats (&stats)[2]) {
-  // What follows from these is worked out here, and not ahead of the loop, where it would take registers all the time.
+  // Opaque to the compiler, so that it computes values derived from these here. Hoisted out of the loop, they would
+  // occupy registers throughout.
   asm volatile("" : "+r"(batch), "+r"(head));
   const SeqlenInfo seqlen(p, batch);
   const ScoreRow rows[2] = {ScoreRow(p, batch, head, queries[0], first_key),
       ScoreRow(p, batch, head, queries[1], first_key)};
 #pragma unroll
-  for (int c = 0; c < kTileN / 4; ++c) {  // columns of this thread, each of two rows
+  for (int c = 0; c < kTileN / 4; ++c) {  // columns of this thread, two rows each
     const int column = c / 2 * 8 + c % 2, key = first_key + column;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -381,7 +384,7 @@ __device__ __forceinline__ void score_gradients(float (&ds)[kTileN / 8][4], cons
   }
 }
 
-// What that derivative asks of a query, in the keys that begin with first_key.
+// Terms of that derivative that depend on the query alone, for keys counted from first_key.
 struct Slope0Row {
   float row_0;
 
@@ -398,8 +401,8 @@ __device__ __forceinline__ float slope_0(const Params& p, int batch, int head, i
   return column + row_0;
 }
 
-// parts = dS times that, which is what the pairs of a step add to daux_slope; 0 of a pair that is hidden, whatever
-// the derivative is there.
+// parts = dS times that derivative: the contributions of a step's pairs to daux_slope. Masked pairs contribute 0,
+// whatever their derivative.
 __device__ __forceinline__ void parts_0(float (&parts)[kTileN / 8][4], const float (&ds)[kTileN / 8][4],
     const float (&s)[kTileN / 8][4], const Params& p, int batch, int head, int first_key, const int (&queries)[2]) {
   asm volatile("" : "+r"(batch), "+r"(head));  // as above
@@ -418,7 +421,7 @@ __device__ __forceinline__ void parts_0(float (&parts)[kTileN / 8][4], const flo
   }
 }
 
-// Adds the pairs of a step to sums of this thread's two queries.
+// Adds the pairs of a step to the sums of this thread's two queries.
 __device__ __forceinline__ void add_rows(float (&sums)[2], const float (&parts)[kTileN / 8][4]) {
 #pragma unroll
   for (int c = 0; c < kTileN / 4; ++c) {
@@ -427,7 +430,7 @@ __device__ __forceinline__ void add_rows(float (&sums)[2], const float (&parts)[
   }
 }
 
-// Writes the sums of a warp's 16 queries; `query` is this thread's first, four lanes share it.
+// Stores the sums of a warp's 16 queries. `query` is this thread's first; four lanes share it.
 __device__ __forceinline__ void store_rows(float* to, const float (&sums)[2], int query, int q_len) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -443,7 +446,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int batch_head = blockIdx.x / p.splits;
   const SeqlenInfo seqlen(p, batch_head / p.heads);
-  // Where the row that this lane addresses for ldmatrix is, of the A operands.
+  // Address of the row that this lane reads by ldmatrix, for A operands.
   const uint32 my_rows = warp * 16 * kRowBytes + chunk_offset(lane % 16, lane / 16);
   int* step_meta = reinterpret_cast<int*>(shared + kStepMetaOffset);
   float* daux_slope = p.daux_slope + static_cast<int64>(batch_head) * seqlen.q_len();
@@ -454,7 +457,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
 
     // Load Q and dO into registers.
     const int first_row = tile.first_query + copy_row();
-    __syncthreads();  // of the tile before, the ring may still be read
+    __syncthreads();  // the ring may still be in use by the previous tile
     copy_rows<kTileM>(base + kQOffset,
         p.q + tile.batch * p.q_batch_stride + tile.head * p.q_head_stride + first_row * p.q_row_stride +
             copy_chunk() * 8,
@@ -472,18 +475,19 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
       ldmatrix_x4(q[slice], further_on(base + kQOffset + my_rows, slice * 2));
       ldmatrix_x4(dout[slice], further_on(base + kDoutOffset + my_rows, slice * 2));
     }
-    __syncthreads();  // their place is that of the ring
+    __syncthreads();  // Q and dO occupy the ring's buffer
 
     const int kv_head = tile.head / p.heads_per_kv_head;
     const unsigned short* k = p.k + tile.batch * p.k_batch_stride + kv_head * p.k_head_stride + copy_chunk() * 8;
     const unsigned short* v = p.v + tile.batch * p.v_batch_stride + kv_head * p.v_head_stride + copy_chunk() * 8;
     const KvEnd kv_end(p, tile.batch);
     KvBlockIterator blocks(p, tile.batch, tile.head, tile.first_query);
-    // Starts the copy of step `number` as one group; an empty group after the last step. Steps are asked for in order.
+    // Starts the copy of step `number` as one cp.async group; an empty group after the last step. Steps must be
+    // requested in order.
     auto fetch = [&](int number, int stage) {
       if (number < blocks.count) {
         const int step = blocks.at(number), first_key = step * kTileN, row = first_key + copy_row();
-        // Complemented, so negative, if some pair is hidden; its lowest bit: whether the pattern hides some.
+        // Complemented, hence negative, if some pair is masked; lowest bit: whether the pattern masks some.
         const bool masked = blocks.masked(number, step);
         const int meta = step * 2 + masked;
         if (threadIdx.x == 0) step_meta[stage] = masked || first_key + kTileN > kv_end ? ~meta : meta;
@@ -504,7 +508,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
     int stage = 0;
 #pragma unroll 1
     for (int i = 0; i < blocks.count; ++i) {
-      cp_async_wait<kStages - 2>();  // kStages - 1 + i groups are committed: only those after this step still run
+      cp_async_wait<kStages - 2>();  // kStages - 1 + i groups are committed: only later steps' may be in flight
       __syncthreads();
       fetch(i + kStages - 1, stage == 0 ? kStages - 1 : stage - 1);
       const uint32 k_tile = base + kRingOffset + stage * 2 * kKvBytes;

@@ -3,30 +3,30 @@
 //     codegen render specs/backward/h100_causal_d192_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dkdv","head_dim":192,"mma":"wgmma","op":"attention_backward","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":96,"n":64}}
 // spec hash: 46c65958c0dc51aeb67a738393a49f1cb896d3ac685a52e398407ac145a521e3
-// seal: sha256 158c4fec727c77ff28db9e46e00d7c1991714a92f4228e9670068dbda0b85d84
+// seal: sha256 23f4c04b41107c6c004acefd6b5fca93c2ecd5095bdf3d9dc676135821dae7c1
 
 // Attention backward for sm_90a, gradients of K and V
-// over the keys that the pattern shows:
+// over the visible keys of the pattern:
 //   P = exp(scale * Q K^T - LSE),  dS = P (dO V^T - delta),  dV = P^T dO,  dK = scale * dS^T Q
-// Each thread block sums up all that the queries add to its keys, in one order and without atomic additions of floats:
-// every run gives the same bits.
+// Each thread block accumulates the contributions of all queries to its keys, in a fixed order and without
+// floating-point atomics: results are bitwise reproducible.
 //
-// Who does what
+// Roles
 //   warpgroup 0      producer. Warp 0 fills the ring of queries by TMA, and loads K and V.
 //   warpgroup 1      consumer. S^T = K Q^T from shared memory, dV += P^T dO with P^T in registers, as A operand.
-//   warpgroup 2      consumer. dP^T = V dO^T, and dK += dS^T Q likewise. One warpgroup has no registers for both
-//                    sums, so each has one, of the same 64 keys.
+//   warpgroup 2      consumer. dP^T = V dO^T, and dK += dS^T Q likewise. The registers of one warpgroup cannot hold
+//                    both sums, so each warpgroup accumulates one, for the same 64 keys.
 //
-// Which barrier guards what (full: what it guards is there, empty: its place is free to be filled)
+// Barriers (full: the data has arrived; empty: the buffer may be overwritten)
 //   kv_full                  K and V of the tile
 //   q_full[i], q_empty[i]    stage i of the ring: Q, dO, their statistics and metadata
 //   named barriers kWeightsFullBarrier, kWeightsEmptyBarrier    P^T of a step, from warpgroup 1 to warpgroup 2
 //
-// Pipeline of a consumer: the first product of a step is issued under the second one of the step before; while it works
-// out its weights, or dS, the other warpgroup's products run.
+// Pipeline of a consumer: the first product of a step is issued while the second one of the previous step runs. While a
+// warpgroup computes its weights, or dS, the other warpgroup's products run.
 //
 // Symbols
-//   tile        kTileN keys of one K/V head, which a thread block works on
+//   tile        kTileN keys of one K/V head, processed by one thread block
 //   step        kTileM queries of one of the heads that share it
 //   s, dp       S^T and dP^T: 64 keys of the warpgroup x kTileM queries; p_frag, ds_frag: P^T and dS^T in 16 bits
 //   A thread holds keys r and r + 8 of its warp's 16 (r = lane / 4), queries 8 j + 2 (lane % 4) + {0, 1}.
@@ -35,8 +35,8 @@ using int64 = long long;
 using uint32 = unsigned int;
 
 // Stands for CUtensorMap: 128 opaque bytes (PTX ISA, "Tensor-Map"), 64-byte aligned (driver API,
-// cuTensorMapEncodeTiled). Parameters of this type have in their comments the dimensions, innermost first, the box of
-// one copy, and the bytes of the swizzle.
+// cuTensorMapEncodeTiled). The comments of parameters of this type give the dimensions, innermost first, the box of one
+// copy, and the bytes of the swizzle.
 struct alignas(64) TensorMap {
   unsigned char bytes[128];
 };
@@ -46,7 +46,7 @@ constexpr int kHeadDim = 192;  // elements of a head
 constexpr int kTileM = 96;  // queries of one step
 constexpr int kTileN = 64;  // keys of a tile
 constexpr int kStages = 2;  // depth of the ring
-constexpr int kConsumerWarpgroups = 2;  // warpgroups that compute, of the same 64 keys: one sums up dV, one dK
+constexpr int kConsumerWarpgroups = 2;  // warpgroups that compute, for the same 64 keys: one accumulates dV, one dK
 constexpr int kThreads = 384;  // warpgroup 0 produces, the others consume
 constexpr int kProducerRegisters = 40;  // registers a producer thread keeps
 constexpr int kConsumerRegisters = 232;  // registers a consumer thread takes
@@ -61,11 +61,11 @@ constexpr int kPrologueThreads = 1024;  // threads of a block of the prologue
 constexpr int kRowLanes = 32;  // threads of a row there, 16 bytes each
 
 // Dynamic shared memory: 222768 bytes. Byte offsets:
-constexpr int kKOffset = 0;  // 24576 bytes: K of the tile in column groups; then dV on its way out
-constexpr int kVOffset = 24576;  // 24576 bytes: V of the tile; then dK on its way out
+constexpr int kKOffset = 0;  // 24576 bytes: K of the tile in column groups; then staging of dV
+constexpr int kVOffset = 24576;  // 24576 bytes: V of the tile; then staging of dK
 constexpr int kQOffset = 49152;  // 73728 bytes: Q ring
 constexpr int kDoutOffset = 122880;  // 73728 bytes: dO ring
-constexpr int kWeightsOffset = 196608;  // 24576 bytes: P^T of a step in float32, from one consumer to the other
+constexpr int kWeightsOffset = 196608;  // 24576 bytes: P^T of a step in float32, passed from one consumer to the other
 constexpr int kStatsOffset = 221184;  // 1536 bytes: statistics of the queries in the ring
 constexpr int kBarriersOffset = 222720;  // 40 bytes: mbarriers
 constexpr int kStepMetaOffset = 222760;  // 8 bytes: metadata of the steps in the ring
@@ -75,7 +75,7 @@ constexpr int kQEmptyBarrier = kQFullBarrier + 8 * kStages;
 constexpr int kKvFullBarrier = kQEmptyBarrier + 8 * kStages;
 constexpr int kWarpgroupThreads = 128, kWarpsPerWarpgroup = 4;
 constexpr int kWarpgroupRows = 64;  // rows of one wgmma: keys
-constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared memory: what the swizzle spans
+constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared memory: the span of the swizzle
 constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer warpgroup w: this + w; 0 is __syncthreads
 constexpr int kWeightsFullBarrier = kWarpgroupBarrier + kConsumerWarpgroups;  // named barriers of both consumers
 constexpr int kWeightsEmptyBarrier = kWeightsFullBarrier + 1;
@@ -83,9 +83,9 @@ constexpr int kConsumerThreads = kConsumerWarpgroups * kWarpgroupThreads;
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
 constexpr float kLog2E = 1.44269504088896f;
 
-// Launch: 384 threads a block, 222768 bytes of dynamic shared memory.
+// Launch: 384 threads per block, 222768 bytes of dynamic shared memory.
 // Grid: one thread block for each tile.
-// Before it, with the same parameters: h100_causal_d192_dkdv_prologue, 1024 threads a block.
+// Prologue, with the same parameters: h100_causal_d192_dkdv_prologue, 1024 threads per block.
 struct Params {
   TensorMap q_map;  // Q (head_dim, q_len, heads, batch): box 64 x 96 x 1 x 1, swizzle 128
   TensorMap k_map;  // K (head_dim, kv_len, kv_heads, batch): box 64 x 64 x 1 x 1, swizzle 128
@@ -104,7 +104,7 @@ struct Params {
   const float* lse;  // log-sum-exp of the forward, (batch, heads, q_len) contiguous
   RowStats* stats;  // statistics of all rows, (batch, heads, padded_q_len)
   int q_len;  // queries of a head
-  int padded_q_len;  // rows of statistics of a head: q_len and 128 or more behind
+  int padded_q_len;  // rows of statistics of a head: q_len, and at least 128 of padding
   int kv_len;  // keys of a head
   int heads;  // query heads
   int heads_per_kv_head;  // query heads that share one K/V head
@@ -120,15 +120,15 @@ struct SeqlenInfo {
   const Params& p;
 
   __device__ __forceinline__ SeqlenInfo(const Params& p, int batch) : p(p) {}
-  // Queries.
+  // Number of queries.
   __device__ __forceinline__ int q_len() const { return p.q_len; }
   // Index of a query in a (batch, heads, q_len) tensor.
   __device__ __forceinline__ int64 row(int64 batch_head, int query) const { return batch_head * p.q_len + query; }
-  // Keys.
+  // Number of keys.
   __device__ __forceinline__ int kv_len() const { return p.kv_len; }
-  // Position of a query among the keys: the last query stands at the last key.
+  // Position of a query among the keys: the last query is at the last key.
   __device__ __forceinline__ int position(int query) const { return query + p.kv_len - p.q_len; }
-  // End of the keys that queries may see.
+  // End of the visible keys.
   __device__ __forceinline__ int kv_end() const { return p.kv_len; }
 };
 
@@ -142,19 +142,18 @@ __device__ __forceinline__ void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-// mbarrier.arrive: one arrival; who waits then sees what this thread wrote before (PTX ISA, "mbarrier.arrive")
+// mbarrier.arrive: one arrival; waiting threads then see this thread's earlier writes (PTX ISA, "mbarrier.arrive")
 __device__ __forceinline__ void mbarrier_arrive(uint32 barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
 // mbarrier.arrive.expect_tx: one arrival; the phase also needs `bytes` bytes from the copy engine to complete. They may
-// come before this: without the arrival it does not complete (PTX ISA, "mbarrier.arrive")
+// come earlier: the phase does not complete without the arrival (PTX ISA, "mbarrier.arrive")
 __device__ __forceinline__ void mbarrier_arrive_expect_tx(uint32 barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
-// mbarrier.try_wait.parity: returns once the phase of this parity has completed
-// (PTX ISA, "mbarrier.try_wait")
+// mbarrier.try_wait.parity: waits until the phase of this parity has completed (PTX ISA, "mbarrier.try_wait")
 __device__ __forceinline__ void mbarrier_wait(uint32 barrier, int parity) {
   asm volatile(
       "{\n"
@@ -167,13 +166,13 @@ __device__ __forceinline__ void mbarrier_wait(uint32 barrier, int parity) {
       "}\n" ::"r"(barrier), "r"(parity) : "memory");
 }
 
-// prefetch.tensormap: brings a descriptor into its cache (PTX ISA, "prefetch")
+// prefetch.tensormap: prefetches a descriptor (PTX ISA, "prefetch")
 __device__ __forceinline__ void prefetch_tensormap(const TensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-// cp.async.bulk.tensor.4d: tensor box at (c0, ...) to shared memory, counted by an mbarrier. What of the box
-// lies outside the tensor, before its first element too, comes as zeros, and counts (PTX ISA, "cp.async.bulk.tensor")
+// cp.async.bulk.tensor.4d: copies the tensor box at (c0, ...) to shared memory, counted by an mbarrier. Elements
+// outside the tensor, even before its first element, are zero-filled and counted (PTX ISA, "cp.async.bulk.tensor")
 __device__ __forceinline__ void tma_load_4d(
     uint32 to, const TensorMap* map, uint32 barrier, int c0, int c1, int c2, int c3) {
   asm volatile(
@@ -181,14 +180,14 @@ __device__ __forceinline__ void tma_load_4d(
       ::"r"(to), "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3) : "memory");
 }
 
-// cp.async.bulk: `bytes` bytes, all three multiples of 16, to shared memory, counted by an mbarrier (PTX ISA,
-// "cp.async.bulk")
+// cp.async.bulk: copies `bytes` bytes to shared memory, counted by an mbarrier; addresses and bytes are multiples of 16
+// (PTX ISA, "cp.async.bulk")
 __device__ __forceinline__ void tma_load_bytes(uint32 to, const void* from, int bytes, uint32 barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
       ::"r"(to), "l"(from), "r"(bytes), "r"(barrier) : "memory");
 }
 
-// cp.async.bulk.tensor.4d: shared memory to the tensor box at (c0, ...), clipped at the tensor's ends
+// cp.async.bulk.tensor.4d: copies shared memory to the tensor box at (c0, ...), clipped at the tensor's ends
 // (PTX ISA, "cp.async.bulk.tensor")
 __device__ __forceinline__ void tma_store_4d(const TensorMap* map, uint32 from, int c0, int c1, int c2, int c3) {
   asm volatile(
@@ -196,21 +195,21 @@ __device__ __forceinline__ void tma_store_4d(const TensorMap* map, uint32 from, 
       ::"l"(map), "r"(from), "r"(c0), "r"(c1), "r"(c2), "r"(c3) : "memory");
 }
 
-// cp.async.bulk.commit_group: closes a group of stores (PTX ISA, "cp.async.bulk.commit_group")
+// cp.async.bulk.commit_group: commits the stores as a group (PTX ISA, "cp.async.bulk.commit_group")
 __device__ __forceinline__ void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 
-// cp.async.bulk.wait_group.read: at most kPending groups have not read their shared memory yet
-// (PTX ISA, "cp.async.bulk.wait_group")
+// cp.async.bulk.wait_group.read: at most kPending groups have yet to read their shared memory (PTX ISA,
+// "cp.async.bulk.wait_group")
 template <int kPending>
 __device__ __forceinline__ void tma_store_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
 }
 
-// fence.proxy.async: ordinary shared-memory writes become visible to the copy engine (PTX ISA, "membar / fence")
+// fence.proxy.async: makes generic shared-memory writes visible to the async proxy (PTX ISA, "membar / fence")
 __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// setmaxnreg: .dec gives registers of this warpgroup back to the thread block, .inc waits until there are so many
-// (PTX ISA, "setmaxnreg")
+// setmaxnreg: .dec releases registers of this warpgroup to the thread block, .inc waits until enough are free (PTX ISA,
+// "setmaxnreg")
 template <int kRegisters>
 __device__ __forceinline__ void setmaxnreg_dec() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
@@ -220,17 +219,17 @@ __device__ __forceinline__ void setmaxnreg_inc() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
-// wgmma.fence, CUTLASS's warpgroup_arrive: orders register accesses before the first wgmma (PTX ISA, "wgmma.fence")
+// wgmma.fence, CUTLASS' warpgroup_arrive: orders register accesses before the first wgmma (PTX ISA, "wgmma.fence")
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-// wgmma.commit_group, warpgroup_commit_batch: closes a group of wgmma (PTX ISA, "wgmma.commit_group")
+// wgmma.commit_group, warpgroup_commit_batch: commits wgmmas as a group (PTX ISA, "wgmma.commit_group")
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-// wgmma.wait_group, warpgroup_wait: at most kPending groups are still running (PTX ISA, "wgmma.wait_group")
+// wgmma.wait_group, warpgroup_wait: waits until at most kPending groups are running (PTX ISA, "wgmma.wait_group")
 template <int kPending>
 __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
-// Keeps the compiler from moving accesses of registers that a running wgmma owns across this point.
+// Keeps the compiler from moving accesses to the registers of a running wgmma across this point.
 template <int kCount>
 __device__ __forceinline__ void warpgroup_fence_operand(float (&registers)[kCount]) {
 #pragma unroll
@@ -238,8 +237,8 @@ __device__ __forceinline__ void warpgroup_fence_operand(float (&registers)[kCoun
 }
 
 // Matrix descriptor of a 128-byte swizzled tile in shared memory (PTX ISA, "Asynchronous Warpgroup Level Matrix
-// Instructions", "Matrix Descriptor Format"). The upper half is always the same: 128-byte swizzle, 1024 bytes from 8
-// rows to the next 8 (SBO, the stride byte offset). So descriptors are passed, and moved on, as their lower halves: the
+// Instructions", "Matrix Descriptor Format"). The upper half is constant: 128-byte swizzle, 1024 bytes from 8 rows to
+// the next 8 (SBO, the stride byte offset). Descriptors are therefore passed and advanced as their lower halves: the
 // address and, for an MN-major tile of several groups of 64 columns, the bytes from one group to the next (LBO, the
 // leading byte offset), else 0; both in units of 16 bytes.
 constexpr uint32 kDescriptorUpperHalf = 0x40000040;
@@ -249,7 +248,7 @@ __device__ __forceinline__ uint32 wgmma_descriptor(uint32 address, int group_byt
 }
 
 // wgmma.mma_async m64n96k16: D = A B, + D if `accumulate`; A in shared memory, K-major, B K-major.
-// After p come factors 1 of A and B, then whether A and B are MN-major (PTX ISA, "wgmma.mma_async")
+// After p come scale factors of 1 for A and B, then whether A and B are MN-major (PTX ISA, "wgmma.mma_async")
 __device__ __forceinline__ void wgmma_m64n96k16_shared_k_major(
     float (&d)[48], uint32 a, uint32 b, int accumulate) {
   asm volatile(
@@ -277,7 +276,8 @@ __device__ __forceinline__ void wgmma_m64n96k16_shared_k_major(
       : "r"(a), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf));
 }
 
-// The same without D before it, which the compiler then takes as free until here; A in shared memory, both K-major.
+// The same without D as an input, so that its registers are free for the compiler until here; A in shared memory, both
+// K-major.
 __device__ __forceinline__ void wgmma_m64n96k16_shared_k_major_first(float (&d)[48], uint32 a, uint32 b) {
   asm volatile(
       "{\n"
@@ -303,7 +303,7 @@ __device__ __forceinline__ void wgmma_m64n96k16_shared_k_major_first(float (&d)[
 }
 
 // wgmma.mma_async m64n192k16: D = A B, + D if `accumulate`; A in registers, B MN-major.
-// After p come factors 1 of A and B, then whether B is MN-major (PTX ISA, "wgmma.mma_async")
+// After p come scale factors of 1 for A and B, then whether B is MN-major (PTX ISA, "wgmma.mma_async")
 __device__ __forceinline__ void wgmma_m64n192k16_registers_mn_major(
     float (&d)[96], const uint32 (&a)[4], uint32 b, int accumulate) {
   asm volatile(
@@ -342,7 +342,7 @@ __device__ __forceinline__ void wgmma_m64n192k16_registers_mn_major(
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf));
 }
 
-// bar.sync: named barrier `id` of `threads` threads (PTX ISA, "bar")
+// bar.sync: waits at named barrier `id` of `threads` threads (PTX ISA, "bar")
 __device__ __forceinline__ void bar_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
@@ -359,27 +359,27 @@ __device__ __forceinline__ float ex2(float x) {
   return y;
 }
 
-// cvt.rn.f16x2.f32: two floats to a pair of fp16, `low` in the lower half (PTX ISA, "cvt")
+// cvt.rn.f16x2.f32: converts two floats to a pair of fp16, `low` in the lower half (PTX ISA, "cvt")
 __device__ __forceinline__ uint32 pack(float low, float high) {
   uint32 pair;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   return pair;
 }
 
-// stmatrix.x4: four 8 x 8 matrices of 16-bit elements, each lane gives the address of one row (PTX ISA, "stmatrix")
+// stmatrix.x4: stores four 8 x 8 matrices of 16-bit elements; each lane holds one row address (PTX ISA, "stmatrix")
 __device__ __forceinline__ void stmatrix_x4(uint32 address, uint32 a, uint32 b, uint32 c, uint32 d) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], { %1, %2, %3, %4 };"
       ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
-// What the main kernel asks of a query: log-sum-exp times log2(e), and delta, the sum of dO O over its row
-// (FlashAttention's LSE_log2 and dPsum). A query without keys, and the rows that fill a head's queries up, have
-// infinity and 0: their weights are 2^-inf = 0.
+// Per-query statistics for the main kernel: log-sum-exp times log2(e), and delta, the sum of dO O over its row
+// (FlashAttention's LSE_log2 and dPsum). A query without keys, or a row that pads a head's queries, has infinity and 0:
+// its weights are 2^-inf = 0.
 struct RowStats {
   float lse_log2, delta;
 };
 
-// Two 16-bit elements to floats.
+// Unpacks two 16-bit elements to floats.
 __device__ __forceinline__ float2 unpack(uint32 pair) {
   float2 found;
   asm("{\n"
@@ -391,13 +391,13 @@ __device__ __forceinline__ float2 unpack(uint32 pair) {
   return found;
 }
 
-// Statistics: one thread for 16 bytes of a row, kRowLanes of them next to each other for a row.
+// Statistics: one thread per 16 bytes of a row, kRowLanes adjacent threads per row.
 extern "C" __global__ void __launch_bounds__(kPrologueThreads)
     h100_causal_d192_dkdv_prologue(const __grid_constant__ Params p) {
   const int64 place = static_cast<int64>(blockIdx.x) * kPrologueThreads + threadIdx.x, row = place / kRowLanes;
   const int chunk = threadIdx.x % kRowLanes, query = row % p.padded_q_len;
   const int64 batch_head = row / p.padded_q_len;
-  if (batch_head >= p.batch_heads) return;  // whole rows: kRowLanes divide a warp
+  if (batch_head >= p.batch_heads) return;  // whole rows: kRowLanes divides a warp
   const int head = batch_head % p.heads, batch = batch_head / p.heads;
   const SeqlenInfo seqlen(p, batch);
   float delta = 0.0f;
@@ -428,7 +428,7 @@ __device__ __forceinline__ int diagonal_of(const SeqlenInfo& seqlen) {
 
 struct QueryBlockIterator {
   int count;      // steps of these keys: from the first query that sees one of them to the last query
-  int first;      // number of the first of them
+  int first;      // index of the first of them
   int all_from;   // queries from here on see all these keys
 
   __device__ __forceinline__ QueryBlockIterator(const Params& p, int batch, int head, int first_key) {
@@ -437,19 +437,20 @@ struct QueryBlockIterator {
     all_from = first_key + kTileN - 1 - diagonal_of(seqlen);
     count = max((seqlen.q_len() + kTileM - 1) / kTileM - first, 0);
   }
-  // Number of the i-th step, in units of its queries.
+  // Index of the i-th step, in units of its queries.
   __device__ __forceinline__ int at(int i) { return first + i; }
-  // Whether some pair of the i-th step is hidden.
+  // Whether some pair of the i-th step is masked.
   __device__ __forceinline__ bool masked(int i, int step) { return step * kTileM < all_from; }
 };
 
-// Whether a query sees a key that exists:
+// Whether a query sees an in-range key:
 //   kv_idx <= q_idx + (kv_len - q_len)
 __device__ __forceinline__ bool visible(const Params& p, int batch, int query, int key) {
   return key <= query + (p.kv_len - p.q_len);
 }
 
-// A thread block's tile: keys of one K/V head. Tiles of a head are neighbours: they read the same queries from the L2.
+// A thread block's tile: keys of one K/V head. Consecutive tiles belong to the same head: they read the same queries
+// from the L2.
 struct Tile {
   int first_key, kv_head, batch;
 
@@ -527,7 +528,7 @@ __device__ __forceinline__ void issue_gradient(float (&d)[kHeadDim / 2], const u
   warpgroup_fence_operand(d);
 }
 
-// Hides the pairs of a step that the pattern excludes. `key` and `query` are this thread's first.
+// Masks the pairs of a step that the pattern excludes. `key` and `query` are this thread's first.
 __device__ __forceinline__ void apply_mask(float (&s)[kTileM / 2], const Params& p, int batch, int key, int query) {
 #pragma unroll
   for (int i = 0; i < kTileM / 2; ++i) {
@@ -564,13 +565,13 @@ __device__ __forceinline__ void score_gradients(uint32 (&ds_frag)[kTileM / 16][4
   }
 }
 
-// Writes a warpgroup's 64 rows of dK or dV over its rows of K or V, which it has done with (128-byte swizzle, as TMA
-// expects).
+// Writes a warpgroup's 64 rows of dK or dV over its rows of K or V, which are no longer needed (128-byte swizzle, as
+// TMA expects).
 __device__ __forceinline__ void stage_gradient(uint32 staging, const float (&d)[kHeadDim / 2], float factor) {
   const int lane = threadIdx.x % 32, row = threadIdx.x / 32 % kWarpsPerWarpgroup * 16 + lane % 16;
 #pragma unroll
   for (int j = 0; j < kHeadDim / 16; ++j) {
-    const int chunk = j % 4 * 2 + lane / 16;  // 16 bytes = 8 columns; the swizzle puts it at place chunk ^ row % 8
+    const int chunk = j % 4 * 2 + lane / 16;  // 16 bytes = 8 columns; swizzled to chunk ^ row % 8
     const uint32 to = staging + j / 4 * kKvGroupBytes + row * kRowBytes + (chunk ^ row % 8) * 16;
     stmatrix_x4(to, pack(d[j * 8] * factor, d[j * 8 + 1] * factor), pack(d[j * 8 + 2] * factor, d[j * 8 + 3] * factor),
         pack(d[j * 8 + 4] * factor, d[j * 8 + 5] * factor), pack(d[j * 8 + 6] * factor, d[j * 8 + 7] * factor));
@@ -578,7 +579,7 @@ __device__ __forceinline__ void stage_gradient(uint32 staging, const float (&d)[
 }
 
 // Consumers: both have the same 64 keys, and two of a step's four products each. Thread t of one and thread t of the
-// other hold the same pairs, so P^T goes over in the layout of the accumulators, as float32: dS^T is rounded once.
+// other hold the same pairs, so P^T is passed in the accumulator layout, as float32: dS^T is rounded only once.
 __device__ __forceinline__ void send_weights(unsigned char* shared, const float (&weights)[kTileM / 2]) {
   float4* to = reinterpret_cast<float4*>(shared + kWeightsOffset) + threadIdx.x % kWarpgroupThreads;
 #pragma unroll
@@ -600,7 +601,7 @@ __device__ __forceinline__ void receive_weights(float (&weights)[kTileM / 2], co
   }
 }
 
-// Stores a gradient of the tile over the operand that its warpgroup alone has read.
+// Stores a gradient of the tile over the operand that only its warpgroup reads.
 __device__ __forceinline__ void store_gradient(uint32 staging, const TensorMap* map, float (&d)[kHeadDim / 2],
     float factor, const Params& p, const Tile& tile, int warpgroup) {
   bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
@@ -618,12 +619,12 @@ __device__ __forceinline__ void store_gradient(uint32 staging, const TensorMap* 
   }
 }
 
-// The first consumer: P^T, which it sends, and dV. S of a step is issued under dV of the step before.
+// The first consumer: computes P^T, which it sends, and dV. S of a step is issued while dV of the previous step runs.
 __device__ __forceinline__ void consume_dv(const Params& p, unsigned char* shared, uint32 base, const Tile& tile,
     int count) {
   const int lane = threadIdx.x % 32;
   const bool warp_leader = lane == 0;
-  // The shuffles keep the compiler from working the descriptors out anew in each step.
+  // The shuffles keep the compiler from recomputing the descriptors in each step.
   const uint32 k_descriptor = __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kKOffset, 0), 0);
   const uint32 q_descriptors = __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kQOffset, 0), 0);
   const uint32 dout_descriptors = __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kDoutOffset, kQGroupBytes), 0);
@@ -642,7 +643,7 @@ __device__ __forceinline__ void consume_dv(const Params& p, unsigned char* share
     uint32 p_frag[kTileM / 16][4];
     mbarrier_wait(base + kQFullBarrier + 8 * stage, i / kStages % 2);
     issue_scores(s, k_descriptor, q_descriptors + (stage * kQBytes >> 4));
-    wgmma_wait<1>();  // dV of the step before: this consumer has done with its stage
+    wgmma_wait<1>();  // dV of the previous step: this consumer has finished with its stage
     warpgroup_fence_operand(dv);
     if (i > 0 && warp_leader) mbarrier_arrive(base + kQEmptyBarrier + 8 * ((i - 1) % kStages));
     wgmma_wait<0>();
@@ -660,8 +661,8 @@ __device__ __forceinline__ void consume_dv(const Params& p, unsigned char* share
   store_gradient(base + kKOffset, &p.dv_map, dv, 1.0f, p, tile, 0);
 }
 
-// The second consumer: dP^T, dS^T of the weights that it receives, and dK. dP of a step is issued under dK of the step
-// before.
+// The second consumer: computes dP^T, dS^T from the weights that it receives, and dK. dP of a step is issued while dK
+// of the previous step runs.
 __device__ __forceinline__ void consume_dk(const Params& p, unsigned char* shared, uint32 base, const Tile& tile,
     int count) {
   const int lane = threadIdx.x % 32;
@@ -681,12 +682,12 @@ __device__ __forceinline__ void consume_dk(const Params& p, unsigned char* share
     uint32 ds_frag[kTileM / 16][4];
     mbarrier_wait(base + kQFullBarrier + 8 * stage, i / kStages % 2);
     issue_scores(dp, v_descriptor, dout_descriptors + (stage * kQBytes >> 4));
-    wgmma_wait<1>();  // dK of the step before
+    wgmma_wait<1>();  // dK of the previous step
     warpgroup_fence_operand(dk);
     if (i > 0 && warp_leader) mbarrier_arrive(base + kQEmptyBarrier + 8 * ((i - 1) % kStages));
     bar_sync(kWeightsFullBarrier, kConsumerThreads);
     receive_weights(p_step, shared);
-    if (i + 1 < count) bar_arrive(kWeightsEmptyBarrier, kConsumerThreads);  // the last are not awaited
+    if (i + 1 < count) bar_arrive(kWeightsEmptyBarrier, kConsumerThreads);  // nobody waits for the last
     wgmma_wait<0>();
     warpgroup_fence_operand(dp);
     score_gradients(ds_frag, p_step, dp, stats);
@@ -703,7 +704,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
   for (int i = 0; i < p.heads_per_kv_head; ++i) {
     count += QueryBlockIterator(p, tile.batch, tile.kv_head * p.heads_per_kv_head + i, tile.first_key).count;
   }
-  // Keys that no query sees have no step: zeros.
+  // Keys that no query sees have no steps: their gradients are 0.
   if (warpgroup == 0) {
     consume_dv(p, shared, base, tile, count);
   } else {
@@ -713,11 +714,11 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
     h100_causal_d192_dkdv(const __grid_constant__ Params p) {
-  // TMA's swizzle goes by addresses and repeats every 1024 bytes: what it applies to begins at a multiple of that.
+  // TMA swizzles by address, with a period of 1024 bytes: swizzled buffers are aligned to that.
   extern __shared__ __align__(1024) unsigned char shared[];
   const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
-  // The shuffle shows the compiler that both are uniform, so that it keeps what depends on them in uniform registers
-  // (CUTLASS's canonical_warp_idx_sync).
+  // The shuffle proves to the compiler that both are warp-uniform, so values derived from them go to uniform registers
+  // (CUTLASS' canonical_warp_idx_sync).
   const int warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / 32, 0), warpgroup = warp / kWarpsPerWarpgroup;
   if (threadIdx.x == 0) {
     mbarrier_init(base + kKvFullBarrier, 1);

@@ -3,28 +3,28 @@
 //     codegen render specs/backward/h100_sink_window_dq.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"sink_window","left":null,"right":null,"sink":null},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 1aba13b40d21bf7aa2e6faebf72721f1819faef298e668b3ce17045326826e09
-// seal: sha256 be4152afa64add3a0bfc62af166c5f126620ead1c79436950c8ad5d1d7fb5f1b
+// seal: sha256 86394c235eb4ae937428f2429dbc22a6e6dc7d3756ad3a07d37be2ea283f1c4b
 
 // Attention backward for sm_90a, gradient of Q
-// over the keys that the pattern shows:
+// over the visible keys of the pattern:
 //   P = exp(scale * Q K^T - LSE),  dS = P (dO V^T - delta),  dQ = scale * dS K
-// Each thread block sums up all that the keys add to its queries, in one order and without atomic additions of floats:
-// every run gives the same bits.
+// Each thread block accumulates the contributions of all keys to its queries, in a fixed order and without
+// floating-point atomics: results are bitwise reproducible.
 //
-// Who does what
+// Roles
 //   warpgroup 0      producer. Warp 0 fills the rings of K and V by TMA, and loads Q and dO.
 //   warpgroups 1..   consumers. Each owns 64 queries: S = Q K^T and dP = dO V^T from shared memory,
 //                    dQ += dS K with dS in registers, as A operand.
 //
-// Which barrier guards what (full: what it guards is there, empty: its place is free to be filled)
+// Barriers (full: the data has arrived; empty: the buffer may be overwritten)
 //   q_full                     Q and dO of the tile
 //   kv_full[i], kv_empty[i]    stage i of the rings of K and V, and the metadata of its loads
 //
-// Pipeline of a consumer: S of a step is issued under dQ of the step before; the weights are worked out under dO's
-// product.
+// Pipeline of a consumer: S of a step is issued while dQ of the previous step runs; the weights are computed while dO's
+// product runs.
 //
 // Symbols
-//   tile        kTileM queries of one head, which a thread block works on
+//   tile        kTileM queries of one head, processed by one thread block
 //   step        kTileN keys: a key block. Blocks are numbered from key 0 on
 //   s, dp       S and dP: 64 queries of the warpgroup x kTileN keys; ds_frag: dS in 16 bits, as A operand
 //   A thread holds rows r and r + 8 of its warp's 16 (r = lane / 4), columns 8 j + 2 (lane % 4) + {0, 1}.
@@ -33,8 +33,8 @@ using int64 = long long;
 using uint32 = unsigned int;
 
 // Stands for CUtensorMap: 128 opaque bytes (PTX ISA, "Tensor-Map"), 64-byte aligned (driver API,
-// cuTensorMapEncodeTiled). Parameters of this type have in their comments the dimensions, innermost first, the box of
-// one copy, and the bytes of the swizzle.
+// cuTensorMapEncodeTiled). The comments of parameters of this type give the dimensions, innermost first, the box of one
+// copy, and the bytes of the swizzle.
 struct alignas(64) TensorMap {
   unsigned char bytes[128];
 };
@@ -59,7 +59,7 @@ constexpr int kPrologueThreads = 1024;  // threads of a block of the prologue
 constexpr int kRowLanes = 16;  // threads of a row there, 16 bytes each
 
 // Dynamic shared memory: 196656 bytes. Byte offsets:
-constexpr int kQOffset = 0;  // 32768 bytes: Q of the tile in column groups; then dQ on its way out
+constexpr int kQOffset = 0;  // 32768 bytes: Q of the tile in column groups; then staging of dQ
 constexpr int kDoutOffset = 32768;  // 32768 bytes: dO of the tile
 constexpr int kKOffset = 65536;  // 65536 bytes: K ring
 constexpr int kVOffset = 131072;  // 65536 bytes: V ring
@@ -71,14 +71,14 @@ constexpr int kKvEmptyBarrier = kKvFullBarrier + 8 * kStages;
 constexpr int kQFullBarrier = kKvEmptyBarrier + 8 * kStages;
 constexpr int kWarpgroupThreads = 128, kWarpsPerWarpgroup = 4;
 constexpr int kWarpgroupRows = 64;  // rows of one wgmma
-constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared memory: what the swizzle spans
+constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared memory: the span of the swizzle
 constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer warpgroup w: this + w; 0 is __syncthreads
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
 constexpr float kLog2E = 1.44269504088896f;
 
-// Launch: 384 threads a block, 196656 bytes of dynamic shared memory.
+// Launch: 384 threads per block, 196656 bytes of dynamic shared memory.
 // Grid: one thread block for each tile.
-// Before it, with the same parameters: h100_sink_window_dq_prologue, 1024 threads a block.
+// Prologue, with the same parameters: h100_sink_window_dq_prologue, 1024 threads per block.
 struct Params {
   TensorMap q_map;  // Q (head_dim, q_len, heads, batch): box 64 x 128 x 1 x 1, swizzle 128
   TensorMap k_map;  // K (head_dim, kv_len, kv_heads, batch): box 64 x 128 x 1 x 1, swizzle 128
@@ -99,7 +99,7 @@ struct Params {
   int window_left;  // keys seen before the query's own position
   int window_right;  // keys seen after it
   int q_len;  // queries of a head
-  int padded_q_len;  // rows of statistics of a head: q_len and 128 or more behind
+  int padded_q_len;  // rows of statistics of a head: q_len, and at least 128 of padding
   int kv_len;  // keys of a head
   int heads;  // query heads
   int heads_per_kv_head;  // query heads that share one K/V head
@@ -115,19 +115,19 @@ struct SeqlenInfo {
   const Params& p;
 
   __device__ __forceinline__ SeqlenInfo(const Params& p, int batch) : p(p) {}
-  // Queries.
+  // Number of queries.
   __device__ __forceinline__ int q_len() const { return p.q_len; }
   // Index of a query in a (batch, heads, q_len) tensor.
   __device__ __forceinline__ int64 row(int64 batch_head, int query) const { return batch_head * p.q_len + query; }
-  // Keys.
+  // Number of keys.
   __device__ __forceinline__ int kv_len() const { return p.kv_len; }
-  // Position of a query among the keys: the last query stands at the last key.
+  // Position of a query among the keys: the last query is at the last key.
   __device__ __forceinline__ int position(int query) const { return query + p.kv_len - p.q_len; }
-  // End of the keys that queries may see.
+  // End of the visible keys.
   __device__ __forceinline__ int kv_end() const { return p.kv_len; }
 };
 
-// kv_end() of a tile, in constant memory.
+// kv_end() of a tile, read from constant memory.
 struct KvEnd {
   const Params& p;
 
@@ -145,19 +145,18 @@ __device__ __forceinline__ void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-// mbarrier.arrive: one arrival; who waits then sees what this thread wrote before (PTX ISA, "mbarrier.arrive")
+// mbarrier.arrive: one arrival; waiting threads then see this thread's earlier writes (PTX ISA, "mbarrier.arrive")
 __device__ __forceinline__ void mbarrier_arrive(uint32 barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
 // mbarrier.arrive.expect_tx: one arrival; the phase also needs `bytes` bytes from the copy engine to complete. They may
-// come before this: without the arrival it does not complete (PTX ISA, "mbarrier.arrive")
+// come earlier: the phase does not complete without the arrival (PTX ISA, "mbarrier.arrive")
 __device__ __forceinline__ void mbarrier_arrive_expect_tx(uint32 barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
-// mbarrier.try_wait.parity: returns once the phase of this parity has completed
-// (PTX ISA, "mbarrier.try_wait")
+// mbarrier.try_wait.parity: waits until the phase of this parity has completed (PTX ISA, "mbarrier.try_wait")
 __device__ __forceinline__ void mbarrier_wait(uint32 barrier, int parity) {
   asm volatile(
       "{\n"
@@ -170,13 +169,13 @@ __device__ __forceinline__ void mbarrier_wait(uint32 barrier, int parity) {
       "}\n" ::"r"(barrier), "r"(parity) : "memory");
 }
 
-// prefetch.tensormap: brings a descriptor into its cache (PTX ISA, "prefetch")
+// prefetch.tensormap: prefetches a descriptor (PTX ISA, "prefetch")
 __device__ __forceinline__ void prefetch_tensormap(const TensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-// cp.async.bulk.tensor.4d: tensor box at (c0, ...) to shared memory, counted by an mbarrier. What of the box
-// lies outside the tensor, before its first element too, comes as zeros, and counts (PTX ISA, "cp.async.bulk.tensor")
+// cp.async.bulk.tensor.4d: copies the tensor box at (c0, ...) to shared memory, counted by an mbarrier. Elements
+// outside the tensor, even before its first element, are zero-filled and counted (PTX ISA, "cp.async.bulk.tensor")
 __device__ __forceinline__ void tma_load_4d(
     uint32 to, const TensorMap* map, uint32 barrier, int c0, int c1, int c2, int c3) {
   asm volatile(
@@ -184,7 +183,7 @@ __device__ __forceinline__ void tma_load_4d(
       ::"r"(to), "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3) : "memory");
 }
 
-// cp.async.bulk.tensor.4d: shared memory to the tensor box at (c0, ...), clipped at the tensor's ends
+// cp.async.bulk.tensor.4d: copies shared memory to the tensor box at (c0, ...), clipped at the tensor's ends
 // (PTX ISA, "cp.async.bulk.tensor")
 __device__ __forceinline__ void tma_store_4d(const TensorMap* map, uint32 from, int c0, int c1, int c2, int c3) {
   asm volatile(
@@ -192,21 +191,21 @@ __device__ __forceinline__ void tma_store_4d(const TensorMap* map, uint32 from, 
       ::"l"(map), "r"(from), "r"(c0), "r"(c1), "r"(c2), "r"(c3) : "memory");
 }
 
-// cp.async.bulk.commit_group: closes a group of stores (PTX ISA, "cp.async.bulk.commit_group")
+// cp.async.bulk.commit_group: commits the stores as a group (PTX ISA, "cp.async.bulk.commit_group")
 __device__ __forceinline__ void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 
-// cp.async.bulk.wait_group.read: at most kPending groups have not read their shared memory yet
-// (PTX ISA, "cp.async.bulk.wait_group")
+// cp.async.bulk.wait_group.read: at most kPending groups have yet to read their shared memory (PTX ISA,
+// "cp.async.bulk.wait_group")
 template <int kPending>
 __device__ __forceinline__ void tma_store_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
 }
 
-// fence.proxy.async: ordinary shared-memory writes become visible to the copy engine (PTX ISA, "membar / fence")
+// fence.proxy.async: makes generic shared-memory writes visible to the async proxy (PTX ISA, "membar / fence")
 __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// setmaxnreg: .dec gives registers of this warpgroup back to the thread block, .inc waits until there are so many
-// (PTX ISA, "setmaxnreg")
+// setmaxnreg: .dec releases registers of this warpgroup to the thread block, .inc waits until enough are free (PTX ISA,
+// "setmaxnreg")
 template <int kRegisters>
 __device__ __forceinline__ void setmaxnreg_dec() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
@@ -216,17 +215,17 @@ __device__ __forceinline__ void setmaxnreg_inc() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
-// wgmma.fence, CUTLASS's warpgroup_arrive: orders register accesses before the first wgmma (PTX ISA, "wgmma.fence")
+// wgmma.fence, CUTLASS' warpgroup_arrive: orders register accesses before the first wgmma (PTX ISA, "wgmma.fence")
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-// wgmma.commit_group, warpgroup_commit_batch: closes a group of wgmma (PTX ISA, "wgmma.commit_group")
+// wgmma.commit_group, warpgroup_commit_batch: commits wgmmas as a group (PTX ISA, "wgmma.commit_group")
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-// wgmma.wait_group, warpgroup_wait: at most kPending groups are still running (PTX ISA, "wgmma.wait_group")
+// wgmma.wait_group, warpgroup_wait: waits until at most kPending groups are running (PTX ISA, "wgmma.wait_group")
 template <int kPending>
 __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
-// Keeps the compiler from moving accesses of registers that a running wgmma owns across this point.
+// Keeps the compiler from moving accesses to the registers of a running wgmma across this point.
 template <int kCount>
 __device__ __forceinline__ void warpgroup_fence_operand(float (&registers)[kCount]) {
 #pragma unroll
@@ -234,8 +233,8 @@ __device__ __forceinline__ void warpgroup_fence_operand(float (&registers)[kCoun
 }
 
 // Matrix descriptor of a 128-byte swizzled tile in shared memory (PTX ISA, "Asynchronous Warpgroup Level Matrix
-// Instructions", "Matrix Descriptor Format"). The upper half is always the same: 128-byte swizzle, 1024 bytes from 8
-// rows to the next 8 (SBO, the stride byte offset). So descriptors are passed, and moved on, as their lower halves: the
+// Instructions", "Matrix Descriptor Format"). The upper half is constant: 128-byte swizzle, 1024 bytes from 8 rows to
+// the next 8 (SBO, the stride byte offset). Descriptors are therefore passed and advanced as their lower halves: the
 // address and, for an MN-major tile of several groups of 64 columns, the bytes from one group to the next (LBO, the
 // leading byte offset), else 0; both in units of 16 bytes.
 constexpr uint32 kDescriptorUpperHalf = 0x40000040;
@@ -245,7 +244,7 @@ __device__ __forceinline__ uint32 wgmma_descriptor(uint32 address, int group_byt
 }
 
 // wgmma.mma_async m64n128k16: D = A B, + D if `accumulate`; A in shared memory, K-major, B K-major.
-// After p come factors 1 of A and B, then whether A and B are MN-major (PTX ISA, "wgmma.mma_async")
+// After p come scale factors of 1 for A and B, then whether A and B are MN-major (PTX ISA, "wgmma.mma_async")
 __device__ __forceinline__ void wgmma_m64n128k16_shared_k_major(
     float (&d)[64], uint32 a, uint32 b, int accumulate) {
   asm volatile(
@@ -277,7 +276,8 @@ __device__ __forceinline__ void wgmma_m64n128k16_shared_k_major(
       : "r"(a), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf));
 }
 
-// The same without D before it, which the compiler then takes as free until here; A in shared memory, both K-major.
+// The same without D as an input, so that its registers are free for the compiler until here; A in shared memory, both
+// K-major.
 __device__ __forceinline__ void wgmma_m64n128k16_shared_k_major_first(float (&d)[64], uint32 a, uint32 b) {
   asm volatile(
       "{\n"
@@ -307,7 +307,7 @@ __device__ __forceinline__ void wgmma_m64n128k16_shared_k_major_first(float (&d)
 }
 
 // wgmma.mma_async m64n128k16: D = A B, + D if `accumulate`; A in registers, B MN-major.
-// After p come factors 1 of A and B, then whether B is MN-major (PTX ISA, "wgmma.mma_async")
+// After p come scale factors of 1 for A and B, then whether B is MN-major (PTX ISA, "wgmma.mma_async")
 __device__ __forceinline__ void wgmma_m64n128k16_registers_mn_major(
     float (&d)[64], const uint32 (&a)[4], uint32 b, int accumulate) {
   asm volatile(
@@ -338,7 +338,7 @@ __device__ __forceinline__ void wgmma_m64n128k16_registers_mn_major(
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf));
 }
 
-// bar.sync: named barrier `id` of `threads` threads (PTX ISA, "bar")
+// bar.sync: waits at named barrier `id` of `threads` threads (PTX ISA, "bar")
 __device__ __forceinline__ void bar_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
@@ -350,27 +350,27 @@ __device__ __forceinline__ float ex2(float x) {
   return y;
 }
 
-// cvt.rn.f16x2.f32: two floats to a pair of fp16, `low` in the lower half (PTX ISA, "cvt")
+// cvt.rn.f16x2.f32: converts two floats to a pair of fp16, `low` in the lower half (PTX ISA, "cvt")
 __device__ __forceinline__ uint32 pack(float low, float high) {
   uint32 pair;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   return pair;
 }
 
-// stmatrix.x4: four 8 x 8 matrices of 16-bit elements, each lane gives the address of one row (PTX ISA, "stmatrix")
+// stmatrix.x4: stores four 8 x 8 matrices of 16-bit elements; each lane holds one row address (PTX ISA, "stmatrix")
 __device__ __forceinline__ void stmatrix_x4(uint32 address, uint32 a, uint32 b, uint32 c, uint32 d) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], { %1, %2, %3, %4 };"
       ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
-// What the main kernel asks of a query: log-sum-exp times log2(e), and delta, the sum of dO O over its row
-// (FlashAttention's LSE_log2 and dPsum). A query without keys, and the rows that fill a head's queries up, have
-// infinity and 0: their weights are 2^-inf = 0.
+// Per-query statistics for the main kernel: log-sum-exp times log2(e), and delta, the sum of dO O over its row
+// (FlashAttention's LSE_log2 and dPsum). A query without keys, or a row that pads a head's queries, has infinity and 0:
+// its weights are 2^-inf = 0.
 struct RowStats {
   float lse_log2, delta;
 };
 
-// Two 16-bit elements to floats.
+// Unpacks two 16-bit elements to floats.
 __device__ __forceinline__ float2 unpack(uint32 pair) {
   float2 found;
   asm("{\n"
@@ -382,13 +382,13 @@ __device__ __forceinline__ float2 unpack(uint32 pair) {
   return found;
 }
 
-// Statistics: one thread for 16 bytes of a row, kRowLanes of them next to each other for a row.
+// Statistics: one thread per 16 bytes of a row, kRowLanes adjacent threads per row.
 extern "C" __global__ void __launch_bounds__(kPrologueThreads)
     h100_sink_window_dq_prologue(const __grid_constant__ Params p) {
   const int64 place = static_cast<int64>(blockIdx.x) * kPrologueThreads + threadIdx.x, row = place / kRowLanes;
   const int chunk = threadIdx.x % kRowLanes, query = row % p.padded_q_len;
   const int64 batch_head = row / p.padded_q_len;
-  if (batch_head >= p.batch_heads) return;  // whole rows: kRowLanes divide a warp
+  if (batch_head >= p.batch_heads) return;  // whole rows: kRowLanes divides a warp
   const int head = batch_head % p.heads, batch = batch_head / p.heads;
   const SeqlenInfo seqlen(p, batch);
   float delta = 0.0f;
@@ -412,15 +412,15 @@ extern "C" __global__ void __launch_bounds__(kPrologueThreads)
   }
 }
 
-// Pattern: query i sees the keys from i + diagonal - p.window_left to i + diagonal + p.window_right, and of
-// those before them the first p.sink_keys; diagonal = kv_len - q_len.
+// Pattern: query i sees the keys from i + diagonal - p.window_left to i + diagonal + p.window_right, and of the keys
+// before those, the first p.sink_keys; diagonal = kv_len - q_len.
 struct KvBlockIterator {
-  int count;      // key blocks that these queries see: the window's, then those that hold sinks only
-  int window;     // how many are the window's
-  int last;       // number of the window's last one
-  int all_from;   // every query's window holds the keys from all_from
+  int count;      // key blocks visible to these queries: the window's, then those that hold only sinks
+  int window;     // number of window blocks
+  int last;       // index of the last window block
+  int all_from;   // the window of every query contains the keys from all_from
   int all_to;     // to all_to
-  int sink_keys;  // keys at the beginning that every later query sees
+  int sink_keys;  // keys at the beginning that are visible to every later query
 
   __device__ __forceinline__ KvBlockIterator(const Params& p, int batch, int head, int first_query) {
     const SeqlenInfo seqlen(p, batch);
@@ -428,7 +428,7 @@ struct KvBlockIterator {
     const int last_query = min(first_query + kSubTileRows, seqlen.q_len()) - 1;
     const int last_key = min(last_query + diagonal + p.window_right, seqlen.kv_end() - 1);
     const int first = max(first_query + diagonal - p.window_left, 0) / kTileN;
-    const int sinks = min(first, (p.sink_keys + kTileN - 1) / kTileN);  // those before the window
+    const int sinks = min(first, (p.sink_keys + kTileN - 1) / kTileN);  // blocks before the window
     all_from = last_query + diagonal - p.window_left;
     all_to = first_query + diagonal + p.window_right;
     sink_keys = p.sink_keys;
@@ -437,16 +437,16 @@ struct KvBlockIterator {
     window = first_query < seqlen.q_len() && last_key >= 0 ? last - first + 1 : 0;
     count = window > 0 ? window + sinks : 0;
   }
-  // Number of the i-th key block, last one first.
+  // Index of the i-th key block, in descending order.
   __device__ __forceinline__ int at(int i) { return i < window ? last - i : count - 1 - i; }
-  // Whether some pair of the i-th block is hidden.
+  // Whether some pair of the i-th block is masked.
   __device__ __forceinline__ bool masked(int i, int block) {
     const int begin = block * kTileN, end = begin + kTileN;
     return max(begin, sink_keys) < min(end, all_from) || end - 1 > all_to;
   }
 };
 
-// Whether a query sees a key that exists:
+// Whether a query sees an in-range key:
 //   (kv_idx < sink_keys or kv_idx - (q_idx + kv_len - q_len) >= -window_left) and kv_idx - (q_idx + kv_len -
 //   q_len) <= window_right
 __device__ __forceinline__ bool visible(const Params& p, int batch, int query, int key) {
@@ -455,7 +455,8 @@ __device__ __forceinline__ bool visible(const Params& p, int batch, int query, i
   return pair_1 & (pair_0 <= p.window_right);
 }
 
-// A thread block's tile: queries of one head. Tiles of a head are neighbours: they read the same keys from the L2.
+// A thread block's tile: queries of one head. Consecutive tiles belong to the same head: they read the same keys from
+// the L2.
 struct Tile {
   int first_query, head, batch;
 
@@ -467,8 +468,8 @@ struct Tile {
   }
 };
 
-// Producer: one warp. All of its lanes walk over the steps, as lists are read 32 entries at a time; the first one waits
-// and copies.
+// Producer: one warp. All of its lanes iterate over the steps, because lists are read 32 entries at a time; the first
+// lane waits and copies.
 __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, uint32 base, const Tile& tile) {
   const bool leader = threadIdx.x % 32 == 0;
   if (leader) {
@@ -491,7 +492,8 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
     if (leader) {
       const uint32 full = base + kKvFullBarrier + 8 * stage;
       mbarrier_wait(base + kKvEmptyBarrier + 8 * stage, i / kStages % 2 ^ 1);
-      // Complemented, so negative, if the pattern or the end of the keys hides some pair; its lowest bit: the pattern.
+      // Complemented, hence negative, if the pattern or the end of the keys masks some pair; lowest bit: the pattern
+      // does.
       const bool masked = blocks.masked(i, step);
       const int meta = step * 2 + masked;
       step_meta[stage] = masked || first_key + kTileN > kv_end ? ~meta : meta;
@@ -539,11 +541,11 @@ __device__ __forceinline__ void issue_gradient(float (&dq)[kHeadDim / 2], const 
   warpgroup_fence_operand(dq);
 }
 
-// Hides the pairs of a step that the pattern or the end of the keys excludes. `query` is this thread's first.
+// Masks the pairs of a step that the pattern or the end of the keys excludes. `query` is this thread's first.
 __device__ __forceinline__ void apply_mask(float (&s)[kTileN / 2], const Params& p, int batch, int meta,
     int query) {
   const KvEnd kv_end(p, batch);
-  const int first_key = meta / 2 * kTileN + threadIdx.x % 4 * 2;  // this thread's first
+  const int first_key = meta / 2 * kTileN + threadIdx.x % 4 * 2;  // this thread's first key
 #pragma unroll
   for (int i = 0; i < kTileN / 2; ++i) {
     const int key = first_key + i / 4 * 8 + i % 2;
@@ -573,32 +575,32 @@ __device__ __forceinline__ void score_gradients(uint32 (&ds_frag)[kTileN / 16][4
   }
 }
 
-// Writes a warpgroup's 64 rows of dQ over its rows of Q, which it has done with (128-byte swizzle, as TMA
-// expects).
+// Writes a warpgroup's 64 rows of dQ over its rows of Q, which are no longer needed (128-byte swizzle, as
+// TMA expects).
 __device__ __forceinline__ void stage_gradient(uint32 staging, const float (&d)[kHeadDim / 2], float factor) {
   const int lane = threadIdx.x % 32, row = threadIdx.x / 32 % kWarpsPerWarpgroup * 16 + lane % 16;
 #pragma unroll
   for (int j = 0; j < kHeadDim / 16; ++j) {
-    const int chunk = j % 4 * 2 + lane / 16;  // 16 bytes = 8 columns; the swizzle puts it at place chunk ^ row % 8
+    const int chunk = j % 4 * 2 + lane / 16;  // 16 bytes = 8 columns; swizzled to chunk ^ row % 8
     const uint32 to = staging + j / 4 * kQGroupBytes + row * kRowBytes + (chunk ^ row % 8) * 16;
     stmatrix_x4(to, pack(d[j * 8] * factor, d[j * 8 + 1] * factor), pack(d[j * 8 + 2] * factor, d[j * 8 + 3] * factor),
         pack(d[j * 8 + 4] * factor, d[j * 8 + 5] * factor), pack(d[j * 8 + 6] * factor, d[j * 8 + 7] * factor));
   }
 }
 
-// Consumer: one warpgroup has 64 queries of the tile.
+// Consumer: one warpgroup computes 64 queries of the tile.
 __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, uint32 base, const Tile& tile,
     int warpgroup) {
   const int lane = threadIdx.x % 32;
   const bool warp_leader = lane == 0;
   const int count = KvBlockIterator(p, tile.batch, tile.head, tile.first_query).count;
   const uint32 my_rows = warpgroup * kWarpgroupRows * kRowBytes;
-  // The shuffles keep the compiler from working the descriptors out anew in each step.
+  // The shuffles keep the compiler from recomputing the descriptors in each step.
   const uint32 q_descriptor = __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kQOffset + my_rows, 0), 0);
   const uint32 dout_descriptor = __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kDoutOffset + my_rows, 0), 0);
   const uint32 k_descriptors = __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kKOffset, 0), 0);
   const uint32 v_descriptors = __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kVOffset, 0), 0);
-  const uint32 mn_major = wgmma_descriptor(0, kKvGroupBytes);  // what an MN-major operand adds to a descriptor
+  const uint32 mn_major = wgmma_descriptor(0, kKvGroupBytes);  // added to a descriptor for an MN-major operand
   const int* step_meta = reinterpret_cast<const int*>(shared + kStepMetaOffset);
   const int warp_row = threadIdx.x / 32 % kWarpsPerWarpgroup * 16;
   const int query = tile.first_query + warpgroup * kWarpgroupRows + warp_row + lane / 4;  // and query + 8
@@ -615,7 +617,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     uint32 ds_frag[kTileN / 16][4];
     mbarrier_wait(base + kKvFullBarrier + 8 * stage, i / kStages % 2);
     issue_scores(s, q_descriptor, k_descriptor);
-    wgmma_wait<1>();  // dQ of the step before: its stage is free
+    wgmma_wait<1>();  // dQ of the previous step: its stage is free
     warpgroup_fence_operand(dq);
     if (i > 0 && warp_leader) mbarrier_arrive(base + kKvEmptyBarrier + 8 * ((i - 1) % kStages));
     issue_scores(dp, dout_descriptor, v_descriptors + (stage * kKvBytes >> 4));
@@ -632,7 +634,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
   wgmma_wait<0>();
   warpgroup_fence_operand(dq);
 
-  // Queries without keys have no step: zeros.
+  // Queries without keys have no steps: their gradients are 0.
   bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
   stage_gradient(base + kQOffset + my_rows, dq, p.scale);
   fence_proxy_async();
@@ -650,11 +652,11 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
     h100_sink_window_dq(const __grid_constant__ Params p) {
-  // TMA's swizzle goes by addresses and repeats every 1024 bytes: what it applies to begins at a multiple of that.
+  // TMA swizzles by address, with a period of 1024 bytes: swizzled buffers are aligned to that.
   extern __shared__ __align__(1024) unsigned char shared[];
   const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
-  // The shuffle shows the compiler that both are uniform, so that it keeps what depends on them in uniform registers
-  // (CUTLASS's canonical_warp_idx_sync).
+  // The shuffle proves to the compiler that both are warp-uniform, so values derived from them go to uniform registers
+  // (CUTLASS' canonical_warp_idx_sync).
   const int warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / 32, 0), warpgroup = warp / kWarpsPerWarpgroup;
   if (threadIdx.x == 0) {
     mbarrier_init(base + kQFullBarrier, 1);

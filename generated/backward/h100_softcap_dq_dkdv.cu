@@ -3,44 +3,45 @@
 //     codegen render specs/backward/h100_softcap_dq_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq_dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","softcap":30.0,"stages":2,"tile":{"m":80,"n":128}}
 // spec hash: 761efecc9db3db4ffcecc23d892da81fc5a8b2e22d716e609c25dff6e8da5763
-// seal: sha256 d77241016d82bc875910de1301c3b42a9076678fb99e5324edafdb9684f78e92
+// seal: sha256 06f8ee819b9450ea228abf50c8b33122ab2d45bbad49ca75b98d5fc223bf6daf
 
 // Attention backward for sm_90a, gradients of Q, K and V
-// over the keys that the pattern shows:
+// over the visible keys of the pattern:
 //   P = exp(c tanh(scale * Q K^T / c) - LSE),  dS = P (dO V^T - delta) (1 - tanh^2),
 //   dV = P^T dO,  dK = scale * dS^T Q,  dQ = scale * dS K
-// Each thread block sums up all that the queries add to its keys, and adds its part of dQ to an accumulator in device
-// memory. Thread blocks take turns there, by the numbers of their tiles: every run gives the same bits.
+// Each thread block accumulates the contributions of all queries to its keys, and adds its part of dQ to an accumulator
+// in device memory.
+// Thread blocks take turns there, in the order of their tiles: results are bitwise reproducible.
 //
-// Who does what
+// Roles
 //   warpgroup 0      warp 0 fills the ring of queries by TMA, and loads K and V. Warps 1 and 2 add to dQ's accumulator,
-//                    each every other step: one waits for its addition while the other begins the next.
+//                    every other step each: one waits for its addition while the other begins the next.
 //   warpgroups 1..   consumers. Each owns 64 keys: S^T = K Q^T and dP^T = V dO^T from shared memory,
-//                    dV += P^T dO and dK += dS^T Q with P^T and dS^T in registers, as A operands. dS goes to shared
-//                    memory too: dQ^T = K^T dS^T of a step is over all keys of the tile. Each has a half of it.
+//                    dV += P^T dO and dK += dS^T Q with P^T and dS^T in registers, as A operands. dS also goes to
+//                    shared memory: dQ^T = K^T dS^T of a step needs all keys of the tile. Each computes half of it.
 //
-// Which barrier guards what (full: what it guards is there, empty: its place is free to be filled)
+// Barriers (full: the data has arrived; empty: the buffer may be overwritten)
 //   kv_full                  K and V of the tile
 //   q_full[i], q_empty[i]    stage i of the ring: Q, dO, their statistics and metadata
 //   dq_full[i], dq_empty     a step's part of dQ; i: the warp that adds it
-//   dq_semaphore[step]       in device memory: how many tiles have added their part of the step's dQ
+//   dq_semaphore[step]       in device memory: number of tiles that have added their part of the step's dQ
 //
-// Pipeline of a consumer: the weights are worked out under dO's product, dS under that of dV, dQ is written under that
-// of dK; while it waits for its own products, the other warpgroup computes.
+// Pipeline of a consumer: the weights are computed while dO's product runs, dS while the product for dV runs, and dQ is
+// written while the product for dK runs. While a consumer waits for its own products, the other warpgroup computes.
 //
 // Symbols
-//   tile        kTileN keys of one K/V head, which a thread block works on
-//   step        kTileM queries of one of the heads that share it, the last ones first
+//   tile        kTileN keys of one K/V head, processed by one thread block
+//   step        kTileM queries of one of the heads that share it, in descending order
 //   s, dp       S^T and dP^T: 64 keys of the warpgroup x kTileM queries; p_frag, ds_frag: P^T and dS^T in 16 bits
-//   A thread holds keys r and r + 8 of its warp's 16 (r = lane / 4), queries 8 j + 2 (lane % 4) + {0, 1}; of dQ^T it
-//   holds columns r and r + 8 in place of keys.
+//   A thread holds keys r and r + 8 of its warp's 16 (r = lane / 4), queries 8 j + 2 (lane % 4) + {0, 1}; of dQ^T, it
+//   holds columns r and r + 8 instead of keys.
 
 using int64 = long long;
 using uint32 = unsigned int;
 
 // Stands for CUtensorMap: 128 opaque bytes (PTX ISA, "Tensor-Map"), 64-byte aligned (driver API,
-// cuTensorMapEncodeTiled). Parameters of this type have in their comments the dimensions, innermost first, the box of
-// one copy, and the bytes of the swizzle.
+// cuTensorMapEncodeTiled). The comments of parameters of this type give the dimensions, innermost first, the box of one
+// copy, and the bytes of the swizzle.
 struct alignas(64) TensorMap {
   unsigned char bytes[128];
 };
@@ -63,26 +64,26 @@ constexpr int kQBytes = 20480;  // bytes of Q, or of dO, of a step
 constexpr int kKvBytes = 32768;  // bytes of K, or of V, of a tile
 constexpr int kDsBytes = 20480;  // bytes of dS of a step
 constexpr int kStatsBytes = 640;  // bytes of the statistics of a step
-constexpr int kDqColumnParts = 2;  // parts of a head's columns of dQ, 64 each: by the warpgroup's number
-constexpr int kDqQueries = 80;  // queries of which a warpgroup has dQ
+constexpr int kDqColumnParts = 2;  // parts of a head's columns of dQ, 64 each, indexed by warpgroup
+constexpr int kDqQueries = 80;  // queries of a warpgroup's part of dQ
 constexpr int kDqBytes = 40960;  // bytes of a step's dQ, in fp32
 constexpr int kConvertThreads = 256;  // threads of a block of the epilogue
 constexpr int kPrologueThreads = 1024;  // threads of a block of the prologue
 constexpr int kRowLanes = 16;  // threads of a row there, 16 bytes each
 constexpr float kCapArgument = 0.06666666666666667f;  // 2 / softcap, for 2^x instead of tanh
 constexpr float kCap = 43.2808512266689f;  // softcap * log2(e): the cap 30, for 2^x
-constexpr float kCappedScale = 1.0f;  // capped logits are those of 2^x already
+constexpr float kCappedScale = 1.0f;  // capped logits already include log2(e)
 
 // Dynamic shared memory: 230732 bytes. Byte offsets:
-constexpr int kKOffset = 0;  // 32768 bytes: K of the tile in column groups; then dK on its way out
-constexpr int kVOffset = 32768;  // 32768 bytes: V of the tile; then dV on its way out
+constexpr int kKOffset = 0;  // 32768 bytes: K of the tile in column groups; then staging of dK
+constexpr int kVOffset = 32768;  // 32768 bytes: V of the tile; then staging of dV
 constexpr int kQOffset = 65536;  // 40960 bytes: Q ring
 constexpr int kDoutOffset = 106496;  // 40960 bytes: dO ring
-constexpr int kDsOffset = 147456;  // 40960 bytes: dS of a step, and of the one before: column groups of 64 keys
-constexpr int kDqOffset = 188416;  // 40960 bytes: a step's part of dQ on its way out
+constexpr int kDsOffset = 147456;  // 40960 bytes: dS of a step, and of the previous one: column groups of 64 keys
+constexpr int kDqOffset = 188416;  // 40960 bytes: staging of a step's part of dQ
 constexpr int kStatsOffset = 229376;  // 1280 bytes: statistics of the queries in the ring
 constexpr int kBarriersOffset = 230656;  // 64 bytes: mbarriers
-constexpr int kTileIndexOffset = 230720;  // 4 bytes: number of the thread block's tile
+constexpr int kTileIndexOffset = 230720;  // 4 bytes: index of the thread block's tile
 constexpr int kStepMetaOffset = 230724;  // 8 bytes: metadata of the steps in the ring
 
 constexpr int kQFullBarrier = kBarriersOffset;
@@ -92,15 +93,15 @@ constexpr int kDqFullBarrier = kKvFullBarrier + 8;
 constexpr int kDqEmptyBarrier = kDqFullBarrier + 8 * kDqWarps;
 constexpr int kWarpgroupThreads = 128, kWarpsPerWarpgroup = 4;
 constexpr int kWarpgroupRows = 64;  // rows of one wgmma: keys
-constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared memory: what the swizzle spans
+constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared memory: the span of the swizzle
 constexpr int kConsumerBarrier = 1;  // named barrier of all consumers; this + 1 + w: of warpgroup w; 0: __syncthreads
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
 constexpr float kLog2E = 1.44269504088896f;
 
-// Launch: 384 threads a block, 230732 bytes of dynamic shared memory.
+// Launch: 384 threads per block, 230732 bytes of dynamic shared memory.
 // Grid: one thread block for each tile.
-// Before it, with the same parameters: h100_softcap_dq_dkdv_prologue, 1024 threads a block.
-// Behind it, with the same parameters: h100_softcap_dq_dkdv_convert_dq, 256 threads a block.
+// Prologue, with the same parameters: h100_softcap_dq_dkdv_prologue, 1024 threads per block.
+// Epilogue, with the same parameters: h100_softcap_dq_dkdv_convert_dq, 256 threads per block.
 struct Params {
   TensorMap q_map;  // Q (head_dim, q_len, heads, batch): box 64 x 80 x 1 x 1, swizzle 128
   TensorMap k_map;  // K (head_dim, kv_len, kv_heads, batch): box 64 x 128 x 1 x 1, swizzle 128
@@ -114,9 +115,9 @@ struct Params {
   int64 dq_row_stride;  // elements from one row to the next
   float* dq_accum;  // sums of dQ, (batch, heads, query_steps, kDqBytes / 4)
   int* dq_semaphore;  // tiles that have added to it, (batch, heads, query_steps)
-  int* scheduler;  // tiles that thread blocks have taken
+  int* scheduler;  // tiles taken by thread blocks
   int query_steps;  // steps of kTileM queries of a head
-  int head_group;  // K/V heads whose tiles take turns
+  int head_group;  // K/V heads whose tiles are interleaved
   const unsigned short* out;  // O (batch, heads, q_len, head_dim)
   int64 out_batch_stride;  // elements from one batch to the next
   int64 out_head_stride;  // elements from one head to the next
@@ -128,7 +129,7 @@ struct Params {
   const float* lse;  // log-sum-exp of the forward, (batch, heads, q_len) contiguous
   RowStats* stats;  // statistics of all rows, (batch, heads, padded_q_len)
   int q_len;  // queries of a head
-  int padded_q_len;  // rows of statistics of a head: q_len and 128 or more behind
+  int padded_q_len;  // rows of statistics of a head: q_len, and at least 128 of padding
   int kv_len;  // keys of a head
   int heads;  // query heads
   int heads_per_kv_head;  // query heads that share one K/V head
@@ -144,15 +145,15 @@ struct SeqlenInfo {
   const Params& p;
 
   __device__ __forceinline__ SeqlenInfo(const Params& p, int batch) : p(p) {}
-  // Queries.
+  // Number of queries.
   __device__ __forceinline__ int q_len() const { return p.q_len; }
   // Index of a query in a (batch, heads, q_len) tensor.
   __device__ __forceinline__ int64 row(int64 batch_head, int query) const { return batch_head * p.q_len + query; }
-  // Keys.
+  // Number of keys.
   __device__ __forceinline__ int kv_len() const { return p.kv_len; }
-  // Position of a query among the keys: the last query stands at the last key.
+  // Position of a query among the keys: the last query is at the last key.
   __device__ __forceinline__ int position(int query) const { return query + p.kv_len - p.q_len; }
-  // End of the keys that queries may see.
+  // End of the visible keys.
   __device__ __forceinline__ int kv_end() const { return p.kv_len; }
 };
 
@@ -166,19 +167,18 @@ __device__ __forceinline__ void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-// mbarrier.arrive: one arrival; who waits then sees what this thread wrote before (PTX ISA, "mbarrier.arrive")
+// mbarrier.arrive: one arrival; waiting threads then see this thread's earlier writes (PTX ISA, "mbarrier.arrive")
 __device__ __forceinline__ void mbarrier_arrive(uint32 barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
 // mbarrier.arrive.expect_tx: one arrival; the phase also needs `bytes` bytes from the copy engine to complete. They may
-// come before this: without the arrival it does not complete (PTX ISA, "mbarrier.arrive")
+// come earlier: the phase does not complete without the arrival (PTX ISA, "mbarrier.arrive")
 __device__ __forceinline__ void mbarrier_arrive_expect_tx(uint32 barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
-// mbarrier.try_wait.parity: returns once the phase of this parity has completed
-// (PTX ISA, "mbarrier.try_wait")
+// mbarrier.try_wait.parity: waits until the phase of this parity has completed (PTX ISA, "mbarrier.try_wait")
 __device__ __forceinline__ void mbarrier_wait(uint32 barrier, int parity) {
   asm volatile(
       "{\n"
@@ -191,13 +191,13 @@ __device__ __forceinline__ void mbarrier_wait(uint32 barrier, int parity) {
       "}\n" ::"r"(barrier), "r"(parity) : "memory");
 }
 
-// prefetch.tensormap: brings a descriptor into its cache (PTX ISA, "prefetch")
+// prefetch.tensormap: prefetches a descriptor (PTX ISA, "prefetch")
 __device__ __forceinline__ void prefetch_tensormap(const TensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-// cp.async.bulk.tensor.4d: tensor box at (c0, ...) to shared memory, counted by an mbarrier. What of the box
-// lies outside the tensor, before its first element too, comes as zeros, and counts (PTX ISA, "cp.async.bulk.tensor")
+// cp.async.bulk.tensor.4d: copies the tensor box at (c0, ...) to shared memory, counted by an mbarrier. Elements
+// outside the tensor, even before its first element, are zero-filled and counted (PTX ISA, "cp.async.bulk.tensor")
 __device__ __forceinline__ void tma_load_4d(
     uint32 to, const TensorMap* map, uint32 barrier, int c0, int c1, int c2, int c3) {
   asm volatile(
@@ -205,14 +205,14 @@ __device__ __forceinline__ void tma_load_4d(
       ::"r"(to), "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3) : "memory");
 }
 
-// cp.async.bulk: `bytes` bytes, all three multiples of 16, to shared memory, counted by an mbarrier (PTX ISA,
-// "cp.async.bulk")
+// cp.async.bulk: copies `bytes` bytes to shared memory, counted by an mbarrier; addresses and bytes are multiples of 16
+// (PTX ISA, "cp.async.bulk")
 __device__ __forceinline__ void tma_load_bytes(uint32 to, const void* from, int bytes, uint32 barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
       ::"r"(to), "l"(from), "r"(bytes), "r"(barrier) : "memory");
 }
 
-// cp.async.bulk.tensor.4d: shared memory to the tensor box at (c0, ...), clipped at the tensor's ends
+// cp.async.bulk.tensor.4d: copies shared memory to the tensor box at (c0, ...), clipped at the tensor's ends
 // (PTX ISA, "cp.async.bulk.tensor")
 __device__ __forceinline__ void tma_store_4d(const TensorMap* map, uint32 from, int c0, int c1, int c2, int c3) {
   asm volatile(
@@ -220,28 +220,28 @@ __device__ __forceinline__ void tma_store_4d(const TensorMap* map, uint32 from, 
       ::"l"(map), "r"(from), "r"(c0), "r"(c1), "r"(c2), "r"(c3) : "memory");
 }
 
-// cp.async.bulk.commit_group: closes a group of stores (PTX ISA, "cp.async.bulk.commit_group")
+// cp.async.bulk.commit_group: commits the stores as a group (PTX ISA, "cp.async.bulk.commit_group")
 __device__ __forceinline__ void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 
-// cp.async.bulk.wait_group.read: at most kPending groups have not read their shared memory yet
-// (PTX ISA, "cp.async.bulk.wait_group")
+// cp.async.bulk.wait_group.read: at most kPending groups have yet to read their shared memory (PTX ISA,
+// "cp.async.bulk.wait_group")
 template <int kPending>
 __device__ __forceinline__ void tma_store_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
 }
 
-// fence.proxy.async: ordinary shared-memory writes become visible to the copy engine (PTX ISA, "membar / fence")
+// fence.proxy.async: makes generic shared-memory writes visible to the async proxy (PTX ISA, "membar / fence")
 __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// cp.reduce.async.bulk: adds `bytes` bytes of floats in shared memory to those in device memory, one by one
-// (PTX ISA, "cp.reduce.async.bulk")
+// cp.reduce.async.bulk: adds `bytes` bytes of floats in shared memory to those in device memory, elementwise (PTX ISA,
+// "cp.reduce.async.bulk")
 __device__ __forceinline__ void tma_reduce_add(float* to, uint32 from, int bytes) {
   asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;"
       ::"l"(to), "r"(from), "r"(bytes) : "memory");
 }
 
-// setmaxnreg: .dec gives registers of this warpgroup back to the thread block, .inc waits until there are so many
-// (PTX ISA, "setmaxnreg")
+// setmaxnreg: .dec releases registers of this warpgroup to the thread block, .inc waits until enough are free (PTX ISA,
+// "setmaxnreg")
 template <int kRegisters>
 __device__ __forceinline__ void setmaxnreg_dec() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
@@ -251,17 +251,17 @@ __device__ __forceinline__ void setmaxnreg_inc() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
-// wgmma.fence, CUTLASS's warpgroup_arrive: orders register accesses before the first wgmma (PTX ISA, "wgmma.fence")
+// wgmma.fence, CUTLASS' warpgroup_arrive: orders register accesses before the first wgmma (PTX ISA, "wgmma.fence")
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-// wgmma.commit_group, warpgroup_commit_batch: closes a group of wgmma (PTX ISA, "wgmma.commit_group")
+// wgmma.commit_group, warpgroup_commit_batch: commits wgmmas as a group (PTX ISA, "wgmma.commit_group")
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-// wgmma.wait_group, warpgroup_wait: at most kPending groups are still running (PTX ISA, "wgmma.wait_group")
+// wgmma.wait_group, warpgroup_wait: waits until at most kPending groups are running (PTX ISA, "wgmma.wait_group")
 template <int kPending>
 __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
-// Keeps the compiler from moving accesses of registers that a running wgmma owns across this point.
+// Keeps the compiler from moving accesses to the registers of a running wgmma across this point.
 template <int kCount>
 __device__ __forceinline__ void warpgroup_fence_operand(float (&registers)[kCount]) {
 #pragma unroll
@@ -269,8 +269,8 @@ __device__ __forceinline__ void warpgroup_fence_operand(float (&registers)[kCoun
 }
 
 // Matrix descriptor of a 128-byte swizzled tile in shared memory (PTX ISA, "Asynchronous Warpgroup Level Matrix
-// Instructions", "Matrix Descriptor Format"). The upper half is always the same: 128-byte swizzle, 1024 bytes from 8
-// rows to the next 8 (SBO, the stride byte offset). So descriptors are passed, and moved on, as their lower halves: the
+// Instructions", "Matrix Descriptor Format"). The upper half is constant: 128-byte swizzle, 1024 bytes from 8 rows to
+// the next 8 (SBO, the stride byte offset). Descriptors are therefore passed and advanced as their lower halves: the
 // address and, for an MN-major tile of several groups of 64 columns, the bytes from one group to the next (LBO, the
 // leading byte offset), else 0; both in units of 16 bytes.
 constexpr uint32 kDescriptorUpperHalf = 0x40000040;
@@ -280,7 +280,7 @@ __device__ __forceinline__ uint32 wgmma_descriptor(uint32 address, int group_byt
 }
 
 // wgmma.mma_async m64n80k16: D = A B, + D if `accumulate`; A in shared memory, K-major, B K-major.
-// After p come factors 1 of A and B, then whether A and B are MN-major (PTX ISA, "wgmma.mma_async")
+// After p come scale factors of 1 for A and B, then whether A and B are MN-major (PTX ISA, "wgmma.mma_async")
 __device__ __forceinline__ void wgmma_m64n80k16_shared_k_major(
     float (&d)[40], uint32 a, uint32 b, int accumulate) {
   asm volatile(
@@ -306,7 +306,8 @@ __device__ __forceinline__ void wgmma_m64n80k16_shared_k_major(
       : "r"(a), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf));
 }
 
-// The same without D before it, which the compiler then takes as free until here; A in shared memory, both K-major.
+// The same without D as an input, so that its registers are free for the compiler until here; A in shared memory, both
+// K-major.
 __device__ __forceinline__ void wgmma_m64n80k16_shared_k_major_first(float (&d)[40], uint32 a, uint32 b) {
   asm volatile(
       "{\n"
@@ -330,7 +331,7 @@ __device__ __forceinline__ void wgmma_m64n80k16_shared_k_major_first(float (&d)[
 }
 
 // wgmma.mma_async m64n128k16: D = A B, + D if `accumulate`; A in registers, B MN-major.
-// After p come factors 1 of A and B, then whether B is MN-major (PTX ISA, "wgmma.mma_async")
+// After p come scale factors of 1 for A and B, then whether B is MN-major (PTX ISA, "wgmma.mma_async")
 __device__ __forceinline__ void wgmma_m64n128k16_registers_mn_major(
     float (&d)[64], const uint32 (&a)[4], uint32 b, int accumulate) {
   asm volatile(
@@ -362,7 +363,7 @@ __device__ __forceinline__ void wgmma_m64n128k16_registers_mn_major(
 }
 
 // wgmma.mma_async m64n80k16: D = A B, + D if `accumulate`; A in shared memory, M-major, B K-major.
-// After p come factors 1 of A and B, then whether A and B are MN-major (PTX ISA, "wgmma.mma_async")
+// After p come scale factors of 1 for A and B, then whether A and B are MN-major (PTX ISA, "wgmma.mma_async")
 __device__ __forceinline__ void wgmma_m64n80k16_shared_m_major_k_major(
     float (&d)[40], uint32 a, uint32 b, int accumulate) {
   asm volatile(
@@ -388,8 +389,8 @@ __device__ __forceinline__ void wgmma_m64n80k16_shared_m_major_k_major(
       : "r"(a), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf));
 }
 
-// The same without D before it, which the compiler then takes as free until here; A in shared memory, M-major, B
-// K-major.
+// The same without D as an input, so that its registers are free for the compiler until here; A in shared memory,
+// M-major, B K-major.
 __device__ __forceinline__ void wgmma_m64n80k16_shared_m_major_k_major_first(float (&d)[40], uint32 a, uint32 b) {
   asm volatile(
       "{\n"
@@ -412,7 +413,7 @@ __device__ __forceinline__ void wgmma_m64n80k16_shared_m_major_k_major_first(flo
       : "r"(a), "r"(b), "n"(kDescriptorUpperHalf));
 }
 
-// bar.sync: named barrier `id` of `threads` threads (PTX ISA, "bar")
+// bar.sync: waits at named barrier `id` of `threads` threads (PTX ISA, "bar")
 __device__ __forceinline__ void bar_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
@@ -431,34 +432,34 @@ __device__ __forceinline__ float rcp(float x) {
   return y;
 }
 
-// cvt.rn.f16x2.f32: two floats to a pair of fp16, `low` in the lower half (PTX ISA, "cvt")
+// cvt.rn.f16x2.f32: converts two floats to a pair of fp16, `low` in the lower half (PTX ISA, "cvt")
 __device__ __forceinline__ uint32 pack(float low, float high) {
   uint32 pair;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   return pair;
 }
 
-// stmatrix.x4: four 8 x 8 matrices of 16-bit elements, each lane gives the address of one row (PTX ISA, "stmatrix")
+// stmatrix.x4: stores four 8 x 8 matrices of 16-bit elements; each lane holds one row address (PTX ISA, "stmatrix")
 __device__ __forceinline__ void stmatrix_x4(uint32 address, uint32 a, uint32 b, uint32 c, uint32 d) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], { %1, %2, %3, %4 };"
       ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
-// stmatrix.x4.trans: four 8 x 8 matrices of 16-bit elements, each stored transposed; each lane gives the address of one
+// stmatrix.x4.trans: stores four 8 x 8 matrices of 16-bit elements, each transposed; each lane holds the address of one
 // row in memory, that is, of one column of a matrix (PTX ISA, "stmatrix")
 __device__ __forceinline__ void stmatrix_x4_trans(uint32 address, uint32 a, uint32 b, uint32 c, uint32 d) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], { %1, %2, %3, %4 };"
       ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
-// What the main kernel asks of a query: log-sum-exp times log2(e), and delta, the sum of dO O over its row
-// (FlashAttention's LSE_log2 and dPsum). A query without keys, and the rows that fill a head's queries up, have
-// infinity and 0: their weights are 2^-inf = 0.
+// Per-query statistics for the main kernel: log-sum-exp times log2(e), and delta, the sum of dO O over its row
+// (FlashAttention's LSE_log2 and dPsum). A query without keys, or a row that pads a head's queries, has infinity and 0:
+// its weights are 2^-inf = 0.
 struct RowStats {
   float lse_log2, delta;
 };
 
-// Two 16-bit elements to floats.
+// Unpacks two 16-bit elements to floats.
 __device__ __forceinline__ float2 unpack(uint32 pair) {
   float2 found;
   asm("{\n"
@@ -470,13 +471,13 @@ __device__ __forceinline__ float2 unpack(uint32 pair) {
   return found;
 }
 
-// Statistics: one thread for 16 bytes of a row, kRowLanes of them next to each other for a row.
+// Statistics: one thread per 16 bytes of a row, kRowLanes adjacent threads per row.
 extern "C" __global__ void __launch_bounds__(kPrologueThreads)
     h100_softcap_dq_dkdv_prologue(const __grid_constant__ Params p) {
   const int64 place = static_cast<int64>(blockIdx.x) * kPrologueThreads + threadIdx.x, row = place / kRowLanes;
   const int chunk = threadIdx.x % kRowLanes, query = row % p.padded_q_len;
   const int64 batch_head = row / p.padded_q_len;
-  if (batch_head >= p.batch_heads) return;  // whole rows: kRowLanes divide a warp
+  if (batch_head >= p.batch_heads) return;  // whole rows: kRowLanes divides a warp
   const int head = batch_head % p.heads, batch = batch_head / p.heads;
   const SeqlenInfo seqlen(p, batch);
   float delta = 0.0f;
@@ -507,7 +508,7 @@ __device__ __forceinline__ int diagonal_of(const SeqlenInfo& seqlen) {
 
 struct QueryBlockIterator {
   int count;      // steps of these keys: from the first query that sees one of them to the last query
-  int first;      // number of the first of them
+  int first;      // index of the first of them
   int all_from;   // queries from here on see all these keys
 
   __device__ __forceinline__ QueryBlockIterator(const Params& p, int batch, int head, int first_key) {
@@ -516,22 +517,22 @@ struct QueryBlockIterator {
     all_from = first_key + kTileN - 1 - diagonal_of(seqlen);
     count = max((seqlen.q_len() + kTileM - 1) / kTileM - first, 0);
   }
-  // Number of the i-th step, in units of its queries.
+  // Index of the i-th step, in units of its queries.
   __device__ __forceinline__ int at(int i) { return first + i; }
-  // Whether some pair of the i-th step is hidden.
+  // Whether some pair of the i-th step is masked.
   __device__ __forceinline__ bool masked(int i, int step) { return step * kTileM < all_from; }
 };
 
-// Whether a query sees a key that exists:
+// Whether a query sees an in-range key:
 //   kv_idx <= q_idx + (kv_len - q_len)
 __device__ __forceinline__ bool visible(const Params& p, int batch, int query, int key) {
   return key <= query + (p.kv_len - p.q_len);
 }
 
-// A thread block's tile: keys of one K/V head. The heads of a group take turns: what they all work on stays in the L2,
-// and the tiles of one head, which follow each other, begin one after another.
+// A thread block's tile: keys of one K/V head. The heads of a group are interleaved: their working set stays in the L2,
+// and the consecutive tiles of one head start one after another.
 struct Tile {
-  int number, first_key, kv_head, batch;  // number: of the tiles of its head
+  int number, first_key, kv_head, batch;  // number: index within its head
 
   __device__ __forceinline__ Tile(const Params& p, int index) {
     const int kv_heads = p.heads / p.heads_per_kv_head, batch_heads = p.batch_heads / p.heads_per_kv_head;
@@ -545,37 +546,38 @@ struct Tile {
   }
 };
 
-// cp.async.bulk: `bytes` bytes of shared memory to device memory, all three multiples of 16 (PTX ISA, "cp.async.bulk")
+// cp.async.bulk: copies `bytes` bytes from shared to device memory; all three are multiples of 16 (PTX ISA,
+// "cp.async.bulk")
 __device__ __forceinline__ void tma_store_bytes(void* to, uint32 from, int bytes) {
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;"
       ::"l"(to), "r"(from), "r"(bytes) : "memory");
 }
 
-// cp.async.bulk.wait_group: at most kPending groups have not been written yet (PTX ISA, "cp.async.bulk.wait_group")
+// cp.async.bulk.wait_group: at most kPending groups are still incomplete (PTX ISA, "cp.async.bulk.wait_group")
 template <int kPending>
 __device__ __forceinline__ void tma_store_wait() {
   asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
-// fence.proxy.async: between ordinary accesses of device memory and the copy engine's (PTX ISA, "membar / fence")
+// fence.proxy.async: orders generic accesses of device memory and the async proxy's (PTX ISA, "membar / fence")
 __device__ __forceinline__ void fence_proxy_async_global() {
   asm volatile("fence.proxy.async.global;" ::: "memory");
 }
 
-// ld.acquire.gpu: what the thread that wrote this with a release wrote before is visible after it (PTX ISA, "ld")
+// ld.acquire.gpu: writes of the thread that stored this value with a release are visible after it (PTX ISA, "ld")
 __device__ __forceinline__ int load_acquire(const int* from) {
   int value;
   asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
   return value;
 }
 
-// st.release.gpu: who reads this with an acquire sees what was visible to this thread before (PTX ISA, "st")
+// st.release.gpu: a thread that loads this value with an acquire sees everything visible to this thread (PTX ISA, "st")
 __device__ __forceinline__ void store_release(int* to, int value) {
   asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
 }
 
-// Which tiles have a part of dQ of a step: from the first one to the one that its last query sees, if that sees any
-// (last < first: none). They add it in the order of their numbers.
+// The tiles that contribute to dQ of a step: from the first one to the one that holds the last key visible to the
+// step's last query (last < first: none). They add their parts in index order.
 struct AddingTiles {
   int first, last;
 
@@ -587,10 +589,10 @@ struct AddingTiles {
   }
 };
 
-// Which addition to dQ of a step the part of a tile is.
+// The turn of a tile among the additions to dQ of a step.
 struct Turn {
-  int number;    // how many parts come before this one
-  bool is_last;  // whether none comes after it
+  int number;    // number of parts before this one
+  bool is_last;  // whether no part comes after it
 
   __device__ __forceinline__ Turn(const Params& p, int batch, int step, int tile) {
     const AddingTiles tiles(p, batch, step);
@@ -599,9 +601,9 @@ struct Turn {
   }
 };
 
-// Number of the thread block's tile, for all its threads, behind a barrier: thread blocks need not begin in the order
-// of their own numbers. They take tiles in the order in which these add to dQ, so that one that waits for its turn
-// waits for tiles that were taken before.
+// Index of the thread block's tile, returned to all its threads after a barrier. Thread blocks need not start in the
+// order of their own indices, so they draw tiles in the order in which these add to dQ. A tile that waits for its turn
+// then waits only for tiles drawn before it.
 __device__ __forceinline__ int take_tile(const Params& p, unsigned char* shared) {
   int* index = reinterpret_cast<int*>(shared + kTileIndexOffset);
   if (threadIdx.x == 0) {
@@ -612,14 +614,14 @@ __device__ __forceinline__ int take_tile(const Params& p, unsigned char* shared)
   return *index;
 }
 
-// Whether the accumulator has a sum of a step: of one that no tile sees it has anything.
+// Whether the accumulator holds a sum for a step: it is undefined for steps that no tile sees.
 __device__ __forceinline__ bool has_sum(const Params& p, int batch, int step) {
   const AddingTiles tiles(p, batch, step);
   return tiles.first <= tiles.last;
 }
 
-// Adds a tile's part of a step's dQ, when its turn has come. The first part is stored, so that nobody has to clear the
-// accumulator. The addition must have ended before the next tile may begin its own.
+// Adds a tile's part of a step's dQ when its turn has come. The first part is stored, so the accumulator need not be
+// cleared. The addition must have completed before the next tile may begin its own.
 __device__ __forceinline__ void add_part(const Params& p, uint32 base, const Tile& tile, int step, int64 place) {
   const Turn turn(p, tile.batch, step, tile.number);
   float* to = p.dq_accum + place * (kTileM * kHeadDim);
@@ -628,7 +630,7 @@ __device__ __forceinline__ void add_part(const Params& p, uint32 base, const Til
   } else {
     while (load_acquire(p.dq_semaphore + place) != turn.number) {
     }
-    fence_proxy_async_global();  // the parts before are there for the copy engine too
+    fence_proxy_async_global();  // makes the previous parts visible to the async proxy
     tma_reduce_add(to, base + kDqOffset, kDqBytes);
   }
   tma_store_commit();
@@ -639,7 +641,7 @@ __device__ __forceinline__ void add_part(const Params& p, uint32 base, const Til
   store_release(p.dq_semaphore + place, turn.is_last ? 0 : turn.number + 1);  // 0: for the next launch
 }
 
-// Producer: one warp. Steps come head by head, the last one of each first.
+// Producer: one warp. Steps come head by head, in descending order.
 __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, uint32 base, const Tile& tile) {
   if (threadIdx.x % 32 != 0) return;
   const uint32 kv_full = base + kKvFullBarrier;
@@ -674,7 +676,7 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
   }
 }
 
-// Adds the tile's parts of dQ to the accumulator, every other step: one warp of two.
+// Adds the tile's parts of dQ to the accumulator, for every other step: one warp of two.
 __device__ __forceinline__ void add_dq(const Params& p, uint32 base, const Tile& tile, int warp) {
   if (threadIdx.x % 32 != 0) return;
   const uint32 full = base + kDqFullBarrier + 8 * warp;
@@ -687,7 +689,7 @@ __device__ __forceinline__ void add_dq(const Params& p, uint32 base, const Tile&
       if (steps % kDqWarps != warp) continue;
       const int step = blocks.at(j);
       mbarrier_wait(full, steps / kDqWarps % 2);
-      // Where the step's part is in the accumulator.
+      // Location of the step's part in the accumulator.
       const int64 place = (static_cast<int64>(tile.batch) * p.heads + head) * p.query_steps + step;
       add_part(p, base, tile, step, place);
     }
@@ -725,7 +727,7 @@ __device__ __forceinline__ void issue_gradient(float (&d)[kHeadDim / 2], const u
   warpgroup_fence_operand(d);
 }
 
-// Hides the pairs of a step that the pattern excludes. `key` and `query` are this thread's first.
+// Masks the pairs of a step that the pattern excludes. `key` and `query` are this thread's first.
 __device__ __forceinline__ void apply_mask(float (&s)[kTileM / 2], const Params& p, int batch, int key, int query) {
 #pragma unroll
   for (int i = 0; i < kTileM / 2; ++i) {
@@ -733,14 +735,15 @@ __device__ __forceinline__ void apply_mask(float (&s)[kTileM / 2], const Params&
   }
 }
 
-// s becomes log2(e) softcap tanh(scale s / softcap), by the forward's instructions: tanh(x) = 1 - 2 / (1 + e^(2 x)).
+// Replaces s by log2(e) softcap tanh(scale s / softcap), with the instructions of the forward kernel: tanh(x) = 1 - 2 /
+// (1 + e^(2 x)).
 __device__ __forceinline__ void apply_softcap(float (&s)[kTileM / 2], float scale_log2) {
   const float argument = scale_log2 * kCapArgument;
 #pragma unroll
   for (int i = 0; i < kTileM / 2; ++i) s[i] = kCap - 2.0f * kCap * rcp(1.0f + ex2(s[i] * argument));
 }
 
-// The derivative of the softcap, 1 - tanh^2, of a capped logit times log2(e); 0 of a hidden pair's, -infinity.
+// Derivative of the softcap, 1 - tanh^2, at a capped logit times log2(e); 0 for a masked pair's logit, -infinity.
 __device__ __forceinline__ float cap_slope(float logit) {
   const float tanh = fmaxf(logit * (1.0f / kCap), -1.0f);
   return 1.0f - tanh * tanh;
@@ -758,7 +761,7 @@ __device__ __forceinline__ void weights(uint32 (&p_frag)[kTileM / 16][4], float 
       s[at] = ex2(s[at] * scale_log2 - stats[query].lse_log2);
       s[at + 1] = ex2(s[at + 1] * scale_log2 - stats[query + 1].lse_log2);
       p_frag[k][i] = pack(s[at], s[at + 1]);
-      // dV takes P, dS the product of P and the cap's derivative.
+      // dV takes P; dS takes the product of P and the cap's derivative.
       s[at] *= slopes[0];
       s[at + 1] *= slopes[1];
     }
@@ -779,20 +782,20 @@ __device__ __forceinline__ void score_gradients(uint32 (&ds_frag)[kTileM / 16][4
   }
 }
 
-// Writes a warpgroup's 64 rows of dK or dV over its rows of K or V, which it has done with (128-byte swizzle, as TMA
-// expects).
+// Writes a warpgroup's 64 rows of dK or dV over its rows of K or V, which are no longer needed (128-byte swizzle, as
+// TMA expects).
 __device__ __forceinline__ void stage_gradient(uint32 staging, const float (&d)[kHeadDim / 2], float factor) {
   const int lane = threadIdx.x % 32, row = threadIdx.x / 32 % kWarpsPerWarpgroup * 16 + lane % 16;
 #pragma unroll
   for (int j = 0; j < kHeadDim / 16; ++j) {
-    const int chunk = j % 4 * 2 + lane / 16;  // 16 bytes = 8 columns; the swizzle puts it at place chunk ^ row % 8
+    const int chunk = j % 4 * 2 + lane / 16;  // 16 bytes = 8 columns; swizzled to chunk ^ row % 8
     const uint32 to = staging + j / 4 * kKvGroupBytes + row * kRowBytes + (chunk ^ row % 8) * 16;
     stmatrix_x4(to, pack(d[j * 8] * factor, d[j * 8 + 1] * factor), pack(d[j * 8 + 2] * factor, d[j * 8 + 3] * factor),
         pack(d[j * 8 + 4] * factor, d[j * 8 + 5] * factor), pack(d[j * 8 + 6] * factor, d[j * 8 + 7] * factor));
   }
 }
 
-// Hides keys at and behind `keys`, counted from this thread's first one: dQ would have them.
+// Masks keys from index `keys` on, counted from this thread's first one: they would contribute to dQ.
 __device__ __forceinline__ void hide_keys(float (&s)[kTileM / 2], int keys) {
 #pragma unroll
   for (int i = 0; i < kTileM / 2; ++i) {
@@ -800,7 +803,8 @@ __device__ __forceinline__ void hide_keys(float (&s)[kTileM / 2], int keys) {
   }
 }
 
-// dS of the warpgroup's keys, transposed back: rows of queries, in a column group of its 64 keys (128-byte swizzle).
+// Stages dS of the warpgroup's keys, transposed back: rows are queries, in a column group of its 64 keys (128-byte
+// swizzle).
 __device__ __forceinline__ void stage_score_gradients(uint32 staging, const uint32 (&ds_frag)[kTileM / 16][4]) {
   const int lane = threadIdx.x % 32, chunk = threadIdx.x / 32 % kWarpsPerWarpgroup * 2 + lane / 8 % 2;
 #pragma unroll
@@ -828,7 +832,7 @@ __device__ __forceinline__ void issue_dq(float (&d)[kDqQueries / 2], uint32 k_tr
   warpgroup_fence_operand(d);
 }
 
-// Writes it as the accumulator has it: 16 bytes of each thread, next to those of its neighbours.
+// Stages it in the layout of the accumulator: 16 bytes of each thread, next to those of its neighbors.
 __device__ __forceinline__ void stage_dq(unsigned char* staging, const float (&d)[kDqQueries / 2]) {
 #pragma unroll
   for (int j = 0; j < kDqQueries / 8; ++j) {
@@ -837,7 +841,7 @@ __device__ __forceinline__ void stage_dq(unsigned char* staging, const float (&d
   }
 }
 
-// Consumer: one warpgroup has 64 keys of the tile.
+// Consumer: one warpgroup computes 64 keys of the tile.
 __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, uint32 base, const Tile& tile,
     int warpgroup) {
   const int lane = threadIdx.x % 32;
@@ -846,7 +850,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     count += QueryBlockIterator(p, tile.batch, tile.kv_head * p.heads_per_kv_head + i, tile.first_key).count;
   }
   const uint32 my_rows = warpgroup * kWarpgroupRows * kRowBytes;
-  // The shuffles keep the compiler from working the descriptors out anew in each step.
+  // The shuffles keep the compiler from recomputing the descriptors in each step.
   const uint32 k_descriptor = __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kKOffset + my_rows, 0), 0);
   const uint32 v_descriptor = __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kVOffset + my_rows, 0), 0);
   const uint32 q_descriptors = __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kQOffset, 0), 0);
@@ -855,7 +859,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
       wgmma_descriptor(base + kKOffset + warpgroup % kDqColumnParts * kKvGroupBytes, 0), 0);
   const uint32 ds_descriptors = __shfl_sync(0xFFFFFFFF,
       wgmma_descriptor(base + kDsOffset + warpgroup / kDqColumnParts * kDqQueries * kRowBytes, 0), 0);
-  const uint32 mn_major = wgmma_descriptor(0, kQGroupBytes);  // what an MN-major operand adds to a descriptor
+  const uint32 mn_major = wgmma_descriptor(0, kQGroupBytes);  // added to a descriptor for an MN-major operand
   const int* step_meta = reinterpret_cast<const int*>(shared + kStepMetaOffset);
   const int key = tile.first_key + warpgroup * kWarpgroupRows + threadIdx.x / 32 % kWarpsPerWarpgroup * 16 + lane / 4;
   const int tile_keys = SeqlenInfo(p, tile.batch).kv_end() - tile.first_key;
@@ -887,7 +891,8 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     wgmma_wait<1>();
     warpgroup_fence_operand(dp);
     score_gradients(ds_frag, s, dp, stats);
-    // One barrier a step is enough, as dS has two places: who is here has done with dQ of the step before.
+    // One barrier per step is enough, because dS has two buffers: a warpgroup that gets here has finished dQ of the
+    // previous step.
     const int ds_place = i % 2 * kDsBytes;
     stage_score_gradients(base + kDsOffset + ds_place + warpgroup * kQGroupBytes, ds_frag);
     fence_proxy_async();
@@ -909,7 +914,8 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     mbarrier_arrive(base + kQEmptyBarrier + 8 * stage);
   }
 
-  // Keys that no query sees have no step, and keys that are hidden no weight: zeros. All warpgroups have done with K.
+  // Keys that no query sees have no steps, and masked keys no weight: their gradients are 0. All warpgroups have
+  // finished with K.
   bar_sync(kConsumerBarrier, kConsumerWarpgroups * kWarpgroupThreads);
   stage_gradient(base + kKOffset + my_rows, dk, p.scale);
   stage_gradient(base + kVOffset + my_rows, dv, 1.0f);
@@ -931,11 +937,11 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
     h100_softcap_dq_dkdv(const __grid_constant__ Params p) {
-  // TMA's swizzle goes by addresses and repeats every 1024 bytes: what it applies to begins at a multiple of that.
+  // TMA swizzles by address, with a period of 1024 bytes: swizzled buffers are aligned to that.
   extern __shared__ __align__(1024) unsigned char shared[];
   const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
-  // The shuffle shows the compiler that both are uniform, so that it keeps what depends on them in uniform registers
-  // (CUTLASS's canonical_warp_idx_sync).
+  // The shuffle proves to the compiler that both are warp-uniform, so values derived from them go to uniform registers
+  // (CUTLASS' canonical_warp_idx_sync).
   const int warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / 32, 0), warpgroup = warp / kWarpsPerWarpgroup;
   if (threadIdx.x == 0) {
     mbarrier_init(base + kKvFullBarrier, 1);
@@ -969,11 +975,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   }
 }
 
-// dQ from its accumulator, times the softmax scale and in 16 bits: one thread block for each step. Steps that no tile
-// sees get zeros.
+// dQ from its accumulator, times the softmax scale, in 16 bits: one thread block per step. Steps that no tile sees are
+// zero-filled.
 extern "C" __global__ void __launch_bounds__(kConvertThreads)
     h100_softcap_dq_dkdv_convert_dq(const __grid_constant__ Params p) {
-  constexpr int kPadding = 8;  // of a row in shared memory: eight rows begin in different banks
+  constexpr int kPadding = 8;  // padding of a row in shared memory: eight rows start in different banks
   constexpr int kRowChunks = kHeadDim / 8;  // 16 bytes each
   __shared__ __align__(16) unsigned short rows[kTileM][kHeadDim + kPadding];
   const int step = blockIdx.x % p.query_steps, batch_head = blockIdx.x / p.query_steps;
@@ -981,7 +987,7 @@ extern "C" __global__ void __launch_bounds__(kConvertThreads)
   const bool added = has_sum(p, batch_head / p.heads, step);
   const float4* from = reinterpret_cast<const float4*>(p.dq_accum) + static_cast<int64>(blockIdx.x) * (kDqBytes / 16);
   for (int i = threadIdx.x; i < kDqBytes / 16; i += kConvertThreads) {
-    // As stage_dq writes it: by warpgroup, by 8 queries, by thread.
+    // The layout of stage_dq: by warpgroup, by 8 queries, by thread.
     const int thread = i % kWarpgroupThreads, lane = thread % 32;
     const int eight = i / kWarpgroupThreads % (kDqQueries / 8), warpgroup = i / kWarpgroupThreads / (kDqQueries / 8);
     const int column = warpgroup % kDqColumnParts * 64 + thread / 32 * 16 + lane / 4;

@@ -3,28 +3,28 @@
 //     codegen render specs/backward/h100_topk_b64_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":64,"q":64},"k":null,"kind":"topk"},"schedule":"cooperative","stages":2,"tile":{"m":64,"n":64}}
 // spec hash: d2986b038787f1e7603bade13164b4e4002575d7607add08d5fcb418f88fc1b0
-// seal: sha256 1fb2d086ba33f2243daaf84416733868cb74fafad494289dfe3b30daa778ba15
+// seal: sha256 6d707a54dd8898280c395f186273aefcc69ec3549956d34ca243f638709387fc
 
 // Attention backward for sm_90a, gradients of K and V
-// over the key blocks that the pattern lists:
+// over the listed key blocks of the pattern:
 //   P = exp(scale * Q K^T - LSE),  dS = P (dO V^T - delta),  dV = P^T dO,  dK = scale * dS^T Q
-// Each thread block sums up all that the queries add to its keys, in one order and without atomic additions of floats:
-// every run gives the same bits.
+// Each thread block accumulates the contributions of all queries to its keys, in a fixed order and without
+// floating-point atomics: results are bitwise reproducible.
 //
-// Who does what
+// Roles
 //   warpgroup 0      producer. Warp 0 fills the ring of queries by TMA, and loads K and V.
 //   warpgroup 1      consumer. It owns the tile's 64 keys: S^T = K Q^T and dP^T = V dO^T from shared memory,
 //                    dV += P^T dO and dK += dS^T Q with P^T and dS^T in registers, as A operands.
 //
-// Which barrier guards what (full: what it guards is there, empty: its place is free to be filled)
+// Barriers (full: the data has arrived; empty: the buffer may be overwritten)
 //   kv_full                  K and V of the tile
 //   q_full[i], q_empty[i]    stage i of the ring: Q, dO, their statistics and metadata
 //
-// Pipeline of a consumer: the weights are worked out under dO's product, dS under that of dV; while it waits for its
-// own products, the SM's other thread block, if it has one, computes.
+// Pipeline of a consumer: the weights are computed while dO's product runs, and dS while the product for dV runs. While
+// a consumer waits for its own products, the SM's other thread block, if it has one, computes.
 //
 // Symbols
-//   tile        kTileN keys of one K/V head, which a thread block works on
+//   tile        kTileN keys of one K/V head, processed by one thread block
 //   step        kTileM queries of one of the heads that share it
 //   s, dp       S^T and dP^T: 64 keys of the warpgroup x kTileM queries; p_frag, ds_frag: P^T and dS^T in 16 bits
 //   A thread holds keys r and r + 8 of its warp's 16 (r = lane / 4), queries 8 j + 2 (lane % 4) + {0, 1}.
@@ -33,8 +33,8 @@ using int64 = long long;
 using uint32 = unsigned int;
 
 // Stands for CUtensorMap: 128 opaque bytes (PTX ISA, "Tensor-Map"), 64-byte aligned (driver API,
-// cuTensorMapEncodeTiled). Parameters of this type have in their comments the dimensions, innermost first, the box of
-// one copy, and the bytes of the swizzle.
+// cuTensorMapEncodeTiled). The comments of parameters of this type give the dimensions, innermost first, the box of one
+// copy, and the bytes of the swizzle.
 struct alignas(64) TensorMap {
   unsigned char bytes[128];
 };
@@ -60,8 +60,8 @@ constexpr int kRowLanes = 16;  // threads of a row there, 16 bytes each
 constexpr int kBlockSteps = 1;  // steps in a listed query block
 
 // Dynamic shared memory: 99368 bytes. Byte offsets:
-constexpr int kKOffset = 0;  // 16384 bytes: K of the tile in column groups; then dK on its way out
-constexpr int kVOffset = 16384;  // 16384 bytes: V of the tile; then dV on its way out
+constexpr int kKOffset = 0;  // 16384 bytes: K of the tile in column groups; then staging of dK
+constexpr int kVOffset = 16384;  // 16384 bytes: V of the tile; then staging of dV
 constexpr int kQOffset = 32768;  // 32768 bytes: Q ring
 constexpr int kDoutOffset = 65536;  // 32768 bytes: dO ring
 constexpr int kStatsOffset = 98304;  // 1024 bytes: statistics of the queries in the ring
@@ -72,14 +72,14 @@ constexpr int kQEmptyBarrier = kQFullBarrier + 8 * kStages;
 constexpr int kKvFullBarrier = kQEmptyBarrier + 8 * kStages;
 constexpr int kWarpgroupThreads = 128, kWarpsPerWarpgroup = 4;
 constexpr int kWarpgroupRows = 64;  // rows of one wgmma: keys
-constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared memory: what the swizzle spans
+constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared memory: the span of the swizzle
 constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer warpgroup w: this + w; 0 is __syncthreads
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
 constexpr float kLog2E = 1.44269504088896f;
 
-// Launch: 256 threads a block, 99368 bytes of dynamic shared memory.
+// Launch: 256 threads per block, 99368 bytes of dynamic shared memory.
 // Grid: one thread block for each tile.
-// Before it, with the same parameters: h100_topk_b64_dkdv_prologue, 1024 threads a block.
+// Prologue, with the same parameters: h100_topk_b64_dkdv_prologue, 1024 threads per block.
 struct Params {
   TensorMap q_map;  // Q (head_dim, q_len, heads, batch): box 64 x 64 x 1 x 1, swizzle 128
   TensorMap k_map;  // K (head_dim, kv_len, kv_heads, batch): box 64 x 64 x 1 x 1, swizzle 128
@@ -103,15 +103,15 @@ struct Params {
   int64 kv_indices_row_stride;  // elements from one query block to the next
   int kv_indices_length;  // entries of a list
   int query_blocks;  // query blocks of a head: rows of the lists
-  int* q_offsets;  // where the list of each key block begins, and the last one ends
+  int* q_offsets;  // start of each key block's list, then the end of the last
   int* q_entries;  // lists of query blocks, by key block
-  int* q_places;  // where entries go, of each warp of the prologue and key block
-  int list_batches;  // batches that have lists of their own; 1: shared
-  int list_heads;  // heads that have lists of their own; 1: shared
+  int* q_places;  // destinations of entries, for each warp of the prologue and key block
+  int list_batches;  // batches with their own lists; 1: shared
+  int list_heads;  // heads with their own lists; 1: shared
   int list_entries;  // entries of all lists of a head
-  int stats_blocks;  // thread blocks of the prologue that make statistics; others transpose lists
+  int stats_blocks;  // thread blocks of the prologue that compute statistics; the others transpose lists
   int q_len;  // queries of a head
-  int padded_q_len;  // rows of statistics of a head: q_len and 128 or more behind
+  int padded_q_len;  // rows of statistics of a head: q_len, and at least 128 of padding
   int heads;  // query heads
   int heads_per_kv_head;  // query heads that share one K/V head
   int batch_heads;  // batch * heads
@@ -126,7 +126,7 @@ struct SeqlenInfo {
   const Params& p;
 
   __device__ __forceinline__ SeqlenInfo(const Params& p, int batch) : p(p) {}
-  // Queries.
+  // Number of queries.
   __device__ __forceinline__ int q_len() const { return p.q_len; }
   // Index of a query in a (batch, heads, q_len) tensor.
   __device__ __forceinline__ int64 row(int64 batch_head, int query) const { return batch_head * p.q_len + query; }
@@ -142,19 +142,18 @@ __device__ __forceinline__ void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-// mbarrier.arrive: one arrival; who waits then sees what this thread wrote before (PTX ISA, "mbarrier.arrive")
+// mbarrier.arrive: one arrival; waiting threads then see this thread's earlier writes (PTX ISA, "mbarrier.arrive")
 __device__ __forceinline__ void mbarrier_arrive(uint32 barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
 // mbarrier.arrive.expect_tx: one arrival; the phase also needs `bytes` bytes from the copy engine to complete. They may
-// come before this: without the arrival it does not complete (PTX ISA, "mbarrier.arrive")
+// come earlier: the phase does not complete without the arrival (PTX ISA, "mbarrier.arrive")
 __device__ __forceinline__ void mbarrier_arrive_expect_tx(uint32 barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
-// mbarrier.try_wait.parity: returns once the phase of this parity has completed
-// (PTX ISA, "mbarrier.try_wait")
+// mbarrier.try_wait.parity: waits until the phase of this parity has completed (PTX ISA, "mbarrier.try_wait")
 __device__ __forceinline__ void mbarrier_wait(uint32 barrier, int parity) {
   asm volatile(
       "{\n"
@@ -167,13 +166,13 @@ __device__ __forceinline__ void mbarrier_wait(uint32 barrier, int parity) {
       "}\n" ::"r"(barrier), "r"(parity) : "memory");
 }
 
-// prefetch.tensormap: brings a descriptor into its cache (PTX ISA, "prefetch")
+// prefetch.tensormap: prefetches a descriptor (PTX ISA, "prefetch")
 __device__ __forceinline__ void prefetch_tensormap(const TensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-// cp.async.bulk.tensor.4d: tensor box at (c0, ...) to shared memory, counted by an mbarrier. What of the box
-// lies outside the tensor, before its first element too, comes as zeros, and counts (PTX ISA, "cp.async.bulk.tensor")
+// cp.async.bulk.tensor.4d: copies the tensor box at (c0, ...) to shared memory, counted by an mbarrier. Elements
+// outside the tensor, even before its first element, are zero-filled and counted (PTX ISA, "cp.async.bulk.tensor")
 __device__ __forceinline__ void tma_load_4d(
     uint32 to, const TensorMap* map, uint32 barrier, int c0, int c1, int c2, int c3) {
   asm volatile(
@@ -181,14 +180,14 @@ __device__ __forceinline__ void tma_load_4d(
       ::"r"(to), "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3) : "memory");
 }
 
-// cp.async.bulk: `bytes` bytes, all three multiples of 16, to shared memory, counted by an mbarrier (PTX ISA,
-// "cp.async.bulk")
+// cp.async.bulk: copies `bytes` bytes to shared memory, counted by an mbarrier; addresses and bytes are multiples of 16
+// (PTX ISA, "cp.async.bulk")
 __device__ __forceinline__ void tma_load_bytes(uint32 to, const void* from, int bytes, uint32 barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
       ::"r"(to), "l"(from), "r"(bytes), "r"(barrier) : "memory");
 }
 
-// cp.async.bulk.tensor.4d: shared memory to the tensor box at (c0, ...), clipped at the tensor's ends
+// cp.async.bulk.tensor.4d: copies shared memory to the tensor box at (c0, ...), clipped at the tensor's ends
 // (PTX ISA, "cp.async.bulk.tensor")
 __device__ __forceinline__ void tma_store_4d(const TensorMap* map, uint32 from, int c0, int c1, int c2, int c3) {
   asm volatile(
@@ -196,21 +195,21 @@ __device__ __forceinline__ void tma_store_4d(const TensorMap* map, uint32 from, 
       ::"l"(map), "r"(from), "r"(c0), "r"(c1), "r"(c2), "r"(c3) : "memory");
 }
 
-// cp.async.bulk.commit_group: closes a group of stores (PTX ISA, "cp.async.bulk.commit_group")
+// cp.async.bulk.commit_group: commits the stores as a group (PTX ISA, "cp.async.bulk.commit_group")
 __device__ __forceinline__ void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 
-// cp.async.bulk.wait_group.read: at most kPending groups have not read their shared memory yet
-// (PTX ISA, "cp.async.bulk.wait_group")
+// cp.async.bulk.wait_group.read: at most kPending groups have yet to read their shared memory (PTX ISA,
+// "cp.async.bulk.wait_group")
 template <int kPending>
 __device__ __forceinline__ void tma_store_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
 }
 
-// fence.proxy.async: ordinary shared-memory writes become visible to the copy engine (PTX ISA, "membar / fence")
+// fence.proxy.async: makes generic shared-memory writes visible to the async proxy (PTX ISA, "membar / fence")
 __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// setmaxnreg: .dec gives registers of this warpgroup back to the thread block, .inc waits until there are so many
-// (PTX ISA, "setmaxnreg")
+// setmaxnreg: .dec releases registers of this warpgroup to the thread block, .inc waits until enough are free (PTX ISA,
+// "setmaxnreg")
 template <int kRegisters>
 __device__ __forceinline__ void setmaxnreg_dec() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
@@ -220,17 +219,17 @@ __device__ __forceinline__ void setmaxnreg_inc() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
-// wgmma.fence, CUTLASS's warpgroup_arrive: orders register accesses before the first wgmma (PTX ISA, "wgmma.fence")
+// wgmma.fence, CUTLASS' warpgroup_arrive: orders register accesses before the first wgmma (PTX ISA, "wgmma.fence")
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-// wgmma.commit_group, warpgroup_commit_batch: closes a group of wgmma (PTX ISA, "wgmma.commit_group")
+// wgmma.commit_group, warpgroup_commit_batch: commits wgmmas as a group (PTX ISA, "wgmma.commit_group")
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-// wgmma.wait_group, warpgroup_wait: at most kPending groups are still running (PTX ISA, "wgmma.wait_group")
+// wgmma.wait_group, warpgroup_wait: waits until at most kPending groups are running (PTX ISA, "wgmma.wait_group")
 template <int kPending>
 __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
-// Keeps the compiler from moving accesses of registers that a running wgmma owns across this point.
+// Keeps the compiler from moving accesses to the registers of a running wgmma across this point.
 template <int kCount>
 __device__ __forceinline__ void warpgroup_fence_operand(float (&registers)[kCount]) {
 #pragma unroll
@@ -238,8 +237,8 @@ __device__ __forceinline__ void warpgroup_fence_operand(float (&registers)[kCoun
 }
 
 // Matrix descriptor of a 128-byte swizzled tile in shared memory (PTX ISA, "Asynchronous Warpgroup Level Matrix
-// Instructions", "Matrix Descriptor Format"). The upper half is always the same: 128-byte swizzle, 1024 bytes from 8
-// rows to the next 8 (SBO, the stride byte offset). So descriptors are passed, and moved on, as their lower halves: the
+// Instructions", "Matrix Descriptor Format"). The upper half is constant: 128-byte swizzle, 1024 bytes from 8 rows to
+// the next 8 (SBO, the stride byte offset). Descriptors are therefore passed and advanced as their lower halves: the
 // address and, for an MN-major tile of several groups of 64 columns, the bytes from one group to the next (LBO, the
 // leading byte offset), else 0; both in units of 16 bytes.
 constexpr uint32 kDescriptorUpperHalf = 0x40000040;
@@ -249,7 +248,7 @@ __device__ __forceinline__ uint32 wgmma_descriptor(uint32 address, int group_byt
 }
 
 // wgmma.mma_async m64n64k16: D = A B, + D if `accumulate`; A in shared memory, K-major, B K-major.
-// After p come factors 1 of A and B, then whether A and B are MN-major (PTX ISA, "wgmma.mma_async")
+// After p come scale factors of 1 for A and B, then whether A and B are MN-major (PTX ISA, "wgmma.mma_async")
 __device__ __forceinline__ void wgmma_m64n64k16_shared_k_major(
     float (&d)[32], uint32 a, uint32 b, int accumulate) {
   asm volatile(
@@ -273,7 +272,8 @@ __device__ __forceinline__ void wgmma_m64n64k16_shared_k_major(
       : "r"(a), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf));
 }
 
-// The same without D before it, which the compiler then takes as free until here; A in shared memory, both K-major.
+// The same without D as an input, so that its registers are free for the compiler until here; A in shared memory, both
+// K-major.
 __device__ __forceinline__ void wgmma_m64n64k16_shared_k_major_first(float (&d)[32], uint32 a, uint32 b) {
   asm volatile(
       "{\n"
@@ -295,7 +295,7 @@ __device__ __forceinline__ void wgmma_m64n64k16_shared_k_major_first(float (&d)[
 }
 
 // wgmma.mma_async m64n128k16: D = A B, + D if `accumulate`; A in registers, B MN-major.
-// After p come factors 1 of A and B, then whether B is MN-major (PTX ISA, "wgmma.mma_async")
+// After p come scale factors of 1 for A and B, then whether B is MN-major (PTX ISA, "wgmma.mma_async")
 __device__ __forceinline__ void wgmma_m64n128k16_registers_mn_major(
     float (&d)[64], const uint32 (&a)[4], uint32 b, int accumulate) {
   asm volatile(
@@ -326,7 +326,7 @@ __device__ __forceinline__ void wgmma_m64n128k16_registers_mn_major(
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf));
 }
 
-// bar.sync: named barrier `id` of `threads` threads (PTX ISA, "bar")
+// bar.sync: waits at named barrier `id` of `threads` threads (PTX ISA, "bar")
 __device__ __forceinline__ void bar_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
@@ -338,27 +338,27 @@ __device__ __forceinline__ float ex2(float x) {
   return y;
 }
 
-// cvt.rn.f16x2.f32: two floats to a pair of fp16, `low` in the lower half (PTX ISA, "cvt")
+// cvt.rn.f16x2.f32: converts two floats to a pair of fp16, `low` in the lower half (PTX ISA, "cvt")
 __device__ __forceinline__ uint32 pack(float low, float high) {
   uint32 pair;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   return pair;
 }
 
-// stmatrix.x4: four 8 x 8 matrices of 16-bit elements, each lane gives the address of one row (PTX ISA, "stmatrix")
+// stmatrix.x4: stores four 8 x 8 matrices of 16-bit elements; each lane holds one row address (PTX ISA, "stmatrix")
 __device__ __forceinline__ void stmatrix_x4(uint32 address, uint32 a, uint32 b, uint32 c, uint32 d) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], { %1, %2, %3, %4 };"
       ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
-// What the main kernel asks of a query: log-sum-exp times log2(e), and delta, the sum of dO O over its row
-// (FlashAttention's LSE_log2 and dPsum). A query without keys, and the rows that fill a head's queries up, have
-// infinity and 0: their weights are 2^-inf = 0.
+// Per-query statistics for the main kernel: log-sum-exp times log2(e), and delta, the sum of dO O over its row
+// (FlashAttention's LSE_log2 and dPsum). A query without keys, or a row that pads a head's queries, has infinity and 0:
+// its weights are 2^-inf = 0.
 struct RowStats {
   float lse_log2, delta;
 };
 
-// Two 16-bit elements to floats.
+// Unpacks two 16-bit elements to floats.
 __device__ __forceinline__ float2 unpack(uint32 pair) {
   float2 found;
   asm("{\n"
@@ -370,13 +370,14 @@ __device__ __forceinline__ float2 unpack(uint32 pair) {
   return found;
 }
 
-// Transposed lists: of each key block the query blocks that list it, ascending. One thread block sorts the entries of a
-// head by key block (a stable counting sort), so every run has the same: what is added up atomically are integers, and
-// each warp has counters of its own. Lists that batches or heads share are transposed once.
+// Transposed lists: for each key block, the query blocks that list it, in ascending order. One thread block sorts the
+// entries of a head by key block (a stable counting sort). The result is deterministic: only integers are added
+// atomically, and each warp has its own counters. Lists shared by batches or heads are transposed once.
 constexpr int kPrologueWarps = kPrologueThreads / 32;
 
-// Calls visit(key block, code, entry) for the entries of a query block's list, 32 at a time, one a lane: -1 where there
-// is none. The code is twice the query block, plus 1 if the pattern may hide some of the block's pairs.
+// Calls visit(key block, code, entry) for the entries of a query block's list, 32 at a time, one per lane; the key
+// block is -1 if there is no entry. The code is twice the query block, plus 1 if the pattern may mask some of the
+// block's pairs.
 template <typename Visit>
 __device__ __forceinline__ void for_each_entry(const int* list, int number, int key_blocks, int code, Visit visit) {
   for (int first = 0; first < number; first += 32) {
@@ -385,7 +386,7 @@ __device__ __forceinline__ void for_each_entry(const int* list, int number, int 
   }
 }
 
-// The same for the query blocks of a warp: each has a run of them.
+// The same for all query blocks of a warp, which are consecutive.
 template <typename Visit>
 __device__ __forceinline__ void for_each_entry_of_warp(const Params& p, int batch, int head, Visit visit) {
   const int rows = (p.query_blocks + kPrologueWarps - 1) / kPrologueWarps, warp = threadIdx.x / 32;
@@ -395,7 +396,8 @@ __device__ __forceinline__ void for_each_entry_of_warp(const Params& p, int batc
   }
 }
 
-// Turns `places`, how many entries each warp has of each key block, into where these go: by key block, then by warp.
+// Turns `places`, the number of entries of each warp and key block, into their destinations: by key block, then by
+// warp.
 __device__ __forceinline__ void find_places(int* places, int* offsets, int key_blocks) {
   __shared__ int sums[kPrologueWarps];  // entries of the key blocks of a warp, in this round
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -404,7 +406,7 @@ __device__ __forceinline__ void find_places(int* places, int* offsets, int key_b
     const int block = first + threadIdx.x;
     int number = 0;
     for (int w = 0; w < kPrologueWarps && block < key_blocks; ++w) number += __ldcg(places + w * key_blocks + block);
-    int up_to = number;  // of the warp's key blocks up to this one
+    int up_to = number;  // entries of the warp's key blocks up to this one
 #pragma unroll
     for (int distance = 1; distance < 32; distance *= 2) {
       const int other = __shfl_up_sync(0xFFFFFFFF, up_to, distance);
@@ -430,10 +432,10 @@ __device__ __forceinline__ void find_places(int* places, int* offsets, int key_b
   }
 }
 
-// Counts the entries of each warp and key block, finds their places, then writes them there.
+// Counts the entries of each warp and key block, computes their destinations, then writes them there.
 __device__ __forceinline__ void transpose_lists(const Params& p, int list) {
   const int batch = list / p.list_heads, head = list % p.list_heads, lane = threadIdx.x % 32;
-  // What this thread block has of the scratch memory: numbers, then places, of each warp and key block.
+  // This thread block's part of the scratch memory: counts, then destinations, for each warp and key block.
   int* places = p.q_places + static_cast<int64>(list) * kPrologueWarps * p.key_tiles;
   int* of_warp = places + threadIdx.x / 32 * p.key_tiles;
   for (int block = lane; block < p.key_tiles; block += 32) __stcg(of_warp + block, 0);
@@ -454,8 +456,8 @@ __device__ __forceinline__ void transpose_lists(const Params& p, int list) {
   });
 }
 
-// Statistics: one thread for 16 bytes of a row, kRowLanes of them next to each other for a row.
-// Each thread block behind those that make them transposes the lists of a head.
+// Statistics: one thread per 16 bytes of a row, kRowLanes adjacent threads per row.
+// The thread blocks after those transpose the lists, one head each.
 extern "C" __global__ void __launch_bounds__(kPrologueThreads)
     h100_topk_b64_dkdv_prologue(const __grid_constant__ Params p) {
   if (blockIdx.x >= p.stats_blocks) {
@@ -465,7 +467,7 @@ extern "C" __global__ void __launch_bounds__(kPrologueThreads)
   const int64 place = static_cast<int64>(blockIdx.x) * kPrologueThreads + threadIdx.x, row = place / kRowLanes;
   const int chunk = threadIdx.x % kRowLanes, query = row % p.padded_q_len;
   const int64 batch_head = row / p.padded_q_len;
-  if (batch_head >= p.batch_heads) return;  // whole rows: kRowLanes divide a warp
+  if (batch_head >= p.batch_heads) return;  // whole rows: kRowLanes divides a warp
   const int head = batch_head % p.heads, batch = batch_head / p.heads;
   const SeqlenInfo seqlen(p, batch);
   float delta = 0.0f;
@@ -490,25 +492,26 @@ extern "C" __global__ void __launch_bounds__(kPrologueThreads)
 }
 
 // Pattern: each key block has a list of the query blocks that see it, the transpose of the forward's lists. A block
-// counts as often as it is listed.
+// listed several times counts that often.
 struct QueryBlockIterator {
   int count;           // steps of these keys
-  const int* entries;  // twice a query block, plus 1 if the pattern hides some of its pairs
+  const int* entries;  // twice a query block, plus 1 if the pattern masks some of its pairs
 
   __device__ __forceinline__ QueryBlockIterator(const Params& p, int batch, int head, int first_key) {
-    const int64 list = batch % p.list_batches * p.list_heads + head % p.list_heads;  // shared: there is one
+    const int64 list = batch % p.list_batches * p.list_heads + head % p.list_heads;  // shared lists: index 0
     const int* offsets = p.q_offsets + list * (p.key_tiles + 1) + first_key / kTileN;
     const int begin = offsets[0], end = offsets[1];
     entries = p.q_entries + list * p.list_entries + begin;
     count = (end - begin) * kBlockSteps;
   }
-  // Number of the i-th step, in units of its queries.
+  // Index of the i-th step, in units of its queries.
   __device__ __forceinline__ int at(int i) {
     return entries[i / kBlockSteps] / 2 * kBlockSteps + i % kBlockSteps;
   }
 };
 
-// A thread block's tile: keys of one K/V head. Tiles of a head are neighbours: they read the same queries from the L2.
+// A thread block's tile: keys of one K/V head. Consecutive tiles belong to the same head: they read the same queries
+// from the L2.
 struct Tile {
   int first_key, kv_head, batch;
 
@@ -613,20 +616,20 @@ __device__ __forceinline__ void score_gradients(uint32 (&ds_frag)[kTileM / 16][4
   }
 }
 
-// Writes a warpgroup's 64 rows of dK or dV over its rows of K or V, which it has done with (128-byte swizzle, as TMA
-// expects).
+// Writes a warpgroup's 64 rows of dK or dV over its rows of K or V, which are no longer needed (128-byte swizzle, as
+// TMA expects).
 __device__ __forceinline__ void stage_gradient(uint32 staging, const float (&d)[kHeadDim / 2], float factor) {
   const int lane = threadIdx.x % 32, row = threadIdx.x / 32 % kWarpsPerWarpgroup * 16 + lane % 16;
 #pragma unroll
   for (int j = 0; j < kHeadDim / 16; ++j) {
-    const int chunk = j % 4 * 2 + lane / 16;  // 16 bytes = 8 columns; the swizzle puts it at place chunk ^ row % 8
+    const int chunk = j % 4 * 2 + lane / 16;  // 16 bytes = 8 columns; swizzled to chunk ^ row % 8
     const uint32 to = staging + j / 4 * kKvGroupBytes + row * kRowBytes + (chunk ^ row % 8) * 16;
     stmatrix_x4(to, pack(d[j * 8] * factor, d[j * 8 + 1] * factor), pack(d[j * 8 + 2] * factor, d[j * 8 + 3] * factor),
         pack(d[j * 8 + 4] * factor, d[j * 8 + 5] * factor), pack(d[j * 8 + 6] * factor, d[j * 8 + 7] * factor));
   }
 }
 
-// Consumer: one warpgroup has 64 keys of the tile.
+// Consumer: one warpgroup computes 64 keys of the tile.
 __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, uint32 base, const Tile& tile,
     int warpgroup) {
   const int lane = threadIdx.x % 32;
@@ -636,12 +639,12 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     count += QueryBlockIterator(p, tile.batch, tile.kv_head * p.heads_per_kv_head + i, tile.first_key).count;
   }
   const uint32 my_rows = warpgroup * kWarpgroupRows * kRowBytes;
-  // The shuffles keep the compiler from working the descriptors out anew in each step.
+  // The shuffles keep the compiler from recomputing the descriptors in each step.
   const uint32 k_descriptor = __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kKOffset + my_rows, 0), 0);
   const uint32 v_descriptor = __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kVOffset + my_rows, 0), 0);
   const uint32 q_descriptors = __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kQOffset, 0), 0);
   const uint32 dout_descriptors = __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kDoutOffset, 0), 0);
-  const uint32 mn_major = wgmma_descriptor(0, kQGroupBytes);  // what an MN-major operand adds to a descriptor
+  const uint32 mn_major = wgmma_descriptor(0, kQGroupBytes);  // added to a descriptor for an MN-major operand
   float dk[kHeadDim / 2] = {}, dv[kHeadDim / 2] = {};
   warpgroup_fence_operand(dk);
   warpgroup_fence_operand(dv);
@@ -672,7 +675,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     if (warp_leader) mbarrier_arrive(base + kQEmptyBarrier + 8 * stage);
   }
 
-  // Keys that no query sees have no step: zeros.
+  // Keys that no query sees have no steps: their gradients are 0.
   bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
   stage_gradient(base + kKOffset + my_rows, dk, p.scale);
   stage_gradient(base + kVOffset + my_rows, dv, 1.0f);
@@ -694,11 +697,11 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
 
 extern "C" __global__ void __launch_bounds__(kThreads, 2)
     h100_topk_b64_dkdv(const __grid_constant__ Params p) {
-  // TMA's swizzle goes by addresses and repeats every 1024 bytes: what it applies to begins at a multiple of that.
+  // TMA swizzles by address, with a period of 1024 bytes: swizzled buffers are aligned to that.
   extern __shared__ __align__(1024) unsigned char shared[];
   const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
-  // The shuffle shows the compiler that both are uniform, so that it keeps what depends on them in uniform registers
-  // (CUTLASS's canonical_warp_idx_sync).
+  // The shuffle proves to the compiler that both are warp-uniform, so values derived from them go to uniform registers
+  // (CUTLASS' canonical_warp_idx_sync).
   const int warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / 32, 0), warpgroup = warp / kWarpsPerWarpgroup;
   if (threadIdx.x == 0) {
     mbarrier_init(base + kKvFullBarrier, 1);

@@ -3,43 +3,44 @@
 //     codegen render specs/backward/h100_topk_dq_dkdv_any_order.yaml
 // spec: {"arch":"sm_90a","copy":"tma","deterministic":false,"dtype":"fp16","gradients":"dq_dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"k":null,"kind":"topk"},"schedule":"cooperative","stages":2,"tile":{"m":64,"n":128}}
 // spec hash: e8dfa09de06818f20b030214e691bcba141840fd9b2fc6ace8307afe9c0d0487
-// seal: sha256 4ba5926a0270567d6a42fecd4fda100e1187c293cf1ef8274d4ceb1cd70eed7c
+// seal: sha256 d6a48bec96db8e41bf23a01fcc9114a4c63bd15382ced8417646db3d87501df7
 
 // Attention backward for sm_90a, gradients of Q, K and V
-// over the key blocks that the pattern lists:
+// over the listed key blocks of the pattern:
 //   P = exp(scale * Q K^T - LSE),  dS = P (dO V^T - delta),
 //   dV = P^T dO,  dK = scale * dS^T Q,  dQ = scale * dS K
-// Each thread block sums up all that the queries add to its keys, and adds its part of dQ to an accumulator in device
-// memory, which is 0 before the launch. Parts are added as they come: dQ may have other bits in each run.
+// Each thread block accumulates the contributions of all queries to its keys, and adds its part of dQ to an accumulator
+// in device memory.
+// The accumulator is 0 before the launch. Parts are added in any order: dQ is nondeterministic.
 //
-// Who does what
+// Roles
 //   warpgroup 0      warp 0 fills the ring of queries by TMA, and loads K and V. Warps 1 and 2 add to dQ's accumulator,
-//                    each every other step: one waits for its addition while the other begins the next.
+//                    every other step each: one waits for its addition while the other begins the next.
 //   warpgroups 1..   consumers. Each owns 64 keys: S^T = K Q^T and dP^T = V dO^T from shared memory,
-//                    dV += P^T dO and dK += dS^T Q with P^T and dS^T in registers, as A operands. dS goes to shared
-//                    memory too: dQ^T = K^T dS^T of a step is over all keys of the tile. Each has a half of it.
+//                    dV += P^T dO and dK += dS^T Q with P^T and dS^T in registers, as A operands. dS also goes to
+//                    shared memory: dQ^T = K^T dS^T of a step needs all keys of the tile. Each computes half of it.
 //
-// Which barrier guards what (full: what it guards is there, empty: its place is free to be filled)
+// Barriers (full: the data has arrived; empty: the buffer may be overwritten)
 //   kv_full                  K and V of the tile
 //   q_full[i], q_empty[i]    stage i of the ring: Q, dO, their statistics and metadata
 //   dq_full[i], dq_empty     a step's part of dQ; i: the warp that adds it
 //
-// Pipeline of a consumer: the weights are worked out under dO's product, dS under that of dV, dQ is written under that
-// of dK; while it waits for its own products, the other warpgroup computes.
+// Pipeline of a consumer: the weights are computed while dO's product runs, dS while the product for dV runs, and dQ is
+// written while the product for dK runs. While a consumer waits for its own products, the other warpgroup computes.
 //
 // Symbols
-//   tile        kTileN keys of one K/V head, which a thread block works on
-//   step        kTileM queries of one of the heads that share it, the last ones first
+//   tile        kTileN keys of one K/V head, processed by one thread block
+//   step        kTileM queries of one of the heads that share it, in descending order
 //   s, dp       S^T and dP^T: 64 keys of the warpgroup x kTileM queries; p_frag, ds_frag: P^T and dS^T in 16 bits
-//   A thread holds keys r and r + 8 of its warp's 16 (r = lane / 4), queries 8 j + 2 (lane % 4) + {0, 1}; of dQ^T it
-//   holds columns r and r + 8 in place of keys.
+//   A thread holds keys r and r + 8 of its warp's 16 (r = lane / 4), queries 8 j + 2 (lane % 4) + {0, 1}; of dQ^T, it
+//   holds columns r and r + 8 instead of keys.
 
 using int64 = long long;
 using uint32 = unsigned int;
 
 // Stands for CUtensorMap: 128 opaque bytes (PTX ISA, "Tensor-Map"), 64-byte aligned (driver API,
-// cuTensorMapEncodeTiled). Parameters of this type have in their comments the dimensions, innermost first, the box of
-// one copy, and the bytes of the swizzle.
+// cuTensorMapEncodeTiled). The comments of parameters of this type give the dimensions, innermost first, the box of one
+// copy, and the bytes of the swizzle.
 struct alignas(64) TensorMap {
   unsigned char bytes[128];
 };
@@ -62,8 +63,8 @@ constexpr int kQBytes = 16384;  // bytes of Q, or of dO, of a step
 constexpr int kKvBytes = 32768;  // bytes of K, or of V, of a tile
 constexpr int kDsBytes = 16384;  // bytes of dS of a step
 constexpr int kStatsBytes = 512;  // bytes of the statistics of a step
-constexpr int kDqColumnParts = 2;  // parts of a head's columns of dQ, 64 each: by the warpgroup's number
-constexpr int kDqQueries = 64;  // queries of which a warpgroup has dQ
+constexpr int kDqColumnParts = 2;  // parts of a head's columns of dQ, 64 each, indexed by warpgroup
+constexpr int kDqQueries = 64;  // queries of a warpgroup's part of dQ
 constexpr int kDqBytes = 32768;  // bytes of a step's dQ, in fp32
 constexpr int kConvertThreads = 256;  // threads of a block of the epilogue
 constexpr int kPrologueThreads = 1024;  // threads of a block of the prologue
@@ -71,12 +72,12 @@ constexpr int kRowLanes = 16;  // threads of a row there, 16 bytes each
 constexpr int kBlockSteps = 2;  // steps in a listed query block
 
 // Dynamic shared memory: 197696 bytes. Byte offsets:
-constexpr int kKOffset = 0;  // 32768 bytes: K of the tile in column groups; then dK on its way out
-constexpr int kVOffset = 32768;  // 32768 bytes: V of the tile; then dV on its way out
+constexpr int kKOffset = 0;  // 32768 bytes: K of the tile in column groups; then staging of dK
+constexpr int kVOffset = 32768;  // 32768 bytes: V of the tile; then staging of dV
 constexpr int kQOffset = 65536;  // 32768 bytes: Q ring
 constexpr int kDoutOffset = 98304;  // 32768 bytes: dO ring
-constexpr int kDsOffset = 131072;  // 32768 bytes: dS of a step, and of the one before: column groups of 64 keys
-constexpr int kDqOffset = 163840;  // 32768 bytes: a step's part of dQ on its way out
+constexpr int kDsOffset = 131072;  // 32768 bytes: dS of a step, and of the previous one: column groups of 64 keys
+constexpr int kDqOffset = 163840;  // 32768 bytes: staging of a step's part of dQ
 constexpr int kStatsOffset = 196608;  // 1024 bytes: statistics of the queries in the ring
 constexpr int kBarriersOffset = 197632;  // 64 bytes: mbarriers
 
@@ -87,15 +88,15 @@ constexpr int kDqFullBarrier = kKvFullBarrier + 8;
 constexpr int kDqEmptyBarrier = kDqFullBarrier + 8 * kDqWarps;
 constexpr int kWarpgroupThreads = 128, kWarpsPerWarpgroup = 4;
 constexpr int kWarpgroupRows = 64;  // rows of one wgmma: keys
-constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared memory: what the swizzle spans
+constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared memory: the span of the swizzle
 constexpr int kConsumerBarrier = 1;  // named barrier of all consumers; this + 1 + w: of warpgroup w; 0: __syncthreads
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
 constexpr float kLog2E = 1.44269504088896f;
 
-// Launch: 384 threads a block, 197696 bytes of dynamic shared memory.
+// Launch: 384 threads per block, 197696 bytes of dynamic shared memory.
 // Grid: one thread block for each tile.
-// Before it, with the same parameters: h100_topk_dq_dkdv_any_order_prologue, 1024 threads a block.
-// Behind it, with the same parameters: h100_topk_dq_dkdv_any_order_convert_dq, 256 threads a block.
+// Prologue, with the same parameters: h100_topk_dq_dkdv_any_order_prologue, 1024 threads per block.
+// Epilogue, with the same parameters: h100_topk_dq_dkdv_any_order_convert_dq, 256 threads per block.
 struct Params {
   TensorMap q_map;  // Q (head_dim, q_len, heads, batch): box 64 x 64 x 1 x 1, swizzle 128
   TensorMap k_map;  // K (head_dim, kv_len, kv_heads, batch): box 64 x 128 x 1 x 1, swizzle 128
@@ -109,7 +110,7 @@ struct Params {
   int64 dq_row_stride;  // elements from one row to the next
   float* dq_accum;  // sums of dQ, (batch, heads, query_steps, kDqBytes / 4)
   int query_steps;  // steps of kTileM queries of a head
-  int head_group;  // K/V heads whose tiles take turns
+  int head_group;  // K/V heads whose tiles are interleaved
   const unsigned short* out;  // O (batch, heads, q_len, head_dim)
   int64 out_batch_stride;  // elements from one batch to the next
   int64 out_head_stride;  // elements from one head to the next
@@ -126,15 +127,15 @@ struct Params {
   int64 kv_indices_row_stride;  // elements from one query block to the next
   int kv_indices_length;  // entries of a list
   int query_blocks;  // query blocks of a head: rows of the lists
-  int* q_offsets;  // where the list of each key block begins, and the last one ends
+  int* q_offsets;  // start of each key block's list, then the end of the last
   int* q_entries;  // lists of query blocks, by key block
-  int* q_places;  // where entries go, of each warp of the prologue and key block
-  int list_batches;  // batches that have lists of their own; 1: shared
-  int list_heads;  // heads that have lists of their own; 1: shared
+  int* q_places;  // destinations of entries, for each warp of the prologue and key block
+  int list_batches;  // batches with their own lists; 1: shared
+  int list_heads;  // heads with their own lists; 1: shared
   int list_entries;  // entries of all lists of a head
-  int stats_blocks;  // thread blocks of the prologue that make statistics; others transpose lists
+  int stats_blocks;  // thread blocks of the prologue that compute statistics; the others transpose lists
   int q_len;  // queries of a head
-  int padded_q_len;  // rows of statistics of a head: q_len and 128 or more behind
+  int padded_q_len;  // rows of statistics of a head: q_len, and at least 128 of padding
   int kv_len;  // keys of a head
   int heads;  // query heads
   int heads_per_kv_head;  // query heads that share one K/V head
@@ -150,15 +151,15 @@ struct SeqlenInfo {
   const Params& p;
 
   __device__ __forceinline__ SeqlenInfo(const Params& p, int batch) : p(p) {}
-  // Queries.
+  // Number of queries.
   __device__ __forceinline__ int q_len() const { return p.q_len; }
   // Index of a query in a (batch, heads, q_len) tensor.
   __device__ __forceinline__ int64 row(int64 batch_head, int query) const { return batch_head * p.q_len + query; }
-  // Keys.
+  // Number of keys.
   __device__ __forceinline__ int kv_len() const { return p.kv_len; }
-  // Position of a query among the keys: the last query stands at the last key.
+  // Position of a query among the keys: the last query is at the last key.
   __device__ __forceinline__ int position(int query) const { return query + p.kv_len - p.q_len; }
-  // End of the keys that queries may see.
+  // End of the visible keys.
   __device__ __forceinline__ int kv_end() const { return p.kv_len; }
 };
 
@@ -172,19 +173,18 @@ __device__ __forceinline__ void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-// mbarrier.arrive: one arrival; who waits then sees what this thread wrote before (PTX ISA, "mbarrier.arrive")
+// mbarrier.arrive: one arrival; waiting threads then see this thread's earlier writes (PTX ISA, "mbarrier.arrive")
 __device__ __forceinline__ void mbarrier_arrive(uint32 barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
 // mbarrier.arrive.expect_tx: one arrival; the phase also needs `bytes` bytes from the copy engine to complete. They may
-// come before this: without the arrival it does not complete (PTX ISA, "mbarrier.arrive")
+// come earlier: the phase does not complete without the arrival (PTX ISA, "mbarrier.arrive")
 __device__ __forceinline__ void mbarrier_arrive_expect_tx(uint32 barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
-// mbarrier.try_wait.parity: returns once the phase of this parity has completed
-// (PTX ISA, "mbarrier.try_wait")
+// mbarrier.try_wait.parity: waits until the phase of this parity has completed (PTX ISA, "mbarrier.try_wait")
 __device__ __forceinline__ void mbarrier_wait(uint32 barrier, int parity) {
   asm volatile(
       "{\n"
@@ -197,13 +197,13 @@ __device__ __forceinline__ void mbarrier_wait(uint32 barrier, int parity) {
       "}\n" ::"r"(barrier), "r"(parity) : "memory");
 }
 
-// prefetch.tensormap: brings a descriptor into its cache (PTX ISA, "prefetch")
+// prefetch.tensormap: prefetches a descriptor (PTX ISA, "prefetch")
 __device__ __forceinline__ void prefetch_tensormap(const TensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-// cp.async.bulk.tensor.4d: tensor box at (c0, ...) to shared memory, counted by an mbarrier. What of the box
-// lies outside the tensor, before its first element too, comes as zeros, and counts (PTX ISA, "cp.async.bulk.tensor")
+// cp.async.bulk.tensor.4d: copies the tensor box at (c0, ...) to shared memory, counted by an mbarrier. Elements
+// outside the tensor, even before its first element, are zero-filled and counted (PTX ISA, "cp.async.bulk.tensor")
 __device__ __forceinline__ void tma_load_4d(
     uint32 to, const TensorMap* map, uint32 barrier, int c0, int c1, int c2, int c3) {
   asm volatile(
@@ -211,14 +211,14 @@ __device__ __forceinline__ void tma_load_4d(
       ::"r"(to), "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3) : "memory");
 }
 
-// cp.async.bulk: `bytes` bytes, all three multiples of 16, to shared memory, counted by an mbarrier (PTX ISA,
-// "cp.async.bulk")
+// cp.async.bulk: copies `bytes` bytes to shared memory, counted by an mbarrier; addresses and bytes are multiples of 16
+// (PTX ISA, "cp.async.bulk")
 __device__ __forceinline__ void tma_load_bytes(uint32 to, const void* from, int bytes, uint32 barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
       ::"r"(to), "l"(from), "r"(bytes), "r"(barrier) : "memory");
 }
 
-// cp.async.bulk.tensor.4d: shared memory to the tensor box at (c0, ...), clipped at the tensor's ends
+// cp.async.bulk.tensor.4d: copies shared memory to the tensor box at (c0, ...), clipped at the tensor's ends
 // (PTX ISA, "cp.async.bulk.tensor")
 __device__ __forceinline__ void tma_store_4d(const TensorMap* map, uint32 from, int c0, int c1, int c2, int c3) {
   asm volatile(
@@ -226,28 +226,28 @@ __device__ __forceinline__ void tma_store_4d(const TensorMap* map, uint32 from, 
       ::"l"(map), "r"(from), "r"(c0), "r"(c1), "r"(c2), "r"(c3) : "memory");
 }
 
-// cp.async.bulk.commit_group: closes a group of stores (PTX ISA, "cp.async.bulk.commit_group")
+// cp.async.bulk.commit_group: commits the stores as a group (PTX ISA, "cp.async.bulk.commit_group")
 __device__ __forceinline__ void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 
-// cp.async.bulk.wait_group.read: at most kPending groups have not read their shared memory yet
-// (PTX ISA, "cp.async.bulk.wait_group")
+// cp.async.bulk.wait_group.read: at most kPending groups have yet to read their shared memory (PTX ISA,
+// "cp.async.bulk.wait_group")
 template <int kPending>
 __device__ __forceinline__ void tma_store_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
 }
 
-// fence.proxy.async: ordinary shared-memory writes become visible to the copy engine (PTX ISA, "membar / fence")
+// fence.proxy.async: makes generic shared-memory writes visible to the async proxy (PTX ISA, "membar / fence")
 __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// cp.reduce.async.bulk: adds `bytes` bytes of floats in shared memory to those in device memory, one by one
-// (PTX ISA, "cp.reduce.async.bulk")
+// cp.reduce.async.bulk: adds `bytes` bytes of floats in shared memory to those in device memory, elementwise (PTX ISA,
+// "cp.reduce.async.bulk")
 __device__ __forceinline__ void tma_reduce_add(float* to, uint32 from, int bytes) {
   asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;"
       ::"l"(to), "r"(from), "r"(bytes) : "memory");
 }
 
-// setmaxnreg: .dec gives registers of this warpgroup back to the thread block, .inc waits until there are so many
-// (PTX ISA, "setmaxnreg")
+// setmaxnreg: .dec releases registers of this warpgroup to the thread block, .inc waits until enough are free (PTX ISA,
+// "setmaxnreg")
 template <int kRegisters>
 __device__ __forceinline__ void setmaxnreg_dec() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
@@ -257,17 +257,17 @@ __device__ __forceinline__ void setmaxnreg_inc() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
-// wgmma.fence, CUTLASS's warpgroup_arrive: orders register accesses before the first wgmma (PTX ISA, "wgmma.fence")
+// wgmma.fence, CUTLASS' warpgroup_arrive: orders register accesses before the first wgmma (PTX ISA, "wgmma.fence")
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-// wgmma.commit_group, warpgroup_commit_batch: closes a group of wgmma (PTX ISA, "wgmma.commit_group")
+// wgmma.commit_group, warpgroup_commit_batch: commits wgmmas as a group (PTX ISA, "wgmma.commit_group")
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-// wgmma.wait_group, warpgroup_wait: at most kPending groups are still running (PTX ISA, "wgmma.wait_group")
+// wgmma.wait_group, warpgroup_wait: waits until at most kPending groups are running (PTX ISA, "wgmma.wait_group")
 template <int kPending>
 __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
-// Keeps the compiler from moving accesses of registers that a running wgmma owns across this point.
+// Keeps the compiler from moving accesses to the registers of a running wgmma across this point.
 template <int kCount>
 __device__ __forceinline__ void warpgroup_fence_operand(float (&registers)[kCount]) {
 #pragma unroll
@@ -275,8 +275,8 @@ __device__ __forceinline__ void warpgroup_fence_operand(float (&registers)[kCoun
 }
 
 // Matrix descriptor of a 128-byte swizzled tile in shared memory (PTX ISA, "Asynchronous Warpgroup Level Matrix
-// Instructions", "Matrix Descriptor Format"). The upper half is always the same: 128-byte swizzle, 1024 bytes from 8
-// rows to the next 8 (SBO, the stride byte offset). So descriptors are passed, and moved on, as their lower halves: the
+// Instructions", "Matrix Descriptor Format"). The upper half is constant: 128-byte swizzle, 1024 bytes from 8 rows to
+// the next 8 (SBO, the stride byte offset). Descriptors are therefore passed and advanced as their lower halves: the
 // address and, for an MN-major tile of several groups of 64 columns, the bytes from one group to the next (LBO, the
 // leading byte offset), else 0; both in units of 16 bytes.
 constexpr uint32 kDescriptorUpperHalf = 0x40000040;
@@ -286,7 +286,7 @@ __device__ __forceinline__ uint32 wgmma_descriptor(uint32 address, int group_byt
 }
 
 // wgmma.mma_async m64n64k16: D = A B, + D if `accumulate`; A in shared memory, K-major, B K-major.
-// After p come factors 1 of A and B, then whether A and B are MN-major (PTX ISA, "wgmma.mma_async")
+// After p come scale factors of 1 for A and B, then whether A and B are MN-major (PTX ISA, "wgmma.mma_async")
 __device__ __forceinline__ void wgmma_m64n64k16_shared_k_major(
     float (&d)[32], uint32 a, uint32 b, int accumulate) {
   asm volatile(
@@ -310,7 +310,8 @@ __device__ __forceinline__ void wgmma_m64n64k16_shared_k_major(
       : "r"(a), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf));
 }
 
-// The same without D before it, which the compiler then takes as free until here; A in shared memory, both K-major.
+// The same without D as an input, so that its registers are free for the compiler until here; A in shared memory, both
+// K-major.
 __device__ __forceinline__ void wgmma_m64n64k16_shared_k_major_first(float (&d)[32], uint32 a, uint32 b) {
   asm volatile(
       "{\n"
@@ -332,7 +333,7 @@ __device__ __forceinline__ void wgmma_m64n64k16_shared_k_major_first(float (&d)[
 }
 
 // wgmma.mma_async m64n128k16: D = A B, + D if `accumulate`; A in registers, B MN-major.
-// After p come factors 1 of A and B, then whether B is MN-major (PTX ISA, "wgmma.mma_async")
+// After p come scale factors of 1 for A and B, then whether B is MN-major (PTX ISA, "wgmma.mma_async")
 __device__ __forceinline__ void wgmma_m64n128k16_registers_mn_major(
     float (&d)[64], const uint32 (&a)[4], uint32 b, int accumulate) {
   asm volatile(
@@ -364,7 +365,7 @@ __device__ __forceinline__ void wgmma_m64n128k16_registers_mn_major(
 }
 
 // wgmma.mma_async m64n64k16: D = A B, + D if `accumulate`; A in shared memory, M-major, B K-major.
-// After p come factors 1 of A and B, then whether A and B are MN-major (PTX ISA, "wgmma.mma_async")
+// After p come scale factors of 1 for A and B, then whether A and B are MN-major (PTX ISA, "wgmma.mma_async")
 __device__ __forceinline__ void wgmma_m64n64k16_shared_m_major_k_major(
     float (&d)[32], uint32 a, uint32 b, int accumulate) {
   asm volatile(
@@ -388,8 +389,8 @@ __device__ __forceinline__ void wgmma_m64n64k16_shared_m_major_k_major(
       : "r"(a), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf));
 }
 
-// The same without D before it, which the compiler then takes as free until here; A in shared memory, M-major, B
-// K-major.
+// The same without D as an input, so that its registers are free for the compiler until here; A in shared memory,
+// M-major, B K-major.
 __device__ __forceinline__ void wgmma_m64n64k16_shared_m_major_k_major_first(float (&d)[32], uint32 a, uint32 b) {
   asm volatile(
       "{\n"
@@ -410,7 +411,7 @@ __device__ __forceinline__ void wgmma_m64n64k16_shared_m_major_k_major_first(flo
       : "r"(a), "r"(b), "n"(kDescriptorUpperHalf));
 }
 
-// bar.sync: named barrier `id` of `threads` threads (PTX ISA, "bar")
+// bar.sync: waits at named barrier `id` of `threads` threads (PTX ISA, "bar")
 __device__ __forceinline__ void bar_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
@@ -422,34 +423,34 @@ __device__ __forceinline__ float ex2(float x) {
   return y;
 }
 
-// cvt.rn.f16x2.f32: two floats to a pair of fp16, `low` in the lower half (PTX ISA, "cvt")
+// cvt.rn.f16x2.f32: converts two floats to a pair of fp16, `low` in the lower half (PTX ISA, "cvt")
 __device__ __forceinline__ uint32 pack(float low, float high) {
   uint32 pair;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   return pair;
 }
 
-// stmatrix.x4: four 8 x 8 matrices of 16-bit elements, each lane gives the address of one row (PTX ISA, "stmatrix")
+// stmatrix.x4: stores four 8 x 8 matrices of 16-bit elements; each lane holds one row address (PTX ISA, "stmatrix")
 __device__ __forceinline__ void stmatrix_x4(uint32 address, uint32 a, uint32 b, uint32 c, uint32 d) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], { %1, %2, %3, %4 };"
       ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
-// stmatrix.x4.trans: four 8 x 8 matrices of 16-bit elements, each stored transposed; each lane gives the address of one
+// stmatrix.x4.trans: stores four 8 x 8 matrices of 16-bit elements, each transposed; each lane holds the address of one
 // row in memory, that is, of one column of a matrix (PTX ISA, "stmatrix")
 __device__ __forceinline__ void stmatrix_x4_trans(uint32 address, uint32 a, uint32 b, uint32 c, uint32 d) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], { %1, %2, %3, %4 };"
       ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
-// What the main kernel asks of a query: log-sum-exp times log2(e), and delta, the sum of dO O over its row
-// (FlashAttention's LSE_log2 and dPsum). A query without keys, and the rows that fill a head's queries up, have
-// infinity and 0: their weights are 2^-inf = 0.
+// Per-query statistics for the main kernel: log-sum-exp times log2(e), and delta, the sum of dO O over its row
+// (FlashAttention's LSE_log2 and dPsum). A query without keys, or a row that pads a head's queries, has infinity and 0:
+// its weights are 2^-inf = 0.
 struct RowStats {
   float lse_log2, delta;
 };
 
-// Two 16-bit elements to floats.
+// Unpacks two 16-bit elements to floats.
 __device__ __forceinline__ float2 unpack(uint32 pair) {
   float2 found;
   asm("{\n"
@@ -461,13 +462,14 @@ __device__ __forceinline__ float2 unpack(uint32 pair) {
   return found;
 }
 
-// Transposed lists: of each key block the query blocks that list it, ascending. One thread block sorts the entries of a
-// head by key block (a stable counting sort), so every run has the same: what is added up atomically are integers, and
-// each warp has counters of its own. Lists that batches or heads share are transposed once.
+// Transposed lists: for each key block, the query blocks that list it, in ascending order. One thread block sorts the
+// entries of a head by key block (a stable counting sort). The result is deterministic: only integers are added
+// atomically, and each warp has its own counters. Lists shared by batches or heads are transposed once.
 constexpr int kPrologueWarps = kPrologueThreads / 32;
 
-// Calls visit(key block, code, entry) for the entries of a query block's list, 32 at a time, one a lane: -1 where there
-// is none. The code is twice the query block, plus 1 if the pattern may hide some of the block's pairs.
+// Calls visit(key block, code, entry) for the entries of a query block's list, 32 at a time, one per lane; the key
+// block is -1 if there is no entry. The code is twice the query block, plus 1 if the pattern may mask some of the
+// block's pairs.
 template <typename Visit>
 __device__ __forceinline__ void for_each_entry(const int* list, int number, int key_blocks, int code, Visit visit) {
   for (int first = 0; first < number; first += 32) {
@@ -476,7 +478,7 @@ __device__ __forceinline__ void for_each_entry(const int* list, int number, int 
   }
 }
 
-// The same for the query blocks of a warp: each has a run of them.
+// The same for all query blocks of a warp, which are consecutive.
 template <typename Visit>
 __device__ __forceinline__ void for_each_entry_of_warp(const Params& p, int batch, int head, Visit visit) {
   const int rows = (p.query_blocks + kPrologueWarps - 1) / kPrologueWarps, warp = threadIdx.x / 32;
@@ -486,7 +488,8 @@ __device__ __forceinline__ void for_each_entry_of_warp(const Params& p, int batc
   }
 }
 
-// Turns `places`, how many entries each warp has of each key block, into where these go: by key block, then by warp.
+// Turns `places`, the number of entries of each warp and key block, into their destinations: by key block, then by
+// warp.
 __device__ __forceinline__ void find_places(int* places, int* offsets, int key_blocks) {
   __shared__ int sums[kPrologueWarps];  // entries of the key blocks of a warp, in this round
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -495,7 +498,7 @@ __device__ __forceinline__ void find_places(int* places, int* offsets, int key_b
     const int block = first + threadIdx.x;
     int number = 0;
     for (int w = 0; w < kPrologueWarps && block < key_blocks; ++w) number += __ldcg(places + w * key_blocks + block);
-    int up_to = number;  // of the warp's key blocks up to this one
+    int up_to = number;  // entries of the warp's key blocks up to this one
 #pragma unroll
     for (int distance = 1; distance < 32; distance *= 2) {
       const int other = __shfl_up_sync(0xFFFFFFFF, up_to, distance);
@@ -521,10 +524,10 @@ __device__ __forceinline__ void find_places(int* places, int* offsets, int key_b
   }
 }
 
-// Counts the entries of each warp and key block, finds their places, then writes them there.
+// Counts the entries of each warp and key block, computes their destinations, then writes them there.
 __device__ __forceinline__ void transpose_lists(const Params& p, int list) {
   const int batch = list / p.list_heads, head = list % p.list_heads, lane = threadIdx.x % 32;
-  // What this thread block has of the scratch memory: numbers, then places, of each warp and key block.
+  // This thread block's part of the scratch memory: counts, then destinations, for each warp and key block.
   int* places = p.q_places + static_cast<int64>(list) * kPrologueWarps * p.key_tiles;
   int* of_warp = places + threadIdx.x / 32 * p.key_tiles;
   for (int block = lane; block < p.key_tiles; block += 32) __stcg(of_warp + block, 0);
@@ -545,8 +548,8 @@ __device__ __forceinline__ void transpose_lists(const Params& p, int list) {
   });
 }
 
-// Statistics: one thread for 16 bytes of a row, kRowLanes of them next to each other for a row.
-// Each thread block behind those that make them transposes the lists of a head.
+// Statistics: one thread per 16 bytes of a row, kRowLanes adjacent threads per row.
+// The thread blocks after those transpose the lists, one head each.
 extern "C" __global__ void __launch_bounds__(kPrologueThreads)
     h100_topk_dq_dkdv_any_order_prologue(const __grid_constant__ Params p) {
   if (blockIdx.x >= p.stats_blocks) {
@@ -556,7 +559,7 @@ extern "C" __global__ void __launch_bounds__(kPrologueThreads)
   const int64 place = static_cast<int64>(blockIdx.x) * kPrologueThreads + threadIdx.x, row = place / kRowLanes;
   const int chunk = threadIdx.x % kRowLanes, query = row % p.padded_q_len;
   const int64 batch_head = row / p.padded_q_len;
-  if (batch_head >= p.batch_heads) return;  // whole rows: kRowLanes divide a warp
+  if (batch_head >= p.batch_heads) return;  // whole rows: kRowLanes divides a warp
   const int head = batch_head % p.heads, batch = batch_head / p.heads;
   const SeqlenInfo seqlen(p, batch);
   float delta = 0.0f;
@@ -581,28 +584,28 @@ extern "C" __global__ void __launch_bounds__(kPrologueThreads)
 }
 
 // Pattern: each key block has a list of the query blocks that see it, the transpose of the forward's lists. A block
-// counts as often as it is listed.
+// listed several times counts that often.
 struct QueryBlockIterator {
   int count;           // steps of these keys
-  const int* entries;  // twice a query block, plus 1 if the pattern hides some of its pairs
+  const int* entries;  // twice a query block, plus 1 if the pattern masks some of its pairs
 
   __device__ __forceinline__ QueryBlockIterator(const Params& p, int batch, int head, int first_key) {
-    const int64 list = batch % p.list_batches * p.list_heads + head % p.list_heads;  // shared: there is one
+    const int64 list = batch % p.list_batches * p.list_heads + head % p.list_heads;  // shared lists: index 0
     const int* offsets = p.q_offsets + list * (p.key_tiles + 1) + first_key / kTileN;
     const int begin = offsets[0], end = offsets[1];
     entries = p.q_entries + list * p.list_entries + begin;
     count = (end - begin) * kBlockSteps;
   }
-  // Number of the i-th step, in units of its queries.
+  // Index of the i-th step, in units of its queries.
   __device__ __forceinline__ int at(int i) {
     return entries[i / kBlockSteps] / 2 * kBlockSteps + i % kBlockSteps;
   }
 };
 
-// A thread block's tile: keys of one K/V head. The heads of a group take turns: what they all work on stays in the L2,
-// and the tiles of one head, which follow each other, begin one after another.
+// A thread block's tile: keys of one K/V head. The heads of a group are interleaved: their working set stays in the L2,
+// and the consecutive tiles of one head start one after another.
 struct Tile {
-  int number, first_key, kv_head, batch;  // number: of the tiles of its head
+  int number, first_key, kv_head, batch;  // number: index within its head
 
   __device__ __forceinline__ Tile(const Params& p, int index) {
     const int kv_heads = p.heads / p.heads_per_kv_head, batch_heads = p.batch_heads / p.heads_per_kv_head;
@@ -616,13 +619,13 @@ struct Tile {
   }
 };
 
-// Number of the thread block's tile, for all its threads, behind a barrier.
+// Index of the thread block's tile, returned to all its threads after a barrier.
 __device__ __forceinline__ int take_tile(const Params& p, unsigned char* shared) {
   __syncthreads();
   return blockIdx.x;
 }
 
-// Whether the accumulator has a sum of a step: it is 0 before the launch, and so that of a step that no tile sees.
+// Whether the accumulator holds a sum for a step: always, because it is 0 before the launch.
 __device__ __forceinline__ bool has_sum(const Params& p, int batch, int step) { return true; }
 
 // Adds a tile's part of a step's dQ.
@@ -633,7 +636,7 @@ __device__ __forceinline__ void add_part(const Params& p, uint32 base, const Til
   mbarrier_arrive(base + kDqEmptyBarrier);
 }
 
-// Producer: one warp. Steps come head by head, the last one of each first.
+// Producer: one warp. Steps come head by head, in descending order.
 __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, uint32 base, const Tile& tile) {
   if (threadIdx.x % 32 != 0) return;
   const uint32 kv_full = base + kKvFullBarrier;
@@ -666,7 +669,7 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
   }
 }
 
-// Adds the tile's parts of dQ to the accumulator, every other step: one warp of two.
+// Adds the tile's parts of dQ to the accumulator, for every other step: one warp of two.
 __device__ __forceinline__ void add_dq(const Params& p, uint32 base, const Tile& tile, int warp) {
   if (threadIdx.x % 32 != 0) return;
   const uint32 full = base + kDqFullBarrier + 8 * warp;
@@ -679,7 +682,7 @@ __device__ __forceinline__ void add_dq(const Params& p, uint32 base, const Tile&
       if (steps % kDqWarps != warp) continue;
       const int step = blocks.at(j);
       mbarrier_wait(full, steps / kDqWarps % 2);
-      // Where the step's part is in the accumulator.
+      // Location of the step's part in the accumulator.
       const int64 place = (static_cast<int64>(tile.batch) * p.heads + head) * p.query_steps + step;
       add_part(p, base, tile, step, place);
     }
@@ -746,20 +749,20 @@ __device__ __forceinline__ void score_gradients(uint32 (&ds_frag)[kTileM / 16][4
   }
 }
 
-// Writes a warpgroup's 64 rows of dK or dV over its rows of K or V, which it has done with (128-byte swizzle, as TMA
-// expects).
+// Writes a warpgroup's 64 rows of dK or dV over its rows of K or V, which are no longer needed (128-byte swizzle, as
+// TMA expects).
 __device__ __forceinline__ void stage_gradient(uint32 staging, const float (&d)[kHeadDim / 2], float factor) {
   const int lane = threadIdx.x % 32, row = threadIdx.x / 32 % kWarpsPerWarpgroup * 16 + lane % 16;
 #pragma unroll
   for (int j = 0; j < kHeadDim / 16; ++j) {
-    const int chunk = j % 4 * 2 + lane / 16;  // 16 bytes = 8 columns; the swizzle puts it at place chunk ^ row % 8
+    const int chunk = j % 4 * 2 + lane / 16;  // 16 bytes = 8 columns; swizzled to chunk ^ row % 8
     const uint32 to = staging + j / 4 * kKvGroupBytes + row * kRowBytes + (chunk ^ row % 8) * 16;
     stmatrix_x4(to, pack(d[j * 8] * factor, d[j * 8 + 1] * factor), pack(d[j * 8 + 2] * factor, d[j * 8 + 3] * factor),
         pack(d[j * 8 + 4] * factor, d[j * 8 + 5] * factor), pack(d[j * 8 + 6] * factor, d[j * 8 + 7] * factor));
   }
 }
 
-// Hides keys at and behind `keys`, counted from this thread's first one: dQ would have them.
+// Masks keys from index `keys` on, counted from this thread's first one: they would contribute to dQ.
 __device__ __forceinline__ void hide_keys(float (&s)[kTileM / 2], int keys) {
 #pragma unroll
   for (int i = 0; i < kTileM / 2; ++i) {
@@ -767,7 +770,8 @@ __device__ __forceinline__ void hide_keys(float (&s)[kTileM / 2], int keys) {
   }
 }
 
-// dS of the warpgroup's keys, transposed back: rows of queries, in a column group of its 64 keys (128-byte swizzle).
+// Stages dS of the warpgroup's keys, transposed back: rows are queries, in a column group of its 64 keys (128-byte
+// swizzle).
 __device__ __forceinline__ void stage_score_gradients(uint32 staging, const uint32 (&ds_frag)[kTileM / 16][4]) {
   const int lane = threadIdx.x % 32, chunk = threadIdx.x / 32 % kWarpsPerWarpgroup * 2 + lane / 8 % 2;
 #pragma unroll
@@ -795,7 +799,7 @@ __device__ __forceinline__ void issue_dq(float (&d)[kDqQueries / 2], uint32 k_tr
   warpgroup_fence_operand(d);
 }
 
-// Writes it as the accumulator has it: 16 bytes of each thread, next to those of its neighbours.
+// Stages it in the layout of the accumulator: 16 bytes of each thread, next to those of its neighbors.
 __device__ __forceinline__ void stage_dq(unsigned char* staging, const float (&d)[kDqQueries / 2]) {
 #pragma unroll
   for (int j = 0; j < kDqQueries / 8; ++j) {
@@ -804,7 +808,7 @@ __device__ __forceinline__ void stage_dq(unsigned char* staging, const float (&d
   }
 }
 
-// Consumer: one warpgroup has 64 keys of the tile.
+// Consumer: one warpgroup computes 64 keys of the tile.
 __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, uint32 base, const Tile& tile,
     int warpgroup) {
   const int lane = threadIdx.x % 32;
@@ -813,7 +817,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     count += QueryBlockIterator(p, tile.batch, tile.kv_head * p.heads_per_kv_head + i, tile.first_key).count;
   }
   const uint32 my_rows = warpgroup * kWarpgroupRows * kRowBytes;
-  // The shuffles keep the compiler from working the descriptors out anew in each step.
+  // The shuffles keep the compiler from recomputing the descriptors in each step.
   const uint32 k_descriptor = __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kKOffset + my_rows, 0), 0);
   const uint32 v_descriptor = __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kVOffset + my_rows, 0), 0);
   const uint32 q_descriptors = __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kQOffset, 0), 0);
@@ -822,7 +826,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
       wgmma_descriptor(base + kKOffset + warpgroup % kDqColumnParts * kKvGroupBytes, 0), 0);
   const uint32 ds_descriptors = __shfl_sync(0xFFFFFFFF,
       wgmma_descriptor(base + kDsOffset + warpgroup / kDqColumnParts * kDqQueries * kRowBytes, 0), 0);
-  const uint32 mn_major = wgmma_descriptor(0, kQGroupBytes);  // what an MN-major operand adds to a descriptor
+  const uint32 mn_major = wgmma_descriptor(0, kQGroupBytes);  // added to a descriptor for an MN-major operand
   const int tile_keys = SeqlenInfo(p, tile.batch).kv_end() - tile.first_key;
   const int keys = tile_keys - (warpgroup * kWarpgroupRows + threadIdx.x / 32 % kWarpsPerWarpgroup * 16 + lane / 4);
   float dk[kHeadDim / 2] = {}, dv[kHeadDim / 2] = {};
@@ -849,7 +853,8 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     wgmma_wait<1>();
     warpgroup_fence_operand(dp);
     score_gradients(ds_frag, s, dp, stats);
-    // One barrier a step is enough, as dS has two places: who is here has done with dQ of the step before.
+    // One barrier per step is enough, because dS has two buffers: a warpgroup that gets here has finished dQ of the
+    // previous step.
     const int ds_place = i % 2 * kDsBytes;
     stage_score_gradients(base + kDsOffset + ds_place + warpgroup * kQGroupBytes, ds_frag);
     fence_proxy_async();
@@ -871,7 +876,8 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     mbarrier_arrive(base + kQEmptyBarrier + 8 * stage);
   }
 
-  // Keys that no query sees have no step, and keys that are hidden no weight: zeros. All warpgroups have done with K.
+  // Keys that no query sees have no steps, and masked keys no weight: their gradients are 0. All warpgroups have
+  // finished with K.
   bar_sync(kConsumerBarrier, kConsumerWarpgroups * kWarpgroupThreads);
   stage_gradient(base + kKOffset + my_rows, dk, p.scale);
   stage_gradient(base + kVOffset + my_rows, dv, 1.0f);
@@ -893,11 +899,11 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
     h100_topk_dq_dkdv_any_order(const __grid_constant__ Params p) {
-  // TMA's swizzle goes by addresses and repeats every 1024 bytes: what it applies to begins at a multiple of that.
+  // TMA swizzles by address, with a period of 1024 bytes: swizzled buffers are aligned to that.
   extern __shared__ __align__(1024) unsigned char shared[];
   const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
-  // The shuffle shows the compiler that both are uniform, so that it keeps what depends on them in uniform registers
-  // (CUTLASS's canonical_warp_idx_sync).
+  // The shuffle proves to the compiler that both are warp-uniform, so values derived from them go to uniform registers
+  // (CUTLASS' canonical_warp_idx_sync).
   const int warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / 32, 0), warpgroup = warp / kWarpsPerWarpgroup;
   if (threadIdx.x == 0) {
     mbarrier_init(base + kKvFullBarrier, 1);
@@ -931,11 +937,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   }
 }
 
-// dQ from its accumulator, times the softmax scale and in 16 bits: one thread block for each step. Steps that no tile
-// sees get zeros.
+// dQ from its accumulator, times the softmax scale, in 16 bits: one thread block per step. Steps that no tile sees are
+// zero-filled.
 extern "C" __global__ void __launch_bounds__(kConvertThreads)
     h100_topk_dq_dkdv_any_order_convert_dq(const __grid_constant__ Params p) {
-  constexpr int kPadding = 8;  // of a row in shared memory: eight rows begin in different banks
+  constexpr int kPadding = 8;  // padding of a row in shared memory: eight rows start in different banks
   constexpr int kRowChunks = kHeadDim / 8;  // 16 bytes each
   __shared__ __align__(16) unsigned short rows[kTileM][kHeadDim + kPadding];
   const int step = blockIdx.x % p.query_steps, batch_head = blockIdx.x / p.query_steps;
@@ -943,7 +949,7 @@ extern "C" __global__ void __launch_bounds__(kConvertThreads)
   const bool added = has_sum(p, batch_head / p.heads, step);
   const float4* from = reinterpret_cast<const float4*>(p.dq_accum) + static_cast<int64>(blockIdx.x) * (kDqBytes / 16);
   for (int i = threadIdx.x; i < kDqBytes / 16; i += kConvertThreads) {
-    // As stage_dq writes it: by warpgroup, by 8 queries, by thread.
+    // The layout of stage_dq: by warpgroup, by 8 queries, by thread.
     const int thread = i % kWarpgroupThreads, lane = thread % 32;
     const int eight = i / kWarpgroupThreads % (kDqQueries / 8), warpgroup = i / kWarpgroupThreads / (kDqQueries / 8);
     const int column = warpgroup % kDqColumnParts * 64 + thread / 32 * 16 + lane / 4;

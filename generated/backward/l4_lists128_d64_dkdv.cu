@@ -3,28 +3,28 @@
 //     codegen render specs/backward/l4_lists128_d64_dkdv.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","gradients":"dkdv","head_dim":64,"mma":"mma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"none"},"schedule":"multistage","stages":2,"tile":{"m":64,"n":128}}
 // spec hash: da07bc58ebecb99a8a4232269c486fb6a192f5d85e41a0ff3d3a7dc584150b1d
-// seal: sha256 0aa0e7629cfb8d7cf8f949c31d02679605cee1fb4785df2a4cdd71f635c05e09
+// seal: sha256 151e3a780cf9188e036c4b8aaa4a8cbba006cf5b0c2892516047c4a16d2e29e2
 
 // Attention backward for sm_89, gradients of K and V
-// over the key blocks that the pattern lists:
+// over the listed key blocks of the pattern:
 //   P = exp(scale * Q K^T - LSE),  dS = P (dO V^T - delta),  dV = P^T dO,  dK = scale * dS^T Q
-// Each thread block sums up all that the queries add to its keys, in one order and without atomic additions of floats:
-// every run gives the same bits.
+// Each thread block accumulates the contributions of all queries to its keys, in a fixed order and without
+// floating-point atomics: results are bitwise reproducible.
 //
-// Who does what
-//   Every warp owns 16 keys of the tile, dK and dV of them in registers, and every thread takes part in the copies:
-//   S^T = K Q^T and dP^T = V dO^T from shared memory, dV += P^T dO and dK += dS^T Q with P^T and dS^T in registers, as
-//   A operands.
+// Roles
+//   Each warp owns 16 keys of the tile, with their dK and dV in registers, and all threads take part in the copies: S^T
+//   = K Q^T and dP^T = V dO^T from shared memory, dV += P^T dO and dK += dS^T Q with P^T and dS^T in registers, as A
+//   operands.
 //
 // Pipeline
-//   K and V of the tile stay. Q, dO and their statistics pass through a ring of kStages stages, step i in stage
-//   i mod kStages. cp.async (one group a step) keeps kStages - 1 steps in flight.
+//   K and V of the tile stay in shared memory. Q, dO and their statistics pass through a ring of kStages stages, step i
+//   in stage i mod kStages. cp.async (one group per step) keeps kStages - 1 steps in flight.
 //   producer: all threads, cp.async    consumer: all warps, ldmatrix
-//   full:  cp.async.wait_group (this thread's part of a step), then __syncthreads (everybody's part)
-//   empty: the same __syncthreads: all warps are done with the step before, whose stage is then filled anew
+//   full:  cp.async.wait_group (this thread's part of a step), then __syncthreads (all threads' parts)
+//   empty: the same __syncthreads: all warps have finished the previous step, whose stage is then refilled
 //
 // Symbols
-//   tile        kTileN keys of one K/V head, which a thread block works on
+//   tile        kTileN keys of one K/V head, processed by one thread block
 //   step        kTileM queries of one of the heads that share it
 //   s, dp       S^T and dP^T: 16 keys of the warp x kTileM queries; p_frag, ds_frag: P^T and dS^T in 16 bits
 //   [j][i]      of s, dp, dk and dv: a thread holds rows r (i = 0, 1) and r + 8 (i = 2, 3), r = lane / 4, columns
@@ -40,9 +40,9 @@ constexpr int kTileN = 128;  // keys of a tile
 constexpr int kStages = 2;  // depth of the ring
 constexpr int kThreads = 256;  // 8 warps of 16 rows
 constexpr int kRowBytes = 128;  // bytes of a row of a head
-constexpr int kLineChunks = 8;  // 16-byte chunks of a line: what lanes side by side copy of a row
+constexpr int kLineChunks = 8;  // 16-byte chunks of a line, the part of a row that adjacent lanes copy
 constexpr int kRowLines = 1;  // lines of a row
-constexpr int kSwizzleRows = 1;  // consecutive rows whose chunks are swapped alike
+constexpr int kSwizzleRows = 1;  // consecutive rows with the same swizzle
 constexpr int kPassRows = 32;  // rows that all threads copy at a time
 constexpr int kWarpPassRows = 4;  // rows that a warp stores at a time
 constexpr int kQBytes = 8192;  // bytes of Q, or of dO, of a step
@@ -52,19 +52,19 @@ constexpr int kRowLanes = 8;  // threads of a row there, 16 bytes each
 constexpr int kBlockSteps = 2;  // steps in a listed query block
 
 // Dynamic shared memory: 66560 bytes. Byte offsets:
-constexpr int kKOffset = 0;  // 16384 bytes: K of the tile; then dK on its way out
-constexpr int kVOffset = 16384;  // 16384 bytes: V of the tile; then dV on its way out
+constexpr int kKOffset = 0;  // 16384 bytes: K of the tile; then staging of dK
+constexpr int kVOffset = 16384;  // 16384 bytes: V of the tile; then staging of dV
 constexpr int kQOffset = 32768;  // 16384 bytes: Q ring
 constexpr int kDoutOffset = 49152;  // 16384 bytes: dO ring
 constexpr int kStatsOffset = 65536;  // 1024 bytes: statistics of the queries in the ring
 
-static_assert(kTileM % kPassRows == 0 && kTileN % kPassRows == 0);  // no thread is left over in a copy
+static_assert(kTileM % kPassRows == 0 && kTileN % kPassRows == 0);  // copies divide evenly among threads
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
 constexpr float kLog2E = 1.44269504088896f;
 
-// Launch: 256 threads a block, 66560 bytes of dynamic shared memory.
+// Launch: 256 threads per block, 66560 bytes of dynamic shared memory.
 // Grid: one thread block for each tile, 1 at a time on an SM.
-// Before it, with the same parameters: l4_lists128_d64_dkdv_prologue, 1024 threads a block.
+// Prologue, with the same parameters: l4_lists128_d64_dkdv_prologue, 1024 threads per block.
 struct Params {
   const unsigned short* q;  // Q (batch, heads, q_len, head_dim)
   int64 q_batch_stride;  // elements from one batch to the next
@@ -115,15 +115,15 @@ struct Params {
   int64 full_kv_indices_row_stride;  // elements from one query block to the next
   int full_kv_indices_length;  // entries of a list
   int query_blocks;  // query blocks of a head: rows of the lists
-  int* q_offsets;  // where the list of each key block begins, and the last one ends
+  int* q_offsets;  // start of each key block's list, then the end of the last
   int* q_entries;  // lists of query blocks, by key block
-  int* q_places;  // where entries go, of each warp of the prologue and key block
-  int list_batches;  // batches that have lists of their own; 1: shared
-  int list_heads;  // heads that have lists of their own; 1: shared
+  int* q_places;  // destinations of entries, for each warp of the prologue and key block
+  int list_batches;  // batches with their own lists; 1: shared
+  int list_heads;  // heads with their own lists; 1: shared
   int list_entries;  // entries of all lists of a head
-  int stats_blocks;  // thread blocks of the prologue that make statistics; others transpose lists
+  int stats_blocks;  // thread blocks of the prologue that compute statistics; the others transpose lists
   int q_len;  // queries of a head
-  int padded_q_len;  // rows of statistics of a head: q_len and 128 or more behind
+  int padded_q_len;  // rows of statistics of a head: q_len, and at least 128 of padding
   int kv_len;  // keys of a head
   int heads;  // query heads
   int heads_per_kv_head;  // query heads that share one K/V head
@@ -139,19 +139,19 @@ struct SeqlenInfo {
   const Params& p;
 
   __device__ __forceinline__ SeqlenInfo(const Params& p, int batch) : p(p) {}
-  // Queries.
+  // Number of queries.
   __device__ __forceinline__ int q_len() const { return p.q_len; }
   // Index of a query in a (batch, heads, q_len) tensor.
   __device__ __forceinline__ int64 row(int64 batch_head, int query) const { return batch_head * p.q_len + query; }
-  // Keys.
+  // Number of keys.
   __device__ __forceinline__ int kv_len() const { return p.kv_len; }
-  // Position of a query among the keys: the last query stands at the last key.
+  // Position of a query among the keys: the last query is at the last key.
   __device__ __forceinline__ int position(int query) const { return query + p.kv_len - p.q_len; }
-  // End of the keys that queries may see.
+  // End of the visible keys.
   __device__ __forceinline__ int kv_end() const { return p.kv_len; }
 };
 
-// kv_end() of a tile, in constant memory.
+// kv_end() of a tile, read from constant memory.
 struct KvEnd {
   const Params& p;
 
@@ -159,17 +159,18 @@ struct KvEnd {
   __device__ __forceinline__ operator int() const { return p.kv_len; }
 };
 
-// cp.async.cg: 16 bytes to shared memory, not through the L1; zeros, and no read, unless `valid`. L2::128B is a hint to
-// fetch 128 bytes into the L2 (PTX ISA, "cp.async")
+// cp.async.cg: copies 16 bytes to shared memory, bypassing the L1; zero-fills without a read unless `valid`. L2::128B
+// is a hint to fetch 128 bytes into the L2 (PTX ISA, "cp.async")
 __device__ __forceinline__ void cp_async_16(uint32 to, const void* from, bool valid) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0)
       : "memory");
 }
 
-// cp.async.commit_group: closes a group of this thread's copies (PTX ISA, "cp.async.commit_group")
+// cp.async.commit_group: commits this thread's copies as a group (PTX ISA, "cp.async.commit_group")
 __device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// cp.async.wait_group: at most kPending of this thread's groups are still running (PTX ISA, "cp.async.wait_group")
+// cp.async.wait_group: waits until at most kPending of this thread's groups are in flight (PTX ISA,
+// "cp.async.wait_group")
 template <int kPending>
 __device__ __forceinline__ void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
@@ -183,14 +184,14 @@ __device__ __forceinline__ void mma_m16n8k16(float (&d)[4], const uint32 (&a)[4]
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// ldmatrix.x4: four 8 x 8 matrices of 16-bit elements; lanes 8 i .. 8 i + 7 give the row addresses of matrix i, and
-// each lane gets two neighbours of row lane / 4 of each matrix (PTX ISA, "ldmatrix")
+// ldmatrix.x4: loads four 8 x 8 matrices of 16-bit elements. Lanes 8 i to 8 i + 7 hold the row addresses of matrix i;
+// each lane gets two neighbors of row lane / 4 of each matrix (PTX ISA, "ldmatrix")
 __device__ __forceinline__ void ldmatrix_x4(uint32 (&m)[4], uint32 address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 { %0, %1, %2, %3 }, [%4];"
       : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(address) : "memory");
 }
 
-// ldmatrix.x4.trans: as ldmatrix.x4, each matrix transposed on the way (PTX ISA, "ldmatrix")
+// ldmatrix.x4.trans: as ldmatrix.x4, with each matrix transposed (PTX ISA, "ldmatrix")
 __device__ __forceinline__ void ldmatrix_x4_trans(uint32 (&m)[4], uint32 address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 { %0, %1, %2, %3 }, [%4];"
       : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(address) : "memory");
@@ -203,21 +204,21 @@ __device__ __forceinline__ float ex2(float x) {
   return y;
 }
 
-// cvt.rn.f16x2.f32: two floats to a pair of fp16, `low` in the lower half (PTX ISA, "cvt")
+// cvt.rn.f16x2.f32: converts two floats to a pair of fp16, `low` in the lower half (PTX ISA, "cvt")
 __device__ __forceinline__ uint32 pack(float low, float high) {
   uint32 pair;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   return pair;
 }
 
-// What the main kernel asks of a query: log-sum-exp times log2(e), and delta, the sum of dO O over its row
-// (FlashAttention's LSE_log2 and dPsum). A query without keys, and the rows that fill a head's queries up, have
-// infinity and 0: their weights are 2^-inf = 0.
+// Per-query statistics for the main kernel: log-sum-exp times log2(e), and delta, the sum of dO O over its row
+// (FlashAttention's LSE_log2 and dPsum). A query without keys, or a row that pads a head's queries, has infinity and 0:
+// its weights are 2^-inf = 0.
 struct RowStats {
   float lse_log2, delta;
 };
 
-// Two 16-bit elements to floats.
+// Unpacks two 16-bit elements to floats.
 __device__ __forceinline__ float2 unpack(uint32 pair) {
   float2 found;
   asm("{\n"
@@ -229,13 +230,14 @@ __device__ __forceinline__ float2 unpack(uint32 pair) {
   return found;
 }
 
-// Transposed lists: of each key block the query blocks that list it, ascending. One thread block sorts the entries of a
-// head by key block (a stable counting sort), so every run has the same: what is added up atomically are integers, and
-// each warp has counters of its own. Lists that batches or heads share are transposed once.
+// Transposed lists: for each key block, the query blocks that list it, in ascending order. One thread block sorts the
+// entries of a head by key block (a stable counting sort). The result is deterministic: only integers are added
+// atomically, and each warp has its own counters. Lists shared by batches or heads are transposed once.
 constexpr int kPrologueWarps = kPrologueThreads / 32;
 
-// Calls visit(key block, code, entry) for the entries of a query block's list, 32 at a time, one a lane: -1 where there
-// is none. The code is twice the query block, plus 1 if the pattern may hide some of the block's pairs.
+// Calls visit(key block, code, entry) for the entries of a query block's list, 32 at a time, one per lane; the key
+// block is -1 if there is no entry. The code is twice the query block, plus 1 if the pattern may mask some of the
+// block's pairs.
 template <typename Visit>
 __device__ __forceinline__ void for_each_entry(const int* list, int number, int key_blocks, int code, Visit visit) {
   for (int first = 0; first < number; first += 32) {
@@ -244,7 +246,7 @@ __device__ __forceinline__ void for_each_entry(const int* list, int number, int 
   }
 }
 
-// The same for the query blocks of a warp: each has a run of them.
+// The same for all query blocks of a warp, which are consecutive.
 template <typename Visit>
 __device__ __forceinline__ void for_each_entry_of_warp(const Params& p, int batch, int head, Visit visit) {
   const int rows = (p.query_blocks + kPrologueWarps - 1) / kPrologueWarps, warp = threadIdx.x / 32;
@@ -266,7 +268,8 @@ __device__ __forceinline__ void for_each_entry_of_warp(const Params& p, int batc
   }
 }
 
-// Turns `places`, how many entries each warp has of each key block, into where these go: by key block, then by warp.
+// Turns `places`, the number of entries of each warp and key block, into their destinations: by key block, then by
+// warp.
 __device__ __forceinline__ void find_places(int* places, int* offsets, int key_blocks) {
   __shared__ int sums[kPrologueWarps];  // entries of the key blocks of a warp, in this round
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -275,7 +278,7 @@ __device__ __forceinline__ void find_places(int* places, int* offsets, int key_b
     const int block = first + threadIdx.x;
     int number = 0;
     for (int w = 0; w < kPrologueWarps && block < key_blocks; ++w) number += __ldcg(places + w * key_blocks + block);
-    int up_to = number;  // of the warp's key blocks up to this one
+    int up_to = number;  // entries of the warp's key blocks up to this one
 #pragma unroll
     for (int distance = 1; distance < 32; distance *= 2) {
       const int other = __shfl_up_sync(0xFFFFFFFF, up_to, distance);
@@ -301,10 +304,10 @@ __device__ __forceinline__ void find_places(int* places, int* offsets, int key_b
   }
 }
 
-// Counts the entries of each warp and key block, finds their places, then writes them there.
+// Counts the entries of each warp and key block, computes their destinations, then writes them there.
 __device__ __forceinline__ void transpose_lists(const Params& p, int list) {
   const int batch = list / p.list_heads, head = list % p.list_heads, lane = threadIdx.x % 32;
-  // What this thread block has of the scratch memory: numbers, then places, of each warp and key block.
+  // This thread block's part of the scratch memory: counts, then destinations, for each warp and key block.
   int* places = p.q_places + static_cast<int64>(list) * kPrologueWarps * p.key_tiles;
   int* of_warp = places + threadIdx.x / 32 * p.key_tiles;
   for (int block = lane; block < p.key_tiles; block += 32) __stcg(of_warp + block, 0);
@@ -325,8 +328,8 @@ __device__ __forceinline__ void transpose_lists(const Params& p, int list) {
   });
 }
 
-// Statistics: one thread for 16 bytes of a row, kRowLanes of them next to each other for a row.
-// Each thread block behind those that make them transposes the lists of a head.
+// Statistics: one thread per 16 bytes of a row, kRowLanes adjacent threads per row.
+// The thread blocks after those transpose the lists, one head each.
 extern "C" __global__ void __launch_bounds__(kPrologueThreads)
     l4_lists128_d64_dkdv_prologue(const __grid_constant__ Params p) {
   if (blockIdx.x >= p.stats_blocks) {
@@ -336,7 +339,7 @@ extern "C" __global__ void __launch_bounds__(kPrologueThreads)
   const int64 place = static_cast<int64>(blockIdx.x) * kPrologueThreads + threadIdx.x, row = place / kRowLanes;
   const int chunk = threadIdx.x % kRowLanes, query = row % p.padded_q_len;
   const int64 batch_head = row / p.padded_q_len;
-  if (batch_head >= p.batch_heads) return;  // whole rows: kRowLanes divide a warp
+  if (batch_head >= p.batch_heads) return;  // whole rows: kRowLanes divides a warp
   const int head = batch_head % p.heads, batch = batch_head / p.heads;
   const SeqlenInfo seqlen(p, batch);
   float delta = 0.0f;
@@ -361,25 +364,26 @@ extern "C" __global__ void __launch_bounds__(kPrologueThreads)
 }
 
 // Pattern: each key block has a list of the query blocks that see it, the transpose of the forward's lists. A block
-// counts as often as it is listed.
+// listed several times counts that often.
 struct QueryBlockIterator {
   int count;           // steps of these keys
-  const int* entries;  // twice a query block, plus 1 if the pattern hides some of its pairs
+  const int* entries;  // twice a query block, plus 1 if the pattern masks some of its pairs
 
   __device__ __forceinline__ QueryBlockIterator(const Params& p, int batch, int head, int first_key) {
-    const int64 list = batch % p.list_batches * p.list_heads + head % p.list_heads;  // shared: there is one
+    const int64 list = batch % p.list_batches * p.list_heads + head % p.list_heads;  // shared lists: index 0
     const int* offsets = p.q_offsets + list * (p.key_tiles + 1) + first_key / kTileN;
     const int begin = offsets[0], end = offsets[1];
     entries = p.q_entries + list * p.list_entries + begin;
     count = (end - begin) * kBlockSteps;
   }
-  // Number of the i-th step, in units of its queries.
+  // Index of the i-th step, in units of its queries.
   __device__ __forceinline__ int at(int i) {
     return entries[i / kBlockSteps] / 2 * kBlockSteps + i % kBlockSteps;
   }
 };
 
-// A thread block's tile: keys of one K/V head. Tiles of a head are neighbours: they read the same queries from the L2.
+// A thread block's tile: keys of one K/V head. Consecutive tiles belong to the same head: they read the same queries
+// from the L2.
 struct Tile {
   int first_key, kv_head, batch;
 
@@ -391,11 +395,11 @@ struct Tile {
   }
 };
 
-// The walk over the steps of a tile, head by head of those that share its keys.
+// Iterator over the steps of a tile: over the heads that share its keys, and over the steps of each.
 struct Walk {
   QueryBlockIterator blocks;  // of the head
   int head, last_head;
-  int number;  // of the next step of the head
+  int number;  // index of the next step of the head
 
   __device__ __forceinline__ Walk(const Params& p, const Tile& tile)
       : blocks(p, tile.batch, tile.kv_head * p.heads_per_kv_head, tile.first_key) {
@@ -404,7 +408,7 @@ struct Walk {
     number = 0;
     find(p, tile);
   }
-  // Goes on to the head of the next step.
+  // Advances to the head of the next step.
   __device__ __forceinline__ void find(const Params& p, const Tile& tile) {
     while (number >= blocks.count && head < last_head) {
       ++head;
@@ -414,27 +418,28 @@ struct Walk {
   }
 };
 
-// Byte offset of a 16-byte chunk of a tile. A row is kRowLines lines of kLineChunks chunks; the XOR puts the same chunk
-// of 8 consecutive rows into 8 different groups of banks.
+// Byte offset of a 16-byte chunk of a tile. A row is kRowLines lines of kLineChunks chunks. The XOR maps the same chunk
+// of 8 consecutive rows to 8 different bank groups.
 __device__ __forceinline__ uint32 chunk_offset(int row, int chunk) {
   return row * kRowBytes + (chunk ^ row / kSwizzleRows % kLineChunks) * 16;
 }
 
-// From the address of chunk 0 or 1 of a row to that of the chunk `chunks` further on, an even number.
+// Address of the chunk `chunks` (an even number) after chunk 0 or 1 of a row, given the address of that chunk.
 __device__ __forceinline__ uint32 further_on(uint32 address, int chunks) {
   return (address ^ chunks % kLineChunks * 16) + chunks / kLineChunks * kLineChunks * 16;
 }
 
-// What this thread copies of a tensor: chunk `copy_chunk` of every line of rows copy_row, copy_row + kPassRows, ...
+// This thread's part of the copy of a tensor: chunk `copy_chunk` of every line of rows copy_row, copy_row + kPassRows,
+// ...
 __device__ __forceinline__ int copy_row() { return threadIdx.x / kLineChunks; }
 __device__ __forceinline__ int copy_chunk() { return threadIdx.x % kLineChunks; }
 
-// Starts the copy of this thread's part of kRows rows of a tile, from its first chunk on. Its rows from `valid_rows` on
-// become zeros, and so do chunks of a row from `head_chunks` on.
+// Starts this thread's part of the copy of kRows rows of a tile, starting at its first chunk. Rows from `valid_rows` on
+// are zero-filled, and so are chunks from `head_chunks` on.
 template <int kRows>
 __device__ __forceinline__ void copy_rows(uint32 to, const unsigned short* from, int64 row_stride, int valid_rows,
     int head_chunks) {
-  int rows[kRowLines];  // that have this thread's chunk of a line
+  int rows[kRowLines];  // rows that have this thread's chunk of a line
 #pragma unroll
   for (int line = 0; line < kRowLines; ++line) {
     rows[line] = line * kLineChunks + copy_chunk() < head_chunks ? valid_rows : 0;
@@ -452,7 +457,7 @@ __device__ __forceinline__ void copy_rows(uint32 to, const unsigned short* from,
 
 // d = A B^T for this warp's 16 keys and one step: A from its rows in shared memory, B the queries of the step.
 __device__ __forceinline__ void compute_scores(float (&d)[kTileM / 8][4], uint32 a_lane, uint32 b_tile) {
-  // Matrices of one ldmatrix of B: its rows 0-7 and 8-15 of a group of 16, the two halves of 16 columns of each.
+  // Matrices of one ldmatrix of B: rows 0-7 and 8-15 of a group of 16, each with the two halves of 16 columns.
   const int lane = threadIdx.x % 32;
   const uint32 b_lane = b_tile + chunk_offset(lane / 16 * 8 + lane % 8, lane / 8 % 2);
 #pragma unroll
@@ -474,8 +479,8 @@ __device__ __forceinline__ void compute_scores(float (&d)[kTileM / 8][4], uint32
   }
 }
 
-// d += A B for this warp's 16 rows and one step: A packed in registers, B as it lies in shared memory, transposed on
-// the way. Matrices of one ldmatrix: rows 0-7 and 8-15 of 16 for 8 columns, then for the next 8.
+// d += A B for this warp's 16 rows and one step: A packed in registers, B transposed on the way from shared memory.
+// Matrices of one ldmatrix: rows 0-7 and 8-15 of 16 for 8 columns, then for the next 8.
 __device__ __forceinline__ void add_gradient(float (&d)[kHeadDim / 8][4], const uint32 (&a)[kTileM / 16][4],
     uint32 b_lane) {
 #pragma unroll
@@ -520,9 +525,9 @@ __device__ __forceinline__ void score_gradients(uint32 (&ds_frag)[kTileM / 16][4
   }
 }
 
-// Writes a warp's 16 rows of dK or dV over its rows of K or V in the tile at `staging`, then from there to
-// memory, 16 bytes a lane, a line of each of kWarpPassRows rows at a time. `to` is row 0 of the tile, which has `rows`
-// of them.
+// Writes a warp's 16 rows of dK or dV over its rows of K or V in the tile at `staging`, then from there to global
+// memory: 16 bytes per lane, one line of each of kWarpPassRows rows at a time. `to` is row 0 of the tile, which has
+// `rows` rows.
 __device__ __forceinline__ void store_gradient(const float (&d)[kHeadDim / 8][4], float factor, unsigned char* staging,
     unsigned short* to, int64 row_stride, int rows, int head_chunks) {
   const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 * 16;
@@ -554,7 +559,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   extern __shared__ __align__(1024) unsigned char shared[];
   const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  // Where the row that this lane addresses for ldmatrix is, of A of scores and of B of gradients, from their first on.
+  // Offset of the row that this lane reads by ldmatrix, for A of scores and B of gradients, from their first row.
   const uint32 lane_offset = chunk_offset(lane % 16, lane / 16);
   const Tile tile(p);
   const SeqlenInfo seqlen(p, tile.batch);
@@ -564,7 +569,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   for (int i = 0; i < p.heads_per_kv_head; ++i) {
     count += QueryBlockIterator(p, tile.batch, tile.kv_head * p.heads_per_kv_head + i, tile.first_key).count;
   }
-  // Starts the copy of the next step as one group; an empty group after the last step.
+  // Starts the copy of the next step as one cp.async group; an empty group after the last step.
   Walk walk(p, tile);
   auto fetch = [&](int stage) {
     if (walk.number < walk.blocks.count) {
@@ -586,7 +591,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     cp_async_commit();
   };
 
-  // Start the pipeline: K and V with the first step.
+  // Fill the pipeline: K and V with the first step.
   const int first_row = tile.first_key + copy_row();
   const unsigned short* k = p.k + tile.batch * p.k_batch_stride + tile.kv_head * p.k_head_stride;
   const unsigned short* v = p.v + tile.batch * p.v_batch_stride + tile.kv_head * p.v_head_stride;
@@ -602,7 +607,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   int stage = 0;
 #pragma unroll 1
   for (int i = 0; i < count; ++i) {
-    cp_async_wait<kStages - 2>();  // kStages - 1 + i groups are committed: only those after this step still run
+    cp_async_wait<kStages - 2>();  // kStages - 1 + i groups are committed: only later steps' may be in flight
     __syncthreads();
     fetch(stage == 0 ? kStages - 1 : stage - 1);
     const uint32 q_tile = base + kQOffset + stage * kQBytes, dout_tile = base + kDoutOffset + stage * kQBytes;
@@ -619,8 +624,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     stage = stage == kStages - 1 ? 0 : stage + 1;
   }
 
-  // Keys that no query sees have no step: zeros. A warp's rows of K and V are read by no other.
-  if (count == 0) {  // nobody has waited for K and V
+  // Keys that no query sees have no steps: their gradients are 0. Only this warp reads its rows of K and V.
+  if (count == 0) {  // no thread has waited for K and V yet
     cp_async_wait<0>();
     __syncthreads();
   }

@@ -3,29 +3,29 @@
 //     codegen render specs/backward/l4_lists64_bits_d256_softcap_kv_lengths_dkdv.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","gradients":"dkdv","head_dim":256,"kv_lengths":true,"mma":"mma","op":"attention_backward","pattern":{"block":{"kv":64,"q":64},"kind":"block_lists","mask":"bits"},"schedule":"multistage","softcap":50.0,"stages":2,"tile":{"m":16,"n":64}}
 // spec hash: 468ed61fdb6cf3a70473bdfe862f70fc059d2d452351060380602bb26174c723
-// seal: sha256 98120f5c8d077bb0a6866c83cac72403b4931739e3a7e15e00e0e7ef1d4b9d3d
+// seal: sha256 acb0d1c2e2a77525e1d74b3364ba5b28cad1ed2ff8fd29f1899dfd448ef41ebb
 
 // Attention backward for sm_89, gradients of K and V
-// over the key blocks that the pattern lists, up to each batch's kv_lengths:
+// over the listed key blocks of the pattern, up to each batch's kv_lengths:
 //   P = exp(c tanh(scale * Q K^T / c) - LSE),  dS = P (dO V^T - delta) (1 - tanh^2),  dV = P^T dO,  dK = scale * dS^T Q
-// Each thread block sums up all that the queries add to its keys, in one order and without atomic additions of floats:
-// every run gives the same bits.
+// Each thread block accumulates the contributions of all queries to its keys, in a fixed order and without
+// floating-point atomics: results are bitwise reproducible.
 //
-// Who does what
-//   A thread has no registers for both sums, so two thread blocks work on each tile: one sums up dV, one dK. In both
-//   every warp owns 16 keys of the tile, its sum of them in registers, and every thread takes part in the copies:
-//   S^T = K Q^T from shared memory, dV += P^T dO with P^T in registers, as A operand; or S^T and dP^T = V dO^T, and
-//   dK += dS^T Q likewise.
+// Roles
+//   The registers of a thread cannot hold both sums, so two thread blocks work on each tile: one accumulates dV, the
+//   other dK. In both, each warp owns 16 keys of the tile, with their sum in registers, and all threads take part in
+//   the copies: S^T = K Q^T from shared memory, dV += P^T dO with P^T in registers, as A operand; or S^T and dP^T = V
+//   dO^T, and dK += dS^T Q likewise.
 //
 // Pipeline
-//   K and V of the tile stay. Q, dO and their statistics pass through a ring of kStages stages, step i in stage
-//   i mod kStages. cp.async (one group a step) keeps kStages - 1 steps in flight.
+//   K and V of the tile stay in shared memory. Q, dO and their statistics pass through a ring of kStages stages, step i
+//   in stage i mod kStages. cp.async (one group per step) keeps kStages - 1 steps in flight.
 //   producer: all threads, cp.async    consumer: all warps, ldmatrix
-//   full:  cp.async.wait_group (this thread's part of a step), then __syncthreads (everybody's part)
-//   empty: the same __syncthreads: all warps are done with the step before, whose stage is then filled anew
+//   full:  cp.async.wait_group (this thread's part of a step), then __syncthreads (all threads' parts)
+//   empty: the same __syncthreads: all warps have finished the previous step, whose stage is then refilled
 //
 // Symbols
-//   tile        kTileN keys of one K/V head, which a thread block works on
+//   tile        kTileN keys of one K/V head, processed by one thread block
 //   step        kTileM queries of one of the heads that share it
 //   s, dp       S^T and dP^T: 16 keys of the warp x kTileM queries; a_frag: P^T or dS^T in 16 bits
 //   [j][i]      of s, dp and sum: a thread holds rows r (i = 0, 1) and r + 8 (i = 2, 3), r = lane / 4, columns
@@ -41,9 +41,9 @@ constexpr int kTileN = 64;  // keys of a tile
 constexpr int kStages = 2;  // depth of the ring
 constexpr int kThreads = 128;  // 4 warps of 16 rows
 constexpr int kRowBytes = 512;  // bytes of a row of a head
-constexpr int kLineChunks = 8;  // 16-byte chunks of a line: what lanes side by side copy of a row
+constexpr int kLineChunks = 8;  // 16-byte chunks of a line, the part of a row that adjacent lanes copy
 constexpr int kRowLines = 4;  // lines of a row
-constexpr int kSwizzleRows = 1;  // consecutive rows whose chunks are swapped alike
+constexpr int kSwizzleRows = 1;  // consecutive rows with the same swizzle
 constexpr int kPassRows = 16;  // rows that all threads copy at a time
 constexpr int kWarpPassRows = 4;  // rows that a warp stores at a time
 constexpr int kQBytes = 8192;  // bytes of Q, or of dO, of a step
@@ -54,23 +54,23 @@ constexpr int kBlockSteps = 4;  // steps in a listed query block
 constexpr int kLaneWords = 1;  // pairs of words of a step that a lane reads: eight lanes share
 constexpr float kCapArgument = 0.04f;  // 2 / softcap, for 2^x instead of tanh
 constexpr float kCap = 72.13475204444816f;  // softcap * log2(e): the cap 50, for 2^x
-constexpr float kCappedScale = 1.0f;  // capped logits are those of 2^x already
+constexpr float kCappedScale = 1.0f;  // capped logits already include log2(e)
 
 // Dynamic shared memory: 98576 bytes. Byte offsets:
-constexpr int kKOffset = 0;  // 32768 bytes: K of the tile; then dK, or dV, on its way out
+constexpr int kKOffset = 0;  // 32768 bytes: K of the tile; then staging of dK or dV
 constexpr int kVOffset = 32768;  // 32768 bytes: V of the tile
 constexpr int kQOffset = 65536;  // 16384 bytes: Q ring
 constexpr int kDoutOffset = 81920;  // 16384 bytes: dO ring
 constexpr int kStatsOffset = 98304;  // 256 bytes: statistics of the queries in the ring
-constexpr int kStepBitsOffset = 98560;  // 16 bytes: where the bits of the steps in the ring are
+constexpr int kStepBitsOffset = 98560;  // 16 bytes: start of the mask bits of each step in the ring
 
-static_assert(kTileM % kPassRows == 0 && kTileN % kPassRows == 0);  // no thread is left over in a copy
+static_assert(kTileM % kPassRows == 0 && kTileN % kPassRows == 0);  // copies divide evenly among threads
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
 constexpr float kLog2E = 1.44269504088896f;
 
-// Launch: 128 threads a block, 98576 bytes of dynamic shared memory.
+// Launch: 128 threads per block, 98576 bytes of dynamic shared memory.
 // Grid: two thread blocks for each tile, 1 at a time on an SM.
-// Before it, with the same parameters: l4_lists64_bits_d256_softcap_kv_lengths_dkdv_prologue, 1024 threads a block.
+// Prologue, with the same parameters: l4_lists64_bits_d256_softcap_kv_lengths_dkdv_prologue, 1024 threads per block.
 struct Params {
   const unsigned short* q;  // Q (batch, heads, q_len, head_dim)
   int64 q_batch_stride;  // elements from one batch to the next
@@ -129,16 +129,16 @@ struct Params {
   const int* kv_lengths;  // keys of each batch; those behind them are hidden
   int64 kv_lengths_batch_stride;  // elements from one batch to the next (0: shared)
   int query_blocks;  // query blocks of a head: rows of the lists
-  int* q_offsets;  // where the list of each key block begins, and the last one ends
+  int* q_offsets;  // start of each key block's list, then the end of the last
   int* q_entries;  // lists of query blocks, by key block
-  int* q_entry_places;  // places of these entries in the lists of query blocks
-  int* q_places;  // where entries go, of each warp of the prologue and key block
-  int list_batches;  // batches that have lists of their own; 1: shared
-  int list_heads;  // heads that have lists of their own; 1: shared
+  int* q_entry_places;  // positions of these entries in the lists of query blocks
+  int* q_places;  // destinations of entries, for each warp of the prologue and key block
+  int list_batches;  // batches with their own lists; 1: shared
+  int list_heads;  // heads with their own lists; 1: shared
   int list_entries;  // entries of all lists of a head
-  int stats_blocks;  // thread blocks of the prologue that make statistics; others transpose lists
+  int stats_blocks;  // thread blocks of the prologue that compute statistics; the others transpose lists
   int q_len;  // queries of a head
-  int padded_q_len;  // rows of statistics of a head: q_len and 128 or more behind
+  int padded_q_len;  // rows of statistics of a head: q_len, and at least 128 of padding
   int kv_len;  // keys of a head
   int heads;  // query heads
   int heads_per_kv_head;  // query heads that share one K/V head
@@ -155,21 +155,21 @@ struct SeqlenInfo {
   int batch;
 
   __device__ __forceinline__ SeqlenInfo(const Params& p, int batch) : p(p), batch(batch) {}
-  // Queries.
+  // Number of queries.
   __device__ __forceinline__ int q_len() const { return p.q_len; }
   // Index of a query in a (batch, heads, q_len) tensor.
   __device__ __forceinline__ int64 row(int64 batch_head, int query) const { return batch_head * p.q_len + query; }
-  // Keys.
+  // Number of keys.
   __device__ __forceinline__ int kv_len() const { return p.kv_len; }
-  // Position of a query among the keys: the last query stands at the last key.
+  // Position of a query among the keys: the last query is at the last key.
   __device__ __forceinline__ int position(int query) const { return query + p.kv_len - p.q_len; }
-  // End of the keys that queries may see. A length out of range counts as the nearest.
+  // End of the visible keys. A length out of range is clamped.
   __device__ __forceinline__ int kv_end() const {
     return max(0, min(__ldg(p.kv_lengths + batch * p.kv_lengths_batch_stride), p.kv_len));
   }
 };
 
-// kv_end() of a tile, in a register.
+// kv_end() of a tile, held in a register.
 struct KvEnd {
   int end;
 
@@ -177,17 +177,18 @@ struct KvEnd {
   __device__ __forceinline__ operator int() const { return end; }
 };
 
-// cp.async.cg: 16 bytes to shared memory, not through the L1; zeros, and no read, unless `valid`. L2::128B is a hint to
-// fetch 128 bytes into the L2 (PTX ISA, "cp.async")
+// cp.async.cg: copies 16 bytes to shared memory, bypassing the L1; zero-fills without a read unless `valid`. L2::128B
+// is a hint to fetch 128 bytes into the L2 (PTX ISA, "cp.async")
 __device__ __forceinline__ void cp_async_16(uint32 to, const void* from, bool valid) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0)
       : "memory");
 }
 
-// cp.async.commit_group: closes a group of this thread's copies (PTX ISA, "cp.async.commit_group")
+// cp.async.commit_group: commits this thread's copies as a group (PTX ISA, "cp.async.commit_group")
 __device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// cp.async.wait_group: at most kPending of this thread's groups are still running (PTX ISA, "cp.async.wait_group")
+// cp.async.wait_group: waits until at most kPending of this thread's groups are in flight (PTX ISA,
+// "cp.async.wait_group")
 template <int kPending>
 __device__ __forceinline__ void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
@@ -201,14 +202,14 @@ __device__ __forceinline__ void mma_m16n8k16(float (&d)[4], const uint32 (&a)[4]
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// ldmatrix.x4: four 8 x 8 matrices of 16-bit elements; lanes 8 i .. 8 i + 7 give the row addresses of matrix i, and
-// each lane gets two neighbours of row lane / 4 of each matrix (PTX ISA, "ldmatrix")
+// ldmatrix.x4: loads four 8 x 8 matrices of 16-bit elements. Lanes 8 i to 8 i + 7 hold the row addresses of matrix i;
+// each lane gets two neighbors of row lane / 4 of each matrix (PTX ISA, "ldmatrix")
 __device__ __forceinline__ void ldmatrix_x4(uint32 (&m)[4], uint32 address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 { %0, %1, %2, %3 }, [%4];"
       : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(address) : "memory");
 }
 
-// ldmatrix.x4.trans: as ldmatrix.x4, each matrix transposed on the way (PTX ISA, "ldmatrix")
+// ldmatrix.x4.trans: as ldmatrix.x4, with each matrix transposed (PTX ISA, "ldmatrix")
 __device__ __forceinline__ void ldmatrix_x4_trans(uint32 (&m)[4], uint32 address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 { %0, %1, %2, %3 }, [%4];"
       : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(address) : "memory");
@@ -228,21 +229,21 @@ __device__ __forceinline__ float rcp(float x) {
   return y;
 }
 
-// cvt.rn.f16x2.f32: two floats to a pair of fp16, `low` in the lower half (PTX ISA, "cvt")
+// cvt.rn.f16x2.f32: converts two floats to a pair of fp16, `low` in the lower half (PTX ISA, "cvt")
 __device__ __forceinline__ uint32 pack(float low, float high) {
   uint32 pair;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   return pair;
 }
 
-// What the main kernel asks of a query: log-sum-exp times log2(e), and delta, the sum of dO O over its row
-// (FlashAttention's LSE_log2 and dPsum). A query without keys, and the rows that fill a head's queries up, have
-// infinity and 0: their weights are 2^-inf = 0.
+// Per-query statistics for the main kernel: log-sum-exp times log2(e), and delta, the sum of dO O over its row
+// (FlashAttention's LSE_log2 and dPsum). A query without keys, or a row that pads a head's queries, has infinity and 0:
+// its weights are 2^-inf = 0.
 struct RowStats {
   float lse_log2, delta;
 };
 
-// Two 16-bit elements to floats.
+// Unpacks two 16-bit elements to floats.
 __device__ __forceinline__ float2 unpack(uint32 pair) {
   float2 found;
   asm("{\n"
@@ -254,13 +255,14 @@ __device__ __forceinline__ float2 unpack(uint32 pair) {
   return found;
 }
 
-// Transposed lists: of each key block the query blocks that list it, ascending. One thread block sorts the entries of a
-// head by key block (a stable counting sort), so every run has the same: what is added up atomically are integers, and
-// each warp has counters of its own. Lists that batches or heads share are transposed once.
+// Transposed lists: for each key block, the query blocks that list it, in ascending order. One thread block sorts the
+// entries of a head by key block (a stable counting sort). The result is deterministic: only integers are added
+// atomically, and each warp has its own counters. Lists shared by batches or heads are transposed once.
 constexpr int kPrologueWarps = kPrologueThreads / 32;
 
-// Calls visit(key block, code, entry) for the entries of a query block's list, 32 at a time, one a lane: -1 where there
-// is none. The code is twice the query block, plus 1 if the pattern may hide some of the block's pairs.
+// Calls visit(key block, code, entry) for the entries of a query block's list, 32 at a time, one per lane; the key
+// block is -1 if there is no entry. The code is twice the query block, plus 1 if the pattern may mask some of the
+// block's pairs.
 template <typename Visit>
 __device__ __forceinline__ void for_each_entry(const int* list, int number, int key_blocks, int code, Visit visit) {
   for (int first = 0; first < number; first += 32) {
@@ -269,7 +271,7 @@ __device__ __forceinline__ void for_each_entry(const int* list, int number, int 
   }
 }
 
-// The same for the query blocks of a warp: each has a run of them.
+// The same for all query blocks of a warp, which are consecutive.
 template <typename Visit>
 __device__ __forceinline__ void for_each_entry_of_warp(const Params& p, int batch, int head, Visit visit) {
   const int rows = (p.query_blocks + kPrologueWarps - 1) / kPrologueWarps, warp = threadIdx.x / 32;
@@ -289,7 +291,8 @@ __device__ __forceinline__ void for_each_entry_of_warp(const Params& p, int batc
   }
 }
 
-// Turns `places`, how many entries each warp has of each key block, into where these go: by key block, then by warp.
+// Turns `places`, the number of entries of each warp and key block, into their destinations: by key block, then by
+// warp.
 __device__ __forceinline__ void find_places(int* places, int* offsets, int key_blocks) {
   __shared__ int sums[kPrologueWarps];  // entries of the key blocks of a warp, in this round
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -298,7 +301,7 @@ __device__ __forceinline__ void find_places(int* places, int* offsets, int key_b
     const int block = first + threadIdx.x;
     int number = 0;
     for (int w = 0; w < kPrologueWarps && block < key_blocks; ++w) number += __ldcg(places + w * key_blocks + block);
-    int up_to = number;  // of the warp's key blocks up to this one
+    int up_to = number;  // entries of the warp's key blocks up to this one
 #pragma unroll
     for (int distance = 1; distance < 32; distance *= 2) {
       const int other = __shfl_up_sync(0xFFFFFFFF, up_to, distance);
@@ -324,10 +327,10 @@ __device__ __forceinline__ void find_places(int* places, int* offsets, int key_b
   }
 }
 
-// Counts the entries of each warp and key block, finds their places, then writes them there.
+// Counts the entries of each warp and key block, computes their destinations, then writes them there.
 __device__ __forceinline__ void transpose_lists(const Params& p, int list) {
   const int batch = list / p.list_heads, head = list % p.list_heads, lane = threadIdx.x % 32;
-  // What this thread block has of the scratch memory: numbers, then places, of each warp and key block.
+  // This thread block's part of the scratch memory: counts, then destinations, for each warp and key block.
   int* places = p.q_places + static_cast<int64>(list) * kPrologueWarps * p.key_tiles;
   int* of_warp = places + threadIdx.x / 32 * p.key_tiles;
   for (int block = lane; block < p.key_tiles; block += 32) __stcg(of_warp + block, 0);
@@ -350,8 +353,8 @@ __device__ __forceinline__ void transpose_lists(const Params& p, int list) {
   });
 }
 
-// Statistics: one thread for 16 bytes of a row, kRowLanes of them next to each other for a row.
-// Each thread block behind those that make them transposes the lists of a head.
+// Statistics: one thread per 16 bytes of a row, kRowLanes adjacent threads per row.
+// The thread blocks after those transpose the lists, one head each.
 extern "C" __global__ void __launch_bounds__(kPrologueThreads)
     l4_lists64_bits_d256_softcap_kv_lengths_dkdv_prologue(const __grid_constant__ Params p) {
   if (blockIdx.x >= p.stats_blocks) {
@@ -361,7 +364,7 @@ extern "C" __global__ void __launch_bounds__(kPrologueThreads)
   const int64 place = static_cast<int64>(blockIdx.x) * kPrologueThreads + threadIdx.x, row = place / kRowLanes;
   const int chunk = threadIdx.x % kRowLanes, query = row % p.padded_q_len;
   const int64 batch_head = row / p.padded_q_len;
-  if (batch_head >= p.batch_heads) return;  // whole rows: kRowLanes divide a warp
+  if (batch_head >= p.batch_heads) return;  // whole rows: kRowLanes divides a warp
   const int head = batch_head % p.heads, batch = batch_head / p.heads;
   const SeqlenInfo seqlen(p, batch);
   float delta = 0.0f;
@@ -386,15 +389,15 @@ extern "C" __global__ void __launch_bounds__(kPrologueThreads)
 }
 
 // Pattern: each key block has a list of the query blocks that see it, the transpose of the forward's lists. A block
-// counts as often as it is listed.
+// listed several times counts that often.
 struct QueryBlockIterator {
   int count;           // steps of these keys
-  const int* entries;  // twice a query block, plus 1 if the pattern hides some of its pairs
-  const int* places;   // where they are in the lists of their query blocks
-  const int* bits;     // of the head's partial blocks
+  const int* entries;  // twice a query block, plus 1 if the pattern masks some of its pairs
+  const int* places;   // their positions in the lists of their query blocks
+  const int* bits;     // mask bits of the head's partial blocks
 
   __device__ __forceinline__ QueryBlockIterator(const Params& p, int batch, int head, int first_key) {
-    const int64 list = batch % p.list_batches * p.list_heads + head % p.list_heads;  // shared: there is one
+    const int64 list = batch % p.list_batches * p.list_heads + head % p.list_heads;  // shared lists: index 0
     const int* offsets = p.q_offsets + list * (p.key_tiles + 1) + first_key / kTileN;
     const int begin = offsets[0], end = offsets[1];
     entries = p.q_entries + list * p.list_entries + begin;
@@ -402,11 +405,11 @@ struct QueryBlockIterator {
     bits = p.mask_bits + batch * p.mask_bits_batch_stride + head * p.mask_bits_head_stride;
     count = (end - begin) * kBlockSteps;
   }
-  // Number of the i-th step, in units of its queries.
+  // Index of the i-th step, in units of its queries.
   __device__ __forceinline__ int at(int i) {
     return entries[i / kBlockSteps] / 2 * kBlockSteps + i % kBlockSteps;
   }
-  // Where the bits of the i-th step begin, kTileN / 32 words for each of its queries; null if it is of a full block.
+  // Start of the mask bits of the i-th step, kTileN / 32 words for each of its queries; null for a full block.
   __device__ __forceinline__ const uint32* bits_of(const Params& p, int i) {
     const int entry = entries[i / kBlockSteps];
     if (entry % 2 == 0) return nullptr;
@@ -415,10 +418,11 @@ struct QueryBlockIterator {
   }
 };
 
-// A thread block's tile: keys of one K/V head. Tiles of a head are neighbours: they read the same queries from the L2.
+// A thread block's tile: keys of one K/V head. Consecutive tiles belong to the same head: they read the same queries
+// from the L2.
 struct Tile {
   int first_key, kv_head, batch;
-  bool of_dk;  // whether this thread block sums up dK; its neighbour sums up dV
+  bool of_dk;  // whether this thread block accumulates dK; its neighbor accumulates dV
 
   __device__ __forceinline__ explicit Tile(const Params& p) {
     const int index = blockIdx.x / 2, kv_heads = p.heads / p.heads_per_kv_head, batch_head = index / p.key_tiles;
@@ -429,11 +433,11 @@ struct Tile {
   }
 };
 
-// The walk over the steps of a tile, head by head of those that share its keys.
+// Iterator over the steps of a tile: over the heads that share its keys, and over the steps of each.
 struct Walk {
   QueryBlockIterator blocks;  // of the head
   int head, last_head;
-  int number;  // of the next step of the head
+  int number;  // index of the next step of the head
 
   __device__ __forceinline__ Walk(const Params& p, const Tile& tile)
       : blocks(p, tile.batch, tile.kv_head * p.heads_per_kv_head, tile.first_key) {
@@ -442,7 +446,7 @@ struct Walk {
     number = 0;
     find(p, tile);
   }
-  // Goes on to the head of the next step.
+  // Advances to the head of the next step.
   __device__ __forceinline__ void find(const Params& p, const Tile& tile) {
     while (number >= blocks.count && head < last_head) {
       ++head;
@@ -452,27 +456,28 @@ struct Walk {
   }
 };
 
-// Byte offset of a 16-byte chunk of a tile. A row is kRowLines lines of kLineChunks chunks; the XOR puts the same chunk
-// of 8 consecutive rows into 8 different groups of banks.
+// Byte offset of a 16-byte chunk of a tile. A row is kRowLines lines of kLineChunks chunks. The XOR maps the same chunk
+// of 8 consecutive rows to 8 different bank groups.
 __device__ __forceinline__ uint32 chunk_offset(int row, int chunk) {
   return row * kRowBytes + (chunk ^ row / kSwizzleRows % kLineChunks) * 16;
 }
 
-// From the address of chunk 0 or 1 of a row to that of the chunk `chunks` further on, an even number.
+// Address of the chunk `chunks` (an even number) after chunk 0 or 1 of a row, given the address of that chunk.
 __device__ __forceinline__ uint32 further_on(uint32 address, int chunks) {
   return (address ^ chunks % kLineChunks * 16) + chunks / kLineChunks * kLineChunks * 16;
 }
 
-// What this thread copies of a tensor: chunk `copy_chunk` of every line of rows copy_row, copy_row + kPassRows, ...
+// This thread's part of the copy of a tensor: chunk `copy_chunk` of every line of rows copy_row, copy_row + kPassRows,
+// ...
 __device__ __forceinline__ int copy_row() { return threadIdx.x / kLineChunks; }
 __device__ __forceinline__ int copy_chunk() { return threadIdx.x % kLineChunks; }
 
-// Starts the copy of this thread's part of kRows rows of a tile, from its first chunk on. Its rows from `valid_rows` on
-// become zeros, and so do chunks of a row from `head_chunks` on.
+// Starts this thread's part of the copy of kRows rows of a tile, starting at its first chunk. Rows from `valid_rows` on
+// are zero-filled, and so are chunks from `head_chunks` on.
 template <int kRows>
 __device__ __forceinline__ void copy_rows(uint32 to, const unsigned short* from, int64 row_stride, int valid_rows,
     int head_chunks) {
-  int rows[kRowLines];  // that have this thread's chunk of a line
+  int rows[kRowLines];  // rows that have this thread's chunk of a line
 #pragma unroll
   for (int line = 0; line < kRowLines; ++line) {
     rows[line] = line * kLineChunks + copy_chunk() < head_chunks ? valid_rows : 0;
@@ -490,7 +495,7 @@ __device__ __forceinline__ void copy_rows(uint32 to, const unsigned short* from,
 
 // d = A B^T for this warp's 16 keys and one step: A from its rows in shared memory, B the queries of the step.
 __device__ __forceinline__ void compute_scores(float (&d)[kTileM / 8][4], uint32 a_lane, uint32 b_tile) {
-  // Matrices of one ldmatrix of B: its rows 0-7 and 8-15 of a group of 16, the two halves of 16 columns of each.
+  // Matrices of one ldmatrix of B: rows 0-7 and 8-15 of a group of 16, each with the two halves of 16 columns.
   const int lane = threadIdx.x % 32;
   const uint32 b_lane = b_tile + chunk_offset(lane / 16 * 8 + lane % 8, lane / 8 % 2);
 #pragma unroll
@@ -512,8 +517,8 @@ __device__ __forceinline__ void compute_scores(float (&d)[kTileM / 8][4], uint32
   }
 }
 
-// d += A B for this warp's 16 rows and one step: A packed in registers, B as it lies in shared memory, transposed on
-// the way. Matrices of one ldmatrix: rows 0-7 and 8-15 of 16 for 8 columns, then for the next 8.
+// d += A B for this warp's 16 rows and one step: A packed in registers, B transposed on the way from shared memory.
+// Matrices of one ldmatrix: rows 0-7 and 8-15 of 16 for 8 columns, then for the next 8.
 __device__ __forceinline__ void add_gradient(float (&d)[kHeadDim / 8][4], const uint32 (&a)[kTileM / 16][4],
     uint32 b_lane) {
 #pragma unroll
@@ -528,17 +533,18 @@ __device__ __forceinline__ void add_gradient(float (&d)[kHeadDim / 8][4], const 
   }
 }
 
-// ld.global.nc: 4 bytes. It stays where it is written: what is between it and the use of the word hides its latency
-// (PTX ISA, "ld.global.nc")
+// ld.global.nc: loads 4 bytes. Volatile, so it stays where it is written: the code before the word's use hides its
+// latency (PTX ISA, "ld.global.nc")
 __device__ __forceinline__ uint32 load_word(const uint32* from) {
   uint32 x;
   asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(x) : "l"(from));
   return x;
 }
 
-// Reads the bits of a step of a partial block: its words are those of 32 keys, of which this thread's two are bits of
-// one, for each query. The eight lanes with the same queries divide their words, and give them to the others when the
-// mask is applied. `word` is where that of this thread's keys is of the first query; null: no pair is hidden.
+// Reads the mask bits of a step of a partial block. A word holds the bits of 32 keys for one query; this thread's two
+// keys are bits of the same word. The eight lanes with the same queries share the reads of their words, and exchange
+// them when the mask is applied. `word` points to the word of this thread's keys for the first query; null: no pair is
+// masked.
 __device__ __forceinline__ void read_mask_bits(uint32 (&bits)[kLaneWords][2], const uint32* word) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
@@ -551,21 +557,22 @@ __device__ __forceinline__ void read_mask_bits(uint32 (&bits)[kLaneWords][2], co
   }
 }
 
-// Hides the pairs of a step that the bits exclude. `key` is this thread's first.
+// Masks the pairs of a step that the bits exclude. `key` is this thread's first.
 __device__ __forceinline__ void apply_mask(float (&s)[kTileM / 8][4], const uint32 (&bits)[kLaneWords][2], int key) {
 #pragma unroll
   for (int j = 0; j < kTileM / 8; ++j) {
 #pragma unroll
     for (int odd = 0; odd < 2; ++odd) {
       const uint32 word = __shfl_sync(0xFFFFFFFF, bits[j / 8][odd], j % 8 * 4 + threadIdx.x % 4);
-      const uint32 seen = word >> key % 32;  // bit 0 is that of this thread's first key, bit 8 that of its second
+      const uint32 seen = word >> key % 32;  // bit 0 is this thread's first key, bit 8 its second
       if ((seen & 1) == 0) s[j][odd] = kMinusInfinity;
       if ((seen & 256) == 0) s[j][2 + odd] = kMinusInfinity;
     }
   }
 }
 
-// s becomes log2(e) softcap tanh(scale s / softcap), by the forward's instructions: tanh(x) = 1 - 2 / (1 + e^(2 x)).
+// Replaces s by log2(e) softcap tanh(scale s / softcap), with the instructions of the forward kernel: tanh(x) = 1 - 2 /
+// (1 + e^(2 x)).
 __device__ __forceinline__ void apply_softcap(float (&s)[kTileM / 8][4], float scale_log2) {
   const float argument = scale_log2 * kCapArgument;
 #pragma unroll
@@ -575,7 +582,7 @@ __device__ __forceinline__ void apply_softcap(float (&s)[kTileM / 8][4], float s
   }
 }
 
-// The derivative of the softcap, 1 - tanh^2, of a capped logit times log2(e); 0 of a hidden pair's, -infinity.
+// Derivative of the softcap, 1 - tanh^2, at a capped logit times log2(e); 0 for a masked pair's logit, -infinity.
 __device__ __forceinline__ float cap_slope(float logit) {
   const float tanh = fmaxf(logit * (1.0f / kCap), -1.0f);
   return 1.0f - tanh * tanh;
@@ -594,7 +601,7 @@ __device__ __forceinline__ void weights(uint32 (&p_frag)[kTileM / 16][4], float 
       s[j][at] = ex2(s[j][at] * scale_log2 - stats[j * 8].lse_log2);
       s[j][at + 1] = ex2(s[j][at + 1] * scale_log2 - stats[j * 8 + 1].lse_log2);
       p_frag[k][i] = pack(s[j][at], s[j][at + 1]);
-      // dV takes P, dS the product of P and the cap's derivative.
+      // dV takes P; dS takes the product of P and the cap's derivative.
       s[j][at] *= slopes[0];
       s[j][at + 1] *= slopes[1];
     }
@@ -615,9 +622,9 @@ __device__ __forceinline__ void score_gradients(uint32 (&ds_frag)[kTileM / 16][4
   }
 }
 
-// Writes a warp's 16 rows of dK or dV over its rows of K or V in the tile at `staging`, then from there to
-// memory, 16 bytes a lane, a line of each of kWarpPassRows rows at a time. `to` is row 0 of the tile, which has `rows`
-// of them.
+// Writes a warp's 16 rows of dK or dV over its rows of K or V in the tile at `staging`, then from there to global
+// memory: 16 bytes per lane, one line of each of kWarpPassRows rows at a time. `to` is row 0 of the tile, which has
+// `rows` rows.
 __device__ __forceinline__ void store_gradient(const float (&d)[kHeadDim / 8][4], float factor, unsigned char* staging,
     unsigned short* to, int64 row_stride, int rows, int head_chunks) {
   const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 * 16;
@@ -644,7 +651,7 @@ __device__ __forceinline__ void store_gradient(const float (&d)[kHeadDim / 8][4]
   }
 }
 
-// Zeros in dK or dV for keys at and behind `keys`, counted from this thread's first one, whatever they hold.
+// Zeroes dK or dV of the keys from index `keys` on, counted from this thread's first one, whatever they hold.
 __device__ __forceinline__ void clear_hidden_gradient(float (&d)[kHeadDim / 8][4], int keys) {
 #pragma unroll
   for (int j = 0; j < kHeadDim / 8; ++j) {
@@ -660,7 +667,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   extern __shared__ __align__(1024) unsigned char shared[];
   const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  // Where the row that this lane addresses for ldmatrix is, of A of scores and of B of gradients, from their first on.
+  // Offset of the row that this lane reads by ldmatrix, for A of scores and B of gradients, from their first row.
   const uint32 lane_offset = chunk_offset(lane % 16, lane / 16);
   const Tile tile(p);
   const SeqlenInfo seqlen(p, tile.batch);
@@ -670,10 +677,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   for (int i = 0; i < (tile.first_key < SeqlenInfo(p, tile.batch).kv_end() ? p.heads_per_kv_head : 0); ++i) {
     count += QueryBlockIterator(p, tile.batch, tile.kv_head * p.heads_per_kv_head + i, tile.first_key).count;
   }
-  // Where the bits of a step begin; null where they hide no pair.
+  // Start of the mask bits of a step; null if no pair is masked.
   const uint32** step_bits = reinterpret_cast<const uint32**>(shared + kStepBitsOffset);
-  const int key = warp * 16 + lane / 4;  // this thread's first, from that of the list on
-  // Starts the copy of the next step as one group; an empty group after the last step.
+  const int key = warp * 16 + lane / 4;  // this thread's first key, relative to the list's
+  // Starts the copy of the next step as one cp.async group; an empty group after the last step.
   Walk walk(p, tile);
   auto fetch = [&](int stage) {
     if (walk.number < walk.blocks.count) {
@@ -696,7 +703,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     cp_async_commit();
   };
 
-  // Start the pipeline: K and V with the first step.
+  // Fill the pipeline: K and V with the first step.
   const int first_row = tile.first_key + copy_row();
   const unsigned short* k = p.k + tile.batch * p.k_batch_stride + tile.kv_head * p.k_head_stride;
   const unsigned short* v = p.v + tile.batch * p.v_batch_stride + tile.kv_head * p.v_head_stride;
@@ -712,7 +719,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   int stage = 0;
 #pragma unroll 1
   for (int i = 0; i < count; ++i) {
-    cp_async_wait<kStages - 2>();  // kStages - 1 + i groups are committed: only those after this step still run
+    cp_async_wait<kStages - 2>();  // kStages - 1 + i groups are committed: only later steps' may be in flight
     __syncthreads();
     fetch(stage == 0 ? kStages - 1 : stage - 1);
     const uint32 q_tile = base + kQOffset + stage * kQBytes, dout_tile = base + kDoutOffset + stage * kQBytes;
@@ -736,13 +743,13 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     stage = stage == kStages - 1 ? 0 : stage + 1;
   }
 
-  // Keys that no query sees have no step: zeros. A warp's rows of K and V are read by no other.
-  if (count == 0) {  // nobody has waited for K and V
+  // Keys that no query sees have no steps: their gradients are 0. Only this warp reads its rows of K and V.
+  if (count == 0) {  // no thread has waited for K and V yet
     cp_async_wait<0>();
     __syncthreads();
   }
   __syncwarp();
-  const int there = kv_end - (tile.first_key + warp * 16 + lane / 4);  // keys of this thread, from its first one on
+  const int there = kv_end - (tile.first_key + warp * 16 + lane / 4);  // keys in range, from this thread's first
   clear_hidden_gradient(sum, there);
   unsigned short* to = tile.of_dk ? p.dk + tile.batch * p.dk_batch_stride + tile.kv_head * p.dk_head_stride
                                   : p.dv + tile.batch * p.dv_batch_stride + tile.kv_head * p.dv_head_stride;

@@ -3,30 +3,30 @@
 //     codegen render specs/backward/l4_window_d256_dq.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","gradients":"dq","head_dim":256,"mma":"mma","op":"attention_backward","pattern":{"kind":"sliding_window","left":null,"right":null},"schedule":"multistage","stages":2,"tile":{"m":64,"n":16}}
 // spec hash: 87ce31e4e1339adc332f0492d26e227d48b82b4514475eef309bd71741d050ac
-// seal: sha256 bb3dda933f6adad67c98026c54ff50a02bcc643f2be3d9de5c26dec422b96ae7
+// seal: sha256 72f647f3f522edc4f00c63db9be946290370ca4da6155b78567f5ee7709cf98c
 
 // Attention backward for sm_89, gradient of Q
-// over the keys that the pattern shows:
+// over the visible keys of the pattern:
 //   P = exp(scale * Q K^T - LSE),  dS = P (dO V^T - delta),  dQ = scale * dS K
-// Each thread block sums up all that the keys add to its queries, in one order and without atomic additions of floats:
-// every run gives the same bits.
+// Each thread block accumulates the contributions of all keys to its queries, in a fixed order and without
+// floating-point atomics: results are bitwise reproducible.
 //
-// Who does what
-//   Every warp owns 16 queries of the tile, dQ of them in registers, and every thread takes part in the copies:
-//   S = Q K^T and dP = dO V^T from shared memory, dQ += dS K with dS in registers, as A operand.
+// Roles
+//   Each warp owns 16 queries of the tile, with their dQ in registers, and all threads take part in the copies: S = Q
+//   K^T and dP = dO V^T from shared memory, dQ += dS K with dS in registers, as A operand.
 //
 // Pipeline
 //   Q and dO of the tile stay in shared memory: a thread has no registers for them beside dQ. K and V pass through a
-//   ring of kStages stages, step i in stage i mod kStages. cp.async (one group a step) keeps kStages - 1 steps in
+//   ring of kStages stages, step i in stage i mod kStages. cp.async (one group per step) keeps kStages - 1 steps in
 //   flight.
 //   producer: all threads, cp.async    consumer: all warps, ldmatrix
-//   full:  cp.async.wait_group (this thread's part of a step), then __syncthreads (everybody's part)
-//   empty: the same __syncthreads: all warps are done with the step before, whose stage is then filled anew
+//   full:  cp.async.wait_group (this thread's part of a step), then __syncthreads (all threads' parts)
+//   empty: the same __syncthreads: all warps have finished the previous step, whose stage is then refilled
 //
 // Symbols
-//   tile        kTileM queries of one head, which a thread block works on
+//   tile        kTileM queries of one head, processed by one thread block
 //   step        kTileN keys: a key block. Blocks are numbered from key 0 on
-//   q, dout     where this lane reads 16 queries of the warp, 16 columns at a time, as A operands
+//   q, dout     addresses where this lane reads 16 queries of the warp, 16 columns at a time, as A operands
 //   s, dp       S and dP: 16 queries of the warp x kTileN keys; ds_frag: dS in 16 bits, as A operand
 //   [j][i]      of s, dp and dq: a thread holds rows r (i = 0, 1) and r + 8 (i = 2, 3), r = lane / 4, columns
 //               8 j + 2 (lane % 4) + {0, 1}; rows are queries, columns keys or elements of a head
@@ -42,9 +42,9 @@ constexpr int kSubTileRows = 64;  // queries of a tile, over one range of keys
 constexpr int kStages = 2;  // depth of the ring
 constexpr int kThreads = 128;  // 4 warps of 16 rows
 constexpr int kRowBytes = 512;  // bytes of a row of a head
-constexpr int kLineChunks = 8;  // 16-byte chunks of a line: what lanes side by side copy of a row
+constexpr int kLineChunks = 8;  // 16-byte chunks of a line, the part of a row that adjacent lanes copy
 constexpr int kRowLines = 4;  // lines of a row
-constexpr int kSwizzleRows = 1;  // consecutive rows whose chunks are swapped alike
+constexpr int kSwizzleRows = 1;  // consecutive rows with the same swizzle
 constexpr int kPassRows = 16;  // rows that all threads copy at a time
 constexpr int kWarpPassRows = 4;  // rows that a warp stores at a time
 constexpr int kKvBytes = 8192;  // bytes of K, or of V, of a step
@@ -52,18 +52,18 @@ constexpr int kPrologueThreads = 1024;  // threads of a block of the prologue
 constexpr int kRowLanes = 32;  // threads of a row there, 16 bytes each
 
 // Dynamic shared memory: 98312 bytes. Byte offsets:
-constexpr int kQOffset = 0;  // 32768 bytes: Q of the tile; in the end dQ on its way out
+constexpr int kQOffset = 0;  // 32768 bytes: Q of the tile; at the end, staging of dQ
 constexpr int kDoutOffset = 32768;  // 32768 bytes: dO of the tile
 constexpr int kRingOffset = 65536;  // 32768 bytes: 2 stages, each K and V of a step
 constexpr int kStepMetaOffset = 98304;  // 8 bytes: metadata of the steps in the ring
 
-static_assert(kTileM % kPassRows == 0 && kTileN % kPassRows == 0);  // no thread is left over in a copy
+static_assert(kTileM % kPassRows == 0 && kTileN % kPassRows == 0);  // copies divide evenly among threads
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
 constexpr float kLog2E = 1.44269504088896f;
 
-// Launch: 128 threads a block, 98312 bytes of dynamic shared memory.
+// Launch: 128 threads per block, 98312 bytes of dynamic shared memory.
 // Grid: one thread block for each tile, 1 at a time on an SM.
-// Before it, with the same parameters: l4_window_d256_dq_prologue, 1024 threads a block.
+// Prologue, with the same parameters: l4_window_d256_dq_prologue, 1024 threads per block.
 struct Params {
   const unsigned short* q;  // Q (batch, heads, q_len, head_dim)
   int64 q_batch_stride;  // elements from one batch to the next
@@ -94,7 +94,7 @@ struct Params {
   int window_left;  // keys seen before the query's own position
   int window_right;  // keys seen after it
   int q_len;  // queries of a head
-  int padded_q_len;  // rows of statistics of a head: q_len and 128 or more behind
+  int padded_q_len;  // rows of statistics of a head: q_len, and at least 128 of padding
   int kv_len;  // keys of a head
   int heads;  // query heads
   int heads_per_kv_head;  // query heads that share one K/V head
@@ -110,19 +110,19 @@ struct SeqlenInfo {
   const Params& p;
 
   __device__ __forceinline__ SeqlenInfo(const Params& p, int batch) : p(p) {}
-  // Queries.
+  // Number of queries.
   __device__ __forceinline__ int q_len() const { return p.q_len; }
   // Index of a query in a (batch, heads, q_len) tensor.
   __device__ __forceinline__ int64 row(int64 batch_head, int query) const { return batch_head * p.q_len + query; }
-  // Keys.
+  // Number of keys.
   __device__ __forceinline__ int kv_len() const { return p.kv_len; }
-  // Position of a query among the keys: the last query stands at the last key.
+  // Position of a query among the keys: the last query is at the last key.
   __device__ __forceinline__ int position(int query) const { return query + p.kv_len - p.q_len; }
-  // End of the keys that queries may see.
+  // End of the visible keys.
   __device__ __forceinline__ int kv_end() const { return p.kv_len; }
 };
 
-// kv_end() of a tile, in constant memory.
+// kv_end() of a tile, read from constant memory.
 struct KvEnd {
   const Params& p;
 
@@ -130,17 +130,18 @@ struct KvEnd {
   __device__ __forceinline__ operator int() const { return p.kv_len; }
 };
 
-// cp.async.cg: 16 bytes to shared memory, not through the L1; zeros, and no read, unless `valid`. L2::128B is a hint to
-// fetch 128 bytes into the L2 (PTX ISA, "cp.async")
+// cp.async.cg: copies 16 bytes to shared memory, bypassing the L1; zero-fills without a read unless `valid`. L2::128B
+// is a hint to fetch 128 bytes into the L2 (PTX ISA, "cp.async")
 __device__ __forceinline__ void cp_async_16(uint32 to, const void* from, bool valid) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0)
       : "memory");
 }
 
-// cp.async.commit_group: closes a group of this thread's copies (PTX ISA, "cp.async.commit_group")
+// cp.async.commit_group: commits this thread's copies as a group (PTX ISA, "cp.async.commit_group")
 __device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// cp.async.wait_group: at most kPending of this thread's groups are still running (PTX ISA, "cp.async.wait_group")
+// cp.async.wait_group: waits until at most kPending of this thread's groups are in flight (PTX ISA,
+// "cp.async.wait_group")
 template <int kPending>
 __device__ __forceinline__ void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
@@ -154,14 +155,14 @@ __device__ __forceinline__ void mma_m16n8k16(float (&d)[4], const uint32 (&a)[4]
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// ldmatrix.x4: four 8 x 8 matrices of 16-bit elements; lanes 8 i .. 8 i + 7 give the row addresses of matrix i, and
-// each lane gets two neighbours of row lane / 4 of each matrix (PTX ISA, "ldmatrix")
+// ldmatrix.x4: loads four 8 x 8 matrices of 16-bit elements. Lanes 8 i to 8 i + 7 hold the row addresses of matrix i;
+// each lane gets two neighbors of row lane / 4 of each matrix (PTX ISA, "ldmatrix")
 __device__ __forceinline__ void ldmatrix_x4(uint32 (&m)[4], uint32 address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 { %0, %1, %2, %3 }, [%4];"
       : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(address) : "memory");
 }
 
-// ldmatrix.x4.trans: as ldmatrix.x4, each matrix transposed on the way (PTX ISA, "ldmatrix")
+// ldmatrix.x4.trans: as ldmatrix.x4, with each matrix transposed (PTX ISA, "ldmatrix")
 __device__ __forceinline__ void ldmatrix_x4_trans(uint32 (&m)[4], uint32 address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 { %0, %1, %2, %3 }, [%4];"
       : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(address) : "memory");
@@ -174,21 +175,21 @@ __device__ __forceinline__ float ex2(float x) {
   return y;
 }
 
-// cvt.rn.f16x2.f32: two floats to a pair of fp16, `low` in the lower half (PTX ISA, "cvt")
+// cvt.rn.f16x2.f32: converts two floats to a pair of fp16, `low` in the lower half (PTX ISA, "cvt")
 __device__ __forceinline__ uint32 pack(float low, float high) {
   uint32 pair;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   return pair;
 }
 
-// What the main kernel asks of a query: log-sum-exp times log2(e), and delta, the sum of dO O over its row
-// (FlashAttention's LSE_log2 and dPsum). A query without keys, and the rows that fill a head's queries up, have
-// infinity and 0: their weights are 2^-inf = 0.
+// Per-query statistics for the main kernel: log-sum-exp times log2(e), and delta, the sum of dO O over its row
+// (FlashAttention's LSE_log2 and dPsum). A query without keys, or a row that pads a head's queries, has infinity and 0:
+// its weights are 2^-inf = 0.
 struct RowStats {
   float lse_log2, delta;
 };
 
-// Two 16-bit elements to floats.
+// Unpacks two 16-bit elements to floats.
 __device__ __forceinline__ float2 unpack(uint32 pair) {
   float2 found;
   asm("{\n"
@@ -200,13 +201,13 @@ __device__ __forceinline__ float2 unpack(uint32 pair) {
   return found;
 }
 
-// Statistics: one thread for 16 bytes of a row, kRowLanes of them next to each other for a row.
+// Statistics: one thread per 16 bytes of a row, kRowLanes adjacent threads per row.
 extern "C" __global__ void __launch_bounds__(kPrologueThreads)
     l4_window_d256_dq_prologue(const __grid_constant__ Params p) {
   const int64 place = static_cast<int64>(blockIdx.x) * kPrologueThreads + threadIdx.x, row = place / kRowLanes;
   const int chunk = threadIdx.x % kRowLanes, query = row % p.padded_q_len;
   const int64 batch_head = row / p.padded_q_len;
-  if (batch_head >= p.batch_heads) return;  // whole rows: kRowLanes divide a warp
+  if (batch_head >= p.batch_heads) return;  // whole rows: kRowLanes divides a warp
   const int head = batch_head % p.heads, batch = batch_head / p.heads;
   const SeqlenInfo seqlen(p, batch);
   float delta = 0.0f;
@@ -233,8 +234,8 @@ extern "C" __global__ void __launch_bounds__(kPrologueThreads)
 // Pattern: query i sees the keys from i + diagonal - p.window_left to i + diagonal + p.window_right, with
 // diagonal = kv_len - q_len.
 struct KvBlockIterator {
-  int count;      // key blocks that these queries see
-  int last;       // number of the last of them
+  int count;      // key blocks visible to these queries
+  int last;       // index of the last of them
   int all_from;   // every query sees the keys from all_from
   int all_to;     // to all_to
 
@@ -250,22 +251,23 @@ struct KvBlockIterator {
     // first_query < q_len() always holds: every tile has a query.
     count = first_query < seqlen.q_len() && last_key >= first_key ? last - first_key / kTileN + 1 : 0;
   }
-  // Number of the i-th key block, last one first.
+  // Index of the i-th key block, in descending order.
   __device__ __forceinline__ int at(int i) { return last - i; }
-  // Whether some pair of the i-th block is hidden.
+  // Whether some pair of the i-th block is masked.
   __device__ __forceinline__ bool masked(int i, int block) {
     return block * kTileN < all_from || (block + 1) * kTileN - 1 > all_to;
   }
 };
 
-// Whether a query sees a key that exists:
+// Whether a query sees an in-range key:
 //   kv_idx - (q_idx + kv_len - q_len) >= -window_left and kv_idx - (q_idx + kv_len - q_len) <= window_right
 __device__ __forceinline__ bool visible(const Params& p, int batch, int query, int key) {
   const int pair_0 = key - (query + p.kv_len - p.q_len);
   return (pair_0 >= -p.window_left) & (pair_0 <= p.window_right);
 }
 
-// A thread block's tile: queries of one head. Tiles of a head are neighbours: they read the same keys from the L2.
+// A thread block's tile: queries of one head. Consecutive tiles belong to the same head: they read the same keys from
+// the L2.
 struct Tile {
   int first_query, head, batch;
 
@@ -277,27 +279,28 @@ struct Tile {
   }
 };
 
-// Byte offset of a 16-byte chunk of a tile. A row is kRowLines lines of kLineChunks chunks; the XOR puts the same chunk
-// of 8 consecutive rows into 8 different groups of banks.
+// Byte offset of a 16-byte chunk of a tile. A row is kRowLines lines of kLineChunks chunks. The XOR maps the same chunk
+// of 8 consecutive rows to 8 different bank groups.
 __device__ __forceinline__ uint32 chunk_offset(int row, int chunk) {
   return row * kRowBytes + (chunk ^ row / kSwizzleRows % kLineChunks) * 16;
 }
 
-// From the address of chunk 0 or 1 of a row to that of the chunk `chunks` further on, an even number.
+// Address of the chunk `chunks` (an even number) after chunk 0 or 1 of a row, given the address of that chunk.
 __device__ __forceinline__ uint32 further_on(uint32 address, int chunks) {
   return (address ^ chunks % kLineChunks * 16) + chunks / kLineChunks * kLineChunks * 16;
 }
 
-// What this thread copies of a tensor: chunk `copy_chunk` of every line of rows copy_row, copy_row + kPassRows, ...
+// This thread's part of the copy of a tensor: chunk `copy_chunk` of every line of rows copy_row, copy_row + kPassRows,
+// ...
 __device__ __forceinline__ int copy_row() { return threadIdx.x / kLineChunks; }
 __device__ __forceinline__ int copy_chunk() { return threadIdx.x % kLineChunks; }
 
-// Starts the copy of this thread's part of kRows rows of a tile, from its first chunk on. Its rows from `valid_rows` on
-// become zeros, and so do chunks of a row from `head_chunks` on.
+// Starts this thread's part of the copy of kRows rows of a tile, starting at its first chunk. Rows from `valid_rows` on
+// are zero-filled, and so are chunks from `head_chunks` on.
 template <int kRows>
 __device__ __forceinline__ void copy_rows(uint32 to, const unsigned short* from, int64 row_stride, int valid_rows,
     int head_chunks) {
-  int rows[kRowLines];  // that have this thread's chunk of a line
+  int rows[kRowLines];  // rows that have this thread's chunk of a line
 #pragma unroll
   for (int line = 0; line < kRowLines; ++line) {
     rows[line] = line * kLineChunks + copy_chunk() < head_chunks ? valid_rows : 0;
@@ -315,7 +318,7 @@ __device__ __forceinline__ void copy_rows(uint32 to, const unsigned short* from,
 
 // d = A B^T for this warp's 16 queries and one step: A from its rows in shared memory, B the keys of the step.
 __device__ __forceinline__ void compute_scores(float (&d)[kTileN / 8][4], uint32 a_lane, uint32 b_tile) {
-  // Matrices of one ldmatrix of B: its rows 0-7 and 8-15 of a group of 16, the two halves of 16 columns of each.
+  // Matrices of one ldmatrix of B: rows 0-7 and 8-15 of a group of 16, each with the two halves of 16 columns.
   const int lane = threadIdx.x % 32;
   const uint32 b_lane = b_tile + chunk_offset(lane / 16 * 8 + lane % 8, lane / 8 % 2);
 #pragma unroll
@@ -337,8 +340,8 @@ __device__ __forceinline__ void compute_scores(float (&d)[kTileN / 8][4], uint32
   }
 }
 
-// d += A B for this warp's 16 rows and one step: A packed in registers, B as it lies in shared memory, transposed on
-// the way. Matrices of one ldmatrix: rows 0-7 and 8-15 of 16 for 8 columns, then for the next 8.
+// d += A B for this warp's 16 rows and one step: A packed in registers, B transposed on the way from shared memory.
+// Matrices of one ldmatrix: rows 0-7 and 8-15 of 16 for 8 columns, then for the next 8.
 __device__ __forceinline__ void add_gradient(float (&d)[kHeadDim / 8][4], const uint32 (&a)[kTileN / 16][4],
     uint32 b_lane) {
 #pragma unroll
@@ -353,10 +356,10 @@ __device__ __forceinline__ void add_gradient(float (&d)[kHeadDim / 8][4], const 
   }
 }
 
-// Hides the pairs of a step that the pattern or the end of the keys excludes. `query` is this thread's first.
+// Masks the pairs of a step that the pattern or the end of the keys excludes. `query` is this thread's first.
 __device__ __forceinline__ void apply_mask(float (&s)[kTileN / 8][4], const Params& p, int batch, int meta,
     int query, const KvEnd& kv_end) {
-  const int first_key = meta / 2 * kTileN + threadIdx.x % 4 * 2;  // this thread's first
+  const int first_key = meta / 2 * kTileN + threadIdx.x % 4 * 2;  // this thread's first key
 #pragma unroll
   for (int j = 0; j < kTileN / 8; ++j) {
 #pragma unroll
@@ -385,9 +388,9 @@ __device__ __forceinline__ void score_gradients(uint32 (&ds_frag)[kTileN / 16][4
   }
 }
 
-// Writes a warp's 16 rows of dQ over its rows of Q in the tile at `staging`, then from there to
-// memory, 16 bytes a lane, a line of each of kWarpPassRows rows at a time. `to` is row 0 of the tile, which has `rows`
-// of them.
+// Writes a warp's 16 rows of dQ over its rows of Q in the tile at `staging`, then from there to global
+// memory: 16 bytes per lane, one line of each of kWarpPassRows rows at a time. `to` is row 0 of the tile, which has
+// `rows` rows.
 __device__ __forceinline__ void store_gradient(const float (&d)[kHeadDim / 8][4], float factor, unsigned char* staging,
     unsigned short* to, int64 row_stride, int rows, int head_chunks) {
   const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 * 16;
@@ -419,12 +422,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   extern __shared__ __align__(1024) unsigned char shared[];
   const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  // Where the row that this lane addresses for ldmatrix is, of A of scores and of B of gradients, from their first on.
+  // Offset of the row that this lane reads by ldmatrix, for A of scores and B of gradients, from their first row.
   const uint32 lane_offset = chunk_offset(lane % 16, lane / 16);
   const Tile tile(p);
   const SeqlenInfo seqlen(p, tile.batch);
 
-  // Start the pipeline: Q and dO with the first step.
+  // Fill the pipeline: Q and dO with the first step.
   const int first_row = tile.first_query + copy_row();
   copy_rows<kTileM>(base + kQOffset,
       p.q + tile.batch * p.q_batch_stride + tile.head * p.q_head_stride + first_row * p.q_row_stride + copy_chunk() * 8,
@@ -442,11 +445,13 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   const unsigned short* v = p.v + tile.batch * p.v_batch_stride + kv_head * p.v_head_stride + copy_chunk() * 8;
   const KvEnd kv_end(p, tile.batch);
   KvBlockIterator blocks(p, tile.batch, tile.head, tile.first_query);
-  // Starts the copy of step `number` as one group; an empty group after the last step. Steps are asked for in order.
+  // Starts the copy of step `number` as one cp.async group; an empty group after the last step. Steps must be requested
+  // in order.
   auto fetch = [&](int number, int stage) {
     if (number < blocks.count) {
       const int step = blocks.at(number), first_key = step * kTileN, row = first_key + copy_row();
-      // Complemented, so negative, if the pattern or the end of the keys hides some pair; its lowest bit: the pattern.
+      // Complemented, hence negative, if the pattern or the end of the keys masks some pair; lowest bit: the pattern
+      // does.
       const bool masked = blocks.masked(number, step);
       const int meta = step * 2 + masked;
       if (threadIdx.x == 0) step_meta[stage] = masked || first_key + kTileN > kv_end ? ~meta : meta;
@@ -466,7 +471,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   int stage = 0;
 #pragma unroll 1
   for (int i = 0; i < blocks.count; ++i) {
-    cp_async_wait<kStages - 2>();  // kStages - 1 + i groups of steps are committed: only those after this one still run
+    cp_async_wait<kStages - 2>();  // kStages - 1 + i groups are committed: only later steps' may be in flight
     __syncthreads();
     fetch(i + kStages - 1, stage == 0 ? kStages - 1 : stage - 1);
     const uint32 k_tile = base + kRingOffset + stage * 2 * kKvBytes;
@@ -481,8 +486,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     stage = stage == kStages - 1 ? 0 : stage + 1;
   }
 
-  // Queries without keys have no step: zeros. A warp's rows of Q, over which dQ is staged, are read by no other.
-  if (blocks.count == 0) {  // nobody has waited for Q and dO
+  // Queries without keys have no steps: their gradients are 0. Only this warp reads its rows of Q, where dQ is staged.
+  if (blocks.count == 0) {  // no thread has waited for Q and dO yet
     cp_async_wait<0>();
     __syncthreads();
   }

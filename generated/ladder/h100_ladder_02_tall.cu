@@ -3,20 +3,21 @@
 //     codegen render specs/ladder/h100_ladder_02_tall.yaml
 // spec: {"arch":"sm_90a","block":{"cols":128,"rows":256},"copy":"ld_global","dtype":"fp16","mma":"wmma","op":"bsr_spmm","schedule":"multistage","stages":1,"tile":{"k":32,"m":256,"n":128}}
 // spec hash: 058075b6802e14d257f1faf7b4e91d4598bb4c8f22d359fc061dd3b731b678d1
-// seal: sha256 300d5494701f1b419c40b7c67f89b2a81f5e2b3cda143c07e793f32d0e5951f7
+// seal: sha256 b1cbe8f3c8663c5e0407be7e5160eca2e41b9f0909365ae4e6fbe6e805d10583
 
 // BSR x dense by WMMA: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
-// Who does what: a thread block computes one tile of C. All warps load, all warps compute.
+// Roles: a thread block computes one tile of C. All warps load, all warps compute.
 // Warp w has kWarpRows rows and kWarpColumns columns of the tile: part (w / kWarpsN, w % kWarpsN).
 //
 // Symbols
-//   tile     kTileM x kTileN of C: one block row, kTileN columns. Tiles are numbered block rows first, so that the
-//            thread blocks at work share columns of B, which then come from the L2
+//   tile     kTileM x kTileN of C: one block row, kTileN columns. Tiles are numbered block rows first, so that
+//            concurrent
+//            thread blocks share columns of B, which then come from the L2
 //   step     kTileK columns of one block of A, kTileK rows of B
-//   a_tile   A of a step, kTileM rows of kTileK elements, kAStride from one to the next
-//   b_tile   B of a step, kTileK rows of kTileN elements, kBStride from one to the next
-//   strip    16 rows of a warp's part of C, staged as floats on their way out
+//   a_tile   A of a step, kTileM rows of kTileK elements, with a row stride of kAStride
+//   b_tile   B of a step, kTileK rows of kTileN elements, with a stride of kBStride
+//   strip    16 rows of a warp's part of C, staged as floats for the store
 
 #include <cuda_fp16.h>
 #include <mma.h>
@@ -42,13 +43,13 @@ constexpr int kStagingStride = 72;  // floats from one row of the staging to the
 // Dynamic shared memory: 36864 bytes. Byte offsets:
 constexpr int kAOffset = 0;  // 20480 bytes: A tiles, 256 rows of 40 elements
 constexpr int kBOffset = 20480;  // 8704 bytes: B tiles, 32 rows of 136 elements
-constexpr int kStagingOffset = 0;  // 36864 bytes: float strips of C, one a warp, over the tiles
+constexpr int kStagingOffset = 0;  // 36864 bytes: float strips of C, one per warp, overlapping the tiles
 
 constexpr int kMma = 16;  // rows, columns and depth of one WMMA product
 constexpr int kMmasM = kWarpRows / kMma;
 constexpr int kMmasN = kWarpColumns / kMma;
 
-// Launch: 256 threads a block, 36864 bytes of dynamic shared memory.
+// Launch: 256 threads per block, 36864 bytes of dynamic shared memory.
 // Grid: one thread block per tile, block rows fastest.
 struct Params {
   const __half* a;  // stored blocks of A (nnz, rows, cols), contiguous
@@ -56,12 +57,12 @@ struct Params {
   __half* c;  // C (M, N)
   int64 b_row_stride;  // elements from one row of B to the next
   int64 c_row_stride;  // elements from one row of C to the next
-  const int* crow_indices;  // first block of each block row, and one more
+  const int* crow_indices;  // first block of each block row, then the end of the last
   const int* col_indices;  // block column of each block
-  int index_words;  // 32-bit words of an index: 1 or 2, the low one is read
+  int index_words;  // 32-bit words of an index: 1 or 2; the low one is read
   int block_columns;  // blocks across A, block rows of B
   int block_rows;  // block rows of A
-  int n;  // columns of B and C; rows of C have room for the next multiple of 8
+  int n;  // columns of B and C; rows of C are padded to a multiple of 8
   int tiles;  // block_rows times those of a block row: the grid
 };
 
@@ -71,7 +72,7 @@ using FragmentA = wmma::fragment<wmma::matrix_a, kMma, kMma, kMma, Element, wmma
 using FragmentB = wmma::fragment<wmma::matrix_b, kMma, kMma, kMma, Element, wmma::row_major>;
 using Accumulator = wmma::fragment<wmma::accumulator, kMma, kMma, kMma, float>;
 
-// cvt.rn.f16x2.f32: two floats to a pair of fp16, `low` in the lower half (PTX ISA, "cvt")
+// cvt.rn.f16x2.f32: converts two floats to a pair of fp16, `low` in the lower half (PTX ISA, "cvt")
 __device__ __forceinline__ uint32 pack(float low, float high) {
   uint32 pair;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
@@ -87,7 +88,7 @@ __device__ __forceinline__ int load_index(const Params& p, const int* indices, i
 struct Step {
   int block, end;           // block of A, and the end of the block row
   int k;                    // first column within the block
-  int column, next_column;  // block column of this block and of the next, asked for one block ahead
+  int column, next_column;  // block column of this block and of the next, loaded one block ahead
 
   __device__ __forceinline__ Step(const Params& p, int row) {
     block = load_index(p, p.crow_indices, row);
@@ -115,8 +116,8 @@ __device__ __forceinline__ void copy_16(Element* to, const Element* from, bool v
   *reinterpret_cast<uint4*>(to) = valid ? __ldg(reinterpret_cast<const uint4*>(from)) : make_uint4(0, 0, 0, 0);
 }
 
-// Copies the A and the B tile of one step to shared memory. What lies outside B is zeros, also for a block column that
-// there is not.
+// Copies the A tile and the B tile of one step to shared memory. Elements outside B are zero-filled, even for a block
+// column out of range.
 __device__ __forceinline__ void load_step(const Params& p, const Step& step, int first_column, Element* a_tile,
     Element* b_tile) {
   const Element* a = p.a + static_cast<int64>(step.block) * kTileM * kBlockCols + step.k;
@@ -155,7 +156,7 @@ __device__ __forceinline__ void multiply_step(Accumulator (&accumulators)[kMmasM
   }
 }
 
-// Stores a warp's part of C, strip by strip: the layout of an accumulator is not ours to know, that of `strip` is.
+// Stores a warp's part of C, strip by strip: the layout of an accumulator is unspecified, that of `strip` is not.
 __device__ __forceinline__ void store_part(const Params& p, Accumulator (&accumulators)[kMmasM][kMmasN], float* strip,
     int first_row, int first_column) {
   const int lane = threadIdx.x % 32;
@@ -188,10 +189,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   Element* b_tiles = reinterpret_cast<Element*>(shared + kBOffset);
   const int warp = threadIdx.x / 32;
   const int part_row = warp / kWarpsN * kWarpRows, part_column = warp % kWarpsN * kWarpColumns;
-  const int b_part = part_column;  // where this warp's columns begin in a B tile
+  const int b_part = part_column;  // start of this warp's columns in a B tile
   const int row = blockIdx.x % p.block_rows, first_column = blockIdx.x / p.block_rows * kTileN;
 
-  // An empty block row has no step: its zeros are what is stored.
+  // An empty block row has no steps: it stores these zeros.
   Accumulator accumulators[kMmasM][kMmasN];
 #pragma unroll
   for (int i = 0; i < kMmasM; ++i) {
@@ -201,8 +202,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   Step next(p, row);
   const int steps = (next.end - next.block) * (kBlockCols / kTileK);
 
-  // Pipeline: none. A step is loaded through registers into the one pair of tiles, then computed on.
-  //   __syncthreads   before computing: everyone's part is in shared memory; after: everyone is done with it
+  // Pipeline: none. A step is loaded through registers into the only pair of tiles, then multiplied.
+  //   __syncthreads   before the products: all parts are in shared memory; after: all threads have finished with them
 #pragma unroll 1
   for (int step = 0; step < steps; ++step) {
     load_step(p, next, first_column, a_tiles, b_tiles);
@@ -212,7 +213,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     __syncthreads();
   }
 
-  // The staging lies over the tiles, with which everyone is done.
+  // The staging buffer overlaps the tiles, which all threads have finished with.
   float* strip = reinterpret_cast<float*>(shared + kStagingOffset) + warp * kMma * kStagingStride;
   store_part(p, accumulators, strip, row * kTileM + part_row, first_column + part_column);
 }

@@ -3,20 +3,21 @@
 //     codegen render specs/ladder/h100_ladder_05_k112.yaml
 // spec: {"arch":"sm_90a","block":{"cols":112,"rows":256},"copy":"cp_async","dtype":"fp16","mma":"wmma","op":"bsr_spmm","schedule":"multistage","stages":2,"tile":{"k":112,"m":256,"n":128}}
 // spec hash: b1163f01a7d5520afb772660bdc2046eda2f62823de393c86d1344c0a822dda9
-// seal: sha256 5fd92ed6cd2a73ec4bd11528c1bcce2694b80339b6d332fb8a8c91b50dd1cf71
+// seal: sha256 77b00a9ab804383c158dbea8050acba6001cdf9aaa14384e76add14ad577e6af
 
 // BSR x dense by WMMA: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
-// Who does what: a thread block computes one tile of C. All warps load, all warps compute.
+// Roles: a thread block computes one tile of C. All warps load, all warps compute.
 // Warp w has kWarpRows rows and kWarpColumns columns of the tile: part (w / kWarpsN, w % kWarpsN).
 //
 // Symbols
-//   tile     kTileM x kTileN of C: one block row, kTileN columns. Tiles are numbered block rows first, so that the
-//            thread blocks at work share columns of B, which then come from the L2
+//   tile     kTileM x kTileN of C: one block row, kTileN columns. Tiles are numbered block rows first, so that
+//            concurrent
+//            thread blocks share columns of B, which then come from the L2
 //   step     kTileK columns of one block of A, kTileK rows of B
-//   a_tile   A of a step, kTileM rows of kTileK elements, kAStride from one to the next
-//   b_tile   B of a step, kTileK rows of kTileN elements, kBStride from one to the next
-//   strip    16 rows of a warp's part of C, staged as floats on their way out
+//   a_tile   A of a step, kTileM rows of kTileK elements, with a row stride of kAStride
+//   b_tile   B of a step, kTileK rows of kTileN elements, with a stride of kBStride
+//   strip    16 rows of a warp's part of C, staged as floats for the store
 
 #include <cuda_fp16.h>
 #include <mma.h>
@@ -45,13 +46,13 @@ constexpr int kBTile = 15232;  // elements of a B tile, padding included
 // Dynamic shared memory: 183808 bytes. Byte offsets:
 constexpr int kAOffset = 0;  // 122880 bytes: A tiles, 256 rows of 120 elements
 constexpr int kBOffset = 122880;  // 60928 bytes: B tiles, 112 rows of 136 elements
-constexpr int kStagingOffset = 0;  // 36864 bytes: float strips of C, one a warp, over the tiles
+constexpr int kStagingOffset = 0;  // 36864 bytes: float strips of C, one per warp, overlapping the tiles
 
 constexpr int kMma = 16;  // rows, columns and depth of one WMMA product
 constexpr int kMmasM = kWarpRows / kMma;
 constexpr int kMmasN = kWarpColumns / kMma;
 
-// Launch: 256 threads a block, 183808 bytes of dynamic shared memory.
+// Launch: 256 threads per block, 183808 bytes of dynamic shared memory.
 // Grid: one thread block per tile, block rows fastest.
 struct Params {
   const __half* a;  // stored blocks of A (nnz, rows, cols), contiguous
@@ -59,12 +60,12 @@ struct Params {
   __half* c;  // C (M, N)
   int64 b_row_stride;  // elements from one row of B to the next
   int64 c_row_stride;  // elements from one row of C to the next
-  const int* crow_indices;  // first block of each block row, and one more
+  const int* crow_indices;  // first block of each block row, then the end of the last
   const int* col_indices;  // block column of each block
-  int index_words;  // 32-bit words of an index: 1 or 2, the low one is read
+  int index_words;  // 32-bit words of an index: 1 or 2; the low one is read
   int block_columns;  // blocks across A, block rows of B
   int block_rows;  // block rows of A
-  int n;  // columns of B and C; rows of C have room for the next multiple of 8
+  int n;  // columns of B and C; rows of C are padded to a multiple of 8
   int tiles;  // block_rows times those of a block row: the grid
 };
 
@@ -74,7 +75,7 @@ using FragmentA = wmma::fragment<wmma::matrix_a, kMma, kMma, kMma, Element, wmma
 using FragmentB = wmma::fragment<wmma::matrix_b, kMma, kMma, kMma, Element, wmma::row_major>;
 using Accumulator = wmma::fragment<wmma::accumulator, kMma, kMma, kMma, float>;
 
-// cvt.rn.f16x2.f32: two floats to a pair of fp16, `low` in the lower half (PTX ISA, "cvt")
+// cvt.rn.f16x2.f32: converts two floats to a pair of fp16, `low` in the lower half (PTX ISA, "cvt")
 __device__ __forceinline__ uint32 pack(float low, float high) {
   uint32 pair;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
@@ -90,7 +91,7 @@ __device__ __forceinline__ int load_index(const Params& p, const int* indices, i
 struct Step {
   int block, end;           // block of A, and the end of the block row
   int k;                    // first column within the block
-  int column, next_column;  // block column of this block and of the next, asked for one block ahead
+  int column, next_column;  // block column of this block and of the next, loaded one block ahead
 
   __device__ __forceinline__ Step(const Params& p, int row) {
     block = load_index(p, p.crow_indices, row);
@@ -113,17 +114,18 @@ struct Step {
   }
 };
 
-// cp.async.cg: 16 bytes to shared memory, not through the L1; zeros, and no read, unless `valid`. L2::128B is a hint to
-// fetch 128 bytes into the L2 (PTX ISA, "cp.async")
+// cp.async.cg: copies 16 bytes to shared memory, bypassing the L1; zero-fills without a read unless `valid`. L2::128B
+// is a hint to fetch 128 bytes into the L2 (PTX ISA, "cp.async")
 __device__ __forceinline__ void cp_async_16(uint32 to, const void* from, bool valid) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0)
       : "memory");
 }
 
-// cp.async.commit_group: closes a group of this thread's copies (PTX ISA, "cp.async.commit_group")
+// cp.async.commit_group: commits this thread's copies as a group (PTX ISA, "cp.async.commit_group")
 __device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// cp.async.wait_group: at most kPending of this thread's groups are still running (PTX ISA, "cp.async.wait_group")
+// cp.async.wait_group: waits until at most kPending of this thread's groups are in flight (PTX ISA,
+// "cp.async.wait_group")
 template <int kPending>
 __device__ __forceinline__ void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
@@ -134,8 +136,8 @@ __device__ __forceinline__ void copy_16(Element* to, const Element* from, bool v
   cp_async_16(static_cast<uint32>(__cvta_generic_to_shared(to)), from, valid);
 }
 
-// Copies the A and the B tile of one step to shared memory. What lies outside B is zeros, also for a block column that
-// there is not.
+// Copies the A tile and the B tile of one step to shared memory. Elements outside B are zero-filled, even for a block
+// column out of range.
 __device__ __forceinline__ void load_step(const Params& p, const Step& step, int first_column, Element* a_tile,
     Element* b_tile) {
   const Element* a = p.a + static_cast<int64>(step.block) * kTileM * kBlockCols + step.k;
@@ -174,7 +176,7 @@ __device__ __forceinline__ void multiply_step(Accumulator (&accumulators)[kMmasM
   }
 }
 
-// Stores a warp's part of C, strip by strip: the layout of an accumulator is not ours to know, that of `strip` is.
+// Stores a warp's part of C, strip by strip: the layout of an accumulator is unspecified, that of `strip` is not.
 __device__ __forceinline__ void store_part(const Params& p, Accumulator (&accumulators)[kMmasM][kMmasN], float* strip,
     int first_row, int first_column) {
   const int lane = threadIdx.x % 32;
@@ -207,10 +209,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   Element* b_tiles = reinterpret_cast<Element*>(shared + kBOffset);
   const int warp = threadIdx.x / 32;
   const int part_row = warp / kWarpsN * kWarpRows, part_column = warp % kWarpsN * kWarpColumns;
-  const int b_part = part_column;  // where this warp's columns begin in a B tile
+  const int b_part = part_column;  // start of this warp's columns in a B tile
   const int row = blockIdx.x % p.block_rows, first_column = blockIdx.x / p.block_rows * kTileN;
 
-  // An empty block row has no step: its zeros are what is stored.
+  // An empty block row has no steps: it stores these zeros.
   Accumulator accumulators[kMmasM][kMmasN];
 #pragma unroll
   for (int i = 0; i < kMmasM; ++i) {
@@ -222,8 +224,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 
   // Pipeline: a ring of kStages pairs of tiles, filled by cp.async kStages - 1 steps ahead.
   //   cp_async_wait   this thread's copies for the step have landed
-  //   __syncthreads   so have everyone's, and everyone is done with the stage that is filled next
-  // Fill all stages but one. Every step has its group of copies, empty after the last step: so one wait fits all.
+  //   __syncthreads   so have all threads' copies, and all threads have finished with the stage that is filled next
+  // Fill all stages but one. Every step commits one group, empty after the last step, so one wait count fits all
+  // steps.
 #pragma unroll
   for (int stage = 0; stage < kStages - 1; ++stage) {
     if (stage < steps) load_step(p, next, first_column, a_tiles + stage * kATile, b_tiles + stage * kBTile);
@@ -233,8 +236,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   int stage = 0, free_stage = kStages - 1;
 #pragma unroll 1
   for (int step = 0; step < steps; ++step) {
-    // Wait for this step's tiles, refill the stage of the step before.
-    cp_async_wait<kStages - 2>();  // of kStages - 1 + step groups: the newest are of later steps
+    // Wait for this step's tiles, then refill the stage of the previous step.
+    cp_async_wait<kStages - 2>();  // of kStages - 1 + step groups, the newest belong to later steps
     __syncthreads();
     if (step + kStages - 1 < steps) {
       load_step(p, next, first_column, a_tiles + free_stage * kATile, b_tiles + free_stage * kBTile);
@@ -248,7 +251,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   }
   __syncthreads();
 
-  // The staging lies over the tiles, with which everyone is done.
+  // The staging buffer overlaps the tiles, which all threads have finished with.
   float* strip = reinterpret_cast<float*>(shared + kStagingOffset) + warp * kMma * kStagingStride;
   store_part(p, accumulators, strip, row * kTileM + part_row, first_column + part_column);
 }

@@ -3,26 +3,26 @@
 //     codegen render specs/ladder/h100_ladder_06_mma.yaml
 // spec: {"arch":"sm_90a","block":{"cols":128,"rows":128},"copy":"cp_async","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"multistage","stages":4,"tile":{"k":64,"m":128,"n":256}}
 // spec hash: 4e70de2844f7a5b144a09d899bf9f094ecf2b7b6e0784e2552ac9f488ab156bb
-// seal: sha256 b6e14794e839402cbff17c2e399607447b0eacc7fd5f876d805b62af39c9ad95
+// seal: sha256 a980feabecef1e7078cd7eeaf41676a964d3b3d55837aebd511b6a0c1817563a
 
 // BSR x dense by mma.sync: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
-// Who does what: a thread block computes one tile of C, all warps load and all compute. Warp w has kWarpRows rows and
+// Roles: a thread block computes one tile of C; all warps load and all compute. Warp w has kWarpRows rows and
 // kWarpColumns columns of the tile: part (w / kWarpsN, w % kWarpsN).
 //
 // Pipeline: a ring of kStages pairs of tiles, filled by cp.async, and two sets of fragments in registers: while one
-// slice is multiplied, the next one comes from shared memory, across the end of a step too.
+// slice is multiplied, the next one is loaded from shared memory, even across the end of a step.
 //   cp_async_wait   this thread's copies for the next step have landed
-//   __syncthreads   so have everyone's, and everyone has fetched the last slice of this step: its stage can be refilled
+//   __syncthreads   so have all threads' copies, and all have fetched the last slice of this step: refill its stage
 //
 // Symbols
 //   tile     kTileM x kTileN of C: one block row, kTileN columns
 //   step     kTileK columns of one block of A, kTileK rows of B
 //   slice    of a step: 16 columns of A and rows of B, the depth of one product
 //   chunk    16 bytes, 8 elements. Chunks of a row are swizzled: the same chunk of 8 rows lies in distinct banks
-//   fragment what a lane holds of an operand of a slice. Of 16 x 8 accumulators it has rows r and r + 8 (r = lane / 4),
-//            columns 2 (lane % 4) + {0, 1}
-//   strip    16 rows of a warp's part of C, on their way out
+//   fragment a lane's part of an operand of a slice. Of 16 x 8 accumulators, a lane has rows r and r + 8
+//            (r = lane / 4), columns 2 (lane % 4) + {0, 1}
+//   strip    16 rows of a warp's part of C, staged for the store
 
 using int64 = long long;
 using uint32 = unsigned int;
@@ -49,16 +49,16 @@ constexpr int kStripChunks = 8;  // chunks of a row of a strip of C
 // Dynamic shared memory: 196608 bytes. Byte offsets:
 constexpr int kAOffset = 0;  // 65536 bytes: A tiles, 128 rows of 64 elements, swizzled
 constexpr int kBOffset = 65536;  // 131072 bytes: B tiles, 64 rows of 256 elements, swizzled
-constexpr int kStagingOffset = 0;  // 16384 bytes: strips of C, one a warp, over the tiles
+constexpr int kStagingOffset = 0;  // 16384 bytes: strips of C, one per warp, overlapping the tiles
 
 constexpr int kMmaRows = 16, kMmaColumns = 8;  // of one product
 constexpr int kMmaDepth = 16;  // of one product: a slice
-constexpr int kSlices = kTileK / kMmaDepth;  // even: the two sets of fragments take turns across steps too
+constexpr int kSlices = kTileK / kMmaDepth;  // even: the two sets of fragments also alternate across steps
 constexpr int kMmasM = kWarpRows / kMmaRows;
 constexpr int kPairsN = kWarpColumns / (2 * kMmaColumns);  // B is loaded for two products side by side
 constexpr int kChunk = 16;  // bytes
 
-// Launch: 256 threads a block, 196608 bytes of dynamic shared memory.
+// Launch: 256 threads per block, 196608 bytes of dynamic shared memory.
 // Grid: one thread block per tile, 1 at a time on an SM, block rows fastest among 16 MB of them.
 struct Params {
   const unsigned short* a;  // stored blocks of A (nnz, rows, cols), contiguous
@@ -66,43 +66,44 @@ struct Params {
   unsigned short* c;  // C (M, N)
   int64 b_row_stride;  // elements from one row of B to the next
   int64 c_row_stride;  // elements from one row of C to the next
-  const int* crow_indices;  // first block of each block row, and one more
+  const int* crow_indices;  // first block of each block row, then the end of the last
   const int* col_indices;  // block column of each block
-  int index_words;  // 32-bit words of an index: 1 or 2, the low one is read
+  int index_words;  // 32-bit words of an index: 1 or 2; the low one is read
   int block_columns;  // blocks across A, block rows of B
   int block_rows;  // block rows of A
-  int n;  // columns of B and C; rows of C have room for the next multiple of 8
+  int n;  // columns of B and C; rows of C are padded to a multiple of 8
   int tiles;  // block_rows times those of a block row: the grid
-  int group_rows;  // block rows whose blocks are meant to be in the L2 at once
+  int group_rows;  // block rows whose blocks should fit the L2 at once
   int column_tiles;  // tiles of a block row
 };
 
 using Element = unsigned short;  // the bits of one fp16
 
-// cp.async.cg: 16 bytes to shared memory, not through the L1; zeros, and no read, unless `valid`. L2::128B is a hint to
-// fetch 128 bytes into the L2 (PTX ISA, "cp.async")
+// cp.async.cg: copies 16 bytes to shared memory, bypassing the L1; zero-fills without a read unless `valid`. L2::128B
+// is a hint to fetch 128 bytes into the L2 (PTX ISA, "cp.async")
 __device__ __forceinline__ void cp_async_16(uint32 to, const void* from, bool valid) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0)
       : "memory");
 }
 
-// cp.async.commit_group: closes a group of this thread's copies (PTX ISA, "cp.async.commit_group")
+// cp.async.commit_group: commits this thread's copies as a group (PTX ISA, "cp.async.commit_group")
 __device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// cp.async.wait_group: at most kPending of this thread's groups are still running (PTX ISA, "cp.async.wait_group")
+// cp.async.wait_group: waits until at most kPending of this thread's groups are in flight (PTX ISA,
+// "cp.async.wait_group")
 template <int kPending>
 __device__ __forceinline__ void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
-// ldmatrix.x4: four 8 x 8 matrices of 16-bit elements; lanes 8 i .. 8 i + 7 give the row addresses of matrix i, and
-// each lane gets two neighbours of row lane / 4 of each matrix (PTX ISA, "ldmatrix")
+// ldmatrix.x4: loads four 8 x 8 matrices of 16-bit elements. Lanes 8 i to 8 i + 7 hold the row addresses of matrix i;
+// each lane gets two neighbors of row lane / 4 of each matrix (PTX ISA, "ldmatrix")
 __device__ __forceinline__ void ldmatrix_x4(uint32 (&m)[4], uint32 address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 { %0, %1, %2, %3 }, [%4];"
       : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(address) : "memory");
 }
 
-// ldmatrix.x4.trans: as ldmatrix.x4, each matrix transposed on the way (PTX ISA, "ldmatrix")
+// ldmatrix.x4.trans: as ldmatrix.x4, with each matrix transposed (PTX ISA, "ldmatrix")
 __device__ __forceinline__ void ldmatrix_x4_trans(uint32 (&m)[4], uint32 address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 { %0, %1, %2, %3 }, [%4];"
       : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(address) : "memory");
@@ -116,18 +117,18 @@ __device__ __forceinline__ void mma_m16n8k16(float (&d)[4], const uint32 (&a)[4]
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// cvt.rn.f16x2.f32: two floats to a pair of fp16, `low` in the lower half (PTX ISA, "cvt")
+// cvt.rn.f16x2.f32: converts two floats to a pair of fp16, `low` in the lower half (PTX ISA, "cvt")
 __device__ __forceinline__ uint32 pack(float low, float high) {
   uint32 pair;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   return pair;
 }
 
-// Which tile comes when: p.group_rows block rows at a time, as many as have their blocks of A in the L2; among these
-// down the block rows, then on to the next column tile. Thread blocks at work then share columns of B, and come back to
-// the same blocks of A.
+// Order of tiles: p.group_rows block rows at a time, as many as have their blocks of A in the L2; within these down the
+// block rows, then on to the next column tile. Concurrent thread blocks then share columns of B, and reuse the same
+// blocks of A.
 struct TilePlace {
-  int row, column;  // block row, number of the column tile
+  int row, column;  // block row, index of the column tile
 
   __device__ __forceinline__ TilePlace(const Params& p, int tile) {
     const int first = tile / (p.group_rows * p.column_tiles) * p.group_rows;
@@ -146,7 +147,7 @@ __device__ __forceinline__ int load_index(const Params& p, const int* indices, i
 struct Step {
   int block, end;           // block of A, and the end of the block row
   int k;                    // first column within the block
-  int column, next_column;  // block column of this block and of the next, asked for one block ahead
+  int column, next_column;  // block column of this block and of the next, loaded one block ahead
 
   __device__ __forceinline__ Step(const Params& p, int row) {
     block = load_index(p, p.crow_indices, row);
@@ -179,13 +180,13 @@ __device__ __forceinline__ int a_offset(int row, int chunk) {
 // Byte offset of a chunk of a B tile.
 __device__ __forceinline__ int b_offset(int row, int chunk) { return row * kBRowBytes + (chunk ^ row % 8) * kChunk; }
 
-// What this thread copies of every step: a chunk of each kAPassRows-th row of A, if it has so many, and of each
-// kBPassRows-th row of B.
+// This thread's part of the copy of every step: one chunk of every kAPassRows-th row of A, as far as A has rows, and
+// of every kBPassRows-th row of B.
 struct Loader {
   const Element *a, *b;  // its first chunk in block 0 of A, and in row 0 of B
-  int64 b_pass;          // elements from one of its rows of B to the next
-  uint32 a_to, b_to;     // where its first chunks go in stage 0
-  bool in_columns;       // whether its columns of B are there
+  int64 b_pass;          // elements between its consecutive rows of B
+  uint32 a_to, b_to;     // destinations of its first chunks in stage 0
+  bool in_columns;       // whether its columns of B are in range
 
   __device__ __forceinline__ Loader(const Params& p, uint32 base, int first_column) {
     const int a_row = threadIdx.x / kAChunks, a_chunk = threadIdx.x % kAChunks;
@@ -197,13 +198,13 @@ struct Loader {
     b_to = base + kBOffset + b_offset(b_row, threadIdx.x % kBChunks);
     in_columns = b_column < p.n;
   }
-  // Copies a step's tiles to a stage. What lies outside B is zeros, also for a block column that there is not.
+  // Copies a step's tiles to a stage. Elements outside B are zero-filled, even for a block column out of range.
   __device__ __forceinline__ void load(const Params& p, const Step& step, int stage) const {
     const Element* a_from = a + static_cast<int64>(step.block) * kTileM * kBlockCols + step.k;
     const Element* b_from = b + (static_cast<int64>(step.column) * kBlockCols + step.k) * p.b_row_stride;
     const bool valid = in_columns && static_cast<uint32>(step.column) < static_cast<uint32>(p.block_columns);
-    // The swizzle of A is the same in all rows of this thread. Where a pass of B has fewer than 8 rows, that of B
-    // differs by the rows of the passes before.
+    // The swizzle of A is the same in all rows of this thread. If a pass of B has fewer than 8 rows, that of B differs
+    // by the rows of the previous passes.
 #pragma unroll
     for (int pass = 0; pass < kTileM / kAPassRows; ++pass) {
       const int row = pass * kAPassRows;
@@ -221,8 +222,8 @@ struct Loader {
 struct Fragments {
   uint32 a[kMmasM][4], b[kPairsN][4];
 
-  // `a_address` and `b_address` are the lane's in the first slice of a stage. Going on by pairs of chunks flips bits of
-  // the chunk's number, as the swizzle does: both are exclusive ors.
+  // `a_address` and `b_address` are the lane's addresses in the first slice of a stage. The swizzle flips bits of the
+  // chunk index, and so does advancing by pairs of chunks: the advance is an exclusive or.
   __device__ __forceinline__ void load(uint32 a_address, uint32 b_address, int slice) {
 #pragma unroll
     for (int i = 0; i < kMmasM; ++i) {
@@ -240,8 +241,8 @@ __device__ __forceinline__ int strip_offset(int row, int chunk) {
   return row * kStripRowBytes + (chunk ^ row % 8) * kChunk;
 }
 
-// accumulators += A B for this warp's part of one slice. mma.syncs that follow each other share their rows of A, the
-// larger operand, which is then read from the registers once.
+// accumulators += A B for this warp's part of one slice. Consecutive mma.syncs share their rows of A, the larger
+// operand, which is then read from the registers once.
 __device__ __forceinline__ void multiply(float (&accumulators)[kMmasM][2 * kPairsN][4], const Fragments& fragments) {
 #pragma unroll
   for (int i = 0; i < kMmasM; ++i) {
@@ -253,7 +254,7 @@ __device__ __forceinline__ void multiply(float (&accumulators)[kMmasM][2 * kPair
   }
 }
 
-// Stores a warp's part of C, strip by strip through shared memory, so that whole lines leave.
+// Stores a warp's part of C, strip by strip through shared memory, so that stores cover whole lines.
 __device__ __forceinline__ void store_part(const Params& p, const float (&accumulators)[kMmasM][2 * kPairsN][4],
     unsigned char* strip, int first_row, int first_column) {
   const int lane = threadIdx.x % 32;
@@ -289,11 +290,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   const int part_row = warp / kWarpsN * kWarpRows, part_column = warp % kWarpsN * kWarpColumns;
   const TilePlace tile(p, blockIdx.x);
   const int row = tile.row, first_column = tile.column * kTileN;
-  // Lanes 8 i to 8 i + 7 address matrix i: rows 0 to 7, rows 8 to 15, then both again one chunk further along the row.
+  // Lanes 8 i to 8 i + 7 address matrix i: rows 0 to 7, rows 8 to 15, then the same rows one chunk further.
   const uint32 a_lane = base + kAOffset + a_offset(part_row + lane % 16, lane / 16);
   const uint32 b_lane = base + kBOffset + b_offset(lane % 16, part_column / kCopy + lane / 16);
 
-  // An empty block row has no step: its zeros are what is stored.
+  // An empty block row has no steps: it stores these zeros.
   float accumulators[kMmasM][2 * kPairsN][4];
 #pragma unroll
   for (int i = 0; i < kMmasM; ++i) {
@@ -307,7 +308,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   Step next(p, row);
   const int steps = (next.end - next.block) * (kBlockCols / kTileK);
 
-  // Fill all stages. Every step has its group of copies, empty after the last step: so one wait fits all.
+  // Fill all stages. Every step commits one group, empty after the last step, so one wait count fits all steps.
 #pragma unroll
   for (int stage = 0; stage < kStages; ++stage) {
     if (stage < steps) loader.load(p, next, stage);
@@ -329,10 +330,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       fragments[(slice + 1) % 2].load(a_lane + stage * kATile, b_lane + stage * kBTile, slice + 1);
       multiply(accumulators, fragments[slice % 2]);
     }
-    // Go on to the next step's tiles (after the last step, what is fetched there is not used), and refill these.
+    // Advance to the next step's tiles (after the last step, the fetched data is unused), and refill this step's stage.
     const int free_stage = stage;
     stage = stage + 1 == kStages ? 0 : stage + 1;
-    cp_async_wait<kStages - 2>();  // of kStages + step groups: the newest are of steps after the next
+    cp_async_wait<kStages - 2>();  // of kStages + step groups, the newest belong to steps after the next
     __syncthreads();
     fragments[0].load(a_lane + stage * kATile, b_lane + stage * kBTile, 0);
     if (step + kStages < steps) loader.load(p, next, free_stage);
@@ -340,7 +341,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     multiply(accumulators, fragments[1]);
     next.advance(p);
   }
-  // The staging lies over the tiles, with which everyone is done.
+  // The staging buffer overlaps the tiles, which all threads have finished with.
   __syncthreads();
   unsigned char* strip = shared + kStagingOffset + warp * kMmaRows * kStripRowBytes;
   store_part(p, accumulators, strip, row * kTileM + part_row, first_column + part_column);

@@ -3,21 +3,22 @@
 //     codegen render specs/ladder/h100_ladder_07_tma.yaml
 // spec: {"arch":"sm_90a","block":{"cols":128,"rows":256},"copy":"tma","dtype":"fp16","mma":"wmma","op":"bsr_spmm","schedule":"multistage","stages":3,"tile":{"k":64,"m":256,"n":128}}
 // spec hash: 0f9a6ddef3413adf10f63008d35c176358c8e8fe73ca5b306274e1890b9a264e
-// seal: sha256 d3ccaccfb1cd7c4337f42043de35aab6e9331133fbc8069e049edc06f4078e08
+// seal: sha256 404e19d3b61d6eeb93de4f74524bd6181dbd1e2e7e28fa90137d06438df730bb
 
 // BSR x dense by WMMA: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
-// Who does what: a thread block computes one tile of C. Its first thread asks for tiles, all warps compute.
+// Roles: a thread block computes one tile of C. Its first thread issues the TMA loads, all warps compute.
 // Warp w has kWarpRows rows and kWarpColumns columns of the tile: part (w / kWarpsN, w % kWarpsN).
 //
 // Symbols
-//   tile     kTileM x kTileN of C: one block row, kTileN columns. Tiles are numbered block rows first, so that the
-//            thread blocks at work share columns of B, which then come from the L2
+//   tile     kTileM x kTileN of C: one block row, kTileN columns. Tiles are numbered block rows first, so that
+//            concurrent
+//            thread blocks share columns of B, which then come from the L2
 //   step     kTileK columns of one block of A, kTileK rows of B
-//   a_tile   A of a step, kTileM rows of kTileK elements, kAStride from one to the next
-//   b_tile   B of a step, kTileK rows of kTileN elements, kBStride from one to the next
-//            The copy engine cannot pad, so it reads both longer than needed: what lies there is not looked at
-//   strip    16 rows of a warp's part of C, staged as floats on their way out
+//   a_tile   A of a step, kTileM rows of kTileK elements, with a row stride of kAStride
+//   b_tile   B of a step, kTileK rows of kTileN elements, with a stride of kBStride
+//            The copy engine cannot pad, so it reads longer rows of both than needed; the surplus is ignored
+//   strip    16 rows of a warp's part of C, staged as floats for the store
 
 #include <cuda_fp16.h>
 #include <mma.h>
@@ -26,8 +27,8 @@ using int64 = long long;
 using uint32 = unsigned int;
 
 // Stands for CUtensorMap: 128 opaque bytes (PTX ISA, "Tensor-Map"), 64-byte aligned (driver API,
-// cuTensorMapEncodeTiled). Parameters of this type have in their comments the dimensions, innermost first, the box of
-// one copy, and the bytes of the swizzle.
+// cuTensorMapEncodeTiled). The comments of parameters of this type give the dimensions, innermost first, the box of one
+// copy, and the bytes of the swizzle.
 struct alignas(64) TensorMap {
   unsigned char bytes[128];
 };
@@ -52,24 +53,24 @@ constexpr int kBTile = 8704;  // elements of a B tile, padding included
 constexpr int kAOffset = 0;  // 110592 bytes: A tiles, 256 rows of 72 elements
 constexpr int kBOffset = 110592;  // 52224 bytes: B tiles, 64 rows of 136 elements
 constexpr int kFullOffset = 162816;  // 24 bytes: mbarriers: the tiles of a stage have landed
-constexpr int kStagingOffset = 0;  // 36864 bytes: float strips of C, one a warp, over the tiles
+constexpr int kStagingOffset = 0;  // 36864 bytes: float strips of C, one per warp, overlapping the tiles
 
 constexpr int kMma = 16;  // rows, columns and depth of one WMMA product
 constexpr int kMmasM = kWarpRows / kMma;
 constexpr int kMmasN = kWarpColumns / kMma;
 
-// Launch: 256 threads a block, 162840 bytes of dynamic shared memory.
+// Launch: 256 threads per block, 162840 bytes of dynamic shared memory.
 // Grid: one thread block per tile, block rows fastest.
 struct Params {
   TensorMap a_map;  // stored blocks of A (cols, rows, nnz): box 72 x 256 x 1, swizzle 0
   TensorMap b_map;  // B (N, K): box 136 x 64, swizzle 0
   __half* c;  // C (M, N)
   int64 c_row_stride;  // elements from one row of C to the next
-  const int* crow_indices;  // first block of each block row, and one more
+  const int* crow_indices;  // first block of each block row, then the end of the last
   const int* col_indices;  // block column of each block
-  int index_words;  // 32-bit words of an index: 1 or 2, the low one is read
+  int index_words;  // 32-bit words of an index: 1 or 2; the low one is read
   int block_rows;  // block rows of A
-  int n;  // columns of B and C; rows of C have room for the next multiple of 8
+  int n;  // columns of B and C; rows of C are padded to a multiple of 8
   int tiles;  // block_rows times those of a block row: the grid
 };
 
@@ -79,7 +80,7 @@ using FragmentA = wmma::fragment<wmma::matrix_a, kMma, kMma, kMma, Element, wmma
 using FragmentB = wmma::fragment<wmma::matrix_b, kMma, kMma, kMma, Element, wmma::row_major>;
 using Accumulator = wmma::fragment<wmma::accumulator, kMma, kMma, kMma, float>;
 
-// cvt.rn.f16x2.f32: two floats to a pair of fp16, `low` in the lower half (PTX ISA, "cvt")
+// cvt.rn.f16x2.f32: converts two floats to a pair of fp16, `low` in the lower half (PTX ISA, "cvt")
 __device__ __forceinline__ uint32 pack(float low, float high) {
   uint32 pair;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
@@ -95,7 +96,7 @@ __device__ __forceinline__ int load_index(const Params& p, const int* indices, i
 struct Step {
   int block, end;           // block of A, and the end of the block row
   int k;                    // first column within the block
-  int column, next_column;  // block column of this block and of the next, asked for one block ahead
+  int column, next_column;  // block column of this block and of the next, loaded one block ahead
 
   __device__ __forceinline__ Step(const Params& p, int row) {
     block = load_index(p, p.crow_indices, row);
@@ -129,13 +130,12 @@ __device__ __forceinline__ void fence_mbarrier_init() {
 }
 
 // mbarrier.arrive.expect_tx: one arrival; the phase also needs `bytes` bytes from the copy engine to complete. They may
-// come before this: without the arrival it does not complete (PTX ISA, "mbarrier.arrive")
+// come earlier: the phase does not complete without the arrival (PTX ISA, "mbarrier.arrive")
 __device__ __forceinline__ void mbarrier_arrive_expect_tx(uint32 barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
-// mbarrier.try_wait.parity: returns once the phase of this parity has completed
-// (PTX ISA, "mbarrier.try_wait")
+// mbarrier.try_wait.parity: waits until the phase of this parity has completed (PTX ISA, "mbarrier.try_wait")
 __device__ __forceinline__ void mbarrier_wait(uint32 barrier, int parity) {
   asm volatile(
       "{\n"
@@ -148,13 +148,13 @@ __device__ __forceinline__ void mbarrier_wait(uint32 barrier, int parity) {
       "}\n" ::"r"(barrier), "r"(parity) : "memory");
 }
 
-// prefetch.tensormap: brings a descriptor into its cache (PTX ISA, "prefetch")
+// prefetch.tensormap: prefetches a descriptor (PTX ISA, "prefetch")
 __device__ __forceinline__ void prefetch_tensormap(const TensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-// cp.async.bulk.tensor.2d: tensor box at (c0, ...) to shared memory, counted by an mbarrier. What of the box
-// lies outside the tensor, before its first element too, comes as zeros, and counts (PTX ISA, "cp.async.bulk.tensor")
+// cp.async.bulk.tensor.2d: copies the tensor box at (c0, ...) to shared memory, counted by an mbarrier. Elements
+// outside the tensor, even before its first element, are zero-filled and counted (PTX ISA, "cp.async.bulk.tensor")
 __device__ __forceinline__ void tma_load_2d(
     uint32 to, const TensorMap* map, uint32 barrier, int c0, int c1) {
   asm volatile(
@@ -162,8 +162,8 @@ __device__ __forceinline__ void tma_load_2d(
       ::"r"(to), "l"(map), "r"(barrier), "r"(c0), "r"(c1) : "memory");
 }
 
-// cp.async.bulk.tensor.3d: tensor box at (c0, ...) to shared memory, counted by an mbarrier. What of the box
-// lies outside the tensor, before its first element too, comes as zeros, and counts (PTX ISA, "cp.async.bulk.tensor")
+// cp.async.bulk.tensor.3d: copies the tensor box at (c0, ...) to shared memory, counted by an mbarrier. Elements
+// outside the tensor, even before its first element, are zero-filled and counted (PTX ISA, "cp.async.bulk.tensor")
 __device__ __forceinline__ void tma_load_3d(
     uint32 to, const TensorMap* map, uint32 barrier, int c0, int c1, int c2) {
   asm volatile(
@@ -171,8 +171,8 @@ __device__ __forceinline__ void tma_load_3d(
       ::"r"(to), "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2) : "memory");
 }
 
-// Asks for the A and the B tile of one step. What lies outside B comes as zeros, also for a block column that there is
-// not.
+// Issues the loads of the A tile and the B tile of one step. Elements outside B are zero-filled, even for a block
+// column out of range.
 __device__ __forceinline__ void load_step(const Params& p, const Step& step, int first_column, uint32 base,
     int stage) {
   const uint32 full = base + kFullOffset + 8 * stage;
@@ -200,7 +200,7 @@ __device__ __forceinline__ void multiply_step(Accumulator (&accumulators)[kMmasM
   }
 }
 
-// Stores a warp's part of C, strip by strip: the layout of an accumulator is not ours to know, that of `strip` is.
+// Stores a warp's part of C, strip by strip: the layout of an accumulator is unspecified, that of `strip` is not.
 __device__ __forceinline__ void store_part(const Params& p, Accumulator (&accumulators)[kMmasM][kMmasN], float* strip,
     int first_row, int first_column) {
   const int lane = threadIdx.x % 32;
@@ -233,10 +233,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   Element* b_tiles = reinterpret_cast<Element*>(shared + kBOffset);
   const int warp = threadIdx.x / 32;
   const int part_row = warp / kWarpsN * kWarpRows, part_column = warp % kWarpsN * kWarpColumns;
-  const int b_part = part_column;  // where this warp's columns begin in a B tile
+  const int b_part = part_column;  // start of this warp's columns in a B tile
   const int row = blockIdx.x % p.block_rows, first_column = blockIdx.x / p.block_rows * kTileN;
 
-  // An empty block row has no step: its zeros are what is stored.
+  // An empty block row has no steps: it stores these zeros.
   Accumulator accumulators[kMmasM][kMmasN];
 #pragma unroll
   for (int i = 0; i < kMmasM; ++i) {
@@ -248,8 +248,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 
   // Pipeline: a ring of kStages pairs of tiles, filled by TMA kStages - 1 steps ahead.
   //   full[i]         stage i holds the A tile and the B tile of one step
-  //   __syncthreads   everyone is done with the stage that is filled next
-  // The first thread prepares the barriers, then fills all stages but one.
+  //   __syncthreads   all threads have finished with the stage that is filled next
+  // The first thread initializes the barriers, then fills all stages but one.
   const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
   const bool leader = threadIdx.x == 0;
   if (leader) {
@@ -267,7 +267,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   int stage = 0, free_stage = kStages - 1, parity = 0;
 #pragma unroll 1
   for (int step = 0; step < steps; ++step) {
-    // Wait for this step's tiles and for everyone, refill the stage of the step before.
+    // Wait for this step's tiles and for all threads, then refill the stage of the previous step.
     mbarrier_wait(base + kFullOffset + 8 * stage, parity);
     __syncthreads();
     if (leader && step + kStages - 1 < steps) load_step(p, next, first_column, base, free_stage);
@@ -282,7 +282,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   }
   __syncthreads();
 
-  // The staging lies over the tiles, with which everyone is done.
+  // The staging buffer overlaps the tiles, which all threads have finished with.
   float* strip = reinterpret_cast<float*>(shared + kStagingOffset) + warp * kMma * kStagingStride;
   store_part(p, accumulators, strip, row * kTileM + part_row, first_column + part_column);
 }

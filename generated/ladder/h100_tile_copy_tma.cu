@@ -3,17 +3,16 @@
 //     codegen render specs/ladder/h100_tile_copy_tma.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","mma":"none","op":"tile_copy","schedule":"multistage","stages":3,"tile":{"m":64,"n":128}}
 // spec hash: e0a288e4bd9aa5d41e64c92709afd5e2e6d9c7323f24a5515ae48ae8231594e3
-// seal: sha256 f3c78eb0366b91dca7628b747907087de64113768115a92cfe4cc08dd1162241
+// seal: sha256 6fc9714129ba5e3e2603661323b2d9463bed55bfb001ab841ab34e62f5f09ef9
 
-// Tile copy: out = in, tile by tile through shared memory. It measures one way of loading tiles, and shows what was in
-// shared memory: each warp stores what another warp, or the copy engine, put there.
+// Tile copy: out = in, tile by tile through shared memory. It measures one way of loading tiles, and proves the
+// contents of shared memory: each warp stores data that another warp, or the copy engine, wrote there.
 //
-// Who does what: a thread block takes every gridDim.x-th tile. Its first thread asks the copy engine for tiles, all
-// threads store.
+// Roles: a thread block takes every gridDim.x-th tile. Its first thread issues the TMA loads; all threads store.
 //
 // Pipeline: a ring of kStages tiles, filled by TMA kStages - 1 tiles ahead.
 //   full[i]         the tile of stage i has landed
-//   __syncthreads   everyone has read the stage that is filled next
+//   __syncthreads   all threads have read the stage that is filled next
 //
 // Symbols
 //   tile   kTileM x kTileN elements. Tiles are numbered from left to right, then downwards
@@ -23,8 +22,8 @@ using int64 = long long;
 using uint32 = unsigned int;
 
 // Stands for CUtensorMap: 128 opaque bytes (PTX ISA, "Tensor-Map"), 64-byte aligned (driver API,
-// cuTensorMapEncodeTiled). Parameters of this type have in their comments the dimensions, innermost first, the box of
-// one copy, and the bytes of the swizzle.
+// cuTensorMapEncodeTiled). The comments of parameters of this type give the dimensions, innermost first, the box of one
+// copy, and the bytes of the swizzle.
 struct alignas(64) TensorMap {
   unsigned char bytes[128];
 };
@@ -42,7 +41,7 @@ constexpr int kTileBytes = 16384;  // bytes of a tile
 constexpr int kTilesOffset = 0;  // 49152 bytes: tiles, 64 rows of 128 elements
 constexpr int kFullOffset = 49152;  // 24 bytes: mbarriers: the tile of a stage has landed
 
-// Launch: 256 threads a block, 49176 bytes of dynamic shared memory.
+// Launch: 256 threads per block, 49176 bytes of dynamic shared memory.
 // Grid: 4 thread blocks on an SM, looping over tiles (persistent).
 struct Params {
   TensorMap in_map;  // in (columns, rows): box 128 x 64, swizzle 0
@@ -65,13 +64,12 @@ __device__ __forceinline__ void fence_mbarrier_init() {
 }
 
 // mbarrier.arrive.expect_tx: one arrival; the phase also needs `bytes` bytes from the copy engine to complete. They may
-// come before this: without the arrival it does not complete (PTX ISA, "mbarrier.arrive")
+// come earlier: the phase does not complete without the arrival (PTX ISA, "mbarrier.arrive")
 __device__ __forceinline__ void mbarrier_arrive_expect_tx(uint32 barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
-// mbarrier.try_wait.parity: returns once the phase of this parity has completed
-// (PTX ISA, "mbarrier.try_wait")
+// mbarrier.try_wait.parity: waits until the phase of this parity has completed (PTX ISA, "mbarrier.try_wait")
 __device__ __forceinline__ void mbarrier_wait(uint32 barrier, int parity) {
   asm volatile(
       "{\n"
@@ -84,13 +82,13 @@ __device__ __forceinline__ void mbarrier_wait(uint32 barrier, int parity) {
       "}\n" ::"r"(barrier), "r"(parity) : "memory");
 }
 
-// prefetch.tensormap: brings a descriptor into its cache (PTX ISA, "prefetch")
+// prefetch.tensormap: prefetches a descriptor (PTX ISA, "prefetch")
 __device__ __forceinline__ void prefetch_tensormap(const TensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-// cp.async.bulk.tensor.2d: tensor box at (c0, ...) to shared memory, counted by an mbarrier. What of the box
-// lies outside the tensor, before its first element too, comes as zeros, and counts (PTX ISA, "cp.async.bulk.tensor")
+// cp.async.bulk.tensor.2d: copies the tensor box at (c0, ...) to shared memory, counted by an mbarrier. Elements
+// outside the tensor, even before its first element, are zero-filled and counted (PTX ISA, "cp.async.bulk.tensor")
 __device__ __forceinline__ void tma_load_2d(
     uint32 to, const TensorMap* map, uint32 barrier, int c0, int c1) {
   asm volatile(
@@ -98,7 +96,7 @@ __device__ __forceinline__ void tma_load_2d(
       ::"r"(to), "l"(map), "r"(barrier), "r"(c0), "r"(c1) : "memory");
 }
 
-// Where a tile lies in the matrix.
+// Position of a tile in the matrix.
 struct Place {
   int row, column;
 
@@ -106,7 +104,7 @@ struct Place {
       : row(tile / p.column_tiles * kTileM), column(tile % p.column_tiles * kTileN) {}
 };
 
-// Asks for a tile. What lies outside the matrix comes as zeros.
+// Issues the load of a tile. Elements outside the matrix are zero-filled.
 __device__ __forceinline__ void load_tile(const Params& p, int tile, uint32 base, int stage) {
   const Place place(p, tile);
   const uint32 full = base + kFullOffset + 8 * stage;
@@ -114,7 +112,7 @@ __device__ __forceinline__ void load_tile(const Params& p, int tile, uint32 base
   tma_load_2d(base + kTilesOffset + stage * kTileBytes, &p.in_map, full, place.column, place.row);
 }
 
-// Stores the part of a tile that lies in the matrix, 16 bytes a thread.
+// Stores the part of a tile inside the matrix, 16 bytes per thread.
 __device__ __forceinline__ void store_tile(const Params& p, int tile, const unsigned char* from) {
   const Place place(p, tile);
 #pragma unroll
@@ -132,7 +130,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 4)
     h100_tile_copy_tma(const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) unsigned char shared[];
   unsigned char* tiles = shared + kTilesOffset;
-  // The first thread prepares the barriers, then fills all stages but one.
+  // The first thread initializes the barriers, then fills all stages but one.
   const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
   const bool leader = threadIdx.x == 0;
   int next = blockIdx.x;
@@ -150,7 +148,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 4)
   int stage = 0, free_stage = kStages - 1, parity = 0;
 #pragma unroll 1
   for (int tile = blockIdx.x; tile < p.tiles; tile += gridDim.x) {
-    // Wait for this tile and for everyone, refill the stage of the tile before.
+    // Wait for this tile and for all threads, then refill the stage of the previous tile.
     mbarrier_wait(base + kFullOffset + 8 * stage, parity);
     __syncthreads();
     if (leader && next < p.tiles) load_tile(p, next, base, free_stage);

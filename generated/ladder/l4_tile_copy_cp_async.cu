@@ -3,16 +3,16 @@
 //     codegen render specs/ladder/l4_tile_copy_cp_async.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","mma":"none","op":"tile_copy","schedule":"multistage","stages":3,"tile":{"m":64,"n":128}}
 // spec hash: fcc51137fc7e0ed6eec7fdad94845a1ed96a3070f0f026a899186cdbd9220207
-// seal: sha256 ae2a76d5aa6a7f7a88db3d2aa8a787a9573781315ace4b7bf68e8f65b5606eb6
+// seal: sha256 f1522c64ce3d1c6dca89cc164556d5bb7320658c54700e0a79af986b55a1bada
 
-// Tile copy: out = in, tile by tile through shared memory. It measures one way of loading tiles, and shows what was in
-// shared memory: each warp stores what another warp, or the copy engine, put there.
+// Tile copy: out = in, tile by tile through shared memory. It measures one way of loading tiles, and proves the
+// contents of shared memory: each warp stores data that another warp, or the copy engine, wrote there.
 //
-// Who does what: a thread block takes every gridDim.x-th tile. All threads load, all threads store.
+// Roles: a thread block takes every gridDim.x-th tile. All threads load, and all threads store.
 //
 // Pipeline: a ring of kStages tiles, filled by cp.async kStages - 1 tiles ahead.
 //   cp_async_wait   this thread's copies of the tile have landed
-//   __syncthreads   so have everyone's, and everyone has read the stage that is filled next
+//   __syncthreads   so have all threads' copies, and all threads have read the stage that is filled next
 //
 // Symbols
 //   tile   kTileM x kTileN elements. Tiles are numbered from left to right, then downwards
@@ -33,7 +33,7 @@ constexpr int kTileBytes = 16384;  // bytes of a tile
 // Dynamic shared memory: 49152 bytes. Byte offsets:
 constexpr int kTilesOffset = 0;  // 49152 bytes: tiles, 64 rows of 128 elements
 
-// Launch: 256 threads a block, 49152 bytes of dynamic shared memory.
+// Launch: 256 threads per block, 49152 bytes of dynamic shared memory.
 // Grid: 2 thread blocks on an SM, looping over tiles (persistent).
 struct Params {
   const unsigned short* in;  // in (rows, columns)
@@ -48,23 +48,24 @@ struct Params {
 
 using Element = unsigned short;  // the bits of one fp16
 
-// cp.async.cg: 16 bytes to shared memory, not through the L1; zeros, and no read, unless `valid`. L2::128B is a hint to
-// fetch 128 bytes into the L2 (PTX ISA, "cp.async")
+// cp.async.cg: copies 16 bytes to shared memory, bypassing the L1; zero-fills without a read unless `valid`. L2::128B
+// is a hint to fetch 128 bytes into the L2 (PTX ISA, "cp.async")
 __device__ __forceinline__ void cp_async_16(uint32 to, const void* from, bool valid) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0)
       : "memory");
 }
 
-// cp.async.commit_group: closes a group of this thread's copies (PTX ISA, "cp.async.commit_group")
+// cp.async.commit_group: commits this thread's copies as a group (PTX ISA, "cp.async.commit_group")
 __device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// cp.async.wait_group: at most kPending of this thread's groups are still running (PTX ISA, "cp.async.wait_group")
+// cp.async.wait_group: waits until at most kPending of this thread's groups are in flight (PTX ISA,
+// "cp.async.wait_group")
 template <int kPending>
 __device__ __forceinline__ void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
-// Where a tile lies in the matrix.
+// Position of a tile in the matrix.
 struct Place {
   int row, column;
 
@@ -72,7 +73,7 @@ struct Place {
       : row(tile / p.column_tiles * kTileM), column(tile % p.column_tiles * kTileN) {}
 };
 
-// Copies a tile to shared memory. What lies outside the matrix is zeros.
+// Copies a tile to shared memory. Elements outside the matrix are zero-filled.
 __device__ __forceinline__ void load_tile(const Params& p, int tile, unsigned char* to) {
   const Place place(p, tile);
 #pragma unroll
@@ -85,7 +86,7 @@ __device__ __forceinline__ void load_tile(const Params& p, int tile, unsigned ch
   }
 }
 
-// Stores the part of a tile that lies in the matrix: each thread what the same lane of the next warp loaded.
+// Stores the part of a tile inside the matrix: each thread stores the data that the same lane of the next warp loaded.
 __device__ __forceinline__ void store_tile(const Params& p, int tile, const unsigned char* from) {
   const Place place(p, tile);
 #pragma unroll
@@ -103,7 +104,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
     l4_tile_copy_cp_async(const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) unsigned char shared[];
   unsigned char* tiles = shared + kTilesOffset;
-  // Fill all stages but one. Every tile has its group of copies, empty after the last tile: so one wait fits all.
+  // Fill all stages but one. Every tile commits one group, empty after the last tile, so one wait count fits all tiles.
   int next = blockIdx.x;
 #pragma unroll
   for (int stage = 0; stage < kStages - 1; ++stage) {
@@ -114,7 +115,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   int stage = 0, free_stage = kStages - 1;
 #pragma unroll 1
   for (int tile = blockIdx.x; tile < p.tiles; tile += gridDim.x) {
-    // Wait for this tile, refill the stage of the tile before.
+    // Wait for this tile, then refill the stage of the previous tile.
     cp_async_wait<kStages - 2>();
     __syncthreads();
     if (next < p.tiles) load_tile(p, next, tiles + free_stage * kTileBytes);

@@ -3,15 +3,15 @@
 //     codegen render specs/ladder/l4_tile_copy_ld_global.yaml
 // spec: {"arch":"sm_89","copy":"ld_global","dtype":"fp16","mma":"none","op":"tile_copy","schedule":"multistage","stages":1,"tile":{"m":64,"n":128}}
 // spec hash: 7aa45b6496714e72922c852ee7052e3d2433827c7fddc8501f87c734cf83acfd
-// seal: sha256 97c8cda2224bc6e4e5a12b8e16b8df7b226d4a1929c86043a24cee8325bb7086
+// seal: sha256 32e089c3da56133fbf7f7c0022d2872f8f26c41b3f62f3be152ae02c6e41d049
 
-// Tile copy: out = in, tile by tile through shared memory. It measures one way of loading tiles, and shows what was in
-// shared memory: each warp stores what another warp, or the copy engine, put there.
+// Tile copy: out = in, tile by tile through shared memory. It measures one way of loading tiles, and proves the
+// contents of shared memory: each warp stores data that another warp, or the copy engine, wrote there.
 //
-// Who does what: a thread block takes every gridDim.x-th tile. All threads load, all threads store.
+// Roles: a thread block takes every gridDim.x-th tile. All threads load, and all threads store.
 //
-// Pipeline: none. A tile is loaded through registers into the one buffer, then stored.
-//   __syncthreads   before storing: everyone's part is in shared memory; after: everyone has read it
+// Pipeline: none. A tile is loaded through registers into the only buffer, then stored.
+//   __syncthreads   before storing: all parts are in shared memory; after: all threads have read it
 //
 // Symbols
 //   tile   kTileM x kTileN elements. Tiles are numbered from left to right, then downwards
@@ -29,7 +29,7 @@ constexpr int kCopies = 4;  // chunks of a thread for a tile
 // Dynamic shared memory: 16384 bytes. Byte offsets:
 constexpr int kTilesOffset = 0;  // 16384 bytes: tiles, 64 rows of 128 elements
 
-// Launch: 256 threads a block, 16384 bytes of dynamic shared memory.
+// Launch: 256 threads per block, 16384 bytes of dynamic shared memory.
 // Grid: 5 thread blocks on an SM, looping over tiles (persistent).
 struct Params {
   const unsigned short* in;  // in (rows, columns)
@@ -44,7 +44,7 @@ struct Params {
 
 using Element = unsigned short;  // the bits of one fp16
 
-// Where a tile lies in the matrix.
+// Position of a tile in the matrix.
 struct Place {
   int row, column;
 
@@ -52,7 +52,7 @@ struct Place {
       : row(tile / p.column_tiles * kTileM), column(tile % p.column_tiles * kTileN) {}
 };
 
-// Copies a tile to shared memory. What lies outside the matrix is zeros.
+// Copies a tile to shared memory. Elements outside the matrix are zero-filled.
 __device__ __forceinline__ void load_tile(const Params& p, int tile, unsigned char* to) {
   const Place place(p, tile);
 #pragma unroll
@@ -67,7 +67,7 @@ __device__ __forceinline__ void load_tile(const Params& p, int tile, unsigned ch
   }
 }
 
-// Stores the part of a tile that lies in the matrix: each thread what the same lane of the next warp loaded.
+// Stores the part of a tile inside the matrix: each thread stores the data that the same lane of the next warp loaded.
 __device__ __forceinline__ void store_tile(const Params& p, int tile, const unsigned char* from) {
   const Place place(p, tile);
 #pragma unroll

@@ -53,7 +53,7 @@ def test_a_heading_stays_with_what_is_left_below_it() -> None:
 
 
 def test_comments_elsewhere_stay() -> None:
-    text = f"// Who does what:\n//   warp 0 loads\n\n// Nothing below.\n\nconstexpr int kTileM = 4;\n\n{KERNEL}"
+    text = f"// Roles:\n//   warp 0 loads\n\n// Nothing below.\n\nconstexpr int kTileM = 4;\n\n{KERNEL}"
     assert prune(text) == text
 
 

@@ -84,15 +84,15 @@ def test_a_source_says_how_it_is_launched(named: NamedSpec) -> None:
     head, _, body = source.partition("struct Params {\n")
     clusters = f", clusters of {plan.cluster}" if plan.cluster > 1 else ""
     most = "at most " if plan.sized_by_launch else ""
-    launch = f"// Launch: {most}{plan.threads} threads a block, {plan.shared_bytes} bytes of dynamic shared memory"
-    before = f"// Before it, with the same parameters: {plan.prologue.symbol}, " if plan.prologue else ""
+    launch = f"// Launch: {most}{plan.threads} threads per block, {plan.shared_bytes} bytes of dynamic shared memory"
+    before = f"// Prologue, with the same parameters: {plan.prologue.symbol}, " if plan.prologue else ""
     assert f"{launch}{clusters}.\n// Grid: {plan.grid_summary}.\n{before}" in head
     for param, line in zip(plan.params, body.partition("};")[0].splitlines(), strict=True):
         assert line.startswith(f"  {param.ctype} {param.name};  // {param.doc}")
         found = plan.tensor_maps.get(param.name)
         box = f": box {' x '.join(map(str, found.box))}, swizzle {found.swizzle}" if found else param.doc
         assert line.endswith(box)
-    assert head.endswith("elsewhere 256.\n") == any(found.promotion == 128 for found in plan.tensor_maps.values())
+    assert head.endswith("of all others: 256 bytes.\n") == any(found.promotion == 128 for found in plan.tensor_maps.values())
 
 
 @every_source

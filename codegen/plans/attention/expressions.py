@@ -59,7 +59,7 @@ def aux_params(spec: AttentionSpec | BlockMaskSpec) -> list[Param]:
         each = "elements from one {} to the next (0: shared)"
         found += [i64(f"{name}_stride{axis}", each.format(_AXES[axis])) for axis in range(len(aux.dims))]
         clamped = _clamped(aux, spec)
-        found += [i32(f"{name}_size{axis}", f"{_AXES[axis]} is less: an index is held to it") for axis in clamped]
+        found += [i32(f"{name}_size{axis}", f"size along {_AXES[axis]}: indices are clamped to it") for axis in clamped]
     return found
 
 
@@ -148,7 +148,7 @@ def _slope_flags(slope: Node, as_computed: Node) -> ExpressionFlags:
     if slope == ONE:
         return _expression_flags(None)
     short = nodes_of(slope) <= MOST_NODES_SHOWN
-    return replace(_printed_flags(as_computed), text=text_of(slope) if short else "as it is computed here")
+    return replace(_printed_flags(as_computed), text=text_of(slope) if short else "see its computation")
 
 
 def _depends_on_key(node: Node) -> bool:

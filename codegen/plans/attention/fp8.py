@@ -149,25 +149,27 @@ def fp8_constants(sizes: Sizes) -> list[Constant]:
     keys, rows = v_group_keys(sizes), output_columns(spec)
     o_columns = SWIZZLE // DTYPES[spec.output].bytes
     return [
-        Constant("kOutputs", rows // 2, "numbers that a thread has of O"),
-        Constant("kPieces", pieces(spec), "pieces of O's columns, whose P V is worked out one after the other"),
-        Constant("kPieceOutputs", rows // 2 // pieces(spec), "numbers that a thread has of one"),
+        Constant("kOutputs", rows // 2, "elements of O per thread"),
+        Constant("kPieces", pieces(spec), "pieces of O's columns, whose P V is computed one after the other"),
+        Constant("kPieceOutputs", rows // 2 // pieces(spec), "elements of a piece per thread"),
         Constant("kAccumulators", max(spec.tile.n, rows // pieces(spec)) // 2, "registers of scores, or of P V"),
-        Constant("kFirstKeys", first_keys(spec), "keys of the first product Q K^T; a second one has the others"),
-        *([Constant("kSumColumns", SUM_COLUMNS, "columns of P V behind those of O")] if sum_columns(spec) else []),
+        Constant("kFirstKeys", first_keys(spec), "keys of the first product Q K^T; a second product covers the others"),
+        *([Constant("kSumColumns", SUM_COLUMNS, "columns of P V after those of O")] if sum_columns(spec) else []),
         Constant("kOColumns", o_columns, "columns of a group of O: one 128-byte swizzled row"),
         Constant("kOGroups", o_groups(spec), "column groups of O"),
         Constant("kVGroupKeys", keys, "keys of a group of V^T, one byte each: one swizzled row"),
         *([Constant("kVGroups", spec.tile.n // keys, "groups of keys of a step")] if asks_groups(sizes) else []),
         Constant("kVGroupBytes", keys * rows, "bytes of a group of V^T"),
         Constant("kVBytes", v_bytes(sizes), "bytes of V^T of one step"),
-        Constant("kVLoadBytes", spec.tile.n * spec.head_dim, "bytes of them that the copies bring"),
-        *([Constant("kAccumulateEvery", every, "steps whose P V the tensor core adds up")] if every > 1 else []),
+        Constant("kVLoadBytes", spec.tile.n * spec.head_dim, "bytes of these that the copies load"),
+        *([Constant("kAccumulateEvery", every, "steps whose P V the tensor core accumulates")] if every > 1 else []),
         Constant("kQScaleRows", spec.scale_rows.q, "rows of Q that share a scale"),
         Constant("kKScaleRows", spec.scale_rows.k, "rows of K that share a scale"),
         Constant("kScaleKeys", scale_keys(sizes), "keys of a step that share a scale"),
-        Constant("kScaleParts", spec.tile.n // scale_keys(sizes), "parts of a step with scales of their own"),
-        Constant("kFmaGroups", fma_groups(spec), "groups of 16 keys, of four, in which a quarter of 2^x is by FMA"),
+        Constant("kScaleParts", spec.tile.n // scale_keys(sizes), "parts of a step, each with its own scale"),
+        Constant(
+            "kFmaGroups", fma_groups(spec), "groups of 16 keys, out of four, that compute a quarter of 2^x by FMA"
+        ),
     ]
 
 
@@ -210,7 +212,7 @@ def scale_params() -> tuple[Param, ...]:
 
 def _scale(name: str, of: str, axis: str, unit: str) -> tuple[Param, ...]:
     return (
-        pointer(f"{name}_scale", "float", f"scales {of}: what a number is times"),
+        pointer(f"{name}_scale", "float", f"scales {of}: value = code * scale"),
         i64(f"{name}_scale_batch_stride", "elements from one batch to the next (0: shared)"),
         i64(f"{name}_scale_head_stride", "elements from one head to the next (0: shared)"),
         i32(f"{name}_scale_{axis}_stride", f"elements from one {unit} to the next (0: shared)"),

@@ -77,7 +77,7 @@ def computing(spec: AttentionSpec) -> str:
 
 def partial_constants(spec: AttentionSpec, floats: int) -> list[Constant]:
     """Return the constant of a warpgroup's partial."""
-    return [Constant("kPartialFloats", floats, "floats of a warpgroup's partial")] if spec.kv_splits > 1 else []
+    return [Constant("kPartialFloats", floats, "floats of a warpgroup's partial result")] if spec.kv_splits > 1 else []
 
 
 def add_partials(shared: SharedLayout, spec: AttentionSpec, floats: int) -> int:

@@ -24,16 +24,16 @@ def lockstep_constants(spec: AttentionSpec) -> list[Constant]:
     if not spec.l2_lockstep:
         return []
     return [
-        Constant("kLockstepShare", LEAD_SHARE, "a thread block may be a tile / kLockstepShare ahead of the average"),
         Constant(
-            "kLockstepTries", MOST_TRIES, "how often a tile looks whether the other thread blocks have come closer"
+            "kLockstepShare", LEAD_SHARE, "a thread block may be 1 / kLockstepShare of a tile ahead of the average"
         ),
+        Constant("kLockstepTries", MOST_TRIES, "polls of a tile before it stops waiting for the other thread blocks"),
     ]
 
 
 def lockstep_params(spec: AttentionSpec) -> list[Param]:
     """Return the parameter of ``l2_lockstep``."""
-    doc = "tiles that thread blocks began, then thread blocks that have ended: 0 between launches"
+    doc = "tiles begun by all thread blocks, then thread blocks ended: 0 between launches"
     return [pointer("progress", "int", doc, writes=True)] if spec.l2_lockstep else []
 
 

@@ -130,9 +130,9 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
         Constant("kRowTiles", row_tiles, f"tiles of {TILE_ROWS} rows of a warp: products that share K and V operands"),
         Constant("kThreads", threads, f"{warps} warp{'s' if warps > 1 else ''}"),
         Constant("kRowBytes", row_bytes, f"bytes of a row of {rows_of(spec)}"),
-        Constant("kLineChunks", line_chunks, "16-byte chunks of a line: what lanes side by side copy of a row"),
+        Constant("kLineChunks", line_chunks, "16-byte chunks of a line, the part of a row that adjacent lanes copy"),
         Constant("kRowLines", row_bytes // line, "lines of a row"),
-        Constant("kSwizzleRows", BANK_BYTES // line, "consecutive rows whose chunks are swapped alike"),
+        Constant("kSwizzleRows", BANK_BYTES // line, "consecutive rows with the same swizzle"),
         Constant("kPassRows", pass_rows, "rows that all threads copy at a time"),
         Constant("kWarpPassRows", WARP * CHUNK // o_line, "rows that a warp stores at a time"),
         Constant("kSlotBytes", slot_bytes, "bytes of K or V of a step"),
@@ -299,7 +299,7 @@ def _pattern_constants(spec: AttentionSpec, ahead: int, tile_queries: int) -> li
     pattern, block = spec.pattern, spec.pattern.fixed_block
     found = []
     if block is not None:
-        doc = "steps whose K has been asked for, from the current one on"
+        doc = "steps whose K has been requested, from the current one on"
         found.append(Constant("kStepsAhead", (ahead + 1) // 2, doc))
         found += block_constants(block, tile_queries, spec.tile.n)
     return [*found, *(Constant(name, value, comment) for name, (value, comment) in pattern.constants().items())]

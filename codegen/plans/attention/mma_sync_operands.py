@@ -71,23 +71,23 @@ def rows_of(spec: AttentionSpec) -> str:
 def operand_constants(spec: AttentionSpec, load_keys: int, group_keys: int) -> list[Constant]:
     """Return the constants of FP8, with so many keys of a load; of other inputs that of a group of keys."""
     if not is_fp8(spec):
-        doc = "keys whose weights are looked at together before they are multiplied"
+        doc = "keys whose weights are computed together before their product"
         return [Constant("kGroupKeys", group_keys, doc)]
     n, row = spec.tile.n, o_row_bytes(spec)
     line = line_bytes(row)
     scale_keys = min(spec.scale_rows.k, load_keys)
     return [
         Constant("kVChunks", n // CHUNK, "16-byte chunks of a row of V^T: the keys of a step, one byte each"),
-        Constant("kVSwizzleRows", BANK_BYTES // n, "consecutive rows of V^T whose chunks are swapped alike"),
+        Constant("kVSwizzleRows", BANK_BYTES // n, "consecutive rows of V^T with the same swizzle"),
         Constant("kORowBytes", row, "bytes of a row of O"),
         Constant("kOLineChunks", line // CHUNK, "16-byte chunks of a line of O"),
         Constant("kORowLines", row // line, "lines of a row of O"),
-        Constant("kOSwizzleRows", BANK_BYTES // line, "consecutive rows of O whose chunks are swapped alike"),
-        Constant("kSumColumns", SUM_COLUMNS, "columns of the product that has the sums of P's rows"),
+        Constant("kOSwizzleRows", BANK_BYTES // line, "consecutive rows of O with the same swizzle"),
+        Constant("kSumColumns", SUM_COLUMNS, "columns of the product that sums P's rows"),
         Constant("kQScaleRows", spec.scale_rows.q, "rows of Q that share a scale"),
         Constant("kKScaleRows", spec.scale_rows.k, "rows of K that share a scale"),
         Constant("kScaleKeys", scale_keys, "keys of a step that share a scale"),
-        Constant("kScaleParts", n // scale_keys, "parts of a step with scales of their own"),
+        Constant("kScaleParts", n // scale_keys, "parts of a step, each with its own scale"),
     ]
 
 

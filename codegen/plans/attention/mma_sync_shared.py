@@ -7,7 +7,7 @@ from codegen.plan import Ring, SharedLayout, SharedRegion
 from codegen.plans.attention.mma_sync_operands import o_row_bytes
 from codegen.spec import AttentionSpec
 
-IN_RING = "O tile on its way out: in the ring once it is idle"
+IN_RING = "staging of the O tile: in the ring, once it is idle"
 
 
 def shared_regions(spec: AttentionSpec, q_in_registers: bool, ahead: int) -> tuple[SharedRegion, ...]:
@@ -20,14 +20,14 @@ def shared_regions(spec: AttentionSpec, q_in_registers: bool, ahead: int) -> tup
         # Q arrives in the slots that are filled last, O is staged in the ring: neither has memory of its own.
         before, where = ahead * slot_bytes, "slot that is" if ahead == stages - 1 else "slots that are"
         free = (stages - ahead) * slot_bytes
-        rest, beyond = (", then room for the rest of Q", " and the room after it") if q_bytes > free else ("", "")
+        rest, beyond = (", then space for the rest of Q", " and the space after it") if q_bytes > free else ("", "")
         ring = shared.add("Ring", max(before + max(free, q_bytes), o_bytes), slots + rest, ring=Ring(stages))
         q = SharedRegion("Q", ring.offset + before, q_bytes, f"Q tile: in the {where} filled last{beyond}", "Ring")
         return ring, q, SharedRegion("O", ring.offset, o_bytes, IN_RING, "Ring", stores=True)
     q = shared.add("Q", q_bytes, "Q tile")
     if o_bytes == q_bytes:
         ring = shared.add("Ring", stages * slot_bytes, slots, ring=Ring(stages))
-        o = SharedRegion("O", q.offset, q_bytes, "O tile on its way out: in the place of Q", "Q", stores=True)
+        o = SharedRegion("O", q.offset, q_bytes, "staging of the O tile: in Q's buffer", "Q", stores=True)
         return q, ring, o
     ring = shared.add("Ring", max(stages * slot_bytes, o_bytes), slots, ring=Ring(stages))
     return q, ring, SharedRegion("O", ring.offset, o_bytes, IN_RING, "Ring", stores=True)

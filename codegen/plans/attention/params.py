@@ -156,7 +156,7 @@ def logit_constants(spec: AttentionSpec) -> list[Constant]:
     A softcap is softcap * tanh(x / softcap) = softcap - 2 softcap / (1 + 2^(2 log2(e) x / softcap)).
     """
     if spec.score is not None:
-        return [Constant("kScoreScale", 1.0, "scores are those of 2^x already")]
+        return [Constant("kScoreScale", 1.0, "scores already include log2(e)")]
     if spec.softcap is None:
         return []
     return [
@@ -166,7 +166,7 @@ def logit_constants(spec: AttentionSpec) -> list[Constant]:
             spec.softcap * math.log2(math.e),
             f"softcap * log2(e): the cap {spec.softcap:g}, for 2^x",
         ),
-        Constant("kCappedScale", 1.0, "capped logits are those of 2^x already"),
+        Constant("kCappedScale", 1.0, "capped logits already include log2(e)"),
     ]
 
 
@@ -178,7 +178,7 @@ def options_summary(spec: AttentionSpec) -> list[tuple[str, str]]:
     if spec.sink:
         lines.append(("sink", "a logit of each head joins the sum of its rows"))
     if spec.kv_lengths:
-        lines.append(("KV lengths", "keys of a batch beyond its length are hidden, on top of the pattern"))
+        lines.append(("KV lengths", "keys of a batch past its length are masked, on top of the pattern"))
     if spec.pad_heads:
         lines.append(("padded heads", f"heads of 8 to {spec.head_dim} elements"))
     if spec.pack_gqa > 1:

@@ -24,5 +24,5 @@ def q_slices(spec: AttentionSpec, registers: int) -> int:
 
 def q_slice_constants(spec: AttentionSpec, slices: int) -> list[Constant]:
     """Return the constant of the part of Q that is in registers, where it is not all or nothing."""
-    comment = "slices of 16 columns of Q that are in registers; the others stay in shared memory"
+    comment = "slices of 16 columns of Q in registers; the others stay in shared memory"
     return [Constant("kQSlices", slices, comment)] if 0 < slices < spec.head_dim // SLICE_COLUMNS else []

@@ -49,7 +49,7 @@ class OrderWindow(NamedTuple):
     """Shared memory of half a thread block of the kernel that finds an order.
 
     Attributes:
-        offered: query blocks of a window that are offered to its tiles.
+        offered: query blocks of a window offered to its tiles.
         list_stride: words from a list to the next.
         weight_stride: numbers of two bytes from the weights of a tile to those of the next.
         bytes: of all.
@@ -87,14 +87,18 @@ def query_order_constants(spec: AttentionSpec, sub_tiles: int) -> list[Constant]
     window = order_window(sub_tiles)
     early = -(-EARLY_ENTRIES // list_length(spec))
     return [
-        Constant("kWindowTiles", WINDOW_TILES[sub_tiles], "tiles of a window, whose query blocks it may exchange"),
-        Constant("kEarlyRounds", early, "tiles of a thread block that are begun before an order is found"),
-        Constant("kListBits", LIST_BITS, "key blocks that are told apart when lists are compared"),
-        Constant("kOrderThreads", ORDER_THREADS, "threads of a block that finds an order"),
-        Constant("kBlockWindows", BLOCK_WINDOWS, "windows of such a thread block"),
-        Constant("kOffered", window.offered, "query blocks of a window that are offered to its tiles"),
-        Constant("kListStride", window.list_stride, "words from a list of bits to the next: eight in different banks"),
-        Constant("kWeightStride", window.weight_stride, "weights from a tile to the next, likewise"),
+        Constant("kWindowTiles", WINDOW_TILES[sub_tiles], "tiles of a window, which exchange query blocks"),
+        Constant("kEarlyRounds", early, "tiles that a thread block begins before query_order is known"),
+        Constant("kListBits", LIST_BITS, "key blocks distinguished when lists are compared"),
+        Constant("kOrderThreads", ORDER_THREADS, "threads of a block of the prologue"),
+        Constant("kBlockWindows", BLOCK_WINDOWS, "windows of a thread block of the prologue"),
+        Constant("kOffered", window.offered, "query blocks of a window offered to its tiles"),
+        Constant(
+            "kListStride",
+            window.list_stride,
+            "words from one list of bits to the next: eight lists begin in different banks",
+        ),
+        Constant("kWeightStride", window.weight_stride, "weights from one tile to the next, likewise"),
         Constant("kWindowBytes", window.bytes, "bytes of a window in shared memory"),
     ]
 
@@ -104,7 +108,9 @@ def query_order_params(spec: AttentionSpec) -> list[Param]:
     if spec.query_grouping != "search":
         return []
     return [
-        pointer("query_order", "int", "query blocks of each head, those of a tile together: found before", writes=True),
+        pointer(
+            "query_order", "int", "query blocks of each head, grouped by tile: computed by the prologue", writes=True
+        ),
         i64("query_order_batch_stride", "elements from one batch to the next (0: shared)"),
         i64("query_order_head_stride", "elements from one head to the next (0: shared)"),
         i32("order_heads", "heads of kv_indices"),

@@ -89,6 +89,6 @@ class Rows:
             Constant("kTileQueries", self.tile_queries, "queries of a tile"),
             Constant("kWarpgroupQueries", self.warpgroup_queries, f"queries of a warpgroup{padding}"),
             Constant("kQBoxes", self.boxes, "copies that fill a column group of Q, one warpgroup's rows apart"),
-            Constant("kQLoadBytes", load_bytes, "bytes that the copies of a Q tile bring"),
+            Constant("kQLoadBytes", load_bytes, "bytes that the copies of a Q tile load"),
             *listed,
         ]

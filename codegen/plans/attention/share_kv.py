@@ -88,14 +88,14 @@ def order_constants(sub_tiles: int) -> list[Constant]:
     """Return the constants of orders. The users of a load, one, two or all, have equal parts of the arrivals."""
     arrivals = math.lcm(*range(1, sub_tiles + 1))
     return [
-        Constant("kTileStages", ORDERS, "depth of the ring of orders"),
-        Constant("kArrivals", arrivals, "arrivals that free a place of a ring, times the warps of a warpgroup"),
+        Constant("kTileStages", ORDERS, "depth of the ring of schedules"),
+        Constant("kArrivals", arrivals, "arrivals that release a slot of a ring, for each warp of a warpgroup"),
     ]
 
 
 def q_places(number: int) -> list[Constant]:
     """Return the constant of the places of Q, where it stays in shared memory."""
-    return [Constant("kQPlaces", number, "places for Q of each warpgroup")]
+    return [Constant("kQPlaces", number, "Q buffers of each warpgroup")]
 
 
 def add_orders(shared: SharedLayout, spec: AttentionSpec, sub_tiles: int) -> None:
@@ -103,23 +103,23 @@ def add_orders(shared: SharedLayout, spec: AttentionSpec, sub_tiles: int) -> Non
     sets, entries = (1 << sub_tiles) - 1, sub_tiles * list_length(spec)
     barriers = sub_tiles + 2 * ORDERS + 2 * (sets + 1) * spec.stages
     shared.add("Barriers", 8 * barriers, "mbarriers", align=8)
-    shared.add("BlockMeta", 4 * spec.stages, "numbers of the loads in the K ring", align=4)
+    shared.add("BlockMeta", 4 * spec.stages, "metadata of the loads in the K ring", align=4)
     searched = (
         ("Queries", sub_tiles, "first queries of a tile's query blocks"),
-        ("Tiles", 1, "number of the tile"),
+        ("Tiles", 1, "index of the tile"),
     )
     orders = (
-        ("Loads", entries, "key blocks of a tile as they are loaded"),
-        ("Steps", entries, "notes on the steps of each warpgroup"),
-        ("Numbers", 1, "loads of a tile"),
+        ("Loads", entries, "key blocks of a tile in load order"),
+        ("Steps", entries, "encoded steps of each warpgroup"),
+        ("Numbers", 1, "number of loads of a tile"),
         *(searched if spec.query_grouping == "search" else ()),
     )
     ring = Ring(ORDERS, "order_full[i]", "order_empty[i]")
     for name, words, doc in orders:
-        shared.add(name, 4 * ORDERS * words, f"ring of orders: {doc}", align=4, ring=ring)
-    shared.add("Blocks", 4 * entries, "lists of the tile that is put in order", align=4)
-    shared.add("Grouped", 4 * entries, "key blocks that this tile loads, by the lists they are for", align=4)
-    shared.add("Sets", entries, "which lists each entry of them is loaded for", align=1)
+        shared.add(name, 4 * ORDERS * words, f"ring of schedules: {doc}", align=4, ring=ring)
+    shared.add("Blocks", 4 * entries, "lists of the tile being scheduled", align=4)
+    shared.add("Grouped", 4 * entries, "key blocks that this tile loads, grouped by the lists they serve", align=4)
+    shared.add("Sets", entries, "lists that each entry is loaded for", align=1)
 
 
 def sub_tile_owns(spec: AttentionSpec) -> str:
@@ -131,19 +131,23 @@ def shared_summary(spec: AttentionSpec) -> list[tuple[str, str]]:
     """Return the lines of ``explain`` on loads that lists of a tile share."""
     if not spec.share_kv_loads:
         return []
-    order = [("order", "the caller says which query blocks form a tile")] if spec.query_grouping == "given" else []
+    order = [("order", "the caller chooses the query blocks of each tile")] if spec.query_grouping == "given" else []
     if spec.query_grouping == "search":
-        found = "a kernel before it puts query blocks whose lists have much in common in one tile; they overlap in time"
+        found = "a prologue groups query blocks with similar lists into tiles; it overlaps this kernel"
         order = [("query order", found)]
     return [
-        ("shared", "key blocks that several lists of a tile have are loaded once"),
+        ("shared", "key blocks shared by several lists of a tile are loaded once"),
         *order,
     ]
 
 
 def producers(spec: AttentionSpec) -> str:
     """Return the producer warps, in words."""
-    return "a warp for K, one for V, one that orders loads" if spec.share_kv_loads else "one producer warp a sub-tile"
+    return (
+        "one warp for K, one for V, one that schedules loads"
+        if spec.share_kv_loads
+        else "one producer warp per sub-tile"
+    )
 
 
 def flight_owner(spec: AttentionSpec) -> str:

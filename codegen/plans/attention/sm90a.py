@@ -225,7 +225,7 @@ def _registers(
     producer, consumer = _split(splits, accumulators + overhead)
     warpgroups = 1 + sizes.consumers
     at_launch = (producer + sizes.consumers * consumer) // warpgroups
-    sum_of = f"{producer} + {sizes.consumers} x {consumer} are {warpgroups} x {at_launch}, those at launch"
+    sum_of = f"{producer} + {sizes.consumers} x {consumer} are the {warpgroups} x {at_launch} at launch"
     return Registers(accumulators, overhead, consumer, expression), (
         Constant("kProducerRegisters", producer, "registers a producer thread keeps"),
         Constant("kConsumerRegisters", consumer, f"registers a consumer thread takes; {sum_of}"),
@@ -260,7 +260,7 @@ def _shared(sizes: Sizes, at: Arrangement) -> SharedLayout:
     v_bytes = fp8.v_bytes(sizes) if in_fp8 else sizes.kv_bytes
     shared.add("V", depth * v_bytes, f"V ring{of_whom}", ring=_kv_ring(sizes, "v", depth))
     if not at.o_aliases_q:
-        shared.add("O", fp8.o_bytes(spec) if in_fp8 else q_bytes, "O tile on its way out", stores=True)
+        shared.add("O", fp8.o_bytes(spec) if in_fp8 else q_bytes, "staging of the O tile", stores=True)
     if spec.share_kv_loads:
         add_orders(shared, spec, sizes.sub_tiles)
         return shared
@@ -268,7 +268,7 @@ def _shared(sizes: Sizes, at: Arrangement) -> SharedLayout:
     shared.add("Barriers", 8 * (2 * at.tile_stages + 4 * depth + partial_barriers), "mbarriers", align=8)
     words = (3 if spec.stream_k_tail else 1) + sizes.sub_tiles
     units = " begin, end," if spec.stream_k_tail else ""
-    entries = f"ring of work tiles: number,{units} number{'s' if sizes.sub_tiles > 1 else ''} of steps"
+    entries = f"ring of work tiles: index,{units} number{'s' if sizes.sub_tiles > 1 else ''} of steps"
     size = 4 * max(at.tile_stages, LEAST_ENTRIES) * words
     shared.add("WorkTiles", size, entries, align=4, ring=tiles)
     if not sizes.skip_masked:  # else consumers know which blocks come
@@ -276,5 +276,7 @@ def _shared(sizes: Sizes, at: Arrangement) -> SharedLayout:
     if in_fp8:
         fp8.add_scales(shared, sizes, depth)
     if spec.stream_k_tail:
-        shared.add("IsLast", 4 * spec.tile.m // WARPGROUP_ROWS, "whether a warpgroup's partial came last", align=4)
+        shared.add(
+            "IsLast", 4 * spec.tile.m // WARPGROUP_ROWS, "whether a warpgroup's partial result was the last", align=4
+        )
     return shared

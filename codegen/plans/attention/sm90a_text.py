@@ -33,16 +33,16 @@ from codegen.plans.attention.share_kv import (
 from codegen.plans.attention.sizes import WARPGROUP, Sizes
 
 V_TRANSPOSED = tensor_map("v_map", "V^T", ("padded_kv_len", "head_dim", "kv_heads", "batch"))
-TILE_RING = {1: "places for the Q of a tile; entries have two", 2: "depth of the ring of work tiles, and of Q"}
-PARTIAL_FLOATS = "floats of a warpgroup's partial"
+TILE_RING = {1: "Q buffers; the ring of work tiles has two entries", 2: "depth of the ring of work tiles, and of Q"}
+PARTIAL_FLOATS = "floats of a warpgroup's partial result"
 SUB_TILE_SHARERS = "warpgroups of a sub-tile"
-STREAM_K_SUMMARY = ("stream-K tail", "tiles of the last wave are divided between the thread blocks")
+STREAM_K_SUMMARY = ("stream-K tail", "tiles of the last wave are split among the thread blocks")
 STREAM_K_PARAMS = (
-    pointer("partials", "float", "partials: unnormalized O and softmax state of divided tiles", writes=True),
-    pointer("units_done", "int", "finished units of each divided tile, by warpgroup: 0 between launches", writes=True),
-    i32("stream_k_tiles", "first tiles, which are divided between thread blocks"),
-    i32("stream_k_ctas", "thread blocks that they are divided between"),
-    i32("units", "work units of a divided tile"),
+    pointer("partials", "float", "partial results: unnormalized O and softmax state of split tiles", writes=True),
+    pointer("units_done", "int", "finished units of each split tile, by warpgroup: 0 between launches", writes=True),
+    i32("stream_k_tiles", "first tiles, which are split among thread blocks"),
+    i32("stream_k_ctas", "thread blocks that share them"),
+    i32("units", "work units of a split tile"),
 )
 
 
@@ -109,7 +109,7 @@ def _sub_tile_rows(sizes: Sizes) -> list[Constant]:
     in_part = block is not None and block.q > rows.sub_tile_queries
     if not rows.packed and sizes.sub_tiles == 1 and (every_key or in_part):
         return []  # no key depends on the query, or kBlockQueries is what counts
-    part = "a part of a tile with key blocks of its own" if rows.sub_tiles > 1 else "here a whole tile"
+    part = "a part of a tile with its own key blocks" if rows.sub_tiles > 1 else "here a whole tile"
     doc = f"{'queries' if rows.packed else 'query rows'} of a sub-tile, {part}"
     return [Constant("kSubTileRows", rows.sub_tile_queries, doc)]
 
@@ -148,7 +148,7 @@ def _group_constants(sizes: Sizes, at: Arrangement) -> list[Constant]:
     if at.o_aliases_q and not spec.share_kv_loads:  # a warpgroup's rows of O lie where its rows of Q were
         doc = "bytes from one column group of a warpgroup's O to the next"
         o_group = Constant("kOGroupBytes", spec.tile.m * SWIZZLE, doc)
-    filled = "" if sizes.fills_groups else "; TMA fills the last up with zeros"
+    filled = "" if sizes.fills_groups else "; TMA zero-fills the last"
     q_owner = "warpgroup's Q" if spec.share_kv_loads else "Q tile"
     return [
         Constant("kGroupColumns", sizes.columns, "columns of a group: one 128-byte swizzled row"),

@@ -150,11 +150,13 @@ def _shared(
     doc = f"{stages} stages, each K and V of a step"
     ring = shared.add("Ring", max(stages * 2 * kv_bytes, 2 * q_bytes), doc, ring=Ring(stages))
     if _has_pairs(reads):
-        shared.add("Pairs", spec.tile.m * _pair_stride(spec) * 4, "what pairs of a step add to sums of other warps too")
+        shared.add(
+            "Pairs", spec.tile.m * _pair_stride(spec) * 4, "contributions of a step's pairs to sums across warps"
+        )
     step_meta(shared, spec)
     over = (
-        SharedRegion("Q", ring.offset, q_bytes, "Q of the tile, at first", "Ring"),
-        SharedRegion("Dout", ring.offset + q_bytes, q_bytes, "dO of the tile, at first", "Ring"),
+        SharedRegion("Q", ring.offset, q_bytes, "Q of the tile, initially", "Ring"),
+        SharedRegion("Dout", ring.offset + q_bytes, q_bytes, "dO of the tile, initially", "Ring"),
     )
     return (*shared.regions, *over), shared.size
 
@@ -171,8 +173,8 @@ def _operands(reads: tuple[Read, ...]) -> tuple[Param, ...]:
     """Return the operands and the sums."""
     shapes = {
         ROWS: "(batch, heads, q_len)",
-        COLUMNS: "(batch, heads, splits, kv_len), 0 at first",
-        DIAGONALS: "(batch, heads, splits, q_len + kv_len - 1), 0 at first",
+        COLUMNS: "(batch, heads, splits, kv_len), 0 initially",
+        DIAGONALS: "(batch, heads, splits, q_len + kv_len - 1), 0 initially",
     }
     sums = [
         pointer(sums_name(reads, i), "float", f"sums of its {read.lines}, {shapes[read.lines]}", writes=True)
@@ -195,14 +197,14 @@ def _constants(spec: AttentionBackwardSpec, threads: int, row_bytes: int, *, has
     """Return the named values at the top of the source."""
     line_chunks, n = BANK_BYTES // CHUNK, spec.tile.n
     apart = "floats from one query's pairs to the next: one more than keys"
-    words = f"words of {WORD_KEYS} bits with those of a query and a step"
+    words = f"words of {WORD_KEYS} bits for a query and a step"
     return (
         *size_constants(spec),
         Constant("kThreads", threads, f"{threads // WARP} warps of {TILE_ROWS} rows"),
         Constant("kRowBytes", row_bytes, "bytes of a row of a head"),
-        Constant("kLineChunks", line_chunks, "16-byte chunks of a line: what lanes side by side copy of a row"),
+        Constant("kLineChunks", line_chunks, "16-byte chunks of a line, the part of a row that adjacent lanes copy"),
         Constant("kRowLines", row_bytes // BANK_BYTES, "lines of a row"),
-        Constant("kSwizzleRows", 1, "consecutive rows whose chunks are swapped alike"),
+        Constant("kSwizzleRows", 1, "consecutive rows with the same swizzle"),
         Constant("kPassRows", threads // line_chunks, "rows that all threads copy at a time"),
         Constant("kKvBytes", n * row_bytes, "bytes of K, or of V, of a step"),
         *((Constant("kPairStride", _pair_stride(spec), apart),) if has_pairs else ()),

@@ -139,17 +139,17 @@ def _shared(spec: AttentionBackwardSpec, groups: int) -> SharedLayout:
     stages, m = spec.stages, spec.tile.m
     q_bytes, kv_bytes = m * groups * SWIZZLE, spec.tile.n * groups * SWIZZLE
     shared = SharedLayout()
-    shared.add("K", kv_bytes, "K of the tile in column groups; then dK on its way out", stores=True)
-    shared.add("V", kv_bytes, "V of the tile; then dV on its way out", stores=True)
+    shared.add("K", kv_bytes, "K of the tile in column groups; then staging of dK", stores=True)
+    shared.add("V", kv_bytes, "V of the tile; then staging of dV", stores=True)
     ring = Ring(stages, "q_full[i]", "q_empty[i]")
     shared.add("Q", stages * q_bytes, "Q ring", ring=ring)
     shared.add("Dout", stages * q_bytes, "dO ring", ring=ring)
-    shared.add("Ds", 2 * 2 * m * SWIZZLE, "dS of a step, and of the one before: column groups of 64 keys")
-    shared.add("Dq", m * spec.head_dim * 4, "a step's part of dQ on its way out", stores=True)
+    shared.add("Ds", 2 * 2 * m * SWIZZLE, "dS of a step, and of the previous one: column groups of 64 keys")
+    shared.add("Dq", m * spec.head_dim * 4, "staging of a step's part of dQ", stores=True)
     shared.add("Stats", stages * m * STATS_BYTES, "statistics of the queries in the ring", align=16)
     shared.add("Barriers", 8 * (2 * stages + 2 + DQ_WARPS), "mbarriers", align=8)
     if spec.deterministic:
-        shared.add("TileIndex", 4, "number of the thread block's tile", align=4)
+        shared.add("TileIndex", 4, "index of the thread block's tile", align=4)
     if spec.score is not None:
         step_places(shared, spec)
     step_meta(shared, spec)
@@ -160,7 +160,7 @@ def _params(spec: AttentionBackwardSpec) -> tuple[Param, ...]:
     """Return the kernel's parameters."""
     turns = (
         pointer("dq_semaphore", "int", "tiles that have added to it, (batch, heads, query_steps)", writes=True),
-        pointer("scheduler", "int", "tiles that thread blocks have taken", writes=True),
+        pointer("scheduler", "int", "tiles taken by thread blocks", writes=True),
     )
     own = (
         *DKDV_MAPS,
@@ -168,7 +168,7 @@ def _params(spec: AttentionBackwardSpec) -> tuple[Param, ...]:
         pointer("dq_accum", "float", "sums of dQ, (batch, heads, query_steps, kDqBytes / 4)", writes=True),
         *(turns if spec.deterministic else ()),
         i32("query_steps", "steps of kTileM queries of a head"),
-        i32("head_group", "K/V heads whose tiles take turns"),
+        i32("head_group", "K/V heads whose tiles are interleaved"),
     )
     return params(spec, (*OPERANDS, *own))
 
@@ -199,8 +199,8 @@ def _constants(
         Constant("kKvBytes", n * SWIZZLE * groups, "bytes of K, or of V, of a tile"),
         Constant("kDsBytes", m * SWIZZLE * 2, "bytes of dS of a step"),
         Constant("kStatsBytes", m * STATS_BYTES, "bytes of the statistics of a step"),
-        Constant("kDqColumnParts", groups, "parts of a head's columns of dQ, 64 each: by the warpgroup's number"),
-        Constant("kDqQueries", _dq_queries(spec), "queries of which a warpgroup has dQ"),
+        Constant("kDqColumnParts", groups, "parts of a head's columns of dQ, 64 each, indexed by warpgroup"),
+        Constant("kDqQueries", _dq_queries(spec), "queries of a warpgroup's part of dQ"),
         Constant("kDqBytes", m * spec.head_dim * 4, "bytes of a step's dQ, in fp32"),
         Constant("kConvertThreads", CONVERT_THREADS, "threads of a block of the epilogue"),
         *walk_constants(spec),

@@ -182,12 +182,12 @@ def _shared(spec: AttentionBackwardSpec, row_bytes: int) -> tuple[tuple[SharedRe
     stages, shared = spec.stages, SharedLayout()
     q_bytes, kv_bytes = spec.tile.m * row_bytes, spec.tile.n * row_bytes
     over: tuple[SharedRegion, ...] = ()
-    at_end = "in the end dQ on its way out"
+    at_end = "at the end, staging of dQ"
     ring_holds = f"{stages} stages, each K and V of a step"
     if spec.gradients == "dkdv":
-        last, first = ("dK", "dV") if _is_whole(spec) else ("dK, or dV,", "")
-        shared.add("K", kv_bytes, f"K of the tile; then {last} on its way out", stores=True)
-        v_doc = f"V of the tile; then {first} on its way out" if first else "V of the tile"
+        last, first = ("dK", "dV") if _is_whole(spec) else ("dK or dV", "")
+        shared.add("K", kv_bytes, f"K of the tile; then staging of {last}", stores=True)
+        v_doc = f"V of the tile; then staging of {first}" if first else "V of the tile"
         shared.add("V", kv_bytes, v_doc, stores=bool(first))
         shared.add("Q", stages * q_bytes, "Q ring", ring=Ring(stages))
         shared.add("Dout", stages * q_bytes, "dO ring", ring=Ring(stages))
@@ -196,8 +196,8 @@ def _shared(spec: AttentionBackwardSpec, row_bytes: int) -> tuple[tuple[SharedRe
         # Q and dO, which registers keep, arrive in the ring's place before it is used.
         ring = shared.add("Ring", max(stages * 2 * kv_bytes, 2 * q_bytes), ring_holds, ring=Ring(stages))
         over = (
-            SharedRegion("Q", ring.offset, q_bytes, f"Q of the tile, at first; {at_end}", "Ring", stores=True),
-            SharedRegion("Dout", ring.offset + q_bytes, q_bytes, "dO of the tile, at first", "Ring"),
+            SharedRegion("Q", ring.offset, q_bytes, f"Q of the tile, initially; {at_end}", "Ring", stores=True),
+            SharedRegion("Dout", ring.offset + q_bytes, q_bytes, "dO of the tile, initially", "Ring"),
         )
     else:
         shared.add("Q", q_bytes, f"Q of the tile; {at_end}", stores=True)
@@ -227,7 +227,7 @@ def _constants(spec: AttentionBackwardSpec, threads: int, row_bytes: int) -> tup
         ring = [Constant("kKvBytes", n * row_bytes, "bytes of K, or of V, of a step")]
         if spec.pattern.masks_by_bits:
             words = max(1, n // BITS_OF_WORD)
-            ring.append(Constant("kStepWords", words, f"words of {BITS_OF_WORD} bits with those of a query and a step"))
+            ring.append(Constant("kStepWords", words, f"words of {BITS_OF_WORD} bits for a query and a step"))
     else:
         ring = [
             Constant("kQBytes", m * row_bytes, "bytes of Q, or of dO, of a step"),
@@ -237,9 +237,9 @@ def _constants(spec: AttentionBackwardSpec, threads: int, row_bytes: int) -> tup
         *size_constants(spec),
         Constant("kThreads", threads, f"{threads // WARP} warps of {TILE_ROWS} rows"),
         Constant("kRowBytes", row_bytes, "bytes of a row of a head"),
-        Constant("kLineChunks", line_chunks, "16-byte chunks of a line: what lanes side by side copy of a row"),
+        Constant("kLineChunks", line_chunks, "16-byte chunks of a line, the part of a row that adjacent lanes copy"),
         Constant("kRowLines", row_bytes // BANK_BYTES, "lines of a row"),
-        Constant("kSwizzleRows", 1, "consecutive rows whose chunks are swapped alike"),
+        Constant("kSwizzleRows", 1, "consecutive rows with the same swizzle"),
         Constant("kPassRows", threads // line_chunks, "rows that all threads copy at a time"),
         Constant("kWarpPassRows", WARP // line_chunks, "rows that a warp stores at a time"),
         *ring,

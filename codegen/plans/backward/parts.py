@@ -90,18 +90,24 @@ def params(spec: AttentionBackwardSpec, operands: tuple[Param, ...]) -> tuple[Pa
         lists += [
             *([] if rows in lists else [rows]),
             *([i32("key_blocks", "key blocks of a head")] if divides_key_blocks(spec) else []),
-            pointer("q_offsets", "int", "where the list of each key block begins, and the last one ends", writes=True),
+            pointer("q_offsets", "int", "start of each key block's list, then the end of the last", writes=True),
             pointer("q_entries", "int", "lists of query blocks, by key block", writes=True),
             *(
-                [pointer("q_entry_places", "int", "places of these entries in the lists of query blocks", writes=True)]
+                [
+                    pointer(
+                        "q_entry_places", "int", "positions of these entries in the lists of query blocks", writes=True
+                    )
+                ]
                 if spec.pattern.masks_by_bits
                 else []
             ),
-            pointer("q_places", "int", "where entries go, of each warp of the prologue and key block", writes=True),
-            i32("list_batches", "batches that have lists of their own; 1: shared"),
-            i32("list_heads", "heads that have lists of their own; 1: shared"),
+            pointer(
+                "q_places", "int", "destinations of entries, for each warp of the prologue and key block", writes=True
+            ),
+            i32("list_batches", "batches with their own lists; 1: shared"),
+            i32("list_heads", "heads with their own lists; 1: shared"),
             i32("list_entries", "entries of all lists of a head"),
-            i32("stats_blocks", "thread blocks of the prologue that make statistics; others transpose lists"),
+            i32("stats_blocks", "thread blocks of the prologue that compute statistics; the others transpose lists"),
         ]
     return (
         *operands,
@@ -111,7 +117,7 @@ def params(spec: AttentionBackwardSpec, operands: tuple[Param, ...]) -> tuple[Pa
         pointer("stats", "RowStats", "statistics of all rows, (batch, heads, padded_q_len)", writes=True),
         *lists,
         Q_LEN,
-        i32("padded_q_len", f"rows of statistics of a head: q_len and {STATS_ROWS} or more behind"),
+        i32("padded_q_len", f"rows of statistics of a head: q_len, and at least {STATS_ROWS} of padding"),
         *kv_len_params(lengths_of(spec)),
         i32("heads", "query heads"),
         i32("heads_per_kv_head", "query heads that share one K/V head"),
@@ -127,7 +133,7 @@ def step_meta(shared: SharedLayout, spec: AttentionBackwardSpec) -> None:
     """Add what is known of the steps in the ring, where pairs are hidden: of an expression with the head of each."""
     is_dq, stages = spec.by_queries, spec.stages
     if spec.pattern.masks_by_bits and not is_dq:
-        shared.add("StepBits", 8 * stages, "where the bits of the steps in the ring are", align=8)
+        shared.add("StepBits", 8 * stages, "start of the mask bits of each step in the ring", align=8)
     elif is_dq or spec.pattern.masks_pairs:
         size = 8 if not is_dq and spec.pattern.expression is not None else 4
         shared.add("StepMeta", size * stages, "metadata of the steps in the ring", align=size)

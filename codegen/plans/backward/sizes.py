@@ -90,7 +90,7 @@ def _shared(spec: AttentionBackwardSpec, q_bytes: int, kv_bytes: int, v_stages: 
     shared = SharedLayout()
     barriers = 2 * stages + 1
     if spec.gradients == "dq":
-        shared.add("Q", q_bytes, "Q of the tile in column groups; then dQ on its way out", stores=True)
+        shared.add("Q", q_bytes, "Q of the tile in column groups; then staging of dQ", stores=True)
         shared.add("Dout", q_bytes, "dO of the tile")
         own_barriers = v_stages < stages
         of_v = "v" if own_barriers else "kv"
@@ -99,13 +99,15 @@ def _shared(spec: AttentionBackwardSpec, q_bytes: int, kv_bytes: int, v_stages: 
         barriers += 2 * v_stages if own_barriers else 0
     else:
         first, second = ("dV", "dK") if divides_products(spec) else ("dK", "dV")
-        shared.add("K", kv_bytes, f"K of the tile in column groups; then {first} on its way out", stores=True)
-        shared.add("V", kv_bytes, f"V of the tile; then {second} on its way out", stores=True)
+        shared.add("K", kv_bytes, f"K of the tile in column groups; then staging of {first}", stores=True)
+        shared.add("V", kv_bytes, f"V of the tile; then staging of {second}", stores=True)
         ring = Ring(stages, "q_full[i]", "q_empty[i]")
         shared.add("Q", stages * q_bytes, "Q ring", ring=ring)
         shared.add("Dout", stages * q_bytes, "dO ring", ring=ring)
         if divides_products(spec):
-            shared.add("Weights", WARPGROUP_ROWS * rows * 4, "P^T of a step in float32, from one consumer to the other")
+            shared.add(
+                "Weights", WARPGROUP_ROWS * rows * 4, "P^T of a step in float32, passed from one consumer to the other"
+            )
         shared.add("Stats", stages * rows * STATS_BYTES, "statistics of the queries in the ring", align=16)
     shared.add("Barriers", 8 * barriers, "mbarriers", align=8)
     if spec.gradients == "dkdv" and spec.score is not None:

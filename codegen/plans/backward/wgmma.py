@@ -151,9 +151,9 @@ def _constants(spec: AttentionBackwardSpec, sizes: Sizes) -> tuple[Constant, ...
     is_dq, m, n = spec.gradients == "dq", spec.tile.m, spec.tile.n
     groups, columns, consumers = sizes.groups, sizes.columns, sizes.consumers
     rows = "queries" if is_dq else "keys"
-    work = "of the same 64 keys: one sums up dV, one dK" if sizes.divides_products else f"64 {rows} each"
+    work = "for the same 64 keys: one accumulates dV, one dK" if sizes.divides_products else f"64 {rows} each"
     of_q, of_kv = ("a tile", "a step") if is_dq else ("a step", "a tile")
-    filled = "; TMA fills the last up with zeros" if spec.head_dim % columns else ""
+    filled = "; TMA zero-fills the last" if spec.head_dim % columns else ""
     return (
         *size_constants(spec),
         *((Constant("kVStages", sizes.v_stages, "depth of the ring of V"),) if sizes.v_stages < spec.stages else ()),

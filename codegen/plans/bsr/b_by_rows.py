@@ -41,8 +41,8 @@ def copy_constants(spec: BsrSpmmSpec) -> tuple[Constant, ...]:
     return (
         Constant("kCopyThreads", COPY_THREADS, "threads of a block that copies B by rows"),
         Constant("kCopyDepth", depth, "rows of B that it copies"),
-        Constant("kCopyColumns", COPY_COLUMNS, "columns of these"),
-        Constant("kCopyBytes", COPY_COLUMNS * depth * DTYPES[spec.dtype].bytes, "bytes of them"),
+        Constant("kCopyColumns", COPY_COLUMNS, "columns of B that it copies"),
+        Constant("kCopyBytes", COPY_COLUMNS * depth * DTYPES[spec.dtype].bytes, "bytes that it copies"),
     )
 
 

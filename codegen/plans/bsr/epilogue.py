@@ -13,7 +13,7 @@ def epilogue_params(spec: BsrSpmmSpec) -> tuple[Param, ...]:
     if spec.accumulate:
         params += (
             tensor_map("c_in_map", "c, which is added", ("N", "M")),
-            f32("beta", "what c is multiplied with; if 0, c is not read"),
+            f32("beta", "factor of c; if 0, c is not read"),
         )
     if spec.epilogue is not None and spec.epilogue.bias:
         params += (pointer("bias", "unsigned short", f"added to C, one {spec.dtype} for each row (M)"),)

@@ -34,7 +34,7 @@ GROUP_COLUMNS = 64  # M side of one wgmma: columns of C
 PIECE_ROWS = 32  # of C, that a warpgroup stores at a time of a group
 STAGING_BYTES = 16 << 10  # of pieces of a warpgroup
 MOST_ACCUMULATORS = 128  # of a thread for all groups: more would not fit beside those of the tensor core
-COPY_COLUMNS = 256  # columns of B that one copy brings, at most
+COPY_COLUMNS = 256  # columns of B that one copy loads, at most
 SCALE_COLUMNS = 128  # of A, and rows of a column of B, that share a scale of their own
 OUTPUT_BYTES = {"fp16": 2, "bf16": 2, "fp32": 4}
 SCALED = {"block": "scaled", "row": "scaled_rows"}
@@ -42,7 +42,7 @@ SCALED = {"block": "scaled", "row": "scaled_rows"}
 Fp8Spec = BsrSpmmSpec | BsrSddmmSpec
 
 TENSOR_SCALES = (
-    pointer("a_scale", "float", "scale of A: a number is its code times that"),
+    pointer("a_scale", "float", "scale of A: value = code * scale"),
     pointer("b_scale", "float", "scale of B"),
 )
 
@@ -106,7 +106,7 @@ def mma_sync_flags(spec: Fp8Spec) -> MmaSyncFp8Flags:
     kind = SCALED.get(spec.scales, "promoted" if spec.accumulate_every else "fast")
     return MmaSyncFp8Flags(
         multiply=f"bsr_fp8/multiply_{kind}.cuh.j2",
-        scaling=scaling(spec) if spec.scales in SCALED else "A number is its code times the scale of its operand",
+        scaling=scaling(spec) if spec.scales in SCALED else "A value is its code times the scale of its operand",
         one_scale=spec.scales not in SCALED,
         strip=f"bsr_fp8/strip_{'fp32' if spec.output == 'fp32' else 'half'}.cuh.j2",
         element="float" if spec.output == "fp32" else "unsigned short",
@@ -142,7 +142,7 @@ def mma_sync_scale_params(spec: Fp8Spec) -> tuple[Param, ...]:
             pointer("a_scale", "float", "scales of A, of 128 columns of a row each (K / 128, M)"),
             pointer("b_scale", "float", "scales of B, likewise (K / 128, N)"),
             i64("a_scale_stride", "elements from the scales of 128 columns of A to the next"),
-            i64("b_scale_stride", "those of B"),
+            i64("b_scale_stride", "elements from the scales of 128 columns of B to the next"),
         )
     return TENSOR_SCALES
 
@@ -231,7 +231,7 @@ def c_map(spec: Fp8Spec) -> TensorMap:
 
 
 def staging_pieces(spec: Fp8Spec) -> int:
-    """Return the pieces of C that a warpgroup can have on their way out; scales of a ring leave room for fewer."""
+    """Return the pieces of C that a warpgroup may have in flight; scales of a ring leave room for fewer."""
     most_bytes = STAGING_BYTES if spec.scales == "tensor" else STAGING_BYTES // 2
     return min(most_bytes // _piece_bytes(spec), groups(spec) * spec.block.rows // PIECE_ROWS)
 
@@ -270,10 +270,10 @@ def constants(spec: Fp8Spec, pieces: int) -> tuple[Constant, ...]:
         Constant("kBGroupBytes", GROUP_COLUMNS * k, "bytes of the columns of B of one group"),
         Constant("kPieceRows", PIECE_ROWS, "rows of a piece of C"),
         Constant("kPieceBytes", _piece_bytes(spec), "bytes of a piece of C"),
-        Constant("kBoxRowBytes", row_bytes, "bytes of a row of a box of C: what its swizzle spans"),
+        Constant("kBoxRowBytes", row_bytes, "bytes of a row of a box of C: the span of its swizzle"),
         Constant("kBoxColumns", row_bytes // OUTPUT_BYTES[spec.output], "columns of a box of C"),
         Constant("kBoxBytes", PIECE_ROWS * row_bytes, "bytes of a box of C"),
-        Constant("kStagingPieces", pieces, "pieces of C that a warpgroup can have on their way out"),
+        Constant("kStagingPieces", pieces, "pieces of C that a warpgroup may have in flight"),
     )
 
 
@@ -281,7 +281,9 @@ def _interval_constant(spec: Fp8Spec) -> tuple[Constant, ...]:
     """Return the constant of the promotion interval, where a kernel has one."""
     if not spec.accumulate_every or spec.scales != "tensor":
         return ()
-    return (Constant("kAccumulateEvery", spec.accumulate_every, "steps that the tensor core accumulates by itself"),)
+    return (
+        Constant("kAccumulateEvery", spec.accumulate_every, "steps that the tensor core accumulates before promotion"),
+    )
 
 
 def fp8_flags(spec: Fp8Spec) -> BsrFp8Flags:

@@ -40,7 +40,7 @@ CLUSTER = 2  # thread blocks that load A together
 THREADS = (CONSUMERS + 1) * WARPGROUP
 # 128 registers x 4 warpgroups at launch = 32 + 3 x 160 afterwards (PTX ISA, "setmaxnreg").
 PRODUCER_REGISTERS, CONSUMER_REGISTERS = 32, 160
-CONSUMERS_TAKE = "registers a consumer thread takes; 32 + 3 x 160 are 4 x 128, those at launch"
+CONSUMERS_TAKE = "registers a consumer thread takes; 32 + 3 x 160 are the 4 x 128 at launch"
 PACK_THREADS = 256
 CHUNK_BYTES = 16  # of A, that a thread packs at a time
 COLUMN_WARPS = WARPGROUP // 32 - 1  # of those that load: the last one loads A
@@ -79,7 +79,7 @@ def block_bytes(spec: BsrSpmmSpec) -> int:
 
 
 def column_bytes(spec: BsrSpmmSpec) -> int:
-    """Return the bytes of the rows of B that meet a block column, as wide as a tile."""
+    """Return the bytes of the rows of B that match a block column, as wide as a tile."""
     return spec.block.cols * COLUMNS * DTYPES[spec.dtype].bytes
 
 
@@ -181,11 +181,11 @@ def _constants(spec: BsrSpmmSpec) -> tuple[Constant, ...]:
         Constant("kTileSlots", slots(spec), "slots of a C tile, each for a block row"),
         Constant("kTileN", COLUMNS, "columns of a C tile"),
         Constant("kCluster", CLUSTER, "thread blocks that load A together: neighboring column tiles of a group"),
-        Constant("kStages", spec.stages, "rounds whose packets have a place"),
-        Constant("kRingColumns", ring_columns(spec), "block columns whose rows of B have a place"),
+        Constant("kStages", spec.stages, "depth of the ring of packets, one round each"),
+        Constant("kRingColumns", ring_columns(spec), "slots of the ring of rows of B, one block column each"),
         Constant("kRoundColumns", ROUND_COLUMNS, "block columns of a round, at most"),
         Constant("kRecordWords", RECORD_WORDS, "words of the record of a round"),
-        Constant("kRecords", RECORDS, "records that a producer warp has asked for before it needs them"),
+        Constant("kRecords", RECORDS, "records that a producer warp loads ahead"),
         Constant("kThreads", THREADS, "warpgroups that consume, then one that produces"),
         Constant("kProducerWarps", WARPGROUP // 32, "warps that load"),
         Constant("kColumnWarps", COLUMN_WARPS, "of these, those that load rows of B; the last one loads packets"),
@@ -204,7 +204,7 @@ def _constants(spec: BsrSpmmSpec) -> tuple[Constant, ...]:
         Constant("kABlockBytes", block_bytes(spec), "bytes of a block of A"),
         Constant("kPacketBytes", packet_bytes(spec), "bytes of a packet, at most"),
         Constant("kStageBytes", _stage_bytes(spec), "bytes from one packet to the next in shared memory"),
-        Constant("kBColumnBytes", column_bytes(spec), "bytes of the rows of B that meet a block column"),
+        Constant("kBColumnBytes", column_bytes(spec), "bytes of the rows of B that match a block column"),
         Constant("kBGroupBytes", spec.block.cols * SWIZZLE, "bytes of one column group of them"),
     )
 
@@ -216,14 +216,14 @@ def _params(spec: BsrSpmmSpec, a_element: str) -> tuple[Param, ...]:
         C_MAP,
         pointer("a", a_element, "stored blocks of A"),
         pointer("rounds", "int", "records: 15 block columns, then a StepHeader"),
-        pointer("entries", "int2", "of each round and slot: stored block, place of the rows of B that it meets; or -1"),
-        pointer("round_starts", "int", "first round of each group, and one more"),
-        pointer("slot_rows", "int", "of each group and slot: block row, or -1"),
-        pointer("packets", "uint4", "of each round: blocks of A and the places of their rows of B", writes=True),
+        pointer("entries", "int2", "for each round and slot: stored block, ring slot of its rows of B; or -1"),
+        pointer("round_starts", "int", "first round of each group, then the end of the last"),
+        pointer("slot_rows", "int", "for each group and slot: block row, or -1"),
+        pointer("packets", "uint4", "for each round: blocks of A and the ring slots of their rows of B", writes=True),
         i32("groups", "groups of block rows"),
         i32("tiles", "groups * clusters of column tiles"),
         COLUMNS_PARAM,
-        i32("whole_rows", "rows of B, from the first, of which one copy brings all column groups of a tile"),
+        i32("whole_rows", "leading rows of B for which one copy loads all column groups of a tile"),
     )
 
 
@@ -233,11 +233,11 @@ def _summary(spec: BsrSpmmSpec, tile: str, consumers: str) -> tuple[tuple[str, s
         ("blocks of A", f"{spec.block.rows} x {spec.block.cols}"),
         ("tile", f"{tile}: {slots(spec)} block rows, grouped beforehand by the columns they share"),
         ("schedule", f"{spec.schedule}: one producer warpgroup (TMA), {consumers}"),
-        ("cluster", f"{CLUSTER} tiles side by side, which load A once"),
+        ("cluster", f"{CLUSTER} adjacent tiles, which load A once"),
         ("before", "A is packed in the order in which its blocks are used, to device memory of its size or more"),
         (
             "pipeline",
-            f"ring of the rows of B that {ring_columns(spec)} block columns meet, {spec.stages} packets of A",
+            f"ring of the rows of B of {ring_columns(spec)} block columns, {spec.stages} packets of A",
         ),
     )
 
@@ -254,9 +254,12 @@ def _layout(spec: BsrSpmmSpec, columns: int) -> SharedLayout:
     shared = SharedLayout()
     doc = f"ring of rows of B, {columns} x {width} column groups of {cols} rows of {SWIZZLE} bytes"
     shared.add("B", columns * column_bytes(spec), doc, ring=Ring(spec.stages, "full[i]", "rows[i]"))
-    shared.add("Zeros", column_bytes(spec), "rows of zeros: what a slot without a block multiplies")
-    shared.add("C", CONSUMERS * STAGING_BYTES, "C on its way out", stores=True)
-    doc, packets = "ring of packets: blocks of A, where they find rows of B", Ring(spec.stages, "full[i]", "packet[i]")
+    shared.add("Zeros", column_bytes(spec), "rows of zeros, multiplied by slots without a block")
+    shared.add("C", CONSUMERS * STAGING_BYTES, "staging of C", stores=True)
+    doc, packets = (
+        "ring of packets: blocks of A, locations of their rows of B",
+        Ring(spec.stages, "full[i]", "packet[i]"),
+    )
     shared.add("Packets", spec.stages * _stage_bytes(spec), doc, ring=packets)
     shared.add("Barriers", 3 * 8 * spec.stages, "mbarriers: full, of packets, of rows of B", align=8)
     return shared

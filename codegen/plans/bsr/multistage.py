@@ -95,7 +95,7 @@ class Tiles:
             "Staging",
             0,
             self.warps * MMA * self.staging_stride * element,
-            "strips of C, one a warp, over the tiles",
+            "strips of C, one per warp, overlapping the tiles",
             "A",
             stores=True,
         )
@@ -127,8 +127,12 @@ class Tiles:
         """Return the constants that every such kernel has."""
         columns = self.spec.tile.n // self.warp_columns
         padded = (
-            Constant("kAStride", self.spec.tile.k + self.padding, f"elements from row to row of an A tile: {PADDED}"),
-            Constant("kBStride", self.b_shape[1] + self.padding, f"elements from row to row of a B tile: {PADDED}"),
+            Constant(
+                "kAStride", self.spec.tile.k + self.padding, f"elements from one row of an A tile to the next: {PADDED}"
+            ),
+            Constant(
+                "kBStride", self.b_shape[1] + self.padding, f"elements from one row of a B tile to the next: {PADDED}"
+            ),
             Constant("kStagingStride", self.staging_stride, "floats from one row of a strip to the next"),
         )
         return (

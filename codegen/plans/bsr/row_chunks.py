@@ -31,14 +31,17 @@ def blocks_of_step(spec: BsrSpmmSpec) -> int:
 def chunk_params() -> tuple[Param, ...]:
     """Parameters of the places of work units and of partial sums."""
     return (
-        pointer("chunks", "int4", "of each chunk: block row, first block, end, first chunk of the row or -1"),
+        pointer("chunks", "int4", "for each chunk: block row, first block, end, first chunk of the row or -1"),
         pointer("chunk_count", "int", "chunks of all block rows"),
         i32("chunk_blocks", "blocks of a chunk, at most"),
         i32("column_tiles", "tiles of a block row"),
-        i32("group_tiles", "column tiles whose part of B is meant to be in the L2 at once"),
+        i32("group_tiles", "column tiles whose part of B should fit the L2 at once"),
         pointer("scheduler", "int", "units taken, thread blocks that ended: both 0 between launches", writes=True),
         pointer(
-            "chunks_done", "int", "of each tile of a split block row and warpgroup: 0 between launches", writes=True
+            "chunks_done",
+            "int",
+            "finished chunks of each tile of a split block row, by warpgroup: 0 between launches",
+            writes=True,
         ),
         pointer("parts", "float", "partial sums of C: accumulators of the chunks of split block rows", writes=True),
     )

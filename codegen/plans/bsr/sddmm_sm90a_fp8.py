@@ -87,7 +87,7 @@ def plan(spec: BsrSddmmSpec, stem: str) -> Plan:
             Constant("kTileBlocks", n // cols, "stored blocks of a tile, at most"),
             Constant("kBBlockBytes", cols * k, "bytes of the part of a B tile that one stored block needs"),
             *(_scale_constants(spec) if by_row else ()),
-            Constant("kStageBytes", m * (k + 4 * by_row), "bytes of a stage without those of stored blocks"),
+            Constant("kStageBytes", m * (k + 4 * by_row), "bytes of a stage, excluding those of stored blocks"),
             Constant("kBlockBytes", cols * (k + 4 * by_row), "bytes of a stage for each stored block"),
         ),
         flags=SddmmFp8Flags(fp8=fp8_flags(spec), row_scales=by_row, scaling=scaling(spec), work="unit"),

@@ -59,7 +59,7 @@ def plan(spec: BsrSddmmSpec, stem: str) -> Plan:
         Constant("kWarpgroupGroups", groups, "column groups of a warpgroup's part"),
         Constant("kAccumulators", accumulators, "accumulators of a thread for one column group"),
         Constant("kPieceSize", PIECE, "rows and columns of a piece of C, which a warp stores at a time"),
-        Constant("kStagingPieces", pieces, "pieces that a warp can have on their way out"),
+        Constant("kStagingPieces", pieces, "pieces that a warp may have in flight"),
         Constant("kABytes", a_bytes, "bytes of an A tile"),
         Constant("kBBytes", b_bytes, "bytes of a B tile"),
         Constant("kBBlockBytes", cols * k * dtype.bytes, "bytes of the part of a B tile that one stored block needs"),

@@ -33,7 +33,7 @@ def plan(spec: BsrSpgemmSpec, stem: str) -> Plan:
     ring, staging = tiles.shared()
     ring.add("List", 8 * tiles.threads, "products of a tile: block of A, block of B", align=16)
     # Not beside the tiles: three stages of blocks of 128 and a list are just half of what an SM has.
-    counted = "products that each warp found, over the tiles past the staging"
+    counted = "products found by each warp, overlapping the tiles past the staging"
     counts = SharedRegion("Counts", staging.bytes, 4 * warps, counted)
     under = next((region.name for region in ring.regions if region.overlaps(counts)), None)
     counts = replace(counts, aliases=under)
@@ -50,7 +50,7 @@ def plan(spec: BsrSpgemmSpec, stem: str) -> Plan:
     constants = (
         Constant("kBlock", block, "rows and columns of a stored block, and of a C tile"),
         Constant("kTileK", k, "depth of one step"),
-        Constant("kRunTiles", run_tiles, "C tiles side by side that share a search"),
+        Constant("kRunTiles", run_tiles, "adjacent C tiles that share one search"),
         *(swizzled if spec.mma == "mma" else ()),
         *tiles.constants(),
     )

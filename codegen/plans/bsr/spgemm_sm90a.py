@@ -46,7 +46,7 @@ from codegen.tile_rules import OneOf, Rule, check_tile
 RUN_TILES = 4  # more would share the search among more tiles, and divide the work less evenly
 OVERHEAD = 32  # registers beside the accumulators
 LIST_BYTES = 8 * 32 + 16  # 32 products, each a block of A and one of B; their number, the tile, whether it ends
-SCHEDULER = "tickets taken, thread blocks ended, tiles put off, judged, then late tiles: all 0 between launches"
+SCHEDULER = "tickets drawn, thread blocks ended, tiles deferred, classified; late tiles: 0 between launches"
 
 TILE: tuple[Rule[BsrSpgemmSpec], ...] = (
     *one_block(),
@@ -84,9 +84,9 @@ def plan(spec: BsrSpgemmSpec, stem: str) -> Plan:
     shared.add("C", consumers * C_GROUP_BYTES, "1 column group of C of each warpgroup", stores=True)
     shared.add("Barriers", 8 * 2 * spec.stages, "mbarriers: full, then empty", align=8)
     if spec.is_dynamic:
-        shared.add("List", LIST_BYTES, "the products that were found last", align=8)
+        shared.add("List", LIST_BYTES, "the most recently found products", align=8)
         shared.add("ListBarriers", 8 * 2, "mbarriers of the list: full, then empty", align=8)
-    shared.add("Steps", 4 * spec.stages, "what the step of each stage is", align=4)
+    shared.add("Steps", 4 * spec.stages, "kind of the step in each stage", align=4)
     accumulators = WARPGROUP_ROWS * n // WARPGROUP
     # A tile has few steps: while one thread block of an SM stores, another multiplies. Each costs 1 KB of its own.
     threads = consumers * WARPGROUP + 32 * other_warps
@@ -174,14 +174,14 @@ def _tile_constants(spec: BsrSpgemmSpec) -> tuple[Constant, ...]:
         return ()
     if spec.is_dynamic:
         return (Constant("kLateTiles", LATE_TILES, "counters of the scheduler, which come before its late tiles"),)
-    return (Constant("kRunTiles", RUN_TILES, "C tiles side by side that the producer searches for together"),)
+    return (Constant("kRunTiles", RUN_TILES, "adjacent C tiles that share one search"),)
 
 
 def _tile_params(spec: BsrSpgemmSpec) -> tuple[Param, ...]:
     """Parameters of the tiles of C."""
     if spec.output == "bsr":
         return (
-            pointer("c_crow_indices", "int", "first block of each block row of C, and one more"),
+            pointer("c_crow_indices", "int", "first block of each block row of C, then the end of the last"),
             pointer("c_col_indices", "int", "block column of each block of C"),
             i32("c_index_words", "32-bit words of an index of C"),
             i32("block_rows", "block rows of A and of C"),
@@ -200,7 +200,7 @@ def _search_summary(spec: BsrSpgemmSpec) -> str:
     """Return in words how the products of a tile are found."""
     if spec.output == "bsr":
         return "a search for each tile"
-    return "a warp of its own searches, a tile ahead" if spec.is_dynamic else f"{RUN_TILES} tiles share a search"
+    return "a separate warp searches, one tile ahead" if spec.is_dynamic else f"{RUN_TILES} tiles share a search"
 
 
 def _grid_summary(spec: BsrSpgemmSpec, ctas_per_sm: int) -> str:

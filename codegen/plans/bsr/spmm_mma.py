@@ -48,7 +48,7 @@ FP8_WARP_COLUMNS = 32  # products beside their sums take registers
 OVERHEAD_REGISTERS = 40  # addresses and loop state: an allowance
 FP8_OVERHEAD_REGISTERS = 68  # products beside their sums too: with 60 a tile of 32 x 128 spilled where there are 128
 GROUP_PARAMS = (
-    i32("group_rows", "block rows whose blocks are meant to be in the L2 at once"),
+    i32("group_rows", "block rows whose blocks should fit the L2 at once"),
     i32("column_tiles", "tiles of a block row"),
 )
 
@@ -77,7 +77,9 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
     ring.add("B", spec.stages * b_bytes, f"B tiles, {b_doc}, swizzled", ring=Ring(spec.stages))
     scale_constants = add_mma_sync_scales(spec, ring) if in_fp8 else ()
     # C is staged in the memory of the tiles, which are read no more by then.
-    staging = SharedRegion("Staging", 0, staging_bytes, "strips of C, one a warp, over the tiles", "A", stores=True)
+    staging = SharedRegion(
+        "Staging", 0, staging_bytes, "strips of C, one per warp, overlapping the tiles", "A", stores=True
+    )
     shared_bytes = max(ring.size, staging_bytes)
 
     fragments = 2 * (warp_rows + columns) * depth * dtype.bytes // 4 // 32  # of two slices

@@ -27,7 +27,7 @@ from codegen.tile_rules import OneOf, Rule, check_tile
 
 NOT_WRITTEN = ("epilogue", "accumulate", "scheduler", "transpose_a")
 BLOCK_SCALES = (
-    pointer("a_scale", "float", "scale of each stored block of A: a number is its code times that"),
+    pointer("a_scale", "float", "scale of each stored block of A: value = code * scale"),
     tensor_map("b_scale_map", "scales of B, of 128 rows of a column each", ("N", "K / 128")),
 )
 
@@ -72,7 +72,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         constants=(
             *constants(spec, pieces),
             Constant("kTileN", n, "columns of a C tile"),
-            Constant("kCopyColumns", copied, "columns of B that one copy brings"),
+            Constant("kCopyColumns", copied, "columns of B that one copy loads"),
             Constant("kStageBytes", (m + n) * k + (4 * n if by_block else 0), "bytes of a stage of the ring"),
         ),
         flags=SpmmFp8Flags(

@@ -32,10 +32,10 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         constants=(
             Constant("kConsumers", CONSUMERS, "warpgroups that compute"),
             Constant("kSlots", warpgroup_slots, "slots of a warpgroup"),
-            Constant("kStagingSlots", staged, "of these, how many leave at a time"),
+            Constant("kStagingSlots", staged, "slots stored at a time"),
             Constant("kAccumulators", accumulators, "accumulators of a thread for one block row and column group"),
             Constant("kARowBytes", a_row_bytes, "bytes of a row of a block of A"),
-            Constant("kARowChunks", a_row_bytes // gathered.CHUNK_BYTES, "chunks of 16 bytes of one"),
+            Constant("kARowChunks", a_row_bytes // gathered.CHUNK_BYTES, "16-byte chunks of such a row"),
             Constant("kCGroupBytes", rows * SWIZZLE, "bytes of one column group of a block row of C"),
         ),
         flags=SpmmGatheredFlags(mma_n=rows, a_row_bytes=a_row_bytes),

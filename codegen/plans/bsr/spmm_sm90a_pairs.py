@@ -63,7 +63,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         Constant("kTileK", k, "depth of one step"),
         *warpgroup_constants(spec, Constant("kConsumers", CONSUMERS, "warpgroups that compute, each a block row")),
         Constant("kTileGroups", n // columns, "column groups of a tile"),
-        Constant("kStagingGroups", spmm_staging_groups(spec), "column groups a warpgroup can have on their way out"),
+        Constant("kStagingGroups", spmm_staging_groups(spec), "column groups that a warpgroup may have in flight"),
         Constant("kAccumulators", registers.accumulators, "accumulators of a thread"),
         Constant("kABytes", a_bytes, "bytes of the A tile of one block row"),
         Constant("kBBytes", b_bytes, "bytes of a B tile"),

@@ -46,7 +46,7 @@ WIDTHS = (128, 256, 512, 1024)  # columns of a tile
 STEP_BLOCKS = (1, 2, 4)  # of A; they divide the 32 block columns that a warp reads at a time
 B_ROWS_PARAMS = (
     COLUMNS_PARAM,
-    i32("whole_rows", "rows of B, from the first, of which one copy brings all column groups of a tile"),
+    i32("whole_rows", "leading rows of B for which one copy loads all column groups of a tile"),
 )
 TILES_PARAM = i32("tiles", "of C: block_rows times those of a block row")
 
@@ -76,7 +76,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
     a_doc = f"ring of blocks of A, {m} rows of {row_bytes} bytes"
     shared = spmm_shared(spec, a_bytes, a_doc, c_group_bytes, step_blocks)
     if spec.is_dynamic:
-        shared.add("IsLast", 4 * CONSUMERS, "whether a warpgroup's chunk came last", align=4)
+        shared.add("IsLast", 4 * CONSUMERS, "whether a warpgroup's chunk was the last", align=4)
     workers = "one warp that produces" + (", one that schedules" if spec.is_dynamic else "")
     threads, resident = CONSUMERS * WARPGROUP + (2 if spec.is_dynamic else 1) * WARP, spec.ctas_per_sm
     accumulators = m * WARPGROUP_COLUMNS // WARPGROUP
@@ -92,7 +92,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         Constant("kGroupColumns", WARPGROUP_COLUMNS, "columns of a group: the M side of one wgmma"),
         *(() if copies_b(spec) else (Constant("kTileGroups", n // WARPGROUP_COLUMNS, "column groups of a tile"),)),
         Constant("kWarpgroupGroups", groups, "column groups of a warpgroup"),
-        Constant("kStagingGroups", spmm_staging_groups(spec), "column groups a warpgroup can have on their way out"),
+        Constant("kStagingGroups", spmm_staging_groups(spec), "column groups that a warpgroup may have in flight"),
         Constant("kAccumulators", accumulators, "accumulators of a thread for one column group"),
         *_step_bytes(a_bytes, b_bytes, step_blocks),
         Constant("kBGroupBytes", cols * SWIZZLE, "bytes of one column group of B"),

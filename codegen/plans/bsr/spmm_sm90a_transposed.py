@@ -84,7 +84,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         A_MAP,
         *b_params(spec, "M"),
         tensor_map("c_map", "C", ("N", "K"), writes=True),
-        pointer("column_starts", "int", "first entry of each block column, and one more"),
+        pointer("column_starts", "int", "first entry of each block column, then the end of the last"),
         pointer("entries", "int2", "stored block and its block row, in the order of block columns"),
         *place_params(spec, "block_columns", "block columns of A"),
         *(() if by_columns else (COLUMNS_PARAM,)),

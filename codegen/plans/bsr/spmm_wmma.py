@@ -70,7 +70,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
     if tma:
         ring.add("Full", 8 * spec.stages, "mbarriers: the tiles of a stage have landed", align=8)
     # C is staged in the memory of the tiles, which are read no more by then.
-    doc = "float strips of C, one a warp, over the tiles"
+    doc = "float strips of C, one per warp, overlapping the tiles"
     staging = SharedRegion("Staging", 0, staging_bytes, doc, "A", stores=True)
     shared_bytes = max(ring.size, staging_bytes)
 
@@ -117,7 +117,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         *(ring_constants if asynchronous else ()),
     )
     maps = {"a_map": TensorMap((a_stride, m, 1), 0), "b_map": TensorMap((b_stride, b_lines), 0)}
-    loaders = "one thread asks for tiles" if tma else "all warps load"
+    loaders = "one thread issues TMA loads" if tma else "all warps load"
     return Plan(
         spec=spec,
         stem=stem,
@@ -135,7 +135,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
             load=f"bsr_spmm/wmma_{'tma' if tma else f'copy_{spec.copy_}'}.cuh.j2",
             b_load=f"bsr_spmm/wmma_b_{line}s.cuh.j2",
             mainloop=f"bsr_spmm/wmma_{f'ring_{spec.copy_}' if asynchronous else 'no_ring'}.cuh.j2",
-            loaders="Its first thread asks for tiles" if tma else "All warps load",
+            loaders="Its first thread issues the TMA loads" if tma else "All warps load",
             tma=tma,
             by_columns=by_columns,
             b_and_c=b_and_c(spec),
@@ -169,12 +169,12 @@ def warp_level_params(element: str, by_columns: bool = False) -> tuple[Param, ..
         pointer("c", element, "C (M, N)", writes=True),
         i64(f"b_{line}_stride", f"elements from one {line} of B to the next"),
         i64("c_row_stride", "elements from one row of C to the next"),
-        pointer("crow_indices", "int", "first block of each block row, and one more"),
+        pointer("crow_indices", "int", "first block of each block row, then the end of the last"),
         pointer("col_indices", "int", "block column of each block"),
-        i32("index_words", "32-bit words of an index: 1 or 2, the low one is read"),
+        i32("index_words", "32-bit words of an index: 1 or 2; the low one is read"),
         i32("block_columns", "blocks across A, block rows of B"),
         i32("block_rows", "block rows of A"),
-        i32("n", "columns of B and C; rows of C have room for the next multiple of 8"),
+        i32("n", "columns of B and C; rows of C are padded to a multiple of 8"),
         i32("tiles", "block_rows times those of a block row: the grid"),
     )
 

@@ -562,7 +562,7 @@ def test_rings_name_barriers_that_the_source_lists() -> None:
 def test_results_leave_through_the_regions_that_say_so() -> None:
     for named in shipped_specs():
         for region in plan_for(named).shared:
-            assert region.stores or "on its way out" not in region.doc, f"{named.stem}: {region.name}"
+            assert region.stores or "staging of" not in region.doc, f"{named.stem}: {region.name}"
 
 
 def test_the_picture_has_rings_barriers_and_consumers() -> None:

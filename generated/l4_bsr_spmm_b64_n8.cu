@@ -3,27 +3,27 @@
 //     codegen render specs/l4_bsr_spmm_b64_n8.yaml
 // spec: {"arch":"sm_89","b_layout":"strided","block":{"cols":64,"rows":64},"copy":"ld_global","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"multistage","stages":2,"tile":{"k":32,"m":32,"n":8}}
 // spec hash: e60a2e8218bdc2d40378e2e2533401788473a497b6bd518511961883b41b3487
-// seal: sha256 4a84a94f862896f6d4ab9ba61b797e85234a75934f3b383f0e66b35197059aaf
+// seal: sha256 1b0e9da6b7fd28088e787a3453ef186547bda68629f3ec9eed6f7421dcef03dd
 
 // BSR x dense for up to 8 columns, by mma.sync: C = A B with A in block-sparse rows. B and C are dense, with any
 // strides.
 //
-// The time is that of reading A's blocks, so each is read once for every 8 columns, in the order in which it is stored.
-// A and B go from global memory straight to the registers that mma.sync reads; shared memory holds partial sums alone.
+// The kernel is bound by reading A's blocks, so they are read once per 8 columns, in their memory layout. Only the final
+// sums pass through shared memory: A and B go from global memory straight to the registers of mma.sync.
 //
-// Who does what: a thread block computes one tile of C. The launch says how many warps it has. They take the steps of
-// the block row in turn (sliced-K); then their partial sums are added up through shared memory, in the order of warps.
+// Roles: a thread block computes one tile of C. Its warps, whose number the launch sets, take the steps of the block
+// row in turn (sliced-K); then their partial sums are added through shared memory, in the order of warps.
 //
-// Pipeline: a warp has kStages steps in registers, or on their way there. It loads block columns 32 at a time, 32 to 63
-// steps ahead.
+// Pipeline: a warp has kStages steps in registers or in flight. Block columns are loaded 32 at a time, 32 to 63 steps
+// ahead.
 //
 // Symbols
 //   tile    kTileM x 8 of C: rows of one block row
 //   step    kTileK columns of a block of A, kTileK rows of B
-//   lane    has rows r and r + 8 of each 16 of a tile (r = lane / 4), and column r of B. Of a step it has kLaneDepth
-//           columns of A side by side, from kLaneDepth t on (t = lane % 4), and the rows of B that they meet
-//   word    two elements side by side. Words 2 i and 2 i + 1 of a lane are the depths 2 t, 2 t + 1 and 2 t + 8, 2 t + 9
-//           of product i. That permutes the depths of A and B alike, so it changes no sum
+//   lane    has rows r and r + 8 of each 16 of a tile (r = lane / 4), and column r of B. Of a step, it has kLaneDepth
+//           adjacent columns of A, from kLaneDepth t on (t = lane % 4), and the matching rows of B
+//   word    two adjacent elements. Words 2 i and 2 i + 1 of a lane are its depths 2 t, 2 t + 1 and 2 t + 8, 2 t + 9 of
+//           product i: A and B have their depths in the same order, which changes no sum
 
 using int64 = long long;
 using uint32 = unsigned int;
@@ -46,7 +46,7 @@ constexpr int kWords = kLaneDepth / 2;
 constexpr int kBlockSteps = kBlockCols / kTileK;
 constexpr int kPartialFloats = kTileM * kTileN;  // of one warp
 
-// Launch: at most 512 threads a block, 16384 bytes of dynamic shared memory.
+// Launch: at most 512 threads per block, 16384 bytes of dynamic shared memory.
 // Grid: one thread block per C tile, (M / tile m) * ceil(N / 8), with 1 to 16 warps.
 struct Params {
   const unsigned short* a;  // stored blocks of A (nnz, rows, cols), contiguous
@@ -66,14 +66,14 @@ struct Params {
 
 using Element = unsigned short;  // the bits of one fp16
 
-// ld.global.nc.v4: 16 bytes that are read once, so that the L1 keeps none of them (PTX ISA,
+// ld.global.nc.v4: loads 16 bytes that are read once, without allocation in the L1 (PTX ISA,
 // "ld.global.nc")
 __device__ __forceinline__ void load_streamed(uint32 (&x)[4], const void* from) {
   asm volatile("ld.global.nc.L1::no_allocate.v4.u32 { %0, %1, %2, %3 }, [%4];"
       : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "l"(from));
 }
 
-// ld.global.nc.v4: 16 bytes that are read again (PTX ISA, "ld.global.nc")
+// ld.global.nc.v4: loads 16 bytes that are read again (PTX ISA, "ld.global.nc")
 __device__ __forceinline__ void load_cached(uint32 (&x)[4], const void* from) {
   asm volatile("ld.global.nc.v4.u32 { %0, %1, %2, %3 }, [%4];"
       : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "l"(from));
@@ -94,26 +94,26 @@ __device__ __forceinline__ void mma_m16n8k16(float (&d)[4], const uint32 (&a)[4]
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// cvt.rn.f16x2.f32: two floats to a pair of fp16, `low` in the lower half (PTX ISA, "cvt")
+// cvt.rn.f16x2.f32: converts two floats to a pair of fp16, `low` in the lower half (PTX ISA, "cvt")
 __device__ __forceinline__ uint32 pack(float low, float high) {
   uint32 pair;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   return pair;
 }
 
-// Element i of an index tensor, int32 or the low half of an int64. Indices are below 2^31.
+// Element i of an index tensor: an int32, or the low half of an int64. Indices are below 2^31.
 __device__ __forceinline__ int load_index(const Params& p, const int* indices, int i) {
   return __ldg(indices + static_cast<int64>(i) * p.index_words);
 }
 
-// Whether a lane's rows of B lie side by side in memory, aligned, so that it loads them at once.
+// Whether a lane's rows of B are adjacent in memory and aligned, so that one load brings them.
 __device__ __forceinline__ bool has_vectors(const Params& p) {
   constexpr int kBytes = kLaneDepth * sizeof(Element);
   const bool aligned = reinterpret_cast<int64>(p.b) % kBytes == 0 && p.b_column_stride % kLaneDepth == 0;
   return p.b_row_stride == 1 && aligned;
 }
 
-// A lane's part of B in a step, loaded at once.
+// A lane's part of B in a step, by one load.
 struct Vector {
   uint32 words[kWords];
 
@@ -121,7 +121,7 @@ struct Vector {
   __device__ __forceinline__ uint32 word(int i) const { return words[i]; }
 };
 
-// The same, loaded element by element.
+// The same, by a load for each element.
 struct Elements {
   Element elements[kLaneDepth];
 
@@ -139,7 +139,7 @@ template <typename B>
 struct Step {
   uint32 a[2 * kMmas][kWords];  // row r of each 8 rows of A
   B b;
-  bool in_b;  // whether these are rows of B: otherwise the block counts as zeros. The same in all lanes
+  bool in_b;  // whether these rows of B are in range; otherwise the block counts as zeros. Warp-uniform
 
   __device__ __forceinline__ void load_a(const Element* from) {
 #pragma unroll
@@ -163,7 +163,7 @@ __device__ __forceinline__ void multiply(Accumulators& accumulators, const Step<
   }
 }
 
-// Leaves a warp's partial sums in shared memory. A lane has rows r and r + 8 of each 16, columns 2 t and 2 t + 1.
+// Stores a warp's partial sums in shared memory. A lane has rows r and r + 8 of each 16, columns 2 t and 2 t + 1.
 __device__ __forceinline__ void store_partial(float* partial, const Accumulators& accumulators) {
   const int lane = threadIdx.x % 32;
   float* to = partial + lane / 4 * kTileN + lane % 4 * 2;
@@ -175,7 +175,7 @@ __device__ __forceinline__ void store_partial(float* partial, const Accumulators
   }
 }
 
-// Adds up the partial sums of all warps, finishes the tile and stores it. A thread has one element at a time.
+// Adds the partial sums of all warps, applies the epilogue and stores the tile, one element of a thread at a time.
 __device__ __forceinline__ void reduce_partials(const Params& p, const float* partials, int first_row,
     int first_column) {
   const int warps = blockDim.x / 32;
@@ -189,17 +189,17 @@ __device__ __forceinline__ void reduce_partials(const Params& p, const float* pa
   }
 }
 
-// The steps of a block row that one warp takes: numbers w, w + warps, w + 2 warps, ... of warp w. Lanes work out where
-// 32 of them lie at once, one each. `count` is the same in all lanes.
+// The steps of a block row that belong to one warp: w, w + warps, w + 2 warps, ... for warp w. The locations of 32 of
+// them are computed at once, one per lane. `count` is the same in all lanes.
 struct Steps {
   const Params& p;
-  int first, warps;  // number in the block row of the first one, and warps that take turns
+  int first, warps;  // index of the first one in the block row; number of warps
   int begin, count;  // first block of the block row; steps of this warp
   const Element *a, *b;  // this lane's first element of the block row, and of B's first row
-  int a_offset;          // of a lane's step: from a, in elements
-  int b_row;             // and its first row of B
-  int next_column;       // block column of a lane's step among the next 32
-  uint32 inside;         // a bit for each step whose block column is one of B's block rows
+  int a_offset;          // offset of a lane's step from a, in elements
+  int b_row;             // its first row of B
+  int next_column;       // block column of a lane's step, among the next 32
+  uint32 inside;         // one bit per step: whether its block column is in range for B
 
   __device__ __forceinline__ Steps(const Params& p, int warp, int row, int first_column)
       : p(p), first(warp), warps(blockDim.x / 32) {
@@ -209,14 +209,14 @@ struct Steps {
     count = max(0, (end - begin) * kBlockSteps - first + warps - 1) / warps;
     a = p.a + static_cast<int64>(begin) * kBlockElements + (row % kBlockRows + lane / 4) * kBlockCols +
         lane % 4 * kLaneDepth;
-    // For a column beyond B a lane reads column 0 again: its sums are not stored.
+    // Columns beyond B repeat column 0: their sums are not stored.
     b = p.b + lane % 4 * kLaneDepth * p.b_row_stride + (column < p.n ? column : 0) * p.b_column_stride;
-    // Kept in registers: the compiler would work them out anew in each step.
+    // Keep both in registers: the compiler would recompute them in each step.
     asm volatile("" : "+l"(a), "+l"(b));
     next_column = load_column(0);
   }
 
-  // The number in the block row of a lane's step, among 32 from `step` on.
+  // Index in the block row of a lane's step, among the 32 steps from `step` on.
   __device__ __forceinline__ int number(int step) const {
     return first + (step + static_cast<int>(threadIdx.x % 32)) * warps;
   }
@@ -226,7 +226,7 @@ struct Steps {
     return valid ? load_index(p, p.col_indices, begin + number(step) / kBlockSteps) : 0;
   }
 
-  // Works out where in A the 32 steps from `step` on lie, and where in B.
+  // Locates the 32 steps from `step` on in A and in B.
   __device__ __forceinline__ void find_a(int step) {
     a_offset = number(step) / kBlockSteps * kBlockElements + number(step) % kBlockSteps * kTileK;
   }
@@ -251,7 +251,7 @@ struct Steps {
 // accumulators += A B of all steps of a warp.
 template <typename B>
 __device__ __forceinline__ void multiply_steps(Accumulators& accumulators, Steps& steps) {
-  // A's part does not wait for block columns.
+  // The loads of A do not wait for block columns.
   Step<B> stages[kStages];
   steps.find_a(0);
 #pragma unroll
@@ -263,6 +263,7 @@ __device__ __forceinline__ void multiply_steps(Accumulators& accumulators, Steps
   for (int stage = 0; stage < kStages; ++stage) {
     if (stage < steps.count) steps.load_b(stages[stage], stage);
   }
+
 #pragma unroll 1
   for (int step = 0; step < steps.count; step += kStages) {
     const int next = step + kStages;

@@ -126,7 +126,7 @@ def test_a_long_derivative_is_not_written_out() -> None:
     nested = "tanh(" * 30 + "score" + ")" * 30
     source = render(find_spec(gradient(score={"value": nested})))
     assert len(source) < 100_000
-    assert "The derivative of the score by scale * q.k:\n//   as it is computed here\n" in source
+    assert "The derivative of the score by scale * q.k:\n//   see its computation\n" in source
 
 
 def test_a_source_has_the_text_above_the_function() -> None:

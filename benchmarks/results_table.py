@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
@@ -90,6 +91,7 @@ NO_CELLS = "No cell has been measured."
 NO_TIME = "no time"
 OLDER = "†"
 BELOW = "(below)"
+NO_BREAK = "\0"  # stands for a space at which no line ends
 PAGE_WIDTH = 120
 LONGEST_LINE = 200  # bytes of a line in docs/: what a reader of the text can follow
 OLDER_MEANS = f"{OLDER}: measured with an earlier source of this kernel."
@@ -148,9 +150,11 @@ def is_long(text: str) -> bool:
 
 
 def wrapped(text: str) -> str:
-    """Return a paragraph, or an item of a list, in lines of the pages' width."""
+    """Return a paragraph, or an item of a list, in lines of the pages' width; none begins as an item of a list does."""
     indent = "  " if text.startswith("- ") else ""
-    return textwrap.fill(text, PAGE_WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    bound = re.sub(r"(?<=\S) (?=(?:[-+*•]|\d+[.)]) )", NO_BREAK, text)
+    filled = textwrap.fill(bound, PAGE_WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return filled.replace(NO_BREAK, " ")
 
 
 def numbers(receipt: Receipt) -> list[str]:

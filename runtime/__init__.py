@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from runtime.ops.quantized_operands import quantized_operands
     from runtime.ops.select_topk import select_topk_blocks
     from runtime.ops.static_scales import scales_of
+    from runtime.ops.varlen import varlen_attention
     from runtime.prepare.bsr_matrix import BsrMatrix, prepare_bsr
     from runtime.prepare.prepared import PreparedBsr, PreparedLists
     from runtime.prepare.problem import bsr_problem
@@ -65,6 +66,7 @@ _NEED_TORCH = {
     "quantized_operands": "runtime.ops.quantized_operands",
     "scales_of": "runtime.ops.static_scales",
     "select_topk_blocks": "runtime.ops.select_topk",
+    "varlen_attention": "runtime.ops.varlen",
 }
 
 # Former names and their successors, until the first release.
@@ -112,6 +114,7 @@ __all__ = [
     "quantized_operands",
     "scales_of",
     "select_topk_blocks",
+    "varlen_attention",
     "verified_only",
 ]
 

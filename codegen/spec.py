@@ -342,9 +342,9 @@ class BsrSpmmSpec(SpecBase):
         description="dynamic tile scheduler, long rows first or, of small blocks, divided; for uneven rows",
     )
     transpose_a: bool = Field(default=False, description="C = A^T B")
-    b_layout: Literal["row_major", "column_major"] = Field(
+    b_layout: Literal["row_major", "column_major", "strided"] = Field(
         default="row_major",
-        description="memory layout of B; C is row-major",
+        description="memory layout of B; C is row-major. strided: B and C have any strides; for up to 8 columns",
     )
     ctas_per_sm: Annotated[Literal[1, 2, 3], StrictInt] = Field(
         default=1,

@@ -21,7 +21,7 @@ from runtime.errors import (
 from runtime.receipts.mode import verified_only
 
 if TYPE_CHECKING:
-    from runtime import nn, patterns
+    from runtime import compat, nn, patterns
     from runtime.kernel import Kernel, load_kernel
     from runtime.kernels.attention import AttentionResult
     from runtime.ops.attention import block_sparse_attention
@@ -53,6 +53,7 @@ _NEED_TORCH = {
     "bsr_matmul": "runtime.ops.bsr",
     "bsr_problem": "runtime.prepare.problem",
     "bsr_sddmm": "runtime.ops.bsr",
+    "compat": "runtime.compat",
     "create_block_mask": "runtime.ops.block_mask",
     "explain_attention": "runtime.ops.explain",
     "explain_matmul": "runtime.ops.bsr_explain",
@@ -101,6 +102,7 @@ __all__ = [
     "bsr_matmul",
     "bsr_problem",
     "bsr_sddmm",
+    "compat",
     "create_block_mask",
     "explain_attention",
     "explain_matmul",

@@ -169,7 +169,9 @@ class BsrProblem(_Problem):
 
     op: Literal["bsr_spmm", "bsr_sddmm", "bsr_spgemm"]
     block: BlockShape = Field(description="shape of a stored block")
-    b_layout: Literal["row_major", "column_major"] = Field(default="row_major", description="memory layout of B")
+    b_layout: Literal["row_major", "column_major", "strided"] = Field(
+        default="row_major", description="memory layout of B; strided: of B and C, any strides"
+    )
     epilogue: Epilogue | None = Field(default=None, description="what becomes of C before it is stored")
     accumulate: bool = Field(default=False, description="C = A B + beta c")
     transpose_a: bool = Field(default=False, description="C = A^T B")

@@ -6,8 +6,8 @@ from codegen.plan import Param, i32, require
 from codegen.problem import AttentionShape, BlockMaskShape, Lengths, SelectShape
 from codegen.spec import AttentionBackwardSpec, AttentionSpec
 
-Q_LEN = i32("q_len", "queries of a head")
-KV_LEN = i32("kv_len", "keys of a head")
+Q_LEN = i32("q_len", "queries per head")
+KV_LEN = i32("kv_len", "keys per head")
 VARLEN_PARAMS = (
     i32("q_len", "queries of all sequences"),
     i32("kv_len", "keys of all sequences"),

@@ -13,6 +13,8 @@ from runtime.checks import check_dense, check_flag
 from runtime.compat.front import attend, check_dropout, refuse
 from runtime.errors import ArgumentError
 from runtime.kernels.arguments import check_number
+from runtime.kernels.attention import AttentionResult
+from runtime.ops.varlen import varlen_attention
 from runtime.patterns import Causal, Dense, Pattern, Score, SlidingWindow
 
 _NAMES = {"scale": "softmax_scale", "score": "alibi_slopes"}
@@ -251,27 +253,60 @@ def flash_attn_varlen_func(  # noqa: PLR0917 - FlashAttention's signature
     cu_seqlens_k: torch.Tensor,
     max_seqlen_q: int,
     max_seqlen_k: int,
-    *args: Any,
-    **kwargs: Any,
-) -> None:
-    """Refuse FlashAttention's call of packed sequences, for which no kernel exists.
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int | None, int | None] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: torch.Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    block_table: torch.Tensor | None = None,
+) -> Result:
+    """Compute FlashAttention's attention of packed sequences, with the arguments of ``flash_attn_varlen_func``.
+
+    It is ``varlen_attention``, which has no gradients yet.
 
     Args:
-        q: (total_q, heads, head_dim).
-        k, v: (total_k, kv_heads, head_dim).
-        cu_seqlens_q, cu_seqlens_k: int32 (batch + 1,).
-        max_seqlen_q, max_seqlen_k: lengths of the longest sequences.
-        args, kwargs: the other arguments of the original.
+        q: (total_q, heads, head_dim), float16 or bfloat16.
+        k: (total_k, kv_heads, head_dim); heads is a multiple of kv_heads.
+        v: as k.
+        cu_seqlens_q: int32 (batch + 1,), bounds of the sequences in q.
+        cu_seqlens_k: int32 (batch + 1,), bounds of the sequences in k and v.
+        max_seqlen_q, max_seqlen_k: not needed, and not read.
+        dropout_p, softmax_scale, causal, window_size, softcap: as of ``flash_attn_func``.
+        alibi_slopes: None.
+        deterministic: not read, as there are no gradients.
+        return_attn_probs: whether to return the log-sum-exp too.
+        block_table: None: there is no paged cache.
+
+    Returns:
+        The result (total_q, heads, head_dim) in q's type. With ``return_attn_probs`` the triple (out, lse, None), where
+        lse is float32 (heads, total_q).
 
     Raises:
-        ArgumentError: always, with two alternatives.
+        ArgumentError: naming an argument that has no counterpart, or is wrong.
     """
-    del q, k, v, cu_seqlens_k, max_seqlen_q, max_seqlen_k, args, kwargs
-    reason = (
-        "no kernel takes packed sequences; pad them and call flash_attn_func, or, where queries and keys have the same "
-        "boundaries, pass runtime.convert.from_cu_seqlens(cu_seqlens, ...) to block_sparse_attention as the pattern"
-    )
-    refuse("cu_seqlens_q", cu_seqlens_q, reason)
+    del max_seqlen_q, max_seqlen_k, deterministic
+    check_dropout(dropout_p)
+    for name, flag in (("causal", causal), ("return_attn_probs", return_attn_probs)):
+        check_flag(name, flag)
+    for name, given in (("alibi_slopes", alibi_slopes), ("block_table", block_table)):
+        if given is not None:
+            refuse(name, type(given).__name__, "kernels of packed sequences have no counterpart: leave it out")
+    cap = check_number("softcap", softcap)
+    if cap < 0:
+        refuse("softcap", softcap, "expected 0.0 for none, or a positive number")
+    check_dense("k", k)
+    pattern = _window(causal, window_size, k.shape[0])
+    bounds = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
+    softcaps = {"softcap": cap} if cap > 0 else {}
+    options: dict[str, Any] = {**bounds, "scale": softmax_scale, **softcaps, "return_lse": return_attn_probs}
+    found = varlen_attention(q, k, v, pattern, **options)
+    if not isinstance(found, AttentionResult):
+        return found
+    assert found.lse is not None
+    return found.out, found.lse, None
 
 
 def _unpacked(name: str, packed: Any, parts: int) -> tuple[torch.Tensor, ...]:

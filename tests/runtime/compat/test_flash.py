@@ -15,6 +15,7 @@ from each import looped  # noqa: E402
 
 from runtime import ArgumentError, compat, convert  # noqa: E402
 from runtime.compat import flash  # noqa: E402
+from runtime.kernels.attention import AttentionResult  # noqa: E402
 from runtime.patterns import Causal, Dense, SlidingWindow  # noqa: E402
 
 flash_attn_func: Any = compat.flash_attn_func
@@ -183,9 +184,33 @@ def test_windows_of_very_many_keys_are_refused() -> None:
         flash._window(False, (5, -1), 2**24 + 1)
 
 
-def test_packed_shapes_and_packed_sequences_are_refused() -> None:
+def test_packed_shapes_are_checked() -> None:
     with pytest.raises(ArgumentError, match=r"^qkv: has shape \(2, 40, 4, 64\), expected \(batch, length, 3, heads"):
         compat.flash_attn_qkvpacked_func(qkv()[0])
-    with pytest.raises(ArgumentError, match=r"^cu_seqlens_q: is a Tensor: no kernel takes packed sequences"):
-        lengths = torch.tensor([0, 10, 40])
-        compat.flash_attn_varlen_func(*(t[0] for t in qkv()), lengths, lengths, 30, 30, causal=True)
+
+
+def test_packed_sequences_are_those_of_varlen_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[Any, dict[str, Any]]] = []
+
+    def called(q: Any, k: Any, v: Any, pattern: Any, **options: Any) -> Any:
+        calls.append((pattern, options))
+        lse = torch.zeros(q.shape[1], q.shape[0])
+        return AttentionResult(q, lse) if options["return_lse"] else q
+
+    monkeypatch.setattr(flash, "varlen_attention", called)
+    q, k, v = (t[0] for t in qkv())
+    bounds = torch.tensor([0, 10, 40], dtype=torch.int32)
+    given = (q, k, v, bounds, bounds, 30, 30)
+    assert compat.flash_attn_varlen_func(*given, causal=True) is q
+    out, lse, third = compat.flash_attn_varlen_func(
+        *given, softmax_scale=0.5, window_size=(5, 0), softcap=20.0, return_attn_probs=True
+    )
+    assert out is q and lse.shape == (q.shape[1], q.shape[0]) and third is None
+    assert [(type(pattern), options["scale"], options.get("softcap")) for pattern, options in calls] == [
+        (Causal, None, None),
+        (SlidingWindow, 0.5, 20.0),
+    ]
+    assert all(options["cu_seqlens_q"] is options["cu_seqlens_k"] is bounds for _, options in calls)
+    for name, value in (("dropout_p", 0.1), ("alibi_slopes", torch.zeros(4)), ("block_table", bounds)):
+        with pytest.raises(ArgumentError, match=f"^{name}: "):
+            compat.flash_attn_varlen_func(*given, **{name: value})

@@ -298,9 +298,10 @@ def test_cuda_graphs_capture_transposed_copies() -> None:
 
 
 def test_a_kernel_is_not_loaded_in_a_capture() -> None:
-    from runtime.ops import bsr_calls
+    from runtime.ops import bsr_calls, bsr_launches
 
     a, b = prepare_bsr(matrix((32, 32))), normal(224, 8)
+    bsr_launches.launches.clear()
     bsr_calls._routes.clear()
     bsr_calls._routes.last = None, None
     bsr_calls._loaded.cache_clear()

@@ -24,7 +24,7 @@ from runtime import (  # noqa: E402
     load_kernel,
     merge_attention,
 )
-from runtime.ops import attention_calls  # noqa: E402
+from runtime.ops import attention_calls, attention_launches  # noqa: E402
 from runtime.ops.attention_choice import arch_of  # noqa: E402
 from runtime.patterns import (  # noqa: E402
     BlockLists,
@@ -403,6 +403,7 @@ def test_the_first_call_in_a_capture_of_another_device_is_refused() -> None:
 
 def test_the_explained_kernel_is_the_one_that_is_called() -> None:
     tensors = qkv()
+    attention_launches.launches.clear()
     block_sparse_attention(*tensors, Causal())
     told = explain_attention(*tensors, Causal())
     _, route = attention_calls._routes.last

@@ -24,6 +24,7 @@ from pydantic import BaseModel
 from results_table import PAGE_WIDTH, update, wrapped
 from spec_page import FIELD_HEADINGS, field_rows, wrapped_table
 
+import sparse_kernel_codegen as skc
 from codegen.library import ROOT
 
 PAGE = ROOT / "docs" / "reference" / "api.md"
@@ -59,6 +60,13 @@ def public_modules(root: Path = ROOT) -> list[str]:
     packages = sorted((root / "runtime").rglob("__init__.py"))
     named = [path.parent.relative_to(root) for path in packages if "__all__" in path.read_text(encoding="utf-8")]
     return [*(".".join(path.parts) for path in named), *PUBLIC]
+
+
+def public(module: str) -> str:
+    """The name by which users import a module."""
+    _, dot, rest = module.partition(".")
+    assert not dot or rest in skc.__all__, module
+    return f"{skc.__name__}{dot}{rest}"
 
 
 def public_names(module: str) -> list[str]:
@@ -249,7 +257,7 @@ def reference() -> str:
     every = {module: entries(module) for module in public_modules()}
     parts = ["\n".join(contents_line(module, listed) for module, listed in every.items())]
     for module, listed in every.items():
-        parts += [f"## {module}", *paragraphs(_first(found(module)))]
+        parts += [f"## {public(module)}", *paragraphs(_first(found(module)))]
         parts += [block for entry in listed for block in blocks(entry, entry.name)]
     return "\n\n".join(parts)
 
@@ -257,7 +265,7 @@ def reference() -> str:
 def contents_line(module: str, listed: Sequence[Entry]) -> str:
     """Return a module's line of contents."""
     names = ", ".join(f"[{entry.name}](#{anchor(entry.name)})" for entry in listed)
-    return wrapped(f"- [{module}](#{anchor(module)}): {names}")
+    return wrapped(f"- [{public(module)}](#{anchor(public(module))}): {names}")
 
 
 def anchor(heading: str) -> str:

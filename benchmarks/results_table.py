@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
@@ -38,13 +39,14 @@ from records import (
     ratio_to_best,
     speeds,
 )
+from stale_rows import is_current
 
 from codegen.errors import CodegenError
 from codegen.files import holds
-from codegen.library import GENERATED, ROOT, NamedSpec, find_spec, shipped_specs
+from codegen.library import GENERATED, ROOT, NamedSpec, shipped_specs
 from codegen.migrations import migrated
 from codegen.parse import parse_spec
-from codegen.receipts import MeasurementRecord, Receipt, ReceiptStatus, read_receipt, receipt_path, source_sha256, state
+from codegen.receipts import MeasurementRecord, Receipt, ReceiptStatus, read_receipt, receipt_path, state
 from codegen.render import render
 
 MEASURED = ROOT / "benchmarks" / "results"
@@ -90,6 +92,7 @@ NO_CELLS = "No cell has been measured."
 NO_TIME = "no time"
 OLDER = "†"
 BELOW = "(below)"
+NO_BREAK = "\0"  # stands for a space at which no line ends
 PAGE_WIDTH = 120
 LONGEST_LINE = 200  # bytes of a line in docs/: what a reader of the text can follow
 OLDER_MEANS = f"{OLDER}: measured with an earlier source of this kernel."
@@ -148,9 +151,11 @@ def is_long(text: str) -> bool:
 
 
 def wrapped(text: str) -> str:
-    """Return a paragraph, or an item of a list, in lines of the pages' width."""
+    """Return a paragraph, or an item of a list, in lines of the pages' width; none begins as an item of a list does."""
     indent = "  " if text.startswith("- ") else ""
-    return textwrap.fill(text, PAGE_WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    bound = re.sub(r"(?<=\S) (?=(?:[-+*•]|\d+[.)]) )", NO_BREAK, text)
+    filled = textwrap.fill(bound, PAGE_WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return filled.replace(NO_BREAK, " ")
 
 
 def numbers(receipt: Receipt) -> list[str]:
@@ -491,15 +496,6 @@ def speed(record: Mapping[str, Any]) -> str:
 def mark_of(record: Mapping[str, Any]) -> str:
     """Return a mark if the kernel's source has changed since."""
     return "" if is_current(record) else OLDER
-
-
-def is_current(record: Mapping[str, Any]) -> bool:
-    """Return whether a row's spec renders to the source that was measured."""
-    try:
-        spec = parse_spec(migrated(record["spec"])[0])
-    except CodegenError:  # a field that a spec no longer has
-        return False
-    return source_sha256(render(find_spec(spec))) == record["source_sha256"]
 
 
 def rewritten(page: str, name: str, table: str) -> str:

@@ -16,6 +16,7 @@ from runtime.errors import (
     NoJitError,
     ToolchainError,
     UnverifiedError,
+    torch_needed,
 )
 from runtime.receipts.mode import verified_only
 
@@ -118,16 +119,14 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """Import what needs torch. A former name gives its successor and a DeprecationWarning."""
     if name in _RENAMED:
-        warnings.warn(f"runtime.{name} is deprecated: use runtime.{_RENAMED[name]}", DeprecationWarning, stacklevel=2)
+        warnings.warn(
+            f"runtime.{name} is deprecated: use sparse_kernel_codegen.{_RENAMED[name]}",
+            DeprecationWarning,
+            stacklevel=2,
+        )
         name = _RENAMED[name]
     if name in _NEED_TORCH:
-        try:
+        with torch_needed(name):
             module = importlib.import_module(_NEED_TORCH[name])
-            return module if module.__name__ == f"{__name__}.{name}" else getattr(module, name)
-        except ModuleNotFoundError as error:
-            if error.name != "torch":
-                raise
-            raise ToolchainError(
-                f"{name} needs torch, which is not installed: pip install 'sparse-kernel-codegen[torch]'"
-            ) from None
+        return module if module.__name__ == f"{__name__}.{name}" else getattr(module, name)
     raise AttributeError(f"module 'runtime' has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""Sparsity patterns of ``runtime.block_sparse_attention``: those of the specs, with the tensors that a call passes.
+"""Sparsity patterns of ``block_sparse_attention``: those of the specs, with the tensors that a call passes.
 
 A pattern says which keys a query sees. Shipped kernels take the numbers of windows as arguments; other numbers are
 compiled in. Tensors (lists of blocks, lengths) are read on the GPU at each call and may change freely between calls.
@@ -468,7 +468,9 @@ def with_score(pattern: Pattern, tensors: Indices, score: Any) -> tuple[Score, I
 def _score(score: Any) -> Score:
     if torch.compiler.is_dynamo_compiling():
         what = "a text" if isinstance(score, str) else "a function"
-        raise ArgumentError("score", f"is {what}, in compiled code: make a runtime.patterns.Score of it before")
+        raise ArgumentError(
+            "score", f"is {what}, in compiled code: make a sparse_kernel_codegen.patterns.Score of it before"
+        )
     return Score(score)
 
 

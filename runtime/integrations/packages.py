@@ -24,4 +24,4 @@ def optional(module: str, extra: str) -> ModuleType:
         package, install = module.partition(".")[0], f"pip install 'sparse-kernel-codegen[{extra}]'"
         missing = isinstance(error, ModuleNotFoundError) and error.name == package
         what = "which is not installed" if missing else f"and the installed one does not import ({error})"
-        raise ToolchainError(f"runtime.integrations needs {package}, {what}: {install}") from None
+        raise ToolchainError(f"sparse_kernel_codegen.integrations needs {package}, {what}: {install}") from None

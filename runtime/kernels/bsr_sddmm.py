@@ -75,7 +75,7 @@ class BsrSddmmKernel(BoundCall[BsrSddmmSpec]):
             scale_a: of kernels in FP8, which need it: what a's codes are multiplied with, float32 on the device: one
                 element, () or (1,); where the spec has scales of rows (M, K / 128 rounded up), one for each 128 columns
                 of a row, those of neighboring rows side by side and others a multiple of 4 apart
-                (``runtime.quantize_matrix`` makes them).
+                (``quantize_matrix`` makes them).
             scale_b: the same of b, with N for M.
             out: (stored blocks, block rows, block cols), the spec's dtype, or its ``output`` where a and b are FP8,
                 contiguous: the values to write.

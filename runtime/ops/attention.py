@@ -115,7 +115,7 @@ def block_sparse_attention(
     """Compute softmax(scale * q k^T) v over the keys that a pattern lets each query see.
 
     The kernel is chosen by ``codegen.select``, compiled at the first call of its class of shapes (seconds, once: the
-    cache keeps it) and remembered; ``runtime.explain_attention`` says which one it is, and why. A call runs on torch's
+    cache keeps it) and remembered; ``explain_attention`` says which one it is, and why. A call runs on torch's
     current stream, does not synchronize and can be captured in a CUDA graph after a first call outside of it. Under
     ``torch.compile``, ``torch.export`` and dispatch modes it is the operator
     ``sparse_kernel_codegen::block_sparse_attention``. Under ``torch.autocast`` q, k and v are cast to its type.
@@ -135,14 +135,14 @@ def block_sparse_attention(
             it the pattern.
         k: (batch, kv_heads, kv_len, head_dim); heads is a multiple of kv_heads.
         v: as k.
-        pattern: an object of ``runtime.patterns``, or a FlexAttention ``BlockMask``, which is converted in each call:
-            ``runtime.convert.from_block_mask`` does it once. What such a mask shares between batches, or heads, its
+        pattern: an object of ``patterns``, or a FlexAttention ``BlockMask``, which is converted in each call:
+            ``convert.from_block_mask`` does it once. What such a mask shares between batches, or heads, its
             ``mask_mod`` is asked of the first one alone. Its lists lie on the device of q. Blocks of other sizes
             than kernels are made for are split or merged in each call, exactly; where that is impossible they are
             refused.
         scale: softmax scale, from 1e-37 to 1e38; by default 1 / sqrt(head_dim).
         softcap: cap of the logits, from 0.001 to 1000: softcap * tanh(scale * q k^T / softcap). Each value is a kernel.
-        score: what becomes of the logits, scale * q k^T, before the softmax: a ``runtime.patterns.Score``, or a text or
+        score: what becomes of the logits, scale * q k^T, before the softmax: a ``patterns.Score``, or a text or
             a function of which one is made in each call (docs/reference/expressions.md). Not beside ``softcap``. Its
             floating-point tensors have gradients where their indices are batch, head, q_idx, kv_idx or q_idx - kv_idx.
         sink: float32 (heads,), a logit that joins the sum of each row of its head, as a key without a value would.
@@ -289,7 +289,7 @@ def pattern_of(pattern: Any, q: torch.Tensor, k: torch.Tensor) -> Pattern:
     from torch.nn.attention.flex_attention import BlockMask  # noqa: PLC0415 - takes long, and few calls need it
 
     if not isinstance(pattern, BlockMask):
-        what = "an object of runtime.patterns or a FlexAttention BlockMask"
+        what = "an object of sparse_kernel_codegen.patterns or a FlexAttention BlockMask"
         raise ArgumentError("pattern", f"is {type(pattern).__name__}, expected {what}")
     for name, tensor in (("q", q), ("k", k)):
         check_dense(name, tensor)

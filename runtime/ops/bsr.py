@@ -37,7 +37,7 @@ def bsr_matmul(
     """Compute activation(A @ B + beta c + bias), A block-sparse, in float32, rounded once where a kernel has all of it.
 
     The kernel is chosen by ``codegen.select``, compiled at the first call of its class of shapes (seconds, once: the
-    cache keeps it) and remembered; ``runtime.explain_matmul`` says which one it is, and why. A call runs on torch's
+    cache keeps it) and remembered; ``explain_matmul`` says which one it is, and why. A call runs on torch's
     current stream, does not synchronize and can be captured in a CUDA graph after a first call outside of it. Under
     ``torch.compile``, ``torch.export`` and dispatch modes it is the operator ``sparse_kernel_codegen::bsr_matmul``;
     compiled regions take a ``BsrMatrix``, as torch.compile takes no sparse tensors. Under ``torch.autocast`` the values
@@ -49,7 +49,7 @@ def bsr_matmul(
 
     Args:
         a: (M, K), layout torch.sparse_bsr, float16 or bfloat16, on a GPU, blocks of 16, 32, 64 or 128 rows; or what
-            ``runtime.prepare_bsr`` made of it, for many calls; or what ``prepare`` of a kernel made of it, which then
+            ``prepare_bsr`` made of it, for many calls; or what ``prepare`` of a kernel made of it, which then
             computes the product.
         b: (K, N), or (batch, K, N), a's type. Its rows or its columns are contiguous, other strides multiples of 8
             elements. Columns are copied by rows where blocks have 16 or 32 rows. A launch multiplies with many matrices

@@ -29,7 +29,7 @@ ORDERED_ROWS = 64
 class BsrMatrix:
     """A block-sparse matrix in its parts, which ``torch.compile`` and autograd take as the plain tensors they are.
 
-    ``runtime.prepare_bsr`` makes one. What is prepared follows from the places of the blocks, not from the values, and
+    ``prepare_bsr`` makes one. What is prepared follows from the places of the blocks, not from the values, and
     is trusted. It is a pytree whose leaves are its tensors.
 
     Attributes:

@@ -34,6 +34,7 @@ FOREIGN = {"torch", "cuda", "runtime", "numpy", "triton"}
 RUNTIME = sorted((PROJECT / "runtime").rglob("*.py"))
 # Of each room of runtime/, and of its modules that are in none: what it may import of the others.
 ROOMS: dict[str, set[str]] = {
+    "__main__": set(),
     "errors": set(),
     "operators": set(),  # names parts of the others, which those import that use them
     "checks": {"errors"},
@@ -88,21 +89,20 @@ ROOMS: dict[str, set[str]] = {
     "tools.report": {"errors", "operators", "compile", "git", "result_rows"},
     "tools.warm": {"errors", "compile"},
     "doctor": {"errors", "compile", "driver"},
+    "commands": {"receipts", "errors", "compile", "kernel", "tools.bench", "verify", "export", "doctor"},
+    "cache_commands": {"compile"},
     "cli": {
         "receipts",
-        "errors",
         "compile",
+        "commands",
+        "cache_commands",
         "tools.analysis",
         "tools.attest",
         "tools.report",
-        "kernel",
         "tools.baselines",
-        "tools.bench",
-        "verify",
         "tools.tune",
         "tools.warm",
-    }
-    | {"export", "doctor"},
+    },
     "__init__": {"receipts", "errors", "kernel", "kernels", "ops", "nn", "patterns", "prepare"},
     "tools": set(),
 }

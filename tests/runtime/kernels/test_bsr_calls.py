@@ -1718,7 +1718,7 @@ def test_products_in_fp8_take_a_scale_of_each_operand(make: Make) -> None:
         ("out: dtype or rank", {"out": codes(384, 304)}),
         ("b: dtype or rank", {"b": dense(304, 384).mT}),
         (
-            r"a: is torch.float16, .*_e4m3fn: quantize it first \(runtime\.quantize_matrix\)",
+            r"a: is torch.float16, .*_e4m3fn: quantize it first \(sparse_kernel_codegen\.quantize_matrix\)",
             {"a": matrix([0, 1], [0], size=128)},
         ),
         ("a: is torch.float8_e5m2, this kernel takes torch.float8_e4m3fn", {"a": fp8_matrix(dtype=torch.float8_e5m2)}),

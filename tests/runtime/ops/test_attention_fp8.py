@@ -165,7 +165,9 @@ def test_compiled_code_has_one_operator(kernel: Kernel, made: Any) -> None:
 
 def test_fp8_without_scales_is_refused() -> None:
     given = operands()
-    with pytest.raises(ArgumentError, match=r"^q: is torch.float8_e4m3fn, expected .*runtime.quantized_operands"):
+    with pytest.raises(
+        ArgumentError, match=r"^q: is torch.float8_e4m3fn, expected .*sparse_kernel_codegen.quantized_operands"
+    ):
         block_sparse_attention(given.q, given.k, given.k, Dense())
 
 

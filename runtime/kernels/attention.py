@@ -307,7 +307,7 @@ class AttentionKernel(BoundCall[AttentionSpec]):
             options: dict[str, Any] = {"aux": looked_up, "out": out, "sink": sink, "checked": True, **plain._asdict()}
             self._signatures.keep(key, self._check(q, k, v, indices=indices, **options))
 
-    def bound_launch(
+    def _bound_launch(
         self,
         q: torch.Tensor,
         k: torch.Tensor,

@@ -234,7 +234,7 @@ def bound_launch(route: Route, given: tuple[Any, ...], place: Place, **options: 
     """
     if route.arranged is not None or not isinstance(route.kernel, AttentionKernel):
         return None
-    return route.kernel.bound_launch(*given, tensors=place.tensors, **options)
+    return route.kernel._bound_launch(*given, tensors=place.tensors, **options)
 
 
 def _check(

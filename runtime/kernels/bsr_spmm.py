@@ -121,6 +121,7 @@ class BsrSpmmKernel(BoundCall[BsrSpmmSpec]):
         super().__init__(compiled, loaded)
         self._preparation = BsrPreparation(compiled.plan, loaded)
         self._batches: dict[Any, None] = {}  # those that were checked
+        self._strided = self.spec.b_layout == "strided"
 
     def __call__(
         self,
@@ -302,7 +303,7 @@ class BsrSpmmKernel(BoundCall[BsrSpmmSpec]):
         if c is not None:
             check_overlap("c", c, "out", out)
             at_c = c.data_ptr()
-        if (at_a | at_b | at_out | at_c) % TMA_ALIGNMENT:
+        if (at_a if self._strided else at_a | at_b | at_out | at_c) % TMA_ALIGNMENT:
             for name, address in (("a.values()", at_a), ("b", at_b), ("out", at_out), ("c", at_c)):
                 check_address(name, address)
         check_scale_address(self.spec, scales)
@@ -496,7 +497,8 @@ class BsrSpmmKernel(BoundCall[BsrSpmmSpec]):
             raise ArgumentError("c", f"is missing: {self.compiled.named.stem} computes A @ B + beta c")
         check_tensor("c", c, self._dtype, 2, device)
         check_sizes("c", c, "MN", shape)
-        check_strides("c", c)
+        if not self._strided:
+            check_strides("c", c)
         return {"c_in": (tuple(c.shape), c.stride())}
 
     def _check_bias(self, bias: Any, rows: int, device: torch.device) -> None:
@@ -536,13 +538,14 @@ class BsrSpmmKernel(BoundCall[BsrSpmmSpec]):
         rows, depth = a.shape[::-1] if self.spec.transpose_a else a.shape
         columns = b.shape[1]
         check_shape("b", b.shape, [("M" if self.spec.transpose_a else "K", (depth,)), ("N", None)])
-        self._check_layout(b, self.spec.b_layout == "column_major")
+        if not self._strided:
+            self._check_layout(b, self.spec.b_layout == "column_major")
         added = self._check_added(c, beta, (rows, columns), b.device)
         self._check_bias(bias, rows, b.device)
         blocks = a.values().shape[0]
         check_scales(self.spec, self.compiled.named.stem, scales, (blocks, columns, depth), b.device)
         if out is not None:
-            check_out(out, self._output, (rows, columns), b.device)
+            check_out(out, self._output, (rows, columns), b.device, strided=self._strided)
         return rows, depth, added
 
     def _check(
@@ -561,7 +564,7 @@ class BsrSpmmKernel(BoundCall[BsrSpmmSpec]):
         """Check a call of a new signature and prepare it; ``own_stride`` is that of the rows of ``own_out``."""
         rows, depth, added = self._check_arguments(a, b, c=c, beta=beta, bias=bias, out=out, scales=scales)
         columns = b.shape[1]
-        stride = (own_stride or -(-columns // STORE) * STORE) if out is None else out.stride(0)
+        strides = (own_stride or -(-columns // STORE) * STORE, 1) if out is None else out.stride()
         values = a.values()
         shape = SpmmShape(rows, depth, columns, values.shape[0], b.stride(0))
         if isinstance(row_order, RowSplit):
@@ -575,7 +578,9 @@ class BsrSpmmKernel(BoundCall[BsrSpmmSpec]):
             "index_words": INDEX_WORDS[a.crow_indices().dtype],
             "b_row_stride": used_strides(b)[0],
             "b_column_stride": used_strides(b)[1],
-            "c_row_stride": stride,
+            "c_row_stride": strides[0],
+            "c_column_stride": strides[1],
+            **({} if c is None else dict(zip(("c_in_row_stride", "c_in_column_stride"), c.stride(), strict=True))),
             "beta": beta,
             **scale_strides(scales),
         }
@@ -584,7 +589,7 @@ class BsrSpmmKernel(BoundCall[BsrSpmmSpec]):
             **scale_tensors(self.spec, scales),
             **self._b_tensors(b, args.copy_stride),
             "a": (tuple(values.shape), values.stride()),
-            "c": ((rows, columns), (stride, 1)),
+            "c": ((rows, columns), (strides[0], 1)),
         }
         check_memory(b=b, c=c, bias=bias, out=out)
         signature = self._signature(b.device, args, self._plan.own(known), tensors)

@@ -86,10 +86,10 @@ class SpmmOracle:
         assert (c is not None) == spec.accumulate
         epilogue = spec.epilogue
         assert (bias is not None) == (epilogue is not None and epilogue.bias)
-        kept = b.mT if spec.b_layout == "column_major" else b
-        arguments.check_strides("b", kept)
-        if c is not None:
-            arguments.check_strides("c", c)
+        if spec.b_layout != "strided":
+            arguments.check_strides("b", b.mT if spec.b_layout == "column_major" else b)
+            if c is not None:
+                arguments.check_strides("c", c)
         w = dense(values, crow, col, tuple(matrix.shape)).float()
         w = w.mT if spec.transpose_a else w
         activation = epilogue.activation if epilogue is not None else None

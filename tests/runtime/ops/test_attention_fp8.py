@@ -89,7 +89,7 @@ def test_the_mean_of_k_comes_back_into_the_lse(kernel: Kernel, scale: float | No
         (operands(), {"v": torch.zeros(1)}, "v: is given beside operands in FP8"),
         (operands(), {"pattern": Dense()}, "k: is given beside operands in FP8: pass the pattern alone"),
         (operands(), {"scale": 0.0}, "scale: is 0.0"),
-        (operands(), {"pattern": "causal", "k": None}, "pattern: is str, expected"),
+        (operands(), {"pattern": "causal", "k": None}, "pattern: is 'causal', expected"),
         (operands(q_scale=torch.ones(1, 2, 2)), {}, r"q_scale: has shape \(1, 2, 2\), expected"),
         (operands(k_scale=torch.ones(1, 1, 3)), {}, r"k_scale: has shape \(1, 1, 3\), expected"),
         (operands(v_scale=torch.ones(1, 2, 32)), {}, r"v_scale: has shape \(1, 2, 32\), expected"),

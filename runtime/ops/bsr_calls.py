@@ -171,7 +171,7 @@ def bound_launch(
 
     Args:
         a, b, bias, c, beta, activation, transpose_a, given: as of ``multiply``.
-        tensors: those that later calls pass, as ``BsrSpmmKernel.bound_launch`` has them.
+        tensors: those that later calls pass, as ``BsrSpmmKernel._bound_launch`` has them.
 
     Returns:
         The launch; None where later calls do more than launch.
@@ -182,7 +182,7 @@ def bound_launch(
         return None
     parts = Parts(a, route.how, a.index if route.transposed else ())
     with torch.no_grad():
-        return route.kernel.bound_launch(parts, tensors, b, bias=bias, c=c, beta=beta)
+        return route.kernel._bound_launch(parts, tensors, b, bias=bias, c=c, beta=beta)
 
 
 def sample(
@@ -225,7 +225,7 @@ def bound_sample(
     Args:
         a, b, pattern: as of ``sample``.
         out: what that returned.
-        tensors: those that later calls pass, as ``BsrSddmmKernel.bound_launch`` has them.
+        tensors: those that later calls pass, as ``BsrSddmmKernel._bound_launch`` has them.
 
     Returns:
         The launch; None where later calls do more than launch.
@@ -234,7 +234,7 @@ def bound_sample(
     if not isinstance(kernel, BsrSddmmKernel):
         return None
     with torch.no_grad():
-        return kernel.bound_launch(a, b, pattern.with_values(out).to_sparse(), out, tensors)
+        return kernel._bound_launch(a, b, pattern.with_values(out).to_sparse(), out, tensors)
 
 
 _samplers = Signatures()

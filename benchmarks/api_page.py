@@ -83,7 +83,9 @@ def kind_of(entry: Entry) -> int:
 def entries(module: str) -> list[Entry]:
     """Return what a module offers: its public names, then the classes of ours that these stand for or return."""
     paths = {name: [f"{name}.{each}" for each in public_names(name)] for name in public_modules()}
-    listed: list[Entry] = [found(path) for path in paths[module]]
+    earlier = list(paths)[: list(paths).index(module)]
+    elsewhere = {found(path).canonical_path for name in earlier for path in paths[name]}
+    listed: list[Entry] = [each for path in paths[module] if (each := found(path)).canonical_path not in elsewhere]
     known = {found(path).canonical_path for every in paths.values() for path in every}
     for entry in listed:  # grows
         named = entry.value if entry.is_attribute else getattr(entry, "returns", None)

@@ -1,6 +1,6 @@
 """Writes the tables of README.md and of pages in docs/ (results, measuring, select, expressions, fp8, scale-out) from
-the receipts in generated/ and what benchmarks/attention.py, bsr.py, data.py, host.py, few_columns.py, selection.py,
-expressions.py and fp8.py wrote, and from nothing else.
+the receipts in generated/ and what benchmarks/attention.py, bsr.py, data.py, host.py, host_calls.py, few_columns.py,
+selection.py, expressions.py and fp8.py wrote, and from nothing else.
 
 python benchmarks/results_table.py            # rewrites what is between the markers
 python benchmarks/results_table.py --check    # exits 1 if that would change a page
@@ -55,6 +55,7 @@ BSR = MEASURED / "bsr_h200.json"
 # Other devices: the markers of docs/notebook/results.md and what stands between them.
 OTHER_DEVICES = {"attention-h100": MEASURED / "attention_h100.json", "bsr-h100": MEASURED / "bsr_h100.json"}
 HOST = MEASURED / "host_h100.json"
+HOST_CALLS = MEASURED / "host_calls.json"
 EXPRESSIONS = MEASURED / "expressions_h100.json"
 FEW_COLUMNS = MEASURED / "few_columns_h100.json"
 FP8 = MEASURED / "fp8_h100.json"
@@ -565,6 +566,7 @@ def main() -> int:
         },
         notebook / "measuring.md": {
             "host": host_page.table(read(HOST)),
+            "host-calls": host_page.calls_table(read(HOST_CALLS)),
             "few-columns": few_columns_page.table(read(FEW_COLUMNS)),
         },
         reference / "expressions.md": {"speed": expressions_page.table(read(EXPRESSIONS))},

@@ -21,7 +21,7 @@ from runtime.errors import (
 from runtime.receipts.mode import verified_only
 
 if TYPE_CHECKING:
-    from runtime import nn, patterns
+    from runtime import compat, nn, patterns
     from runtime.kernel import Kernel, load_kernel
     from runtime.kernels.attention import AttentionResult
     from runtime.ops.attention import block_sparse_attention
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from runtime.ops.quantized_operands import quantized_operands
     from runtime.ops.select_topk import select_topk_blocks
     from runtime.ops.static_scales import scales_of
+    from runtime.ops.varlen import varlen_attention
     from runtime.prepare.bsr_matrix import BsrMatrix, prepare_bsr
     from runtime.prepare.prepared import PreparedBsr, PreparedLists
     from runtime.prepare.problem import bsr_problem
@@ -52,6 +53,7 @@ _NEED_TORCH = {
     "bsr_matmul": "runtime.ops.bsr",
     "bsr_problem": "runtime.prepare.problem",
     "bsr_sddmm": "runtime.ops.bsr",
+    "compat": "runtime.compat",
     "create_block_mask": "runtime.ops.block_mask",
     "explain_attention": "runtime.ops.explain",
     "explain_matmul": "runtime.ops.bsr_explain",
@@ -65,6 +67,7 @@ _NEED_TORCH = {
     "quantized_operands": "runtime.ops.quantized_operands",
     "scales_of": "runtime.ops.static_scales",
     "select_topk_blocks": "runtime.ops.select_topk",
+    "varlen_attention": "runtime.ops.varlen",
 }
 
 # Former names and their successors, until the first release.
@@ -99,6 +102,7 @@ __all__ = [
     "bsr_matmul",
     "bsr_problem",
     "bsr_sddmm",
+    "compat",
     "create_block_mask",
     "explain_attention",
     "explain_matmul",
@@ -112,6 +116,7 @@ __all__ = [
     "quantized_operands",
     "scales_of",
     "select_topk_blocks",
+    "varlen_attention",
     "verified_only",
 ]
 

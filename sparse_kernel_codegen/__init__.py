@@ -47,9 +47,11 @@ if TYPE_CHECKING:
         quantized_operands,
         scales_of,
         select_topk_blocks,
+        varlen_attention,
         verified_only,
     )
     from sparse_kernel_codegen import (
+        compat,
         convert,
         distributed,
         export,
@@ -62,6 +64,7 @@ if TYPE_CHECKING:
 
 _SUBMODULES = frozenset(
     {
+        "compat",
         "convert",
         "distributed",
         "export",
@@ -99,6 +102,7 @@ __all__ = [
     "bsr_matmul",
     "bsr_problem",
     "bsr_sddmm",
+    "compat",
     "convert",
     "create_block_mask",
     "distributed",
@@ -118,6 +122,7 @@ __all__ = [
     "scales_of",
     "select",
     "select_topk_blocks",
+    "varlen_attention",
     "verified_only",
     "video",
 ]

@@ -47,7 +47,7 @@ class IndexTensor:
         dims: symbolic sizes: (batch, heads, query_blocks) for counts, followed by the entries per list for lists, and
             by the words per mask for masks of a list's entries; (batch) for a tensor with one value per batch.
             ``batch`` and ``heads`` may be 1 (broadcast); ``query_blocks`` and an integer are exact; ``any`` is free
-            (read from the tensor).
+            (read from the tensor); ``bounds`` is the number of sequences in a packed batch plus one.
         doc: one line for the generated source and for error messages.
         upper: exclusive upper bound of legal values, ``key_blocks`` or ``query_blocks``; or inclusive upper bound of
             counts, ``kv_len`` or the name of the index tensor whose last dimension is the bound. Empty if every value
@@ -68,6 +68,8 @@ class IndexTensor:
     @property
     def strided_axes(self) -> tuple[str, ...]:
         """Names of the dimensions whose strides are free: entries of a list and words of a mask are contiguous."""
+        if self.dims == ("bounds",):
+            return ()
         contiguous = len(self.dims) >= 4
         return ("batch", "head", "row", "entry")[: len(self.dims) - contiguous]
 
@@ -125,6 +127,8 @@ class PatternBase(SpecModel):
 
     has_last_key: ClassVar[bool] = False
     """Whether the template always defines ``last_key_of``, and a query sees all keys up to that one."""
+    packs_sequences: ClassVar[bool] = False
+    """Whether kernels of packed sequences (layout varlen) are written for the pattern."""
     queries: ClassVar[str | None] = None
     """Piece of templates/attention_backward/queries that iterates over the queries of some keys, or None."""
     unordered_dq: ClassVar[bool] = False

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -41,6 +41,8 @@ Given = str | Path | Mapping[str, Any] | Spec | NamedSpec | Problem
 Rule = Literal["written", "measured", "predicted", "nearest", "shipped", "model", "default"]
 WORTH = 1.02
 """Largest ratio of the time of a shipped kernel, which has a receipt, to that of a kernel without."""
+STRIDED_COLUMNS = 8
+"""Columns of B up to which a kernel reads B and writes C with any strides."""
 FEW_COLUMNS_COPY = "ld_global"
 """Copy instruction of the kernel for at most FEW_COLUMNS columns."""
 WHOLE = ("tile", "stages")
@@ -175,7 +177,8 @@ def choose(
     if isinstance(given, AttentionProblem | BsrProblem):
         if problem is not None:
             raise SpecError("problem", "is given twice")
-        return _chosen(_kernels(given.fields(), given, general, verified), device, rows)
+        strided = _strided(given, device, rows, verified)
+        return strided or _chosen(_kernels(given.fields(), given, general, verified), device, rows)
     if not isinstance(given, Mapping):
         named = as_shipped(find_spec(given))
         _checked_problem(named.spec, problem)
@@ -191,6 +194,26 @@ def choose(
         reason = "tile and stages are given; rules fill in the other fields"
         return Choice(_named(spec), "written", reason)
     return _chosen(_kernels(dict(given), asked, general, verified), device, rows)
+
+
+def _strided(
+    problem: Problem, device: str | None, rows: Sequence[Measurement] | None, verified: Verified | None
+) -> Choice | None:
+    """The kernel of a product with up to ``STRIDED_COLUMNS`` columns, whatever the strides of B; None if there is none.
+
+    Kernels for a B by rows or by columns need strides of 16 bytes, which such a B seldom has.
+    """
+    if not isinstance(problem, BsrProblem) or problem.op != "bsr_spmm" or problem.is_fp8 or problem.transpose_a:
+        return None
+    if problem.n is None or problem.n > STRIDED_COLUMNS or problem.b_layout == "strided":
+        return None
+    own = problem.model_copy(update={"b_layout": "strided"})
+    try:
+        choice = planned(_chosen(_kernels(own.fields(), own, False, verified), device, rows))
+    except SpecError:
+        return None
+    why = f"with up to {STRIDED_COLUMNS} columns B and C are read and written as they are, with any strides"
+    return replace(choice, reason=f"{why}; {choice.reason}")
 
 
 def planned(choice: Choice) -> Choice:

@@ -46,6 +46,7 @@ MMA: Fields = {"mma": "mma"}
 WGMMA: Fields = {"mma": "wgmma"}
 SMALL: Fields = WGMMA | {"rows": (16, 32)}
 ADDING: Fields = SMALL | {"accumulate": True}
+STRIDED: Fields = {"b_layout": "strided"}
 SPLIT_KV: Fields = WGMMA | {"kv_splits": 2}
 ATTENTION: Rows = (
     Row(SPLIT_KV | {"step": 64 * 64, "kind": "dense"}, (128, "keys"), (4,)),
@@ -85,6 +86,10 @@ BSR_SPMM: Rows = (
     ),
     Row(MMA | {"copy": "tma", "depth": 16}, (GATHERED_ROWS, 128, "depth"), (4,)),
     Row(MMA | {"copy": "tma"}, (GATHERED_ROWS, 128, "depth"), (3,)),  # the rest of shared memory is for rows of B
+    Row(MMA | STRIDED | {"copy": "ld_global"}, (16, 8, "depth"), (2,)),
+    Row(MMA | STRIDED | {"depth": 16}, (16, 8, 16), (4,)),
+    Row(MMA | STRIDED | {"whole_lines": True}, (16, 8, 64), (3,)),
+    Row(MMA | STRIDED, (16, 8, 32), (3,)),
     *(
         Row(MMA | {"copy": "ld_global"} | rows | cols, (m, 16, k), (2,))
         for rows, m in (({"rows": 16}, 16), ({}, 32))

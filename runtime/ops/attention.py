@@ -13,11 +13,12 @@ from runtime.errors import ArgumentError
 from runtime.kernels.attention import AttentionResult
 from runtime.ops.attention_calls import attend
 from runtime.ops.attention_checks import RANK, check_numbers, refuse_transformed
-from runtime.ops.attention_fp8 import attend_quantized
+from runtime.ops.attention_fp8 import attend_quantized, launch_quantized
 from runtime.ops.attention_fp8_operator import operator as operator_fp8
+from runtime.ops.attention_hints import refuse_keywords, refuse_pattern
 from runtime.ops.attention_operator import operator
 from runtime.ops.block_sizes import mask_block
-from runtime.ops.modes import PLAIN, any_autocast, autocast, is_watched
+from runtime.ops.modes import PLAIN, any_autocast, autocast, is_unwatched, is_watched
 from runtime.ops.quantize_attention import OPERAND_TENSORS, QuantizedAttention
 from runtime.patterns import BlockLists, Pattern, Score, operator_text, scored_of, with_score
 
@@ -111,6 +112,7 @@ def block_sparse_attention(
     out: torch.Tensor | None = None,
     validate: bool = False,
     deterministic: bool = True,
+    **unknown: Any,
 ) -> torch.Tensor | AttentionResult:
     """Compute softmax(scale * q k^T) v over the keys that a pattern lets each query see.
 
@@ -155,6 +157,7 @@ def block_sparse_attention(
         deterministic: whether gradients have the same bits in every call. False: that of q may be added up in any
             order, where that is faster: on sm_90a over lists of blocks of 128 keys, and causal with heads of up to 64.
             ``torch.use_deterministic_algorithms(True)`` has precedence. The result has the same bits either way.
+        unknown: none: other keywords are refused, those of other libraries with the way to write them here.
 
     Returns:
         The result, in q's type: 0 for a query that sees no key. With ``return_lse`` an ``AttentionResult`` (out, lse);
@@ -169,10 +172,12 @@ def block_sparse_attention(
     if not (type(return_lse) is type(validate) is type(deterministic) is bool):
         for name, flag in (("return_lse", return_lse), ("validate", validate), ("deterministic", deterministic)):
             check_flag(name, flag)
-    if isinstance(q, QuantizedAttention):
-        options: dict[str, Any] = {"scale": scale, "softcap": softcap, "sink": sink, "kv_lengths": kv_lengths}
-        return _quantized(q, (k, v, pattern), score, lse=return_lse, out=out, validate=validate, **options)
-    if not isinstance(pattern, Pattern):
+    if unknown:
+        refuse_keywords(unknown)
+    if v is None or not isinstance(pattern, Pattern):
+        if isinstance(q, QuantizedAttention):
+            options: dict[str, Any] = {"scale": scale, "softcap": softcap, "sink": sink, "kv_lengths": kv_lengths}
+            return _quantized(q, (k, v, pattern), score, lse=return_lse, out=out, validate=validate, **options)
         pattern = pattern_of(pattern, q, k)
     tensors = pattern.index_tensors()
     if score is not None:
@@ -220,6 +225,10 @@ def _quantized(
     tensors = pattern.index_tensors()
     if score is not None:
         score, tensors = with_score(pattern, tensors, score)
+    if not (validate or torch.compiler.is_dynamo_compiling()) and is_unwatched():
+        result, _ = launch_quantized(given, tensors, scored_of(pattern, score), lse=lse, **options)
+        if result is not None:
+            return result if lse else result[0]
     own = ((name, getattr(given, name)) for name in OPERAND_TENSORS)  # vars(given) is nothing that torch 2.11 traces
     for name, tensor in (*own, *options.items(), *(("score or mask", tensor) for tensor in tensors)):
         if isinstance(tensor, torch.Tensor) and tensor.requires_grad and _grad_enabled():
@@ -285,8 +294,7 @@ def pattern_of(pattern: Any, q: torch.Tensor, k: torch.Tensor) -> Pattern:
     from torch.nn.attention.flex_attention import BlockMask  # noqa: PLC0415 - takes long, and few calls need it
 
     if not isinstance(pattern, BlockMask):
-        what = "an object of sparse_kernel_codegen.patterns or a FlexAttention BlockMask"
-        raise ArgumentError("pattern", f"is {type(pattern).__name__}, expected {what}")
+        refuse_pattern(pattern)
     for name, tensor in (("q", q), ("k", k)):
         check_dense(name, tensor)
         if tensor.dim() != RANK:

@@ -65,6 +65,7 @@ ROOMS: dict[str, set[str]] = {
         "prepare",
     },
     "nn": {"errors", "checks", "ops", "prepare"},
+    "compat": {"errors", "checks", "convert", "kernels", "ops", "patterns"},
     "tools.bench": {"errors", "operators", "expressions", "prepare", "kernels", "kernel"},
     "distributed": {"receipts", "errors", "checks", "kept", "driver", "expressions", "kernels", "ops", "patterns"},
     "verify": {
@@ -103,7 +104,7 @@ ROOMS: dict[str, set[str]] = {
         "tools.tune",
         "tools.warm",
     },
-    "__init__": {"receipts", "errors", "kernel", "kernels", "ops", "nn", "patterns", "prepare"},
+    "__init__": {"receipts", "errors", "compat", "kernel", "kernels", "ops", "nn", "patterns", "prepare"},
     "tools": set(),
 }
 

@@ -40,7 +40,7 @@ from codegen.plans.attention.params import (
     size_params,
     sub_tile_doc,
 )
-from codegen.plans.lengths import lengths_of
+from codegen.plans.lengths import check_layout, lengths_of
 from codegen.spec import AttentionSpec
 from codegen.tile_rules import Fits, OneOf, Rule, check_tile, multiples
 
@@ -70,6 +70,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
     arch, dtype, pattern = ARCHS[spec.arch], DTYPES[spec.dtype], spec.pattern
     block = pattern.fixed_block
     m, n, d = spec.tile.m, spec.tile.n, spec.head_dim
+    check_layout(spec)
     check_operands(spec)
     _check_tile(spec)
     load_keys = n if block is None else min(n, block.kv)

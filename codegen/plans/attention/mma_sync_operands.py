@@ -94,6 +94,13 @@ def operand_constants(spec: AttentionSpec, load_keys: int, group_keys: int) -> l
 def operand_params(spec: AttentionSpec) -> list[Param]:
     """Parameters of Q, K, V and O, and of scales."""
     codes, bits = DTYPES[spec.dtype].bits, DTYPES[spec.output].bits
+    if spec.layout == "varlen":
+        return [
+            *tensor_params("q", bits, "Q (tokens, heads, head_dim)", has_batches=False),
+            *tensor_params("k", bits, "K (tokens, kv_heads, head_dim)", has_batches=False),
+            *tensor_params("v", bits, "V, as K", has_batches=False),
+            *tensor_params("o", bits, "O, as Q", writes=True, has_batches=False),
+        ]
     if not is_fp8(spec):
         return [
             *tensor_params("q", bits, "Q (batch, heads, q_len, head_dim)"),

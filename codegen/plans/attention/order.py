@@ -10,9 +10,14 @@ from codegen.spec import AttentionSpec
 L2_BYTES = 32 << 20  # half of the L2 (H100: 50 MB, H200: 60 MB); the rest holds Q, O and lines that are written back
 
 
+def is_ordered(spec: AttentionSpec) -> bool:
+    """Whether tiles differ in length, so that long ones go first and thread blocks take them from a counter."""
+    return spec.pattern.load_imbalanced or spec.layout == "varlen"
+
+
 def order_params(spec: AttentionSpec) -> list[Param]:
     """Parameters of the tile order, if tiles have different lengths."""
-    if not spec.pattern.load_imbalanced:
+    if not is_ordered(spec):
         return []
     return [
         pointer("scheduler", "int", SCHEDULER, writes=True),

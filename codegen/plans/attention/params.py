@@ -8,17 +8,18 @@ from codegen.arch import ARCHS
 from codegen.patterns import Block
 from codegen.plan import Constant, Param, f32, i32, i64, pointer
 from codegen.plans.attention.expressions import aux_params, expressions_summary
-from codegen.plans.lengths import Q_LEN, kv_len_params, lengths_of
+from codegen.plans.lengths import length_params, lengths_of
 from codegen.spec import AttentionBackwardSpec, AttentionSpec
 
 WARPGROUP_ROWS = 64  # rows of one wgmma
 
 
-def tensor_params(name: str, element: str, doc: str, *, writes: bool = False) -> list[Param]:
-    """Address and strides of a tensor; its rows are contiguous and 16-byte aligned."""
+def tensor_params(name: str, element: str, doc: str, *, writes: bool = False, has_batches: bool = True) -> list[Param]:
+    """The address and strides of a tensor, whose rows are contiguous and 16-byte aligned."""
+    batch = [i64(f"{name}_batch_stride", "batch stride, in elements")]
     return [
         pointer(name, element, doc, writes=writes),
-        i64(f"{name}_batch_stride", "batch stride, in elements"),
+        *(batch if has_batches else []),
         i64(f"{name}_head_stride", "head stride, in elements"),
         i64(f"{name}_row_stride", "row stride, in elements"),
     ]
@@ -38,7 +39,8 @@ def asks_heads(spec: AttentionSpec) -> bool:
 def lse_params(spec: AttentionSpec) -> list[Param]:
     """Parameter of the log-sum-exp, if the spec has one."""
     heads = "heads * kPackGqa" if spec.pack_gqa > 1 else "heads"
-    doc = f"log-sum-exp, (batch, {heads}, q_len) contiguous; not stored if null"
+    shape = f"({heads}, q_len)" if spec.layout == "varlen" else f"(batch, {heads}, q_len)"
+    doc = f"log-sum-exp, {shape} contiguous; not stored if null"
     return [pointer("lse", "float", doc, writes=True)] if spec.lse else []
 
 
@@ -58,10 +60,9 @@ def padding_params(spec: AttentionSpec) -> list[Param]:
 def size_params(spec: AttentionSpec) -> list[Param]:
     """Sizes of a problem and its softmax scale."""
     return [
-        Q_LEN,
-        *kv_len_params(lengths_of(spec)),
+        *length_params(lengths_of(spec)),
         *(_pack_sizes(spec) if spec.pack_gqa > 1 else _head_sizes()),
-        i32("tiles", "batch * heads * query_tiles"),
+        i32("tiles", "heads * query_tiles" if spec.layout == "varlen" else "batch * heads * query_tiles"),
         f32("scale_log2", "scale * log2(e); the host checks that it is positive"),
     ]
 
@@ -143,6 +144,16 @@ def _head_sizes() -> list[Param]:
     ]
 
 
+def output_params(spec: AttentionSpec, element: str) -> list[Param]:
+    """Where rows of O lie, for tiles that are not stored whole: those at the ends of packed sequences."""
+    if spec.layout == "padded":
+        return []
+    return [
+        *tensor_params("o", element, "O (tokens, heads, head_dim)", writes=True, has_batches=False),
+        i32("head_chunks", "16-byte chunks of a row"),
+    ]
+
+
 def _pack_sizes(spec: AttentionSpec) -> list[Param]:
     return [
         i32("heads", f"packs of {'kPackGqa' if asks_heads(spec) else spec.pack_gqa} query heads"),
@@ -180,6 +191,8 @@ def options_summary(spec: AttentionSpec) -> list[tuple[str, str]]:
         lines.append(("sink", "each head has a logit that is added to the softmax sum of its rows"))
     if spec.kv_lengths:
         lines.append(("KV lengths", "keys past a batch's length are masked, in addition to the pattern"))
+    if spec.layout == "varlen":
+        lines.append(("varlen", "packed sequences with bounds cu_seqlens_q and cu_seqlens_k"))
     if spec.pad_heads:
         lines.append(("padded heads", f"any head size from 8 to {spec.head_dim}"))
     if spec.pack_gqa > 1:

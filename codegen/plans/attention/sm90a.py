@@ -14,6 +14,7 @@ from codegen.plans.attention.kv_splits import TILE as KV_SPLITS_TILE
 from codegen.plans.attention.kv_splits import add_partials, check_kv_splits
 from codegen.plans.attention.launch import arguments, workspace_bytes
 from codegen.plans.attention.lockstep import check_lockstep
+from codegen.plans.attention.order import is_ordered
 from codegen.plans.attention.params import block_of, is_step_of_pattern, step_of_pattern
 from codegen.plans.attention.queries import SLICE_COLUMNS, SLICE_REGISTERS, q_slices
 from codegen.plans.attention.query_order import query_order_prologue
@@ -23,6 +24,7 @@ from codegen.plans.attention.share_kv import add_orders, check_share_kv_loads
 from codegen.plans.attention.sizes import WARPGROUP, Sizes
 from codegen.plans.attention.sm90a_flags import flags
 from codegen.plans.attention.sm90a_text import Arrangement
+from codegen.plans.lengths import check_layout
 from codegen.spec import AttentionSpec
 from codegen.stream_k import StreamK
 from codegen.tile_rules import Fits, OneOf, Rule, check_tile, multiples
@@ -68,6 +70,7 @@ LEAST_ENTRIES = 2  # indices of tiles alternate between two entries even if Q ha
 
 def plan(spec: AttentionSpec, stem: str) -> Plan:
     """Plan of the kernel of a spec."""
+    check_layout(spec)
     _check_tile(spec)
     sizes = Sizes.of(spec)
     check_lockstep(spec, sizes.sub_tiles)
@@ -84,7 +87,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
     check_budget(spec, shared.size, registers)
     resident_blocks = "one thread block" if resident == 1 else "two thread blocks"
     stream_k = StreamK(consumers, 4 * consumers * sizes.partial_floats) if spec.stream_k_tail else None
-    is_dynamic = spec.pattern.load_imbalanced or spec.query_grouping == "search"
+    is_dynamic = is_ordered(spec) or spec.query_grouping == "search"
     pair_flops = 4 * spec.head_dim * spec.pack_gqa * spec.kv_splits
     return Plan(
         spec=spec,

@@ -15,6 +15,7 @@ from codegen.plans.attention.params import (
     logit_constants,
     lse_params,
     options_summary,
+    output_params,
     sink_params,
     size_params,
 )
@@ -177,6 +178,7 @@ def params(sizes: Sizes) -> tuple[Param, ...]:
         V_TRANSPOSED if is_fp8(spec) else tensor_map("v_map", "V", KV_DIMS, like="K"),
         tensor_map("o_map", "O", sizes.rows.dims, like="Q", writes=True),
         *(fp8_params() if is_fp8(spec) else ()),
+        *output_params(spec, "unsigned short"),
         *lse_params(spec),
         *sink_params(spec),
         *index_params(spec),

@@ -67,6 +67,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
     arch, dtype, pattern = ARCHS[spec.arch], DTYPES[spec.dtype], spec.pattern
     block = pattern.fixed_block
     m, n, d = spec.tile.m, spec.tile.n, spec.head_dim
+    require(spec.layout == "padded", "layout", f"is {spec.layout}; allowed with wmma: padded (others: mma, wgmma)")
     _check(spec)
     load_keys = n if block is None else min(n, block.kv)
     warps = m // MMA

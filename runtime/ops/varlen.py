@@ -1,0 +1,97 @@
+"""Attention of packed sequences: the public function."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from codegen.patterns import PATTERNS
+from runtime.checks import check_flag
+from runtime.errors import ArgumentError
+from runtime.kernels.attention import AttentionResult
+from runtime.ops.attention_checks import refuse_transformed
+from runtime.ops.modes import PLAIN, any_autocast, autocast, is_watched
+from runtime.ops.varlen_calls import Bounds, attend_varlen
+from runtime.ops.varlen_operator import varlen_operator
+from runtime.patterns import Pattern, operator_text, scored_of
+
+PACKED = tuple(name for name, pattern in PATTERNS.items() if pattern.packs_sequences)
+
+
+def varlen_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    pattern: Pattern,
+    *,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sink: torch.Tensor | None = None,
+    return_lse: bool = False,
+    out: torch.Tensor | None = None,
+    validate: bool = False,
+) -> torch.Tensor | AttentionResult:
+    """Compute attention within each of several sequences that are packed into one tensor.
+
+    Query i of sequence s sees those keys of sequence s that the pattern shows it. Positions are counted within the
+    sequence; where it has more keys than queries, the last query stands at the last key. The layout, and the names of
+    the arguments, are those of FlashAttention's ``flash_attn_varlen_func``; the longest lengths are not needed. The
+    bounds stay on the GPU: a call does not synchronize, and a captured CUDA graph serves other bounds of as many
+    sequences. There are no gradients yet.
+
+    Args:
+        q: (tokens, heads, head_dim), float16 or bfloat16, on a GPU; head_dim is a multiple of 8 up to 256. The last
+            dimension is contiguous, other strides are multiples of 8 elements.
+        k: (key tokens, kv_heads, head_dim); heads is a multiple of kv_heads.
+        v: as k. Where a sequence ends within a tile of keys, the kernel multiplies the values behind it by 0: they
+            must be finite.
+        pattern: ``Dense``, ``Causal``, ``SlidingWindow`` or ``SinkWindow`` of ``runtime.patterns``.
+        cu_seqlens_q: int32 (sequences + 1,), contiguous: where each sequence begins in q, and where the last one ends.
+            Rising; sequences may be empty. Tokens before the first sequence and behind the last one are not written.
+        cu_seqlens_k: the same of k and v; by default ``cu_seqlens_q``.
+        scale: softmax scale, from 1e-37 to 1e38; by default 1 / sqrt(head_dim).
+        softcap: cap of the logits, from 0.001 to 1000. Each value is a kernel.
+        sink: float32 (heads,), a logit that joins the sum of each row of its head.
+        return_lse: whether to return the log-sum-exp too.
+        out: (tokens, heads, head_dim), where to write the result; it overlaps no input.
+        validate: also check the values of the bounds. Synchronizes.
+
+    Returns:
+        The result (tokens, heads, head_dim) in q's type: 0 for a query that sees no key. With ``return_lse`` an
+        ``AttentionResult`` (out, lse); lse is float32 (heads, tokens), natural logarithm, -inf without keys.
+
+    Raises:
+        ArgumentError: naming the argument, what it was and what is allowed, before anything is launched.
+        DeviceError: for a device that no kernels are written for.
+        ToolchainError, CompileError, CacheError, UnverifiedError: at the first call of a kind.
+    """
+    for name, flag in (("return_lse", return_lse), ("validate", validate)):
+        check_flag(name, flag)
+    if not isinstance(pattern, Pattern) or pattern.kind not in PACKED:
+        what = pattern.kind if isinstance(pattern, Pattern) else type(pattern).__name__
+        raise ArgumentError("pattern", f"is {what}; allowed for packed sequences: {', '.join(PACKED)}")
+    bounds = Bounds(cu_seqlens_q, cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k)
+    traced = torch.compiler.is_dynamo_compiling()
+    if traced or any_autocast():
+        q, k, v = autocast(q, k, v)
+    result: Any
+    if not traced and _is_direct((q, k, v, *bounds, sink, out)):
+        options: dict[str, Any] = {"scale": scale, "softcap": softcap, "sink": sink, "out": out}
+        result = attend_varlen(q, k, v, bounds, scored_of(pattern), **options, lse=return_lse, validate=validate)
+    else:
+        options = {"scale": scale, "softcap": softcap, "sink": sink, "out": out}
+        text = operator_text(pattern)
+        result = varlen_operator(q, k, v, bounds, text, **options, lse=return_lse, validate=validate)
+    attended: AttentionResult = result
+    return attended if return_lse else attended.out
+
+
+def _is_direct(tensors: tuple[Any, ...]) -> bool:
+    """Whether a call needs no dispatcher: it has no mode, transform, tracer, subclass or gradient."""
+    if is_watched() or not PLAIN.issuperset(map(type, tensors)):
+        refuse_transformed(tensors, "q, k and v", "pass all sequences as one, with their bounds")
+        return any(t is not None and not hasattr(type(t), "__torch_function__") for t in tensors)
+    return not (torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors))

@@ -539,7 +539,7 @@ class SpmmGemvFlags(Flags):
     Attributes:
         words: 32-bit words of a lane's part of a row of A, or of a column of B, in a step: 2 or 4.
         accumulate: whether c is added.
-        epilogue: what is done to the product.
+        epilogue: flags of the epilogue.
     """
 
     words: int

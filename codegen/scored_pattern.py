@@ -160,7 +160,7 @@ def _mapping(name: str, text: str) -> dict[str, Any]:
     except CodegenError as error:
         raise SpecError(name, str(error)) from None
     if not isinstance(fields, dict):
-        raise SpecError(name, f"is {shown(fields)}; expected a mapping of fields")
+        raise SpecError(name, f"is {shown(fields)}; a mapping of fields is expected")
     return fields
 
 

@@ -127,10 +127,10 @@ class SpecBase(SpecModel):
 
 
 KV_LENGTHS = IndexTensor(
-    "kv_lengths", ("batch",), "number of keys of each batch; later keys are hidden", upper="kv_len"
+    "kv_lengths", ("batch",), "keys of each batch; those behind them are hidden", upper="kv_len"
 )
 QUERY_ORDER = IndexTensor(
-    "query_order", ("batch", "heads", "query_blocks"), "query blocks, grouped by tile", upper="query_blocks"
+    "query_order", ("batch", "heads", "query_blocks"), "query blocks, those of a tile together", upper="query_blocks"
 )
 
 

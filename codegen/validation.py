@@ -37,7 +37,7 @@ def first_error(error: ValidationError, models: Mapping[str, type[BaseModel]], w
     elif kind == "literal_error":
         reason = f"{given}; allowed: {context['expected']}"
     elif kind in ("model_type", "model_attributes_type"):
-        reason = f"{given}; expected a mapping of fields"
+        reason = f"{given}; a mapping of fields is expected"
     else:
         message = first["msg"].removeprefix("Value error, ")
         reason = f"{given}; {message[0].lower()}{message[1:]}"

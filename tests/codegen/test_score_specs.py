@@ -79,7 +79,7 @@ def test_a_mask_and_a_score_have_one_name_space() -> None:
         ({"score": {"value": "score + q_idx // kv_idx"}}, "score.value: .*may divide by zero"),
         ({"score": {"valu": "score"}}, "score.valu: .*is not a field.*did you mean value"),
         ({"score": {}}, "score.value: is missing"),
-        ({"score": "score"}, "score: is 'score'; expected a mapping of fields"),
+        ({"score": "score"}, "score: is 'score'; a mapping of fields is expected"),
         ({"softcap": 30}, r"softcap: is 30; .*write the tanh in score.value, as in 30 \* tanh\(score / 30\)"),
         (
             {"pattern": DOCUMENTS, "score": {"value": "score + doc", "aux": {"doc": "fp32[]"}}},

@@ -62,7 +62,7 @@ def test_other_fields_make_another_pattern_with_the_same_score() -> None:
     ("text", "message"),
     [
         ("", "^pattern: is not JSON: "),
-        ("[1]", r"^pattern: is \[1\]; expected a mapping of fields"),
+        ("[1]", r"^pattern: is \[1\]; a mapping of fields is expected"),
         ("{}", r"^pattern\.kind: is missing; allowed: 'block_lists', 'causal'"),
         ('{"kind": "causel"}', r"^pattern\.kind: is 'causel'; allowed: 'block_lists', 'causal'"),
         ('{"kind": "causal", "algin": "top_left"}', r"^pattern\.algin: is not a field of a pattern; .*align"),
@@ -79,7 +79,7 @@ def test_other_fields_make_another_pattern_with_the_same_score() -> None:
         ('{"kind": "topk", "block": {"q": 0, "kv": 64}}', r"^pattern\.block: is \{'q': 0, 'kv': 64\}; queries"),
         ('{"kind": "topk", "block": {"q": true, "kv": 64}}', r"^pattern\.block: is \{'q': True, 'kv': 64\}; queries"),
         ('{"kind": "block_lists", "block": {"q": 64, "kv": 64}, "mask": "q_idx +"}', r"^pattern\.mask: is 'q_idx \+'"),
-        ('{"kind": "dense", "score": 3}', r"^score: is 3; expected a mapping of fields"),
+        ('{"kind": "dense", "score": 3}', r"^score: is 3; a mapping of fields is expected"),
         ('{"kind": "dense", "score": {"aux": {}}}', r"^score\.value: is missing"),
         ('{"kind": "dense", "score": {"value": "score", "scale": 2}}', r"^score\.scale: is not a field of a score; "),
         ('{"kind": "dense", "score": {"value": "score +"}}', r"^score\.value: is 'score \+'; "),

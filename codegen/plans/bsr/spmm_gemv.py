@@ -32,7 +32,7 @@ REFUSED = ("output", "accumulate_every", "scales", "scheduler", "transpose_a", "
 
 
 def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
-    """Work out every number of the kernel."""
+    """Plan of the kernel of a spec."""
     _check(spec)
     arch, dtype, block, tile = ARCHS[spec.arch], DTYPES[spec.dtype], spec.block, spec.tile
     threads = 32 * WARPS[0]
@@ -146,7 +146,7 @@ TILE: tuple[Rule[BsrSpmmSpec], ...] = (
 
 
 def _check(spec: BsrSpmmSpec) -> None:
-    """Refuse what the kernel is not written for."""
+    """Reject specs that the kernel does not support."""
     copy = f"is {spec.mma} with copy {spec.copy_}; b_layout strided is written for mma with ld_global"
     require((spec.mma, spec.copy_) == ("mma", "ld_global"), "mma", copy)
     left_out(spec, REFUSED, "b_layout strided")

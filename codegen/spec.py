@@ -127,15 +127,17 @@ class SpecBase(SpecModel):
 
 
 KV_LENGTHS = IndexTensor(
-    "kv_lengths", ("batch",), "keys of each batch; those behind them are hidden", upper="kv_len"
+    "kv_lengths", ("batch",), "number of keys of each batch; later keys are hidden", upper="kv_len"
 )
 QUERY_ORDER = IndexTensor(
-    "query_order", ("batch", "heads", "query_blocks"), "query blocks, those of a tile together", upper="query_blocks"
+    "query_order", ("batch", "heads", "query_blocks"), "query blocks, grouped by tile", upper="query_blocks"
 )
 
 
 CU_SEQLENS = (
-    IndexTensor("cu_seqlens_q", ("bounds",), "bounds of the sequences in q: first tokens, and the end", upper=""),
+    IndexTensor(
+        "cu_seqlens_q", ("bounds",), "bounds of the sequences in q: first tokens, then the end of the last", upper=""
+    ),
     IndexTensor("cu_seqlens_k", ("bounds",), "bounds of the sequences in k and v", upper=""),
 )
 

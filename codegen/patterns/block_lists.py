@@ -76,9 +76,8 @@ class BlockLists(PatternBase):
     def _is_known(cls, mask: str, info: ValidationInfo) -> str:
         block, aux = info.data.get("block"), info.data.get("aux")  # missing if they are invalid themselves
         if mask == "bits" and block is not None and block.kv % WORD:
-            raise ValueError(
-                f"a word of mask_bits holds {WORD} keys; allowed with block.kv 32, 64, 128, not {block.kv}"
-            )
+            reason = f"a multiple of the {WORD} keys per word, but block.kv is {block.kv}"
+            raise ValueError(f"it needs block.kv of 32, 64 or 128, {reason}")
         if aux is None:
             return mask
         if mask in NAMED_MASKS:

@@ -215,7 +215,7 @@ def test_list_selects(run: Run) -> None:
     assert refused(run("list", "h100_topk23")) == (
         "no kernel matches 'h100_topk23'; did you mean h100_topk32 or h100_topk or h100_topk_s3?"
     )
-    assert "there are attention, " in refused(run("list", "--op", "gemm"))
+    assert "values: attention, " in refused(run("list", "--op", "gemm"))
 
 
 @pytest.mark.parametrize("verbose", [False, True])
@@ -303,8 +303,8 @@ def test_explain_tells_the_choice(run: Run) -> None:
         ((), "name a spec, or a problem with --problem"),
         (("h100_causal", "--problem", "head_dim=64"), "problem.head_dim: is set by the spec: leave it out"),
         (("h100_causal", "--problem", "length=64"), "problem.length: is not a field of a problem"),
-        (("h100_causal", "--problem", "heads"), "problem: has 'heads'; parts are FIELD=VALUE"),
-        (("h100_tile_copy_tma", "--problem", "m=64"), "problem: is given: a tile_copy has none"),
+        (("h100_causal", "--problem", "heads"), "problem: has 'heads'; expected FIELD=VALUE"),
+        (("h100_tile_copy_tma", "--problem", "m=64"), "problem: is given, but a tile_copy is not"),
         (("--problem", "op=gemm"), "problem.op: is 'gemm'; allowed: "),
     ],
 )

@@ -143,9 +143,9 @@ CYCLE["tile"] = CYCLE
         ("tile", CYCLE, "is nested too deeply"),
         ("tile", [[[1]]] * 3000, "has more than 2000 values"),
         ("tile", Odd(), "tile: is a value of type Odd that cannot be printed"),
-        ("tile", {1, 2}, "tile: is {1, 2}; a mapping, a list, a word, a number"),
+        ("tile", {1, 2}, "tile: is {1, 2}; expected a mapping, a list, a word, a number"),
         ("tile", b"x", "tile: is b'x'; a mapping"),
-        ("tile", BlockShape.model_construct(rows=Odd()), "tile: is no valid BlockShape"),
+        ("tile", BlockShape.model_construct(rows=Odd()), "tile: is not a valid BlockShape"),
         ("pattern", {None: 1}, "pattern.None: is of type NoneType; names of fields are words"),
         (10**5000, 1, "is an integer of 16610 bits"),
         ((1, 2), 1, "is (1, 2); a mapping"),
@@ -161,7 +161,7 @@ def test_fields_that_are_refused(attention: dict[Any, Any], field: Any, value: A
 
 def test_a_model_that_was_never_checked_is(named: NamedSpec) -> None:
     wrong: Spec = named.spec.model_copy(update={"tile": object(), "stages": 10**5000})
-    assert "is no valid AttentionSpec" in refusal(lambda: parse_spec(wrong))
+    assert "is not a valid AttentionSpec" in refusal(lambda: parse_spec(wrong))
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def test_problems_that_are_refused(text: str, message: str) -> None:
 
 
 def test_problems_that_are_no_mappings() -> None:
-    assert refusal(lambda: parse_problem([])) == "problem: is a mapping of fields, this is list"  # type: ignore[arg-type]
+    assert refusal(lambda: parse_problem([])) == "problem: must be a mapping of fields, this is list"  # type: ignore[arg-type]
     assert "block" in refusal(lambda: BsrProblem.of_lengths([1], op="bsr_spmm", k=64))
     assert "op" in refusal(lambda: BsrProblem.of_lengths([1], block={"rows": 64, "cols": 64}, k=64))
     assert "block" in refusal(lambda: BsrProblem.of_lengths([1], op="bsr_spmm", block={"rows": 64}, k=64))
@@ -234,7 +234,7 @@ def special(folder: Path) -> dict[str, tuple[Path, str]]:
     (folder / "folder.yaml").mkdir()
     (folder / "zero.yaml").symlink_to("/dev/zero")
     (folder / "deep.yaml").symlink_to(fifo)
-    irregular = "is no regular file"
+    irregular = "is not a regular file"
     return {
         "large": (large, f"is too large: at most {MOST_BYTES >> 20} MiB is read"),
         "fifo": (fifo, irregular),

@@ -91,7 +91,7 @@ def test_lines_follow_one_another(use: Use) -> None:
     use(Renamed("attention", "a", "b"), Renamed("attention", "b", "share_kv_loads", {True: "given", False: LEFT_OUT}))
     assert migrated({"op": "attention", "a": True})[0] == {"op": "attention", "share_kv_loads": "given"}
     assert migrated({"op": "attention", "b": False})[0] == {"op": "attention"}
-    with pytest.raises(SpecError, match=r"^a: is true, which is share_kv_loads: given now$"):
+    with pytest.raises(SpecError, match=r"^a: is true, which is now share_kv_loads: given$"):
         parse_spec({"op": "attention", "a": True})
 
 
@@ -110,15 +110,15 @@ def test_two_booleans_become_one_field(use: Use) -> None:
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("shares: true", "5: shares: is called share_kv_loads now; run: codegen migrate kernel.yaml"),
+        ("shares: true", "5: shares: is now named share_kv_loads; run: codegen migrate kernel.yaml"),
         ("schedule: together", "5: schedule: is together, which is now cooperative; run: codegen migrate kern"),
-        ("unordered: false", "5: unordered: is false, which is l2_lockstep: true now; run: codegen migrate"),
+        ("unordered: false", "5: unordered: is false, which is now l2_lockstep: true; run: codegen migrate"),
         ("unordered: true", "5: unordered: is now l2_lockstep; leave it out for true; run: codegen migrate"),
         (
             "share_kv_loads: true\nshares: true",
             "6: shares: is now named share_kv_loads, which is given too: leave one",
         ),
-        ("shares: true\nstages: two", "5: shares: is called share_kv_loads now; run"),
+        ("shares: true\nstages: two", "5: shares: is now named share_kv_loads; run"),
         ("stages: two", "5: stages: is 'two'"),
     ],
 )

@@ -90,7 +90,7 @@ def test_inner_fields_are_compared_one_by_one() -> None:
 def test_a_copy_of_a_shipped_spec_differs_by_its_name(write_yaml: Callable[..., Path], generated: Path) -> None:
     path = write_yaml((Path(find_spec("h100_topk32").path or "")).read_bytes(), "mine.yaml")
     found = provenance_of(find_spec(path))
-    assert found.vouched is None and "h100_topk32" in found.receipt and found.receipt.endswith("differs by its name")
+    assert found.vouched is None and "h100_topk32" in found.receipt and found.receipt.endswith("differs in its name")
     assert found.source == "codegen render mine.yaml --out -"
 
 

@@ -72,12 +72,15 @@ def test_other_fields_make_another_pattern_with_the_same_score() -> None:
         ('{"kind": "sink_window"}', r"^pattern\.sink: is missing; the pattern of a call must have it$"),
         (
             '{"kind": "sliding_window", "left": 1}',
-            r"^pattern: is .*right is missing; give left, right, or none of them",
+            r"^pattern: is .*right is missing; give left, right, or omit all of them",
         ),
         ('{"kind": "topk"}', r"^pattern\.block: is None; expected q and kv, the queries and keys per block, 1 or more"),
         ('{"kind": "topk", "block": {"q": 64}}', r"^pattern\.block: is \{'q': 64\}; expected q and kv"),
-        ('{"kind": "topk", "block": {"q": 0, "kv": 64}}', r"^pattern\.block: is \{'q': 0, 'kv': 64\}; queries"),
-        ('{"kind": "topk", "block": {"q": true, "kv": 64}}', r"^pattern\.block: is \{'q': True, 'kv': 64\}; queries"),
+        ('{"kind": "topk", "block": {"q": 0, "kv": 64}}', r"^pattern\.block: is \{'q': 0, 'kv': 64\}; expected q"),
+        (
+            '{"kind": "topk", "block": {"q": true, "kv": 64}}',
+            r"^pattern\.block: is \{'q': True, 'kv': 64\}; expected q",
+        ),
         ('{"kind": "block_lists", "block": {"q": 64, "kv": 64}, "mask": "q_idx +"}', r"^pattern\.mask: is 'q_idx \+'"),
         ('{"kind": "dense", "score": 3}', r"^score: is 3; a mapping of fields is expected"),
         ('{"kind": "dense", "score": {"aux": {}}}', r"^score\.value: is missing"),

@@ -241,7 +241,7 @@ def test_a_twin_has_no_twins(tmp_path: Path, receipt: Make) -> None:
     other = json.loads(receipt(twin, render(twin)).text)
     path = tmp_path / "h100_topk32.json"
     for twins, reason in (
-        ({"bf16": other | {"twins": {"bf16": other}}}, "a twin has no twins"),
+        ({"bf16": other | {"twins": {"bf16": other}}}, "a twin cannot have twins"),
         ({"fp16": other}, "twins.fp16"),
         ({"bf16": {}}, "twins.bf16.spec"),
         ([], "twins"),
@@ -291,6 +291,6 @@ def test_a_command_that_verifies_takes_all_types(tmp_path: Path) -> None:
     assert [named.stem for named in commands.chosen([str(path)], False)] == ["my_kernel"]
     assert [named.stem for named in commands.chosen([NAME, TWIN], False, all_types=True)] == [NAME, TWIN]
     assert [named.stem for named in commands.chosen([TWIN], False, all_types=True)] == [TWIN]
-    with pytest.raises(CodegenError, match="two of the specs are called my_kernel"):
+    with pytest.raises(CodegenError, match="two specs are named my_kernel"):
         (tmp_path / "other").mkdir()
         commands.chosen([str(path), str(own_file(tmp_path / "other"))], False, all_types=True)

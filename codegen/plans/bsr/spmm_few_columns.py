@@ -35,7 +35,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
 
     shared = SharedLayout()
     stride = tile.n + PADDING
-    shared.add("Partial", WARPS[0] * tile.m * stride * 4, "fp32 partial sums of a tile of C, of each warp", align=128)
+    shared.add("Partial", WARPS[0] * tile.m * stride * 4, "fp32 partial sums of a tile of C, for each warp", align=128)
     used = strips * tile.n // 2 + spec.stages * (strips * 2 * a_words + tile.k // 4 * b_words)
     needed = -(-(used + OVERHEAD_REGISTERS) // REGISTER_UNIT) * REGISTER_UNIT
     registers = Registers(accumulators=used, overhead=OVERHEAD_REGISTERS, limit=min(needed, arch.registers_per_thread))
@@ -83,7 +83,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         grid_summary="one thread block per C tile, (M / tile m) * ceil(N / tile n), with 1 to 8 warps",
         summary=(
             ("blocks of A", f"{block.rows} x {block.cols}"),
-            ("tile", f"{tile.m} x {tile.n} of C; 1 to {WARPS[0]} warps divide the steps of its block row"),
+            ("tile", f"{tile.m} x {tile.n} of C; 1 to {WARPS[0]} warps split the steps of its block row"),
             ("schedule", f"{spec.schedule}: all warps load ({spec.copy_}) and compute (mma.sync 16 x 8 x 16)"),
             ("pipeline", f"{spec.stages} steps of {tile.k} columns of A in registers or in flight"),
         ),

@@ -1,7 +1,7 @@
-"""Plan of the mma.sync BSR x dense kernel for up to 8 columns: A and B go from global memory straight to registers.
+"""Plan of the mma.sync BSR x dense kernel for up to 8 columns: A and B are loaded from global memory to registers.
 
-With so few columns a product takes as long as the stored blocks take to be read. So each is read once, in the order in
-which it is stored, and B and C are read and written as they are, with any strides: no copy pads them.
+With so few columns, the time of a product is that of reading the stored blocks. So each block is read once, in storage
+order, and B and C are read and written with any strides, without padded copies.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from codegen.spec import BsrSpmmSpec
 from codegen.tile_rules import OneOf, Rule, check_tile, listed
 
 WARPS = (16, 8, 4, 2, 1)
-"""Warps of a thread block: the launch chooses one of these numbers."""
+"""Warps per thread block; each launch chooses one of these numbers."""
 MMA_ROWS = 16
-"""Rows of C of one mma.sync."""
+"""Rows of C per mma.sync."""
 COLUMNS = 8
-"""Columns of C of one mma.sync, and of a tile."""
+"""Columns of C per mma.sync and per tile."""
 OVERHEAD_REGISTERS = 32
 """Allowance for addresses and loop state."""
 ROWS = (16, 32, 64)
 DEPTHS = (16, 32)
 STAGES = (2, 4, 8)
 REFUSED = ("output", "accumulate_every", "scales", "scheduler", "transpose_a", "ctas_per_sm")
-"""Options of BSR x dense that this kernel does not have."""
+"""Options of BSR x dense that this kernel does not support."""
 
 
 def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
@@ -37,11 +37,11 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
     arch, dtype, block, tile = ARCHS[spec.arch], DTYPES[spec.dtype], spec.block, spec.tile
     threads = 32 * WARPS[0]
     words = tile.k // 8  # 32-bit words of a lane's part of a row of A, or of a column of B
-    rows = tile.m // (MMA_ROWS // 2)  # of A, of a lane
+    rows = tile.m // (MMA_ROWS // 2)  # of A, per lane
 
     shared = SharedLayout()
-    shared.add("Partial", WARPS[0] * tile.m * COLUMNS * 4, "fp32 partial sums of a tile of C, of each warp", align=128)
-    # An element of B that is loaded by itself takes a register on its way.
+    shared.add("Partial", WARPS[0] * tile.m * COLUMNS * 4, "fp32 partial sums of a tile of C, for each warp", align=128)
+    # An element of B that is loaded alone takes a register in flight.
     used = 4 * tile.m // MMA_ROWS + spec.stages * (rows * words + 2 * words)
     needed = -(-(used + OVERHEAD_REGISTERS) // REGISTER_UNIT) * REGISTER_UNIT
     limit = min(needed, arch.registers_for(threads, 1))
@@ -66,16 +66,16 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
             Constant("kBlockRows", block.rows, "rows of a stored block of A"),
             Constant("kBlockCols", block.cols, "columns of a stored block of A"),
             Constant("kBlockElements", block.rows * block.cols, "elements of a stored block of A"),
-            Constant("kStages", spec.stages, "steps that a warp has in registers, or on their way there; divides 32"),
+            Constant("kStages", spec.stages, "steps of a warp in registers or in flight; a divisor of 32"),
         ),
         flags=SpmmGemvFlags(words=words, accumulate=spec.accumulate, epilogue=epilogue_flags(spec)),
         grid_summary=f"one thread block per C tile, (M / tile m) * ceil(N / {COLUMNS}), with 1 to {WARPS[0]} warps",
         summary=(
             ("blocks of A", f"{block.rows} x {block.cols}"),
-            ("tile", f"{tile.m} x {COLUMNS} of C; 1 to {WARPS[0]} warps divide the steps of its block row"),
+            ("tile", f"{tile.m} x {COLUMNS} of C; 1 to {WARPS[0]} warps split the steps of its block row"),
             ("schedule", f"{spec.schedule}: all warps load ({spec.copy_}) and compute (mma.sync 16 x 8 x 16)"),
             *epilogue_summary(spec),
-            ("pipeline", f"{spec.stages} steps of {tile.k} columns of A in registers, or on their way"),
+            ("pipeline", f"{spec.stages} steps of {tile.k} columns of A in registers or in flight"),
         ),
         flops=2 * tile.m * COLUMNS * tile.k,
         bytes=(tile.m + COLUMNS) * tile.k * dtype.bytes,
@@ -88,35 +88,35 @@ def _params(spec: BsrSpmmSpec) -> tuple[Param, ...]:
     """Parameters of the kernel."""
     element = "unsigned short"
     added = (
-        pointer("c_in", element, "c (M, N), which is added; may be C itself"),
-        i64("c_in_row_stride", "elements from one row of c to the next"),
-        i64("c_in_column_stride", "elements from one column of c to the next"),
-        f32("beta", "what c is multiplied with; if 0, c is not read"),
+        pointer("c_in", element, "addend c (M, N); may be C itself"),
+        i64("c_in_row_stride", "row stride of c, in elements"),
+        i64("c_in_column_stride", "column stride of c, in elements"),
+        f32("beta", "factor of c; c is not read if it is 0"),
     )
-    bias = pointer("bias", element, f"added to C, one {spec.dtype} for each row (M)")
+    bias = pointer("bias", element, f"bias of C, one {spec.dtype} element for each row (M)")
     return (
         pointer("a", element, "stored blocks of A (nnz, rows, cols), contiguous"),
         pointer("b", element, "B (K, N)"),
         pointer("c", element, "C (M, N)", writes=True),
-        i64("b_row_stride", "elements from one row of B to the next"),
-        i64("b_column_stride", "elements from one column of B to the next"),
-        i64("c_row_stride", "elements from one row of C to the next"),
-        i64("c_column_stride", "elements from one column of C to the next"),
-        pointer("crow_indices", "int", "first block of each block row, and one more"),
-        pointer("col_indices", "int", "block column of each block"),
-        i32("index_words", "32-bit words of an index: 1 or 2, the low one is read"),
-        i32("block_columns", "blocks across A, block rows of B; what lies outside counts as zeros"),
+        i64("b_row_stride", "row stride of B, in elements"),
+        i64("b_column_stride", "column stride of B, in elements"),
+        i64("c_row_stride", "row stride of C, in elements"),
+        i64("c_column_stride", "column stride of C, in elements"),
+        pointer("crow_indices", "int", "row offsets: first block of each block row, then the end of the last"),
+        pointer("col_indices", "int", "block column of each stored block"),
+        i32("index_words", "32-bit words per index, 1 or 2; the kernel reads the low word"),
+        i32("block_columns", "block columns of A, block rows of B; blocks outside count as zeros"),
         i32("n", "columns of B and C"),
-        i32("column_tiles", "tiles side by side"),
+        i32("column_tiles", "column tiles"),
         *(added if spec.accumulate else ()),
         *((bias,) if spec.epilogue is not None and spec.epilogue.bias else ()),
     )
 
 
 def _arguments(plan: Plan, shape: SpmmShape, slots: int) -> LaunchArgs:
-    """Arguments of a launch: as many warps for a tile as let all tiles be computed at once.
+    """Launch arguments, with the most warps per tile for which all tiles run concurrently.
 
-    More would have less to do before their sums meet; fewer would leave SMs with too few loads in flight.
+    More warps would have less work before their sums are combined; fewer would leave SMs with too few loads in flight.
     """
     spec = plan.spec
     assert isinstance(spec, BsrSpmmSpec)
@@ -147,7 +147,7 @@ TILE: tuple[Rule[BsrSpmmSpec], ...] = (
 
 def _check(spec: BsrSpmmSpec) -> None:
     """Reject specs that the kernel does not support."""
-    copy = f"is {spec.mma} with copy {spec.copy_}; b_layout strided is written for mma with ld_global"
+    copy = f"is {spec.mma} with copy {spec.copy_}; b_layout strided requires mma with ld_global"
     require((spec.mma, spec.copy_) == ("mma", "ld_global"), "mma", copy)
     left_out(spec, REFUSED, "b_layout strided")
     check_tile(spec, TILE)

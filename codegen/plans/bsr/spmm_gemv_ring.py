@@ -1,7 +1,7 @@
-"""Plan of the mma.sync BSR x dense kernel for up to 8 columns: A and B go from global memory straight to registers.
+"""Plan of the mma.sync BSR x dense kernel for up to 8 columns: A and B are loaded from global memory to registers.
 
-With so few columns a product takes as long as the stored blocks take to be read. So each is read once, in the order in
-which it is stored, and B and C are read and written as they are, with any strides: no copy pads them.
+With so few columns, the time of a product is that of reading the stored blocks. So each block is read once, in storage
+order, and B and C are read and written with any strides, without padded copies.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from codegen.spec import BsrSpmmSpec
 from codegen.tile_rules import OneOf, Rule, check_tile, listed
 
 WARPS = 16
-"""Warps of a thread block at most: the launch chooses their number."""
+"""Most warps per thread block; each launch chooses the number."""
 MMA_ROWS = 16
-"""Rows of C of one mma.sync."""
+"""Rows of C per mma.sync."""
 COLUMNS = 8
-"""Columns of C of one mma.sync, and of a tile."""
+"""Columns of C per mma.sync and per tile."""
 OVERHEAD_REGISTERS = 28
 """Allowance for addresses and loop state."""
 BLOCKS_PER_SM = 24
-"""Thread blocks that an SM of any architecture can hold."""
+"""Most thread blocks per SM on any architecture."""
 ROWS = (16, 32)
 DEPTHS = (16, 32, 64)
 STAGES = (2, 3, 4, 6, 8)
 REFUSED = ("output", "accumulate_every", "scales", "scheduler", "transpose_a", "ctas_per_sm")
-"""Options of BSR x dense that this kernel does not have."""
+"""Options of BSR x dense that this kernel does not support."""
 
 
 def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
@@ -55,13 +55,13 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
 
     own = SharedLayout()
     slot = tile.m * tile.k * dtype.bytes
-    own.add("Ring", spec.stages * slot, "slots of a step of A, of one warp", ring=Ring(spec.stages))
-    own.add("Partial", tile.m * COLUMNS * 4, "fp32 partial sums of a tile of C, of one warp", align=128)
+    own.add("Ring", spec.stages * slot, "slots of one step of A, for one warp", ring=Ring(spec.stages))
+    own.add("Partial", tile.m * COLUMNS * 4, "fp32 partial sums of a tile of C, for one warp", align=128)
     most = min(WARPS, (arch.shared_memory_per_block - KIB) // own.size)
-    require(most > 0, "stages", f"are {spec.stages}, of {slot} bytes each: more than shared memory has room for")
+    require(most > 0, "stages", f"are {spec.stages}, of {slot} bytes each: they exceed shared memory")
     threads = 32 * most
     mmas = tile.m // MMA_ROWS
-    # Sums, a lane's words of A, and elements of B: each takes a register where it is loaded by itself.
+    # Sums, a lane's words of A, and elements of B; an element that is loaded alone takes a register.
     used = 4 * mmas + 2 * mmas * words * tile.k // part + tile.k // 4
     needed = -(-(used + OVERHEAD_REGISTERS) // REGISTER_UNIT) * REGISTER_UNIT
     registers = Registers(accumulators=used, overhead=OVERHEAD_REGISTERS, limit=needed)
@@ -86,16 +86,16 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
             Constant("kBlockCols", block.cols, "columns of a stored block of A"),
             Constant("kBlockElements", block.rows * block.cols, "elements of a stored block of A"),
             Constant("kStages", spec.stages, "slots of a warp's ring"),
-            Constant("kWarpBytes", own.size, "bytes of shared memory of a warp; the offsets below are within them"),
+            Constant("kWarpBytes", own.size, "bytes of shared memory per warp; the offsets below are relative to them"),
         ),
         flags=SpmmGemvFlags(words=words, accumulate=spec.accumulate, epilogue=epilogue_flags(spec)),
         grid_summary=f"one thread block per C tile, (M / tile m) * ceil(N / {COLUMNS}), with 1 to {most} warps",
         summary=(
             ("blocks of A", f"{block.rows} x {block.cols}"),
-            ("tile", f"{tile.m} x {COLUMNS} of C; 1 to {most} warps divide the steps of its block row"),
+            ("tile", f"{tile.m} x {COLUMNS} of C; 1 to {most} warps split the steps of its block row"),
             ("schedule", f"{spec.schedule}: all warps load ({spec.copy_}) and compute (mma.sync 16 x 8 x 16)"),
             *epilogue_summary(spec),
-            ("pipeline", f"of each warp a ring of {spec.stages} steps of {tile.k} columns of A"),
+            ("pipeline", f"per warp, a ring of {spec.stages} steps of {tile.k} columns of A"),
         ),
         flops=2 * tile.m * COLUMNS * tile.k,
         bytes=(tile.m + COLUMNS) * tile.k * dtype.bytes,
@@ -105,7 +105,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
 
 
 def _resident(arch: Arch, warps: int, warp_bytes: int, registers: int) -> int:
-    """Thread blocks of so many warps that an SM holds."""
+    """Thread blocks of ``warps`` warps per SM."""
     by_memory = arch.shared_memory_per_sm // (warps * warp_bytes + KIB)
     return min(BLOCKS_PER_SM, by_memory, arch.warps_per_sm // warps, arch.blocks_for(32 * warps, registers))
 
@@ -114,35 +114,35 @@ def _params(spec: BsrSpmmSpec) -> tuple[Param, ...]:
     """Parameters of the kernel."""
     element = "unsigned short"
     added = (
-        pointer("c_in", element, "c (M, N), which is added; may be C itself"),
-        i64("c_in_row_stride", "elements from one row of c to the next"),
-        i64("c_in_column_stride", "elements from one column of c to the next"),
-        f32("beta", "what c is multiplied with; if 0, c is not read"),
+        pointer("c_in", element, "addend c (M, N); may be C itself"),
+        i64("c_in_row_stride", "row stride of c, in elements"),
+        i64("c_in_column_stride", "column stride of c, in elements"),
+        f32("beta", "factor of c; c is not read if it is 0"),
     )
-    bias = pointer("bias", element, f"added to C, one {spec.dtype} for each row (M)")
+    bias = pointer("bias", element, f"bias of C, one {spec.dtype} element for each row (M)")
     return (
         pointer("a", element, "stored blocks of A (nnz, rows, cols), contiguous"),
         pointer("b", element, "B (K, N)"),
         pointer("c", element, "C (M, N)", writes=True),
-        i64("b_row_stride", "elements from one row of B to the next"),
-        i64("b_column_stride", "elements from one column of B to the next"),
-        i64("c_row_stride", "elements from one row of C to the next"),
-        i64("c_column_stride", "elements from one column of C to the next"),
-        pointer("crow_indices", "int", "first block of each block row, and one more"),
-        pointer("col_indices", "int", "block column of each block"),
-        i32("index_words", "32-bit words of an index: 1 or 2, the low one is read"),
-        i32("block_columns", "blocks across A, block rows of B; what lies outside counts as zeros"),
+        i64("b_row_stride", "row stride of B, in elements"),
+        i64("b_column_stride", "column stride of B, in elements"),
+        i64("c_row_stride", "row stride of C, in elements"),
+        i64("c_column_stride", "column stride of C, in elements"),
+        pointer("crow_indices", "int", "row offsets: first block of each block row, then the end of the last"),
+        pointer("col_indices", "int", "block column of each stored block"),
+        i32("index_words", "32-bit words per index, 1 or 2; the kernel reads the low word"),
+        i32("block_columns", "block columns of A, block rows of B; blocks outside count as zeros"),
         i32("n", "columns of B and C"),
-        i32("column_tiles", "tiles side by side"),
+        i32("column_tiles", "column tiles"),
         *(added if spec.accumulate else ()),
         *((bias,) if spec.epilogue is not None and spec.epilogue.bias else ()),
     )
 
 
 def _arguments(plan: Plan, shape: SpmmShape, slots: int) -> LaunchArgs:
-    """Arguments of a launch: as many warps for a tile as let all tiles be computed at once.
+    """Launch arguments, with the most warps per tile for which all tiles run concurrently.
 
-    More would have less to do before their sums meet; fewer would leave SMs with too few loads in flight.
+    More warps would have less work before their sums are combined; fewer would leave SMs with too few loads in flight.
     """
     spec = plan.spec
     assert isinstance(spec, BsrSpmmSpec)
@@ -174,7 +174,7 @@ TILE: tuple[Rule[BsrSpmmSpec], ...] = (
 
 def _check(spec: BsrSpmmSpec) -> None:
     """Reject specs that the kernel does not support."""
-    copy = f"is {spec.mma} with copy {spec.copy_}; b_layout strided is written for mma with cp_async"
+    copy = f"is {spec.mma} with copy {spec.copy_}; b_layout strided requires mma with cp_async"
     require((spec.mma, spec.copy_) == ("mma", "cp_async"), "mma", copy)
     left_out(spec, REFUSED, "b_layout strided")
     check_tile(spec, TILE)

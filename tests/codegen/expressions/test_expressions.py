@@ -125,8 +125,8 @@ def test_trees_of_texts(text: str, tree: Node) -> None:
     [
         ("q_idx >= 1 and qidx > 2", 'column 16 ("qidx"): no such name, did you mean q_idx'),
         ("q_idx\n >= kv_id", 'column 11 ("kv_id"): no such name, did you mean kv_idx'),
-        ("q_idx == q_doc[batch]", 'column 10 ("q_doc[batch]"): q_doc is int32[batch, q_len], and has 1 indices here'),
-        ("1 + q_doc", 'column 5 ("q_doc"): q_doc is int32[batch, q_len], and has 0 indices'),
+        ("q_idx == q_doc[batch]", 'column 10 ("q_doc[batch]"): q_doc is int32[batch, q_len], but has 1 indices here'),
+        ("1 + q_doc", 'column 5 ("q_doc"): q_doc is int32[batch, q_len], but has 0 indices'),
         ("slop[head]", 'column 1 ("slop"): no such aux tensor, did you mean slope'),
         ("slope[score]", 'column 1 ("slope[score]"): an index of slope is float, expected int'),
         ("q_idx[1]", 'column 1 ("q_idx"): not an aux tensor'),
@@ -136,9 +136,9 @@ def test_trees_of_texts(text: str, tree: Node) -> None:
         ("tan(score)", 'column 1 ("tan"): no such function, did you mean tanh'),
         ("tanh", 'column 1 ("tanh"): tanh is a function'),
         ("exp(score)(1)", 'column 1 ("exp(score)"): a call of'),
-        ("min(1)", 'column 1 ("min(1)"): min takes 2 operands, and is given 1'),
+        ("min(1)", 'column 1 ("min(1)"): min takes 2 operands, but got 1'),
         ("1 + where(1, 2, 3)", 'column 5 ("where(1, 2, 3)"): where takes a Boolean as its first argument'),
-        ("q_idx and on", 'column 1 ("q_idx and on"): and takes truth values'),
+        ("q_idx and on", 'column 1 ("q_idx and on"): and takes Booleans'),
         ("(1 + q_idx // 0)", 'column 6 ("q_idx // 0"): // divides by zero'),
         ("q_idx << kv_idx", "column 1 (\"q_idx << kv_idx\"): << takes a number of bits from 0 to 62"),
         ("q_idx.real", 'column 1 ("q_idx.real"): an attribute is not allowed'),
@@ -163,8 +163,8 @@ def test_trees_of_texts(text: str, tree: Node) -> None:
         ("  (q_idx", 'column 3 ("(q_idx"): '),
         ("1 ++ ) 2", 'column 6 (") 2"): unmatched'),
         ("9223372036854775808", 'column 1 ("9223372036854775808"): an integer has 64 bits'),
-        ("1e39", 'column 1 ("1e39"): a float32 is finite'),
-        ("1 - 1e999", 'column 5 ("1e999"): a float32 is finite'),
+        ("1e39", 'column 1 ("1e39"): the largest float32'),
+        ("1 - 1e999", 'column 5 ("1e999"): the largest float32'),
         ("1e-60", 'column 1 ("1e-60"): float32 rounds numbers below 1e-45 to 0'),
         ("q_idx + \x00", "column 9 (\"\\x00\"): expressions cannot have this character"),
         ("q_ïdx", 'column 3 ("ï"): expressions cannot have this character'),
@@ -186,7 +186,7 @@ def test_what_is_refused_and_where(text: str, message: str) -> None:
 
 
 def test_the_score_is_not_known_to_a_mask() -> None:
-    with pytest.raises(ExpressionError, match=r'column 5 \("score"\): the score is not known to a mask'):
+    with pytest.raises(ExpressionError, match=r'column 5 \("score"\): a mask cannot use the score'):
         parse_expression("1 < score", {}, score=False)
     with pytest.raises(ExpressionError) as error:
         parse_expression("1 < scor", {}, score=False)
@@ -363,17 +363,17 @@ def test_declarations_of_aux_tensors() -> None:
         *((name, "bool[]", "reserved in expressions") for name in ("q_idx", "score", "where", "min", "exp", "float")),
         *((name, "bool[]", "a Python keyword") for name in ("lambda", "None", "is", "match", "True", "if")),
         *((name, "bool[]", "CUDA C") for name in ("double", "template", "threadIdx", "kTile", "sqrtf", "cudaMalloc")),
-        *(("a", text, "no type with sizes") for text in ("", "int32", "int32[", "int32]", "[8]", "int32[[8]]",
+        *(("a", text, "not a type with sizes") for text in ("", "int32", "int32[", "int32]", "[8]", "int32[[8]]",
           "int32[8]x")),
-        *(("a", text, "no type with sizes") for text in ("int32[8][8]", "int32(8)", "int32\n[8]",
+        *(("a", text, "not a type with sizes") for text in ("int32[8][8]", "int32(8)", "int32\n[8]",
           "bool[" * 999, 7, None)),
-        ("a", "bool[" + "1, " * 100 + "1]", "no type with sizes"),
+        ("a", "bool[" + "1, " * 100 + "1]", "not a type with sizes"),
         ("a", "int33[8]", "did you mean int32"),
-        ("a", "uint8[8]", "no type of elements"),
-        ("a", "float[8]", "no type of elements"),
-        *(("a", f"int32[{size}]", "is no size") for size in ("0", "-1", "08", "2147483648", "9" * 100, "1.0",
+        ("a", "uint8[8]", "not an element type"),
+        ("a", "float[8]", "not an element type"),
+        *(("a", f"int32[{size}]", "is not a size") for size in ("0", "-1", "08", "2147483648", "9" * 100, "1.0",
           "x", "q_idx")),
-        *(("a", f"int32[{size}]", "is no size") for size in ("8,", ",", ",8", "8,,8", "2*4", "batch heads", "٨",
+        *(("a", f"int32[{size}]", "is not a size") for size in ("8,", ",", ",8", "8,,8", "2*4", "batch heads", "٨",
           "8\n")),
         ("a", "int32[1, 2, 3, 4, 5]", "at most 4"),
     ],

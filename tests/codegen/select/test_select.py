@@ -279,7 +279,7 @@ def test_a_kernel_that_needs_prepared_rows_is_for_problems_that_have_them() -> N
 def test_a_dense_product_that_is_faster_is_told() -> None:
     rows = (row({WIDE: 5.0}, dense=4.0), row({WIDE: 5.0}, dense=6.0, n=8192))
     told = choose(parse_problem({**SPMM, **SIZES}), rows=rows)
-    assert told.dense == "cuBLAS takes 4 us there, the measured kernel 5" and told.named.stem == WIDE
+    assert told.dense == "cuBLAS 4 us (the measured kernel 5 us)" and told.named.stem == WIDE
     assert choose(parse_problem({**SPMM, **SIZES, "n": 8192}), rows=rows).dense == ""
 
 
@@ -375,13 +375,13 @@ def test_sm_89_is_chosen_by_the_model() -> None:
 
 
 def test_a_spec_and_a_problem_that_contradict_one_another() -> None:
-    with pytest.raises(SpecError, match=r"problem.head_dim: is 64, and the spec's is 128"):
+    with pytest.raises(SpecError, match=r"problem.head_dim: is 64, but 128 in the spec"):
         choose(CAUSAL, AttentionProblem(head_dim=64, pattern=parse_spec(CAUSAL).pattern))  # type: ignore[union-attr]
     with pytest.raises(SpecError, match=r"problem.dtype: is 'bf16', and the spec's is 'fp16'"):
         choose("h100_causal", {"dtype": "bf16"})
     with pytest.raises(SpecError, match=r"problem.dtype: is 'bf16'"):
         choose(CAUSAL, {"dtype": "bf16", "heads": 4})
-    with pytest.raises(SpecError, match="problem: is given: a tile_copy has none"):
+    with pytest.raises(SpecError, match="problem: is given, but a tile_copy is not"):
         choose("h100_tile_copy_tma", {"m": 1})
     with pytest.raises(SpecError, match=r"problem.heads: is 0; input should be greater"):
         choose(CAUSAL, {"heads": 0})

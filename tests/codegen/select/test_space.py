@@ -64,7 +64,7 @@ def test_options_of_one_text_or_of_several() -> None:
         ("stages=2.5", r"--over stages: is 2.5; "),
         ("schedule=ping", r"--over schedule: is 'ping'; allowed: 'multistage', 'cooperative' or 'ping_pong'"),
         ("stage=2", r"--over stage: is not a tuning field of this spec; did you mean stages"),
-        ("tile.k=2", r"--over tile.k: is not a field of this spec .*tile.m"),
+        ("tile.k=2", r"--over tile.k: is not a tuning field of this spec.*tile.m"),
         ("head_dim=64", r"--over head_dim: defines what a kernel computes"),
         ("tile=128", r"--over tile: has '128'; expected MxN, such as 128x64"),
         ("tile=" + "9" * 5000 + "x64", r"--over tile: has '99999"),

@@ -203,7 +203,7 @@ def test_an_export_of_another_version_is_replaced_by_its_hashes(folder: Path, fi
     del record["seal"]
     text = json.dumps(record, sort_keys=True, separators=(",", ":"))
     (folder / RECORD).write_text(json.dumps({**record, "seal": "0" * 64}))
-    with pytest.raises(FileError, match="which no export wrote as it is"):
+    with pytest.raises(FileError, match="which export did not write in this form"):
         write_folder(folder, files, RECORD, OWNED)
     (folder / RECORD).write_text(json.dumps({**record, "seal": hashlib.sha256(text.encode()).hexdigest()}))
     assert write_folder(folder, files, RECORD, OWNED)

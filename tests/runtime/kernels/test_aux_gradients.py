@@ -260,9 +260,9 @@ FIELDS: dict[str, Any] = {
     ("changed", "message"),
     [
         ({"aux_gradients": []}, "aux_gradients: is empty"),
-        ({"aux_gradients": ["slope"]}, "aux_gradients: has 'slope', and the score has bias"),
+        ({"aux_gradients": ["slope"]}, "aux_gradients: has 'slope', but the score has bias"),
         ({"score": None}, "score: is missing"),
-        ({"gradients": "dq"}, "aux_gradients: names 1 tensors; gradients dq are of none"),
+        ({"gradients": "dq"}, "aux_gradients: names 1 tensors, but gradients dq do not include them"),
         ({"gradients": "dq", "aux_gradients": [], "mma": "mma"}, "mma: is mma; allowed on sm_90a .*: wgmma"),
         ({"mma": "wgmma", "copy": "tma", "schedule": "cooperative"}, "mma: is wgmma; allowed .*: mma"),
         ({"head_dim": 96}, "head_dim: is 96; allowed with gradients daux: 64, 128, 192, 256"),

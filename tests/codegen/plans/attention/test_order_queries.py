@@ -40,8 +40,8 @@ def test_what_an_order_cannot_be_found_for(data: dict[str, Any], message: str) -
 @pytest.mark.parametrize(
     ("old", "says"),
     [
-        ({"order_queries": True}, "order_queries: is true, which is query_grouping: search now"),
-        ({"query_order": True}, "query_order: is true, which is query_grouping: given now"),
+        ({"order_queries": True}, "order_queries: is true, which is now query_grouping: search"),
+        ({"query_order": True}, "query_order: is true, which is now query_grouping: given"),
         ({"order_queries": False}, "order_queries: is now query_grouping; leave it out for false"),
     ],
 )

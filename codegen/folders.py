@@ -39,7 +39,7 @@ def check_folder(folder: Path, mark: str, owned: Owned, what: str = "export") ->
     foreign = [name for name in held if name not in names or not is_file(folder / name)]
     if held and (foreign or mark not in held):
         holds = (foreign or held)[0]
-        reason = f"holds {holds}, which {what} did not write in this form: nothing was replaced; name another folder"
+        reason = f"holds {holds}, which no {what} wrote in this form: nothing was replaced; name another folder"
         raise FileError(folder, reason)
 
 

@@ -144,11 +144,11 @@ CYCLE["tile"] = CYCLE
         ("tile", [[[1]]] * 3000, "has more than 2000 values"),
         ("tile", Odd(), "tile: is a value of type Odd that cannot be printed"),
         ("tile", {1, 2}, "tile: is {1, 2}; expected a mapping, a list, a word, a number"),
-        ("tile", b"x", "tile: is b'x'; a mapping"),
+        ("tile", b"x", "tile: is b'x'; expected a mapping"),
         ("tile", BlockShape.model_construct(rows=Odd()), "tile: is not a valid BlockShape"),
         ("pattern", {None: 1}, "pattern.None: is of type NoneType; names of fields are words"),
         (10**5000, 1, "is an integer of 16610 bits"),
-        ((1, 2), 1, "is (1, 2); a mapping"),
+        ((1, 2), 1, "is (1, 2); expected a mapping"),
         ("a\nb" * 1000, 1, "a\\nba\\nb"),
     ],
     ids=lambda value: f"{type(value).__name__}",
@@ -236,7 +236,7 @@ def special(folder: Path) -> dict[str, tuple[Path, str]]:
     (folder / "deep.yaml").symlink_to(fifo)
     irregular = "is not a regular file"
     return {
-        "large": (large, f"is too large: at most {MOST_BYTES >> 20} MiB is read"),
+        "large": (large, f"is too large: the limit is {MOST_BYTES >> 20} MiB"),
         "fifo": (fifo, irregular),
         "link to a fifo": (folder / "deep.yaml", irregular),
         "device": (folder / "zero.yaml", irregular),

@@ -139,7 +139,7 @@ def test_the_former_name_of_an_operator(write_yaml: Callable[..., Path]) -> None
 
 
 def test_without_a_file_there_is_no_command(table: None) -> None:
-    with pytest.raises(SpecError, match=r"^pattern\.blk: is called block now$"):
+    with pytest.raises(SpecError, match=r"^pattern\.blk: is now named block$"):
         parse_spec({"op": "attention", "arch": "sm_90a", "pattern": {"kind": "topk", "k": 8, "blk": {"q": 64}}})
 
 

@@ -377,7 +377,7 @@ def test_sm_89_is_chosen_by_the_model() -> None:
 def test_a_spec_and_a_problem_that_contradict_one_another() -> None:
     with pytest.raises(SpecError, match=r"problem.head_dim: is 64, but 128 in the spec"):
         choose(CAUSAL, AttentionProblem(head_dim=64, pattern=parse_spec(CAUSAL).pattern))  # type: ignore[union-attr]
-    with pytest.raises(SpecError, match=r"problem.dtype: is 'bf16', and the spec's is 'fp16'"):
+    with pytest.raises(SpecError, match=r"problem.dtype: is 'bf16', but 'fp16' in the spec"):
         choose("h100_causal", {"dtype": "bf16"})
     with pytest.raises(SpecError, match=r"problem.dtype: is 'bf16'"):
         choose(CAUSAL, {"dtype": "bf16", "heads": 4})

@@ -161,7 +161,7 @@ def test_a_spec_that_this_version_does_not_take_is_refused(folder: Path, fields:
 @pytest.mark.parametrize("name", ["../secret", "/dev/zero", "other.cu"])
 def test_the_record_names_no_other_files(folder: Path, name: str) -> None:
     resealed(folder, lambda told: told["source"].update(file=name))
-    with pytest.raises(ExportError, match=r"kernel.json: names the file .*, where h100_topk32.cu is expected"):
+    with pytest.raises(ExportError, match=r"kernel.json: names the file .*, expected h100_topk32.cu"):
         read_export(folder)
 
 
@@ -193,7 +193,7 @@ def test_an_export_with_a_changed_file_is_left_alone(folder: Path, files: dict[s
     name = RECORD if what == "record" else names_of("h100_topk32")[what]
     changed = files[name].replace(b"a", b"b", 1)
     (folder / name).write_bytes(changed)
-    with pytest.raises(FileError, match=r"holds [\w.]+, which export did not write in this form: nothing was replaced"):
+    with pytest.raises(FileError, match=r"holds [\w.]+, which no export wrote in this form: nothing was replaced"):
         write_folder(folder, {**files, names_of("h100_topk32")["cubin"]: b"other"}, RECORD, OWNED)
     assert {each.name: each.read_bytes() for each in folder.iterdir()} == {**files, name: changed}
 
@@ -203,7 +203,7 @@ def test_an_export_of_another_version_is_replaced_by_its_hashes(folder: Path, fi
     del record["seal"]
     text = json.dumps(record, sort_keys=True, separators=(",", ":"))
     (folder / RECORD).write_text(json.dumps({**record, "seal": "0" * 64}))
-    with pytest.raises(FileError, match="which export did not write in this form"):
+    with pytest.raises(FileError, match="which no export wrote in this form"):
         write_folder(folder, files, RECORD, OWNED)
     (folder / RECORD).write_text(json.dumps({**record, "seal": hashlib.sha256(text.encode()).hexdigest()}))
     assert write_folder(folder, files, RECORD, OWNED)

@@ -330,7 +330,7 @@ def test_only_what_a_report_wrote_is_replaced(tmp_path: Path) -> None:
             if data is not None:
                 (out / name).write_bytes(data)
         before = contents(out)
-        with pytest.raises(FileError, match="which report did not write in this form"):
+        with pytest.raises(FileError, match="which no report wrote in this form"):
             site.write(out, site.with_mark({"index.html": "newer"}))
         assert contents(out) == before and list(tmp_path.iterdir()) == [out], forged
 

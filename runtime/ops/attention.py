@@ -13,6 +13,7 @@ from runtime.errors import ArgumentError
 from runtime.kernels.attention import AttentionResult
 from runtime.ops.attention_calls import attend
 from runtime.ops.attention_checks import RANK, check_numbers, refuse_transformed
+from runtime.ops.attention_differentiated import attend_with_gradients
 from runtime.ops.attention_fp8 import attend_quantized
 from runtime.ops.attention_fp8_operator import operator as operator_fp8
 from runtime.ops.attention_hints import refuse_keywords, refuse_pattern
@@ -186,13 +187,15 @@ def block_sparse_attention(
     if traced or any_autocast():
         q, k, v = autocast(q, k, v)
     overflow = pattern.overflow if validate and isinstance(pattern, BlockLists) else None
-    direct = not traced and _is_direct(q, k, v, sink, (kv_lengths, out, *tensors))
-    if direct and (score is not None or getattr(pattern, "aux", None)) and _grad_enabled():
-        direct = not any(getattr(tensor, "requires_grad", False) for tensor in tensors)
+    plain = not traced and _is_plain(q, k, v, sink, kv_lengths, out, *tensors)
+    if plain and (score is not None or getattr(pattern, "aux", None)) and _grad_enabled():
+        plain = not any(getattr(tensor, "requires_grad", False) for tensor in tensors)
     compute: Callable[..., AttentionResult] = attend
     computed: Any
-    if direct:
+    if plain and not _needs_gradients(q, k, v, sink):
         computed = scored_of(pattern, score)
+    elif plain and out is None and not _has_inference(q, k, v, sink, kv_lengths, *tensors):
+        compute, computed = partial(attend_with_gradients, deterministic=deterministic), scored_of(pattern, score)
     else:
         _check_operator(scale, softcap, q=q, k=k, v=v, sink=sink, kv_lengths=kv_lengths, out=out)
         compute, computed = partial(operator, deterministic=deterministic), operator_text(pattern, score)
@@ -253,20 +256,38 @@ def _check_operator(scale: Any, softcap: Any, **tensors: Any) -> None:
 
 
 def _is_direct(q: Any, k: Any, v: Any, sink: Any, others: tuple[Any, ...]) -> bool:
-    """Whether a call needs no dispatcher: it has no mode, transform, tracer, subclass or gradient.
+    """Whether a call needs neither the dispatcher nor gradients.
 
     Raises:
         ArgumentError: as ``_is_refused`` does.
     """
-    if is_watched() or not PLAIN.issuperset(map(type, (q, k, v, sink, *others))):
-        return _is_refused(q, k, v, sink, *others)
+    return _is_plain(q, k, v, sink, *others) and not _needs_gradients(q, k, v, sink)
+
+
+def _is_plain(*tensors: Any) -> bool:
+    """Whether a call needs no dispatcher: it has no mode, transform, tracer or subclass.
+
+    Raises:
+        ArgumentError: as ``_is_refused`` does.
+    """
+    if is_watched() or not PLAIN.issuperset(map(type, tensors)):
+        return _is_refused(*tensors)
+    return True
+
+
+def _needs_gradients(q: Any, k: Any, v: Any, sink: Any) -> bool:
+    """Whether autograd records a call."""
+    if not _grad_enabled():
+        return False
     try:
-        return not (
-            _grad_enabled()
-            and (q.requires_grad or k.requires_grad or v.requires_grad or (sink is not None and sink.requires_grad))
-        )
-    except AttributeError:  # None in the place of q, k or v, which the checks of a call name
-        return True
+        return bool(q.requires_grad or k.requires_grad or v.requires_grad or (sink is not None and sink.requires_grad))
+    except AttributeError:  # q, k or v is no tensor, which the checks of a call report
+        return False
+
+
+def _has_inference(*tensors: Any) -> bool:
+    """Whether autograd cannot keep a tensor: it was made under ``torch.inference_mode``."""
+    return any(tensor is not None and tensor.is_inference() for tensor in tensors)
 
 
 def _is_refused(*tensors: Any) -> bool:

@@ -291,7 +291,7 @@ def _needs_gradients(q: Any, k: Any, v: Any, sink: Any) -> bool:
 
 def _has_inference(*tensors: Any) -> bool:
     """Whether autograd cannot keep a tensor: it was made under ``torch.inference_mode``."""
-    return any(tensor is not None and tensor.is_inference() for tensor in tensors)
+    return any(isinstance(tensor, torch.Tensor) and tensor.is_inference() for tensor in tensors)
 
 
 def _is_refused(*tensors: Any) -> bool:

@@ -134,8 +134,8 @@ def _readable(specs: Iterable[str]) -> tuple[list[NamedSpec], list[CodegenError]
 def _leave_with(mistakes: Sequence[CodegenError]) -> None:
     """Print the mistakes of specs, and leave with exit code 1 if there are any."""
     for mistake in mistakes:
-        for line in str(mistake).splitlines():
-            typer.echo(f"error: {line}", err=True)
+        for each in (mistake, *getattr(mistake, "others", ())):
+            typer.echo(f"error: {each}", err=True)
     if mistakes:
         raise typer.Exit(CHECK_FAILED)
 

@@ -92,7 +92,7 @@ def test_products_have_problems_too() -> None:
         (("my_kernel.yaml", *CAUSAL[:4], "--pattern", "dens"), "problem.pattern.kind: is 'dens'; allowed: "),
         (("my_kernel.yaml", *CAUSAL[:4], "--pattern", "topk,k"), "problem: has 'pattern.k'; parts are FIELD=VALUE"),
         (("my_kernel.yaml", *CAUSAL[:4], "--pattern", "topk,k=4"), "problem.pattern.block: "),
-        (("my_kernel.yaml", "--device", "B200", *CAUSAL[2:]), "device: is 'B200'; did you mean "),
+        (("my_kernel.yaml", "--device", "B200", *CAUSAL[2:]), "device: is 'B200'; data-center Blackwell GPUs "),
         (("my_kernel.yaml", "--device", "L4", "--head-dim", "65", *CAUSAL[4:]), "problem.head_dim: is 65; allowed: "),
         (("my_kernel.yaml", *CAUSAL, "--problem", "head_dim=64"), "problem.head_dim: is given twice"),
         (("my_kernel.yaml", *CAUSAL, "--problem", "length=64"), "problem.length: is not a field of a problem"),

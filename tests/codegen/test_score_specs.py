@@ -106,7 +106,7 @@ def test_what_is_refused(fields: dict[str, Any], message: str) -> None:
 
 
 def test_wmma_is_refused_by_name() -> None:
-    with pytest.raises(SpecError, match="score: is an expression; attention with wmma has no kernel with it"):
+    with pytest.raises(SpecError, match="score: is an expression; attention with wmma does not support it"):
         plan_for(find_spec(spec(arch="sm_89", mma="wmma", head_dim=64)))
 
 
@@ -126,7 +126,7 @@ def test_a_long_derivative_is_not_written_out() -> None:
     nested = "tanh(" * 30 + "score" + ")" * 30
     source = render(find_spec(gradient(score={"value": nested})))
     assert len(source) < 100_000
-    assert "The derivative of the score by scale * q.k:\n//   as it is computed here\n" in source
+    assert "The derivative of the score by scale * q.k:\n//   see its computation\n" in source
 
 
 def test_a_source_has_the_text_above_the_function() -> None:

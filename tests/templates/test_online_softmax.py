@@ -163,7 +163,7 @@ def program_of(kernel: dict[str, Any]) -> str:
     if kernel["arch"] == "sm_90a":
         softmax = (
             r"// Online softmax with lazy rescaling.*?\n"
-            r"(?=// Stores the LSE|// Place of a warp|// Stores what a|// Fills a warp)"
+            r"(?=__device__ __forceinline__ (?:float4\* partial_place|void store_(?:lse|partial|tile))\()"
         )
         functions = re.search(softmax, source, re.DOTALL)
         consume = source[source.index("consume(const Params") :]

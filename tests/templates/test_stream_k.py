@@ -107,8 +107,8 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Host:
     source = render(find_spec(NAME))
     program = PROGRAM % {
         "constants": "\n".join(f"constexpr {c.ctype} {c.name} = {c.literal};" for c in plan().constants),
-        "work_tiles": between(source, "// A work tile", "// The key blocks of one sub-tile"),
-        "partial_place": between(source, "// Place of a warpgroup's partial", "// Stores a partial"),
+        "work_tiles": between(source, "struct WorkTile {", "__device__ __forceinline__ KvBlockIterator kv_blocks_of("),
+        "partial_place": between(source, "__device__ __forceinline__ float4* partial_place(", "// Stores a partial"),
     }
     (folder / "main.cpp").write_text(program, encoding="utf-8")
     command = ["g++", "-std=c++17", "-O1", "-Wall", "-Werror", "-shared", "-fPIC", "main.cpp", "-o", "main.so"]

@@ -121,7 +121,10 @@ def test_the_two_parts_are_the_whole(pattern: dict[str, Any], recorded: Callable
     named = find_spec({**PARTS, "pattern": pattern})
     assert isinstance(named.spec, AttentionSpec)
     source = render(named)
-    begin, parts_begin = source.index("// Pattern: "), source.index("// The key blocks of one sub-tile")
+    begin, parts_begin = (
+        source.index("// Pattern: "),
+        source.index("__device__ __forceinline__ KvBlockIterator kv_blocks_of("),
+    )
     program = PROGRAM % {
         "declarations": declarations([named.spec.pattern]),
         "constants": "\n".join(f"constexpr {c.ctype} {c.name} = {c.literal};" for c in plan_for(named).constants),

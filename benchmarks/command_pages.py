@@ -17,10 +17,10 @@ from typing import Any, get_args
 
 from typer.main import get_command
 
-from codegen.cli import PANELS
+from codegen.cli import PANELS, app
 from codegen.files import holds, write_if_changed
 from codegen.library import ROOT
-from runtime.cli import app
+from runtime import cli as _cli  # noqa: F401 - adds its commands
 from runtime.variables import VARIABLES
 
 GUIDE = ROOT / "docs" / "guide"
@@ -92,7 +92,8 @@ def choices(param: Any) -> list[str]:
     """Values of an option that has a few words to choose from."""
     annotation: Any = getattr(getattr(param, "type_descriptor", None), "annotation", None)
     annotation = next(iter(get_args(annotation)), annotation)  # of a list
-    return [str(each.value) for each in annotation] if isinstance(annotation, EnumType) else []
+    words: Any = annotation if isinstance(annotation, EnumType) else ()
+    return [str(each.value) for each in words]
 
 
 def section(name: str, command: Any, context: Any) -> str:

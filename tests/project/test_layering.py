@@ -92,6 +92,7 @@ ROOMS: dict[str, set[str]] = {
     "doctor": {"errors", "compile", "driver"},
     "commands": {"receipts", "errors", "compile", "kernel", "tools.bench", "verify", "export", "doctor"},
     "cache_commands": {"compile"},
+    "variables": set(),
     "cli": {
         "receipts",
         "compile",

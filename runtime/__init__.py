@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from runtime import compat, nn, patterns
     from runtime.kernel import Kernel, load_kernel
     from runtime.kernels.attention import AttentionResult
-    from runtime.ops.attention import block_sparse_attention
+    from runtime.ops.attention import block_sparse_attention, block_sparse_attention_fp8
     from runtime.ops.block_mask import create_block_mask
     from runtime.ops.bsr import bsr_matmul, bsr_sddmm
     from runtime.ops.bsr_explain import explain_matmul
@@ -50,6 +50,7 @@ _NEED_TORCH = {
     "QuantizedAttention": "runtime.ops.quantize_attention",
     "QuantizedMatrix": "runtime.ops.quantize",
     "block_sparse_attention": "runtime.ops.attention",
+    "block_sparse_attention_fp8": "runtime.ops.attention",
     "bsr_matmul": "runtime.ops.bsr",
     "bsr_problem": "runtime.prepare.problem",
     "bsr_sddmm": "runtime.ops.bsr",
@@ -99,6 +100,7 @@ __all__ = [
     "ToolchainError",
     "UnverifiedError",
     "block_sparse_attention",
+    "block_sparse_attention_fp8",
     "bsr_matmul",
     "bsr_problem",
     "bsr_sddmm",

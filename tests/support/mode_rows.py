@@ -556,10 +556,12 @@ def attention_rows() -> Iterable[Row]:
     flex = attend(flex_mask, COUNTS, ALL_LISTS)
     yield Row("... of a BlockMask", (attention,), flex, by_flex_mask, (0, 1, 2), torch_refuses=("export",))
     fp8 = lambda device: Made(  # noqa: E731
-        fp8_inputs(device), lambda *qkv: runtime.block_sparse_attention(operands(*qkv), patterns.Causal())
+        fp8_inputs(device), lambda *qkv: runtime.block_sparse_attention_fp8(operands(*qkv), patterns.Causal())
     )
     by_codes = lambda q, k, v: causal(q * 0.5, k * 0.25, v * 2.0)[0]  # noqa: E731
-    yield Row("... in FP8", (attention, "runtime.quantized_operands"), fp8, by_codes, close=0.06)
+    yield Row(
+        "... in FP8", ("runtime.block_sparse_attention_fp8", "runtime.quantized_operands"), fp8, by_codes, close=0.06
+    )
     yield from compat_rows()
     yield Row(
         "merge_attention",

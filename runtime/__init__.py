@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from runtime.prepare.bsr_matrix import BsrMatrix, prepare_bsr
     from runtime.prepare.prepared import PreparedBsr, PreparedLists
     from runtime.prepare.problem import bsr_problem
+    from runtime.reference import reference_attention
 
 # They need torch, and are imported on first use: the command line works without it.
 _NEED_TORCH = {
@@ -66,6 +67,7 @@ _NEED_TORCH = {
     "quantize_attention": "runtime.ops.quantize_attention",
     "quantize_matrix": "runtime.ops.quantize",
     "quantized_operands": "runtime.ops.quantized_operands",
+    "reference_attention": "runtime.reference",
     "scales_of": "runtime.ops.static_scales",
     "select_topk_blocks": "runtime.ops.select_topk",
     "varlen_attention": "runtime.ops.varlen",
@@ -116,6 +118,7 @@ __all__ = [
     "quantize_attention",
     "quantize_matrix",
     "quantized_operands",
+    "reference_attention",
     "scales_of",
     "select_topk_blocks",
     "varlen_attention",

@@ -29,7 +29,7 @@ from torch.nn.attention import flex_attention as flex  # noqa: E402
 
 from codegen.patterns.block_lists import expression_of  # noqa: E402
 from runtime import create_block_mask  # noqa: E402
-from runtime.convert.blocks import map_of  # noqa: E402
+from runtime.block_maps import map_of  # noqa: E402
 from runtime.errors import ArgumentError  # noqa: E402
 from runtime.ops import block_mask as ops  # noqa: E402
 from runtime.patterns import BlockLists  # noqa: E402

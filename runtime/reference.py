@@ -96,6 +96,10 @@ def reference_attention(
     if softcap is not None and score is not None:
         raise ArgumentError("softcap", "is given beside a score: write it in the score, 30 * tanh(score / 30)")
     _check_operands(q, k, v)
+    if sink is not None:
+        _check_vector("sink", sink, {(q.shape[1],)}, is_float=True)
+    if kv_lengths is not None:
+        _check_vector("kv_lengths", kv_lengths, {(1,), (q.shape[0],)}, is_float=False)
     (batch, heads, q_len, head_dim), kv_len = q.shape, k.shape[2]
     if not isinstance(pattern, Pattern):
         pattern = _converted(pattern, q_len, kv_len)
@@ -109,13 +113,9 @@ def reference_attention(
         logits = _scored(score if isinstance(score, Score) else Score(score), pattern, logits)
     seen = to_token_mask(pattern, q_len=q_len, kv_len=kv_len, batch=batch, heads=heads).to(q.device)
     if kv_lengths is not None:
-        check_dense("kv_lengths", kv_lengths)
         seen = seen & (torch.arange(kv_len, device=q.device) < kv_lengths.to(q.device).reshape(-1, 1, 1, 1))
     logits = logits.masked_fill(~seen, -math.inf)
     if sink is not None:
-        check_dense("sink", sink)
-        if tuple(sink.shape) != (heads,):
-            raise ArgumentError("sink", f"has shape {tuple(sink.shape)}, expected ({heads},)")
         column = sink.to(dtype=dtype, device=q.device).reshape(1, -1, 1, 1).expand(batch, heads, q_len, 1)
         logits = torch.cat([logits, column], -1)
     # A row without keys: softmax of zeros, times 0, so that no gradient is NaN.
@@ -141,6 +141,15 @@ def _check_operands(q: Any, k: Any, v: Any) -> None:
         raise ArgumentError("k", f"has shape {tuple(k.shape)}, which does not go with q's, {tuple(q.shape)}")
     if v.shape[:3] != k.shape[:3]:
         raise ArgumentError("v", f"has shape {tuple(v.shape)}, k has {tuple(k.shape)}")
+
+
+def _check_vector(name: str, tensor: Any, shapes: set[tuple[int, ...]], *, is_float: bool) -> None:
+    """Check a tensor with a value for each head or batch."""
+    check_dense(name, tensor)
+    is_right = tensor.is_floating_point() if is_float else tensor.dtype in (torch.int32, torch.int64)
+    if not is_right or tuple(tensor.shape) not in shapes:
+        kind, expected = "floating-point" if is_float else "int32", " or ".join(map(str, sorted(shapes)))
+        raise ArgumentError(name, f"is {tensor.dtype} {tuple(tensor.shape)}, expected {kind} {expected}")
 
 
 def _converted(pattern: Any, q_len: int, kv_len: int) -> Pattern:

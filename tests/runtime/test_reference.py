@@ -116,7 +116,12 @@ def test_gradients_are_finite_where_a_query_sees_nothing() -> None:
         ({"v": torch.zeros(2, 2, 50, 16, dtype=torch.float64)}, r"v: has shape \(2, 2, 50, 16\)"),
         ({"pattern": "causal"}, r"pattern: is 'causal', .*write Causal\(\)"),
         ({"softcap": 2.0, "score": "score"}, "softcap: is given beside a score"),
-        ({"sink": torch.zeros(3)}, r"sink: has shape \(3,\), expected \(4,\)"),
+        ({"sink": torch.zeros(3)}, r"sink: is torch\.float32 \(3,\), expected floating-point \(4,\)"),
+        ({"sink": torch.zeros(4, dtype=torch.int32)}, r"sink: is torch\.int32 \(4,\), expected floating-point"),
+        (
+            {"kv_lengths": torch.zeros(3, dtype=torch.int32)},
+            r"kv_lengths: is torch\.int32 \(3,\), expected int32 \(1,\) or",
+        ),
         ({"scale": 0.0}, r"scale: is 0\.0"),
         ({"return_lse": 1}, "return_lse: is 1"),
         ({"pattern": TopK(torch.zeros(1, 3, 3, 1, dtype=torch.int32), block=(16, 16))}, "heads: is 4, the pattern has"),

@@ -562,6 +562,9 @@ def attention_rows() -> Iterable[Row]:
     yield Row(
         "... in FP8", ("runtime.block_sparse_attention_fp8", "runtime.quantized_operands"), fp8, by_codes, close=0.06
     )
+    by_torch = lambda q, k, v: runtime.reference_attention(q, k, v, patterns.Causal(), return_lse=True)  # noqa: E731
+    name = ("runtime.reference_attention",)
+    yield Row("reference_attention", name, lambda device: Made(attention_inputs(device), by_torch), causal, (0, 1, 2))
     yield from compat_rows()
     yield Row(
         "merge_attention",

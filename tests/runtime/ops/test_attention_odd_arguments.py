@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch")
 import odd_values  # noqa: E402
 import oracle_kernel  # noqa: E402
 
+import runtime  # noqa: E402
 from runtime import convert, explain_attention, merge_attention, patterns, quantized_operands  # noqa: E402
 from runtime.errors import ArgumentError  # noqa: E402
 from runtime.kernels import arguments  # noqa: E402
@@ -103,6 +104,14 @@ FUNCTIONS: odd_values.Functions = {
             qkv()
             | {"pattern": patterns.Causal(), "arch": "sm_90a", "gradients": True, "deterministic": True}
             | {"softcap": None, "score": None, "sink": None, "kv_lengths": None, "return_lse": False}
+        ),
+    ),
+    "reference_attention": (
+        runtime.reference_attention,
+        lambda: (
+            qkv()
+            | {"pattern": patterns.Causal(), "scale": None, "softcap": None, "score": None, "sink": None}
+            | {"kv_lengths": None, "return_lse": False}
         ),
     ),
     "merge_attention": (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 from functools import cache
 from pathlib import Path
@@ -30,6 +29,8 @@ def install_command(extra: str) -> str:
 
 def reinstall_command() -> str:
     """The pip command that restores the files of an installed wheel; WHEEL stands for a wheel of unknown place."""
+    import importlib.metadata  # noqa: PLC0415 - commands start without
+
     url = None
     try:
         text = importlib.metadata.distribution(DISTRIBUTION).read_text("direct_url.json")
@@ -49,6 +50,8 @@ def _place() -> str:
 @cache
 def _packages(extra: str) -> tuple[str, ...]:
     """Requirements of an extra by the metadata of the installed wheel; none if there is no metadata."""
+    import importlib.metadata  # noqa: PLC0415 - commands start without
+
     try:
         requirements = importlib.metadata.requires(DISTRIBUTION) or []
     except importlib.metadata.PackageNotFoundError:

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_varlen_causal_d96.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":96,"layout":"varlen","lse":true,"mma":"wgmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":5,"tile":{"m":192,"n":64}}
 // spec hash: 5962773300112e7f6ac2feb3b13c78e91e59413ab8c817f3e169970130187348
-// seal: sha256 783f7ef1f2b2c8cda6c576f5d8f00f06c0dad964c7bf39b5f28db78d6f4f1923
+// seal: sha256 35a3ce85f93e8bb19114ebbe7de2f4f25a123fa338a458f1f3d92ed03a3df149
 
 // Attention forward for sm_90a over the visible keys of the pattern, up to each batch's kv_lengths:
 //   O = softmax(scale * Q K^T) V
@@ -51,7 +51,7 @@ struct alignas(64) TensorMap {
   unsigned char bytes[128];
 };
 
-constexpr int kHeadDim = 96;  // elements of a head
+constexpr int kHeadDim = 96;  // elements per head
 constexpr int kTileM = 192;  // query rows of a tile
 constexpr int kTileN = 64;  // keys of one step; registers: 116 of s, p_frag, o, q + 28 = 144 of 160
 constexpr int kStages = 5;  // depth of the K ring and of the V ring
@@ -60,13 +60,13 @@ constexpr int kQSlices = 5;  // slices of 16 columns of Q in registers; the othe
 constexpr int kSubTileRows = 192;  // query rows of a sub-tile, here a whole tile
 constexpr int kConsumerWarpgroups = 3;  // warpgroups that compute, 64 rows each
 constexpr int kThreads = 512;  // warpgroup 0 produces, the others consume
-constexpr int kProducerRegisters = 32;  // registers a producer thread keeps
-constexpr int kConsumerRegisters = 160;  // registers a consumer thread takes; 32 + 3 x 160 are the 4 x 128 at launch
+constexpr int kProducerRegisters = 32;  // registers per producer thread
+constexpr int kConsumerRegisters = 160;  // registers per consumer thread; 32 + 3 x 160 are the 4 x 128 at launch
 constexpr int kGroupColumns = 64;  // columns of a group: one 128-byte swizzled row
 constexpr int kGroups = 2;  // column groups of a head; TMA zero-fills the last
 constexpr int kQGroupBytes = 24576;  // bytes of one column group of Q
 constexpr int kKvGroupBytes = 8192;  // bytes of one column group of K or V
-constexpr int kOGroupBytes = 24576;  // bytes from one column group of a warpgroup's O to the next
+constexpr int kOGroupBytes = 24576;  // stride between column groups of a warpgroup's O, in bytes
 constexpr int kQBytes = 49152;  // bytes of a Q tile
 constexpr int kKvBytes = 16384;  // bytes of K, or of V, of one step
 
@@ -102,22 +102,22 @@ struct Params {
   TensorMap v_map;  // V, as K: box 64 x 64 x 1 x 1, swizzle 128
   TensorMap o_map;  // O, as Q: box 64 x 64 x 1 x 1, swizzle 128
   unsigned short* o;  // O (tokens, heads, head_dim)
-  int64 o_head_stride;  // elements from one head to the next
-  int64 o_row_stride;  // elements from one row to the next
+  int64 o_head_stride;  // head stride, in elements
+  int64 o_row_stride;  // row stride, in elements
   int head_chunks;  // 16-byte chunks of a row
-  float* lse;  // log-sum-exp, (heads, q_len) contiguous; null: not stored
+  float* lse;  // log-sum-exp, (heads, q_len) contiguous; not stored if null
   const int* cu_seqlens_q;  // bounds of the sequences in q: first tokens, and the end
   const int* cu_seqlens_k;  // bounds of the sequences in k and v
-  int* scheduler;  // tiles drawn beyond each thread block's first, thread blocks that ended: both 0 between launches
+  int* scheduler;  // tiles drawn after each thread block's first, and finished thread blocks; both are 0 between launches
   int heads_in_l2;  // (batch, query head) pairs whose tiles are scheduled together: their K and V fit the L2
   int q_len;  // queries of all sequences
   int kv_len;  // keys of all sequences
   int sequences;  // sequences: one less than cu_seqlens_q has entries
   int heads;  // query heads
-  int heads_per_kv_head;  // query heads that share one K/V head
-  int query_tiles;  // tiles of kTileM queries of a head
+  int heads_per_kv_head;  // query heads per K/V head
+  int query_tiles;  // tiles of kTileM queries per head
   int tiles;  // heads * query_tiles
-  float scale_log2;  // scale * log2(e), positive: the host refuses others
+  float scale_log2;  // scale * log2(e); the host checks that it is positive
 };
 
 // The sequence of a tile. Bounds are clamped to the tensors, and an end below its begin counts as an empty sequence.

@@ -15,7 +15,7 @@ from codegen.expressions.parse import parse_expression
 
 def _only_int(value: object) -> object:
     if isinstance(value, float | bool):
-        raise ValueError("an integer is expected")
+        raise ValueError("expected an integer")
     return value
 
 
@@ -34,8 +34,8 @@ class SpecModel(BaseModel):
 class Block(SpecModel):
     """Shape of one block of the attention matrix, in rows (queries) and columns (keys)."""
 
-    q: QueryBlockSize = Field(description="query rows of a block")
-    kv: KeyBlockSize = Field(description="keys of a block")
+    q: QueryBlockSize = Field(description="query rows per block")
+    kv: KeyBlockSize = Field(description="keys per block")
 
 
 @dataclass(frozen=True)
@@ -126,6 +126,8 @@ class PatternBase(SpecModel):
 
     has_last_key: ClassVar[bool] = False
     """Whether the template always has ``last_key_of``, and a query sees all keys up to that one."""
+    packs_sequences: ClassVar[bool] = False
+    """Whether kernels of packed sequences (layout varlen) are written for the pattern."""
     queries: ClassVar[str | None] = None
     """Piece of templates/attention_backward/queries that walks over the queries that see some keys; None: none does."""
     unordered_dq: ClassVar[bool] = False
@@ -331,7 +333,7 @@ class PatternBase(SpecModel):
         missing = [number.field for number in self.call_numbers if getattr(self, number.field) is None]
         if missing and len(missing) < len(self.call_numbers):
             fields = ", ".join(number.field for number in self.call_numbers)
-            raise ValueError(f"{missing[0]} is missing; give {fields}, or none of them: calls decide then")
+            raise ValueError(f"{missing[0]} is missing; give {fields}, or omit all of them and pass them in the call")
         return self
 
     def describe(self) -> str:

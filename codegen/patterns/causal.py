@@ -15,14 +15,15 @@ class Causal(PatternBase):
     """Query i sees key j if j <= i + shift; shift is kv_len - q_len (bottom_right) or 0 (top_left)."""
 
     supports_kv_splits: ClassVar[bool] = True
+    packs_sequences: ClassVar[bool] = True
     queries: ClassVar[str | None] = "causal"
     unordered_dq: ClassVar[bool] = True
     dq_order: ClassVar[str | None] = "causal"
     kind: Literal["causal"]
     align: Literal["bottom_right", "top_left"] = Field(
         default="bottom_right",
-        description="corner that the diagonal ends in: bottom_right as in FlashAttention (the last query sees every "
-        "key), top_left as in torch's is_causal",
+        description="alignment of the diagonal: bottom_right, as in FlashAttention (the last query sees every "
+        "key), or top_left, as in torch's is_causal",
     )
 
     @property

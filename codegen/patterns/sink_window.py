@@ -20,6 +20,7 @@ class SinkWindow(PatternBase):
     causal window stays causal. A spec without ``sink``, ``left`` and ``right`` is of any window: calls decide.
     """
 
+    packs_sequences: ClassVar[bool] = True
     queries: ClassVar[str | None] = "sink_window"
     call_numbers: ClassVar[tuple[PatternNumber, ...]] = (SINK, LEFT, RIGHT)
     kind: Literal["sink_window"]
@@ -27,8 +28,8 @@ class SinkWindow(PatternBase):
         default=None,
         ge=1,
         le=MOST_KEYS,
-        description="keys at the beginning that every later query sees; left out, with left and right: the call "
-        "decides",
+        description="keys at the beginning that every later query sees; omit sink, left and right to pass them "
+        "in the call",
     )
     left: int | None = Field(default=None, ge=0, le=MOST_KEYS, description="keys seen before the query's own position")
     right: int | None = Field(

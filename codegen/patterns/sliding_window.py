@@ -11,7 +11,7 @@ from codegen.patterns.base import MOST_KEYS, NO_VALUES, PatternBase, PatternNumb
 
 OFFSET = "(kv_idx - (q_idx + kv_len - q_len))"  # of a key from the query's own position
 LEFT = PatternNumber("left", "window", "kWindowLeft", "window_left", "keys seen before the query's own position", 2047)
-RIGHT = PatternNumber("right", "window", "kWindowRight", "window_right", "keys seen after it", 0)
+RIGHT = PatternNumber("right", "window", "kWindowRight", "window_right", "keys seen after the query's own position", 0)
 
 
 class SlidingWindow(PatternBase):
@@ -22,6 +22,7 @@ class SlidingWindow(PatternBase):
 
     supports_stream_k: ClassVar[bool] = True
     supports_kv_splits: ClassVar[bool] = True
+    packs_sequences: ClassVar[bool] = True
     queries: ClassVar[str | None] = "sliding_window"
     dq_order: ClassVar[str | None] = "sliding_window"
     call_numbers: ClassVar[tuple[PatternNumber, ...]] = (LEFT, RIGHT)
@@ -30,7 +31,7 @@ class SlidingWindow(PatternBase):
         default=None,
         ge=0,
         le=MOST_KEYS,
-        description="keys seen before the query's own position; left out, with right: the call decides",
+        description="keys seen before the query's own position; omit left and right to pass them in the call",
     )
     right: int | None = Field(
         default=None, ge=0, le=MOST_KEYS, description="keys seen after the query's own position; 0 is causal"

@@ -14,12 +14,12 @@ from runtime.errors import ArgumentError
 from runtime.kernels.attention import AttentionResult
 from runtime.ops.attention_calls import attend
 from runtime.ops.attention_checks import RANK, check_numbers, refuse_transformed
-from runtime.ops.attention_fp8 import attend_quantized
+from runtime.ops.attention_fp8 import attend_quantized, launch_quantized
 from runtime.ops.attention_fp8_operator import operator as operator_fp8
 from runtime.ops.attention_hints import refuse_keywords, refuse_pattern
 from runtime.ops.attention_operator import operator
 from runtime.ops.block_sizes import mask_block
-from runtime.ops.modes import PLAIN, any_autocast, autocast, is_watched
+from runtime.ops.modes import PLAIN, any_autocast, autocast, is_unwatched, is_watched
 from runtime.ops.quantize_attention import OPERAND_TENSORS, QuantizedAttention
 from runtime.patterns import BlockLists, Pattern, Score, operator_text, scored_of, with_score
 
@@ -277,9 +277,12 @@ def block_sparse_attention_fp8(
     tensors = pattern.index_tensors()
     if score is not None:
         score, tensors = with_score(pattern, tensors, score)
-    own = (
-        (name, getattr(operands, name)) for name in OPERAND_TENSORS
-    )  # vars(operands) is nothing that torch 2.11 traces
+    if not (validate or torch.compiler.is_dynamo_compiling()) and is_unwatched():
+        result, _ = launch_quantized(operands, tensors, scored_of(pattern, score), lse=return_lse, **options)
+        if result is not None:
+            return result if return_lse else result[0]
+    # vars(operands) is nothing that torch 2.11 traces
+    own = ((name, getattr(operands, name)) for name in OPERAND_TENSORS)
     for name, tensor in (*own, *options.items(), *(("score or mask", tensor) for tensor in tensors)):
         if isinstance(tensor, torch.Tensor) and tensor.requires_grad and _grad_enabled():
             raise ArgumentError(name, "requires a gradient, and FP8 has no backward: use bf16, or torch.no_grad()")

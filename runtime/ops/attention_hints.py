@@ -23,9 +23,9 @@ KEYWORDS = (
     "deterministic",
 )
 """Arguments of ``block_sparse_attention`` behind the pattern."""
-_FLASH = "runtime.compat.flash_attn_func takes it"
-_SDPA = "runtime.compat.scaled_dot_product_attention takes it"
-_FLEX = "runtime.compat.flex_attention takes it"
+_FLASH = "sparse_kernel_codegen.compat.flash_attn_func takes it"
+_SDPA = "sparse_kernel_codegen.compat.scaled_dot_product_attention takes it"
+_FLEX = "sparse_kernel_codegen.compat.flex_attention takes it"
 _OTHERS: Mapping[str, str] = {
     "causal": f"the pattern is Causal(): block_sparse_attention(q, k, v, Causal()); {_FLASH}",
     "is_causal": f"the pattern is Causal(align='top_left'), or Causal() for q_len == kv_len; {_SDPA}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import tarfile
 import zipfile
@@ -89,6 +90,12 @@ def test_reports_what_it_carries(installed: Path, tmp_path: Path) -> None:
     call(installed / "codegen", "report", "l4_topk32", "--out", "report", cwd=tmp_path)
     text = (tmp_path / "report" / "kernel-l4_topk32.html").read_text(encoding="utf-8")
     assert "no repository" in text and "cases on NVIDIA" in text
+
+
+def test_hints_name_packages_that_a_registry_has(installed: Path, tmp_path: Path) -> None:
+    code = "from codegen.installation import install_command; print(install_command('torch'))"
+    told = call(installed / "python", "-c", code, cwd=tmp_path)
+    assert sorted(shlex.split(told)) == ["install", "numpy>=1.26", "pip", "torch>=2.6"]
 
 
 def test_tells_its_version(wheel: Path, installed: Path, tmp_path: Path) -> None:

@@ -52,14 +52,14 @@ def aux_params(spec: AttentionSpec | BlockMaskSpec) -> list[Param]:
     names = [aux.name for aux in spec.aux_tensors]  # those of a mask and of a score, which have not met before
     for aux in spec.aux_tensors:
         if (other := meets(aux.name, names)) is not None:
-            reason = f"is what the source calls a stride or a size of {other}: rename one of them"
+            reason = f"collides with the stride or size parameters of {other}: rename one of them"
             raise SpecError(f"score.aux.{aux.name}", reason)
         name = f"aux_{aux.name}"
         found.append(pointer(name, ELEMENTS[aux.dtype], f"{aux.name}, {aux}"))
-        each = "elements from one {} to the next (0: shared)"
+        each = "stride along {}, in elements (0: shared)"
         found += [i64(f"{name}_stride{axis}", each.format(_AXES[axis])) for axis in range(len(aux.dims))]
         clamped = _clamped(aux, spec)
-        found += [i32(f"{name}_size{axis}", f"size along {_AXES[axis]}: indices are clamped to it") for axis in clamped]
+        found += [i32(f"{name}_size{axis}", f"size along {_AXES[axis]}; indices are clamped to it") for axis in clamped]
     return found
 
 
@@ -93,6 +93,8 @@ def expressions_flags(
         score = _score_flags(spec.score, spec.pack_gqa)
         slope = _slope_flags(spec.score.slope, spec.score.slope_of_pair) if gradients else slope
     pairs = _expression_flags(spec.pattern.pair_expression, in_one_place=True)
+    if isinstance(spec, AttentionSpec) and spec.layout == "varlen":
+        pairs = _of_one_sequence(pairs)
     helpers = {*mask.helpers, *score.helpers, *slope.helpers}
     return ExpressionsFlags(
         mask=MaskFlags(
@@ -175,6 +177,16 @@ def _expression_flags(node: Node | None, *, in_one_place: bool = False) -> Expre
     return replace(_printed_flags(node, in_one_place=in_one_place), text=text_of(node))
 
 
+def _of_one_sequence(flags: ExpressionFlags) -> ExpressionFlags:
+    """An expression whose lengths are those of one packed sequence: the kernel's parameters are of all together."""
+
+    def of_one(text: str) -> str:
+        return text.replace("p.q_len", "seqlen.q_len()").replace("p.kv_len", "seqlen.kv_len()")
+
+    parts = tuple(replace(part, value=of_one(part.value)) for part in flags.pair)
+    return replace(flags, pair=parts, result=of_one(flags.result))
+
+
 def _printed_flags(node: Node, *, rows_have_heads: bool = False, in_one_place: bool = False) -> ExpressionFlags:
     """Return an expression as templates print it, without a text."""
     made: Printed = printed(node, rows_have_heads=rows_have_heads, in_one_place=in_one_place)
@@ -195,12 +207,12 @@ def _printed_flags(node: Node, *, rows_have_heads: bool = False, in_one_place: b
 def expressions_summary(spec: AttentionSpec) -> list[tuple[str, str]]:
     """Return lines for ``explain``: what expressions cost, and which indices of tensors are held to sizes."""
     node = spec.pattern.expression
-    lines = [] if node is None else [("mask", f"{cost_of(node)}; of partial blocks")]
+    lines = [] if node is None else [("mask", f"{cost_of(node)}; evaluated in partial blocks")]
     if spec.score is not None:
         lines.append(("score", f"{cost_of(spec.score.log2)}; {text_of(spec.score.expression)}"))
     for aux in spec.aux_tensors:
         held = ", ".join(_AXES[axis] for axis in _clamped(aux, spec))
-        inside = f"{held} held to its size" if held else "never outside"
+        inside = f"{held} clamped to its size" if held else "always in range"
         index = f"; indices {', '.join(_AXES[: len(aux.dims)])}: {inside}" if aux.dims else ""
         lines.append((f"aux {aux.name}", f"{aux}{index}"))
     return lines

@@ -67,10 +67,10 @@ def pattern_numbers(spec: AttentionSpec | AttentionBackwardSpec, shape: Attentio
     taken = spec.pattern.number_params
     for name, value in numbers.items():
         if name in taken:
-            require(value is not None, f"shape.{name}", "is missing: the spec's pattern leaves it to the call")
+            require(value is not None, f"shape.{name}", "is missing; the spec's pattern takes it from the call")
             require(value <= MOST_KEYS, f"shape.{name}", f"is {value}, expected 0 to {MOST_KEYS}")
         else:
-            require(value is None, f"shape.{name}", f"is {value}, but the spec's pattern does not leave it to the call")
+            require(value is None, f"shape.{name}", f"is {value}; the spec's pattern does not take it from the call")
     return {name: numbers[name] for name in taken}
 
 

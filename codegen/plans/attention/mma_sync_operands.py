@@ -40,11 +40,11 @@ def check_operands(spec: AttentionSpec) -> None:
     with_dtype = f"with dtype {spec.dtype} on {spec.arch}"
     require_left_out(spec, UNWRITTEN, f"dtype {spec.dtype}")
     stages, every = spec.stages, spec.accumulate_every
-    high = f"is {spec.warp_rows}; allowed {with_dtype}: 16 (P V of a step has registers of its own)"
+    high = f"is {spec.warp_rows}; allowed {with_dtype}: 16 (the P V product of a step has its own registers)"
     require(spec.warp_rows == 16, "warp_rows", high)
     check_tile(spec, (FP8_STEP,))
     require(stages in STAGES, "stages", f"is {stages}; allowed {with_dtype}: {_list(STAGES)} (K and V of whole steps)")
-    allowed = f"{_list(PROMOTED)} (P V of several steps would want registers of its own)"
+    allowed = f"{_list(PROMOTED)} (the P V product of several steps would need its own registers)"
     require(every in PROMOTED, "accumulate_every", f"is {every}; allowed {with_dtype}: {allowed}")
 
 

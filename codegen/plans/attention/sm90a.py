@@ -182,7 +182,7 @@ def _check_tile(spec: AttentionSpec) -> None:
     check_tile(spec, (HEIGHTS,))
     if spec.kv_splits > 1:
         check_kv_splits(spec)
-    turns = f"is ping_pong, which orders several warpgroups; with tile.m {m} there is one: cooperative"
+    turns = f"is ping_pong, which needs several warpgroups; tile.m {m} has one: cooperative"
     require(spec.schedule == "cooperative" or m > WARPGROUP_ROWS, "schedule", turns)
     if block is not None:
         sizes, key_sizes = query_sizes(spec.pack_gqa), KEYS["wgmma"]
@@ -230,8 +230,8 @@ def _registers(
     at_launch = (producer + sizes.consumers * consumer) // warpgroups
     sum_of = f"{producer} + {sizes.consumers} x {consumer} are the {warpgroups} x {at_launch} at launch"
     return Registers(accumulators, overhead, consumer, expression), (
-        Constant("kProducerRegisters", producer, "registers a producer thread keeps"),
-        Constant("kConsumerRegisters", consumer, f"registers a consumer thread takes; {sum_of}"),
+        Constant("kProducerRegisters", producer, "registers per producer thread"),
+        Constant("kConsumerRegisters", consumer, f"registers per consumer thread; {sum_of}"),
     )
 
 
@@ -280,6 +280,6 @@ def _shared(sizes: Sizes, at: Arrangement) -> SharedLayout:
         fp8.add_scales(shared, sizes, depth)
     if spec.stream_k_tail:
         shared.add(
-            "IsLast", 4 * spec.tile.m // WARPGROUP_ROWS, "whether a warpgroup's partial result was the last", align=4
+            "IsLast", 4 * spec.tile.m // WARPGROUP_ROWS, "whether a warpgroup stored the last partial result", align=4
         )
     return shared

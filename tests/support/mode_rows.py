@@ -823,7 +823,7 @@ NOT_CALLED = {
     "is a mode: tests/runtime/receipts": "verified_only",
     "is a module": "nn patterns compat",
     "is runtime.create_block_mask": "compat.create_block_mask",
-    "always refuses": "compat.flash_attn_varlen_func",
+    "takes packed sequences: tests/runtime/ops/test_varlen.py": "varlen_attention compat.flash_attn_varlen_func",
     "is a result of functions that have rows": """QuantizedMatrix convert.Csr convert.Q2K distributed.SendPlan
         distributed.Traffic""",
     "is a base class": "patterns.Pattern",

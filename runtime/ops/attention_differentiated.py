@@ -121,7 +121,7 @@ def attend_with_gradients(
     try:
         key = (scored.text, q.shape[3], q.dtype, q.device, softcap, kv_lengths is not None, deterministic, mode())
         permitted = _permitted.last[0] == key or _permitted.find(key)
-    except (AttributeError, IndexError, RuntimeError, TypeError):
+    except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
         key, permitted = None, False
     if not permitted:
         check_operands(q, k, v)

@@ -7,6 +7,8 @@ packed documents, lists of blocks of 64 and 128 keys, the best 16 or 32 blocks; 
 
 Products with block-sparse weights: A B, A^T B and sampled products with blocks of 16 to 128, 1 to 8,192 tokens, square
 and wide layers of a 7B model, a tenth to a half of the blocks stored.
+
+And every row of benchmarks/models.yaml, the shapes of published models.
 """
 
 from __future__ import annotations
@@ -17,9 +19,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from model_problems import Row, rows
 
 from codegen.library import NamedSpec
 from runtime import explain_attention, explain_matmul
+from runtime.ops.explain import Explanation
 from runtime.patterns import BlockLists, Causal, Dense, Pattern, SlidingWindow, TopK
 
 ARCHS = ("sm_90a", "sm_89")
@@ -89,18 +93,18 @@ class AttentionCall:
     length: int
     training: bool
 
+    @property
+    def group(self) -> str:
+        """Problems that are counted together."""
+        return f"{self.arch} {'training step' if self.training else 'forward'}"
+
     def kernels(self) -> list[NamedSpec]:
         """The kernels that it runs."""
         batch, heads, kv_heads = self.sizes
         shapes = [(batch, count, self.length, self.head_dim) for count in (heads, kv_heads, kv_heads)]
         q, k, v = (torch.empty(shape, dtype=DTYPES[self.dtype], device="meta") for shape in shapes)
         pattern = PATTERNS[self.pattern](batch, heads, self.length)
-        found = explain_attention(q, k, v, pattern, arch=self.arch, gradients=self.training)
-        kernels = [found.choice.named]
-        if (gradients := found.gradients) is not None:
-            whole = gradients.dq_dkdv
-            kernels += [gradients.dq, gradients.dkdv] if whole is None else [whole]
-        return kernels
+        return _attention_kernels(explain_attention(q, k, v, pattern, arch=self.arch, gradients=self.training))
 
 
 @dataclass(frozen=True)
@@ -114,6 +118,11 @@ class Product:
     layer: tuple[int, int]
     density: float
     tokens: int
+
+    @property
+    def group(self) -> str:
+        """Problems that are counted together."""
+        return f"{self.arch} {self.product}"
 
     def kernels(self) -> list[NamedSpec]:
         """The kernels that it runs."""
@@ -131,9 +140,43 @@ class Product:
         return [explain_matmul(a, b, arch=self.arch, transpose_a=transposed).choice.named]
 
 
-def problems() -> Iterator[AttentionCall | Product]:
+@dataclass(frozen=True)
+class ModelCall:
+    """A row of benchmarks/models.yaml; a row of gradients is a training step."""
+
+    arch: str
+    row: Row
+
+    @property
+    def group(self) -> str:
+        """Problems that are counted together."""
+        return f"{self.arch} published models"
+
+    def kernels(self) -> list[NamedSpec]:
+        """The kernels that it runs."""
+        backward = self.row.backward
+        found = self.row.inputs(torch.device("meta")).explain(gradients=backward, arch=self.arch)
+        if isinstance(found, Explanation):
+            return _attention_kernels(found)
+        return [each.choice.named for each in found.products.values()]
+
+
+def _attention_kernels(found: Explanation) -> list[NamedSpec]:
+    """The kernel of the result, and those of the gradients if they are explained."""
+    kernels = [found.choice.named]
+    if (gradients := found.gradients) is not None:
+        whole = gradients.dq_dkdv
+        kernels += [gradients.dq, gradients.dkdv] if whole is None else [whole]
+    return kernels
+
+
+Problem = AttentionCall | Product | ModelCall
+
+
+def problems() -> Iterator[Problem]:
     """All problems of the grid."""
     yield from itertools.starmap(
         AttentionCall, itertools.product(ARCHS, DTYPES, HEAD_DIMS, PATTERNS, HEADS, LENGTHS, (False, True))
     )
     yield from itertools.starmap(Product, itertools.product(ARCHS, DTYPES, PRODUCTS, BLOCKS, LAYERS, DENSITIES, TOKENS))
+    yield from itertools.starmap(ModelCall, itertools.product(ARCHS, rows()))

@@ -38,13 +38,14 @@ from records import (
     ratio_to_best,
     speeds,
 )
+from stale_rows import is_current
 
 from codegen.errors import CodegenError
 from codegen.files import holds
-from codegen.library import GENERATED, ROOT, NamedSpec, find_spec, shipped_specs
+from codegen.library import GENERATED, ROOT, NamedSpec, shipped_specs
 from codegen.migrations import migrated
 from codegen.parse import parse_spec
-from codegen.receipts import MeasurementRecord, Receipt, ReceiptStatus, read_receipt, receipt_path, source_sha256, state
+from codegen.receipts import MeasurementRecord, Receipt, ReceiptStatus, read_receipt, receipt_path, state
 from codegen.render import render
 
 MEASURED = ROOT / "benchmarks" / "results"
@@ -490,15 +491,6 @@ def speed(record: Mapping[str, Any]) -> str:
 def mark_of(record: Mapping[str, Any]) -> str:
     """Return a mark if the kernel's source has changed since."""
     return "" if is_current(record) else OLDER
-
-
-def is_current(record: Mapping[str, Any]) -> bool:
-    """Return whether a row's spec renders to the source that was measured."""
-    try:
-        spec = parse_spec(migrated(record["spec"])[0])
-    except CodegenError:  # a field that a spec no longer has
-        return False
-    return source_sha256(render(find_spec(spec))) == record["source_sha256"]
 
 
 def rewritten(page: str, name: str, table: str) -> str:

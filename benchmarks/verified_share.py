@@ -14,7 +14,7 @@ import random
 from collections import Counter
 from functools import cache
 
-from problem_grid import AttentionCall, Product, problems
+from problem_grid import Problem, problems
 
 from codegen.library import NamedSpec
 from codegen.receipts import ReceiptStatus, state
@@ -27,7 +27,7 @@ def is_verified(named: NamedSpec) -> bool:
     return named.is_shipped and state(named, render(named)).standing is ReceiptStatus.OK
 
 
-def share(asked: list[AttentionCall | Product]) -> tuple[dict[str, tuple[int, int]], Counter[str]]:
+def share(asked: list[Problem]) -> tuple[dict[str, tuple[int, int]], Counter[str]]:
     """Verified and all problems of each group, and the kernels without a receipt, with how many problems need each."""
     groups: dict[str, tuple[int, int]] = {}
     missing: Counter[str] = Counter()
@@ -35,12 +35,8 @@ def share(asked: list[AttentionCall | Product]) -> tuple[dict[str, tuple[int, in
         kernels = each.kernels()
         lacking = [named.stem for named in kernels if not is_verified(named)]
         missing.update(lacking)
-        if isinstance(each, AttentionCall):
-            group = f"{each.arch} {'training step' if each.training else 'forward'}"
-        else:
-            group = f"{each.arch} {each.product}"
-        verified, total = groups.get(group, (0, 0))
-        groups[group] = verified + (not lacking), total + 1
+        verified, total = groups.get(each.group, (0, 0))
+        groups[each.group] = verified + (not lacking), total + 1
     return groups, missing
 
 

@@ -11,7 +11,8 @@ import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from codegen.errors import FileError, MissingFileError
+from codegen.errors import MOST_OF_PLACE, FileError, MissingFileError
+from codegen.wording import one_line
 
 MOST_BYTES = 1 << 20
 """Of a file that is read: the largest of the project's own has a quarter of it."""
@@ -180,3 +181,14 @@ def errors_of(path: Path, doing: str = "") -> Iterator[None]:
         raise FileError(path, f"{doing}{error.strerror or error}") from error
     except ValueError as error:  # a null byte, or a character that no file system has
         raise FileError(path, f"is not the name of a file: {error}") from None
+
+
+def display_path(path: Path) -> str:
+    """A path relative to the current folder, if it is inside, on one line."""
+    return one_line(relative_to_here(path), MOST_OF_PLACE)
+
+
+def relative_to_here(path: Path) -> str:
+    """A path relative to the current folder, if it is inside."""
+    relative = os.path.relpath(path)
+    return str(path) if relative.startswith("..") else relative

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from codegen.errors import MOST_OF_PLACE, CodegenError
-from codegen.files import holds, is_file, read_bytes, write_if_changed
+from codegen.errors import CodegenError
+from codegen.files import display_path, holds, is_file, read_bytes, relative_to_here, write_if_changed
 from codegen.library import GENERATED, IN_SOURCE_TREE, NamedSpec
 from codegen.receipts import Receipt, ReceiptState, ReceiptStatus, receipt_path, state
 from codegen.render import render, seal_is_intact
 from codegen.twins import twin_source
-from codegen.wording import in_shell, one_line
+from codegen.wording import in_shell
 
 REINSTALL = "pip install --force-reinstall --no-deps sparse-kernel-codegen"
 """What mends files of an installed package."""
@@ -119,7 +118,7 @@ def check_orphans(folder: Path, specs: Iterable[NamedSpec]) -> list[Problem]:
     known = {folder / named.subfolder / named.main.stem for named in specs}
     found = sorted(path for suffix in ("cu", "json") for path in folder.rglob(f"*.{suffix}"))
     return [
-        Problem(path, "orphaned", f"there is no spec {path.stem}.yaml", f"rm {in_shell(_relative(path))}")
+        Problem(path, "orphaned", f"there is no spec {path.stem}.yaml", f"rm {in_shell(relative_to_here(path))}")
         for path in found
         if path.with_suffix("") not in known
     ]
@@ -166,16 +165,6 @@ def check(folder: Path, specs: Sequence[NamedSpec], *, strict: bool = False) -> 
     return problems + (check_receipts(folder, specs) if strict else [])
 
 
-def display_path(path: Path) -> str:
-    """Return a path as a person in the current folder would type it, on one line."""
-    return one_line(_relative(path), MOST_OF_PLACE)
-
-
-def _relative(path: Path) -> str:
-    relative = os.path.relpath(path)
-    return str(path) if relative.startswith("..") else relative
-
-
 def render_command(named: NamedSpec) -> str:
     """Return the command that renders a spec."""
     return f"codegen render {named.argument}"
@@ -185,4 +174,4 @@ def _fix(named: NamedSpec, folder: Path) -> str:
     """The command that renders the source of a spec in a folder anew."""
     if folder == GENERATED:
         return render_command(named) if IN_SOURCE_TREE else REINSTALL
-    return f"{render_command(named)} --out {in_shell(_relative(folder))}"
+    return f"{render_command(named)} --out {in_shell(relative_to_here(folder))}"

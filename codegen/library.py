@@ -1,8 +1,4 @@
-"""Where the project's files are, and how specs are found and read.
-
-In a source tree ``templates/``, ``specs/`` and ``generated/`` stand beside the package; in an installed wheel they are
-inside it.
-"""
+"""Finding and reading of specs."""
 
 from __future__ import annotations
 
@@ -14,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from codegen import project
 from codegen.dtypes import TWINS
 from codegen.errors import FileError, SpecError
 from codegen.files import is_file, read_text, resolved
@@ -24,16 +21,13 @@ from codegen.spec import Spec
 from codegen.wording import alternatives, in_shell, shown
 from codegen.yaml_text import Document, location_of, read_yaml
 
-_PACKAGE = Path(__file__).resolve().parent
-IN_SOURCE_TREE = not (_PACKAGE / "data").is_dir()
-"""Whether this is a source tree: what an installed package carries is not written to."""
-ROOT = _PACKAGE.parent if IN_SOURCE_TREE else _PACKAGE / "data"
-"""Folder that holds templates/, specs/ and generated/."""
+IN_SOURCE_TREE = project.IN_SOURCE_TREE
+ROOT = project.ROOT
+TEMPLATES = project.TEMPLATES
+SPECS = project.SPECS
+GENERATED = project.GENERATED
 OF_TWIN = f"_{TWINS[1]}"
 """Ends the name of a twin."""
-TEMPLATES = ROOT / "templates"
-SPECS = ROOT / "specs"
-GENERATED = ROOT / "generated"
 
 
 @dataclass(frozen=True)

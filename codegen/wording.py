@@ -37,6 +37,13 @@ def shown(value: object) -> str:
         return one_line(f"a value of type {type(value).__name__} that cannot be printed")
 
 
+def plural(count: int, noun: str) -> str:
+    """A number of things: 1 entry, 2 entries."""
+    if count == 1:
+        return f"1 {noun}"
+    return f"{count} {noun[:-1]}ies" if noun.endswith("y") else f"{count} {noun}s"
+
+
 def alternatives(name: str, known: Iterable[str], listed: str = "") -> str:
     """The end of a message on an unknown name: the nearest ones, or all if they are few.
 

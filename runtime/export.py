@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from codegen.cli import place_of
 from codegen.errors import SpecError
 from codegen.folders import check_folder, write_folder
 from codegen.library import NamedSpec
+from codegen.places import place_of
 from codegen.receipts import MissingReceipt, Receipt, read_receipt
 from codegen.render import generate
 from codegen.tools.exports import RECORD, check_exportable, exported_names, files_of

@@ -13,6 +13,7 @@ from codegen.plan import Plan
 from codegen.planning import plan_of
 from codegen.select.default_tables import GATHERED_ROWS
 from codegen.select.estimate import estimate
+from codegen.select.limits import MOST
 from codegen.select.problem import (
     AttentionProblem,
     Fields,
@@ -24,7 +25,6 @@ from codegen.select.problem import (
 )
 from codegen.spec import Spec
 
-MOST = 12  # variations of a problem
 OF_A_TILE = 2  # of them with the same tile, in which the model hardly tells kernels apart
 SLOW = "wmma"  # shipped as steps of a ladder, and beside kernels with the same tile that are faster
 STAGES = (8, 6, 5, 4, 3, 2, 1)

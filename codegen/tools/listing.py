@@ -1,69 +1,107 @@
-"""The shipped specs, a row each."""
+"""Lines of ``codegen list``: one for each kernel."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+import shutil
+import sys
+from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
 from typing import Any
 
-from rich.table import Table
+import typer
 
-from codegen.library import NamedSpec
-from codegen.operators import operator_of
-from codegen.receipts import ReceiptState, ReceiptStatus
-from codegen.score import Score
-from codegen.spec import Epilogue, Spec
+from codegen import index
+from codegen.errors import CodegenError
+from codegen.index import Row
+from codegen.project import GENERATED, IN_SOURCE_TREE, SPECS
+from codegen.wording import alternatives
 
-WIDE = 120
-"""Columns that all of a table fits into; in fewer, what follows the name is one column."""
-BY_DEFAULT = ("stream_k_tail", "warp_rows")  # options that follow from other fields, unless a spec says otherwise
-_COLORS = {ReceiptStatus.OK: "green", ReceiptStatus.FAILED: "red", ReceiptStatus.UNREADABLE: "red"}
-
-
-def row_of(named: NamedSpec, found: ReceiptState) -> dict[str, Any]:
-    """The fields of a kernel in a listing."""
-    spec = named.spec
-    return {
-        "spec": named.stem,
-        "operator": spec.op,
-        "arch": spec.arch,
-        "type": spec.dtype,
-        "what": what(spec),
-        "tile": " x ".join(map(str, spec.tile.model_dump().values())),
-        "how": f"{spec.mma}, {spec.copy_}, {spec.schedule}",
-        "receipt": found.standing.value,
-        "receipt_says": found.explanation,
-        "fields": json.loads(spec.canonical_json()),
-    }
+NAME_COLUMNS = 36
+"""Columns of names: longer ones push the rest of their lines."""
+_COLORS = {"ok": "green", "failed": "red", "unreadable": "red"}
 
 
-def table_of(rows: Sequence[dict[str, Any]], width: int) -> Table:
-    """Return the rows as a table of at most ``width`` columns, with every name whole."""
-    table = Table(box=None, pad_edge=False, header_style="cyan")
-    details = ("operator", "arch", "type", "what", "tile", "how")
-    table.add_column("spec", no_wrap=True)  # a name can be copied
-    for title in details if width >= WIDE else ("what",):
-        table.add_column(title)
-    table.add_column("receipt", no_wrap=True)
+def selected(rows: Iterable[Row], globs: Sequence[str], **fields: str | None) -> list[Row]:
+    """Rows whose name matches a glob, if there are any, and whose fields have the given values.
+
+    Raises:
+        CodegenError: for a name that matches no kernel, or a value that no kernel has.
+    """
+    found = list(rows)
+    for field, value in fields.items():
+        known = sorted({str(row[field]) for row in found})
+        if value is not None and value not in known:
+            option = {"operator": "op", "type": "dtype"}.get(field, field)
+            raise CodegenError(f"--{option}: no listed kernel has {value!r}; there are {', '.join(known)}")
+        found = [row for row in found if value in (None, row[field])]
+    names = [str(row["spec"]) for row in found]
+    for glob in globs:
+        if not any(fnmatchcase(name, glob) for name in names):
+            hint = "quote a pattern, such as 'h100_topk*'" if any(each in glob for each in "*?[") else ""
+            raise CodegenError(f"no kernel matches {glob!r}; {hint or alternatives(glob, names)}")
+    return [row for row in found if not globs or any(fnmatchcase(str(row["spec"]), glob) for glob in globs)]
+
+
+def lines_of(rows: Sequence[Row], width: int | None, *, verbose: bool = False) -> list[str]:
+    """Lines of a listing.
+
+    Args:
+        rows: rows of the index.
+        width: columns of the terminal: a line of a kernel is cut there. None for a file or a pipe: fields are whole,
+            and a tab separates them.
+        verbose: whether tile, instructions and the receipt's summary are listed too.
+    """
+    if width is None:
+        return ["\t".join(_fields(row, verbose=verbose)) for row in rows]
+    names = min(NAME_COLUMNS, max((len(row["spec"]) for row in rows), default=0))
+    status = max((len(row["receipt"]) for row in rows), default=0)
+    lines = []
     for row in rows:
-        told = [row[name] for name in details]
-        if width < WIDE:
-            told = [", ".join(told)]
-        color = _COLORS.get(ReceiptStatus(row["receipt"]), "yellow")
-        table.add_row(row["spec"], *told, f"[{color}]{row['receipt']}[/]")
-    return table
+        name = typer.style(f"{row['spec']:{names}}", bold=True)
+        receipt = typer.style(f"{row['receipt']:{status}}", fg=_COLORS.get(row["receipt"], "yellow"))
+        room = width - len(f"{row['spec']:{names}}") - status - 4
+        what = _cut(f"{row['type']}, {row['what']}", room)
+        lines.append(f"{name}  {receipt}  {what}".rstrip())
+        if verbose:
+            more = (f"{row['operator']} for {row['arch']}, tile {row['tile']}, {row['how']}", row["receipt_says"])
+            lines += [f"    {_cut(each, width - 4)}" for each in more]
+    return lines
 
 
-def what(spec: Spec) -> str:
-    """The computation of a kernel and its options, in words."""
-    told = [operator_of(spec).title(spec)]
-    for name in spec.options:
-        value = getattr(spec, name)
-        if value == type(spec).model_fields[name].default or name in BY_DEFAULT:
-            continue
-        if isinstance(value, tuple):
-            value = " ".join(value)
-        if isinstance(value, Epilogue):
-            value = " ".join(["bias"] * value.bias + [value.activation] * (value.activation != "none"))
-        told.append(value.stem() if isinstance(value, Score) else name if value is True else f"{name} {value}")
-    return ", ".join(told)
+def _fields(row: Row, *, verbose: bool) -> list[str]:
+    names = ("spec", "receipt", "operator", "arch", "type", "what", *(("tile", "how", "receipt_says") * verbose))
+    return [str(row[name]) for name in names]
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: max(width - 3, 0)] + "..."
+
+
+def public(row: Row) -> dict[str, Any]:
+    """Fields of a row for ``--json``: all but those of the index itself."""
+    return {name: value for name, value in row.items() if name not in index.OWN_FIELDS}
+
+
+def current_rows() -> list[Row]:
+    """Rows of the index. In a source tree, rows of specs and receipts that changed since are computed anew.
+
+    Raises:
+        CodegenError: for an index or a spec that cannot be read.
+    """
+    rows = index.read()
+    if not IN_SOURCE_TREE:
+        return [*rows]
+    stale, files = index.stale_files(rows)
+    kept = [row for row in rows if row["file"] in files and row["file"] not in {path.as_posix() for path in stale}]
+    if not stale:
+        return [*kept]
+    from codegen.indexing import index_row  # noqa: PLC0415 - slow to import
+    from codegen.library import read_specs  # noqa: PLC0415
+
+    anew = [index_row(named, GENERATED) for file in stale for named in read_specs(SPECS / file)]
+    return sorted([*kept, *anew], key=lambda row: str(row["spec"]))
+
+
+def terminal_width() -> int | None:
+    """Columns of the terminal; None if standard output is none."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None

@@ -1,4 +1,4 @@
-"""Progress of a command on standard error: a bar on a terminal; elsewhere a line now and then, if it takes long."""
+"""Progress of a command on standard error: a bar on a terminal; elsewhere a line every few seconds."""
 
 from __future__ import annotations
 
@@ -9,11 +9,8 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
 FIRST = 2.0
-"""Seconds without a line: what takes less tells nothing."""
+"""Seconds before the first line: a shorter command prints none."""
 EVERY = 10.0
 """Seconds between lines."""
 
@@ -22,7 +19,7 @@ At = Callable[[str], None]
 
 
 def steps(what: str, items: Iterable[Item], name: Callable[[Item], str]) -> Generator[Item, None, None]:
-    """Yield items, and tell which one the loop is at, until the generator is closed."""
+    """Yield items and show the current one, until the generator is closed."""
     every = list(items)
     with progress(what, len(every)) as at:
         for item in every:
@@ -32,13 +29,22 @@ def steps(what: str, items: Iterable[Item], name: Callable[[Item], str]) -> Gene
 
 @contextmanager
 def progress(what: str, total: int) -> Iterator[At]:
-    """Tell what is being done; the block calls what it gets with the name of each of ``total`` items that it begins."""
+    """Show progress over ``total`` items: the block calls the yielded function with the name of each item it begins."""
     with _bar(what, total) if sys.stderr.isatty() else _lines(what, total) as at:
         yield at
 
 
 @contextmanager
 def _bar(what: str, total: int) -> Iterator[At]:
+    from rich.console import Console  # noqa: PLC0415 - slow to import, and only needed on a terminal
+    from rich.progress import (  # noqa: PLC0415
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+    )
+
     columns = (
         TextColumn("{task.description}"),
         BarColumn(bar_width=20),
@@ -46,7 +52,7 @@ def _bar(what: str, total: int) -> Iterator[At]:
         TimeElapsedColumn(),
         TextColumn("{task.fields[name]}"),
     )
-    # Rows that go to the same terminal are printed above the bar; a pipe of standard output gets them as ever.
+    # Rows for the same terminal are printed above the bar; redirected standard output is left alone.
     same = sys.stdout.isatty()
     with Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=same) as shown:
         task = shown.add_task(what, total=total, name="")

@@ -1,72 +1,80 @@
-"""Reports of commands: lines as soon as they are known, or with ``--json`` one document, whatever ends it."""
+"""Reports of commands: lines as soon as they are known, or with ``--json`` one document, even after an error."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console, RenderableType
 
 from codegen.tools.progress import Item, steps
 
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C."""
+BAD_INPUT = 2
+"""Exit code after an error in the user's input."""
+CHECK_FAILED = 1
+"""Exit code of a command that found a problem or a difference."""
 WIDTH = 220
-"""Of what is not a terminal: lines need not be wrapped."""
+"""Columns of output that is not a terminal: long lines are not wrapped."""
 
 JsonOption = Annotated[
-    bool, typer.Option("--json", help="Report as one JSON document on standard output; errors stay on standard error.")
+    bool, typer.Option("--json", help="Print one JSON document to standard output. Errors still go to standard error.")
 ]
 
 
 class Report:
-    """Rows of a command, and what it says beside them.
+    """Rows of a command, and remarks about them.
 
     Attributes:
-        rows: the fields of each.
-        document: what ``--json`` prints: ``rows``, ``complete`` (whether the command came to its end) and what ``note``
-            added.
+        rows: the fields of each row.
+        document: the output of ``--json``: ``rows``, ``complete`` (whether the command finished), and the fields that
+            ``note`` added.
     """
 
     def __init__(self, *, as_json: bool) -> None:
         self.as_json = as_json
-        self.open = ExitStack()  # what ends with the report
+        self.open = ExitStack()  # closed with the report
         self.rows: list[dict[str, Any]] = []
         self.document: dict[str, Any] = {"complete": False, "rows": self.rows}
 
     def steps(self, what: str, items: Iterable[Item], name: Callable[[Item], str]) -> Iterator[Item]:
-        """Yield items and show which one the loop is at, as ``codegen.tools.progress`` does, until the report."""
+        """Yield items and show the current one, as ``codegen.tools.progress`` does, until the report ends."""
         each = steps(what, items, name)
         self.open.callback(each.close)
         return each
 
     def row(self, fields: dict[str, Any], text: str = "") -> None:
-        """Report a row: its fields, or the text of it, which may be nothing."""
+        """Add a row: its fields for JSON, and its text for people, which may be empty."""
         self.rows.append(fields)
         if text:
             self.say(text)
 
     def note(self, name: str, value: Any, text: str = "") -> None:
-        """Report something about all rows."""
+        """Add a fact about all rows: a field for JSON, and a text for people, which may be empty."""
         self.document[name] = value
         if text:
             self.say(text)
 
     def say(self, text: str) -> None:
-        """Print a line that only people need."""
+        """Print a line for people; with ``--json``, print nothing."""
         if not self.as_json:
             typer.echo(text)
 
     def show(self, what: RenderableType) -> None:
-        """Print a table that only people need, to the width of the terminal."""
+        """Print a table for people; with ``--json``, print nothing."""
         if not self.as_json:
-            console().print(what)
+            show(what)
 
 
 @contextmanager
 def report(*, as_json: bool) -> Iterator[Report]:
-    """Give the block a report. With ``--json`` it is printed when the block ends: by an error or Ctrl-C too."""
+    """Yield a report. With ``--json``, print it when the block ends, even by an error or Ctrl-C."""
     made = Report(as_json=as_json)
     try:
         with made.open:
@@ -80,9 +88,16 @@ def report(*, as_json: bool) -> Iterator[Report]:
             typer.echo(json.dumps(made.document, indent=2))
 
 
-def console() -> Console:
-    """Return standard output as rich prints to it."""
-    found = Console()
-    if not found.is_terminal:
-        found.width = WIDTH
-    return found
+def show(what: RenderableType) -> None:
+    """Print what rich renders: to the width of a terminal, or without trailing blanks to a file or a pipe."""
+    from rich.console import Console  # noqa: PLC0415 - slow to import, and not every command prints with it
+
+    console = Console()
+    if console.is_terminal:
+        console.print(what)
+        return
+    console.width = WIDTH
+    with console.capture() as capture:
+        console.print(what)
+    for line in capture.get().splitlines():
+        typer.echo(line.rstrip())

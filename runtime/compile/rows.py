@@ -7,6 +7,8 @@ from typing import Any
 from runtime.compile.compiler import Compiled
 from runtime.compile.inspection import INSTRUCTIONS, Usage
 
+NAMES = "kernel"
+"""Title of the column of names."""
 _TITLES = ("arch", "regs", "spill B", "stack B", "smem KB", "from")
 _WIDTHS = (6, 4, 7, 7, 7, 5)
 _MOST_NAMES = 80 - sum(_WIDTHS) - 2 * len(_WIDTHS)  # letters of a name; a longer one has a line of its own
@@ -14,7 +16,7 @@ _MOST_NAMES = 80 - sum(_WIDTHS) - 2 * len(_WIDTHS)  # letters of a name; a longe
 
 def header(names: int) -> str:
     """Return the line above all others, for names of at most so many letters."""
-    return _line("kernel", _TITLES, names)
+    return _line(NAMES, _TITLES, names)
 
 
 def lines_of(compiled: Compiled, used: Usage, names: int) -> str:
@@ -28,7 +30,7 @@ def lines_of(compiled: Compiled, used: Usage, names: int) -> str:
         "cache" if compiled.was_cached else "NVRTC",
     )
     counts = ", ".join(f"{used.instructions[name]} {name}" for name in INSTRUCTIONS if used.instructions.get(name))
-    return _line(compiled.named.stem, told, names) + f"\n    {counts or 'none of the instructions that are counted'}"
+    return _line(compiled.named.stem, told, names) + f"\n    {counts or 'none of the counted instructions'}"
 
 
 def fields_of(compiled: Compiled, used: Usage) -> dict[str, Any]:

@@ -9,10 +9,8 @@ from pathlib import Path
 
 import typer
 
-from codegen.cli import home_of, verify_line
 from codegen.errors import CodegenError
-from codegen.files import holds, is_file, write_if_changed
-from codegen.freshness import display_path
+from codegen.files import display_path, holds, is_file, write_if_changed
 from codegen.library import (
     GENERATED,
     ROOT,
@@ -23,6 +21,7 @@ from codegen.library import (
     shown_place,
     spec_text,
 )
+from codegen.places import home_of, verify_line
 from codegen.receipts import MissingReceipt, Receipt, ReceiptError, receipt_path, write_receipt
 from codegen.render import render
 from codegen.rewriting import rewritten

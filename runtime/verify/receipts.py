@@ -6,8 +6,8 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from codegen.cli import verify_line
 from codegen.library import NamedSpec
+from codegen.places import verify_line
 from codegen.receipts import (
     CubinRecord,
     MeasurementRecord,

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -11,13 +15,14 @@ import pytest
 from each import check_each, some_of_each_kind
 from typer.testing import CliRunner
 
-from codegen import cli
+from codegen import cli, commands, index, indexing, places
 from codegen.errors import CodegenError
 from codegen.library import NamedSpec, find_spec, find_specs, shipped_files, shipped_names
 from codegen.planning import plan_for
-from codegen.receipts import Receipt, receipt_path, write_receipt
+from codegen.receipts import Receipt, ReceiptState, ReceiptStatus, receipt_path, write_receipt
 from codegen.render import render
 from codegen.spec import AttentionSpec
+from codegen.tools import listing
 
 Run = Callable[..., tuple[int, str, str]]
 Make = Callable[[NamedSpec, str], Receipt]
@@ -44,9 +49,12 @@ def generated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "generated"
     few = {each.main.stem: each.main for each in (find_spec("h100_dense"), *some_of_each_kind(0))}
     specs = [each for named in few.values() for each in find_specs(named.stem)]
-    monkeypatch.setattr(cli, "GENERATED", folder)
-    monkeypatch.setattr(cli, "shipped_specs", lambda: list(specs))
-    cli.freshness.render_to(folder, list(few.values()))
+    for module in (commands, indexing, places):
+        monkeypatch.setattr(module, "GENERATED", folder)
+    for module in (commands, indexing):
+        monkeypatch.setattr(module, "shipped_specs", lambda: list(specs))
+    commands.freshness.render_to(folder, list(few.values()))
+    indexing.update(folder)
     return folder
 
 
@@ -66,7 +74,7 @@ def test_help(run: Run) -> None:
     assert all(command in out for command in COMMANDS)
 
 
-@pytest.mark.parametrize("command", [c for c in COMMANDS if c != "list"])
+@pytest.mark.parametrize("command", COMMANDS)
 def test_help_has_an_example(run: Run, command: str) -> None:
     code, out, _ = run(command, "--help")
     assert code == 0
@@ -103,7 +111,7 @@ def test_render_shipped_spec_to_the_project(run: Run, generated: Path) -> None:
 
 
 def test_installed_specs_go_to_the_current_folder(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "IN_SOURCE_TREE", False)
+    monkeypatch.setattr(places, "IN_SOURCE_TREE", False)
     assert run("render", "h100_dense") == (0, "wrote  h100_dense.cu\n", "")
 
 
@@ -117,8 +125,8 @@ def test_render_check(run: Run) -> None:
 
 
 def test_render_needs_specs_or_all(run: Run) -> None:
-    assert refused(run("render")) == "name one spec or more, or say --all"
-    assert refused(run("render", "h100_dense", "--all")) == "name specs or say --all, not both"
+    assert refused(run("render")) == "name one spec or more, or use --all"
+    assert refused(run("render", "h100_dense", "--all")) == "name specs or use --all, not both"
 
 
 @pytest.mark.parametrize("command", ["render", "explain"])
@@ -169,10 +177,13 @@ def test_check(run: Run, generated: Path) -> None:
 
 
 def test_check_strict(run: Run, generated: Path, receipt: Make) -> None:
-    for named in sorted(cli.shipped_specs(), key=lambda named: named.twin_of is not None):
+    for named in sorted(commands.shipped_specs(), key=lambda named: named.twin_of is not None):
         write_receipt(named, receipt(named, render(named)), receipt_path(named, generated))
+    indexing.update(generated)
     assert run("check", "--strict")[0] == 0
     (generated / "h100_dense.json").unlink()
+    assert "generated/index.jsonl: a spec, a source or a receipt changed" in run("check")[1]
+    indexing.update(generated)
     assert run("check")[0] == 0
     code, out, _ = run("check", "--strict")
     assert code == 1
@@ -180,17 +191,100 @@ def test_check_strict(run: Run, generated: Path, receipt: Make) -> None:
     assert "run: codegen verify h100_dense" in out
 
 
-def test_list(run: Run) -> None:
+def test_list_in_a_pipe_has_whole_fields_between_tabs(run: Run) -> None:
     code, out, _ = run("list")
     assert code == 0
-    rows = out.splitlines()
-    assert rows[0].split() == ["spec", "operator", "arch", "type", "what", "tile", "how", "receipt"]
-    assert [row.split()[0] for row in rows[1:]] == shipped_names()
-    told = {row.split()[0]: row.partition("fp16")[2].split("  ")[1].strip() for row in rows[1:] if " fp16 " in row}
-    assert told["h100_bsr_spmm_b128"] == "blocks 128 x 128"
-    assert told["h100_bsr_spmm_b128_bias_gelu"] == "blocks 128 x 128, epilogue bias gelu"
-    assert told["h100_bsr_spmm_b128_transposed"] == "blocks 128 x 128, transpose_a"
-    assert told["h100_causal_softcap"] == "causal, d 128, softcap 30.0"
+    rows = [line.split("\t") for line in out.splitlines()]
+    assert [row[0] for row in rows] == shipped_names()
+    assert {len(row) for row in rows} == {6} and not any(line != line.rstrip() for line in out.splitlines())
+    words = {row[0]: row[-1] for row in rows}
+    assert words["h100_bsr_spmm_b128"] == "blocks 128 x 128"
+    assert words["h100_bsr_spmm_b128_bias_gelu"] == "blocks 128 x 128, epilogue bias gelu"
+    assert words["h100_bsr_spmm_b128_transposed"] == "blocks 128 x 128, transpose_a"
+    assert words["h100_causal_softcap"] == "causal, d 128, softcap 30.0"
+    assert words["h100_causal_alibi"] == "causal, d 128, score"
+
+
+def test_list_selects(run: Run) -> None:
+    names = [name for name in shipped_names() if name.startswith("h100_topk32")]
+    assert [line.split("\t")[0] for line in run("list", "h100_topk32*")[1].splitlines()] == names
+    rows = json.loads(run("list", "--op", "bsr_spmm", "--arch", "sm_89", "--dtype", "bf16", "--json")[1])["rows"]
+    assert rows and {(row["operator"], row["arch"], row["type"]) for row in rows} == {("bsr_spmm", "sm_89", "bf16")}
+    assert set(rows[0]) == set(indexing.row_of(find_spec(rows[0]["spec"]), ReceiptState(ReceiptStatus.OK, "")))
+    assert len(run("list", "h100_topk32", "-v")[1].split("\t")) == 9
+    assert refused(run("list", "h100_topk23")) == (
+        "no kernel matches 'h100_topk23'; did you mean h100_topk32 or h100_topk or h100_topk_s3?"
+    )
+    assert "there are attention, " in refused(run("list", "--op", "gemm"))
+
+
+@pytest.mark.parametrize("verbose", [False, True])
+def test_lines_of_a_list_fit_the_terminal(verbose: bool) -> None:
+    rows = index.read()
+    lines = [re.sub(r"\x1b\[\d*m", "", line) for line in listing.lines_of(rows, 80, verbose=verbose)]
+    assert len(lines) == len(rows) * (3 if verbose else 1) and max(map(len, lines)) <= 80
+    assert all(row["spec"] in line.split() for row, line in zip(rows, lines[:: 3 if verbose else 1], strict=True))
+
+
+def test_list_reads_a_spec_that_changed_after_the_index(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run
+) -> None:
+    specs = tmp_path / "specs"
+    specs.mkdir()
+    for module in (index, listing):
+        monkeypatch.setattr(module, "SPECS", specs)
+    (specs / "h100_own.yaml").write_text(OWN_SPEC)
+    rows = [*index.read(), {"spec": "gone", "file": "gone.yaml", "digest": ""}]
+    monkeypatch.setattr(index, "read", lambda folder=None: rows)
+    monkeypatch.setattr(indexing.NamedSpec, "subfolder", Path())
+    assert run("list") == (0, "h100_own\tmissing\tattention\tsm_90a\tfp16\tdense, d 64\n", "")
+
+
+def test_a_broken_index_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / index.NAME).write_text('{"spec": "a"}\n{')
+    with pytest.raises(CodegenError, match=r"index.jsonl: is not an index of kernels; run: codegen render --all"):
+        index.read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--version",),
+        ("--help",),
+        ("tune", "--help"),
+        ("explain", "--help"),
+        ("cache", "path"),
+        ("list",),
+        ("COMPLETE", "codegen rend"),
+        ("COMPLETE", "codegen render h100_topk3"),
+    ],
+    ids=" ".join,
+)
+def test_what_answers_at_once_imports_no_specs_and_no_templates(arguments: tuple[str, ...]) -> None:
+    environment = {**os.environ}
+    if arguments[0] == "COMPLETE":
+        words = arguments[1]
+        environment |= {"_CODEGEN_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+        arguments = ()
+    code = (
+        "import sys\n"
+        f"sys.argv = ['codegen', *{list(arguments)!r}]\n"
+        "from runtime.cli import main\n"
+        "try:\n    main()\n"
+        "finally:\n    print(*sorted(sys.modules), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout
+    heavy = {
+        "jinja2",
+        "yaml",
+        "torch",
+        "numpy",
+        "cuda",
+        "rich.progress",
+    }  # and not pydantic, which typer itself imports
+    heavy |= {f"codegen.{name}" for name in ("library", "patterns", "plans", "render", "spec")}
+    assert not heavy & set(done.stderr.split())
 
 
 def test_explain_tells_the_choice(run: Run) -> None:
@@ -207,7 +301,7 @@ def test_explain_tells_the_choice(run: Run) -> None:
     ("arguments", "says"),
     [
         ((), "name a spec, or a problem with --problem"),
-        (("h100_causal", "--problem", "head_dim=64"), "problem.head_dim: is said by the spec: leave it out"),
+        (("h100_causal", "--problem", "head_dim=64"), "problem.head_dim: is set by the spec: leave it out"),
         (("h100_causal", "--problem", "length=64"), "problem.length: is not a field of a problem"),
         (("h100_causal", "--problem", "heads"), "problem: has 'heads'; parts are FIELD=VALUE"),
         (("h100_tile_copy_tma", "--problem", "m=64"), "problem: is given: a tile_copy has none"),

@@ -12,7 +12,7 @@ import pytest
 from each import for_each
 from typer.testing import CliRunner
 
-from codegen import cli, freshness, library
+from codegen import cli, commands, freshness, library, places
 from codegen.dtypes import TWINS
 from codegen.errors import CodegenError, SpecError
 from codegen.freshness import check, check_twins, render_to
@@ -143,7 +143,7 @@ def run(*arguments: str) -> tuple[int, str]:
 
 def test_rendering_a_twin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(cli, "GENERATED", tmp_path / "generated")
+    monkeypatch.setattr(places, "GENERATED", tmp_path / "generated")
     code, out = run("render", TWIN)
     assert code == 0 and "wrote  generated/h100_topk32.cu\n" in out
     assert f"{TWIN}: its source is generated/h100_topk32.cu with the name of the kernel and words replaced" in out
@@ -284,10 +284,13 @@ def test_two_processes_that_write_one_file(tmp_path: Path, receipt: Make) -> Non
 
 def test_a_command_that_verifies_takes_all_types(tmp_path: Path) -> None:
     path = own_file(tmp_path)
-    assert [named.stem for named in cli.chosen([str(path)], False, all_types=True)] == ["my_kernel", "my_kernel_bf16"]
-    assert [named.stem for named in cli.chosen([str(path)], False)] == ["my_kernel"]
-    assert [named.stem for named in cli.chosen([NAME, TWIN], False, all_types=True)] == [NAME, TWIN]
-    assert [named.stem for named in cli.chosen([TWIN], False, all_types=True)] == [TWIN]
+    assert [named.stem for named in commands.chosen([str(path)], False, all_types=True)] == [
+        "my_kernel",
+        "my_kernel_bf16",
+    ]
+    assert [named.stem for named in commands.chosen([str(path)], False)] == ["my_kernel"]
+    assert [named.stem for named in commands.chosen([NAME, TWIN], False, all_types=True)] == [NAME, TWIN]
+    assert [named.stem for named in commands.chosen([TWIN], False, all_types=True)] == [TWIN]
     with pytest.raises(CodegenError, match="two of the specs are called my_kernel"):
         (tmp_path / "other").mkdir()
-        cli.chosen([str(path), str(own_file(tmp_path / "other"))], False, all_types=True)
+        commands.chosen([str(path), str(own_file(tmp_path / "other"))], False, all_types=True)

@@ -1,4 +1,4 @@
-"""A pattern is four files, as docs/adding.md says: with them it renders, compiles, and the front door takes it."""
+"""A pattern is four files, as docs/reference/adding.md says: it renders, compiles, and the front door takes it."""
 
 from __future__ import annotations
 

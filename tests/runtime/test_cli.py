@@ -71,7 +71,7 @@ def test_tune_compiles_candidates_without_a_gpu(tmp_path: Path, monkeypatch: pyt
         assert result.exit_code == 0 and result.stdout == "2 candidates of 1 problems are compiled\n"
     assert Path("tune.sqlite").is_file()
     assert run.invoke(app, ["tune", "--export", "rows.jsonl"]).stdout == "wrote 0 rows to rows.jsonl\n"
-    assert "name a problem or more" in run.invoke(app, ["tune"]).stderr
+    assert "name one problem or more" in run.invoke(app, ["tune"]).stderr
     assert (
         "density: is 2; input should be less than or equal to 1"
         in run.invoke(app, ["tune", "op=bsr_spmm,block=64,density=2"]).stderr
@@ -82,7 +82,7 @@ def test_cache_commands(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("CODEGEN_CACHE_DIR", str(own_cache))
     run.invoke(app, ["compile", "l4_topk32_d64"])
     assert "l4_topk32_d64 (sm_89 cubin)" in run.invoke(app, ["cache", "list"]).output
-    assert run.invoke(app, ["cache", "clear"]).output == "removed 1 entries\n"
+    assert run.invoke(app, ["cache", "clear"]).output == "removed 1 entry\n"
     assert "l4_topk32_d64" not in run.invoke(app, ["cache", "list"]).output
 
 
@@ -244,7 +244,7 @@ def test_compile_compares_with_the_receipt(tmp_path: Path, monkeypatch: pytest.M
     from runtime.verify.receipts import receipt
 
     name, path = "l4_topk32_d64", tmp_path / "l4_topk32_d64.json"
-    monkeypatch.setattr("codegen.cli.GENERATED", tmp_path)
+    monkeypatch.setattr("codegen.places.GENERATED", tmp_path)
     assert run.invoke(app, ["compile", name]).exit_code == 0
     result = run.invoke(app, ["compile", name, "--check"])
     assert result.exit_code == 1 and result.stderr == f"{name}: has no receipt; run: codegen verify {name}\n"
@@ -265,8 +265,8 @@ def test_compile_compares_with_the_receipt(tmp_path: Path, monkeypatch: pytest.M
     assert result.exit_code == 3 and "0 of 1 compared with their receipts\n" in result.stdout
     _, package = toolchain.compiler_version()
     assert result.stderr == (
-        f"nothing was compared: {package} is not the compiler of the receipts, nvidia-cuda-nvrtc 12.8.93: code "
-        "differs, cases were not run on it; to compare: pip install nvidia-cuda-nvrtc==12.8.93\n"
+        f"nothing was compared: {package} is not the compiler of the receipts, nvidia-cuda-nvrtc 12.8.93: its "
+        "code differs and was not tested; to compare: pip install nvidia-cuda-nvrtc==12.8.93\n"
     )
     document = json.loads(run.invoke(app, ["compile", name, "--check", "--json"]).stdout)
     assert (document["compared"], document["not_compared"]) == (0, 1) and document["complete"]
@@ -319,7 +319,7 @@ def test_load_kernel_without_a_gpu_says_so(monkeypatch: pytest.MonkeyPatch) -> N
 def test_compile_check_of_some_that_cannot_be_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from runtime.verify.receipts import receipt
 
-    monkeypatch.setattr("codegen.cli.GENERATED", tmp_path)
+    monkeypatch.setattr("codegen.places.GENERATED", tmp_path)
     names = ["l4_topk32_d64", "l4_bsr_sddmm_b64"]
     for name, package in zip(names, (None, "nvidia-cuda-nvrtc 12.8.93"), strict=True):
         made = receipt(find_spec(name), None)
@@ -327,7 +327,9 @@ def test_compile_check_of_some_that_cannot_be_compared(tmp_path: Path, monkeypat
         made.model_copy(update={"cubin": other}).write(tmp_path / f"{name}.json")
     result = run.invoke(app, ["compile", *names, "--check"])
     assert result.exit_code == 3 and "1 of 2 compared with their receipts\n" in result.stdout
-    assert "not all were compared: " in result.stderr and "receipts, nvidia-cuda-nvrtc 12.8.93: " in result.stderr
+    assert (
+        "not all cubins were compared: " in result.stderr and "receipts, nvidia-cuda-nvrtc 12.8.93: " in result.stderr
+    )
     rows = json.loads(run.invoke(app, ["compile", *names, "--check", "--json"]).stdout)["rows"]
     assert [row["compared"] for row in rows] == ["same", "other compiler"]
     (tmp_path / f"{names[0]}.json").unlink()
@@ -335,14 +337,14 @@ def test_compile_check_of_some_that_cannot_be_compared(tmp_path: Path, monkeypat
 
 
 def test_a_shipped_kernel_that_spills_with_another_compiler_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    from runtime import cli
+    from runtime import commands
 
     def compiled(named: NamedSpec) -> Any:
         made = compile_spec(named)
         log = made.log.replace("0 bytes spill stores", "8 bytes spill stores")
         return replace(made, log=log) if named.stem == "l4_topk32_d64" else made
 
-    monkeypatch.setattr(cli, "compile_spec", compiled)
+    monkeypatch.setattr(commands, "compile_spec", compiled)
     monkeypatch.setattr(compilers, "compiler_version", lambda: ("NVRTC 13.9", "nvidia-cuda-nvrtc 13.9.1"))
     result = run.invoke(app, ["compile", "l4_topk32_d64", "l4_bsr_sddmm_b64", "--json"])
     assert result.exit_code == 1 and "l4_topk32_d64 is refused with nvidia-cuda-nvrtc 13.9.1" in result.stderr
@@ -355,14 +357,14 @@ def test_a_shipped_kernel_that_spills_with_another_compiler_is_refused_by_name(m
 def test_what_was_compiled_is_reported_whatever_ends_the_command(
     ending: BaseException, as_json: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from runtime import cli
+    from runtime import commands
 
     def compiled(named: NamedSpec) -> Any:
         if named.stem != "l4_topk32_d64":
             raise ending
         return compile_spec(named)
 
-    monkeypatch.setattr(cli, "compile_spec", compiled)
+    monkeypatch.setattr(commands, "compile_spec", compiled)
     result = run.invoke(app, ["compile", "l4_topk32_d64", "h100_topk32", *(["--json"] if as_json else [])])
     assert result.exit_code not in (0, None)
     if as_json:

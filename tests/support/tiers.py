@@ -143,6 +143,14 @@ GROUPS: dict[str, Group] = {
             *(f"docs/guide/{name}.md" for name in ("fp8", "scale-out")),
         ),
     ),
+    "gallery": Group(
+        (*tests_in("benchmarks", "gallery"), *tests_in("project", "notebook")),
+        (
+            *(*scripts("gallery"), "scripts/notebook.py", "examples/masks.ipynb"),
+            *("runtime/patterns*", "runtime/convert", "docs/guide/gallery.md", "docs/guide/masks"),
+        ),
+    ),
+    "site": Group(tests_in("project", "site"), ("scripts/site.py", "mkdocs.yml", "docs", "*.md")),
     "table of receipts": Group(
         tests_in("benchmarks", "verified_page"),
         (*scripts("verified_page"), "generated", "specs", "tests/records/kernels.json", "docs/reference/verified.md"),

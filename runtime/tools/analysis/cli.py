@@ -10,39 +10,38 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from codegen.cli import CHECK_FAILED, SpecArgument, app, complete
+from codegen.cli import LOOK, SpecArgument, command, complete
 from codegen.errors import CodegenError
-from codegen.library import find_spec
-from codegen.tools.report import JsonOption, Report, report
-from runtime.tools.analysis.diff import Section
-from runtime.tools.analysis.disasm import WIDTH, Show
+from codegen.tools.report import CHECK_FAILED, JsonOption, Report, report
+from runtime.tools.analysis.options import WIDTH, Section, Show
 
 if TYPE_CHECKING:
     from codegen.library import NamedSpec
     from runtime.tools.analysis.findings import Finding
 
-SIDE_HELP = "A spec, as other commands take it, or COMMIT:NAME: a kernel as a commit of git has it."
+SIDE_HELP = "A spec, as for other commands, or COMMIT:NAME for a kernel of a git commit."
 SideArgument = Annotated[str, typer.Argument(help=SIDE_HELP, autocompletion=complete, show_default=False)]
 
 
-@app.command("disasm")
+@command("disasm", LOOK)
 def disasm_command(
     spec: SpecArgument,
-    show: Annotated[Show, typer.Option("--show", help="Which instructions are listed, below the summary.")] = Show.ALL,
+    show: Annotated[Show, typer.Option("--show", help="Instructions to list below the summary.")] = Show.ALL,
     as_json: JsonOption = False,
 ) -> None:
-    """Print the machine code of a kernel (SASS), with the stages of its source. Needs no GPU.
+    """Print the machine code (SASS) of a kernel.
 
-    Above it: registers, barriers, and the instructions of the main loop by kind, by stage and by opcode. A stage is
-    the function of the source that an instruction was inlined from, with the line there.
+    Starts with a summary: registers, barriers, and the instructions of the main loop by kind, by stage and by opcode.
+    A stage is the function of the source that an instruction was inlined from, with its line. Needs no GPU.
 
     [bold]Examples[/bold]
       codegen disasm h100_topk32 --show summary
       codegen disasm h100_topk32 --show loop
       codegen disasm l4_topk32 --json
     """
-    from runtime.tools.analysis.disasm import fields_of, lines_of  # noqa: PLC0415
-    from runtime.tools.analysis.disassembly import disassemble  # noqa: PLC0415
+    from codegen.library import find_spec
+    from runtime.tools.analysis.disasm import fields_of, lines_of
+    from runtime.tools.analysis.disassembly import disassemble
 
     named = find_spec(spec)
     with report(as_json=as_json) as told:
@@ -51,27 +50,28 @@ def disasm_command(
             told.row(fields_of(found, show), "\n".join(lines_of(found, show)))
 
 
-@app.command("diff")
+@command("diff", LOOK)
 def diff_command(
     one: SideArgument,
     other: SideArgument,
     only: Annotated[
-        list[Section] | None, typer.Option("--only", help="Compare this alone; may be said again.", show_default=False)
+        list[Section] | None,
+        typer.Option("--only", help="Compare only this part. Can be repeated.", show_default=False),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Compare two kernels: specs, plans, sources and machine code, in this order. Needs no GPU.
+    """Compare the specs, plans, sources and machine code of two kernels.
 
-    Of machine code the main loops are compared, in opcodes: registers and addresses differ wherever one instruction
-    does. The exit code is 1 if something differs.
+    Machine code is compared by the opcodes of the main loops: a single changed instruction changes registers and
+    addresses everywhere. Needs no GPU. The exit code is 1 if the kernels differ.
 
     [bold]Examples[/bold]
       codegen diff h100_topk32 h100_topk64
       codegen diff h100_dense my_dense.yaml --only plan --only sass
       codegen diff HEAD~3:h100_topk32 h100_topk32
     """
-    from runtime.tools.analysis.diff import compare, lines_of  # noqa: PLC0415
-    from runtime.tools.analysis.sides import side_of  # noqa: PLC0415
+    from runtime.tools.analysis.diff import compare, lines_of
+    from runtime.tools.analysis.sides import side_of
 
     sides = side_of(one), side_of(other)
     sections = [section for section in Section if not only or section in only]
@@ -83,31 +83,35 @@ def diff_command(
             raise typer.Exit(CHECK_FAILED)
 
 
-@app.command("profile")
+@command("profile", LOOK)
 def profile_command(
     spec: SpecArgument,
     counters: Annotated[
         Path | None,
-        typer.Option("--counters", metavar="FILE", help="Counters that ncu --csv wrote elsewhere.", show_default=False),
+        typer.Option(
+            "--counters", metavar="FILE", help="Counters that ncu --csv wrote on another machine.", show_default=False
+        ),
     ] = None,
-    static: Annotated[bool, typer.Option("--static", help="The static part alone, where there is ncu too.")] = False,
+    static: Annotated[bool, typer.Option("--static", help="Static analysis only, even if ncu is installed.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Say what bounds a kernel: from its plan and machine code, and from counters where Nsight Compute is.
+    """Find what limits the speed of a kernel.
 
-    Counters are of one launch of the reference workload, the one of codegen measure; power and clocks are those of its
-    calls back to back, by nvidia-smi. Without ncu or a GPU it is the static part, and that is said.
+    The static analysis reads the plan and the machine code. With Nsight Compute (ncu) and a GPU, it adds counters of
+    one launch of the reference workload, which is that of codegen measure. Power and clocks come from nvidia-smi during
+    back-to-back launches.
 
     [bold]Examples[/bold]
       codegen profile h100_topk32
       codegen profile h100_topk32 --static --json
     """
-    from runtime.tools.analysis import ncu, power, profile  # noqa: PLC0415
-    from runtime.tools.analysis.disassembly import disassemble  # noqa: PLC0415
-    from runtime.tools.analysis.findings import counted_findings, static_findings  # noqa: PLC0415
+    from codegen.library import find_spec
+    from runtime.tools.analysis import ncu, power, profile
+    from runtime.tools.analysis.disassembly import disassemble
+    from runtime.tools.analysis.findings import counted_findings, static_findings
 
     if static and counters is not None:
-        raise CodegenError("--static is without counters, --counters has some: say one of them")
+        raise CodegenError("--static and --counters exclude each other: use one of them")
     named = find_spec(spec)
     read = None if counters is None else profile.Counted(ncu.read(counters, named.stem), f"from {counters}")
     with report(as_json=as_json) as told:
@@ -115,9 +119,9 @@ def profile_command(
         _tell(told, static_findings(disassemble(named)))
         if not (static or read):
             _tell_power(told, named, power.missing())
-        why = "nothing else was asked for" if static else "" if read else profile.missing()
+        why = "--static" if static else "" if read else profile.missing()
         if why:
-            part = "no counters" if told.document.get("power") else "static part alone"
+            part = "no counters" if told.document.get("power") else "static analysis only"
             told.note("counters", None, f"{part}: {why}")
             told.note("no_counters", why)
             return
@@ -128,8 +132,8 @@ def profile_command(
 
 
 def _tell_power(told: Report, named: NamedSpec, why: str) -> None:
-    """Report power and clocks; where they cannot be told, why: it costs no counters."""
-    from runtime.tools.analysis import power  # noqa: PLC0415
+    """Report power and clocks, or the reason that they cannot be measured."""
+    from runtime.tools.analysis import power
 
     if not why:
         try:

@@ -6,27 +6,18 @@ import difflib
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from enum import StrEnum
 from typing import Any
 
 from codegen.tools.explain import explained
 from runtime.tools.analysis.kinds import by_opcode
 from runtime.tools.analysis.loops import main_loop
+from runtime.tools.analysis.options import Section
 from runtime.tools.analysis.sides import Code, Side, code_of
 
 ABSENT = "-"
 CONTEXT = 2  # lines around a change
 NOT_OF_THE_PLAN = ("kernel", "spec", "spec_hash", "facts.spec hash")
 _CONSTANT = re.compile(r"^constexpr [\w ]+? (k\w+) = (.+?);", re.MULTILINE)
-
-
-class Section(StrEnum):
-    """What is compared."""
-
-    SPEC = "spec"
-    PLAN = "plan"
-    SOURCE = "source"
-    SASS = "sass"
 
 
 def compare(one: Side, other: Side, section: Section) -> dict[str, Any]:

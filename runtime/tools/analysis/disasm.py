@@ -3,28 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from enum import StrEnum
 from typing import Any
 
 from runtime.compile import toolchain
 from runtime.tools.analysis.disassembly import Disassembly
 from runtime.tools.analysis.kinds import by_kind, by_opcode, counted
 from runtime.tools.analysis.loops import Loop
+from runtime.tools.analysis.options import Show
 from runtime.tools.analysis.sass import Instruction
 
 UNKNOWN = "not told"
 """Stage of an instruction that has no line."""
 OPCODES = 12  # of the main loop, the most frequent
 STAGES = 8
-WIDTH = 80
-
-
-class Show(StrEnum):
-    """Which instructions are listed."""
-
-    ALL = "all"
-    LOOP = "loop"
-    SUMMARY = "summary"
 
 
 def fields_of(found: Disassembly, show: Show) -> dict[str, Any]:

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from codegen.cli import CHECK_FAILED, AllOption, SpecsArgument, app, chosen
+from codegen.cli import MAINTAIN, AllOption, SpecsArgument, command
 from codegen.errors import MOST_OF_PLACE, CodegenError
-from codegen.files import write_all
-from codegen.freshness import display_path
-from codegen.library import IN_SOURCE_TREE, ROOT
-from codegen.tools.report import JsonOption, Report, report
-from codegen.wording import one_line
+from codegen.files import display_path, write_all
+from codegen.project import IN_SOURCE_TREE, ROOT
+from codegen.tools.report import CHECK_FAILED, JsonOption, Report, report
+from codegen.wording import one_line, plural
 
 if TYPE_CHECKING:
     from runtime.tools.attest.statement import Statement, Tree
@@ -24,31 +23,33 @@ ENVELOPE = "kernels.intoto.json"
 FEW = 3  # files of a dirty tree that a message names
 
 
-@app.command("attest")
+@command("attest", MAINTAIN)
 def attest_command(
     specs: SpecsArgument = None,
     every: AllOption = False,
     *,
     key: Annotated[Path, typer.Option("--key", metavar="FILE", help="A private ed25519 key in PEM.")],
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where to write the two files.")],
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="The folder to write the two files to.")],
     allow_dirty: Annotated[
-        bool, typer.Option("--allow-dirty", help="Allow a tree with changes; list the changed files.")
+        bool, typer.Option("--allow-dirty", help="Allow uncommitted changes, and list the changed files.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Write a bill of materials (CycloneDX) and signed provenance (in-toto, SLSA) of shipped kernels. Needs no GPU.
+    """Write a bill of materials (CycloneDX) and signed provenance (in-toto, SLSA) of shipped kernels.
 
-    Subjects are sources, receipts and cubins by SHA-256, materials the specs, templates, code, compiler and headers.
+    Subjects are sources, receipts and cubins, by SHA-256. Materials are specs, templates, code, compiler and headers.
+    Needs no GPU.
 
     [bold]Examples[/bold]
       openssl genpkey -algorithm ed25519 -out key.pem
       codegen attest --all --key key.pem --out attestation
     """
-    from runtime.tools.attest import keys  # noqa: PLC0415
+    from runtime.tools.attest import keys
 
     keys.require()
-    from runtime.tools.attest.envelope import sealed  # noqa: PLC0415
-    from runtime.tools.attest.statement import SBOM, attested, compiled_for  # noqa: PLC0415
+    from codegen.commands import chosen
+    from runtime.tools.attest.envelope import sealed
+    from runtime.tools.attest.statement import SBOM, attested, compiled_for
 
     signer, named_specs = keys.private_key(key), chosen(specs, every)
     tree = _tree(out, allow_dirty=allow_dirty)
@@ -60,20 +61,20 @@ def attest_command(
             line = f"{'wrote' if changed else 'up to date'}  {display_path(path)}"
             told.row({"path": str(path), "changed": changed}, line)
         identity = keys.key_id(signer.public_key())
-        told.note("key", identity, f"{len(compiled)} kernels, signed by the key {identity}")
-        where = f"commit {tree.commit}" if tree.commit else "a tree that is in no repository"
-        dirty = f", with {len(tree.changed)} files that are not as it has them" if tree.changed else ""
+        told.note("key", identity, f"{plural(len(compiled), 'kernel')}, signed by the key {identity}")
+        where = f"commit {tree.commit}" if tree.commit else "a tree outside of any repository"
+        dirty = f", with {plural(len(tree.changed), 'changed file')}" if tree.changed else ""
         told.note("commit", tree.commit, f"of {where}{dirty}")
 
 
 def _tree(out: Path, *, allow_dirty: bool) -> Tree:
-    """The tree that is attested.
+    """The tree to attest.
 
     Raises:
-        CodegenError: if it is not as its commit has it, and that was not allowed.
+        CodegenError: for uncommitted changes, unless they are allowed.
     """
-    from runtime import git  # noqa: PLC0415
-    from runtime.tools.attest.statement import SBOM, Tree  # noqa: PLC0415
+    from runtime import git
+    from runtime.tools.attest.statement import SBOM, Tree
 
     if not (IN_SOURCE_TREE and any((folder / ".git").exists() for folder in (ROOT, *ROOT.parents))):
         return Tree()
@@ -82,20 +83,20 @@ def _tree(out: Path, *, allow_dirty: bool) -> Tree:
     if changed and not allow_dirty:
         few = ", ".join(map(one_line, changed[:FEW])) + (", ..." if len(changed) > FEW else "")
         raise CodegenError(
-            f"the tree is not as commit {commit[:12]} has it ({few}): commit or undo that, or say --allow-dirty"
+            f"the tree differs from commit {commit[:12]} ({few}): commit or undo the changes, or use --allow-dirty"
         )
     return Tree(commit, tuple(map(one_line, changed)))
 
 
-@app.command("verify-attestation")
+@command("verify-attestation", MAINTAIN)
 def verify_attestation_command(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help=f"What codegen attest wrote: {ENVELOPE}.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help=f"The file that codegen attest wrote: {ENVELOPE}.")],
     *,
     key: Annotated[Path, typer.Option("--key", metavar="FILE", help="The public key in PEM.")],
     tree: Annotated[
         Path | None,
         typer.Option(
-            "--tree", metavar="DIR", help="The source tree to compare; else this package's.", show_default=False
+            "--tree", metavar="DIR", help="The source tree to compare. By default, this package.", show_default=False
         ),
     ] = None,
     cubins: Annotated[
@@ -103,36 +104,42 @@ def verify_attestation_command(
         typer.Option(
             "--cubins",
             metavar="WHEEL",
-            help="Also compare the code in a wheel of cubins, or in a folder.",
+            help="Also compare the cubins in a wheel or a folder.",
             show_default=False,
         ),
     ] = None,
     rebuild: Annotated[
-        int, typer.Option("--rebuild", metavar="N", min=0, help="Kernels to compile anew, other ones each day.")
+        int,
+        typer.Option("--rebuild", metavar="N", min=0, help="Number of kernels to recompile: a new sample each day."),
     ] = 0,
     turn: Annotated[
         int | None,
         typer.Option(
-            "--turn", metavar="N", min=0, help="Which turn of --rebuild it is; else the day's.", show_default=False
+            "--turn",
+            metavar="N",
+            min=0,
+            help="Number of the sample of --rebuild. By default, the day's.",
+            show_default=False,
         ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Check an attestation: its signature, each hash against the tree, and a sample of cubins against new ones.
+    """Check the signature and the hashes of an attestation.
 
-    Needs neither a network nor a GPU, and NVRTC for --rebuild alone. The exit code is 1 if something differs.
+    Compares each hash with the tree. With --rebuild, also recompiles a sample of kernels and compares the cubins. Needs
+    neither a network nor a GPU; only --rebuild needs NVRTC. The exit code is 1 if something differs.
 
     [bold]Examples[/bold]
       codegen verify-attestation attestation/kernels.intoto.json --key key.pub.pem
       codegen verify-attestation attestation/kernels.intoto.json --key key.pub.pem --rebuild 5
       codegen verify-attestation attestation/kernels.intoto.json --key key.pub.pem --cubins cubins.whl
     """
-    from runtime.tools.attest import keys  # noqa: PLC0415
+    from runtime.tools.attest import keys
 
     keys.require()
-    from runtime.tools.attest.envelope import opened  # noqa: PLC0415
-    from runtime.tools.attest.statement import PACKAGE_FOLDER, statement_of  # noqa: PLC0415
-    from runtime.tools.attest.verification import check_compiler, compared, compared_code, files_of  # noqa: PLC0415
+    from runtime.tools.attest.envelope import opened
+    from runtime.tools.attest.statement import PACKAGE_FOLDER, statement_of
+    from runtime.tools.attest.verification import check_compiler, compared, compared_code, files_of
 
     public = keys.public_key(key)
     statement = statement_of(opened(file, public), file)
@@ -140,9 +147,9 @@ def verify_attestation_command(
     if rebuild:
         check_compiler(statement)
     with report(as_json=as_json) as told:
-        told.note("key", keys.key_id(public), f"signature: of the key {keys.key_id(public)}")
+        told.note("key", keys.key_id(public), f"signature: by the key {keys.key_id(public)}")
         commit = next((each.digest.gitCommit for each in statement.definition.resolvedDependencies), None)
-        told.note("commit", commit or "", f"commit: {commit or 'none is told'}")
+        told.note("commit", commit or "", f"commit: {commit or 'not recorded'}")
         folder = ROOT if tree is None else _source_tree(tree)
         code = PACKAGE_FOLDER if tree is None else tree / "codegen"
         found = list(compared(hashes, folder, code, file.parent))
@@ -158,20 +165,20 @@ def verify_attestation_command(
 
 
 def _source_tree(folder: Path) -> Path:
-    """Return a folder that a user calls a source tree.
+    """The folder of ``--tree``.
 
     Raises:
         CodegenError: if it has no generated/.
     """
     if not (folder / "generated").is_dir():
         raise CodegenError(
-            f"--tree: {one_line(str(folder), MOST_OF_PLACE)} has no folder generated/: name a tree's root"
+            f"--tree: {one_line(str(folder), MOST_OF_PLACE)} has no folder generated/: name the root of a source tree"
         )
     return folder
 
 
 def _tell(told: Report, what: str, found: list[Finding]) -> None:
-    """Tell what is not as it is attested, and how much is."""
+    """Report each file that differs from the attestation, and counts."""
     for each in found:
         line = f"{each.state}: {one_line(each.name)}" if each.failed else ""
         told.row({"checked": what, "name": each.name, "state": each.state}, line)
@@ -179,16 +186,16 @@ def _tell(told: Report, what: str, found: list[Finding]) -> None:
     count = len(found) - len(others)
     told.say(f"{what}: {count - sum(each.failed for each in found)} of {count} as attested")
     if others:
-        told.say(f"{len(others)} sources of the tree are not attested, such as {one_line(others[0])}")
+        told.say(f"not attested: {plural(len(others), 'source')} of the tree, such as {one_line(others[0])}")
 
 
 def _rebuild(told: Report, statement: Statement, hashes: dict[str, str], count: int, turn: int | None) -> list[Finding]:
-    """Compile a sample of kernels anew."""
-    from runtime.tools.attest.verification import rebuilt, sample  # noqa: PLC0415
+    """Recompile a sample of kernels."""
+    from runtime.tools.attest.verification import rebuilt, sample
 
     turn = datetime.datetime.now(datetime.UTC).toordinal() if turn is None else turn
     stems = sample(statement.definition.externalParameters.kernels, count, turn)
     found = [rebuilt(stem, hashes) for stem in told.steps("rebuilding", stems, str)]
     _tell(told, "rebuilt", found)
-    told.note("turn", turn, f"these are of turn {turn}: {', '.join(map(one_line, stems))}")
+    told.note("turn", turn, f"sample {turn} (--turn): {', '.join(map(one_line, stems))}")
     return found

@@ -7,13 +7,12 @@ from typing import Annotated
 
 import typer
 
-from codegen.cli import CHECK_FAILED, AllOption, SpecsArgument, app, chosen
-from codegen.tools.report import JsonOption, report
+from codegen.cli import LOOK, AllOption, SpecsArgument, command
+from codegen.tools.report import CHECK_FAILED, JsonOption, report
 from runtime.tools.bench.noise import REPEATS
-from runtime.tools.bench.required import require_gpu
 
 
-@app.command("bench")
+@command("bench", LOOK)
 def bench_command(
     *,
     specs: SpecsArgument = None,
@@ -23,7 +22,8 @@ def bench_command(
         typer.Option(
             "--peer",
             metavar="NAME",
-            help="A peer: sdpa, flex, fa4, cublas, torch, triton; may be said again. Else all that are installed.",
+            help="A peer: sdpa, flex, fa4, cublas, torch or triton. Can be repeated. By default, "
+            "all that are installed.",
             show_default=False,
         ),
     ] = None,
@@ -32,17 +32,19 @@ def bench_command(
         typer.Option(
             "--workload",
             metavar="SIZE=N,...",
-            help="Sizes in place of the reference workload's, as heads=32,length=8192; may be said again.",
+            help="Sizes that replace those of the reference workload, such as heads=32,length=8192. Can be repeated.",
             show_default=False,
         ),
     ] = None,
-    repeats: Annotated[int, typer.Option(min=2, help="Of each timing: noise is their range.")] = REPEATS,
+    repeats: Annotated[
+        int, typer.Option("--repeats", metavar="N", min=2, help="Repeats of each timing. Noise is their range.")
+    ] = REPEATS,
     baseline: Annotated[
         Path | None,
         typer.Option(
             "--baseline",
             metavar="FILE",
-            help="Compare with stored timings of this device and driver.",
+            help="Compare with timings from this file, of the same device and driver.",
             show_default=False,
         ),
     ] = None,
@@ -51,17 +53,17 @@ def bench_command(
         typer.Option(
             "--save-baseline",
             metavar="FILE",
-            help="Store the timings; rows of other kernels in the file stay.",
+            help="Store the timings in this file. Rows of other kernels stay.",
             show_default=False,
         ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Time kernels on workloads beside named peers, in one process; receipts are neither read nor written.
+    """Time kernels beside peers on the GPU, in one process.
 
-    Each timing is repeated; its noise is the range of the repeats. With a baseline, a kernel is called faster or slower
-    only if no repeat of the one run is as short as any of the other, and no peer has moved alike. The exit code is 1 if
-    a kernel is slower. A kernel whose plain case is wrong gets no time.
+    Each timing is repeated, and its noise is the range of the repeats. With a baseline, a kernel is called faster or
+    slower only if the ranges of the two runs do not overlap and no peer changed in the same way. The exit code is 1 if
+    a kernel is slower. A kernel whose result is wrong is not timed. Receipts are neither read nor written.
 
     [bold]Examples[/bold]
       codegen bench h100_dense h100_causal --peer sdpa --peer fa4
@@ -69,11 +71,14 @@ def bench_command(
       codegen bench --all --save-baseline before.json
       codegen bench --all --baseline before.json
     """
+    from codegen.commands import chosen
+    from runtime.tools.bench.required import require_gpu
+
     named_specs = chosen(specs, every)
     require_gpu("bench", "timed")
-    from runtime.tools.baselines.command import bench, files_of, read  # noqa: PLC0415
-    from runtime.tools.baselines.peers import check_names  # noqa: PLC0415
-    from runtime.tools.baselines.run import sizes_of  # noqa: PLC0415
+    from runtime.tools.baselines.command import bench, files_of, read
+    from runtime.tools.baselines.peers import check_names
+    from runtime.tools.baselines.run import sizes_of
 
     asked = [(named, sizes_of(named, text)) for named in named_specs for text in workloads or [""]]
     check_names(peers or ())

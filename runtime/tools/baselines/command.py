@@ -11,7 +11,7 @@ from pathlib import Path
 import typer
 
 from codegen.errors import CodegenError
-from codegen.freshness import display_path
+from codegen.files import display_path
 from codegen.library import NamedSpec
 from codegen.tools.report import Report
 from runtime.tools.baselines import run

@@ -8,45 +8,53 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from codegen.cli import SpecsArgument, app, chosen
+from codegen.cli import LOOK, SpecsArgument, command
 from codegen.errors import MOST_OF_PLACE, CodegenError
-from codegen.freshness import display_path
-from codegen.library import ROOT
+from codegen.files import display_path
+from codegen.project import ROOT
 from codegen.tools.report import JsonOption, report
-from codegen.wording import one_line
+from codegen.wording import one_line, plural
 
 if TYPE_CHECKING:
     from runtime.tools.report.changes import Changes
 
 
-@app.command("report")
+@command("report", LOOK)
 def report_command(
     specs: SpecsArgument = None,
     *,
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where to write: a folder of its own.")],
+    out: Annotated[
+        Path,
+        typer.Option("--out", metavar="DIR", help="The folder to write to: a new or empty one, or an earlier report."),
+    ],
     diff: Annotated[
         tuple[str, str] | None,
         typer.Option(
-            "--diff", metavar="COMMIT COMMIT", help="Also a page of what two commits differ in.", show_default=False
+            "--diff",
+            metavar="COMMIT COMMIT",
+            help="Also write a page with the differences of two commits.",
+            show_default=False,
         ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Write a static site: a page for each kernel, of all shipped ones unless some are named. Needs no GPU.
+    """Write a static site with a page for each kernel.
 
-    A page has the spec, the plan, the pipeline and the shared memory as pictures, the source, the hashes and how to
-    check them, what the receipt says and what was measured. Nothing on it is loaded from elsewhere. The folder is whole
-    or not there; one that holds anything else is not written over. Of a dirty tree every page says so.
+    A page shows the spec, the plan, pictures of the pipeline and of shared memory, the source, the hashes and how to
+    check them, the receipt and the measurements. Pages load nothing from other places. The folder is written as a
+    whole; a folder with other files is not overwritten. If the tree has uncommitted changes, each page says so. By
+    default, all shipped kernels have pages. Needs no GPU.
 
     [bold]Examples[/bold]
       codegen report --out report
       codegen report h100_topk32 h100_causal --out report
       codegen report --out report --diff v1.0 HEAD
     """
-    from runtime.tools.report import site  # noqa: PLC0415 - pygments and jinja's pages, not for other commands
-    from runtime.tools.report.kernels import kernel_of, known_records  # noqa: PLC0415
-    from runtime.tools.report.measurements import by_spec, results  # noqa: PLC0415
-    from runtime.tools.report.tree import tree_of  # noqa: PLC0415
+    from codegen.commands import chosen
+    from runtime.tools.report import site
+    from runtime.tools.report.kernels import kernel_of, known_records
+    from runtime.tools.report.measurements import by_spec, results
+    from runtime.tools.report.tree import tree_of
 
     earlier = [out / name for name in site.check_place(out)]
     named_specs = sorted(chosen(specs, every=not specs), key=lambda named: named.stem)
@@ -70,9 +78,11 @@ def report_command(
             pages["changes.html"] = site.changes_page(changes, tree, kernels)
         changed = site.write(out, site.with_mark(pages))
         where = one_line(str(display_path(out / "index.html")), MOST_OF_PLACE)
-        told.note("changed", changed, f"{'wrote' if changed else 'up to date'}  {where}: {len(kernels)} kernels")
+        told.note(
+            "changed", changed, f"{'wrote' if changed else 'up to date'}  {where}: {plural(len(kernels), 'kernel')}"
+        )
         told.note("commit", tree.commit)
-        dirty = f"of a dirty tree: {len(tree.changed)} files are not as commit {tree.commit[:12]} has them"
+        dirty = f"the tree has {plural(len(tree.changed), 'changed file')} since commit {tree.commit[:12]}"
         told.note("dirty", list(tree.changed), dirty if tree.changed else "")
         if changes is not None:
             told.say(f"{len(changes.changed)} of {changes.count} kernels differ: changes.html")
@@ -82,11 +92,11 @@ def _changes(labels: tuple[str, str]) -> Changes:
     """Compare two commits.
 
     Raises:
-        CodegenError: where there is no repository.
+        CodegenError: outside of a repository.
     """
-    from runtime.tools.report.changes import changes  # noqa: PLC0415
-    from runtime.tools.report.tree import in_repository  # noqa: PLC0415
+    from runtime.tools.report.changes import changes
+    from runtime.tools.report.tree import in_repository
 
     if not in_repository():
-        raise CodegenError("--diff compares two commits, and this package is in no repository")
+        raise CodegenError("--diff compares two commits, but this package is not in a repository")
     return changes(labels, ROOT)

@@ -10,10 +10,10 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from codegen.cli import place_of
 from codegen.errors import CodegenError
 from codegen.files import is_file, read_text
 from codegen.library import ROOT, NamedSpec
+from codegen.places import place_of
 from codegen.plain import first_reason, json_value
 from codegen.plan import Plan
 from codegen.prune import without_comments

@@ -18,11 +18,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from codegen.errors import CodegenError
 from codegen.files import is_file, read_text
 from codegen.folders import check_folder, has_hash, write_folder
+from codegen.indexing import row_of
 from codegen.library import spec_text
 from codegen.plain import json_value
 from codegen.receipts import Sha256, VerificationRecord
 from codegen.tools.explain import explained
-from codegen.tools.listing import row_of
 from codegen.tools.outline import functions
 from runtime.compile.inspection import INSTRUCTIONS
 from runtime.tools.report import memory, patterns, pipeline

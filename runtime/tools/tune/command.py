@@ -12,8 +12,9 @@ from codegen.errors import MOST_OF_MESSAGE, MOST_OF_PLACE, CodegenError, SpecErr
 from codegen.files import read_text, write_if_changed
 from codegen.library import NamedSpec
 from codegen.plain import json_value
-from codegen.select.candidates import MOST, candidates
+from codegen.select.candidates import candidates
 from codegen.select.choice import choose, planned
+from codegen.select.limits import MOST
 from codegen.select.problem import Fields, Problem, parse_problem, problem_fields, said_by
 from codegen.select.space import Space, parse_axes, space
 from codegen.select.table import written
@@ -24,7 +25,8 @@ from runtime.compile import jit, toolchain
 from runtime.compile.compiler import compile_spec
 from runtime.tools.tune.database import Database, Device
 from runtime.tools.tune.exported import exported
-from runtime.tools.tune.search import Sampler, optuna, search
+from runtime.tools.tune.sampler import Sampler
+from runtime.tools.tune.search import optuna, search
 from runtime.tools.tune.told import tell, tell_space
 from runtime.tools.tune.tuner import Course, compile_all, cost
 

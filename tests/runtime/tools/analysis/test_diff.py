@@ -14,7 +14,8 @@ from codegen.library import find_spec
 from codegen.render import render
 from runtime.cli import app
 from runtime.tools.analysis import sides
-from runtime.tools.analysis.diff import Section, compare
+from runtime.tools.analysis.diff import compare
+from runtime.tools.analysis.options import Section
 from runtime.tools.analysis.sides import side_of
 
 pytestmark = pytest.mark.nvrtc

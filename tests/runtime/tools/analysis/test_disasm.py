@@ -14,9 +14,10 @@ from runtime.compile import toolchain
 from runtime.compile.compiler import compile_spec
 from runtime.errors import ToolchainError
 from runtime.tools.analysis import disassembly
-from runtime.tools.analysis.disasm import Show, fields_of, lines_of
+from runtime.tools.analysis.disasm import fields_of, lines_of
 from runtime.tools.analysis.disassembly import Disassembly, disassemble
 from runtime.tools.analysis.kinds import OTHER, by_kind
+from runtime.tools.analysis.options import Show
 
 pytestmark = pytest.mark.nvrtc
 

@@ -71,7 +71,7 @@ def test_without_ncu_it_is_the_static_part_and_says_so(monkeypatch: pytest.Monke
     monkeypatch.setattr(profile, "find_ncu", lambda: None)
     result = run(KERNEL)
     assert result.exit_code == 0
-    assert result.stdout.splitlines()[-1].startswith("static part alone: ncu is not found; it is Nsight Compute")
+    assert result.stdout.splitlines()[-1].startswith("static analysis only: ncu is not found; it is Nsight Compute")
     told = " ".join(result.stdout.split())
     for about in ("roofline", "main loop", "occupancy", "registers", "shared memory"):
         assert f" {about} " in told
@@ -100,10 +100,10 @@ def test_counters_of_elsewhere(tmp_path: Path) -> None:
     path.write_text(TABLE)
     result = run(KERNEL, "--counters", str(path))
     assert "counted, from " in result.stdout and "500.0 us" in result.stdout
-    assert run(KERNEL, "--static").stdout.endswith("static part alone: nothing else was asked for\n")
+    assert run(KERNEL, "--static").stdout.endswith("static analysis only: --static\n")
     for arguments, says in (
         (("--counters", str(tmp_path / "none.csv")), "No such file"),
-        (("--counters", str(path), "--static"), "say one of them"),
+        (("--counters", str(path), "--static"), "use one of them"),
     ):
         refused = run(KERNEL, *arguments)
         assert refused.exit_code == 2 and says in refused.stderr.splitlines()[-1]

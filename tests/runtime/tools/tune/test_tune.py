@@ -22,7 +22,8 @@ from codegen.errors import CodegenError
 from codegen.library import NamedSpec, find_spec
 from codegen.planning import plan_for
 from codegen.select import choose, parse_problem
-from codegen.select.candidates import MOST, candidates
+from codegen.select.candidates import candidates
+from codegen.select.limits import MOST
 from codegen.select.problem import Problem, problem_of, tuning_of
 from codegen.select.table import read_rows, written
 

@@ -23,7 +23,7 @@ from runtime.cli import app
 from runtime.tools.tune import search
 from runtime.tools.tune.columns import Figures
 from runtime.tools.tune.database import Device
-from runtime.tools.tune.search import Sampler
+from runtime.tools.tune.sampler import Sampler
 
 SIZES = "batch=2,heads=16,q_len=8192,kv_len=8192"
 OVER = ("--over", "tile.m=128,192", "--over", "tile.n=64,80", "--over", "stages=2,3")

@@ -158,7 +158,7 @@ def test_cubins_of_a_folder_go_into_the_cache_or_are_told(
 ) -> None:
     (tmp_path / "run.jsonl").write_text(f'"{NAME}"\n')
     cubins = tmp_path / "cubins"
-    assert "--cubins names one with cubins" in warm(tmp_path / "run.jsonl", "--cubins", cubins).stderr
+    assert "--cubins takes a folder with cubins" in warm(tmp_path / "run.jsonl", "--cubins", cubins).stderr
     cubins.mkdir()
     code = loading.obtained(generate(find_spec(NAME)), "cubin")[0].code
     KernelCache().clear()

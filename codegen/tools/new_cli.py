@@ -8,42 +8,50 @@ from typing import Annotated
 
 import typer
 
-from codegen.cli import app
-from codegen.devices import device_names
-from codegen.files import write_if_changed
-from codegen.freshness import display_path
-from codegen.patterns import PATTERNS
+from codegen.cli import USE, command
+from codegen.files import display_path, write_if_changed
 from codegen.tools.report import JsonOption, report
 
 WIDTH = 80  # columns of printed text
 
 
 def _complete_device(incomplete: str) -> list[str]:
+    from codegen.devices import device_names
+
     names = (name.replace(" ", "") for name in device_names())  # a shell would take two words
     return [name for name in names if name.startswith(incomplete)]
 
 
 def _complete_pattern(incomplete: str) -> list[str]:
+    from codegen.patterns import PATTERNS
+
     return [name for name in PATTERNS if name.startswith(incomplete)]
 
 
-@app.command("new")
+@command("new", USE)
 def new_command(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="The spec file: its stem is the kernel's name.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The spec file to write; its stem names the kernel.")],
     *,
     device: Annotated[
         str | None,
-        typer.Option(help="The GPU (H100, L4, ...), or an architecture.", autocompletion=_complete_device),
+        typer.Option(
+            "--device",
+            metavar="NAME",
+            help="A GPU, such as H100 or L4, or an architecture.",
+            autocompletion=_complete_device,
+            show_default=False,
+        ),
     ] = None,
     head_dim: Annotated[
-        int | None, typer.Option("--head-dim", metavar="N", help="Elements of a head, of attention.")
+        int | None, typer.Option("--head-dim", metavar="N", help="Attention: elements of a head.", show_default=False)
     ] = None,
     pattern: Annotated[
         str | None,
         typer.Option(
             "--pattern",
             metavar="KIND,FIELD=VALUE,...",
-            help="Keys that a query sees, of attention.",
+            help="Attention: the keys that a query sees.",
+            show_default=False,
             autocompletion=_complete_pattern,
         ),
     ] = None,
@@ -52,26 +60,27 @@ def new_command(
         typer.Option(
             "--problem",
             metavar="FIELD=VALUE,...",
-            help="Sizes, type, options; or a BSR product: see docs/reference/select.md.",
+            help="Sizes, type and options of the problem, or a BSR product.",
+            show_default=False,
         ),
     ] = None,
-    interactive: Annotated[bool, typer.Option("--interactive", "-i", help="Ask for what is not given.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Write over a file that is there.")] = False,
+    interactive: Annotated[bool, typer.Option("--interactive", "-i", help="Ask for each missing value.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Write the spec of a kernel for a device and a problem, as codegen.select chooses it, and tell the reasons.
+    """Write the spec of the fastest known kernel for a problem.
 
-    Sizes decide between kernels of one problem; without them it is the one that loses least over the measured ones. A
-    file that is there is not written over unless --force says so.
+    Prints the reasons of the choice. The sizes of the problem matter: without them, the kernel that is best on average
+    over the measured sizes is chosen.
 
     [bold]Examples[/bold]
       codegen new my_kernel.yaml --device H100 --head-dim 128 --pattern causal
-      codegen new lists.yaml --device H100 --head-dim 64 --pattern topk,k=16,block=64 --problem heads=16,kv_len=32768
+      codegen new lists.yaml --device H100 --head-dim 64 --pattern topk,k=16,block=64
       codegen new product.yaml --device L4 --problem op=bsr_spmm,block=64
       codegen new my_kernel.yaml --interactive
     """
-    from codegen.tools import wizard  # noqa: PLC0415
-    from codegen.tools.new import check_may_write, new_spec, problem_asked_for  # noqa: PLC0415
+    from codegen.tools import wizard
+    from codegen.tools.new import check_may_write, new_spec, problem_asked_for
 
     if interactive:
         check_may_write(file, None, force=force)  # before the questions

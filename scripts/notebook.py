@@ -1,0 +1,56 @@
+"""Runs examples/masks.ipynb, cell by cell and without Jupyter, and writes what its cells print.
+
+python scripts/notebook.py            # rewrites the outputs
+python scripts/notebook.py --check    # exits 1 if that would change them
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+NOTEBOOK = Path(__file__).resolve().parents[1] / "examples" / "masks.ipynb"
+
+
+def executed(notebook: dict[str, Any]) -> dict[str, Any]:
+    """Return a notebook with the outputs of its cells, which share their names, as in Jupyter."""
+    names: dict[str, Any] = {"__name__": "__main__"}
+    cells, count = [], 0
+    for number, cell in enumerate(notebook["cells"]):
+        if cell["cell_type"] != "code":
+            cells.append(cell)
+            continue
+        count += 1
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(compile("".join(cell["source"]), f"{NOTEBOOK.name}, cell {number}", "exec"), names)
+        text = printed.getvalue().splitlines(keepends=True)
+        outputs = [{"name": "stdout", "output_type": "stream", "text": text}] if text else []
+        cells.append(cell | {"execution_count": count, "outputs": outputs})
+    return notebook | {"cells": cells}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the notebook; return 1 if its outputs are others, with ``--check``."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if an output is not up to date")
+    check = parser.parse_args(arguments).check
+    text = NOTEBOOK.read_text(encoding="utf-8")
+    fresh = json.dumps(executed(json.loads(text)), indent=1, ensure_ascii=False) + "\n"
+    if fresh == text:
+        print(f"{NOTEBOOK.name} is up to date")
+    elif check:
+        print(f"{NOTEBOOK.name}: its outputs are not what its cells print; run: python scripts/notebook.py")
+        return 1
+    else:
+        NOTEBOOK.write_text(fresh, encoding="utf-8")
+        print(f"{NOTEBOOK.name}: rewritten")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

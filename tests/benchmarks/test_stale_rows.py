@@ -1,0 +1,58 @@
+"""Rows of results that were measured with an earlier source, and those that README.md may quote."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scripts import load_script
+
+from codegen.library import find_spec
+from codegen.receipts import source_sha256
+from codegen.render import render
+
+script = load_script("stale_rows")
+results_table = load_script("results_table")
+
+QUOTED_THOUGH_STALE = {"block_lists", "causal_8k", "dense_8k", "topk32", "topk64_b128x64", "window2k"}
+"""Rows of README.md's picture that no GPU has measured since their sources changed. Rows leave this set when they are
+measured again; no row may join it: measure it, or take it out of the picture."""
+
+
+def row(name: str, stem: str, **changes: Any) -> dict[str, Any]:
+    """A row of a benchmark that ran a spec without a file, or whose name is that of a shipped kernel."""
+    named = find_spec(stem)
+    named = named if name == stem else find_spec(named.spec)
+    fields = {"spec": json.loads(named.spec.canonical_json()), "source_sha256": source_sha256(render(named))}
+    return {"name": name, **fields, "code_sha256": "0" * 64, "results": {}, **changes}
+
+
+def test_stale_rows_are_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other, gone = "1" * 64, {"op": "attention", "no_such_field": 1}
+    rows = [
+        row("fresh", "h100_topk32"),
+        row("changed", "h100_topk32", source_sha256=other, data="std2"),
+        row("no spec of today", "h100_topk32", spec=gone),
+        row("failed", "h100_topk32", source_sha256=None, code_sha256=None),
+    ]
+    report = tmp_path / "report.json"
+    report.write_text(json.dumps({"device": "a GPU", "rows": rows}))
+    assert script.stale(report) == (["changed, std2", "no spec of today"], 3)
+    lines = tmp_path / "lines.jsonl"  # a row with several kernels
+    kernels = [row("h100_dense", "h100_dense"), row("h100_causal", "h100_causal", source_sha256=other)]
+    lines.write_text(json.dumps({"name": "models", "kernels": kernels, "results": {}}) + "\n")
+    assert script.stale(lines) == (["h100_causal"], 2)
+    assert script.main([str(report), str(lines), "--check"]) == 1
+    assert "report.json: 2 of 3 rows are stale" in capsys.readouterr().out
+    report.write_text(json.dumps({"rows": rows[:1]}))
+    assert script.main([str(report), "--check"]) == 0
+
+
+def test_the_readme_quotes_no_stale_row() -> None:
+    reports = [results_table.read(path) for path in results_table.COMPACT]
+    rows = results_table.plain_rows(reports, results_table.data_cells.read(results_table.CELLS))
+    stale = {name for name in results_table.speed_picture.ROWS if not script.is_current(rows[name])}
+    assert not stale - QUOTED_THOUGH_STALE, "measure these rows again, or take them out of the picture"
+    assert not QUOTED_THOUGH_STALE - stale, "these rows are of today's sources: take them out of the set"

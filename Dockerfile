@@ -12,7 +12,8 @@ ARG PYTHON=3.12
 
 FROM python:${PYTHON}-slim-bookworm AS wheel
 WORKDIR /source
-COPY pyproject.toml README.md LICENSE sparse_kernel_codegen.py ./
+COPY pyproject.toml README.md LICENSE ./
+COPY sparse_kernel_codegen sparse_kernel_codegen
 COPY codegen codegen
 COPY runtime runtime
 COPY templates templates
@@ -46,4 +47,4 @@ RUN /opt/codegen/bin/pip install --no-cache-dir --constraint "$CONSTRAINTS" \
 USER 1000
 # What the NVIDIA container runtime mounts: the driver's libraries, and nvidia-smi.
 ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
-RUN python3 -c "import runtime, torch"
+RUN python3 -c "import torch; from sparse_kernel_codegen.patterns import TopK"

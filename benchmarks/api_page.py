@@ -24,6 +24,7 @@ from pydantic import BaseModel
 from results_table import PAGE_WIDTH, update, wrapped
 from spec_page import FIELD_HEADINGS, field_rows, wrapped_table
 
+import sparse_kernel_codegen as skc
 from codegen.library import ROOT
 
 PAGE = ROOT / "docs" / "reference" / "api.md"
@@ -61,6 +62,13 @@ def public_modules(root: Path = ROOT) -> list[str]:
     return [*(".".join(path.parts) for path in named), *PUBLIC]
 
 
+def public(module: str) -> str:
+    """The name by which users import a module."""
+    _, dot, rest = module.partition(".")
+    assert not dot or rest in skc.__all__, module
+    return f"{skc.__name__}{dot}{rest}"
+
+
 def public_names(module: str) -> list[str]:
     """Return the names of a public module, in the order of ``__all__``; modules have sections of their own."""
     exported = [str(name) for name in found(module).exports or ()]
@@ -75,7 +83,9 @@ def kind_of(entry: Entry) -> int:
 def entries(module: str) -> list[Entry]:
     """Return what a module offers: its public names, then the classes of ours that these stand for or return."""
     paths = {name: [f"{name}.{each}" for each in public_names(name)] for name in public_modules()}
-    listed: list[Entry] = [found(path) for path in paths[module]]
+    earlier = list(paths)[: list(paths).index(module)]
+    elsewhere = {found(path).canonical_path for name in earlier for path in paths[name]}
+    listed: list[Entry] = [each for path in paths[module] if (each := found(path)).canonical_path not in elsewhere]
     known = {found(path).canonical_path for every in paths.values() for path in every}
     for entry in listed:  # grows
         named = entry.value if entry.is_attribute else getattr(entry, "returns", None)
@@ -249,7 +259,7 @@ def reference() -> str:
     every = {module: entries(module) for module in public_modules()}
     parts = ["\n".join(contents_line(module, listed) for module, listed in every.items())]
     for module, listed in every.items():
-        parts += [f"## {module}", *paragraphs(_first(found(module)))]
+        parts += [f"## {public(module)}", *paragraphs(_first(found(module)))]
         parts += [block for entry in listed for block in blocks(entry, entry.name)]
     return "\n\n".join(parts)
 
@@ -257,7 +267,7 @@ def reference() -> str:
 def contents_line(module: str, listed: Sequence[Entry]) -> str:
     """Return a module's line of contents."""
     names = ", ".join(f"[{entry.name}](#{anchor(entry.name)})" for entry in listed)
-    return wrapped(f"- [{module}](#{anchor(module)}): {names}")
+    return wrapped(f"- [{public(module)}](#{anchor(public(module))}): {names}")
 
 
 def anchor(heading: str) -> str:

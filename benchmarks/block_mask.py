@@ -115,7 +115,7 @@ def ours(row: Row, device: str) -> Callable[[], BlockLists]:
     mask = MASKS[row.mask]
     aux = {"doc": documents_of(row.length, device)} if "doc" in mask.text else None
     return lambda: create_block_mask(
-        mask.text, 1, 1, row.length, row.length, block=(BLOCK, BLOCK), aux=aux, device=device
+        mask.text, 1, 1, row.length, row.length, BLOCK_SIZE=(BLOCK, BLOCK), aux=aux, device=device
     )
 
 

@@ -26,8 +26,8 @@ IMPORTS = """\
 import torch
 from torch.nn.attention.flex_attention import create_block_mask
 
-from runtime import convert
-from runtime.patterns import Causal, PrefixLM, SinkWindow, SlidingWindow, Strided, TopK
+from sparse_kernel_codegen import convert
+from sparse_kernel_codegen.patterns import Causal, PrefixLM, SinkWindow, SlidingWindow, Strided, TopK
 """
 INTRODUCTION = """\
 Each picture is a mask of 512 queries (down) and 512 keys (across). The lines are blocks of 64 x 64 tokens. Visible

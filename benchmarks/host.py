@@ -37,7 +37,17 @@ from rich.console import Console
 from rich.table import Table
 
 from codegen.json_rows import json_rows
-from runtime import block_sparse_attention, explain_attention, load_kernel, patterns
+from runtime import (
+    block_sparse_attention,
+    bsr_matmul,
+    bsr_sddmm,
+    explain_attention,
+    load_kernel,
+    patterns,
+    prepare_bsr,
+    quantize_attention,
+)
+from runtime.nn import BlockSparseLinear
 from runtime.tools.bench.measurement import random_lists
 from runtime.tools.bench.timing import Call, captured, median
 
@@ -46,7 +56,7 @@ AHEAD = 20  # calls; a stream takes about a thousand launches before the host mu
 REPEATS = 200  # of AHEAD calls
 LOOP_CALLS = 200
 ROUNDS = 7  # of a loop, and of a graph
-SDPA, MM, FRONT = "SDPA", "torch.mm, dense A", "block_sparse_attention"
+SDPA, MM, FRONT, LINEAR = "SDPA", "torch.mm, dense A", "block_sparse_attention", "torch.nn.Linear"
 SIZE, BLOCK, DENSITY = 4096, 64, 0.3  # of sparse matrices
 
 
@@ -120,11 +130,14 @@ def spmm(kernel: str, columns: int) -> Callable[[], dict[str, Call]]:
         dense = torch.randn(SIZE, SIZE, device="cuda").half()
         plain, balanced = load_kernel(kernel), load_kernel("h100_bsr_spmm_b64_balanced")
         prepared, ordered = plain.prepare(a, columns), balanced.prepare(a, columns)  # type: ignore[union-attr]
+        parts = prepare_bsr(a)
         return {
             OURS: lambda: plain(a, b),
             f"{OURS}, prepared": lambda: plain(prepared, b),
             f"{OURS}, balanced": lambda: balanced(a, b),
             f"{OURS}, balanced, prepared": lambda: balanced(ordered, b),
+            "bsr_matmul, BsrMatrix": lambda: bsr_matmul(parts, b),
+            "bsr_matmul, torch.sparse_bsr": lambda: bsr_matmul(a, b),
             MM: lambda: torch.mm(dense, b),
         }
 
@@ -135,7 +148,52 @@ def sddmm() -> dict[str, Call]:
     """Return the calls of a sampled product."""
     pattern, kernel = sparse(), load_kernel("h100_bsr_sddmm_b64")
     a, b = (torch.randn(SIZE, 256, device="cuda").half() for _ in range(2))
-    return {OURS: lambda: kernel(a, b, pattern), MM: lambda: torch.mm(a, b.mT)}
+    parts = prepare_bsr(pattern)
+    return {
+        OURS: lambda: kernel(a, b, pattern),
+        "bsr_sddmm, BsrMatrix": lambda: bsr_sddmm(a, b, parts),
+        "bsr_sddmm, torch.sparse_bsr": lambda: bsr_sddmm(a, b, pattern),
+        MM: lambda: torch.mm(a, b.mT),
+    }
+
+
+def layer() -> dict[str, Call]:
+    """Return the calls of a layer with sparse weights, with and without gradients, beside a dense one."""
+    weight, bias = sparse(), torch.randn(SIZE, device="cuda").half()
+    ours, dense = BlockSparseLinear(weight, bias), torch.nn.Linear(SIZE, SIZE, device="cuda").half()
+    x = torch.randn(16, SIZE, device="cuda").half()
+    return {
+        "BlockSparseLinear": lambda: ours(x),
+        "BlockSparseLinear, with gradients": with_gradients(lambda: ours(x)),
+        LINEAR: lambda: dense(x),
+        f"{LINEAR}, with gradients": with_gradients(lambda: dense(x)),
+    }
+
+
+def with_gradients(call: Call) -> Call:
+    """Return the same call, recorded by autograd."""
+
+    def run() -> None:
+        with torch.enable_grad():
+            call()
+
+    return run
+
+
+def options() -> dict[str, Call]:
+    """Return calls of block_sparse_attention with expressions and with operands in FP8, beside one without."""
+    q, k, v = (torch.randn(1, 8, 4096, 128, device="cuda").half() for _ in range(3))
+    causal, slopes = patterns.Causal(), torch.rand(8, device="cuda")
+    score = patterns.Score("score + 0.5 * (q_idx - kv_idx)")
+    of_tensor = patterns.Score("score + slope[head]", aux={"slope": slopes})
+    given = quantize_attention(q, k, v)
+    return {
+        FRONT: lambda: block_sparse_attention(q, k, v, causal),
+        f"{FRONT}, a score": lambda: block_sparse_attention(q, k, v, causal, score=score),
+        f"{FRONT}, a score of a tensor": lambda: block_sparse_attention(q, k, v, causal, score=of_tensor),
+        f"{FRONT}, operands in FP8": lambda: block_sparse_attention(given, causal),
+        SDPA: lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True),
+    }
 
 
 def spgemm() -> dict[str, Call]:
@@ -156,6 +214,8 @@ ROWS = (
     Row("bsr_spmm, N1024", spmm("h100_bsr_spmm_b64", 1024), MM),
     Row("bsr_sddmm, K256", sddmm, MM),
     Row("bsr_spgemm, N4096", spgemm, MM),
+    Row("a layer, 16 tokens", layer, LINEAR),
+    Row("causal in one call, S4096 H8 d128", options, SDPA),
 )
 
 
@@ -219,19 +279,16 @@ def times_of(calls: dict[str, Call]) -> tuple[dict[str, dict[str, float]], dict[
     return results, failed
 
 
-def processor() -> str:
-    """Return the name of the processor."""
-    info = Path("/proc/cpuinfo")
-    names = [line for line in info.read_text().splitlines() if line.startswith("model name")] if info.is_file() else []
-    return names[0].partition(":")[2].strip() if names else platform.processor() or platform.machine()
-
-
 @torch.no_grad()
 def measure(rows: list[Row], path: Path | None) -> Fields:
     """Run rows; the JSON is written after each, so that a crash costs no finished one."""
     report: Fields = environment(PACKAGES)
     report["versions"]["python"] = platform.python_version()
-    report |= {"processor": processor(), "date": datetime.datetime.now(datetime.UTC).date().isoformat(), "rows": []}
+    report |= {
+        "processor": host_page.processor(),
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "rows": [],
+    }
     for row in rows:
         torch.manual_seed(0)
         results, failed = times_of(row.make())
@@ -266,13 +323,13 @@ def parse(arguments: list[str] | None = None) -> Any:
 
 
 def main() -> None:
-    options = parse()
-    if options.earlier:
-        show(json.loads(options.earlier.read_text(encoding="utf-8")))
+    given = parse()
+    if given.earlier:
+        show(json.loads(given.earlier.read_text(encoding="utf-8")))
         return
     if not torch.cuda.is_available():
         raise SystemExit("error: torch sees no GPU; --from FILE shows an earlier run")
-    report = measure([row for row in ROWS if not options.rows or row.name in options.rows], options.json)
+    report = measure([row for row in ROWS if not given.rows or row.name in given.rows], given.json)
     show(report)
     harness.check_own(report)
 

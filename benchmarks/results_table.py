@@ -1,6 +1,6 @@
 """Writes the tables of README.md and of pages in docs/ (results, measuring, select, expressions, fp8, scale-out) from
-the receipts in generated/ and what benchmarks/attention.py, bsr.py, data.py, host.py, few_columns.py, selection.py,
-expressions.py and fp8.py wrote, and from nothing else.
+the receipts in generated/ and what benchmarks/attention.py, bsr.py, data.py, host.py, host_calls.py, few_columns.py,
+selection.py, expressions.py and fp8.py wrote, and from nothing else.
 
 python benchmarks/results_table.py            # rewrites what is between the markers
 python benchmarks/results_table.py --check    # exits 1 if that would change a page
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
@@ -54,6 +55,7 @@ BSR = MEASURED / "bsr_h200.json"
 # Other devices: the markers of docs/notebook/results.md and what stands between them.
 OTHER_DEVICES = {"attention-h100": MEASURED / "attention_h100.json", "bsr-h100": MEASURED / "bsr_h100.json"}
 HOST = MEASURED / "host_h100.json"
+HOST_CALLS = MEASURED / "host_calls.json"
 EXPRESSIONS = MEASURED / "expressions_h100.json"
 FEW_COLUMNS = MEASURED / "few_columns_h100.json"
 FP8 = MEASURED / "fp8_h100.json"
@@ -90,6 +92,7 @@ NO_CELLS = "No cell has been measured."
 NO_TIME = "no time"
 OLDER = "†"
 BELOW = "(below)"
+NO_BREAK = "\0"  # stands for a space at which no line ends
 PAGE_WIDTH = 120
 LONGEST_LINE = 200  # bytes of a line in docs/: what a reader of the text can follow
 OLDER_MEANS = f"{OLDER}: measured with an earlier source of this kernel."
@@ -148,9 +151,11 @@ def is_long(text: str) -> bool:
 
 
 def wrapped(text: str) -> str:
-    """Return a paragraph, or an item of a list, in lines of the pages' width."""
+    """Return a paragraph, or an item of a list, in lines of the pages' width; none begins as an item of a list does."""
     indent = "  " if text.startswith("- ") else ""
-    return textwrap.fill(text, PAGE_WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    bound = re.sub(r"(?<=\S) (?=(?:[-+*•]|\d+[.)]) )", NO_BREAK, text)
+    filled = textwrap.fill(bound, PAGE_WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return filled.replace(NO_BREAK, " ")
 
 
 def numbers(receipt: Receipt) -> list[str]:
@@ -561,6 +566,7 @@ def main() -> int:
         },
         notebook / "measuring.md": {
             "host": host_page.table(read(HOST)),
+            "host-calls": host_page.calls_table(read(HOST_CALLS)),
             "few-columns": few_columns_page.table(read(FEW_COLUMNS)),
         },
         reference / "expressions.md": {"speed": expressions_page.table(read(EXPRESSIONS))},

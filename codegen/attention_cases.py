@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 from codegen.dtypes import DTYPES
 from codegen.patterns import PatternBase
@@ -100,6 +101,8 @@ class Case:
         }
         return ", ".join([text, *(word for word, said in extras.items() if said)])
 
+
+AnyCase = TypeVar("AnyCase", bound=Any)
 
 CASES = (
     Case("plain", batch=2, heads=4, kv_heads=4, q_len=1024, kv_len=1024),
@@ -226,7 +229,7 @@ WINDOW_CASES = tuple(
 )
 
 
-def drawn_numbers(case: Case, pattern: PatternBase) -> Case:
+def drawn_numbers(case: AnyCase, pattern: PatternBase) -> AnyCase:
     """Return a case with the numbers that a pattern leaves to the call, drawn by its name where it has none."""
     draw = random.Random(f"window of {case.name}")
     most = case.kv_len

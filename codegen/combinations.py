@@ -15,7 +15,7 @@ FP8_OPS: tuple[str, ...] = ("attention", "bsr_spmm", "bsr_sddmm")
 """Operators with kernels for FP8."""
 FP8_OPTIONS = ("output", "accumulate_every", "scale_rows", "scales")
 """Fields that say something of FP8 inputs alone."""
-NO_KERNEL = "has no kernel with it: leave it out"
+NO_KERNEL = "does not support it: leave it out"
 
 
 def check_combination(spec: Spec, given: Container[str]) -> None:
@@ -155,5 +155,5 @@ def _check_query_grouping(spec: AttentionSpec) -> None:
     if grouping == "search" and spec.l2_lockstep:
         raise SpecError(
             "l2_lockstep",
-            "is true; not written for the dynamic tile scheduler of query_grouping search: leave it out",
+            "is true; not supported with the dynamic tile scheduler of query_grouping search: leave it out",
         )

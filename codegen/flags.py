@@ -533,6 +533,21 @@ class SpmmFewColumnsFlags(Flags):
 
 
 @dataclass(frozen=True)
+class SpmmGemvFlags(Flags):
+    """What bsr_spmm/gemv.cu.j2 asks.
+
+    Attributes:
+        words: 32-bit words of a lane's part of a row of A, or of a column of B, in a step: 2 or 4.
+        accumulate: whether c is added.
+        epilogue: what is done to the product.
+    """
+
+    words: int
+    accumulate: bool
+    epilogue: EpilogueFlags
+
+
+@dataclass(frozen=True)
 class SpmmWmmaFlags(Flags):
     """What bsr_spmm/wmma.cu.j2 asks.
 

@@ -9,14 +9,13 @@ from typing import Literal
 
 from codegen.errors import CodegenError
 from codegen.files import display_path, holds, is_file, read_bytes, relative_to_here, write_if_changed
+from codegen.installation import reinstall_command
 from codegen.library import GENERATED, IN_SOURCE_TREE, NamedSpec
 from codegen.receipts import Receipt, ReceiptState, ReceiptStatus, receipt_path, state
 from codegen.render import render, seal_is_intact
 from codegen.twins import twin_source
 from codegen.wording import in_shell
 
-REINSTALL = "pip install --force-reinstall --no-deps sparse-kernel-codegen"
-"""What mends files of an installed package."""
 Kind = Literal[
     "missing",
     "stale",
@@ -141,7 +140,7 @@ def check_receipts(folder: Path, specs: Iterable[NamedSpec]) -> list[Problem]:
         if found.standing in kinds:
             fix = f"codegen verify {named.stem} (on a GPU)"
             if folder == GENERATED and not IN_SOURCE_TREE:
-                fix = REINSTALL
+                fix = reinstall_command()
             elif found.standing is ReceiptStatus.STALE:
                 fix = f"codegen migrate {named.stem} (if only comments or names changed), or {fix}"
             explanation = found.explanation if named.twin_of is None else f"of {named.stem}: {found.explanation}"
@@ -173,5 +172,5 @@ def render_command(named: NamedSpec) -> str:
 def _fix(named: NamedSpec, folder: Path) -> str:
     """The command that renders the source of a spec in a folder anew."""
     if folder == GENERATED:
-        return render_command(named) if IN_SOURCE_TREE else REINSTALL
+        return render_command(named) if IN_SOURCE_TREE else reinstall_command()
     return f"{render_command(named)} --out {in_shell(relative_to_here(folder))}"

@@ -10,7 +10,8 @@ from typing import Any
 
 from codegen import index
 from codegen.files import holds, write_if_changed
-from codegen.freshness import REINSTALL, Problem
+from codegen.freshness import Problem
+from codegen.installation import reinstall_command
 from codegen.library import NamedSpec, shipped_specs
 from codegen.operators import operator_of
 from codegen.project import GENERATED, IN_SOURCE_TREE
@@ -87,7 +88,7 @@ def problems(folder: Path, specs: Iterable[NamedSpec]) -> list[Problem]:
     path = folder / index.NAME
     if holds(path, index.text_of(index_row(named, folder) for named in specs)):
         return []
-    fix = index.REMEDY if IN_SOURCE_TREE else REINSTALL
+    fix = index.REMEDY if IN_SOURCE_TREE else reinstall_command()
     if not path.is_file():
         return [Problem(path, "missing", "was not written", fix)]
     return [Problem(path, "stale", "a spec, a source or a receipt changed after it was written", fix)]

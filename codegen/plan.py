@@ -407,7 +407,7 @@ class Plan:
         ]
         if before := self.prologue:
             notes.append(f"Prologue, with the same parameters: {before.symbol}, {before.threads} threads per block.")
-            overlaps = ", and may still run when the main kernel begins" if before.overlaps else ""
+            overlaps = " and may overlap the start of the main kernel" if before.overlaps else ""
             if before.shared_bytes:
                 notes.append(f"It uses {before.shared_bytes} bytes of dynamic shared memory{overlaps}.")
         if after := self.epilogue:
@@ -513,4 +513,4 @@ def require_left_out(spec: Spec, options: Sequence[str], where: str) -> None:
     for option in options:
         value = getattr(spec, option)
         given = value == type(spec).model_fields[option].default
-        require(given, option, f"is {spelt(value)}, but not written for {where}; leave it out")
+        require(given, option, f"is {spelt(value)}; not supported with {where}: leave it out")

@@ -12,10 +12,11 @@ SCHEDULER_BYTES = {"scheduler": str(SCHEDULER_COUNTERS * COUNTER_BYTES)}
 """Workspace of a dynamic tile scheduler."""
 
 
-Layout = Literal["padded"]
+Layout = Literal["padded", "varlen"]
 """Arrangement of the sequences of attention in memory.
 
 ``padded``: (batch, heads, length, head_dim) tensors, in which all batches have one length.
+``varlen``: (tokens, heads, head_dim) tensors, in which sequences follow each other; ``cu_seqlens`` has their bounds.
 """
 
 
@@ -50,6 +51,8 @@ class AttentionShape:
         window_left: keys of a window before a query's own, where the pattern leaves the window to the call.
         window_right: those after it, likewise.
         sink_keys: keys at the beginning that all later queries see, likewise.
+        sequences: packed sequences of a batch of 1, whose q_len and kv_len are then those of all together; 0 where
+            sequences are padded.
     """
 
     batch: int
@@ -63,6 +66,7 @@ class AttentionShape:
     window_left: int | None = None
     window_right: int | None = None
     sink_keys: int | None = None
+    sequences: int = 0
 
 
 @dataclass(frozen=True)

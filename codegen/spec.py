@@ -19,6 +19,7 @@ from codegen.dtypes import FP8, TWINS
 from codegen.expressions.nodes import Aux, Node
 from codegen.patterns import IndexTensor, PatternBase, pattern_union
 from codegen.patterns.base import SpecModel, StrictInt
+from codegen.problem import Layout
 from codegen.score import Score
 
 if TYPE_CHECKING:
@@ -131,6 +132,12 @@ QUERY_ORDER = IndexTensor(
 )
 
 
+CU_SEQLENS = (
+    IndexTensor("cu_seqlens_q", ("bounds",), "bounds of the sequences in q: first tokens, and the end", upper=""),
+    IndexTensor("cu_seqlens_k", ("bounds",), "bounds of the sequences in k and v", upper=""),
+)
+
+
 class AttentionSpec(SpecBase):
     """softmax(scale * Q K^T) V over the key blocks that ``pattern`` selects."""
 
@@ -159,6 +166,11 @@ class AttentionSpec(SpecBase):
     kv_lengths: bool = Field(
         default=False,
         description="number of keys of each batch, from the caller: those behind it are hidden, on top of the pattern",
+    )
+    layout: Layout = Field(
+        default="padded",
+        description="arrangement of sequences: padded to one length, or varlen: one behind the other, with the bounds "
+        "cu_seqlens_q and cu_seqlens_k from the caller",
     )
     pad_heads: bool = Field(
         default=False,
@@ -204,6 +216,7 @@ class AttentionSpec(SpecBase):
         "score",
         "sink",
         "kv_lengths",
+        "layout",
         "pad_heads",
         "pack_gqa",
         "stream_k_tail",
@@ -217,14 +230,15 @@ class AttentionSpec(SpecBase):
     @property
     def can_split(self) -> bool:
         """Whether there is a kernel with ``stream_k_tail``: it then has that unless the spec says no."""
-        undivided = not self.share_kv_loads and self.kv_splits == 1
+        undivided = not self.share_kv_loads and self.kv_splits == 1 and self.layout == "padded"
         return ARCHS[self.arch].has_wgmma and self.pattern.supports_stream_k and undivided
 
     @property
     def index_tensors(self) -> tuple[IndexTensor, ...]:
         """The int32 tensors that a call takes beside q, k and v."""
         order = (QUERY_ORDER,) if self.query_grouping == "given" else ()
-        return (*self.pattern.index_tensors, *order, *((KV_LENGTHS,) if self.kv_lengths else ()))
+        bounds = CU_SEQLENS if self.layout == "varlen" else ()
+        return (*self.pattern.index_tensors, *order, *((KV_LENGTHS,) if self.kv_lengths else ()), *bounds)
 
     @property
     def aux_tensors(self) -> tuple[Aux, ...]:
@@ -328,9 +342,9 @@ class BsrSpmmSpec(SpecBase):
         description="dynamic tile scheduler, long rows first or, of small blocks, divided; for uneven rows",
     )
     transpose_a: bool = Field(default=False, description="C = A^T B")
-    b_layout: Literal["row_major", "column_major"] = Field(
+    b_layout: Literal["row_major", "column_major", "strided"] = Field(
         default="row_major",
-        description="memory layout of B; C is row-major",
+        description="memory layout of B; C is row-major. strided: B and C have any strides; for up to 8 columns",
     )
     ctas_per_sm: Annotated[Literal[1, 2, 3], StrictInt] = Field(
         default=1,

@@ -24,13 +24,13 @@ WORDS = {
 
 PASSAGES = {
     """\
-// cvt.f32.f16: the bits of an fp16 to a float (PTX ISA, "cvt")
+// cvt.f32.f16: converts the bits of an fp16 to a float (PTX ISA, "cvt")
 __device__ __forceinline__ float widen(unsigned short bits) {
   float y;
   asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(bits));
   return y;
 """: """\
-// The bits of a bf16 to a float, whose upper half they are.
+// Converts the bits of a bf16, the upper half of a float, to that float.
 __device__ __forceinline__ float widen(unsigned short bits) {
   return __uint_as_float(static_cast<uint32>(bits) << 16);
 """,
@@ -48,7 +48,7 @@ __device__ __forceinline__ float widen(unsigned short bits) {
 }
 """Conversions to float: no instruction converts bf16 before sm_90, and its bits are the upper half of a float's."""
 
-KEPT = ("all that fp16 can hold",)
+KEPT = ("the most that fp16 can hold",)
 """Remarks on the first type that both sources have."""
 
 _ANY = re.compile("|".join([*map(re.escape, KEPT), *(rf"\b{re.escape(word)}\b" for word in WORDS)]))

@@ -1,7 +1,7 @@
 """A linear layer with block-sparse weights, forwards and backwards, beside torch's dense layer.
 
-The layer is ``runtime.nn.BlockSparseLinear``; docs/guide/weights.md says what it copies. Results are compared with
-float64, and the times with torch's dense layer.
+The layer is ``sparse_kernel_codegen.nn.BlockSparseLinear``; docs/guide/weights.md says what it copies. Results are
+compared with float64, and the times with torch's dense layer.
 
     python examples/block_sparse_linear.py [--features 8192] [--tokens 4096] [--block 128] [--density 0.125]
 """
@@ -12,9 +12,9 @@ import argparse
 
 import torch
 
-from runtime import explain_matmul
-from runtime.nn import BlockSparseLinear
 from runtime.tools.bench.timing import single_calls
+from sparse_kernel_codegen import explain_matmul
+from sparse_kernel_codegen.nn import BlockSparseLinear
 
 
 def random_layer(size: int, block: int, stored: int) -> BlockSparseLinear:

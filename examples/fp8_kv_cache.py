@@ -13,9 +13,9 @@ import argparse
 
 import torch
 
-from runtime import QuantizedAttention, block_sparse_attention, quantize_attention
-from runtime.patterns import Causal
 from runtime.tools.bench.timing import single_calls
+from sparse_kernel_codegen import QuantizedAttention, block_sparse_attention, quantize_attention
+from sparse_kernel_codegen.patterns import Causal
 
 HEAD_DIM = 128
 APPENDED = 128  # keys that the cache grows by

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from runtime import block_sparse_attention
-from runtime.distributed import Layout, context_parallel_attention, keys_received, plan_sends
-from runtime.patterns import Causal, Pattern, SlidingWindow, TopK
 from runtime.tools.bench.timing import single_calls
+from sparse_kernel_codegen import block_sparse_attention
+from sparse_kernel_codegen.distributed import Layout, context_parallel_attention, keys_received, plan_sends
+from sparse_kernel_codegen.patterns import Causal, Pattern, SlidingWindow, TopK
 
 BLOCK, ENTRIES, WINDOW = 128, 32, 2048
 LANDMARKS = 256  # blocks, evenly spaced, that any query block may see

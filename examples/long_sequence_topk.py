@@ -14,8 +14,8 @@ import argparse
 import torch
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from runtime import load_kernel
 from runtime.tools.bench.timing import single_calls
+from sparse_kernel_codegen import load_kernel
 
 
 def choose_blocks(q: torch.Tensor, k: torch.Tensor, block: int, count: int) -> torch.Tensor:

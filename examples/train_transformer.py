@@ -23,8 +23,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from runtime import block_sparse_attention
-from runtime.patterns import BlockLists
+from sparse_kernel_codegen import block_sparse_attention
+from sparse_kernel_codegen.patterns import BlockLists
 
 PROJECT = Path(__file__).resolve().parents[1]
 BLOCK = 128

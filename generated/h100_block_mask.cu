@@ -3,7 +3,7 @@
 //     codegen render specs/h100_block_mask.yaml
 // spec: {"arch":"sm_90a","copy":"ld_global","dtype":"fp16","mma":"none","op":"block_mask","pattern":{"aux":{"kv_doc":"int32[batch, kv_len]","q_doc":"int32[batch, q_len]"},"block":{"kv":128,"q":128},"kind":"block_lists","mask":"q_doc[batch, q_idx] == kv_doc[batch, kv_idx] and q_idx >= kv_idx"},"schedule":"multistage","stages":1,"tile":{"n":256}}
 // spec hash: 8ca3b2f4ad79785269c30718c01689aa9650c7f626e51b50ade513ba8d335aac
-// seal: sha256 f1897effaff7980963d608fb76040bc8835058a9dda70ea520a3ce91cf24420f
+// seal: sha256 7b78cfdabb8b107d5efa5deefa88f6dd31f39b41851be70ed1aac7e4af0e6f85
 
 // Block lists of a mask: for each block of queries, the indices of the partial key blocks (some of their pairs are
 // visible) and of the full ones (all are), in ascending order, padded with -1.
@@ -32,10 +32,10 @@ struct Range {
 using Truth = uint32;
 constexpr Truth kNo = 1, kYes = 2, kEither = 3;
 
-constexpr int kBlockQ = 128;  // queries of a block
-constexpr int kBlockKv = 128;  // keys of a block
-constexpr int kThreads = 256;  // threads of a block
-constexpr int kWarps = 8;  // warps of a block
+constexpr int kBlockQ = 128;  // queries per block
+constexpr int kBlockKv = 128;  // keys per block
+constexpr int kThreads = 256;  // threads per block
+constexpr int kWarps = 8;  // warps per block
 
 // Dynamic shared memory: 32 bytes. Byte offsets:
 constexpr int kUndecidedOffset = 0;  // 32 bytes: bits of key blocks that interval arithmetic cannot classify
@@ -63,21 +63,21 @@ struct Params {
   uint32* full_blocks;  // (batch, heads, query_blocks, words): bits of full blocks
   RowRanges* row_ranges;  // (batch, heads, query_blocks)
   ColumnRanges* column_ranges;  // (batch, heads, key_blocks)
-  int list_heads;  // heads with lists; 1: shared by all
-  int q_len;  // queries of a head
-  int kv_len;  // keys of a head
-  int query_blocks;  // query blocks of a head
-  int key_blocks;  // key blocks of a head
-  int parts;  // thread blocks of a query block
-  int words;  // words of the bits of a query block
+  int list_heads;  // heads with their own lists; 1: shared
+  int q_len;  // queries per head
+  int kv_len;  // keys per head
+  int query_blocks;  // query blocks per head
+  int key_blocks;  // key blocks per head
+  int parts;  // thread blocks per query block
+  int words;  // words of bits per query block
   int rows;  // query blocks of all lists
   int blocks;  // query blocks and key blocks of all lists
   const int* aux_kv_doc;  // kv_doc, int32[batch, kv_len]
-  int64 aux_kv_doc_stride0;  // elements from one i to the next (0: shared)
-  int64 aux_kv_doc_stride1;  // elements from one j to the next (0: shared)
+  int64 aux_kv_doc_stride0;  // stride along i, in elements (0: shared)
+  int64 aux_kv_doc_stride1;  // stride along j, in elements (0: shared)
   const int* aux_q_doc;  // q_doc, int32[batch, q_len]
-  int64 aux_q_doc_stride0;  // elements from one i to the next (0: shared)
-  int64 aux_q_doc_stride1;  // elements from one j to the next (0: shared)
+  int64 aux_q_doc_stride0;  // stride along i, in elements (0: shared)
+  int64 aux_q_doc_stride1;  // stride along j, in elements (0: shared)
 };
 
 // kv_doc: int32[batch, kv_len]

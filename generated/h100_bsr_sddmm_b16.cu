@@ -3,7 +3,7 @@
 //     codegen render specs/h100_bsr_sddmm_b16.yaml
 // spec: {"arch":"sm_90a","block":{"cols":16,"rows":16},"copy":"tma","ctas_per_sm":2,"dtype":"fp16","mma":"wgmma","op":"bsr_sddmm","schedule":"cooperative","stages":3,"tile":{"k":64,"m":16,"n":256}}
 // spec hash: 70b2242d61a4e242efdb3edbc6671ad0144c2149a6cbf752ae8deb43233ae7bc
-// seal: sha256 7905ddf5a527bd4da497f8d66653187e370195b60726842dc89320e0b025c048
+// seal: sha256 8dce9f9f031be917f149d73a5be0cc2f5732f57ea8a1dde4c16652c4baf231e2
 
 // Sampled product for sm_90a with small blocks: the stored blocks of C = A B^T, with C in block-sparse rows and A, B
 // dense and row-major.
@@ -48,20 +48,20 @@ struct alignas(64) TensorMap {
 
 constexpr int kTileM = 16;  // rows of a tile: those of a stored block of C
 constexpr int kBlockCols = 16;  // columns of a stored block of C
-constexpr int kTileBlocks = 16;  // stored blocks of a tile, at most
+constexpr int kTileBlocks = 16;  // most stored blocks per tile
 constexpr int kTileK = 64;  // depth of one step
 constexpr int kStages = 3;  // depth of the ring of A and B tiles
 constexpr int kThreads = 288;  // warpgroups that consume, then one warp that produces
 constexpr int kConsumerWarps = 8;  // warps that compute
 constexpr int kGroupColumns = 64;  // columns of C of a column group, rows of B: the M side of one wgmma
 constexpr int kWarpgroupGroups = 2;  // column groups of a warpgroup's part
-constexpr int kAccumulators = 8;  // accumulators of a thread for one column group
+constexpr int kAccumulators = 8;  // accumulators per thread and column group
 constexpr int kPieceSize = 16;  // rows and columns of a piece of C, which a warp stores at a time
 constexpr int kStagingPieces = 2;  // pieces that a warp may have in flight
 constexpr int kABytes = 2048;  // bytes of an A tile
 constexpr int kBBytes = 32768;  // bytes of a B tile
-constexpr int kBBlockBytes = 2048;  // bytes of the part of a B tile that one stored block needs
-constexpr int kBGroupBytes = 8192;  // bytes of the part that one column group needs
+constexpr int kBBlockBytes = 2048;  // bytes of a B tile per stored block
+constexpr int kBGroupBytes = 8192;  // bytes of a B tile per column group
 constexpr int kPieceBytes = 512;  // bytes of a piece of C
 
 // Dynamic shared memory: 112700 bytes. Byte offsets:
@@ -69,7 +69,7 @@ constexpr int kAOffset = 0;  // 6144 bytes: ring of A tiles, 16 rows of 64 colum
 constexpr int kBOffset = 6144;  // 98304 bytes: ring of B tiles, 256 rows of 64 columns
 constexpr int kCOffset = 104448;  // 8192 bytes: 2 pieces of C of each warp
 constexpr int kBarriersOffset = 112640;  // 48 bytes: mbarriers: full, then empty
-constexpr int kCountsOffset = 112688;  // 12 bytes: stored blocks of the unit that a stage belongs to
+constexpr int kCountsOffset = 112688;  // 12 bytes: stored blocks of the unit of each stage
 
 constexpr int kFullBarrier = kBarriersOffset;
 constexpr int kEmptyBarrier = kFullBarrier + 8 * kStages;
@@ -82,9 +82,9 @@ struct Params {
   TensorMap a_map;  // A (K, M): box 64 x 16, swizzle 128
   TensorMap b_map;  // B (K, N): box 64 x 16, swizzle 128
   TensorMap c_map;  // stored blocks of C (cols, rows, nnz): box 16 x 16 x 1, swizzle 32
-  const int* crow_indices;  // first block of each block row, then the end of the last
-  const int* col_indices;  // block column of each block
-  int index_words;  // 32-bit words of an index: 1 or 2; the low one is read
+  const int* crow_indices;  // row offsets: first block of each block row, then the end of the last
+  const int* col_indices;  // block column of each stored block
+  int index_words;  // 32-bit words per index, 1 or 2; the kernel reads the low word
   int block_rows;  // block rows of C
   int block_columns;  // block columns of C
   int blocks;  // stored blocks of C

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_bsr_sddmm_b32.yaml
 // spec: {"arch":"sm_90a","block":{"cols":32,"rows":32},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_sddmm","schedule":"cooperative","stages":3,"tile":{"k":64,"m":32,"n":512}}
 // spec hash: 92106ff430791e468a1e44051deea09dbb5d1480464ad75e5efcacdfe118478b
-// seal: sha256 a04af5564f8fbb02d2d375f3ee303432ef32ae285e287bdb51a85d5cc166566a
+// seal: sha256 944cfc6dd4230168196eaeb54edec095a57e5345497960ef22625bc477e194cd
 
 // Sampled product for sm_90a with small blocks: the stored blocks of C = A B^T, with C in block-sparse rows and A, B
 // dense and row-major.
@@ -48,20 +48,20 @@ struct alignas(64) TensorMap {
 
 constexpr int kTileM = 32;  // rows of a tile: those of a stored block of C
 constexpr int kBlockCols = 32;  // columns of a stored block of C
-constexpr int kTileBlocks = 16;  // stored blocks of a tile, at most
+constexpr int kTileBlocks = 16;  // most stored blocks per tile
 constexpr int kTileK = 64;  // depth of one step
 constexpr int kStages = 3;  // depth of the ring of A and B tiles
 constexpr int kThreads = 288;  // warpgroups that consume, then one warp that produces
 constexpr int kConsumerWarps = 8;  // warps that compute
 constexpr int kGroupColumns = 64;  // columns of C of a column group, rows of B: the M side of one wgmma
 constexpr int kWarpgroupGroups = 4;  // column groups of a warpgroup's part
-constexpr int kAccumulators = 16;  // accumulators of a thread for one column group
+constexpr int kAccumulators = 16;  // accumulators per thread and column group
 constexpr int kPieceSize = 16;  // rows and columns of a piece of C, which a warp stores at a time
 constexpr int kStagingPieces = 2;  // pieces that a warp may have in flight
 constexpr int kABytes = 4096;  // bytes of an A tile
 constexpr int kBBytes = 65536;  // bytes of a B tile
-constexpr int kBBlockBytes = 4096;  // bytes of the part of a B tile that one stored block needs
-constexpr int kBGroupBytes = 8192;  // bytes of the part that one column group needs
+constexpr int kBBlockBytes = 4096;  // bytes of a B tile per stored block
+constexpr int kBGroupBytes = 8192;  // bytes of a B tile per column group
 constexpr int kPieceBytes = 512;  // bytes of a piece of C
 
 // Dynamic shared memory: 217148 bytes. Byte offsets:
@@ -69,7 +69,7 @@ constexpr int kAOffset = 0;  // 12288 bytes: ring of A tiles, 32 rows of 64 colu
 constexpr int kBOffset = 12288;  // 196608 bytes: ring of B tiles, 512 rows of 64 columns
 constexpr int kCOffset = 208896;  // 8192 bytes: 2 pieces of C of each warp
 constexpr int kBarriersOffset = 217088;  // 48 bytes: mbarriers: full, then empty
-constexpr int kCountsOffset = 217136;  // 12 bytes: stored blocks of the unit that a stage belongs to
+constexpr int kCountsOffset = 217136;  // 12 bytes: stored blocks of the unit of each stage
 
 constexpr int kFullBarrier = kBarriersOffset;
 constexpr int kEmptyBarrier = kFullBarrier + 8 * kStages;
@@ -82,9 +82,9 @@ struct Params {
   TensorMap a_map;  // A (K, M): box 64 x 32, swizzle 128
   TensorMap b_map;  // B (K, N): box 64 x 32, swizzle 128
   TensorMap c_map;  // stored blocks of C (cols, rows, nnz): box 16 x 16 x 1, swizzle 32
-  const int* crow_indices;  // first block of each block row, then the end of the last
-  const int* col_indices;  // block column of each block
-  int index_words;  // 32-bit words of an index: 1 or 2; the low one is read
+  const int* crow_indices;  // row offsets: first block of each block row, then the end of the last
+  const int* col_indices;  // block column of each stored block
+  int index_words;  // 32-bit words per index, 1 or 2; the kernel reads the low word
   int block_rows;  // block rows of C
   int block_columns;  // block columns of C
   int blocks;  // stored blocks of C

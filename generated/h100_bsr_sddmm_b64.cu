@@ -3,7 +3,7 @@
 //     codegen render specs/h100_bsr_sddmm_b64.yaml
 // spec: {"arch":"sm_90a","block":{"cols":64,"rows":64},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_sddmm","schedule":"cooperative","stages":4,"tile":{"k":64,"m":64,"n":256}}
 // spec hash: a4bde77b48440ea7cac07e723e8598043ad0c99cb553b984103da9d161237f3e
-// seal: sha256 a08b144b4187430dc4be05b4d072a79d3dee7ff9e28400a9feabb8e70f1569cc
+// seal: sha256 3c077e1567b6bf46c2af1782ad58d029239e29f2dce7a28495eae2db6f62c5c9
 
 // Sampled product for sm_90a: the stored blocks of C = A B^T, with C in block-sparse rows and A, B dense and row-major.
 //
@@ -44,21 +44,21 @@ struct alignas(64) TensorMap {
 
 constexpr int kBlockRows = 64;  // rows of a stored block of C: those of a tile
 constexpr int kBlockCols = 64;  // columns of a stored block of C
-constexpr int kTileBlocks = 4;  // stored blocks of a tile, at most
+constexpr int kTileBlocks = 4;  // most stored blocks per tile
 constexpr int kTileK = 64;  // depth of one step
 constexpr int kStages = 4;  // depth of the ring of A and B tiles
 constexpr int kThreads = 384;  // warpgroup 0 produces, the others consume
 constexpr int kConsumerWarps = 8;  // warps that compute
-constexpr int kProducerRegisters = 40;  // registers a producer thread keeps
-constexpr int kConsumerRegisters = 232;  // registers a consumer thread takes; 40 + 2 x 232 are the 3 x 168 at launch
+constexpr int kProducerRegisters = 40;  // registers per producer thread
+constexpr int kConsumerRegisters = 232;  // registers per consumer thread; 40 + 2 x 232 equals the 3 x 168 at launch
 constexpr int kGroupColumns = 64;  // columns of a group: one 128-byte swizzled row
 constexpr int kWarpgroupColumns = 128;  // columns of a warpgroup's part
 constexpr int kWarpgroupGroups = 2;  // column groups of a warpgroup's part
 constexpr int kStagingGroups = 2;  // column groups that a warpgroup may have in flight
-constexpr int kAccumulators = 64;  // accumulators of a thread
+constexpr int kAccumulators = 64;  // accumulators per thread
 constexpr int kABytes = 8192;  // bytes of an A tile
 constexpr int kBBytes = 32768;  // bytes of a B tile
-constexpr int kBBlockBytes = 8192;  // bytes of the part of a B tile that one stored block needs
+constexpr int kBBlockBytes = 8192;  // bytes of a B tile per stored block
 constexpr int kCGroupBytes = 8192;  // bytes of one column group of a warpgroup's C
 
 // Dynamic shared memory: 196688 bytes. Byte offsets:
@@ -66,7 +66,7 @@ constexpr int kAOffset = 0;  // 32768 bytes: ring of A tiles, 64 rows of 128 byt
 constexpr int kBOffset = 32768;  // 131072 bytes: ring of B tiles, 256 rows of 128 bytes
 constexpr int kCOffset = 163840;  // 32768 bytes: 2 column groups of C of each warpgroup
 constexpr int kBarriersOffset = 196608;  // 64 bytes: mbarriers: full, then empty
-constexpr int kCountsOffset = 196672;  // 16 bytes: stored blocks of the unit that a stage belongs to
+constexpr int kCountsOffset = 196672;  // 16 bytes: stored blocks of the unit of each stage
 
 constexpr int kFullBarrier = kBarriersOffset;
 constexpr int kEmptyBarrier = kFullBarrier + 8 * kStages;
@@ -80,9 +80,9 @@ struct Params {
   TensorMap a_map;  // A (K, M): box 64 x 64, swizzle 128
   TensorMap b_map;  // B (K, N): box 64 x 64, swizzle 128
   TensorMap c_map;  // stored blocks of C (cols, rows, nnz): box 64 x 64 x 1, swizzle 128
-  const int* crow_indices;  // first block of each block row, then the end of the last
-  const int* col_indices;  // block column of each block
-  int index_words;  // 32-bit words of an index: 1 or 2; the low one is read
+  const int* crow_indices;  // row offsets: first block of each block row, then the end of the last
+  const int* col_indices;  // block column of each stored block
+  int index_words;  // 32-bit words per index, 1 or 2; the kernel reads the low word
   int block_rows;  // block rows of C
   int blocks;  // stored blocks of C
   int steps;  // K / kTileK, rounded up

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_bsr_spgemm_b128_balanced.yaml
 // spec: {"arch":"sm_90a","block":{"cols":128,"rows":128},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spgemm","schedule":"cooperative","scheduler":"dynamic","stages":3,"tile":{"k":64,"m":128,"n":128}}
 // spec hash: 7f684b4e259ebcc653729d6a49907208ebf8a4832b41b51ead658fc2bd3a0fd3
-// seal: sha256 668bb35c09ff6f0457c34d74da9c3a568cf6780fd3d701091e79f3006860bec1
+// seal: sha256 fd0ccb27c495a3dc149d7c8e73872c6a611002e51c6c0f31573d7492da96ca81
 
 // BSR x BSR for sm_90a: C = A B with A and B in block-sparse rows and C dense, row-major. Dynamic tile scheduler.
 //
@@ -65,14 +65,14 @@ struct alignas(64) TensorMap {
 
 constexpr int kBlock = 128;  // rows and columns of a stored block, and of a C tile
 constexpr int kTileK = 64;  // depth of one step
-constexpr int kLateTiles = 4;  // counters of the scheduler, which come before its late tiles
+constexpr int kLateTiles = 4;  // counters of the scheduler, stored before its late tiles
 constexpr int kStages = 3;  // depth of the ring of A and B tiles
 constexpr int kThreads = 320;  // warpgroups that consume, then one warp that produces, and one that searches
 constexpr int kConsumerWarps = 8;  // warps that compute
 constexpr int kGroupColumns = 64;  // columns of a group: one 128-byte swizzled row
 constexpr int kTileGroups = 2;  // column groups of a tile
 constexpr int kWarpgroupRows = 64;  // rows of a warpgroup's part of a tile
-constexpr int kAccumulators = 64;  // accumulators of a thread
+constexpr int kAccumulators = 64;  // accumulators per thread
 constexpr int kABytes = 16384;  // bytes of an A tile
 constexpr int kBBytes = 16384;  // bytes of a B tile
 constexpr int kBGroupBytes = 8192;  // bytes of one column group of B
@@ -83,9 +83,9 @@ constexpr int kAOffset = 0;  // 49152 bytes: ring of A tiles, 128 rows of 128 by
 constexpr int kBOffset = 49152;  // 49152 bytes: ring of B tiles, 2 column groups of 64 rows of 128 bytes
 constexpr int kCOffset = 98304;  // 16384 bytes: 1 column group of C of each warpgroup
 constexpr int kBarriersOffset = 114688;  // 48 bytes: mbarriers: full, then empty
-constexpr int kListOffset = 114736;  // 272 bytes: the most recently found products
+constexpr int kListOffset = 114736;  // 272 bytes: the latest products found
 constexpr int kListBarriersOffset = 115008;  // 16 bytes: mbarriers of the list: full, then empty
-constexpr int kStepsOffset = 115024;  // 12 bytes: kind of the step in each stage
+constexpr int kStepsOffset = 115024;  // 12 bytes: kind of step in each stage
 
 constexpr int kFullBarrier = kBarriersOffset;
 constexpr int kEmptyBarrier = kFullBarrier + 8 * kStages;
@@ -105,16 +105,16 @@ struct Params {
   TensorMap a_map;  // stored blocks of A (cols, rows, nnz): box 64 x 128 x 1, swizzle 128
   TensorMap b_map;  // stored blocks of B (cols, rows, nnz): box 64 x 64 x 1, swizzle 128
   TensorMap c_map;  // C (N, M): box 64 x 64, swizzle 128
-  const int* a_crow_indices;  // first block of each block row of A, then the end of the last
-  const int* a_col_indices;  // block column of each block of A
-  const int* b_crow_indices;  // first block of each block row of B, then the end of the last
-  const int* b_col_indices;  // block column of each block of B, ascending in each row
-  int a_index_words;  // 32-bit words of an index of A: 1 or 2; the low one is read
-  int b_index_words;  // 32-bit words of an index of B
+  const int* a_crow_indices;  // row offsets of A: first block of each block row, then the end of the last
+  const int* a_col_indices;  // block column of each stored block of A
+  const int* b_crow_indices;  // row offsets of B: first block of each block row, then the end of the last
+  const int* b_col_indices;  // block column of each stored block of B, ascending in each row
+  int a_index_words;  // 32-bit words per index of A, 1 or 2; the kernel reads the low word
+  int b_index_words;  // 32-bit words per index of B
   int inner_blocks;  // block columns of A, block rows of B
   int column_blocks;  // block columns of C
   int tiles;  // block rows of C * column_blocks
-  int* scheduler;  // tickets drawn, thread blocks ended, tiles deferred, classified; late tiles: 0 between launches
+  int* scheduler;  // tickets drawn, finished thread blocks, tiles deferred and classified, late tiles; all are 0 between launches
 };
 
 // mbarrier.init: sets the number of arrivals that complete a phase (PTX ISA, "mbarrier.init")

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_bsr_spgemm_b128_bsr.yaml
 // spec: {"arch":"sm_90a","block":{"cols":128,"rows":128},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spgemm","output":"bsr","schedule":"cooperative","stages":3,"tile":{"k":64,"m":128,"n":128}}
 // spec hash: e81fa4c5c6508c3caed5048afca1a0774cb8176a941021eb0a0bebcbea4bdbbd
-// seal: sha256 7a6f7be76ef14914ef476ddbfee135bb1c7e637dd0f99461105de887fb166562
+// seal: sha256 fb5bac7756a1842528383094e3bdc2a6fbeeeec4dd8aa63a4905fb73e4754a21
 
 // BSR x BSR for sm_90a: the listed blocks of C = A B, with A, B and C in block-sparse rows.
 //
@@ -55,7 +55,7 @@ constexpr int kConsumerWarps = 8;  // warps that compute
 constexpr int kGroupColumns = 64;  // columns of a group: one 128-byte swizzled row
 constexpr int kTileGroups = 2;  // column groups of a tile
 constexpr int kWarpgroupRows = 64;  // rows of a warpgroup's part of a tile
-constexpr int kAccumulators = 64;  // accumulators of a thread
+constexpr int kAccumulators = 64;  // accumulators per thread
 constexpr int kABytes = 16384;  // bytes of an A tile
 constexpr int kBBytes = 16384;  // bytes of a B tile
 constexpr int kBGroupBytes = 8192;  // bytes of one column group of B
@@ -66,7 +66,7 @@ constexpr int kAOffset = 0;  // 49152 bytes: ring of A tiles, 128 rows of 128 by
 constexpr int kBOffset = 49152;  // 49152 bytes: ring of B tiles, 2 column groups of 64 rows of 128 bytes
 constexpr int kCOffset = 98304;  // 16384 bytes: 1 column group of C of each warpgroup
 constexpr int kBarriersOffset = 114688;  // 48 bytes: mbarriers: full, then empty
-constexpr int kStepsOffset = 114736;  // 12 bytes: kind of the step in each stage
+constexpr int kStepsOffset = 114736;  // 12 bytes: kind of step in each stage
 
 constexpr int kFullBarrier = kBarriersOffset;
 constexpr int kEmptyBarrier = kFullBarrier + 8 * kStages;
@@ -82,16 +82,16 @@ struct Params {
   TensorMap a_map;  // stored blocks of A (cols, rows, nnz): box 64 x 128 x 1, swizzle 128
   TensorMap b_map;  // stored blocks of B (cols, rows, nnz): box 64 x 64 x 1, swizzle 128
   TensorMap c_map;  // stored blocks of C (cols, rows, nnz): box 64 x 64 x 1, swizzle 128
-  const int* a_crow_indices;  // first block of each block row of A, then the end of the last
-  const int* a_col_indices;  // block column of each block of A
-  const int* b_crow_indices;  // first block of each block row of B, then the end of the last
-  const int* b_col_indices;  // block column of each block of B, ascending in each row
-  int a_index_words;  // 32-bit words of an index of A: 1 or 2; the low one is read
-  int b_index_words;  // 32-bit words of an index of B
+  const int* a_crow_indices;  // row offsets of A: first block of each block row, then the end of the last
+  const int* a_col_indices;  // block column of each stored block of A
+  const int* b_crow_indices;  // row offsets of B: first block of each block row, then the end of the last
+  const int* b_col_indices;  // block column of each stored block of B, ascending in each row
+  int a_index_words;  // 32-bit words per index of A, 1 or 2; the kernel reads the low word
+  int b_index_words;  // 32-bit words per index of B
   int inner_blocks;  // block columns of A, block rows of B
-  const int* c_crow_indices;  // first block of each block row of C, then the end of the last
-  const int* c_col_indices;  // block column of each block of C
-  int c_index_words;  // 32-bit words of an index of C
+  const int* c_crow_indices;  // row offsets of C: first block of each block row, then the end of the last
+  const int* c_col_indices;  // block column of each stored block of C
+  int c_index_words;  // 32-bit words per index of C
   int block_rows;  // block rows of A and of C
   int blocks;  // stored blocks of C
 };

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_bsr_spgemm_b16.yaml
 // spec: {"arch":"sm_90a","block":{"cols":16,"rows":16},"copy":"cp_async","dtype":"fp16","mma":"mma","op":"bsr_spgemm","schedule":"multistage","stages":2,"tile":{"k":16,"m":16,"n":16}}
 // spec hash: 9f6364e0c8e19856e521d546662517bc682622b06ed9a4806eff1ca30f32b80c
-// seal: sha256 e93cb03206d256c27faa29a08c356159fd03114d28d3c4c4ca9fb2d22bfd7fe9
+// seal: sha256 6ff8e3c1d0235b9526e9cc1e82308b154498948732af15a71bb20e620d446a91
 
 // BSR x BSR by mma.sync: C = A B with A and B in block-sparse rows and C dense, row-major.
 //
@@ -43,7 +43,7 @@ constexpr int kThreads = 32;  // all load and compute
 constexpr int kCopy = 8;  // elements of a chunk, one 16-byte copy
 constexpr int kATile = 512;  // bytes of an A tile
 constexpr int kBTile = 512;  // bytes of a B tile
-constexpr int kWarpsN = 1;  // warps side by side along a row of C
+constexpr int kWarpsN = 1;  // warps along a row of C
 constexpr int kWarpRows = 16;  // rows of C of one warp
 constexpr int kWarpColumns = 16;  // columns of C of one warp
 
@@ -51,8 +51,8 @@ constexpr int kWarpColumns = 16;  // columns of C of one warp
 constexpr int kAOffset = 0;  // 1024 bytes: A tiles, 16 rows of 16 elements, swizzled
 constexpr int kBOffset = 1024;  // 1024 bytes: B tiles, 16 rows of 16 elements, swizzled
 constexpr int kListOffset = 2048;  // 256 bytes: products of a tile: block of A, block of B
-constexpr int kStagingOffset = 0;  // 512 bytes: strips of C, one per warp, overlapping the tiles
-constexpr int kCountsOffset = 512;  // 4 bytes: products found by each warp, overlapping the tiles past the staging
+constexpr int kStagingOffset = 0;  // 512 bytes: strips of C, one per warp; overlap the tiles
+constexpr int kCountsOffset = 512;  // 4 bytes: products found by each warp; overlaps the tiles behind the staging buffer
 
 constexpr int kMmaRows = 16, kMmaColumns = 8, kMmaDepth = 16;  // of one mma
 constexpr int kSlices = kTileK / kMmaDepth;
@@ -69,16 +69,16 @@ struct Params {
   const unsigned short* a;  // stored blocks of A (nnz, rows, cols), contiguous
   const unsigned short* b;  // stored blocks of B (nnz, rows, cols), contiguous
   unsigned short* c;  // C (M, N)
-  int64 c_row_stride;  // elements from one row of C to the next
-  const int* a_crow_indices;  // first block of each block row of A, then the end of the last
-  const int* a_col_indices;  // block column of each block of A
-  const int* b_crow_indices;  // first block of each block row of B, then the end of the last
-  const int* b_col_indices;  // block column of each block of B, ascending in each row
-  int a_index_words;  // 32-bit words of an index of A: 1 or 2; the low one is read
-  int b_index_words;  // 32-bit words of an index of B
+  int64 c_row_stride;  // row stride of C, in elements
+  const int* a_crow_indices;  // row offsets of A: first block of each block row, then the end of the last
+  const int* a_col_indices;  // block column of each stored block of A
+  const int* b_crow_indices;  // row offsets of B: first block of each block row, then the end of the last
+  const int* b_col_indices;  // block column of each stored block of B, ascending in each row
+  int a_index_words;  // 32-bit words per index of A, 1 or 2; the kernel reads the low word
+  int b_index_words;  // 32-bit words per index of B
   int inner_blocks;  // block columns of A, block rows of B
   int column_blocks;  // block columns of C
-  int row_runs;  // runs of a block row: column_blocks / kRunTiles, rounded up
+  int row_runs;  // runs per block row: column_blocks / kRunTiles, rounded up
   int runs;  // block rows of C * row_runs
 };
 

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_bsr_spgemm_b64.yaml
 // spec: {"arch":"sm_90a","block":{"cols":64,"rows":64},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spgemm","schedule":"cooperative","stages":4,"tile":{"k":64,"m":64,"n":64}}
 // spec hash: b044fbf20c59d46abb47d01ae411ff98f0c682f7c8178066686da344bd3ea76c
-// seal: sha256 d061f5746c5ed287586acb31812e289488267f94b40bce0a1a08965d93bfdc34
+// seal: sha256 974c061caf74d4feb00f10e901535369afa42524f337838086ad0c525dc278b8
 
 // BSR x BSR for sm_90a: C = A B with A and B in block-sparse rows and C dense, row-major.
 //
@@ -58,7 +58,7 @@ constexpr int kConsumerWarps = 4;  // warps that compute
 constexpr int kGroupColumns = 64;  // columns of a group: one 128-byte swizzled row
 constexpr int kTileGroups = 1;  // column groups of a tile
 constexpr int kWarpgroupRows = 64;  // rows of a warpgroup's part of a tile
-constexpr int kAccumulators = 32;  // accumulators of a thread
+constexpr int kAccumulators = 32;  // accumulators per thread
 constexpr int kABytes = 8192;  // bytes of an A tile
 constexpr int kBBytes = 8192;  // bytes of a B tile
 constexpr int kBGroupBytes = 8192;  // bytes of one column group of B
@@ -69,7 +69,7 @@ constexpr int kAOffset = 0;  // 32768 bytes: ring of A tiles, 64 rows of 128 byt
 constexpr int kBOffset = 32768;  // 32768 bytes: ring of B tiles, 1 column group of 64 rows of 128 bytes
 constexpr int kCOffset = 65536;  // 8192 bytes: 1 column group of C of each warpgroup
 constexpr int kBarriersOffset = 73728;  // 64 bytes: mbarriers: full, then empty
-constexpr int kStepsOffset = 73792;  // 16 bytes: kind of the step in each stage
+constexpr int kStepsOffset = 73792;  // 16 bytes: kind of step in each stage
 
 constexpr int kFullBarrier = kBarriersOffset;
 constexpr int kEmptyBarrier = kFullBarrier + 8 * kStages;
@@ -85,15 +85,15 @@ struct Params {
   TensorMap a_map;  // stored blocks of A (cols, rows, nnz): box 64 x 64 x 1, swizzle 128
   TensorMap b_map;  // stored blocks of B (cols, rows, nnz): box 64 x 64 x 1, swizzle 128
   TensorMap c_map;  // C (N, M): box 64 x 64, swizzle 128
-  const int* a_crow_indices;  // first block of each block row of A, then the end of the last
-  const int* a_col_indices;  // block column of each block of A
-  const int* b_crow_indices;  // first block of each block row of B, then the end of the last
-  const int* b_col_indices;  // block column of each block of B, ascending in each row
-  int a_index_words;  // 32-bit words of an index of A: 1 or 2; the low one is read
-  int b_index_words;  // 32-bit words of an index of B
+  const int* a_crow_indices;  // row offsets of A: first block of each block row, then the end of the last
+  const int* a_col_indices;  // block column of each stored block of A
+  const int* b_crow_indices;  // row offsets of B: first block of each block row, then the end of the last
+  const int* b_col_indices;  // block column of each stored block of B, ascending in each row
+  int a_index_words;  // 32-bit words per index of A, 1 or 2; the kernel reads the low word
+  int b_index_words;  // 32-bit words per index of B
   int inner_blocks;  // block columns of A, block rows of B
   int column_blocks;  // block columns of C
-  int row_runs;  // runs of a block row: column_blocks / kRunTiles, rounded up
+  int row_runs;  // runs per block row: column_blocks / kRunTiles, rounded up
   int runs;  // block rows of C * row_runs
 };
 

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_bsr_spmm_b128_accumulate.yaml
 // spec: {"accumulate":true,"arch":"sm_90a","block":{"cols":128,"rows":128},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":3,"tile":{"k":64,"m":128,"n":256}}
 // spec hash: 669a41266fc06b00526ff91226322e646af628e1b2b6f449c45a4a38655902c6
-// seal: sha256 1b72f30e06283e4b3707854ae18d4740c40f0b131e42e1eab50cfc27e2a8d403
+// seal: sha256 44ca8378c7739aa93163dc7c123d5837701f557b91c8c5c790f1dd8f9b618965
 
 // BSR x dense for sm_90a: C = A B with A in block-sparse rows and B, C dense and row-major.
 // The stored result is A B + beta c, computed in fp32.
@@ -46,19 +46,19 @@ constexpr int kBlockCols = 128;  // columns of a stored block of A
 constexpr int kStages = 3;  // depth of the ring of A and B tiles
 constexpr int kThreads = 384;  // warpgroup 0 produces, the others consume
 constexpr int kConsumerWarps = 8;  // warps that compute
-constexpr int kProducerRegisters = 40;  // registers a producer thread keeps
-constexpr int kConsumerRegisters = 232;  // registers a consumer thread takes; 40 + 2 x 232 are the 3 x 168 at launch
+constexpr int kProducerRegisters = 40;  // registers per producer thread
+constexpr int kConsumerRegisters = 232;  // registers per consumer thread; 40 + 2 x 232 equals the 3 x 168 at launch
 constexpr int kGroupColumns = 64;  // columns of a group: one 128-byte swizzled row
 constexpr int kTileGroups = 4;  // column groups of a tile
 constexpr int kWarpgroupRows = 64;  // rows of a warpgroup's part
 constexpr int kWarpgroupGroups = 4;  // column groups of a warpgroup's part
 constexpr int kStagingGroups = 4;  // column groups that a warpgroup may have in flight
-constexpr int kAccumulators = 128;  // accumulators of a thread
+constexpr int kAccumulators = 128;  // accumulators per thread
 constexpr int kABytes = 16384;  // bytes of an A tile
 constexpr int kBBytes = 32768;  // bytes of a B tile
 constexpr int kBGroupBytes = 8192;  // bytes of one column group of B
 constexpr int kCGroupBytes = 8192;  // bytes of one column group of a warpgroup's C
-constexpr int kCInBytes = 32768;  // bytes of c of a warpgroup's part of a tile
+constexpr int kCInBytes = 32768;  // bytes of c per warpgroup and tile
 
 // Dynamic shared memory: 213056 bytes. Byte offsets:
 constexpr int kAOffset = 0;  // 49152 bytes: ring of A tiles, 128 rows of 128 bytes
@@ -82,16 +82,16 @@ struct Params {
   TensorMap b_map;  // B (N, K): box 64 x 64, swizzle 128
   TensorMap b_groups_map;  // whole column groups of B (columns of a group, K, groups): box 64 x 64 x 4, swizzle 128
   TensorMap c_map;  // C (N, M): box 64 x 64, swizzle 128
-  const int* crow_indices;  // first block of each block row, then the end of the last
-  const int* col_indices;  // block column of each block
-  int index_words;  // 32-bit words of an index: 1 or 2; the low one is read
+  const int* crow_indices;  // row offsets: first block of each block row, then the end of the last
+  const int* col_indices;  // block column of each stored block
+  int index_words;  // 32-bit words per index, 1 or 2; the kernel reads the low word
   int n;  // columns of B and C
   int block_rows;  // block rows of A
-  int column_tiles;  // tiles of a block row
-  int group_tiles;  // column tiles of a band: those that thread blocks work on at a time
-  int tiles;  // block_rows times the tiles of one
-  TensorMap c_in_map;  // c, which is added (N, M): box 64 x 64, swizzle 128
-  float beta;  // factor of c; if 0, c is not read
+  int column_tiles;  // tiles per block row
+  int group_tiles;  // column tiles per band: those that thread blocks work on at the same time
+  int tiles;  // block_rows * tiles per row
+  TensorMap c_in_map;  // addend c (N, M): box 64 x 64, swizzle 128
+  float beta;  // factor of c; c is not read if it is 0
 };
 
 // TMA swizzles by address, with a period of 1024 bytes: swizzled buffers are aligned to that.

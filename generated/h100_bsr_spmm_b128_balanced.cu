@@ -3,7 +3,7 @@
 //     codegen render specs/h100_bsr_spmm_b128_balanced.yaml
 // spec: {"arch":"sm_90a","block":{"cols":128,"rows":128},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","scheduler":"dynamic","stages":4,"tile":{"k":64,"m":128,"n":256}}
 // spec hash: 817f5153b61ae0a4dc48373d58a2f27acdda7750c30511d66449804c9a224ec5
-// seal: sha256 5889cf6800f91432f58dbd972441d11725412cc41e0518f9ddc6368e8d6c3a2e
+// seal: sha256 a9d3211e29f40d4fcf366816b29e5c2b379f0412c9502ab28e16e037248a01b1
 
 // BSR x dense for sm_90a: C = A B with A in block-sparse rows and B, C dense and row-major.
 // The stored result is A B, computed in fp32.
@@ -46,28 +46,28 @@ constexpr int kBlockCols = 128;  // columns of a stored block of A
 constexpr int kStages = 4;  // depth of the ring of A and B tiles
 constexpr int kThreads = 384;  // warpgroup 0 produces, the others consume
 constexpr int kConsumerWarps = 8;  // warps that compute
-constexpr int kProducerRegisters = 40;  // registers a producer thread keeps
-constexpr int kConsumerRegisters = 232;  // registers a consumer thread takes; 40 + 2 x 232 are the 3 x 168 at launch
+constexpr int kProducerRegisters = 40;  // registers per producer thread
+constexpr int kConsumerRegisters = 232;  // registers per consumer thread; 40 + 2 x 232 equals the 3 x 168 at launch
 constexpr int kGroupColumns = 64;  // columns of a group: one 128-byte swizzled row
 constexpr int kTileGroups = 4;  // column groups of a tile
 constexpr int kWarpgroupRows = 64;  // rows of a warpgroup's part
 constexpr int kWarpgroupGroups = 4;  // column groups of a warpgroup's part
 constexpr int kStagingGroups = 2;  // column groups that a warpgroup may have in flight
-constexpr int kAccumulators = 128;  // accumulators of a thread
+constexpr int kAccumulators = 128;  // accumulators per thread
 constexpr int kABytes = 16384;  // bytes of an A tile
 constexpr int kBBytes = 32768;  // bytes of a B tile
 constexpr int kBGroupBytes = 8192;  // bytes of one column group of B
 constexpr int kCGroupBytes = 8192;  // bytes of one column group of a warpgroup's C
-constexpr int kQueue = 2;  // tiles that the scheduler has published
-constexpr int kAnnouncementBytes = 144;  // bytes of an announcement
+constexpr int kQueue = 2;  // depth of the queue of tiles that the scheduler publishes
+constexpr int kAnnouncementBytes = 144;  // bytes per queue entry
 
 // Dynamic shared memory: 229776 bytes. Byte offsets:
 constexpr int kAOffset = 0;  // 65536 bytes: ring of A tiles, 128 rows of 128 bytes
 constexpr int kBOffset = 65536;  // 131072 bytes: ring of B tiles, 4 column groups of 64 rows of 128 bytes
 constexpr int kCOffset = 196608;  // 32768 bytes: 2 column groups of C of each warpgroup
 constexpr int kBarriersOffset = 229376;  // 64 bytes: mbarriers: full, then empty
-constexpr int kQueueBarriersOffset = 229440;  // 40 bytes: mbarriers of the queue: wanted, then full, then empty
-constexpr int kQueueOffset = 229488;  // 288 bytes: published tiles, and the first of their block columns
+constexpr int kQueueBarriersOffset = 229440;  // 40 bytes: mbarriers of the queue: requested, then full, then empty
+constexpr int kQueueOffset = 229488;  // 288 bytes: published tiles and their first block columns
 
 constexpr int kFullBarrier = kBarriersOffset;
 constexpr int kEmptyBarrier = kFullBarrier + 8 * kStages;
@@ -79,23 +79,23 @@ constexpr int kRingBlocks = kStages * kTileK / kBlockCols;  // capacity of the r
 using Accumulators = float[kAccumulators];
 
 // Launch: 384 threads per block, 229776 bytes of dynamic shared memory.
-// Grid: one thread block per SM; dynamic tile scheduler, a few of the longest block rows first.
+// Grid: one thread block per SM; dynamic tile scheduler, starting with a few of the longest block rows.
 // L2 promotion of a_map, b_map, b_groups_map: 128 bytes; of all others: 256 bytes.
 struct Params {
   TensorMap a_map;  // stored blocks of A (cols, rows, nnz): box 64 x 128 x 1, swizzle 128
   TensorMap b_map;  // B (N, K): box 64 x 64, swizzle 128
   TensorMap b_groups_map;  // whole column groups of B (columns of a group, K, groups): box 64 x 64 x 4, swizzle 128
   TensorMap c_map;  // C (N, M): box 64 x 64, swizzle 128
-  const int* crow_indices;  // first block of each block row, then the end of the last
-  const int* col_indices;  // block column of each block
-  int index_words;  // 32-bit words of an index: 1 or 2; the low one is read
+  const int* crow_indices;  // row offsets: first block of each block row, then the end of the last
+  const int* col_indices;  // block column of each stored block
+  int index_words;  // 32-bit words per index, 1 or 2; the kernel reads the low word
   int n;  // columns of B and C
   const int* row_order;  // block rows of A, longest first
   int block_rows;  // block rows of A
-  int column_tiles;  // tiles of a block row
-  int group_tiles;  // column tiles of a band: those that thread blocks work on at a time
-  int tiles;  // block_rows times the tiles of one
-  int* scheduler;  // tiles drawn beyond each thread block's first, thread blocks that ended: both 0 between launches
+  int column_tiles;  // tiles per block row
+  int group_tiles;  // column tiles per band: those that thread blocks work on at the same time
+  int tiles;  // block_rows * tiles per row
+  int* scheduler;  // tiles drawn after each thread block's first, and finished thread blocks; both are 0 between launches
 };
 
 // TMA swizzles by address, with a period of 1024 bytes: swizzled buffers are aligned to that.

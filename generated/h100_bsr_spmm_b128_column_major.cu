@@ -3,7 +3,7 @@
 //     codegen render specs/h100_bsr_spmm_b128_column_major.yaml
 // spec: {"arch":"sm_90a","b_layout":"column_major","block":{"cols":128,"rows":128},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":4,"tile":{"k":64,"m":128,"n":256}}
 // spec hash: 39d1a2992dbee48811a0455b503753507a83a96f0f7c13015cd9dde31bc7ced9
-// seal: sha256 b08758c5dfa381f6bfc47d03e52e419f00c2d9d5d8726652b0efcf83140e5e48
+// seal: sha256 768d2f3a6862db934739f34c1211abc28a3f40f66b9ea6bbef9f42e30376798b
 
 // BSR x dense for sm_90a: C = A B with A in block-sparse rows and B, C dense, B stored by columns and C by rows.
 // The stored result is A B, computed in fp32.
@@ -46,13 +46,13 @@ constexpr int kBlockCols = 128;  // columns of a stored block of A
 constexpr int kStages = 4;  // depth of the ring of A and B tiles
 constexpr int kThreads = 384;  // warpgroup 0 produces, the others consume
 constexpr int kConsumerWarps = 8;  // warps that compute
-constexpr int kProducerRegisters = 40;  // registers a producer thread keeps
-constexpr int kConsumerRegisters = 232;  // registers a consumer thread takes; 40 + 2 x 232 are the 3 x 168 at launch
+constexpr int kProducerRegisters = 40;  // registers per producer thread
+constexpr int kConsumerRegisters = 232;  // registers per consumer thread; 40 + 2 x 232 equals the 3 x 168 at launch
 constexpr int kGroupColumns = 64;  // columns of a group: one 128-byte swizzled row
 constexpr int kWarpgroupRows = 64;  // rows of a warpgroup's part
 constexpr int kWarpgroupGroups = 4;  // column groups of a warpgroup's part
 constexpr int kStagingGroups = 2;  // column groups that a warpgroup may have in flight
-constexpr int kAccumulators = 128;  // accumulators of a thread
+constexpr int kAccumulators = 128;  // accumulators per thread
 constexpr int kABytes = 16384;  // bytes of an A tile
 constexpr int kBBytes = 32768;  // bytes of a B tile
 constexpr int kCGroupBytes = 8192;  // bytes of one column group of a warpgroup's C
@@ -77,13 +77,13 @@ struct Params {
   TensorMap a_map;  // stored blocks of A (cols, rows, nnz): box 64 x 128 x 1, swizzle 128
   TensorMap b_map;  // B, by columns (K, N): box 64 x 256, swizzle 128
   TensorMap c_map;  // C (N, M): box 64 x 64, swizzle 128
-  const int* crow_indices;  // first block of each block row, then the end of the last
-  const int* col_indices;  // block column of each block
-  int index_words;  // 32-bit words of an index: 1 or 2; the low one is read
+  const int* crow_indices;  // row offsets: first block of each block row, then the end of the last
+  const int* col_indices;  // block column of each stored block
+  int index_words;  // 32-bit words per index, 1 or 2; the kernel reads the low word
   int block_rows;  // block rows of A
-  int column_tiles;  // tiles of a block row
-  int group_tiles;  // column tiles of a band: those that thread blocks work on at a time
-  int tiles;  // block_rows times the tiles of one
+  int column_tiles;  // tiles per block row
+  int group_tiles;  // column tiles per band: those that thread blocks work on at the same time
+  int tiles;  // block_rows * tiles per row
 };
 
 // TMA swizzles by address, with a period of 1024 bytes: swizzled buffers are aligned to that.

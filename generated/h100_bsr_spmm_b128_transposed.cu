@@ -3,7 +3,7 @@
 //     codegen render specs/h100_bsr_spmm_b128_transposed.yaml
 // spec: {"arch":"sm_90a","block":{"cols":128,"rows":128},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":4,"tile":{"k":64,"m":128,"n":256},"transpose_a":true}
 // spec hash: 2758c40f1d492a1bbfc8467421700d7df7d56058f12b8412fe236753c74ab6d0
-// seal: sha256 533ac97563e2f72b1147b90e8b9f4a80ee6483af5f0216f74ac87baf4f0303e2
+// seal: sha256 a13b7cf23f3e7c6afbcf0608276167a2ced6b23a6bce2940b76a80c4e39bb55d
 
 // BSR^T x dense for sm_90a: C = A^T B with A in block-sparse rows and B, C dense and row-major.
 // The stored result is A^T B, computed in fp32.
@@ -47,15 +47,15 @@ constexpr int kBlockRows = 128;  // rows of a stored block of A
 constexpr int kStages = 4;  // depth of the ring of A and B tiles
 constexpr int kThreads = 384;  // warpgroup 0 produces, the others consume
 constexpr int kConsumerWarps = 8;  // warps that compute
-constexpr int kProducerRegisters = 40;  // registers a producer thread keeps
-constexpr int kConsumerRegisters = 232;  // registers a consumer thread takes; 40 + 2 x 232 are the 3 x 168 at launch
+constexpr int kProducerRegisters = 40;  // registers per producer thread
+constexpr int kConsumerRegisters = 232;  // registers per consumer thread; 40 + 2 x 232 equals the 3 x 168 at launch
 constexpr int kGroupColumns = 64;  // columns of a group: one 128-byte swizzled row
 constexpr int kAGroups = 2;  // column groups of an A tile
 constexpr int kTileGroups = 4;  // column groups of a B tile
 constexpr int kWarpgroupRows = 64;  // rows of a warpgroup's part
 constexpr int kWarpgroupGroups = 4;  // column groups of a warpgroup's part
 constexpr int kStagingGroups = 2;  // column groups that a warpgroup may have in flight
-constexpr int kAccumulators = 128;  // accumulators of a thread
+constexpr int kAccumulators = 128;  // accumulators per thread
 constexpr int kABytes = 16384;  // bytes of an A tile
 constexpr int kBBytes = 32768;  // bytes of a B tile
 constexpr int kAGroupBytes = 8192;  // bytes of one column group of A
@@ -82,12 +82,12 @@ struct Params {
   TensorMap b_map;  // B (N, M): box 64 x 64, swizzle 128
   TensorMap b_groups_map;  // whole column groups of B (columns of a group, M, groups): box 64 x 64 x 4, swizzle 128
   TensorMap c_map;  // C (N, K): box 64 x 64, swizzle 128
-  const int* column_starts;  // first entry of each block column, then the end of the last
+  const int* column_starts;  // column offsets: first entry of each block column, then the end of the last
   const int2* entries;  // stored block and its block row, in the order of block columns
   int block_columns;  // block columns of A
-  int column_tiles;  // tiles of a block row
-  int group_tiles;  // column tiles of a band: those that thread blocks work on at a time
-  int tiles;  // block_columns times the tiles of one
+  int column_tiles;  // tiles per block row
+  int group_tiles;  // column tiles per band: those that thread blocks work on at the same time
+  int tiles;  // block_columns * tiles per row
   int n;  // columns of B and C
 };
 

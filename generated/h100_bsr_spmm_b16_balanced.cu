@@ -3,7 +3,7 @@
 //     codegen render specs/h100_bsr_spmm_b16_balanced.yaml
 // spec: {"arch":"sm_90a","block":{"cols":16,"rows":16},"copy":"tma","ctas_per_sm":2,"dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","scheduler":"dynamic","stages":6,"tile":{"k":16,"m":16,"n":512}}
 // spec hash: 67195872cdccc436b58ddec2ac39f3690a8473da11621b2e41141a8777310f24
-// seal: sha256 5b80dfbab6932dce342b868c684d1912cdb008599f7edde42c58be7cf612054a
+// seal: sha256 4794f958dab5dcc9c00f8154cc314e74a6d253402c6639f348df5e11fe372a3b
 
 // BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and
 // B, C dense and row-major.
@@ -54,13 +54,13 @@ constexpr int kGroupColumns = 64;  // columns of a group: the M side of one wgmm
 constexpr int kTileGroups = 8;  // column groups of a tile
 constexpr int kWarpgroupGroups = 4;  // column groups of a warpgroup
 constexpr int kStagingGroups = 2;  // column groups that a warpgroup may have in flight
-constexpr int kAccumulators = 8;  // accumulators of a thread for one column group
+constexpr int kAccumulators = 8;  // accumulators per thread and column group
 constexpr int kABytes = 512;  // bytes of a block of A
 constexpr int kBBytes = 16384;  // bytes of a B tile
 constexpr int kBGroupBytes = 2048;  // bytes of one column group of B
 constexpr int kCGroupBytes = 2048;  // bytes of one column group of C
-constexpr int kQueue = 2;  // units that the scheduler has published
-constexpr int kAnnouncementBytes = 152;  // bytes of an announcement
+constexpr int kQueue = 2;  // depth of the queue of units that the scheduler publishes
+constexpr int kAnnouncementBytes = 152;  // bytes per queue entry
 constexpr int kPartialFloats = 4096;  // floats of a warpgroup's partial sum
 
 // Dynamic shared memory: 110024 bytes. Byte offsets:
@@ -68,9 +68,9 @@ constexpr int kAOffset = 0;  // 3072 bytes: ring of blocks of A, 16 rows of 32 b
 constexpr int kBOffset = 3072;  // 98304 bytes: ring of B tiles, 8 column groups of 16 rows of 128 bytes
 constexpr int kCOffset = 101376;  // 8192 bytes: 2 column groups of C of each warpgroup
 constexpr int kBarriersOffset = 109568;  // 96 bytes: mbarriers: full, then empty
-constexpr int kQueueBarriersOffset = 109664;  // 40 bytes: mbarriers of the queue: wanted, then full, then empty
-constexpr int kQueueOffset = 109712;  // 304 bytes: published units, and the first of their block columns
-constexpr int kIsLastOffset = 110016;  // 8 bytes: whether a warpgroup's chunk was the last
+constexpr int kQueueBarriersOffset = 109664;  // 40 bytes: mbarriers of the queue: requested, then full, then empty
+constexpr int kQueueOffset = 109712;  // 304 bytes: published units and their first block columns
+constexpr int kIsLastOffset = 110016;  // 8 bytes: whether a warpgroup finished the last chunk
 
 constexpr int kFullBarrier = kBarriersOffset;
 constexpr int kEmptyBarrier = kFullBarrier + 8 * kStages;
@@ -80,24 +80,24 @@ constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer w: kWarpgroup
 using Accumulators = float[kWarpgroupGroups][kAccumulators];
 
 // Launch: 320 threads per block, 110024 bytes of dynamic shared memory.
-// Grid: 2 thread blocks per SM; units (chunk of a block row, column tile) scheduled dynamically, columns outermost.
+// Grid: 2 thread blocks per SM; dynamic scheduler of units (chunk of a block row, column tile), column tiles outermost.
 struct Params {
   TensorMap a_map;  // stored blocks of A (cols, rows, nnz): box 16 x 16 x 1, swizzle 32
   TensorMap b_map;  // B (N, K): box 64 x 16, swizzle 128
   TensorMap b_groups_map;  // column groups of B (columns of a group, K, groups): box 64 x 16 x 8, swizzle 128
   TensorMap c_map;  // C (N, M): box 64 x 16, swizzle 128
-  const int* crow_indices;  // first block of each block row, then the end of the last
-  const int* col_indices;  // block column of each block
-  int index_words;  // 32-bit words of an index: 1 or 2; the low one is read
+  const int* crow_indices;  // row offsets: first block of each block row, then the end of the last
+  const int* col_indices;  // block column of each stored block
+  int index_words;  // 32-bit words per index, 1 or 2; the kernel reads the low word
   int n;  // columns of B and C
   int whole_rows;  // leading rows of B for which one copy loads all column groups of a tile
-  const int4* chunks;  // for each chunk: block row, first block, end, first chunk of the row or -1
-  const int* chunk_count;  // chunks of all block rows
-  int chunk_blocks;  // blocks of a chunk, at most
-  int column_tiles;  // tiles of a block row
-  int group_tiles;  // column tiles whose part of B should fit the L2 at once
-  int* scheduler;  // units taken, thread blocks that ended: both 0 between launches
-  int* chunks_done;  // finished chunks of each tile of a split block row, by warpgroup: 0 between launches
+  const int4* chunks;  // for each chunk: block row, first block, end block, first chunk of the row or -1
+  const int* chunk_count;  // number of chunks of all block rows
+  int chunk_blocks;  // most blocks per chunk
+  int column_tiles;  // tiles per block row
+  int group_tiles;  // column tiles whose parts of B fit the L2 together
+  int* scheduler;  // units taken, finished thread blocks; both are 0 between launches
+  int* chunks_done;  // finished chunks of each tile of a split block row, by warpgroup; 0 between launches
   float* parts;  // partial sums of C: accumulators of the chunks of split block rows
 };
 

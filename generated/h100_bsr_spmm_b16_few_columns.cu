@@ -3,7 +3,7 @@
 //     codegen render specs/h100_bsr_spmm_b16_few_columns.yaml
 // spec: {"arch":"sm_90a","block":{"cols":16,"rows":16},"copy":"tma","ctas_per_sm":2,"dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":5,"tile":{"k":64,"m":16,"n":128}}
 // spec hash: 4fd92a3aeedbd42a5815ec49a76a36db4491364a125b2fecdd2fbb63c90e66ce
-// seal: sha256 ac1f4e74702ea5d4637a9936ed3814f21319909b7e8aee8787dac0d267a31d69
+// seal: sha256 4b6fb52a7dedb6849c079ef091e4927d154696d6cfe40d185148cbdcb254d41f
 
 // BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and
 // B, C dense and row-major.
@@ -47,7 +47,7 @@ struct alignas(64) TensorMap {
 constexpr int kTileM = 16;  // rows of a C tile: one block row
 constexpr int kTileN = 128;  // columns of a C tile
 constexpr int kBlockCols = 16;  // columns of a stored block of A
-constexpr int kStepBlocks = 4;  // blocks of A of one step, at most
+constexpr int kStepBlocks = 4;  // most blocks of A per step
 constexpr int kStages = 5;  // depth of the ring of A and B tiles
 constexpr int kThreads = 288;  // warpgroups that consume, then one warp that produces
 constexpr int kConsumerWarps = 8;  // warps that compute
@@ -55,9 +55,9 @@ constexpr int kGroupColumns = 64;  // columns of a group: the M side of one wgmm
 constexpr int kTileGroups = 2;  // column groups of a tile
 constexpr int kWarpgroupGroups = 1;  // column groups of a warpgroup
 constexpr int kStagingGroups = 1;  // column groups that a warpgroup may have in flight
-constexpr int kAccumulators = 8;  // accumulators of a thread for one column group
+constexpr int kAccumulators = 8;  // accumulators per thread and column group
 constexpr int kABytes = 2048;  // bytes of the blocks of A of one step
-constexpr int kABlockBytes = 512;  // bytes of one of them
+constexpr int kABlockBytes = 512;  // bytes per such step
 constexpr int kBBytes = 16384;  // bytes of the B tiles of one step
 constexpr int kBBlockBytes = 4096;  // bytes of the B tile of one block of A
 constexpr int kBGroupBytes = 2048;  // bytes of one column group of B
@@ -83,13 +83,13 @@ struct Params {
   TensorMap b_map;  // B (N, K): box 64 x 16, swizzle 128
   TensorMap b_groups_map;  // column groups of B (columns of a group, K, groups): box 64 x 16 x 2, swizzle 128
   TensorMap c_map;  // C (N, M): box 64 x 16, swizzle 128
-  const int* crow_indices;  // first block of each block row, then the end of the last
-  const int* col_indices;  // block column of each block
-  int index_words;  // 32-bit words of an index: 1 or 2; the low one is read
+  const int* crow_indices;  // row offsets: first block of each block row, then the end of the last
+  const int* col_indices;  // block column of each stored block
+  int index_words;  // 32-bit words per index, 1 or 2; the kernel reads the low word
   int n;  // columns of B and C
   int whole_rows;  // leading rows of B for which one copy loads all column groups of a tile
   int block_rows;  // block rows of A
-  int tiles;  // of C: block_rows times those of a block row
+  int tiles;  // tiles of C: block_rows * tiles per block row
 };
 
 // TMA swizzles by address, with a period of 1024 bytes: swizzled buffers are aligned to that.

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_bsr_spmm_b16_gathered.yaml
 // spec: {"arch":"sm_90a","block":{"cols":16,"rows":16},"copy":"tma","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"cooperative","stages":4,"tile":{"k":16,"m":384,"n":128}}
 // spec hash: 03ca77511d5565cb2809bfe6d6d0ab6903576918d8e720d292572dbc7231a6ca
-// seal: sha256 c8c8bdcbb9c25891e0563dad21f9e37bc8264799e9e87a8543d5e0480030d7a1
+// seal: sha256 f39d08863c11a8d52a140d6ccfab6f94f748baa58453b0dc1734acda29f8670c
 
 // BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -57,43 +57,43 @@ struct alignas(64) TensorMap {
 
 constexpr int kBlockRows = 16;  // rows of a block of A
 constexpr int kBlockCols = 16;  // columns of a block of A
-constexpr int kTileSlots = 24;  // slots of a C tile, each for a block row
+constexpr int kTileSlots = 24;  // slots per C tile, one for each block row
 constexpr int kTileN = 128;  // columns of a C tile
 constexpr int kCluster = 2;  // thread blocks that load A together: neighboring column tiles of a group
 constexpr int kStages = 4;  // depth of the ring of packets, one round each
 constexpr int kRingColumns = 37;  // slots of the ring of rows of B, one block column each
-constexpr int kRoundColumns = 15;  // block columns of a round, at most
-constexpr int kRecordWords = 16;  // words of the record of a round
+constexpr int kRoundColumns = 15;  // most block columns per round
+constexpr int kRecordWords = 16;  // words per record of a round
 constexpr int kRecords = 4;  // records that a producer warp loads ahead
 constexpr int kThreads = 512;  // warpgroups that consume, then one that produces
-constexpr int kProducerWarps = 4;  // warps that load
-constexpr int kColumnWarps = 3;  // of these, those that load rows of B; the last one loads packets
-constexpr int kWarpColumns = 4;  // columns of a round for each, at most
-constexpr int kProducerRegisters = 32;  // registers a producer thread keeps
-constexpr int kConsumerRegisters = 160;  // registers a consumer thread takes; 32 + 3 x 160 are the 4 x 128 at launch
-constexpr int kPackThreads = 256;  // threads of a block that packs
-constexpr int kPackChunks = 3;  // chunks of A for each of them
-constexpr int kBlockChunks = 32;  // chunks of 16 bytes of a block of A
+constexpr int kProducerWarps = 4;  // producer warps
+constexpr int kColumnWarps = 3;  // producer warps that load rows of B; the last warp loads packets
+constexpr int kWarpColumns = 4;  // most columns of a round per such warp
+constexpr int kProducerRegisters = 32;  // registers per producer thread
+constexpr int kConsumerRegisters = 160;  // registers per consumer thread; 32 + 3 x 160 equals the 4 x 128 at launch
+constexpr int kPackThreads = 256;  // threads per block of the prologue that packs A
+constexpr int kPackChunks = 3;  // chunks of A per thread of the prologue
+constexpr int kBlockChunks = 32;  // 16-byte chunks per block of A
 constexpr int kGroupColumns = 64;  // columns of a column group
 constexpr int kTileGroups = 2;  // column groups of a tile
 constexpr int kABlockBytes = 512;  // bytes of a block of A
-constexpr int kPacketBytes = 12384;  // bytes of a packet, at most
-constexpr int kStageBytes = 12544;  // bytes from one packet to the next in shared memory
+constexpr int kPacketBytes = 12384;  // most bytes per packet
+constexpr int kStageBytes = 12544;  // stride between packets in shared memory, in bytes
 constexpr int kBColumnBytes = 4096;  // bytes of the rows of B that match a block column
-constexpr int kBGroupBytes = 2048;  // bytes of one column group of them
+constexpr int kBGroupBytes = 2048;  // bytes per column group of these rows
 constexpr int kConsumerWarps = 12;  // warps that compute
 constexpr int kWarpSlots = 2;  // slots of a warp
 constexpr int kSteps = 1;  // steps of 16 columns of a block of A
-constexpr int kStepBytes = 512;  // bytes of one of them
-constexpr int kGroupTiles = 8;  // mma.syncs side by side in a column group, 8 columns each
+constexpr int kStepBytes = 512;  // bytes per such step
+constexpr int kGroupTiles = 8;  // mma.syncs across a column group, 8 columns each
 constexpr int kARowWords = 8;  // words of a row of A
 constexpr int kCGroupBytes = 2048;  // bytes of one column group of a block row of C
 
 // Dynamic shared memory: 230496 bytes. Byte offsets:
 constexpr int kBOffset = 0;  // 151552 bytes: ring of rows of B, 37 x 2 column groups of 16 rows of 128 bytes
-constexpr int kZerosOffset = 151552;  // 4096 bytes: rows of zeros, multiplied by slots without a block
+constexpr int kZerosOffset = 151552;  // 4096 bytes: rows of zeros, the operand of slots without a block
 constexpr int kCOffset = 155648;  // 24576 bytes: staging of C
-constexpr int kPacketsOffset = 180224;  // 50176 bytes: ring of packets: blocks of A, locations of their rows of B
+constexpr int kPacketsOffset = 180224;  // 50176 bytes: ring of packets: blocks of A and the locations of their rows of B
 constexpr int kBarriersOffset = 230400;  // 96 bytes: mbarriers: full, of packets, of rows of B
 
 constexpr int kFullBarrier = kBarriersOffset;

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_bsr_spmm_b16_n16.yaml
 // spec: {"arch":"sm_90a","block":{"cols":16,"rows":16},"copy":"ld_global","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"multistage","stages":2,"tile":{"k":16,"m":16,"n":16}}
 // spec hash: 8d468b0e3ec917a5705ba24528851c30e88e583e66498013e20e70ea553edbf6
-// seal: sha256 d006f02620cb2b72678ca604e84dd9aac2feb0cc148f72bc192c0a1ba1978b11
+// seal: sha256 1ece93497287443516a2e410e2a2c075f23e92e84cc9aa8a44e4ca7afcc5755e
 
 // BSR x dense for few columns, by mma.sync: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -36,8 +36,8 @@ constexpr int kTileK = 16;  // columns of A, and rows of B, of a step
 constexpr int kBlockRows = 16;  // rows of a stored block of A
 constexpr int kBlockCols = 16;  // columns of a stored block of A
 constexpr int kBlockElements = 256;  // elements of a stored block of A
-constexpr int kStages = 2;  // steps of a warp in registers or in flight; divides 32
-constexpr int kPartialStride = 24;  // floats from one row of partial sums to the next
+constexpr int kStages = 2;  // steps of a warp in registers or in flight; a divisor of 32
+constexpr int kPartialStride = 24;  // row stride of the partial sums, in floats
 
 // Dynamic shared memory: 12288 bytes. Byte offsets:
 constexpr int kPartialOffset = 0;  // 12288 bytes: fp32 partial sums of a tile of C, of each warp
@@ -56,14 +56,14 @@ struct Params {
   const unsigned short* a;  // stored blocks of A (nnz, rows, cols), contiguous
   const unsigned short* b;  // B (K, N)
   unsigned short* c;  // C (M, N)
-  int64 b_row_stride;  // elements from one row of B to the next
-  int64 c_row_stride;  // elements from one row of C to the next
-  const int* crow_indices;  // first block of each block row, then the end of the last
-  const int* col_indices;  // block column of each block
-  int index_words;  // 32-bit words of an index: 1 or 2; the low one is read
-  int block_columns;  // blocks across A, block rows of B; blocks outside count as zeros
-  int n;  // columns of B and C; rows of both are padded to a multiple of 8, and C's padding is overwritten
-  int column_tiles;  // tiles side by side
+  int64 b_row_stride;  // row stride of B, in elements
+  int64 c_row_stride;  // row stride of C, in elements
+  const int* crow_indices;  // row offsets: first block of each block row, then the end of the last
+  const int* col_indices;  // block column of each stored block
+  int index_words;  // 32-bit words per index, 1 or 2; the kernel reads the low word
+  int block_columns;  // block columns of A, block rows of B; blocks outside count as zeros
+  int n;  // columns of B and C; their rows are padded to a multiple of 8, and the kernel overwrites C's padding
+  int column_tiles;  // column tiles
 };
 
 using Element = unsigned short;  // the bits of one fp16

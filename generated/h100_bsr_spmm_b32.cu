@@ -3,7 +3,7 @@
 //     codegen render specs/h100_bsr_spmm_b32.yaml
 // spec: {"arch":"sm_90a","block":{"cols":32,"rows":32},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":6,"tile":{"k":32,"m":32,"n":512}}
 // spec hash: 6fd780d0fef8066720711729fd5e2a448b348c044ca1feba469a7d7228e966c4
-// seal: sha256 faf6309259c03f0426dddc99b2dc86fbe9d8b582df15ccee04ea314c5fcf51c6
+// seal: sha256 cd6e6ef5c6c69abc1b8c478aba5f99310ee072dc91f0a7b5bc5b8006a3190867
 
 // BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and
 // B, C dense and row-major.
@@ -54,7 +54,7 @@ constexpr int kGroupColumns = 64;  // columns of a group: the M side of one wgmm
 constexpr int kTileGroups = 8;  // column groups of a tile
 constexpr int kWarpgroupGroups = 4;  // column groups of a warpgroup
 constexpr int kStagingGroups = 2;  // column groups that a warpgroup may have in flight
-constexpr int kAccumulators = 16;  // accumulators of a thread for one column group
+constexpr int kAccumulators = 16;  // accumulators per thread and column group
 constexpr int kABytes = 2048;  // bytes of a block of A
 constexpr int kBBytes = 32768;  // bytes of a B tile
 constexpr int kBGroupBytes = 4096;  // bytes of one column group of B
@@ -80,13 +80,13 @@ struct Params {
   TensorMap b_map;  // B (N, K): box 64 x 32, swizzle 128
   TensorMap b_groups_map;  // column groups of B (columns of a group, K, groups): box 64 x 32 x 8, swizzle 128
   TensorMap c_map;  // C (N, M): box 64 x 32, swizzle 128
-  const int* crow_indices;  // first block of each block row, then the end of the last
-  const int* col_indices;  // block column of each block
-  int index_words;  // 32-bit words of an index: 1 or 2; the low one is read
+  const int* crow_indices;  // row offsets: first block of each block row, then the end of the last
+  const int* col_indices;  // block column of each stored block
+  int index_words;  // 32-bit words per index, 1 or 2; the kernel reads the low word
   int n;  // columns of B and C
   int whole_rows;  // leading rows of B for which one copy loads all column groups of a tile
   int block_rows;  // block rows of A
-  int tiles;  // of C: block_rows times those of a block row
+  int tiles;  // tiles of C: block_rows * tiles per block row
 };
 
 // TMA swizzles by address, with a period of 1024 bytes: swizzled buffers are aligned to that.

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_bsr_spmm_b32_balanced.yaml
 // spec: {"arch":"sm_90a","block":{"cols":32,"rows":32},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","scheduler":"dynamic","stages":6,"tile":{"k":32,"m":32,"n":512}}
 // spec hash: 3e2d1de873d1f91173d1744d9441bf86e6c723fb8b64598da86ccc1a486371c7
-// seal: sha256 17c17e494b7dd1d498fbd9f051aa46f6e4b3dbe9581d39f83334d9c671521e7e
+// seal: sha256 0353e5ad21a98a562a50cda09eab0f857913f8c794d76379c95b7f24d108dcd2
 
 // BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and
 // B, C dense and row-major.
@@ -54,13 +54,13 @@ constexpr int kGroupColumns = 64;  // columns of a group: the M side of one wgmm
 constexpr int kTileGroups = 8;  // column groups of a tile
 constexpr int kWarpgroupGroups = 4;  // column groups of a warpgroup
 constexpr int kStagingGroups = 2;  // column groups that a warpgroup may have in flight
-constexpr int kAccumulators = 16;  // accumulators of a thread for one column group
+constexpr int kAccumulators = 16;  // accumulators per thread and column group
 constexpr int kABytes = 2048;  // bytes of a block of A
 constexpr int kBBytes = 32768;  // bytes of a B tile
 constexpr int kBGroupBytes = 4096;  // bytes of one column group of B
 constexpr int kCGroupBytes = 4096;  // bytes of one column group of C
-constexpr int kQueue = 2;  // units that the scheduler has published
-constexpr int kAnnouncementBytes = 152;  // bytes of an announcement
+constexpr int kQueue = 2;  // depth of the queue of units that the scheduler publishes
+constexpr int kAnnouncementBytes = 152;  // bytes per queue entry
 constexpr int kPartialFloats = 8192;  // floats of a warpgroup's partial sum
 
 // Dynamic shared memory: 225736 bytes. Byte offsets:
@@ -68,9 +68,9 @@ constexpr int kAOffset = 0;  // 12288 bytes: ring of blocks of A, 32 rows of 64 
 constexpr int kBOffset = 12288;  // 196608 bytes: ring of B tiles, 8 column groups of 32 rows of 128 bytes
 constexpr int kCOffset = 208896;  // 16384 bytes: 2 column groups of C of each warpgroup
 constexpr int kBarriersOffset = 225280;  // 96 bytes: mbarriers: full, then empty
-constexpr int kQueueBarriersOffset = 225376;  // 40 bytes: mbarriers of the queue: wanted, then full, then empty
-constexpr int kQueueOffset = 225424;  // 304 bytes: published units, and the first of their block columns
-constexpr int kIsLastOffset = 225728;  // 8 bytes: whether a warpgroup's chunk was the last
+constexpr int kQueueBarriersOffset = 225376;  // 40 bytes: mbarriers of the queue: requested, then full, then empty
+constexpr int kQueueOffset = 225424;  // 304 bytes: published units and their first block columns
+constexpr int kIsLastOffset = 225728;  // 8 bytes: whether a warpgroup finished the last chunk
 
 constexpr int kFullBarrier = kBarriersOffset;
 constexpr int kEmptyBarrier = kFullBarrier + 8 * kStages;
@@ -80,24 +80,24 @@ constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer w: kWarpgroup
 using Accumulators = float[kWarpgroupGroups][kAccumulators];
 
 // Launch: 320 threads per block, 225736 bytes of dynamic shared memory.
-// Grid: one thread block per SM; units (chunk of a block row, column tile) scheduled dynamically, columns outermost.
+// Grid: one thread block per SM; dynamic scheduler of units (chunk of a block row, column tile), column tiles outermost.
 struct Params {
   TensorMap a_map;  // stored blocks of A (cols, rows, nnz): box 32 x 32 x 1, swizzle 64
   TensorMap b_map;  // B (N, K): box 64 x 32, swizzle 128
   TensorMap b_groups_map;  // column groups of B (columns of a group, K, groups): box 64 x 32 x 8, swizzle 128
   TensorMap c_map;  // C (N, M): box 64 x 32, swizzle 128
-  const int* crow_indices;  // first block of each block row, then the end of the last
-  const int* col_indices;  // block column of each block
-  int index_words;  // 32-bit words of an index: 1 or 2; the low one is read
+  const int* crow_indices;  // row offsets: first block of each block row, then the end of the last
+  const int* col_indices;  // block column of each stored block
+  int index_words;  // 32-bit words per index, 1 or 2; the kernel reads the low word
   int n;  // columns of B and C
   int whole_rows;  // leading rows of B for which one copy loads all column groups of a tile
-  const int4* chunks;  // for each chunk: block row, first block, end, first chunk of the row or -1
-  const int* chunk_count;  // chunks of all block rows
-  int chunk_blocks;  // blocks of a chunk, at most
-  int column_tiles;  // tiles of a block row
-  int group_tiles;  // column tiles whose part of B should fit the L2 at once
-  int* scheduler;  // units taken, thread blocks that ended: both 0 between launches
-  int* chunks_done;  // finished chunks of each tile of a split block row, by warpgroup: 0 between launches
+  const int4* chunks;  // for each chunk: block row, first block, end block, first chunk of the row or -1
+  const int* chunk_count;  // number of chunks of all block rows
+  int chunk_blocks;  // most blocks per chunk
+  int column_tiles;  // tiles per block row
+  int group_tiles;  // column tiles whose parts of B fit the L2 together
+  int* scheduler;  // units taken, finished thread blocks; both are 0 between launches
+  int* chunks_done;  // finished chunks of each tile of a split block row, by warpgroup; 0 between launches
   float* parts;  // partial sums of C: accumulators of the chunks of split block rows
 };
 

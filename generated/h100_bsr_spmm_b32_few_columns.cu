@@ -3,7 +3,7 @@
 //     codegen render specs/h100_bsr_spmm_b32_few_columns.yaml
 // spec: {"arch":"sm_90a","block":{"cols":32,"rows":32},"copy":"tma","ctas_per_sm":2,"dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":5,"tile":{"k":64,"m":32,"n":128}}
 // spec hash: a145ea1e5985c6e20558ede91936f6911c33b3eb0ff59d8e5fe8771cb1908fe9
-// seal: sha256 7b6706d1783b0e2e9694d5574ef53ab2e6802296b077b5d674960088138732e3
+// seal: sha256 2dd0cbee83dc0b2176dacde1acf9145e596711aa254e88198bf39f431efdf520
 
 // BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and
 // B, C dense and row-major.
@@ -47,7 +47,7 @@ struct alignas(64) TensorMap {
 constexpr int kTileM = 32;  // rows of a C tile: one block row
 constexpr int kTileN = 128;  // columns of a C tile
 constexpr int kBlockCols = 32;  // columns of a stored block of A
-constexpr int kStepBlocks = 2;  // blocks of A of one step, at most
+constexpr int kStepBlocks = 2;  // most blocks of A per step
 constexpr int kStages = 5;  // depth of the ring of A and B tiles
 constexpr int kThreads = 288;  // warpgroups that consume, then one warp that produces
 constexpr int kConsumerWarps = 8;  // warps that compute
@@ -55,9 +55,9 @@ constexpr int kGroupColumns = 64;  // columns of a group: the M side of one wgmm
 constexpr int kTileGroups = 2;  // column groups of a tile
 constexpr int kWarpgroupGroups = 1;  // column groups of a warpgroup
 constexpr int kStagingGroups = 1;  // column groups that a warpgroup may have in flight
-constexpr int kAccumulators = 16;  // accumulators of a thread for one column group
+constexpr int kAccumulators = 16;  // accumulators per thread and column group
 constexpr int kABytes = 4096;  // bytes of the blocks of A of one step
-constexpr int kABlockBytes = 2048;  // bytes of one of them
+constexpr int kABlockBytes = 2048;  // bytes per such step
 constexpr int kBBytes = 16384;  // bytes of the B tiles of one step
 constexpr int kBBlockBytes = 8192;  // bytes of the B tile of one block of A
 constexpr int kBGroupBytes = 4096;  // bytes of one column group of B
@@ -83,13 +83,13 @@ struct Params {
   TensorMap b_map;  // B (N, K): box 64 x 32, swizzle 128
   TensorMap b_groups_map;  // column groups of B (columns of a group, K, groups): box 64 x 32 x 2, swizzle 128
   TensorMap c_map;  // C (N, M): box 64 x 32, swizzle 128
-  const int* crow_indices;  // first block of each block row, then the end of the last
-  const int* col_indices;  // block column of each block
-  int index_words;  // 32-bit words of an index: 1 or 2; the low one is read
+  const int* crow_indices;  // row offsets: first block of each block row, then the end of the last
+  const int* col_indices;  // block column of each stored block
+  int index_words;  // 32-bit words per index, 1 or 2; the kernel reads the low word
   int n;  // columns of B and C
   int whole_rows;  // leading rows of B for which one copy loads all column groups of a tile
   int block_rows;  // block rows of A
-  int tiles;  // of C: block_rows times those of a block row
+  int tiles;  // tiles of C: block_rows * tiles per block row
 };
 
 // TMA swizzles by address, with a period of 1024 bytes: swizzled buffers are aligned to that.

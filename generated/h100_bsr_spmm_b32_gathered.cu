@@ -3,7 +3,7 @@
 //     codegen render specs/h100_bsr_spmm_b32_gathered.yaml
 // spec: {"arch":"sm_90a","block":{"cols":32,"rows":32},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":3,"tile":{"k":32,"m":384,"n":128}}
 // spec hash: 4ab2eb374f3a3ef0c8e32dcff7fdc22ed06bf84771913746004b1f003ffcb30f
-// seal: sha256 e294d32474d0bbbe873304968b7217a7e9d385fcf1a60d537d8be7f90d069425
+// seal: sha256 8ae29caa0074617d083be07800ff375fffc59eb4aa2b606d8fe0acacf35a3778
 
 // BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -63,43 +63,43 @@ struct alignas(64) TensorMap {
 
 constexpr int kBlockRows = 32;  // rows of a block of A
 constexpr int kBlockCols = 32;  // columns of a block of A
-constexpr int kTileSlots = 12;  // slots of a C tile, each for a block row
+constexpr int kTileSlots = 12;  // slots per C tile, one for each block row
 constexpr int kTileN = 128;  // columns of a C tile
 constexpr int kCluster = 2;  // thread blocks that load A together: neighboring column tiles of a group
 constexpr int kStages = 3;  // depth of the ring of packets, one round each
 constexpr int kRingColumns = 15;  // slots of the ring of rows of B, one block column each
-constexpr int kRoundColumns = 15;  // block columns of a round, at most
-constexpr int kRecordWords = 16;  // words of the record of a round
+constexpr int kRoundColumns = 15;  // most block columns per round
+constexpr int kRecordWords = 16;  // words per record of a round
 constexpr int kRecords = 4;  // records that a producer warp loads ahead
 constexpr int kThreads = 512;  // warpgroups that consume, then one that produces
-constexpr int kProducerWarps = 4;  // warps that load
-constexpr int kColumnWarps = 3;  // of these, those that load rows of B; the last one loads packets
-constexpr int kWarpColumns = 2;  // columns of a round for each, at most
-constexpr int kProducerRegisters = 32;  // registers a producer thread keeps
-constexpr int kConsumerRegisters = 160;  // registers a consumer thread takes; 32 + 3 x 160 are the 4 x 128 at launch
-constexpr int kPackThreads = 256;  // threads of a block that packs
-constexpr int kPackChunks = 6;  // chunks of A for each of them
-constexpr int kBlockChunks = 128;  // chunks of 16 bytes of a block of A
+constexpr int kProducerWarps = 4;  // producer warps
+constexpr int kColumnWarps = 3;  // producer warps that load rows of B; the last warp loads packets
+constexpr int kWarpColumns = 2;  // most columns of a round per such warp
+constexpr int kProducerRegisters = 32;  // registers per producer thread
+constexpr int kConsumerRegisters = 160;  // registers per consumer thread; 32 + 3 x 160 equals the 4 x 128 at launch
+constexpr int kPackThreads = 256;  // threads per block of the prologue that packs A
+constexpr int kPackChunks = 6;  // chunks of A per thread of the prologue
+constexpr int kBlockChunks = 128;  // 16-byte chunks per block of A
 constexpr int kGroupColumns = 64;  // columns of a column group
 constexpr int kTileGroups = 2;  // column groups of a tile
 constexpr int kABlockBytes = 2048;  // bytes of a block of A
-constexpr int kPacketBytes = 24640;  // bytes of a packet, at most
-constexpr int kStageBytes = 25088;  // bytes from one packet to the next in shared memory
+constexpr int kPacketBytes = 24640;  // most bytes per packet
+constexpr int kStageBytes = 25088;  // stride between packets in shared memory, in bytes
 constexpr int kBColumnBytes = 8192;  // bytes of the rows of B that match a block column
-constexpr int kBGroupBytes = 4096;  // bytes of one column group of them
+constexpr int kBGroupBytes = 4096;  // bytes per column group of these rows
 constexpr int kConsumers = 3;  // warpgroups that compute
 constexpr int kSlots = 4;  // slots of a warpgroup
 constexpr int kStagingSlots = 1;  // slots stored at a time
-constexpr int kAccumulators = 16;  // accumulators of a thread for one block row and column group
+constexpr int kAccumulators = 16;  // accumulators per thread, block row and column group
 constexpr int kARowBytes = 64;  // bytes of a row of a block of A
 constexpr int kARowChunks = 4;  // 16-byte chunks of such a row
 constexpr int kCGroupBytes = 4096;  // bytes of one column group of a block row of C
 
 // Dynamic shared memory: 230984 bytes. Byte offsets:
 constexpr int kBOffset = 0;  // 122880 bytes: ring of rows of B, 15 x 2 column groups of 32 rows of 128 bytes
-constexpr int kZerosOffset = 122880;  // 8192 bytes: rows of zeros, multiplied by slots without a block
+constexpr int kZerosOffset = 122880;  // 8192 bytes: rows of zeros, the operand of slots without a block
 constexpr int kCOffset = 131072;  // 24576 bytes: staging of C
-constexpr int kPacketsOffset = 155648;  // 75264 bytes: ring of packets: blocks of A, locations of their rows of B
+constexpr int kPacketsOffset = 155648;  // 75264 bytes: ring of packets: blocks of A and the locations of their rows of B
 constexpr int kBarriersOffset = 230912;  // 72 bytes: mbarriers: full, of packets, of rows of B
 
 constexpr int kFullBarrier = kBarriersOffset;

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_bsr_spmm_b64_balanced.yaml
 // spec: {"arch":"sm_90a","block":{"cols":64,"rows":64},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","scheduler":"dynamic","stages":5,"tile":{"k":32,"m":64,"n":512}}
 // spec hash: aee6394c00774baa63339233e5541e49106eaf2a7e52f630e422bfeddbbfddd1
-// seal: sha256 09e64123c9bad8d47fe4117fbf7b0249e136905ad8a60309fbad421bb8629ef6
+// seal: sha256 80a3b581243fcb71cac8707dffef655b7c400d102155b6b043955433c6a7620e
 
 // BSR x dense for sm_90a: C = A B with A in block-sparse rows and B, C dense and row-major.
 // The stored result is A B, computed in fp32.
@@ -46,28 +46,28 @@ constexpr int kBlockCols = 64;  // columns of a stored block of A
 constexpr int kStages = 5;  // depth of the ring of A and B tiles
 constexpr int kThreads = 384;  // warpgroup 0 produces, the others consume
 constexpr int kConsumerWarps = 8;  // warps that compute
-constexpr int kProducerRegisters = 40;  // registers a producer thread keeps
-constexpr int kConsumerRegisters = 232;  // registers a consumer thread takes; 40 + 2 x 232 are the 3 x 168 at launch
+constexpr int kProducerRegisters = 40;  // registers per producer thread
+constexpr int kConsumerRegisters = 232;  // registers per consumer thread; 40 + 2 x 232 equals the 3 x 168 at launch
 constexpr int kGroupColumns = 64;  // columns of a group: one 128-byte swizzled row
 constexpr int kTileGroups = 8;  // column groups of a tile
 constexpr int kWarpgroupColumns = 256;  // columns of a warpgroup's part
 constexpr int kWarpgroupGroups = 4;  // column groups of a warpgroup's part
 constexpr int kStagingGroups = 2;  // column groups that a warpgroup may have in flight
-constexpr int kAccumulators = 128;  // accumulators of a thread
+constexpr int kAccumulators = 128;  // accumulators per thread
 constexpr int kABytes = 4096;  // bytes of an A tile
 constexpr int kBBytes = 32768;  // bytes of a B tile
 constexpr int kBGroupBytes = 4096;  // bytes of one column group of B
 constexpr int kCGroupBytes = 8192;  // bytes of one column group of a warpgroup's C
-constexpr int kQueue = 2;  // tiles that the scheduler has published
-constexpr int kAnnouncementBytes = 144;  // bytes of an announcement
+constexpr int kQueue = 2;  // depth of the queue of tiles that the scheduler publishes
+constexpr int kAnnouncementBytes = 144;  // bytes per queue entry
 
 // Dynamic shared memory: 217504 bytes. Byte offsets:
 constexpr int kAOffset = 0;  // 20480 bytes: ring of A tiles, 64 rows of 64 bytes
 constexpr int kBOffset = 20480;  // 163840 bytes: ring of B tiles, 8 column groups of 32 rows of 128 bytes
 constexpr int kCOffset = 184320;  // 32768 bytes: 2 column groups of C of each warpgroup
 constexpr int kBarriersOffset = 217088;  // 80 bytes: mbarriers: full, then empty
-constexpr int kQueueBarriersOffset = 217168;  // 40 bytes: mbarriers of the queue: wanted, then full, then empty
-constexpr int kQueueOffset = 217216;  // 288 bytes: published tiles, and the first of their block columns
+constexpr int kQueueBarriersOffset = 217168;  // 40 bytes: mbarriers of the queue: requested, then full, then empty
+constexpr int kQueueOffset = 217216;  // 288 bytes: published tiles and their first block columns
 
 constexpr int kFullBarrier = kBarriersOffset;
 constexpr int kEmptyBarrier = kFullBarrier + 8 * kStages;
@@ -78,23 +78,23 @@ constexpr int kRingBlocks = kStages * kTileK / kBlockCols;  // capacity of the r
 using Accumulators = float[kAccumulators];
 
 // Launch: 384 threads per block, 217504 bytes of dynamic shared memory.
-// Grid: one thread block per SM; dynamic tile scheduler, a few of the longest block rows first.
+// Grid: one thread block per SM; dynamic tile scheduler, starting with a few of the longest block rows.
 // L2 promotion of a_map, b_map, b_groups_map: 128 bytes; of all others: 256 bytes.
 struct Params {
   TensorMap a_map;  // stored blocks of A (cols, rows, nnz): box 32 x 64 x 1, swizzle 64
   TensorMap b_map;  // B (N, K): box 64 x 32, swizzle 128
   TensorMap b_groups_map;  // whole column groups of B (columns of a group, K, groups): box 64 x 32 x 8, swizzle 128
   TensorMap c_map;  // C (N, M): box 64 x 64, swizzle 128
-  const int* crow_indices;  // first block of each block row, then the end of the last
-  const int* col_indices;  // block column of each block
-  int index_words;  // 32-bit words of an index: 1 or 2; the low one is read
+  const int* crow_indices;  // row offsets: first block of each block row, then the end of the last
+  const int* col_indices;  // block column of each stored block
+  int index_words;  // 32-bit words per index, 1 or 2; the kernel reads the low word
   int n;  // columns of B and C
   const int* row_order;  // block rows of A, longest first
   int block_rows;  // block rows of A
-  int column_tiles;  // tiles of a block row
-  int group_tiles;  // column tiles of a band: those that thread blocks work on at a time
-  int tiles;  // block_rows times the tiles of one
-  int* scheduler;  // tiles drawn beyond each thread block's first, thread blocks that ended: both 0 between launches
+  int column_tiles;  // tiles per block row
+  int group_tiles;  // column tiles per band: those that thread blocks work on at the same time
+  int tiles;  // block_rows * tiles per row
+  int* scheduler;  // tiles drawn after each thread block's first, and finished thread blocks; both are 0 between launches
 };
 
 // TMA swizzles by address, with a period of 1024 bytes: swizzled buffers are aligned to that.

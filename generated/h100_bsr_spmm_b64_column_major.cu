@@ -3,7 +3,7 @@
 //     codegen render specs/h100_bsr_spmm_b64_column_major.yaml
 // spec: {"arch":"sm_90a","b_layout":"column_major","block":{"cols":64,"rows":64},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":4,"tile":{"k":64,"m":64,"n":256}}
 // spec hash: 418836fb2d7ec029ab57d5dd61c776b9a6d1e693a2f98a6b873e7af709e7a3a2
-// seal: sha256 07888c3ecb9b031a3040f63122c127b100c0129aad714a35b5c76bcc3d23da51
+// seal: sha256 58463e264f50f1b99815d86dc827f04692c1f8d7516db0c35f34f82d175360be
 
 // BSR x dense for sm_90a: C = A B with A in block-sparse rows and B, C dense, B stored by columns and C by rows.
 // The stored result is A B, computed in fp32.
@@ -46,13 +46,13 @@ constexpr int kBlockCols = 64;  // columns of a stored block of A
 constexpr int kStages = 4;  // depth of the ring of A and B tiles
 constexpr int kThreads = 384;  // warpgroup 0 produces, the others consume
 constexpr int kConsumerWarps = 8;  // warps that compute
-constexpr int kProducerRegisters = 40;  // registers a producer thread keeps
-constexpr int kConsumerRegisters = 232;  // registers a consumer thread takes; 40 + 2 x 232 are the 3 x 168 at launch
+constexpr int kProducerRegisters = 40;  // registers per producer thread
+constexpr int kConsumerRegisters = 232;  // registers per consumer thread; 40 + 2 x 232 equals the 3 x 168 at launch
 constexpr int kGroupColumns = 64;  // columns of a group: one 128-byte swizzled row
 constexpr int kWarpgroupColumns = 128;  // columns of a warpgroup's part
 constexpr int kWarpgroupGroups = 2;  // column groups of a warpgroup's part
 constexpr int kStagingGroups = 2;  // column groups that a warpgroup may have in flight
-constexpr int kAccumulators = 64;  // accumulators of a thread
+constexpr int kAccumulators = 64;  // accumulators per thread
 constexpr int kABytes = 8192;  // bytes of an A tile
 constexpr int kBBytes = 32768;  // bytes of a B tile
 constexpr int kCGroupBytes = 8192;  // bytes of one column group of a warpgroup's C
@@ -76,11 +76,11 @@ struct Params {
   TensorMap a_map;  // stored blocks of A (cols, rows, nnz): box 64 x 64 x 1, swizzle 128
   TensorMap b_map;  // B, by columns (K, N): box 64 x 256, swizzle 128
   TensorMap c_map;  // C (N, M): box 64 x 64, swizzle 128
-  const int* crow_indices;  // first block of each block row, then the end of the last
-  const int* col_indices;  // block column of each block
-  int index_words;  // 32-bit words of an index: 1 or 2; the low one is read
+  const int* crow_indices;  // row offsets: first block of each block row, then the end of the last
+  const int* col_indices;  // block column of each stored block
+  int index_words;  // 32-bit words per index, 1 or 2; the kernel reads the low word
   int block_rows;  // block rows of A
-  int tiles;  // block_rows times the tiles of one
+  int tiles;  // block_rows * tiles per row
 };
 
 // TMA swizzles by address, with a period of 1024 bytes: swizzled buffers are aligned to that.

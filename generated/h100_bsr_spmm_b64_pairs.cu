@@ -3,7 +3,7 @@
 //     codegen render specs/h100_bsr_spmm_b64_pairs.yaml
 // spec: {"arch":"sm_90a","block":{"cols":64,"rows":64},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":4,"tile":{"k":64,"m":128,"n":256}}
 // spec hash: 5312ab86f520296ea5609fa14042719f811725e359ed00430aa22f1d8d75f9e0
-// seal: sha256 ba152fb31b6f0a1422f6ee759c874ffeab74d5ac48e9356bebf880fe55095a6a
+// seal: sha256 9a5ea4f829d5b0facba7a36b3550e6599629c202a1f226dc3bd24c7b308dd6c9
 
 // BSR x dense for sm_90a, two block rows at a time: C = A B with A in block-sparse rows and
 // B, C dense and row-major.
@@ -53,12 +53,12 @@ constexpr int kStages = 4;  // depth of the ring of A and B tiles
 constexpr int kThreads = 384;  // warpgroup 0 produces, the others consume
 constexpr int kConsumers = 2;  // warpgroups that compute, each a block row
 constexpr int kConsumerWarps = 8;  // warps that compute
-constexpr int kProducerRegisters = 40;  // registers a producer thread keeps
-constexpr int kConsumerRegisters = 232;  // registers a consumer thread takes; 40 + 2 x 232 are the 3 x 168 at launch
+constexpr int kProducerRegisters = 40;  // registers per producer thread
+constexpr int kConsumerRegisters = 232;  // registers per consumer thread; 40 + 2 x 232 equals the 3 x 168 at launch
 constexpr int kGroupColumns = 64;  // columns of a group: one 128-byte swizzled row
 constexpr int kTileGroups = 4;  // column groups of a tile
 constexpr int kStagingGroups = 2;  // column groups that a warpgroup may have in flight
-constexpr int kAccumulators = 128;  // accumulators of a thread
+constexpr int kAccumulators = 128;  // accumulators per thread
 constexpr int kABytes = 8192;  // bytes of the A tile of one block row
 constexpr int kBBytes = 32768;  // bytes of a B tile
 constexpr int kBGroupBytes = 8192;  // bytes of one column group of B
@@ -69,7 +69,7 @@ constexpr int kAOffset = 0;  // 65536 bytes: ring of pairs of A tiles, 64 rows o
 constexpr int kBOffset = 65536;  // 131072 bytes: ring of B tiles, 4 column groups of 64 rows of 128 bytes
 constexpr int kCOffset = 196608;  // 32768 bytes: 2 column groups of C of each warpgroup
 constexpr int kBarriersOffset = 229376;  // 64 bytes: mbarriers: full, then empty
-constexpr int kRowsOffset = 229440;  // 16 bytes: which block rows have a block in the step of a stage
+constexpr int kRowsOffset = 229440;  // 16 bytes: flags of the block rows that have a block in a stage's step
 
 constexpr int kFullBarrier = kBarriersOffset;
 constexpr int kEmptyBarrier = kFullBarrier + 8 * kStages;
@@ -85,12 +85,12 @@ struct Params {
   TensorMap b_map;  // B (N, K): box 64 x 64, swizzle 128
   TensorMap b_groups_map;  // whole column groups of B (columns of a group, K, groups): box 64 x 64 x 4, swizzle 128
   TensorMap c_map;  // C (N, M): box 64 x 64, swizzle 128
-  const int* crow_indices;  // first block of each block row, then the end of the last
-  const int* col_indices;  // block column of each block
-  int index_words;  // 32-bit words of an index: 1 or 2; the low one is read
+  const int* crow_indices;  // row offsets: first block of each block row, then the end of the last
+  const int* col_indices;  // block column of each stored block
+  int index_words;  // 32-bit words per index, 1 or 2; the kernel reads the low word
   int block_rows;  // block rows of A
-  int row_pairs;  // half of them, rounded up
-  int tiles;  // row_pairs times those of a pair
+  int row_pairs;  // block_rows / 2, rounded up
+  int tiles;  // row_pairs * tiles per pair
   int n;  // columns of B and C
 };
 

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_bsr_spmm_b64_transposed_n128.yaml
 // spec: {"arch":"sm_90a","block":{"cols":64,"rows":64},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":6,"tile":{"k":64,"m":64,"n":128},"transpose_a":true}
 // spec hash: bacb0d351b11e31a7d6352ebc1cf7e925bb8c01110f81aec4557820aef6645f3
-// seal: sha256 7af9b2361f8fb125cddd2e49c1c7b294a144746f4b7757f0cf1cf6a723fcd3f3
+// seal: sha256 9416d04860da1a28b7d0321f0c5cdde3ed19265fe878b7e676870d8fb5470cda
 
 // BSR^T x dense for sm_90a: C = A^T B with A in block-sparse rows and B, C dense and row-major.
 // The stored result is A^T B, computed in fp32.
@@ -47,15 +47,15 @@ constexpr int kBlockRows = 64;  // rows of a stored block of A
 constexpr int kStages = 6;  // depth of the ring of A and B tiles
 constexpr int kThreads = 384;  // warpgroup 0 produces, the others consume
 constexpr int kConsumerWarps = 8;  // warps that compute
-constexpr int kProducerRegisters = 40;  // registers a producer thread keeps
-constexpr int kConsumerRegisters = 232;  // registers a consumer thread takes; 40 + 2 x 232 are the 3 x 168 at launch
+constexpr int kProducerRegisters = 40;  // registers per producer thread
+constexpr int kConsumerRegisters = 232;  // registers per consumer thread; 40 + 2 x 232 equals the 3 x 168 at launch
 constexpr int kGroupColumns = 64;  // columns of a group: one 128-byte swizzled row
 constexpr int kAGroups = 1;  // column groups of an A tile
 constexpr int kTileGroups = 2;  // column groups of a B tile
 constexpr int kWarpgroupColumns = 64;  // columns of a warpgroup's part
 constexpr int kWarpgroupGroups = 1;  // column groups of a warpgroup's part
 constexpr int kStagingGroups = 1;  // column groups that a warpgroup may have in flight
-constexpr int kAccumulators = 32;  // accumulators of a thread
+constexpr int kAccumulators = 32;  // accumulators per thread
 constexpr int kABytes = 8192;  // bytes of an A tile
 constexpr int kBBytes = 16384;  // bytes of a B tile
 constexpr int kAGroupBytes = 8192;  // bytes of one column group of A
@@ -82,10 +82,10 @@ struct Params {
   TensorMap b_map;  // B (N, M): box 64 x 64, swizzle 128
   TensorMap b_groups_map;  // whole column groups of B (columns of a group, M, groups): box 64 x 64 x 2, swizzle 128
   TensorMap c_map;  // C (N, K): box 64 x 64, swizzle 128
-  const int* column_starts;  // first entry of each block column, then the end of the last
+  const int* column_starts;  // column offsets: first entry of each block column, then the end of the last
   const int2* entries;  // stored block and its block row, in the order of block columns
   int block_columns;  // block columns of A
-  int tiles;  // block_columns times the tiles of one
+  int tiles;  // block_columns * tiles per row
   int n;  // columns of B and C
 };
 

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_bsr_spmm_b64x128.yaml
 // spec: {"arch":"sm_90a","block":{"cols":128,"rows":64},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":5,"tile":{"k":32,"m":64,"n":512}}
 // spec hash: e018eb4f85f6f4cd77da262adf9df944fe55f09e2b08f16cc0dce3f2d8120de2
-// seal: sha256 57acbcad932b1952b73af398230f2d7b9f7aec8759c777694bc220b486b658b3
+// seal: sha256 2dddda8e8fa46ba8c736d31187c086542dc43242df27db237cb29704e80e8671
 
 // BSR x dense for sm_90a: C = A B with A in block-sparse rows and B, C dense and row-major.
 // The stored result is A B, computed in fp32.
@@ -46,14 +46,14 @@ constexpr int kBlockCols = 128;  // columns of a stored block of A
 constexpr int kStages = 5;  // depth of the ring of A and B tiles
 constexpr int kThreads = 384;  // warpgroup 0 produces, the others consume
 constexpr int kConsumerWarps = 8;  // warps that compute
-constexpr int kProducerRegisters = 40;  // registers a producer thread keeps
-constexpr int kConsumerRegisters = 232;  // registers a consumer thread takes; 40 + 2 x 232 are the 3 x 168 at launch
+constexpr int kProducerRegisters = 40;  // registers per producer thread
+constexpr int kConsumerRegisters = 232;  // registers per consumer thread; 40 + 2 x 232 equals the 3 x 168 at launch
 constexpr int kGroupColumns = 64;  // columns of a group: one 128-byte swizzled row
 constexpr int kTileGroups = 8;  // column groups of a tile
 constexpr int kWarpgroupColumns = 256;  // columns of a warpgroup's part
 constexpr int kWarpgroupGroups = 4;  // column groups of a warpgroup's part
 constexpr int kStagingGroups = 2;  // column groups that a warpgroup may have in flight
-constexpr int kAccumulators = 128;  // accumulators of a thread
+constexpr int kAccumulators = 128;  // accumulators per thread
 constexpr int kABytes = 4096;  // bytes of an A tile
 constexpr int kBBytes = 32768;  // bytes of a B tile
 constexpr int kBGroupBytes = 4096;  // bytes of one column group of B
@@ -79,12 +79,12 @@ struct Params {
   TensorMap b_map;  // B (N, K): box 64 x 32, swizzle 128
   TensorMap b_groups_map;  // whole column groups of B (columns of a group, K, groups): box 64 x 32 x 8, swizzle 128
   TensorMap c_map;  // C (N, M): box 64 x 64, swizzle 128
-  const int* crow_indices;  // first block of each block row, then the end of the last
-  const int* col_indices;  // block column of each block
-  int index_words;  // 32-bit words of an index: 1 or 2; the low one is read
+  const int* crow_indices;  // row offsets: first block of each block row, then the end of the last
+  const int* col_indices;  // block column of each stored block
+  int index_words;  // 32-bit words per index, 1 or 2; the kernel reads the low word
   int n;  // columns of B and C
   int block_rows;  // block rows of A
-  int tiles;  // block_rows times the tiles of one
+  int tiles;  // block_rows * tiles per row
 };
 
 // TMA swizzles by address, with a period of 1024 bytes: swizzled buffers are aligned to that.

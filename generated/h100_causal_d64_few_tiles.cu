@@ -3,7 +3,7 @@
 //     codegen render specs/h100_causal_d64_few_tiles.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"kv_splits":2,"lse":true,"mma":"wgmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":4,"tile":{"m":64,"n":64}}
 // spec hash: 93e3914255fea445e286559e9633bb2cd1903deac905dd840888912cab0f105a
-// seal: sha256 a65194d7047708463fcae1c89abd2c1a9888e4896db555cd6b1deb16b5180e64
+// seal: sha256 cd519a6393043559b92a72a9c4528fdc250b0a1e1d51f8cd53afd66e5c31726f
 
 // Attention forward for sm_90a over the visible keys of the pattern:
 //   O = softmax(scale * Q K^T) V
@@ -52,18 +52,18 @@ struct alignas(64) TensorMap {
   unsigned char bytes[128];
 };
 
-constexpr int kHeadDim = 64;  // elements of a head
+constexpr int kHeadDim = 64;  // elements per head
 constexpr int kTileM = 64;  // query rows of a tile
 constexpr int kTileN = 64;  // keys of one step; registers: 96 of s, p_frag, o, q + 32 = 128 of 224
 constexpr int kStages = 4;  // depth of the K ring and of the V ring
-constexpr int kTileStages = 2;  // depth of the ring of work tiles, and of Q
+constexpr int kTileStages = 2;  // depth of the ring of work tiles and of Q
 constexpr int kSubTiles = 2;  // sub-tiles of a tile: KV splits, each with its own key blocks and K/V rings
 constexpr int kSubTileRows = 64;  // query rows of a sub-tile, here a whole tile
 constexpr int kConsumerWarpgroups = 2;  // warpgroups that compute, two for each 64 rows
 constexpr int kSubTileWarpgroups = 1;  // warpgroups of a sub-tile
 constexpr int kThreads = 384;  // warpgroup 0 produces, the others consume
-constexpr int kProducerRegisters = 56;  // registers a producer thread keeps
-constexpr int kConsumerRegisters = 224;  // registers a consumer thread takes; 56 + 2 x 224 are the 3 x 168 at launch
+constexpr int kProducerRegisters = 56;  // registers per producer thread
+constexpr int kConsumerRegisters = 224;  // registers per consumer thread; 56 + 2 x 224 are the 3 x 168 at launch
 constexpr int kGroupColumns = 64;  // columns of a group: one 128-byte swizzled row
 constexpr int kGroups = 1;  // column groups of a head
 constexpr int kQGroupBytes = 8192;  // bytes of one column group of Q
@@ -110,16 +110,16 @@ struct Params {
   TensorMap k_map;  // K (head_dim, kv_len, kv_heads, batch): box 64 x 64 x 1 x 1, swizzle 128
   TensorMap v_map;  // V, as K: box 64 x 64 x 1 x 1, swizzle 128
   TensorMap o_map;  // O, as Q: box 64 x 64 x 1 x 1, swizzle 128
-  float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous; null: not stored
-  int* scheduler;  // tiles drawn beyond each thread block's first, thread blocks that ended: both 0 between launches
+  float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous; not stored if null
+  int* scheduler;  // tiles drawn after each thread block's first, and finished thread blocks; both are 0 between launches
   int heads_in_l2;  // (batch, query head) pairs whose tiles are scheduled together: their K and V fit the L2
-  int q_len;  // queries of a head
-  int kv_len;  // keys of a head
+  int q_len;  // queries per head
+  int kv_len;  // keys per head
   int heads;  // query heads
-  int heads_per_kv_head;  // query heads that share one K/V head
-  int query_tiles;  // tiles of kTileM queries of a head
+  int heads_per_kv_head;  // query heads per K/V head
+  int query_tiles;  // tiles of kTileM queries per head
   int tiles;  // batch * heads * query_tiles
-  float scale_log2;  // scale * log2(e), positive: the host refuses others
+  float scale_log2;  // scale * log2(e); the host checks that it is positive
 };
 
 // Lengths of the sequences of a batch. They are read where they are used: constant memory takes no registers.

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_causal_d96.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":96,"lse":true,"mma":"wgmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":5,"tile":{"m":192,"n":64}}
 // spec hash: 0da5528f32c349d5d17b32451c607572c003f0f2f9ac8881d8bce7a6ff308b82
-// seal: sha256 63b00fbb1efb671c23f455bba4e5e5d8ec9178fab2f38a36443e74253f2ff248
+// seal: sha256 8e772050eda5116adaef7bf69277fb11b8c1acec8cda7fe4f6aff19b4d8e018a
 
 // Attention forward for sm_90a over the visible keys of the pattern:
 //   O = softmax(scale * Q K^T) V
@@ -51,7 +51,7 @@ struct alignas(64) TensorMap {
   unsigned char bytes[128];
 };
 
-constexpr int kHeadDim = 96;  // elements of a head
+constexpr int kHeadDim = 96;  // elements per head
 constexpr int kTileM = 192;  // query rows of a tile
 constexpr int kTileN = 64;  // keys of one step; registers: 116 of s, p_frag, o, q + 28 = 144 of 160
 constexpr int kStages = 5;  // depth of the K ring and of the V ring
@@ -60,13 +60,13 @@ constexpr int kQSlices = 5;  // slices of 16 columns of Q in registers; the othe
 constexpr int kSubTileRows = 192;  // query rows of a sub-tile, here a whole tile
 constexpr int kConsumerWarpgroups = 3;  // warpgroups that compute, 64 rows each
 constexpr int kThreads = 512;  // warpgroup 0 produces, the others consume
-constexpr int kProducerRegisters = 32;  // registers a producer thread keeps
-constexpr int kConsumerRegisters = 160;  // registers a consumer thread takes; 32 + 3 x 160 are the 4 x 128 at launch
+constexpr int kProducerRegisters = 32;  // registers per producer thread
+constexpr int kConsumerRegisters = 160;  // registers per consumer thread; 32 + 3 x 160 are the 4 x 128 at launch
 constexpr int kGroupColumns = 64;  // columns of a group: one 128-byte swizzled row
 constexpr int kGroups = 2;  // column groups of a head; TMA zero-fills the last
 constexpr int kQGroupBytes = 24576;  // bytes of one column group of Q
 constexpr int kKvGroupBytes = 8192;  // bytes of one column group of K or V
-constexpr int kOGroupBytes = 24576;  // bytes from one column group of a warpgroup's O to the next
+constexpr int kOGroupBytes = 24576;  // stride between column groups of a warpgroup's O, in bytes
 constexpr int kQBytes = 49152;  // bytes of a Q tile
 constexpr int kKvBytes = 16384;  // bytes of K, or of V, of one step
 
@@ -101,16 +101,16 @@ struct Params {
   TensorMap k_map;  // K (head_dim, kv_len, kv_heads, batch): box 64 x 64 x 1 x 1, swizzle 128
   TensorMap v_map;  // V, as K: box 64 x 64 x 1 x 1, swizzle 128
   TensorMap o_map;  // O, as Q: box 64 x 64 x 1 x 1, swizzle 128
-  float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous; null: not stored
-  int* scheduler;  // tiles drawn beyond each thread block's first, thread blocks that ended: both 0 between launches
+  float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous; not stored if null
+  int* scheduler;  // tiles drawn after each thread block's first, and finished thread blocks; both are 0 between launches
   int heads_in_l2;  // (batch, query head) pairs whose tiles are scheduled together: their K and V fit the L2
-  int q_len;  // queries of a head
-  int kv_len;  // keys of a head
+  int q_len;  // queries per head
+  int kv_len;  // keys per head
   int heads;  // query heads
-  int heads_per_kv_head;  // query heads that share one K/V head
-  int query_tiles;  // tiles of kTileM queries of a head
+  int heads_per_kv_head;  // query heads per K/V head
+  int query_tiles;  // tiles of kTileM queries per head
   int tiles;  // batch * heads * query_tiles
-  float scale_log2;  // scale * log2(e), positive: the host refuses others
+  float scale_log2;  // scale * log2(e); the host checks that it is positive
 };
 
 // Lengths of the sequences of a batch. They are read where they are used: constant memory takes no registers.

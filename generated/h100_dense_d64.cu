@@ -3,7 +3,7 @@
 //     codegen render specs/h100_dense_d64.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"dense"},"schedule":"ping_pong","stages":2,"stream_k_tail":true,"tile":{"m":192,"n":128}}
 // spec hash: 70f42515f20a6818ad368a6bb5f11933ef1466a45d25c222d77b6aaa06d2eaf6
-// seal: sha256 d2fbb553f09b5c2eeab02e908884ff5a220a972e07e94d35af2f4fc6bedf502a
+// seal: sha256 f07fa4068d319fcb3e3f5cb5e362a4ca57f8831beac7a4df41b0e69e5ab4dc87
 
 // Attention forward for sm_90a over the visible keys of the pattern:
 //   O = softmax(scale * Q K^T) V
@@ -57,16 +57,16 @@ struct alignas(64) TensorMap {
   unsigned char bytes[128];
 };
 
-constexpr int kHeadDim = 64;  // elements of a head
+constexpr int kHeadDim = 64;  // elements per head
 constexpr int kTileM = 192;  // query rows of a tile
 constexpr int kTileN = 128;  // keys of one step; registers: 132 of s, p_frag, o, q + 28 = 160 of 160 (144 keys: 168)
 constexpr int kStages = 2;  // depth of the K ring and of the V ring
-constexpr int kTileStages = 2;  // depth of the ring of work tiles, and of Q
+constexpr int kTileStages = 2;  // depth of the ring of work tiles and of Q
 constexpr int kQSlices = 1;  // slices of 16 columns of Q in registers; the others stay in shared memory
 constexpr int kConsumerWarpgroups = 3;  // warpgroups that compute, 64 rows each
 constexpr int kThreads = 512;  // warpgroup 0 produces, the others consume
-constexpr int kProducerRegisters = 32;  // registers a producer thread keeps
-constexpr int kConsumerRegisters = 160;  // registers a consumer thread takes; 32 + 3 x 160 are the 4 x 128 at launch
+constexpr int kProducerRegisters = 32;  // registers per producer thread
+constexpr int kConsumerRegisters = 160;  // registers per consumer thread; 32 + 3 x 160 are the 4 x 128 at launch
 constexpr int kGroupColumns = 64;  // columns of a group: one 128-byte swizzled row
 constexpr int kGroups = 1;  // column groups of a head
 constexpr int kQGroupBytes = 24576;  // bytes of one column group of Q
@@ -84,7 +84,7 @@ constexpr int kOOffset = 114688;  // 24576 bytes: staging of the O tile
 constexpr int kBarriersOffset = 139264;  // 96 bytes: mbarriers
 constexpr int kWorkTilesOffset = 139360;  // 32 bytes: ring of work tiles: index, begin, end, number of steps
 constexpr int kBlockMetaOffset = 139392;  // 8 bytes: metadata of the loads in the K rings
-constexpr int kIsLastOffset = 139400;  // 12 bytes: whether a warpgroup's partial result was the last
+constexpr int kIsLastOffset = 139400;  // 12 bytes: whether a warpgroup stored the last partial result
 
 constexpr int kQFullBarrier = kBarriersOffset;
 constexpr int kQEmptyBarrier = kQFullBarrier + 8 * kTileStages;
@@ -113,19 +113,19 @@ struct Params {
   TensorMap k_map;  // K (head_dim, kv_len, kv_heads, batch): box 64 x 128 x 1 x 1, swizzle 128
   TensorMap v_map;  // V, as K: box 64 x 128 x 1 x 1, swizzle 128
   TensorMap o_map;  // O, as Q: box 64 x 64 x 1 x 1, swizzle 128
-  float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous; null: not stored
+  float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous; not stored if null
   float* partials;  // partial results: unnormalized O and softmax state of split tiles
-  int* units_done;  // finished units of each split tile, by warpgroup: 0 between launches
-  int stream_k_tiles;  // first tiles, which are split among thread blocks
-  int stream_k_ctas;  // thread blocks that share them
-  int units;  // work units of a split tile
-  int q_len;  // queries of a head
-  int kv_len;  // keys of a head
+  int* units_done;  // finished units of each split tile, by warpgroup; 0 between launches
+  int stream_k_tiles;  // tiles at the start that are split among thread blocks
+  int stream_k_ctas;  // thread blocks that share these tiles
+  int units;  // work units per split tile
+  int q_len;  // queries per head
+  int kv_len;  // keys per head
   int heads;  // query heads
-  int heads_per_kv_head;  // query heads that share one K/V head
-  int query_tiles;  // tiles of kTileM queries of a head
+  int heads_per_kv_head;  // query heads per K/V head
+  int query_tiles;  // tiles of kTileM queries per head
   int tiles;  // batch * heads * query_tiles
-  float scale_log2;  // scale * log2(e), positive: the host refuses others
+  float scale_log2;  // scale * log2(e); the host checks that it is positive
 };
 
 // Lengths of the sequences of a batch. They are read where they are used: constant memory takes no registers.

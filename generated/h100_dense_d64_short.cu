@@ -3,7 +3,7 @@
 //     codegen render specs/h100_dense_d64_short.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"kv_splits":2,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"dense"},"schedule":"cooperative","stages":4,"tile":{"m":128,"n":64}}
 // spec hash: 26559b9a50b42f9748eb37567977d72b894bc5d4b38fd24b365283542c7050d5
-// seal: sha256 8a5bba8d4fae1279b05aa305ec7ba8c595eb983141267c2f17115e1eeb984d63
+// seal: sha256 c1e233cbe3fd19674d836b48473dfd319c5082bd8fac4fe0eecc56c118711a0d
 
 // Attention forward for sm_90a over the visible keys of the pattern:
 //   O = softmax(scale * Q K^T) V
@@ -50,18 +50,18 @@ struct alignas(64) TensorMap {
   unsigned char bytes[128];
 };
 
-constexpr int kHeadDim = 64;  // elements of a head
+constexpr int kHeadDim = 64;  // elements per head
 constexpr int kTileM = 128;  // query rows of a tile
 constexpr int kTileN = 64;  // keys of one step; registers: 80 of s, p_frag, o + 28 = 108 of 112 (80 keys: 120)
 constexpr int kStages = 4;  // depth of the K ring and of the V ring
-constexpr int kTileStages = 2;  // depth of the ring of work tiles, and of Q
+constexpr int kTileStages = 2;  // depth of the ring of work tiles and of Q
 constexpr int kSubTiles = 2;  // sub-tiles of a tile: KV splits, each with its own key blocks and K/V rings
 constexpr int kSubTileRows = 128;  // query rows of a sub-tile, here a whole tile
 constexpr int kConsumerWarpgroups = 4;  // warpgroups that compute, two for each 64 rows
 constexpr int kSubTileWarpgroups = 2;  // warpgroups of a sub-tile
 constexpr int kThreads = 640;  // warpgroup 0 produces, the others consume
-constexpr int kProducerRegisters = 32;  // registers a producer thread keeps
-constexpr int kConsumerRegisters = 112;  // registers a consumer thread takes; 32 + 4 x 112 are the 5 x 96 at launch
+constexpr int kProducerRegisters = 32;  // registers per producer thread
+constexpr int kConsumerRegisters = 112;  // registers per consumer thread; 32 + 4 x 112 are the 5 x 96 at launch
 constexpr int kGroupColumns = 64;  // columns of a group: one 128-byte swizzled row
 constexpr int kGroups = 1;  // column groups of a head
 constexpr int kQGroupBytes = 16384;  // bytes of one column group of Q
@@ -108,14 +108,14 @@ struct Params {
   TensorMap k_map;  // K (head_dim, kv_len, kv_heads, batch): box 64 x 64 x 1 x 1, swizzle 128
   TensorMap v_map;  // V, as K: box 64 x 64 x 1 x 1, swizzle 128
   TensorMap o_map;  // O, as Q: box 64 x 64 x 1 x 1, swizzle 128
-  float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous; null: not stored
-  int q_len;  // queries of a head
-  int kv_len;  // keys of a head
+  float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous; not stored if null
+  int q_len;  // queries per head
+  int kv_len;  // keys per head
   int heads;  // query heads
-  int heads_per_kv_head;  // query heads that share one K/V head
-  int query_tiles;  // tiles of kTileM queries of a head
+  int heads_per_kv_head;  // query heads per K/V head
+  int query_tiles;  // tiles of kTileM queries per head
   int tiles;  // batch * heads * query_tiles
-  float scale_log2;  // scale * log2(e), positive: the host refuses others
+  float scale_log2;  // scale * log2(e); the host checks that it is positive
 };
 
 // Lengths of the sequences of a batch. They are read where they are used: constant memory takes no registers.

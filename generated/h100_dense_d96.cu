@@ -3,7 +3,7 @@
 //     codegen render specs/h100_dense_d96.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":96,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"dense"},"schedule":"ping_pong","stages":2,"stream_k_tail":true,"tile":{"m":128,"n":128}}
 // spec hash: 5562e5a7674a912d859405b5448262241afce0942168af2064e99192e533d222
-// seal: sha256 03322022ef191961f9117bda2772cb30016780d267b7ebcf7fa1f1ce17762b1b
+// seal: sha256 2116ec994cbca5285a6d01e366122a3e1020e7559060e4d897ee917c2caa3aa1
 
 // Attention forward for sm_90a over the visible keys of the pattern:
 //   O = softmax(scale * Q K^T) V
@@ -56,15 +56,15 @@ struct alignas(64) TensorMap {
   unsigned char bytes[128];
 };
 
-constexpr int kHeadDim = 96;  // elements of a head
+constexpr int kHeadDim = 96;  // elements per head
 constexpr int kTileM = 128;  // query rows of a tile
 constexpr int kTileN = 128;  // keys of one step; registers: 168 of s, p_frag, o, q + 32 = 200 of 224
 constexpr int kStages = 2;  // depth of the K ring and of the V ring
-constexpr int kTileStages = 2;  // depth of the ring of work tiles, and of Q
+constexpr int kTileStages = 2;  // depth of the ring of work tiles and of Q
 constexpr int kConsumerWarpgroups = 2;  // warpgroups that compute, 64 rows each
 constexpr int kThreads = 384;  // warpgroup 0 produces, the others consume
-constexpr int kProducerRegisters = 56;  // registers a producer thread keeps
-constexpr int kConsumerRegisters = 224;  // registers a consumer thread takes; 56 + 2 x 224 are the 3 x 168 at launch
+constexpr int kProducerRegisters = 56;  // registers per producer thread
+constexpr int kConsumerRegisters = 224;  // registers per consumer thread; 56 + 2 x 224 are the 3 x 168 at launch
 constexpr int kGroupColumns = 64;  // columns of a group: one 128-byte swizzled row
 constexpr int kGroups = 2;  // column groups of a head; TMA zero-fills the last
 constexpr int kQGroupBytes = 16384;  // bytes of one column group of Q
@@ -82,7 +82,7 @@ constexpr int kOOffset = 196608;  // 32768 bytes: staging of the O tile
 constexpr int kBarriersOffset = 229376;  // 96 bytes: mbarriers
 constexpr int kWorkTilesOffset = 229472;  // 32 bytes: ring of work tiles: index, begin, end, number of steps
 constexpr int kBlockMetaOffset = 229504;  // 8 bytes: metadata of the loads in the K rings
-constexpr int kIsLastOffset = 229512;  // 8 bytes: whether a warpgroup's partial result was the last
+constexpr int kIsLastOffset = 229512;  // 8 bytes: whether a warpgroup stored the last partial result
 
 constexpr int kQFullBarrier = kBarriersOffset;
 constexpr int kQEmptyBarrier = kQFullBarrier + 8 * kTileStages;
@@ -111,19 +111,19 @@ struct Params {
   TensorMap k_map;  // K (head_dim, kv_len, kv_heads, batch): box 64 x 128 x 1 x 1, swizzle 128
   TensorMap v_map;  // V, as K: box 64 x 128 x 1 x 1, swizzle 128
   TensorMap o_map;  // O, as Q: box 64 x 64 x 1 x 1, swizzle 128
-  float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous; null: not stored
+  float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous; not stored if null
   float* partials;  // partial results: unnormalized O and softmax state of split tiles
-  int* units_done;  // finished units of each split tile, by warpgroup: 0 between launches
-  int stream_k_tiles;  // first tiles, which are split among thread blocks
-  int stream_k_ctas;  // thread blocks that share them
-  int units;  // work units of a split tile
-  int q_len;  // queries of a head
-  int kv_len;  // keys of a head
+  int* units_done;  // finished units of each split tile, by warpgroup; 0 between launches
+  int stream_k_tiles;  // tiles at the start that are split among thread blocks
+  int stream_k_ctas;  // thread blocks that share these tiles
+  int units;  // work units per split tile
+  int q_len;  // queries per head
+  int kv_len;  // keys per head
   int heads;  // query heads
-  int heads_per_kv_head;  // query heads that share one K/V head
-  int query_tiles;  // tiles of kTileM queries of a head
+  int heads_per_kv_head;  // query heads per K/V head
+  int query_tiles;  // tiles of kTileM queries per head
   int tiles;  // batch * heads * query_tiles
-  float scale_log2;  // scale * log2(e), positive: the host refuses others
+  float scale_log2;  // scale * log2(e); the host checks that it is positive
 };
 
 // Lengths of the sequences of a batch. They are read where they are used: constant memory takes no registers.

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_documents_d256.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":256,"lse":true,"mma":"wgmma","op":"attention","pattern":{"aux":{"doc_kv":"int32[batch, kv_len]","doc_q":"int32[batch, q_len]"},"block":{"kv":128,"q":128},"kind":"block_lists","mask":"doc_q[batch, q_idx] == doc_kv[batch, kv_idx] and q_idx >= kv_idx"},"schedule":"ping_pong","stages":2,"tile":{"m":128,"n":64}}
 // spec hash: 6beee35b0ebffd45b2c86290991bc2e38c885dde1c6486e11056b65610cf11a1
-// seal: sha256 227c5f245a324edf7badff7627f3fab85967857befb9bc777a15e02bc3906369
+// seal: sha256 28bd201d60de118152dbbf44d4e899de7b2674d4ba6cd41e7e2fcb288f4120f0
 
 // Attention forward for sm_90a over the listed key blocks of the pattern:
 //   O = softmax(scale * Q K^T) V
@@ -50,7 +50,7 @@ struct alignas(64) TensorMap {
   unsigned char bytes[128];
 };
 
-constexpr int kHeadDim = 256;  // elements of a head
+constexpr int kHeadDim = 256;  // elements per head
 constexpr int kTileM = 128;  // query rows of a tile
 constexpr int kTileN = 64;  // keys of one step; registers: 176 of s, p_frag, o + 47 = 223 of 224
 constexpr int kStages = 2;  // depth of the K ring and of the V ring
@@ -58,13 +58,13 @@ constexpr int kTileStages = 1;  // Q buffers; the ring of work tiles has two ent
 constexpr int kSubTileRows = 128;  // query rows of a sub-tile, here a whole tile
 constexpr int kConsumerWarpgroups = 2;  // warpgroups that compute, 64 rows each
 constexpr int kThreads = 384;  // warpgroup 0 produces, the others consume
-constexpr int kProducerRegisters = 56;  // registers a producer thread keeps
-constexpr int kConsumerRegisters = 224;  // registers a consumer thread takes; 56 + 2 x 224 are the 3 x 168 at launch
+constexpr int kProducerRegisters = 56;  // registers per producer thread
+constexpr int kConsumerRegisters = 224;  // registers per consumer thread; 56 + 2 x 224 are the 3 x 168 at launch
 constexpr int kGroupColumns = 64;  // columns of a group: one 128-byte swizzled row
 constexpr int kGroups = 4;  // column groups of a head
 constexpr int kQGroupBytes = 16384;  // bytes of one column group of Q
 constexpr int kKvGroupBytes = 8192;  // bytes of one column group of K or V
-constexpr int kOGroupBytes = 16384;  // bytes from one column group of a warpgroup's O to the next
+constexpr int kOGroupBytes = 16384;  // stride between column groups of a warpgroup's O, in bytes
 constexpr int kQBytes = 65536;  // bytes of a Q tile
 constexpr int kKvBytes = 32768;  // bytes of K, or of V, of one step
 constexpr int kBlockKeys = 128;  // keys of a listed block
@@ -105,41 +105,41 @@ struct Params {
   TensorMap k_map;  // K (head_dim, kv_len, kv_heads, batch): box 64 x 64 x 1 x 1, swizzle 128
   TensorMap v_map;  // V, as K: box 64 x 64 x 1 x 1, swizzle 128
   TensorMap o_map;  // O, as Q: box 64 x 64 x 1 x 1, swizzle 128
-  float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous; null: not stored
+  float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous; not stored if null
   const int* kv_num_blocks;  // number of partial key blocks
-  int64 kv_num_blocks_batch_stride;  // elements from one batch to the next (0: shared)
-  int64 kv_num_blocks_head_stride;  // elements from one head to the next (0: shared)
-  int64 kv_num_blocks_row_stride;  // elements from one query block to the next
+  int64 kv_num_blocks_batch_stride;  // batch stride, in elements (0: shared)
+  int64 kv_num_blocks_head_stride;  // head stride, in elements (0: shared)
+  int64 kv_num_blocks_row_stride;  // query block stride, in elements
   const int* kv_indices;  // partial key blocks
-  int64 kv_indices_batch_stride;  // elements from one batch to the next (0: shared)
-  int64 kv_indices_head_stride;  // elements from one head to the next (0: shared)
-  int64 kv_indices_row_stride;  // elements from one query block to the next
-  int kv_indices_length;  // entries of a list
+  int64 kv_indices_batch_stride;  // batch stride, in elements (0: shared)
+  int64 kv_indices_head_stride;  // head stride, in elements (0: shared)
+  int64 kv_indices_row_stride;  // query block stride, in elements
+  int kv_indices_length;  // entries per list
   const int* full_kv_num_blocks;  // number of full key blocks
-  int64 full_kv_num_blocks_batch_stride;  // elements from one batch to the next (0: shared)
-  int64 full_kv_num_blocks_head_stride;  // elements from one head to the next (0: shared)
-  int64 full_kv_num_blocks_row_stride;  // elements from one query block to the next
+  int64 full_kv_num_blocks_batch_stride;  // batch stride, in elements (0: shared)
+  int64 full_kv_num_blocks_head_stride;  // head stride, in elements (0: shared)
+  int64 full_kv_num_blocks_row_stride;  // query block stride, in elements
   const int* full_kv_indices;  // full key blocks
-  int64 full_kv_indices_batch_stride;  // elements from one batch to the next (0: shared)
-  int64 full_kv_indices_head_stride;  // elements from one head to the next (0: shared)
-  int64 full_kv_indices_row_stride;  // elements from one query block to the next
-  int full_kv_indices_length;  // entries of a list
-  int query_blocks;  // query blocks of a head: rows of the lists
+  int64 full_kv_indices_batch_stride;  // batch stride, in elements (0: shared)
+  int64 full_kv_indices_head_stride;  // head stride, in elements (0: shared)
+  int64 full_kv_indices_row_stride;  // query block stride, in elements
+  int full_kv_indices_length;  // entries per list
+  int query_blocks;  // query blocks per head: rows of the lists
   const int* aux_doc_kv;  // doc_kv, int32[batch, kv_len]
-  int64 aux_doc_kv_stride0;  // elements from one i to the next (0: shared)
-  int64 aux_doc_kv_stride1;  // elements from one j to the next (0: shared)
+  int64 aux_doc_kv_stride0;  // stride along i, in elements (0: shared)
+  int64 aux_doc_kv_stride1;  // stride along j, in elements (0: shared)
   const int* aux_doc_q;  // doc_q, int32[batch, q_len]
-  int64 aux_doc_q_stride0;  // elements from one i to the next (0: shared)
-  int64 aux_doc_q_stride1;  // elements from one j to the next (0: shared)
-  int* scheduler;  // tiles drawn beyond each thread block's first, thread blocks that ended: both 0 between launches
+  int64 aux_doc_q_stride0;  // stride along i, in elements (0: shared)
+  int64 aux_doc_q_stride1;  // stride along j, in elements (0: shared)
+  int* scheduler;  // tiles drawn after each thread block's first, and finished thread blocks; both are 0 between launches
   int heads_in_l2;  // (batch, query head) pairs whose tiles are scheduled together: their K and V fit the L2
-  int q_len;  // queries of a head
-  int kv_len;  // keys of a head
+  int q_len;  // queries per head
+  int kv_len;  // keys per head
   int heads;  // query heads
-  int heads_per_kv_head;  // query heads that share one K/V head
-  int query_tiles;  // tiles of kTileM queries of a head
+  int heads_per_kv_head;  // query heads per K/V head
+  int query_tiles;  // tiles of kTileM queries per head
   int tiles;  // batch * heads * query_tiles
-  float scale_log2;  // scale * log2(e), positive: the host refuses others
+  float scale_log2;  // scale * log2(e); the host checks that it is positive
 };
 
 // Lengths of the sequences of a batch. They are read where they are used: constant memory takes no registers.

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_e4m3_bsr_sddmm_b128.yaml
 // spec: {"arch":"sm_90a","block":{"cols":128,"rows":128},"copy":"tma","dtype":"e4m3","mma":"wgmma","op":"bsr_sddmm","schedule":"cooperative","stages":4,"tile":{"k":128,"m":128,"n":256}}
 // spec hash: db7d6b768fb032f533cc0dd7d478e8f8a55cf2bba15acc0f6949e0b1735d7610
-// seal: sha256 b73bf62edc757bdde9d5f028966fab8a5eeeba140fdaa9e764615dbe96f7f844
+// seal: sha256 6316d1eef47071859e4e65e3dc03b2e98f23a91a377d4713261d8904c4967183
 
 // Sampled product in FP8 for sm_90a: the stored blocks of C = A B^T, with C in block-sparse rows and A, B dense and
 // row-major. A and B have one scale each.
@@ -53,11 +53,11 @@ constexpr int kStages = 4;  // depth of the ring of A and B tiles
 constexpr int kAccumulateEvery = 1;  // steps that the tensor core accumulates before promotion
 constexpr int kThreads = 384;  // warpgroup 0 produces, the others consume
 constexpr int kConsumerWarps = 8;  // warps that compute
-constexpr int kProducerRegisters = 40;  // registers a producer thread keeps
-constexpr int kConsumerRegisters = 232;  // registers a consumer thread takes; 40 + 2 x 232 are the 3 x 168 at launch
+constexpr int kProducerRegisters = 40;  // registers per producer thread
+constexpr int kConsumerRegisters = 232;  // registers per consumer thread; 40 + 2 x 232 equals the 3 x 168 at launch
 constexpr int kGroupColumns = 64;  // columns of a group: the M side of one wgmma
 constexpr int kWarpgroupGroups = 2;  // column groups of a warpgroup
-constexpr int kProducts = 64;  // accumulators of a thread for one column group
+constexpr int kProducts = 64;  // accumulators per thread and column group
 constexpr int kABytes = 16384;  // bytes of an A tile
 constexpr int kBBytes = 32768;  // bytes of a B tile
 constexpr int kBGroupBytes = 8192;  // bytes of the columns of B of one group
@@ -68,8 +68,8 @@ constexpr int kBoxColumns = 64;  // columns of a box of C
 constexpr int kBoxBytes = 4096;  // bytes of a box of C
 constexpr int kStagingPieces = 4;  // pieces of C that a warpgroup may have in flight
 constexpr int kBlockCols = 128;  // columns of a stored block of C
-constexpr int kTileBlocks = 2;  // stored blocks of a tile, at most
-constexpr int kBBlockBytes = 16384;  // bytes of the part of a B tile that one stored block needs
+constexpr int kTileBlocks = 2;  // most stored blocks per tile
+constexpr int kBBlockBytes = 16384;  // bytes of a B tile per stored block
 constexpr int kStageBytes = 16384;  // bytes of a stage, excluding those of stored blocks
 constexpr int kBlockBytes = 16384;  // bytes of a stage for each stored block
 
@@ -78,7 +78,7 @@ constexpr int kAOffset = 0;  // 65536 bytes: ring of A tiles, 128 rows of 128 by
 constexpr int kBOffset = 65536;  // 131072 bytes: ring of B tiles, 256 columns of 128 bytes
 constexpr int kCOffset = 196608;  // 32768 bytes: 4 pieces of C of each warpgroup
 constexpr int kBarriersOffset = 229376;  // 64 bytes: mbarriers: full, then empty
-constexpr int kCountsOffset = 229440;  // 16 bytes: stored blocks of the unit that a stage belongs to
+constexpr int kCountsOffset = 229440;  // 16 bytes: stored blocks of the unit of each stage
 
 constexpr int kFullBarrier = kBarriersOffset;
 constexpr int kEmptyBarrier = kFullBarrier + 8 * kStages;
@@ -94,9 +94,9 @@ struct Params {
   TensorMap a_map;  // A (K, M): box 128 x 128, swizzle 128
   TensorMap b_map;  // B (K, N): box 128 x 128, swizzle 128
   TensorMap c_map;  // stored blocks of C (cols, rows, nnz): box 64 x 32 x 1, swizzle 128
-  const int* crow_indices;  // first block of each block row, then the end of the last
-  const int* col_indices;  // block column of each block
-  int index_words;  // 32-bit words of an index: 1 or 2; the low one is read
+  const int* crow_indices;  // row offsets: first block of each block row, then the end of the last
+  const int* col_indices;  // block column of each stored block
+  int index_words;  // 32-bit words per index, 1 or 2; the kernel reads the low word
   const float* a_scale;  // scale of A: value = code * scale
   const float* b_scale;  // scale of B
   int block_rows;  // block rows of C

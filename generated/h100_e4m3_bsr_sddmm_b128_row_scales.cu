@@ -3,7 +3,7 @@
 //     codegen render specs/h100_e4m3_bsr_sddmm_b128_row_scales.yaml
 // spec: {"arch":"sm_90a","block":{"cols":128,"rows":128},"copy":"tma","dtype":"e4m3","mma":"wgmma","op":"bsr_sddmm","scales":"row","schedule":"cooperative","stages":4,"tile":{"k":128,"m":128,"n":256}}
 // spec hash: d9878294a9158304d4f69a936de568fc63d43c5e6d9e47a14913177b7f4458be
-// seal: sha256 153c892550b19bcbf3d32846053563462f10a1d4345e74c585cca8527c5d1556
+// seal: sha256 3d127e414d02fd499f31edfb17a6224c4673b77da02d32b30d271d86d6b65766
 
 // Sampled product in FP8 for sm_90a: the stored blocks of C = A B^T, with C in block-sparse rows and A, B dense and
 // row-major. Rows of A and of B have a scale for each 128 columns.
@@ -52,11 +52,11 @@ constexpr int kTileK = 128;  // depth of one step, bytes of a row of A and of a 
 constexpr int kStages = 4;  // depth of the ring of A and B tiles
 constexpr int kThreads = 384;  // warpgroup 0 produces, the others consume
 constexpr int kConsumerWarps = 8;  // warps that compute
-constexpr int kProducerRegisters = 40;  // registers a producer thread keeps
-constexpr int kConsumerRegisters = 232;  // registers a consumer thread takes; 40 + 2 x 232 are the 3 x 168 at launch
+constexpr int kProducerRegisters = 40;  // registers per producer thread
+constexpr int kConsumerRegisters = 232;  // registers per consumer thread; 40 + 2 x 232 equals the 3 x 168 at launch
 constexpr int kGroupColumns = 64;  // columns of a group: the M side of one wgmma
 constexpr int kWarpgroupGroups = 2;  // column groups of a warpgroup
-constexpr int kProducts = 64;  // accumulators of a thread for one column group
+constexpr int kProducts = 64;  // accumulators per thread and column group
 constexpr int kABytes = 16384;  // bytes of an A tile
 constexpr int kBBytes = 32768;  // bytes of a B tile
 constexpr int kBGroupBytes = 8192;  // bytes of the columns of B of one group
@@ -67,8 +67,8 @@ constexpr int kBoxColumns = 64;  // columns of a box of C
 constexpr int kBoxBytes = 4096;  // bytes of a box of C
 constexpr int kStagingPieces = 2;  // pieces of C that a warpgroup may have in flight
 constexpr int kBlockCols = 128;  // columns of a stored block of C
-constexpr int kTileBlocks = 2;  // stored blocks of a tile, at most
-constexpr int kBBlockBytes = 16384;  // bytes of the part of a B tile that one stored block needs
+constexpr int kTileBlocks = 2;  // most stored blocks per tile
+constexpr int kBBlockBytes = 16384;  // bytes of a B tile per stored block
 constexpr int kAScaleBytes = 512;  // bytes of the scales of an A tile
 constexpr int kBScaleBytes = 1024;  // bytes of the scales of a B tile
 constexpr int kStageBytes = 16896;  // bytes of a stage, excluding those of stored blocks
@@ -81,7 +81,7 @@ constexpr int kCOffset = 196608;  // 16384 bytes: 2 pieces of C of each warpgrou
 constexpr int kAScalesOffset = 212992;  // 2048 bytes: scales of the 128 rows of A of each stage
 constexpr int kBScalesOffset = 215040;  // 4096 bytes: scales of the 256 rows of B of each stage
 constexpr int kBarriersOffset = 219136;  // 64 bytes: mbarriers: full, then empty
-constexpr int kCountsOffset = 219200;  // 16 bytes: stored blocks of the unit that a stage belongs to
+constexpr int kCountsOffset = 219200;  // 16 bytes: stored blocks of the unit of each stage
 
 constexpr int kFullBarrier = kBarriersOffset;
 constexpr int kEmptyBarrier = kFullBarrier + 8 * kStages;
@@ -97,11 +97,11 @@ struct Params {
   TensorMap a_map;  // A (K, M): box 128 x 128, swizzle 128
   TensorMap b_map;  // B (K, N): box 128 x 128, swizzle 128
   TensorMap c_map;  // stored blocks of C (cols, rows, nnz): box 64 x 32 x 1, swizzle 128
-  const int* crow_indices;  // first block of each block row, then the end of the last
-  const int* col_indices;  // block column of each block
-  int index_words;  // 32-bit words of an index: 1 or 2; the low one is read
-  TensorMap a_scale_map;  // scales of A, of 128 columns of a row each (M, K / 128): box 128 x 1, swizzle 0
-  TensorMap b_scale_map;  // scales of B, likewise (N, K / 128): box 128 x 1, swizzle 0
+  const int* crow_indices;  // row offsets: first block of each block row, then the end of the last
+  const int* col_indices;  // block column of each stored block
+  int index_words;  // 32-bit words per index, 1 or 2; the kernel reads the low word
+  TensorMap a_scale_map;  // scales of A, one for each 128 columns of a row (M, K / 128): box 128 x 1, swizzle 0
+  TensorMap b_scale_map;  // scales of B, one for each 128 columns of a row (N, K / 128): box 128 x 1, swizzle 0
   int block_rows;  // block rows of C
   int blocks;  // stored blocks of C
   int steps;  // K / kTileK, rounded up

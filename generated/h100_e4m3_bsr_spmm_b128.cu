@@ -3,7 +3,7 @@
 //     codegen render specs/h100_e4m3_bsr_spmm_b128.yaml
 // spec: {"arch":"sm_90a","b_layout":"column_major","block":{"cols":128,"rows":128},"copy":"tma","dtype":"e4m3","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":4,"tile":{"k":128,"m":128,"n":256}}
 // spec hash: 049869ac436eaea8628326d80d27433af147576734716106fe803ed31403be41
-// seal: sha256 f03e64efb611bb9006e8fe84e2f9235161487bf0d07f4fa9ff4b06e9b08da58d
+// seal: sha256 8a8f1c0a5d124c2318b865dd07dc59dff7bbf5f19a2fce5e632b2838e7492aff
 
 // BSR x dense in FP8 for sm_90a: C = A B with A in block-sparse rows and B dense, stored by columns; C by rows.
 // A and B have one scale each
@@ -50,11 +50,11 @@ constexpr int kStages = 4;  // depth of the ring of A and B tiles
 constexpr int kAccumulateEvery = 2;  // steps that the tensor core accumulates before promotion
 constexpr int kThreads = 384;  // warpgroup 0 produces, the others consume
 constexpr int kConsumerWarps = 8;  // warps that compute
-constexpr int kProducerRegisters = 40;  // registers a producer thread keeps
-constexpr int kConsumerRegisters = 232;  // registers a consumer thread takes; 40 + 2 x 232 are the 3 x 168 at launch
+constexpr int kProducerRegisters = 40;  // registers per producer thread
+constexpr int kConsumerRegisters = 232;  // registers per consumer thread; 40 + 2 x 232 equals the 3 x 168 at launch
 constexpr int kGroupColumns = 64;  // columns of a group: the M side of one wgmma
 constexpr int kWarpgroupGroups = 2;  // column groups of a warpgroup
-constexpr int kProducts = 64;  // accumulators of a thread for one column group
+constexpr int kProducts = 64;  // accumulators per thread and column group
 constexpr int kABytes = 16384;  // bytes of an A tile
 constexpr int kBBytes = 32768;  // bytes of a B tile
 constexpr int kBGroupBytes = 8192;  // bytes of the columns of B of one group
@@ -88,15 +88,15 @@ struct Params {
   TensorMap a_map;  // stored blocks of A (cols, rows, nnz): box 128 x 128 x 1, swizzle 128
   TensorMap b_map;  // B, by columns (K, N): box 128 x 256, swizzle 128
   TensorMap c_map;  // C (N, M): box 64 x 32, swizzle 128
-  const int* crow_indices;  // first block of each block row, then the end of the last
-  const int* col_indices;  // block column of each block
-  int index_words;  // 32-bit words of an index: 1 or 2; the low one is read
+  const int* crow_indices;  // row offsets: first block of each block row, then the end of the last
+  const int* col_indices;  // block column of each stored block
+  int index_words;  // 32-bit words per index, 1 or 2; the kernel reads the low word
   const float* a_scale;  // scale of A: value = code * scale
   const float* b_scale;  // scale of B
   int block_rows;  // block rows of A
-  int column_tiles;  // tiles of a block row
-  int group_tiles;  // column tiles of a band: those that thread blocks work on at a time
-  int tiles;  // block_rows times the tiles of one
+  int column_tiles;  // tiles per block row
+  int group_tiles;  // column tiles per band: those that thread blocks work on at the same time
+  int tiles;  // block_rows * tiles per row
 };
 
 // TMA swizzles by address, with a period of 1024 bytes: swizzled buffers are aligned to that.

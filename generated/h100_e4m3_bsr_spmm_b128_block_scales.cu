@@ -3,7 +3,7 @@
 //     codegen render specs/h100_e4m3_bsr_spmm_b128_block_scales.yaml
 // spec: {"arch":"sm_90a","b_layout":"column_major","block":{"cols":128,"rows":128},"copy":"tma","dtype":"e4m3","mma":"wgmma","op":"bsr_spmm","scales":"block","schedule":"cooperative","stages":4,"tile":{"k":128,"m":128,"n":256}}
 // spec hash: 8e086eef53336c7ca9775a1a7e83cb6c70ea3a6c0fccf0011a1738742bf06464
-// seal: sha256 399a201144caebe69576b84b7725870041524de5723aff6c7b853a40e7ab1871
+// seal: sha256 db3b6982ea431d3fb4ba3f30a95611a23cfa67f7900c803d98281fb2a74d6b4f
 
 // BSR x dense in FP8 for sm_90a: C = A B with A in block-sparse rows and B dense, stored by columns; C by rows.
 // A has a scale for each stored block, B one for each 128 rows of a column
@@ -49,11 +49,11 @@ constexpr int kTileK = 128;  // depth of one step, bytes of a row of A and of a 
 constexpr int kStages = 4;  // depth of the ring of A and B tiles
 constexpr int kThreads = 384;  // warpgroup 0 produces, the others consume
 constexpr int kConsumerWarps = 8;  // warps that compute
-constexpr int kProducerRegisters = 40;  // registers a producer thread keeps
-constexpr int kConsumerRegisters = 232;  // registers a consumer thread takes; 40 + 2 x 232 are the 3 x 168 at launch
+constexpr int kProducerRegisters = 40;  // registers per producer thread
+constexpr int kConsumerRegisters = 232;  // registers per consumer thread; 40 + 2 x 232 equals the 3 x 168 at launch
 constexpr int kGroupColumns = 64;  // columns of a group: the M side of one wgmma
 constexpr int kWarpgroupGroups = 2;  // column groups of a warpgroup
-constexpr int kProducts = 64;  // accumulators of a thread for one column group
+constexpr int kProducts = 64;  // accumulators per thread and column group
 constexpr int kABytes = 16384;  // bytes of an A tile
 constexpr int kBBytes = 32768;  // bytes of a B tile
 constexpr int kBGroupBytes = 8192;  // bytes of the columns of B of one group
@@ -88,15 +88,15 @@ struct Params {
   TensorMap a_map;  // stored blocks of A (cols, rows, nnz): box 128 x 128 x 1, swizzle 128
   TensorMap b_map;  // B, by columns (K, N): box 128 x 256, swizzle 128
   TensorMap c_map;  // C (N, M): box 64 x 32, swizzle 128
-  const int* crow_indices;  // first block of each block row, then the end of the last
-  const int* col_indices;  // block column of each block
-  int index_words;  // 32-bit words of an index: 1 or 2; the low one is read
+  const int* crow_indices;  // row offsets: first block of each block row, then the end of the last
+  const int* col_indices;  // block column of each stored block
+  int index_words;  // 32-bit words per index, 1 or 2; the kernel reads the low word
   const float* a_scale;  // scale of each stored block of A: value = code * scale
-  TensorMap b_scale_map;  // scales of B, of 128 rows of a column each (N, K / 128): box 256 x 1, swizzle 0
+  TensorMap b_scale_map;  // scales of B, one for each 128 rows of a column (N, K / 128): box 256 x 1, swizzle 0
   int block_rows;  // block rows of A
-  int column_tiles;  // tiles of a block row
-  int group_tiles;  // column tiles of a band: those that thread blocks work on at a time
-  int tiles;  // block_rows times the tiles of one
+  int column_tiles;  // tiles per block row
+  int group_tiles;  // column tiles per band: those that thread blocks work on at the same time
+  int tiles;  // block_rows * tiles per row
 };
 
 // TMA swizzles by address, with a period of 1024 bytes: swizzled buffers are aligned to that.

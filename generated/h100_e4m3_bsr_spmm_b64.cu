@@ -3,7 +3,7 @@
 //     codegen render specs/h100_e4m3_bsr_spmm_b64.yaml
 // spec: {"arch":"sm_90a","b_layout":"column_major","block":{"cols":64,"rows":64},"copy":"tma","dtype":"e4m3","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":5,"tile":{"k":64,"m":64,"n":512}}
 // spec hash: 2ad6f416cd4471cd71ce02a63617538e9533ee6d50a766c99c239f3278a1c2a9
-// seal: sha256 55b27121a07f7d8869fc705483215b4e2ba02e3ce525c88914643f398da568e3
+// seal: sha256 1e0673e7b06d0f46d1d63eed13bc7b49c0f8d9b462026fba6c973a0e555fbbe8
 
 // BSR x dense in FP8 for sm_90a: C = A B with A in block-sparse rows and B dense, stored by columns; C by rows.
 // A and B have one scale each
@@ -50,11 +50,11 @@ constexpr int kStages = 5;  // depth of the ring of A and B tiles
 constexpr int kAccumulateEvery = 2;  // steps that the tensor core accumulates before promotion
 constexpr int kThreads = 384;  // warpgroup 0 produces, the others consume
 constexpr int kConsumerWarps = 8;  // warps that compute
-constexpr int kProducerRegisters = 40;  // registers a producer thread keeps
-constexpr int kConsumerRegisters = 232;  // registers a consumer thread takes; 40 + 2 x 232 are the 3 x 168 at launch
+constexpr int kProducerRegisters = 40;  // registers per producer thread
+constexpr int kConsumerRegisters = 232;  // registers per consumer thread; 40 + 2 x 232 equals the 3 x 168 at launch
 constexpr int kGroupColumns = 64;  // columns of a group: the M side of one wgmma
 constexpr int kWarpgroupGroups = 4;  // column groups of a warpgroup
-constexpr int kProducts = 32;  // accumulators of a thread for one column group
+constexpr int kProducts = 32;  // accumulators per thread and column group
 constexpr int kABytes = 4096;  // bytes of an A tile
 constexpr int kBBytes = 32768;  // bytes of a B tile
 constexpr int kBGroupBytes = 4096;  // bytes of the columns of B of one group
@@ -88,13 +88,13 @@ struct Params {
   TensorMap a_map;  // stored blocks of A (cols, rows, nnz): box 64 x 64 x 1, swizzle 64
   TensorMap b_map;  // B, by columns (K, N): box 64 x 256, swizzle 64
   TensorMap c_map;  // C (N, M): box 64 x 32, swizzle 128
-  const int* crow_indices;  // first block of each block row, then the end of the last
-  const int* col_indices;  // block column of each block
-  int index_words;  // 32-bit words of an index: 1 or 2; the low one is read
+  const int* crow_indices;  // row offsets: first block of each block row, then the end of the last
+  const int* col_indices;  // block column of each stored block
+  int index_words;  // 32-bit words per index, 1 or 2; the kernel reads the low word
   const float* a_scale;  // scale of A: value = code * scale
   const float* b_scale;  // scale of B
   int block_rows;  // block rows of A
-  int tiles;  // block_rows times the tiles of one
+  int tiles;  // block_rows * tiles per row
 };
 
 // TMA swizzles by address, with a period of 1024 bytes: swizzled buffers are aligned to that.

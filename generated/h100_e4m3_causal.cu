@@ -3,7 +3,7 @@
 //     codegen render specs/h100_e4m3_causal.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"e4m3","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"ping_pong","stages":2,"tile":{"m":128,"n":256}}
 // spec hash: a6c8ee6b406627913767ad8c61c9d6290c16daecc5c36deb4913de9919c42ec2
-// seal: sha256 fc350dd2268d779424d4ab0d820e0316b1c0c2af9c9766097548a83aa318fc9b
+// seal: sha256 e7fa51f4e44ce56f257cdb99aa90dd2a5ea917287cc8f951df67855592619e52
 
 // Attention forward for sm_90a over the visible keys of the pattern:
 //   O = softmax(scale * Q K^T) V
@@ -54,16 +54,16 @@ struct alignas(64) TensorMap {
   unsigned char bytes[128];
 };
 
-constexpr int kHeadDim = 128;  // elements of a head
+constexpr int kHeadDim = 128;  // elements per head
 constexpr int kTileM = 128;  // query rows of a tile
 constexpr int kTileN = 256;  // keys of one step; registers: 196 of s, p_frag, o + 32 = 228 of 232
 constexpr int kStages = 2;  // depth of the K ring and of the V ring
-constexpr int kTileStages = 2;  // depth of the ring of work tiles, and of Q
+constexpr int kTileStages = 2;  // depth of the ring of work tiles and of Q
 constexpr int kSubTileRows = 128;  // query rows of a sub-tile, here a whole tile
 constexpr int kConsumerWarpgroups = 2;  // warpgroups that compute, 64 rows each
 constexpr int kThreads = 384;  // warpgroup 0 produces, the others consume
-constexpr int kProducerRegisters = 40;  // registers a producer thread keeps
-constexpr int kConsumerRegisters = 232;  // registers a consumer thread takes; 40 + 2 x 232 are the 3 x 168 at launch
+constexpr int kProducerRegisters = 40;  // registers per producer thread
+constexpr int kConsumerRegisters = 232;  // registers per consumer thread; 40 + 2 x 232 are the 3 x 168 at launch
 constexpr int kGroupColumns = 128;  // columns of a group: one 128-byte swizzled row
 constexpr int kGroups = 1;  // column groups of a head
 constexpr int kQGroupBytes = 16384;  // bytes of one column group of Q
@@ -72,23 +72,23 @@ constexpr int kOGroupBytes = 8192;  // bytes of one column group of a warpgroup'
 constexpr int kQBytes = 16384;  // bytes of a Q tile
 constexpr int kKvBytes = 32768;  // bytes of K, or of V, of one step
 constexpr int kOutputs = 68;  // elements of O per thread
-constexpr int kPieces = 1;  // pieces of O's columns, whose P V is computed one after the other
+constexpr int kPieces = 1;  // pieces of O's columns; their P V products run one after the other
 constexpr int kPieceOutputs = 68;  // elements of a piece per thread
 constexpr int kAccumulators = 128;  // registers of scores, or of P V
-constexpr int kFirstKeys = 136;  // keys of the first product Q K^T; a second product covers the others
+constexpr int kFirstKeys = 136;  // keys of the first Q K^T product; a second product covers the others
 constexpr int kSumColumns = 8;  // columns of P V after those of O
 constexpr int kOColumns = 64;  // columns of a group of O: one 128-byte swizzled row
 constexpr int kOGroups = 2;  // column groups of O
-constexpr int kVGroupKeys = 128;  // keys of a group of V^T, one byte each: one swizzled row
+constexpr int kVGroupKeys = 128;  // keys per group of V^T, one byte each: one swizzled row
 constexpr int kVGroups = 2;  // groups of keys of a step
-constexpr int kVGroupBytes = 17408;  // bytes of a group of V^T
+constexpr int kVGroupBytes = 17408;  // bytes per group of V^T
 constexpr int kVBytes = 34816;  // bytes of V^T of one step
-constexpr int kVLoadBytes = 32768;  // bytes of these that the copies load
+constexpr int kVLoadBytes = 32768;  // bytes of V^T per step that the copies load
 constexpr int kQScaleRows = 128;  // rows of Q that share a scale
 constexpr int kKScaleRows = 128;  // rows of K that share a scale
 constexpr int kScaleKeys = 128;  // keys of a step that share a scale
 constexpr int kScaleParts = 2;  // parts of a step, each with its own scale
-constexpr int kFmaGroups = 2;  // groups of 16 keys, out of four, that compute a quarter of 2^x by FMA
+constexpr int kFmaGroups = 2;  // groups of 16 keys, of every four, that compute a quarter of 2^x with FMA
 
 // Dynamic shared memory: 200840 bytes. Byte offsets:
 constexpr int kQOffset = 0;  // 32768 bytes: ring of Q tiles, 128 rows in column groups of 128
@@ -128,28 +128,28 @@ struct Params {
   TensorMap v_map;  // V^T (padded_kv_len, head_dim, kv_heads, batch): box 128 x 128 x 1 x 1, swizzle 128
   TensorMap o_map;  // O, as Q: box 64 x 64 x 1 x 1, swizzle 128
   const float* q_scale;  // scales of Q: value = code * scale
-  int64 q_scale_batch_stride;  // elements from one batch to the next (0: shared)
-  int64 q_scale_head_stride;  // elements from one head to the next (0: shared)
-  int q_scale_row_stride;  // elements from one group of rows to the next (0: shared)
+  int64 q_scale_batch_stride;  // batch stride, in elements (0: shared)
+  int64 q_scale_head_stride;  // head stride, in elements (0: shared)
+  int q_scale_row_stride;  // group of rows stride, in elements (0: shared)
   const float* k_scale;  // scales of K: value = code * scale
-  int64 k_scale_batch_stride;  // elements from one batch to the next (0: shared)
-  int64 k_scale_head_stride;  // elements from one head to the next (0: shared)
-  int k_scale_row_stride;  // elements from one group of rows to the next (0: shared)
+  int64 k_scale_batch_stride;  // batch stride, in elements (0: shared)
+  int64 k_scale_head_stride;  // head stride, in elements (0: shared)
+  int k_scale_row_stride;  // group of rows stride, in elements (0: shared)
   const float* v_scale;  // scales of V: value = code * scale
-  int64 v_scale_batch_stride;  // elements from one batch to the next (0: shared)
-  int64 v_scale_head_stride;  // elements from one head to the next (0: shared)
-  int v_scale_column_stride;  // elements from one column to the next (0: shared)
+  int64 v_scale_batch_stride;  // batch stride, in elements (0: shared)
+  int64 v_scale_head_stride;  // head stride, in elements (0: shared)
+  int v_scale_column_stride;  // column stride, in elements (0: shared)
   int last_column;  // last column of a head
-  float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous; null: not stored
-  int* scheduler;  // tiles drawn beyond each thread block's first, thread blocks that ended: both 0 between launches
+  float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous; not stored if null
+  int* scheduler;  // tiles drawn after each thread block's first, and finished thread blocks; both are 0 between launches
   int heads_in_l2;  // (batch, query head) pairs whose tiles are scheduled together: their K and V fit the L2
-  int q_len;  // queries of a head
-  int kv_len;  // keys of a head
+  int q_len;  // queries per head
+  int kv_len;  // keys per head
   int heads;  // query heads
-  int heads_per_kv_head;  // query heads that share one K/V head
-  int query_tiles;  // tiles of kTileM queries of a head
+  int heads_per_kv_head;  // query heads per K/V head
+  int query_tiles;  // tiles of kTileM queries per head
   int tiles;  // batch * heads * query_tiles
-  float scale_log2;  // scale * log2(e), positive: the host refuses others
+  float scale_log2;  // scale * log2(e); the host checks that it is positive
 };
 
 // Lengths of the sequences of a batch. They are read where they are used: constant memory takes no registers.

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_e4m3_topk32_b64.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"e4m3","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"scale_rows":{"k":64,"q":64},"schedule":"ping_pong","stages":2,"stream_k_tail":true,"tile":{"m":128,"n":128}}
 // spec hash: 603d6b766db69b7bc2375d745143629dee9fd3237baaaa39106fa9fed1bad72a
-// seal: sha256 f5257d05c2bb209483d77772e1f2115024ff6e3ab5f9fd573496c5994dcde0fe
+// seal: sha256 8d1b9494bdf8ccae45fe5b519e00d9b3f39610ab431acb238d1e7e8236e7aeba
 
 // Attention forward for sm_90a over the listed key blocks of the pattern:
 //   O = softmax(scale * Q K^T) V
@@ -60,18 +60,18 @@ struct alignas(64) TensorMap {
   unsigned char bytes[128];
 };
 
-constexpr int kHeadDim = 128;  // elements of a head
+constexpr int kHeadDim = 128;  // elements per head
 constexpr int kTileM = 128;  // query rows of a tile
 constexpr int kTileN = 128;  // keys of one step; registers: 160 of s, p_frag, o + 32 = 192 of 232
 constexpr int kStages = 2;  // depth of the K ring and of the V ring
-constexpr int kTileStages = 2;  // depth of the ring of work tiles, and of Q
+constexpr int kTileStages = 2;  // depth of the ring of work tiles and of Q
 constexpr int kSubTiles = 2;  // sub-tiles of a tile: query blocks, each with its own key blocks and K/V rings
 constexpr int kSubTileRows = 64;  // query rows of a sub-tile, a part of a tile with its own key blocks
 constexpr int kConsumerWarpgroups = 2;  // warpgroups that compute, 64 rows each
 constexpr int kSubTileWarpgroups = 1;  // warpgroups of a sub-tile
 constexpr int kThreads = 384;  // warpgroup 0 produces, the others consume
-constexpr int kProducerRegisters = 40;  // registers a producer thread keeps
-constexpr int kConsumerRegisters = 232;  // registers a consumer thread takes; 40 + 2 x 232 are the 3 x 168 at launch
+constexpr int kProducerRegisters = 40;  // registers per producer thread
+constexpr int kConsumerRegisters = 232;  // registers per consumer thread; 40 + 2 x 232 are the 3 x 168 at launch
 constexpr int kGroupColumns = 128;  // columns of a group: one 128-byte swizzled row
 constexpr int kGroups = 1;  // column groups of a head
 constexpr int kQGroupBytes = 16384;  // bytes of one column group of Q
@@ -79,27 +79,27 @@ constexpr int kKvGroupBytes = 16384;  // bytes of one column group of K or V
 constexpr int kOGroupBytes = 8192;  // bytes of one column group of a warpgroup's O
 constexpr int kQBytes = 16384;  // bytes of a Q tile
 constexpr int kKvBytes = 16384;  // bytes of K, or of V, of one step
-constexpr int kStepBlocks = 2;  // loads of a step: listed blocks
-constexpr int kLoadKeys = 64;  // keys of one load
+constexpr int kStepBlocks = 2;  // loads per step: its listed blocks
+constexpr int kLoadKeys = 64;  // keys per load
 constexpr int kBlockKeys = 64;  // keys of a listed block
 constexpr int kPartialFloats = 8704;  // floats of a warpgroup's partial result
 constexpr int kTopK = 32;  // key blocks listed for each query block
 constexpr int kOutputs = 64;  // elements of O per thread
-constexpr int kPieces = 1;  // pieces of O's columns, whose P V is computed one after the other
+constexpr int kPieces = 1;  // pieces of O's columns; their P V products run one after the other
 constexpr int kPieceOutputs = 64;  // elements of a piece per thread
 constexpr int kAccumulators = 64;  // registers of scores, or of P V
-constexpr int kFirstKeys = 128;  // keys of the first product Q K^T; a second product covers the others
+constexpr int kFirstKeys = 128;  // keys of the first Q K^T product; a second product covers the others
 constexpr int kOColumns = 64;  // columns of a group of O: one 128-byte swizzled row
 constexpr int kOGroups = 2;  // column groups of O
-constexpr int kVGroupKeys = 64;  // keys of a group of V^T, one byte each: one swizzled row
-constexpr int kVGroupBytes = 8192;  // bytes of a group of V^T
+constexpr int kVGroupKeys = 64;  // keys per group of V^T, one byte each: one swizzled row
+constexpr int kVGroupBytes = 8192;  // bytes per group of V^T
 constexpr int kVBytes = 16384;  // bytes of V^T of one step
-constexpr int kVLoadBytes = 16384;  // bytes of these that the copies load
+constexpr int kVLoadBytes = 16384;  // bytes of V^T per step that the copies load
 constexpr int kQScaleRows = 64;  // rows of Q that share a scale
 constexpr int kKScaleRows = 64;  // rows of K that share a scale
 constexpr int kScaleKeys = 64;  // keys of a step that share a scale
 constexpr int kScaleParts = 2;  // parts of a step, each with its own scale
-constexpr int kFmaGroups = 0;  // groups of 16 keys, out of four, that compute a quarter of 2^x by FMA
+constexpr int kFmaGroups = 0;  // groups of 16 keys, of every four, that compute a quarter of 2^x with FMA
 
 // Dynamic shared memory: 196880 bytes. Byte offsets:
 constexpr int kQOffset = 0;  // 32768 bytes: ring of Q tiles, 128 rows in column groups of 128
@@ -110,7 +110,7 @@ constexpr int kBarriersOffset = 196608;  // 160 bytes: mbarriers
 constexpr int kWorkTilesOffset = 196768;  // 40 bytes: ring of work tiles: index, begin, end, numbers of steps
 constexpr int kBlockMetaOffset = 196808;  // 32 bytes: metadata of the loads in the K rings
 constexpr int kKScalesOffset = 196840;  // 32 bytes: scales of the keys in the K rings
-constexpr int kIsLastOffset = 196872;  // 8 bytes: whether a warpgroup's partial result was the last
+constexpr int kIsLastOffset = 196872;  // 8 bytes: whether a warpgroup stored the last partial result
 
 constexpr int kQFullBarrier = kBarriersOffset;
 constexpr int kQEmptyBarrier = kQFullBarrier + 8 * kTileStages;
@@ -140,36 +140,36 @@ struct Params {
   TensorMap v_map;  // V^T (padded_kv_len, head_dim, kv_heads, batch): box 64 x 128 x 1 x 1, swizzle 64
   TensorMap o_map;  // O, as Q: box 64 x 64 x 1 x 1, swizzle 128
   const float* q_scale;  // scales of Q: value = code * scale
-  int64 q_scale_batch_stride;  // elements from one batch to the next (0: shared)
-  int64 q_scale_head_stride;  // elements from one head to the next (0: shared)
-  int q_scale_row_stride;  // elements from one group of rows to the next (0: shared)
+  int64 q_scale_batch_stride;  // batch stride, in elements (0: shared)
+  int64 q_scale_head_stride;  // head stride, in elements (0: shared)
+  int q_scale_row_stride;  // group of rows stride, in elements (0: shared)
   const float* k_scale;  // scales of K: value = code * scale
-  int64 k_scale_batch_stride;  // elements from one batch to the next (0: shared)
-  int64 k_scale_head_stride;  // elements from one head to the next (0: shared)
-  int k_scale_row_stride;  // elements from one group of rows to the next (0: shared)
+  int64 k_scale_batch_stride;  // batch stride, in elements (0: shared)
+  int64 k_scale_head_stride;  // head stride, in elements (0: shared)
+  int k_scale_row_stride;  // group of rows stride, in elements (0: shared)
   const float* v_scale;  // scales of V: value = code * scale
-  int64 v_scale_batch_stride;  // elements from one batch to the next (0: shared)
-  int64 v_scale_head_stride;  // elements from one head to the next (0: shared)
-  int v_scale_column_stride;  // elements from one column to the next (0: shared)
+  int64 v_scale_batch_stride;  // batch stride, in elements (0: shared)
+  int64 v_scale_head_stride;  // head stride, in elements (0: shared)
+  int v_scale_column_stride;  // column stride, in elements (0: shared)
   int last_column;  // last column of a head
-  float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous; null: not stored
-  const int* kv_indices;  // key blocks of each query block, any order
-  int64 kv_indices_batch_stride;  // elements from one batch to the next (0: shared)
-  int64 kv_indices_head_stride;  // elements from one head to the next (0: shared)
-  int64 kv_indices_row_stride;  // elements from one query block to the next
-  int query_blocks;  // query blocks of a head: rows of the lists
+  float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous; not stored if null
+  const int* kv_indices;  // key blocks of each query block, in any order
+  int64 kv_indices_batch_stride;  // batch stride, in elements (0: shared)
+  int64 kv_indices_head_stride;  // head stride, in elements (0: shared)
+  int64 kv_indices_row_stride;  // query block stride, in elements
+  int query_blocks;  // query blocks per head: rows of the lists
   float* partials;  // partial results: unnormalized O and softmax state of split tiles
-  int* units_done;  // finished units of each split tile, by warpgroup: 0 between launches
-  int stream_k_tiles;  // first tiles, which are split among thread blocks
-  int stream_k_ctas;  // thread blocks that share them
-  int units;  // work units of a split tile
-  int q_len;  // queries of a head
-  int kv_len;  // keys of a head
+  int* units_done;  // finished units of each split tile, by warpgroup; 0 between launches
+  int stream_k_tiles;  // tiles at the start that are split among thread blocks
+  int stream_k_ctas;  // thread blocks that share these tiles
+  int units;  // work units per split tile
+  int q_len;  // queries per head
+  int kv_len;  // keys per head
   int heads;  // query heads
-  int heads_per_kv_head;  // query heads that share one K/V head
-  int query_tiles;  // tiles of kTileM queries of a head
+  int heads_per_kv_head;  // query heads per K/V head
+  int query_tiles;  // tiles of kTileM queries per head
   int tiles;  // batch * heads * query_tiles
-  float scale_log2;  // scale * log2(e), positive: the host refuses others
+  float scale_log2;  // scale * log2(e); the host checks that it is positive
 };
 
 // Lengths of the sequences of a batch. They are read where they are used: constant memory takes no registers.

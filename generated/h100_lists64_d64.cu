@@ -3,7 +3,7 @@
 //     codegen render specs/h100_lists64_d64.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":64,"q":64},"kind":"block_lists","mask":"none"},"schedule":"cooperative","stages":3,"tile":{"m":64,"n":128}}
 // spec hash: ab29b7f4651be2312dfa9fdcf9bca7f0cf36f65f360d3825d7f3ceda67e550be
-// seal: sha256 9a8ff2b32b0b3b8d10d836eb6c8cb2630602775c21a38fb4680999ee5836a32f
+// seal: sha256 cf57e5df9bbbd3320948c901c058cb67be7d911c168491cd6d9df14958d14dde
 
 // Attention forward for sm_90a over the listed key blocks of the pattern:
 //   O = softmax(scale * Q K^T) V
@@ -50,11 +50,11 @@ struct alignas(64) TensorMap {
   unsigned char bytes[128];
 };
 
-constexpr int kHeadDim = 64;  // elements of a head
+constexpr int kHeadDim = 64;  // elements per head
 constexpr int kTileM = 64;  // query rows of a tile
 constexpr int kTileN = 128;  // keys of one step; registers: 144 of s, p_frag, o, q + 32 = 176 of 255
 constexpr int kStages = 3;  // depth of the K ring and of the V ring
-constexpr int kTileStages = 2;  // depth of the ring of work tiles, and of Q
+constexpr int kTileStages = 2;  // depth of the ring of work tiles and of Q
 constexpr int kSubTileRows = 64;  // query rows of a sub-tile, here a whole tile
 constexpr int kConsumerWarpgroups = 1;  // warpgroups that compute, 64 rows each
 constexpr int kThreads = 256;  // warpgroup 0 produces, the others consume
@@ -65,8 +65,8 @@ constexpr int kKvGroupBytes = 16384;  // bytes of one column group of K or V
 constexpr int kOGroupBytes = 8192;  // bytes of one column group of a warpgroup's O
 constexpr int kQBytes = 8192;  // bytes of a Q tile
 constexpr int kKvBytes = 16384;  // bytes of K, or of V, of one step
-constexpr int kStepBlocks = 2;  // loads of a step: listed blocks
-constexpr int kLoadKeys = 64;  // keys of one load
+constexpr int kStepBlocks = 2;  // loads per step: its listed blocks
+constexpr int kLoadKeys = 64;  // keys per load
 constexpr int kBlockKeys = 64;  // keys of a listed block
 
 // Dynamic shared memory: 123048 bytes. Byte offsets:
@@ -102,35 +102,35 @@ struct Params {
   TensorMap k_map;  // K (head_dim, kv_len, kv_heads, batch): box 64 x 64 x 1 x 1, swizzle 128
   TensorMap v_map;  // V, as K: box 64 x 64 x 1 x 1, swizzle 128
   TensorMap o_map;  // O, as Q: box 64 x 64 x 1 x 1, swizzle 128
-  float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous; null: not stored
+  float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous; not stored if null
   const int* kv_num_blocks;  // number of partial key blocks
-  int64 kv_num_blocks_batch_stride;  // elements from one batch to the next (0: shared)
-  int64 kv_num_blocks_head_stride;  // elements from one head to the next (0: shared)
-  int64 kv_num_blocks_row_stride;  // elements from one query block to the next
+  int64 kv_num_blocks_batch_stride;  // batch stride, in elements (0: shared)
+  int64 kv_num_blocks_head_stride;  // head stride, in elements (0: shared)
+  int64 kv_num_blocks_row_stride;  // query block stride, in elements
   const int* kv_indices;  // partial key blocks
-  int64 kv_indices_batch_stride;  // elements from one batch to the next (0: shared)
-  int64 kv_indices_head_stride;  // elements from one head to the next (0: shared)
-  int64 kv_indices_row_stride;  // elements from one query block to the next
-  int kv_indices_length;  // entries of a list
+  int64 kv_indices_batch_stride;  // batch stride, in elements (0: shared)
+  int64 kv_indices_head_stride;  // head stride, in elements (0: shared)
+  int64 kv_indices_row_stride;  // query block stride, in elements
+  int kv_indices_length;  // entries per list
   const int* full_kv_num_blocks;  // number of full key blocks
-  int64 full_kv_num_blocks_batch_stride;  // elements from one batch to the next (0: shared)
-  int64 full_kv_num_blocks_head_stride;  // elements from one head to the next (0: shared)
-  int64 full_kv_num_blocks_row_stride;  // elements from one query block to the next
+  int64 full_kv_num_blocks_batch_stride;  // batch stride, in elements (0: shared)
+  int64 full_kv_num_blocks_head_stride;  // head stride, in elements (0: shared)
+  int64 full_kv_num_blocks_row_stride;  // query block stride, in elements
   const int* full_kv_indices;  // full key blocks
-  int64 full_kv_indices_batch_stride;  // elements from one batch to the next (0: shared)
-  int64 full_kv_indices_head_stride;  // elements from one head to the next (0: shared)
-  int64 full_kv_indices_row_stride;  // elements from one query block to the next
-  int full_kv_indices_length;  // entries of a list
-  int query_blocks;  // query blocks of a head: rows of the lists
-  int* scheduler;  // tiles drawn beyond each thread block's first, thread blocks that ended: both 0 between launches
+  int64 full_kv_indices_batch_stride;  // batch stride, in elements (0: shared)
+  int64 full_kv_indices_head_stride;  // head stride, in elements (0: shared)
+  int64 full_kv_indices_row_stride;  // query block stride, in elements
+  int full_kv_indices_length;  // entries per list
+  int query_blocks;  // query blocks per head: rows of the lists
+  int* scheduler;  // tiles drawn after each thread block's first, and finished thread blocks; both are 0 between launches
   int heads_in_l2;  // (batch, query head) pairs whose tiles are scheduled together: their K and V fit the L2
-  int q_len;  // queries of a head
-  int kv_len;  // keys of a head
+  int q_len;  // queries per head
+  int kv_len;  // keys per head
   int heads;  // query heads
-  int heads_per_kv_head;  // query heads that share one K/V head
-  int query_tiles;  // tiles of kTileM queries of a head
+  int heads_per_kv_head;  // query heads per K/V head
+  int query_tiles;  // tiles of kTileM queries per head
   int tiles;  // batch * heads * query_tiles
-  float scale_log2;  // scale * log2(e), positive: the host refuses others
+  float scale_log2;  // scale * log2(e); the host checks that it is positive
 };
 
 // Lengths of the sequences of a batch. They are read where they are used: constant memory takes no registers.

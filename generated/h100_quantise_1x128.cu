@@ -3,7 +3,7 @@
 //     codegen render specs/h100_quantise_1x128.yaml
 // spec: {"arch":"sm_90a","codes":"e4m3","copy":"ld_global","dtype":"fp16","head_dim":128,"mma":"none","op":"quantize","scales":"row","schedule":"multistage","stages":1,"tile":{"m":64}}
 // spec hash: 7d8532423863c4aad99c0eb6dbce6f3697160d08a1b22c9d7f927df419700d60
-// seal: sha256 c7f7d6c27f3c768677177f1371c9b985a9d0b350c89a23716e3ba9fdb9876320
+// seal: sha256 309db2cb71d7debb3cdc28e765eabe9bea09977785acadced76fb45f50c10099
 
 // Quantization of rows: e4m3 codes and fp32 scales, x = code * scale. A thread block has kRows rows of one head. It
 // reads their elements once and keeps them in registers until their scale is known.
@@ -15,10 +15,10 @@
 using int64 = long long;
 using uint32 = unsigned int;
 
-constexpr int kRows = 64;  // rows of a thread block
-constexpr int kThreadRows = 1;  // rows of a thread
-constexpr int kThreads = 256;  // threads of a block
-constexpr int kChunk = 8;  // elements of 16 bytes, which a thread loads at a time
+constexpr int kRows = 64;  // rows per thread block
+constexpr int kThreadRows = 1;  // rows per thread
+constexpr int kThreads = 256;  // threads per block
+constexpr int kChunk = 8;  // elements per 16-byte load of a thread
 constexpr int kRowLanes = 4;  // threads that share a row
 constexpr int kThreadChunks = 4;  // chunks of a row per thread
 constexpr float kLargest = 448.0f;  // largest number of e4m3
@@ -36,20 +36,20 @@ constexpr float kLargestFloat = 3.402823466e38f;
 // Grid: one thread block for 64 rows.
 struct Params {
   const unsigned short* x;  // x (batch, heads, length, head_dim)
-  int64 x_batch_stride;  // elements from one batch to the next
-  int64 x_head_stride;  // elements from one head to the next
-  int64 x_row_stride;  // elements from one row to the next
+  int64 x_batch_stride;  // batch stride, in elements
+  int64 x_head_stride;  // head stride, in elements
+  int64 x_row_stride;  // row stride, in elements
   Code* codes;  // codes, as x
-  int64 codes_batch_stride;  // codes from one batch to the next
-  int64 codes_head_stride;  // codes from one head to the next
-  int64 codes_row_stride;  // codes from one row to the next
+  int64 codes_batch_stride;  // batch stride, in codes
+  int64 codes_head_stride;  // head stride, in codes
+  int64 codes_row_stride;  // row stride, in codes
   float* scales;  // scales (batch, heads, rows or blocks of them)
-  int64 scales_batch_stride;  // scales from one batch to the next
-  int64 scales_head_stride;  // scales from one head to the next
-  int64 scales_row_stride;  // scales from one row to the next
+  int64 scales_batch_stride;  // batch stride, in scales
+  int64 scales_head_stride;  // head stride, in scales
+  int64 scales_row_stride;  // row stride, in scales
   int heads;  // heads
-  int length;  // rows of a head
-  int chunks;  // thread blocks of a head
+  int length;  // rows per head
+  int chunks;  // thread blocks per head
 };
 
 // cvt.f32.f16: converts the bits of an fp16 to a float (PTX ISA, "cvt")

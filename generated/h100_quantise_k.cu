@@ -3,7 +3,7 @@
 //     codegen render specs/h100_quantise_k.yaml
 // spec: {"arch":"sm_90a","codes":"e4m3","copy":"ld_global","dtype":"fp16","head_dim":128,"mean":"subtract","mma":"none","op":"quantize","scales":"row_block","schedule":"multistage","stages":1,"tile":{"m":128}}
 // spec hash: 4d205acac696774ece294584f5f1d5f0f5d3acf3b99d2204bbb6120033682b50
-// seal: sha256 9232fdbf081e77fbf6da00bbcf090f6a1a395e8e633e46b89631102bc4522f9a
+// seal: sha256 8faf57cc0f7f69aa55a3757d318a0d123aae977853fb2bfc8eaf8398b2b19797
 
 // Quantization of rows: e4m3 codes and fp32 scales, x = code * scale. A thread block has kRows rows of one head. It
 // reads their elements once and keeps them in registers until their scale is known.
@@ -17,11 +17,11 @@
 using int64 = long long;
 using uint32 = unsigned int;
 
-constexpr int kHeadDim = 128;  // elements of a row
-constexpr int kRows = 128;  // rows of a thread block
-constexpr int kThreadRows = 2;  // rows of a thread
-constexpr int kThreads = 256;  // threads of a block
-constexpr int kChunk = 8;  // elements of 16 bytes, which a thread loads at a time
+constexpr int kHeadDim = 128;  // elements per row
+constexpr int kRows = 128;  // rows per thread block
+constexpr int kThreadRows = 2;  // rows per thread
+constexpr int kThreads = 256;  // threads per block
+constexpr int kChunk = 8;  // elements per 16-byte load of a thread
 constexpr int kRowLanes = 4;  // threads that share a row
 constexpr int kThreadChunks = 4;  // chunks of a row per thread
 constexpr int kStatisticRows = 512;  // rows of a chunk of column statistics
@@ -44,27 +44,27 @@ constexpr float kLargestFloat = 3.402823466e38f;
 // Grid: one thread block for 128 rows, preceded by one for each 512 rows whose columns are reduced.
 struct Params {
   const unsigned short* x;  // x (batch, heads, length, head_dim)
-  int64 x_batch_stride;  // elements from one batch to the next
-  int64 x_head_stride;  // elements from one head to the next
-  int64 x_row_stride;  // elements from one row to the next
+  int64 x_batch_stride;  // batch stride, in elements
+  int64 x_head_stride;  // head stride, in elements
+  int64 x_row_stride;  // row stride, in elements
   Code* codes;  // codes, as x
-  int64 codes_batch_stride;  // codes from one batch to the next
-  int64 codes_head_stride;  // codes from one head to the next
-  int64 codes_row_stride;  // codes from one row to the next
+  int64 codes_batch_stride;  // batch stride, in codes
+  int64 codes_head_stride;  // head stride, in codes
+  int64 codes_row_stride;  // row stride, in codes
   float* scales;  // scales (batch, heads, rows or blocks of them)
-  int64 scales_batch_stride;  // scales from one batch to the next
-  int64 scales_head_stride;  // scales from one head to the next
-  int64 scales_row_stride;  // scales from one row to the next
+  int64 scales_batch_stride;  // batch stride, in scales
+  int64 scales_head_stride;  // head stride, in scales
+  int64 scales_row_stride;  // row stride, in scales
   float* statistic;  // means of the columns (batch, heads, head_dim)
   float* partials;  // partial statistics of each chunk of rows
   int* tickets;  // tickets drawn
   int* heads_done;  // finished thread blocks of each head
   int statistic_chunks;  // chunks of a head's columns; 0 if the caller passes the statistic
-  int lead;  // chunks of columns that come before the first rows
+  int lead;  // chunks of columns that precede the first rows
   int heads;  // heads
   int all_heads;  // heads of all batches
-  int length;  // rows of a head
-  int chunks;  // thread blocks of a head
+  int length;  // rows per head
+  int chunks;  // thread blocks per head
 };
 
 // cvt.f32.f16: converts the bits of an fp16 to a float (PTX ISA, "cvt")

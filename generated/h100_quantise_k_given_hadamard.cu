@@ -3,7 +3,7 @@
 //     codegen render specs/h100_quantise_k_given_hadamard.yaml
 // spec: {"arch":"sm_90a","codes":"e4m3","copy":"ld_global","dtype":"fp16","hadamard":true,"head_dim":128,"mean":"subtract","mma":"none","op":"quantize","scales":"given","schedule":"multistage","stages":1,"tile":{"m":128}}
 // spec hash: 0bf679934f80b9caa648a2003dce3d780e53e82b9e22f6de18be64b519662a91
-// seal: sha256 8b59cccedf3036b42cd5c736c4e70a8effa543beb7dfe754901e92bbdf219094
+// seal: sha256 8b02f841fc38e6a145617490c3595b7d12aa3f5048a0794c5f1a2da192d17f5e
 
 // Quantization of rows: e4m3 codes and fp32 scales, x = code * scale. A thread block has kRows rows of one head. It
 // reads their elements once and keeps them in registers until their scale is known: the given one of their head.
@@ -16,12 +16,12 @@
 using int64 = long long;
 using uint32 = unsigned int;
 
-constexpr int kHeadDim = 128;  // elements of a row
-constexpr int kRows = 128;  // rows of a thread block
-constexpr int kThreadRows = 2;  // rows of a thread
+constexpr int kHeadDim = 128;  // elements per row
+constexpr int kRows = 128;  // rows per thread block
+constexpr int kThreadRows = 2;  // rows per thread
 constexpr float kInverseNorm = 0.08838834764831843f;  // factor of the rotation, folded into the scales
-constexpr int kThreads = 256;  // threads of a block
-constexpr int kChunk = 8;  // elements of 16 bytes, which a thread loads at a time
+constexpr int kThreads = 256;  // threads per block
+constexpr int kChunk = 8;  // elements per 16-byte load of a thread
 constexpr int kRowLanes = 4;  // threads that share a row
 constexpr int kThreadChunks = 4;  // chunks of a row per thread
 constexpr int kStatisticRows = 512;  // rows of a chunk of column statistics
@@ -42,26 +42,26 @@ constexpr float kLargestFloat = 3.402823466e38f;
 // Grid: one thread block for 128 rows, preceded by one for each 512 rows whose columns are reduced.
 struct Params {
   const unsigned short* x;  // x (batch, heads, length, head_dim)
-  int64 x_batch_stride;  // elements from one batch to the next
-  int64 x_head_stride;  // elements from one head to the next
-  int64 x_row_stride;  // elements from one row to the next
+  int64 x_batch_stride;  // batch stride, in elements
+  int64 x_head_stride;  // head stride, in elements
+  int64 x_row_stride;  // row stride, in elements
   Code* codes;  // codes, as x
-  int64 codes_batch_stride;  // codes from one batch to the next
-  int64 codes_head_stride;  // codes from one head to the next
-  int64 codes_row_stride;  // codes from one row to the next
+  int64 codes_batch_stride;  // batch stride, in codes
+  int64 codes_head_stride;  // head stride, in codes
+  int64 codes_row_stride;  // row stride, in codes
   const float* scales;  // scales (batch, heads)
-  int64 scales_batch_stride;  // scales from one batch to the next
-  int64 scales_head_stride;  // scales from one head to the next
+  int64 scales_batch_stride;  // batch stride, in scales
+  int64 scales_head_stride;  // head stride, in scales
   float* statistic;  // means of the columns (batch, heads, head_dim)
   float* partials;  // partial statistics of each chunk of rows
   int* tickets;  // tickets drawn
   int* heads_done;  // finished thread blocks of each head
   int statistic_chunks;  // chunks of a head's columns; 0 if the caller passes the statistic
-  int lead;  // chunks of columns that come before the first rows
+  int lead;  // chunks of columns that precede the first rows
   int heads;  // heads
   int all_heads;  // heads of all batches
-  int length;  // rows of a head
-  int chunks;  // thread blocks of a head
+  int length;  // rows per head
+  int chunks;  // thread blocks per head
 };
 
 // cvt.f32.f16: converts the bits of an fp16 to a float (PTX ISA, "cvt")

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_quantise_q.yaml
 // spec: {"arch":"sm_90a","codes":"e4m3","copy":"ld_global","dtype":"fp16","head_dim":128,"mean":"product","mma":"none","op":"quantize","scales":"row_block","schedule":"multistage","stages":1,"tile":{"m":128}}
 // spec hash: 8def5d7ea6a766fb8e94c469efead5883de8d9b7e54a994cb32474393c6bedae
-// seal: sha256 50615788180b3b07f50f80eaf22f8a65f693ea5351d2a1a5035ad619a32cdb18
+// seal: sha256 f05b12b127ae47a599eca5119b3b27cecc2569a4d35920ede05fe6f83fde114f
 
 // Quantization of rows: e4m3 codes and fp32 scales, x = code * scale. A thread block has kRows rows of one head. It
 // reads their elements once and keeps them in registers until their scale is known.
@@ -15,11 +15,11 @@
 using int64 = long long;
 using uint32 = unsigned int;
 
-constexpr int kHeadDim = 128;  // elements of a row
-constexpr int kRows = 128;  // rows of a thread block
-constexpr int kThreadRows = 2;  // rows of a thread
-constexpr int kThreads = 256;  // threads of a block
-constexpr int kChunk = 8;  // elements of 16 bytes, which a thread loads at a time
+constexpr int kHeadDim = 128;  // elements per row
+constexpr int kRows = 128;  // rows per thread block
+constexpr int kThreadRows = 2;  // rows per thread
+constexpr int kThreads = 256;  // threads per block
+constexpr int kChunk = 8;  // elements per 16-byte load of a thread
 constexpr int kRowLanes = 4;  // threads that share a row
 constexpr int kThreadChunks = 4;  // chunks of a row per thread
 constexpr float kLargest = 448.0f;  // largest number of e4m3
@@ -38,24 +38,24 @@ constexpr float kLargestFloat = 3.402823466e38f;
 // Grid: one thread block for 128 rows.
 struct Params {
   const unsigned short* x;  // x (batch, heads, length, head_dim)
-  int64 x_batch_stride;  // elements from one batch to the next
-  int64 x_head_stride;  // elements from one head to the next
-  int64 x_row_stride;  // elements from one row to the next
+  int64 x_batch_stride;  // batch stride, in elements
+  int64 x_head_stride;  // head stride, in elements
+  int64 x_row_stride;  // row stride, in elements
   Code* codes;  // codes, as x
-  int64 codes_batch_stride;  // codes from one batch to the next
-  int64 codes_head_stride;  // codes from one head to the next
-  int64 codes_row_stride;  // codes from one row to the next
+  int64 codes_batch_stride;  // batch stride, in codes
+  int64 codes_head_stride;  // head stride, in codes
+  int64 codes_row_stride;  // row stride, in codes
   float* scales;  // scales (batch, heads, rows or blocks of them)
-  int64 scales_batch_stride;  // scales from one batch to the next
-  int64 scales_head_stride;  // scales from one head to the next
-  int64 scales_row_stride;  // scales from one row to the next
+  int64 scales_batch_stride;  // batch stride, in scales
+  int64 scales_head_stride;  // head stride, in scales
+  int64 scales_row_stride;  // row stride, in scales
   const float* mean;  // means of K's columns (batch, kv_heads, head_dim)
   float* product;  // products of rows and means (batch, heads, length)
-  int kv_heads;  // heads of the means
-  int heads_per_kv_head;  // heads that share one mean
+  int kv_heads;  // K/V heads, each with a mean
+  int heads_per_kv_head;  // heads per mean
   int heads;  // heads
-  int length;  // rows of a head
-  int chunks;  // thread blocks of a head
+  int length;  // rows per head
+  int chunks;  // thread blocks per head
 };
 
 // cvt.f32.f16: converts the bits of an fp16 to a float (PTX ISA, "cvt")

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_quantise_q_given.yaml
 // spec: {"arch":"sm_90a","codes":"e4m3","copy":"ld_global","dtype":"fp16","head_dim":128,"mean":"product","mma":"none","op":"quantize","scales":"given","schedule":"multistage","stages":1,"tile":{"m":128}}
 // spec hash: 00bd9312a65e91e557f6d2ed7008ec8a2853fe9059c1338b743ca3dfbcb87d68
-// seal: sha256 3aaaf6283ed197d6651991c5b8c64b9093499d27e7cb26dd30d62b81471240bb
+// seal: sha256 2a8c63f2abfb2cb3be5d5623545224e4aa5ec97b38acf56af24a4296895ca475
 
 // Quantization of rows: e4m3 codes and fp32 scales, x = code * scale. A thread block has kRows rows of one head. It
 // reads their elements once and keeps them in registers until their scale is known: the given one of their head.
@@ -14,11 +14,11 @@
 using int64 = long long;
 using uint32 = unsigned int;
 
-constexpr int kHeadDim = 128;  // elements of a row
-constexpr int kRows = 128;  // rows of a thread block
-constexpr int kThreadRows = 2;  // rows of a thread
-constexpr int kThreads = 256;  // threads of a block
-constexpr int kChunk = 8;  // elements of 16 bytes, which a thread loads at a time
+constexpr int kHeadDim = 128;  // elements per row
+constexpr int kRows = 128;  // rows per thread block
+constexpr int kThreadRows = 2;  // rows per thread
+constexpr int kThreads = 256;  // threads per block
+constexpr int kChunk = 8;  // elements per 16-byte load of a thread
 constexpr int kRowLanes = 4;  // threads that share a row
 constexpr int kThreadChunks = 4;  // chunks of a row per thread
 
@@ -33,23 +33,23 @@ constexpr uint32 kAllLanes = 0xFFFFFFFF;
 // Grid: one thread block for 128 rows.
 struct Params {
   const unsigned short* x;  // x (batch, heads, length, head_dim)
-  int64 x_batch_stride;  // elements from one batch to the next
-  int64 x_head_stride;  // elements from one head to the next
-  int64 x_row_stride;  // elements from one row to the next
+  int64 x_batch_stride;  // batch stride, in elements
+  int64 x_head_stride;  // head stride, in elements
+  int64 x_row_stride;  // row stride, in elements
   Code* codes;  // codes, as x
-  int64 codes_batch_stride;  // codes from one batch to the next
-  int64 codes_head_stride;  // codes from one head to the next
-  int64 codes_row_stride;  // codes from one row to the next
+  int64 codes_batch_stride;  // batch stride, in codes
+  int64 codes_head_stride;  // head stride, in codes
+  int64 codes_row_stride;  // row stride, in codes
   const float* scales;  // scales (batch, heads)
-  int64 scales_batch_stride;  // scales from one batch to the next
-  int64 scales_head_stride;  // scales from one head to the next
+  int64 scales_batch_stride;  // batch stride, in scales
+  int64 scales_head_stride;  // head stride, in scales
   const float* mean;  // means of K's columns (batch, kv_heads, head_dim)
   float* product;  // products of rows and means (batch, heads, length)
-  int kv_heads;  // heads of the means
-  int heads_per_kv_head;  // heads that share one mean
+  int kv_heads;  // K/V heads, each with a mean
+  int heads_per_kv_head;  // heads per mean
   int heads;  // heads
-  int length;  // rows of a head
-  int chunks;  // thread blocks of a head
+  int length;  // rows per head
+  int chunks;  // thread blocks per head
 };
 
 // cvt.f32.f16: converts the bits of an fp16 to a float (PTX ISA, "cvt")

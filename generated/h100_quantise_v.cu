@@ -3,7 +3,7 @@
 //     codegen render specs/h100_quantise_v.yaml
 // spec: {"arch":"sm_90a","codes":"e4m3","copy":"ld_global","dtype":"fp16","head_dim":128,"mma":"none","op":"quantize","scales":"channel","schedule":"multistage","stages":1,"tile":{"m":128}}
 // spec hash: c5060d553d5a0819d8e31e8c56d2a1bd8e9ebf7550f465a053d9d9cf25f462c5
-// seal: sha256 eb66087140d42c17243c8e72e16b253e6360a739d938bbaf284e9273b84b4f29
+// seal: sha256 e332599f5b31ca8b075ba2525f872123e7c2f3af12773b1c14fc210a52fd41df
 
 // Quantization of V: e4m3 codes with one scale per column of a head, transposed, with keys in the order of FP8
 // attention's operand. Thread blocks with a ticket for columns find the largest magnitudes of kStatisticRows keys each.
@@ -18,13 +18,13 @@
 using int64 = long long;
 using uint32 = unsigned int;
 
-constexpr int kHeadDim = 128;  // elements of a row
-constexpr int kRows = 128;  // keys of a thread block
+constexpr int kHeadDim = 128;  // elements per row
+constexpr int kRows = 128;  // keys per thread block
 constexpr int kKeysTogether = 16;  // keys that are permuted together
-constexpr int kLanes = 8;  // threads of a row, each of which loads 8 elements at a time
-constexpr int kLaneChunks = 2;  // chunks of a thread, at most
-constexpr int kThreads = 256;  // threads of a block
-constexpr int kChunk = 8;  // elements of 16 bytes, which a thread loads at a time
+constexpr int kLanes = 8;  // threads per row; each loads 8 elements at a time
+constexpr int kLaneChunks = 2;  // most chunks per thread
+constexpr int kThreads = 256;  // threads per block
+constexpr int kChunk = 8;  // elements per 16-byte load of a thread
 constexpr int kRowLanes = 4;  // threads that share a row
 constexpr int kThreadChunks = 4;  // chunks of a row per thread
 constexpr int kStatisticRows = 512;  // rows of a chunk of column statistics
@@ -51,23 +51,23 @@ static_assert(kLanes == kUnits, "a lane of a column for each unit");
 // Grid: one thread block for 128 rows, preceded by one for each 512 rows whose columns are reduced.
 struct Params {
   const unsigned short* x;  // x (batch, heads, length, head_dim)
-  int64 x_batch_stride;  // elements from one batch to the next
-  int64 x_head_stride;  // elements from one head to the next
-  int64 x_row_stride;  // elements from one row to the next
+  int64 x_batch_stride;  // batch stride, in elements
+  int64 x_head_stride;  // head stride, in elements
+  int64 x_row_stride;  // row stride, in elements
   Code* codes;  // V^T (batch, heads, head_dim, keys): codes
-  int64 codes_batch_stride;  // codes from one batch to the next
-  int64 codes_head_stride;  // codes from one head to the next
-  int64 codes_column_stride;  // codes from one column to the next
+  int64 codes_batch_stride;  // batch stride, in codes
+  int64 codes_head_stride;  // head stride, in codes
+  int64 codes_column_stride;  // column stride, in codes
   float* statistic;  // scales of the columns (batch, heads, head_dim)
   float* partials;  // partial statistics of each chunk of rows
   int* tickets;  // tickets drawn
   int* heads_done;  // finished thread blocks of each head
   int statistic_chunks;  // chunks of a head's columns; 0 if the caller passes the statistic
-  int lead;  // chunks of columns that come before the first rows
+  int lead;  // chunks of columns that precede the first rows
   int heads;  // heads
   int all_heads;  // heads of all batches
-  int length;  // rows of a head
-  int chunks;  // thread blocks of a head
+  int length;  // rows per head
+  int chunks;  // thread blocks per head
 };
 
 // cvt.f32.f16: converts the bits of an fp16 to a float (PTX ISA, "cvt")

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_sink_window.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"sink_window","left":null,"right":null,"sink":null},"schedule":"ping_pong","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 8a6a3b64a7f732592195928b9184e2d16599b80cbcfffba74e8afcf308aed06f
-// seal: sha256 8cc29a40d30f60a5ec426e30d5fbfc2ec38fbb9867400dc97ac613a7b6730738
+// seal: sha256 454d320c8f33535fb15d4cad3dafe68dabcc0695fad1f9864b2e02c0fcf3a4d2
 
 // Attention forward for sm_90a over the visible keys of the pattern:
 //   O = softmax(scale * Q K^T) V
@@ -52,16 +52,16 @@ struct alignas(64) TensorMap {
   unsigned char bytes[128];
 };
 
-constexpr int kHeadDim = 128;  // elements of a head
+constexpr int kHeadDim = 128;  // elements per head
 constexpr int kTileM = 128;  // query rows of a tile
 constexpr int kTileN = 128;  // keys of one step; registers: 192 of s, p_frag, o, q + 32 = 224 of 224
 constexpr int kStages = 2;  // depth of the K ring and of the V ring
-constexpr int kTileStages = 2;  // depth of the ring of work tiles, and of Q
+constexpr int kTileStages = 2;  // depth of the ring of work tiles and of Q
 constexpr int kSubTileRows = 128;  // query rows of a sub-tile, here a whole tile
 constexpr int kConsumerWarpgroups = 2;  // warpgroups that compute, 64 rows each
 constexpr int kThreads = 384;  // warpgroup 0 produces, the others consume
-constexpr int kProducerRegisters = 56;  // registers a producer thread keeps
-constexpr int kConsumerRegisters = 224;  // registers a consumer thread takes; 56 + 2 x 224 are the 3 x 168 at launch
+constexpr int kProducerRegisters = 56;  // registers per producer thread
+constexpr int kConsumerRegisters = 224;  // registers per consumer thread; 56 + 2 x 224 are the 3 x 168 at launch
 constexpr int kGroupColumns = 64;  // columns of a group: one 128-byte swizzled row
 constexpr int kGroups = 2;  // column groups of a head
 constexpr int kQGroupBytes = 16384;  // bytes of one column group of Q
@@ -106,17 +106,17 @@ struct Params {
   TensorMap k_map;  // K (head_dim, kv_len, kv_heads, batch): box 64 x 128 x 1 x 1, swizzle 128
   TensorMap v_map;  // V, as K: box 64 x 128 x 1 x 1, swizzle 128
   TensorMap o_map;  // O, as Q: box 64 x 64 x 1 x 1, swizzle 128
-  float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous; null: not stored
+  float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous; not stored if null
   int sink_keys;  // keys at the beginning that every later query sees
   int window_left;  // keys seen before the query's own position
-  int window_right;  // keys seen after it
-  int q_len;  // queries of a head
-  int kv_len;  // keys of a head
+  int window_right;  // keys seen after the query's own position
+  int q_len;  // queries per head
+  int kv_len;  // keys per head
   int heads;  // query heads
-  int heads_per_kv_head;  // query heads that share one K/V head
-  int query_tiles;  // tiles of kTileM queries of a head
+  int heads_per_kv_head;  // query heads per K/V head
+  int query_tiles;  // tiles of kTileM queries per head
   int tiles;  // batch * heads * query_tiles
-  float scale_log2;  // scale * log2(e), positive: the host refuses others
+  float scale_log2;  // scale * log2(e); the host checks that it is positive
 };
 
 // Lengths of the sequences of a batch. They are read where they are used: constant memory takes no registers.

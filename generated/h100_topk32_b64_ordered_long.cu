@@ -3,7 +3,7 @@
 //     codegen render specs/h100_topk32_b64_ordered_long.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"l2_lockstep":true,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"query_grouping":"given","schedule":"cooperative","share_kv_loads":true,"stages":4,"tile":{"m":192,"n":64}}
 // spec hash: c27e33390cf884cae96ce773c83b8285da3b3e4e35c524ccbe61b7c9e8cced2e
-// seal: sha256 64cd23f578d255a102ffb32f5a1c59693c58985efc85c36ad47ff639b8723cc9
+// seal: sha256 87e5cc4cb31df99d89479409f467b9d71ec09acc762bba1ea96059c89991088c
 
 // Attention forward for sm_90a over the listed key blocks of the pattern:
 //   O = softmax(scale * Q K^T) V
@@ -65,7 +65,7 @@ struct alignas(64) TensorMap {
   unsigned char bytes[128];
 };
 
-constexpr int kHeadDim = 128;  // elements of a head
+constexpr int kHeadDim = 128;  // elements per head
 constexpr int kTileM = 192;  // query rows of a tile
 constexpr int kTileN = 64;  // keys of one step; registers: 132 of s, p_frag, o, q + 28 = 160 of 160
 constexpr int kStages = 4;  // depth of the K ring and of the V ring
@@ -74,13 +74,13 @@ constexpr int kArrivals = 6;  // arrivals that release a slot of a ring, for eac
 constexpr int kQPlaces = 2;  // Q buffers of each warpgroup
 constexpr int kQSlices = 5;  // slices of 16 columns of Q in registers; the others stay in shared memory
 constexpr int kLockstepShare = 8;  // a thread block may be 1 / kLockstepShare of a tile ahead of the average
-constexpr int kLockstepTries = 32;  // polls of a tile before it stops waiting for the other thread blocks
+constexpr int kLockstepTries = 32;  // polls per tile before it stops waiting for the other thread blocks
 constexpr int kSubTiles = 3;  // sub-tiles of a tile: query blocks, each with its own list
 constexpr int kSubTileRows = 64;  // query rows of a sub-tile, a part of a tile with its own key blocks
 constexpr int kConsumerWarpgroups = 3;  // warpgroups that compute, 64 rows each
 constexpr int kThreads = 512;  // warpgroup 0 produces, the others consume
-constexpr int kProducerRegisters = 32;  // registers a producer thread keeps
-constexpr int kConsumerRegisters = 160;  // registers a consumer thread takes; 32 + 3 x 160 are the 4 x 128 at launch
+constexpr int kProducerRegisters = 32;  // registers per producer thread
+constexpr int kConsumerRegisters = 160;  // registers per consumer thread; 32 + 3 x 160 are the 4 x 128 at launch
 constexpr int kGroupColumns = 64;  // columns of a group: one 128-byte swizzled row
 constexpr int kGroups = 2;  // column groups of a head
 constexpr int kQGroupBytes = 8192;  // bytes of one column group of Q
@@ -99,10 +99,10 @@ constexpr int kBarriersOffset = 229376;  // 568 bytes: mbarriers
 constexpr int kBlockMetaOffset = 229944;  // 16 bytes: metadata of the loads in the K ring
 constexpr int kLoadsOffset = 229960;  // 768 bytes: ring of schedules: key blocks of a tile in load order
 constexpr int kStepsOffset = 230728;  // 768 bytes: ring of schedules: encoded steps of each warpgroup
-constexpr int kNumbersOffset = 231496;  // 8 bytes: ring of schedules: number of loads of a tile
-constexpr int kBlocksOffset = 231504;  // 384 bytes: lists of the tile being scheduled
+constexpr int kNumbersOffset = 231496;  // 8 bytes: ring of schedules: loads per tile
+constexpr int kBlocksOffset = 231504;  // 384 bytes: key block lists of the tile that is being scheduled
 constexpr int kGroupedOffset = 231888;  // 384 bytes: key blocks that this tile loads, grouped by the lists they serve
-constexpr int kSetsOffset = 232272;  // 96 bytes: lists that each entry is loaded for
+constexpr int kSetsOffset = 232272;  // 96 bytes: set of lists that each entry is loaded for
 
 constexpr int kSets = (1 << kSubTiles) - 1;  // sets of warpgroups that a load can serve: bit w for consumer w
 constexpr int kQFullBarrier = kBarriersOffset;
@@ -133,24 +133,24 @@ struct Params {
   TensorMap k_map;  // K (head_dim, kv_len, kv_heads, batch): box 64 x 64 x 1 x 1, swizzle 128
   TensorMap v_map;  // V, as K: box 64 x 64 x 1 x 1, swizzle 128
   TensorMap o_map;  // O, as Q: box 64 x 64 x 1 x 1, swizzle 128
-  float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous; null: not stored
-  const int* kv_indices;  // key blocks of each query block, any order
-  int64 kv_indices_batch_stride;  // elements from one batch to the next (0: shared)
-  int64 kv_indices_head_stride;  // elements from one head to the next (0: shared)
-  int64 kv_indices_row_stride;  // elements from one query block to the next
+  float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous; not stored if null
+  const int* kv_indices;  // key blocks of each query block, in any order
+  int64 kv_indices_batch_stride;  // batch stride, in elements (0: shared)
+  int64 kv_indices_head_stride;  // head stride, in elements (0: shared)
+  int64 kv_indices_row_stride;  // query block stride, in elements
   const int* query_order;  // query blocks, those of a tile together
-  int64 query_order_batch_stride;  // elements from one batch to the next (0: shared)
-  int64 query_order_head_stride;  // elements from one head to the next (0: shared)
-  int64 query_order_row_stride;  // elements from one query block to the next
-  int query_blocks;  // query blocks of a head: rows of the lists
-  int* progress;  // tiles begun by all thread blocks, then thread blocks ended: 0 between launches
-  int q_len;  // queries of a head
-  int kv_len;  // keys of a head
+  int64 query_order_batch_stride;  // batch stride, in elements (0: shared)
+  int64 query_order_head_stride;  // head stride, in elements (0: shared)
+  int64 query_order_row_stride;  // query block stride, in elements
+  int query_blocks;  // query blocks per head: rows of the lists
+  int* progress;  // tiles started by all thread blocks, then finished thread blocks; 0 between launches
+  int q_len;  // queries per head
+  int kv_len;  // keys per head
   int heads;  // query heads
-  int heads_per_kv_head;  // query heads that share one K/V head
-  int query_tiles;  // tiles of kTileM queries of a head
+  int heads_per_kv_head;  // query heads per K/V head
+  int query_tiles;  // tiles of kTileM queries per head
   int tiles;  // batch * heads * query_tiles
-  float scale_log2;  // scale * log2(e), positive: the host refuses others
+  float scale_log2;  // scale * log2(e); the host checks that it is positive
 };
 
 // Lengths of the sequences of a batch. They are read where they are used: constant memory takes no registers.

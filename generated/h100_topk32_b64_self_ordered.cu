@@ -3,7 +3,7 @@
 //     codegen render specs/h100_topk32_b64_self_ordered.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"query_grouping":"search","schedule":"cooperative","share_kv_loads":true,"stages":4,"tile":{"m":192,"n":64}}
 // spec hash: 3e67fed7a72292f8c96e00be6aeff256cb845ef41c8fa5aca653496f7c35f49f
-// seal: sha256 b91aeb516968aac65f839b92254d9d9f36b46acc1c45829a291d62067058bdd8
+// seal: sha256 792702d648b22b57f635d4904349dc5f6399134d642a86153bca5b0a872d73f3
 
 // Attention forward for sm_90a over the listed key blocks of the pattern:
 //   O = softmax(scale * Q K^T) V
@@ -62,28 +62,28 @@ struct alignas(64) TensorMap {
   unsigned char bytes[128];
 };
 
-constexpr int kHeadDim = 128;  // elements of a head
+constexpr int kHeadDim = 128;  // elements per head
 constexpr int kTileM = 192;  // query rows of a tile
 constexpr int kTileN = 64;  // keys of one step; registers: 112 of s, p_frag, o + 28 = 140 of 160
 constexpr int kStages = 4;  // depth of the K ring and of the V ring
 constexpr int kTileStages = 2;  // depth of the ring of schedules
 constexpr int kArrivals = 6;  // arrivals that release a slot of a ring, for each warp of a warpgroup
 constexpr int kQPlaces = 2;  // Q buffers of each warpgroup
-constexpr int kWindowTiles = 96;  // tiles of a window, which exchange query blocks
-constexpr int kEarlyRounds = 1;  // tiles that a thread block begins before query_order is known
+constexpr int kWindowTiles = 96;  // tiles per window; they exchange query blocks
+constexpr int kEarlyRounds = 1;  // tiles that a thread block starts before query_order is known
 constexpr int kListBits = 1024;  // key blocks distinguished when lists are compared
-constexpr int kOrderThreads = 1024;  // threads of a block of the prologue
-constexpr int kBlockWindows = 4;  // windows of a thread block of the prologue
+constexpr int kOrderThreads = 1024;  // threads per block of the prologue
+constexpr int kBlockWindows = 4;  // windows per thread block of the prologue
 constexpr int kOffered = 192;  // query blocks of a window offered to its tiles
-constexpr int kListStride = 36;  // words from one list of bits to the next: eight lists begin in different banks
-constexpr int kWeightStride = 200;  // weights from one tile to the next, likewise
+constexpr int kListStride = 36;  // stride between lists of bits, in words: eight lists start in different banks
+constexpr int kWeightStride = 200;  // stride between tiles, in weights; it avoids bank conflicts likewise
 constexpr int kWindowBytes = 81456;  // bytes of a window in shared memory
 constexpr int kSubTiles = 3;  // sub-tiles of a tile: query blocks, each with its own list
 constexpr int kSubTileRows = 64;  // query rows of a sub-tile, a part of a tile with its own key blocks
 constexpr int kConsumerWarpgroups = 3;  // warpgroups that compute, 64 rows each
 constexpr int kThreads = 512;  // warpgroup 0 produces, the others consume
-constexpr int kProducerRegisters = 32;  // registers a producer thread keeps
-constexpr int kConsumerRegisters = 160;  // registers a consumer thread takes; 32 + 3 x 160 are the 4 x 128 at launch
+constexpr int kProducerRegisters = 32;  // registers per producer thread
+constexpr int kConsumerRegisters = 160;  // registers per consumer thread; 32 + 3 x 160 are the 4 x 128 at launch
 constexpr int kGroupColumns = 64;  // columns of a group: one 128-byte swizzled row
 constexpr int kGroups = 2;  // column groups of a head
 constexpr int kQGroupBytes = 8192;  // bytes of one column group of Q
@@ -102,12 +102,12 @@ constexpr int kBarriersOffset = 229376;  // 568 bytes: mbarriers
 constexpr int kBlockMetaOffset = 229944;  // 16 bytes: metadata of the loads in the K ring
 constexpr int kLoadsOffset = 229960;  // 768 bytes: ring of schedules: key blocks of a tile in load order
 constexpr int kStepsOffset = 230728;  // 768 bytes: ring of schedules: encoded steps of each warpgroup
-constexpr int kNumbersOffset = 231496;  // 8 bytes: ring of schedules: number of loads of a tile
+constexpr int kNumbersOffset = 231496;  // 8 bytes: ring of schedules: loads per tile
 constexpr int kQueriesOffset = 231504;  // 24 bytes: ring of schedules: first queries of a tile's query blocks
 constexpr int kTilesOffset = 231528;  // 8 bytes: ring of schedules: index of the tile
-constexpr int kBlocksOffset = 231536;  // 384 bytes: lists of the tile being scheduled
+constexpr int kBlocksOffset = 231536;  // 384 bytes: key block lists of the tile that is being scheduled
 constexpr int kGroupedOffset = 231920;  // 384 bytes: key blocks that this tile loads, grouped by the lists they serve
-constexpr int kSetsOffset = 232304;  // 96 bytes: lists that each entry is loaded for
+constexpr int kSetsOffset = 232304;  // 96 bytes: set of lists that each entry is loaded for
 
 constexpr int kSets = (1 << kSubTiles) - 1;  // sets of warpgroups that a load can serve: bit w for consumer w
 constexpr int kQFullBarrier = kBarriersOffset;
@@ -133,30 +133,30 @@ constexpr float kLn2 = 0.693147180559945f;
 // Launch: 512 threads per block, 232400 bytes of dynamic shared memory.
 // Grid: one thread block per SM, looping over tiles (persistent).
 // Prologue, with the same parameters: h100_topk32_b64_self_ordered_order_queries, 1024 threads per block.
-// It uses 162912 bytes of dynamic shared memory, and may still run when the main kernel begins.
+// It uses 162912 bytes of dynamic shared memory and may overlap the start of the main kernel.
 struct Params {
   TensorMap q_map;  // Q (head_dim, q_len, heads, batch): box 64 x 64 x 1 x 1, swizzle 128
   TensorMap k_map;  // K (head_dim, kv_len, kv_heads, batch): box 64 x 64 x 1 x 1, swizzle 128
   TensorMap v_map;  // V, as K: box 64 x 64 x 1 x 1, swizzle 128
   TensorMap o_map;  // O, as Q: box 64 x 64 x 1 x 1, swizzle 128
-  float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous; null: not stored
-  const int* kv_indices;  // key blocks of each query block, any order
-  int64 kv_indices_batch_stride;  // elements from one batch to the next (0: shared)
-  int64 kv_indices_head_stride;  // elements from one head to the next (0: shared)
-  int64 kv_indices_row_stride;  // elements from one query block to the next
-  int query_blocks;  // query blocks of a head: rows of the lists
-  int* query_order;  // query blocks of each head, grouped by tile: computed by the prologue
-  int64 query_order_batch_stride;  // elements from one batch to the next (0: shared)
-  int64 query_order_head_stride;  // elements from one head to the next (0: shared)
+  float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous; not stored if null
+  const int* kv_indices;  // key blocks of each query block, in any order
+  int64 kv_indices_batch_stride;  // batch stride, in elements (0: shared)
+  int64 kv_indices_head_stride;  // head stride, in elements (0: shared)
+  int64 kv_indices_row_stride;  // query block stride, in elements
+  int query_blocks;  // query blocks per head: rows of the lists
+  int* query_order;  // query blocks of each head, grouped by tile; the prologue computes it
+  int64 query_order_batch_stride;  // batch stride, in elements (0: shared)
+  int64 query_order_head_stride;  // head stride, in elements (0: shared)
   int order_heads;  // heads of kv_indices
-  int* scheduler;  // tiles drawn beyond each thread block's first, thread blocks that ended: both 0 between launches
-  int q_len;  // queries of a head
-  int kv_len;  // keys of a head
+  int* scheduler;  // tiles drawn after each thread block's first, and finished thread blocks; both are 0 between launches
+  int q_len;  // queries per head
+  int kv_len;  // keys per head
   int heads;  // query heads
-  int heads_per_kv_head;  // query heads that share one K/V head
-  int query_tiles;  // tiles of kTileM queries of a head
+  int heads_per_kv_head;  // query heads per K/V head
+  int query_tiles;  // tiles of kTileM queries per head
   int tiles;  // batch * heads * query_tiles
-  float scale_log2;  // scale * log2(e), positive: the host refuses others
+  float scale_log2;  // scale * log2(e); the host checks that it is positive
 };
 
 // Lengths of the sequences of a batch. They are read where they are used: constant memory takes no registers.

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_topk32_d64.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":128,"q":128},"k":32,"kind":"topk"},"schedule":"ping_pong","stages":4,"stream_k_tail":true,"tile":{"m":256,"n":64}}
 // spec hash: 896e940559432b5a2616092cf08f20ba3342ccbcaa93b4e909eca411ecf312db
-// seal: sha256 a706e9f1deb23abe54b01750e3ae136c2b98833aaafed1018b4f1a9b62fb9940
+// seal: sha256 41351817eb1550faa35ff3f3b9266ad5608bcc6b35b6193c1d9254f9f18d7506
 
 // Attention forward for sm_90a over the listed key blocks of the pattern:
 //   O = softmax(scale * Q K^T) V
@@ -57,19 +57,19 @@ struct alignas(64) TensorMap {
   unsigned char bytes[128];
 };
 
-constexpr int kHeadDim = 64;  // elements of a head
+constexpr int kHeadDim = 64;  // elements per head
 constexpr int kTileM = 256;  // query rows of a tile
 constexpr int kTileN = 64;  // keys of one step; registers: 84 of s, p_frag, o, q + 28 = 112 of 112
 constexpr int kStages = 4;  // depth of the K ring and of the V ring
-constexpr int kTileStages = 2;  // depth of the ring of work tiles, and of Q
+constexpr int kTileStages = 2;  // depth of the ring of work tiles and of Q
 constexpr int kQSlices = 1;  // slices of 16 columns of Q in registers; the others stay in shared memory
 constexpr int kSubTiles = 2;  // sub-tiles of a tile: query blocks, each with its own key blocks and K/V rings
 constexpr int kSubTileRows = 128;  // query rows of a sub-tile, a part of a tile with its own key blocks
 constexpr int kConsumerWarpgroups = 4;  // warpgroups that compute, 64 rows each
 constexpr int kSubTileWarpgroups = 2;  // warpgroups of a sub-tile
 constexpr int kThreads = 640;  // warpgroup 0 produces, the others consume
-constexpr int kProducerRegisters = 32;  // registers a producer thread keeps
-constexpr int kConsumerRegisters = 112;  // registers a consumer thread takes; 32 + 4 x 112 are the 5 x 96 at launch
+constexpr int kProducerRegisters = 32;  // registers per producer thread
+constexpr int kConsumerRegisters = 112;  // registers per consumer thread; 32 + 4 x 112 are the 5 x 96 at launch
 constexpr int kGroupColumns = 64;  // columns of a group: one 128-byte swizzled row
 constexpr int kGroups = 1;  // column groups of a head
 constexpr int kQGroupBytes = 32768;  // bytes of one column group of Q
@@ -90,7 +90,7 @@ constexpr int kOOffset = 196608;  // 32768 bytes: staging of the O tile
 constexpr int kBarriersOffset = 229376;  // 288 bytes: mbarriers
 constexpr int kWorkTilesOffset = 229664;  // 40 bytes: ring of work tiles: index, begin, end, numbers of steps
 constexpr int kBlockMetaOffset = 229704;  // 32 bytes: metadata of the loads in the K rings
-constexpr int kIsLastOffset = 229736;  // 16 bytes: whether a warpgroup's partial result was the last
+constexpr int kIsLastOffset = 229736;  // 16 bytes: whether a warpgroup stored the last partial result
 
 constexpr int kQFullBarrier = kBarriersOffset;
 constexpr int kQEmptyBarrier = kQFullBarrier + 8 * kTileStages;
@@ -119,24 +119,24 @@ struct Params {
   TensorMap k_map;  // K (head_dim, kv_len, kv_heads, batch): box 64 x 64 x 1 x 1, swizzle 128
   TensorMap v_map;  // V, as K: box 64 x 64 x 1 x 1, swizzle 128
   TensorMap o_map;  // O, as Q: box 64 x 64 x 1 x 1, swizzle 128
-  float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous; null: not stored
-  const int* kv_indices;  // key blocks of each query block, any order
-  int64 kv_indices_batch_stride;  // elements from one batch to the next (0: shared)
-  int64 kv_indices_head_stride;  // elements from one head to the next (0: shared)
-  int64 kv_indices_row_stride;  // elements from one query block to the next
-  int query_blocks;  // query blocks of a head: rows of the lists
+  float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous; not stored if null
+  const int* kv_indices;  // key blocks of each query block, in any order
+  int64 kv_indices_batch_stride;  // batch stride, in elements (0: shared)
+  int64 kv_indices_head_stride;  // head stride, in elements (0: shared)
+  int64 kv_indices_row_stride;  // query block stride, in elements
+  int query_blocks;  // query blocks per head: rows of the lists
   float* partials;  // partial results: unnormalized O and softmax state of split tiles
-  int* units_done;  // finished units of each split tile, by warpgroup: 0 between launches
-  int stream_k_tiles;  // first tiles, which are split among thread blocks
-  int stream_k_ctas;  // thread blocks that share them
-  int units;  // work units of a split tile
-  int q_len;  // queries of a head
-  int kv_len;  // keys of a head
+  int* units_done;  // finished units of each split tile, by warpgroup; 0 between launches
+  int stream_k_tiles;  // tiles at the start that are split among thread blocks
+  int stream_k_ctas;  // thread blocks that share these tiles
+  int units;  // work units per split tile
+  int q_len;  // queries per head
+  int kv_len;  // keys per head
   int heads;  // query heads
-  int heads_per_kv_head;  // query heads that share one K/V head
-  int query_tiles;  // tiles of kTileM queries of a head
+  int heads_per_kv_head;  // query heads per K/V head
+  int query_tiles;  // tiles of kTileM queries per head
   int tiles;  // batch * heads * query_tiles
-  float scale_log2;  // scale * log2(e), positive: the host refuses others
+  float scale_log2;  // scale * log2(e); the host checks that it is positive
 };
 
 // Lengths of the sequences of a batch. They are read where they are used: constant memory takes no registers.

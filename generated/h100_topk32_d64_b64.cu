@@ -3,7 +3,7 @@
 //     codegen render specs/h100_topk32_d64_b64.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"schedule":"ping_pong","stages":2,"stream_k_tail":true,"tile":{"m":256,"n":64}}
 // spec hash: e4295638ac03e69e9c649dea464dc46e553c1179e9286aa4a43cdc8bbfb2dc74
-// seal: sha256 fe1054a8635e8bd1b85193f22f4121820f1e15e719a75273fb3e6e40e012f1e4
+// seal: sha256 8ac166c4569c98f1baf24b28a1062f000b88afed97be96ec9877d546288910d0
 
 // Attention forward for sm_90a over the listed key blocks of the pattern:
 //   O = softmax(scale * Q K^T) V
@@ -57,19 +57,19 @@ struct alignas(64) TensorMap {
   unsigned char bytes[128];
 };
 
-constexpr int kHeadDim = 64;  // elements of a head
+constexpr int kHeadDim = 64;  // elements per head
 constexpr int kTileM = 256;  // query rows of a tile
 constexpr int kTileN = 64;  // keys of one step; registers: 84 of s, p_frag, o, q + 28 = 112 of 112
 constexpr int kStages = 2;  // depth of the K ring and of the V ring
-constexpr int kTileStages = 2;  // depth of the ring of work tiles, and of Q
+constexpr int kTileStages = 2;  // depth of the ring of work tiles and of Q
 constexpr int kQSlices = 1;  // slices of 16 columns of Q in registers; the others stay in shared memory
 constexpr int kSubTiles = 4;  // sub-tiles of a tile: query blocks, each with its own key blocks and K/V rings
 constexpr int kSubTileRows = 64;  // query rows of a sub-tile, a part of a tile with its own key blocks
 constexpr int kConsumerWarpgroups = 4;  // warpgroups that compute, 64 rows each
 constexpr int kSubTileWarpgroups = 1;  // warpgroups of a sub-tile
 constexpr int kThreads = 640;  // warpgroup 0 produces, the others consume
-constexpr int kProducerRegisters = 32;  // registers a producer thread keeps
-constexpr int kConsumerRegisters = 112;  // registers a consumer thread takes; 32 + 4 x 112 are the 5 x 96 at launch
+constexpr int kProducerRegisters = 32;  // registers per producer thread
+constexpr int kConsumerRegisters = 112;  // registers per consumer thread; 32 + 4 x 112 are the 5 x 96 at launch
 constexpr int kGroupColumns = 64;  // columns of a group: one 128-byte swizzled row
 constexpr int kGroups = 1;  // column groups of a head
 constexpr int kQGroupBytes = 32768;  // bytes of one column group of Q
@@ -89,7 +89,7 @@ constexpr int kOOffset = 196608;  // 32768 bytes: staging of the O tile
 constexpr int kBarriersOffset = 229376;  // 288 bytes: mbarriers
 constexpr int kWorkTilesOffset = 229664;  // 56 bytes: ring of work tiles: index, begin, end, numbers of steps
 constexpr int kBlockMetaOffset = 229720;  // 32 bytes: metadata of the loads in the K rings
-constexpr int kIsLastOffset = 229752;  // 16 bytes: whether a warpgroup's partial result was the last
+constexpr int kIsLastOffset = 229752;  // 16 bytes: whether a warpgroup stored the last partial result
 
 constexpr int kQFullBarrier = kBarriersOffset;
 constexpr int kQEmptyBarrier = kQFullBarrier + 8 * kTileStages;
@@ -118,24 +118,24 @@ struct Params {
   TensorMap k_map;  // K (head_dim, kv_len, kv_heads, batch): box 64 x 64 x 1 x 1, swizzle 128
   TensorMap v_map;  // V, as K: box 64 x 64 x 1 x 1, swizzle 128
   TensorMap o_map;  // O, as Q: box 64 x 64 x 1 x 1, swizzle 128
-  float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous; null: not stored
-  const int* kv_indices;  // key blocks of each query block, any order
-  int64 kv_indices_batch_stride;  // elements from one batch to the next (0: shared)
-  int64 kv_indices_head_stride;  // elements from one head to the next (0: shared)
-  int64 kv_indices_row_stride;  // elements from one query block to the next
-  int query_blocks;  // query blocks of a head: rows of the lists
+  float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous; not stored if null
+  const int* kv_indices;  // key blocks of each query block, in any order
+  int64 kv_indices_batch_stride;  // batch stride, in elements (0: shared)
+  int64 kv_indices_head_stride;  // head stride, in elements (0: shared)
+  int64 kv_indices_row_stride;  // query block stride, in elements
+  int query_blocks;  // query blocks per head: rows of the lists
   float* partials;  // partial results: unnormalized O and softmax state of split tiles
-  int* units_done;  // finished units of each split tile, by warpgroup: 0 between launches
-  int stream_k_tiles;  // first tiles, which are split among thread blocks
-  int stream_k_ctas;  // thread blocks that share them
-  int units;  // work units of a split tile
-  int q_len;  // queries of a head
-  int kv_len;  // keys of a head
+  int* units_done;  // finished units of each split tile, by warpgroup; 0 between launches
+  int stream_k_tiles;  // tiles at the start that are split among thread blocks
+  int stream_k_ctas;  // thread blocks that share these tiles
+  int units;  // work units per split tile
+  int q_len;  // queries per head
+  int kv_len;  // keys per head
   int heads;  // query heads
-  int heads_per_kv_head;  // query heads that share one K/V head
-  int query_tiles;  // tiles of kTileM queries of a head
+  int heads_per_kv_head;  // query heads per K/V head
+  int query_tiles;  // tiles of kTileM queries per head
   int tiles;  // batch * heads * query_tiles
-  float scale_log2;  // scale * log2(e), positive: the host refuses others
+  float scale_log2;  // scale * log2(e); the host checks that it is positive
 };
 
 // Lengths of the sequences of a batch. They are read where they are used: constant memory takes no registers.

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_topk32_gqa8_b64.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pack_gqa":8,"pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"schedule":"ping_pong","stages":2,"stream_k_tail":true,"tile":{"m":128,"n":128}}
 // spec hash: 58e114fdac372ed81a6c9e931cf6c004bb6564c2be88dc347b53ae986283ec73
-// seal: sha256 44453d2ad4527a479a903ab61c724706ca9924749243288d12de0831822bd66c
+// seal: sha256 79322a747de1fc9d89d9adba51343b5d55b9788914df2bb14c0429387707f586
 
 // Attention forward for sm_90a over the listed key blocks of the pattern:
 //   O = softmax(scale * Q K^T) V
@@ -59,21 +59,21 @@ struct alignas(64) TensorMap {
   unsigned char bytes[128];
 };
 
-constexpr int kHeadDim = 128;  // elements of a head
+constexpr int kHeadDim = 128;  // elements per head
 constexpr int kPackGqa = 8;  // query heads of a pack: row = query * kPackGqa + head
 constexpr int kTileQueries = 16;  // queries of a tile
 constexpr int kWarpgroupQueries = 8;  // queries of a warpgroup
-constexpr int kQBoxes = 1;  // copies that fill a column group of Q, one warpgroup's rows apart
+constexpr int kQBoxes = 1;  // copies that fill a column group of Q, one for each warpgroup's rows
 constexpr int kQLoadBytes = 32768;  // bytes that the copies of a Q tile load
 constexpr int kBlockQueries = 64;  // queries that share a list
 constexpr int kTileN = 128;  // keys of one step; registers: 192 of s, p_frag, o, q + 32 = 224 of 224
 constexpr int kStages = 2;  // depth of the K ring and of the V ring
-constexpr int kTileStages = 2;  // depth of the ring of work tiles, and of Q
+constexpr int kTileStages = 2;  // depth of the ring of work tiles and of Q
 constexpr int kSubTileRows = 16;  // queries of a sub-tile, here a whole tile
 constexpr int kConsumerWarpgroups = 2;  // warpgroups that compute, 64 rows each
 constexpr int kThreads = 384;  // warpgroup 0 produces, the others consume
-constexpr int kProducerRegisters = 56;  // registers a producer thread keeps
-constexpr int kConsumerRegisters = 224;  // registers a consumer thread takes; 56 + 2 x 224 are the 3 x 168 at launch
+constexpr int kProducerRegisters = 56;  // registers per producer thread
+constexpr int kConsumerRegisters = 224;  // registers per consumer thread; 56 + 2 x 224 are the 3 x 168 at launch
 constexpr int kGroupColumns = 64;  // columns of a group: one 128-byte swizzled row
 constexpr int kGroups = 2;  // column groups of a head
 constexpr int kQGroupBytes = 16384;  // bytes of one column group of Q
@@ -81,8 +81,8 @@ constexpr int kKvGroupBytes = 16384;  // bytes of one column group of K or V
 constexpr int kOGroupBytes = 8192;  // bytes of one column group of a warpgroup's O
 constexpr int kQBytes = 32768;  // bytes of a Q tile
 constexpr int kKvBytes = 32768;  // bytes of K, or of V, of one step
-constexpr int kStepBlocks = 2;  // loads of a step: listed blocks
-constexpr int kLoadKeys = 64;  // keys of one load
+constexpr int kStepBlocks = 2;  // loads per step: its listed blocks
+constexpr int kLoadKeys = 64;  // keys per load
 constexpr int kBlockKeys = 64;  // keys of a listed block
 constexpr int kPartialFloats = 8704;  // floats of a warpgroup's partial result
 constexpr int kTopK = 32;  // key blocks listed for each query block
@@ -95,7 +95,7 @@ constexpr int kOOffset = 196608;  // 32768 bytes: staging of the O tile
 constexpr int kBarriersOffset = 229376;  // 96 bytes: mbarriers
 constexpr int kWorkTilesOffset = 229472;  // 32 bytes: ring of work tiles: index, begin, end, number of steps
 constexpr int kBlockMetaOffset = 229504;  // 16 bytes: metadata of the loads in the K rings
-constexpr int kIsLastOffset = 229520;  // 8 bytes: whether a warpgroup's partial result was the last
+constexpr int kIsLastOffset = 229520;  // 8 bytes: whether a warpgroup stored the last partial result
 
 constexpr int kQFullBarrier = kBarriersOffset;
 constexpr int kQEmptyBarrier = kQFullBarrier + 8 * kTileStages;
@@ -124,23 +124,23 @@ struct Params {
   TensorMap k_map;  // K (head_dim, kv_len, kv_heads, batch): box 64 x 64 x 1 x 1, swizzle 128
   TensorMap v_map;  // V, as K: box 64 x 64 x 1 x 1, swizzle 128
   TensorMap o_map;  // O, as Q: box 64 x 8 x 8 x 1 x 1, swizzle 128
-  float* lse;  // log-sum-exp, (batch, heads * kPackGqa, q_len) contiguous; null: not stored
-  const int* kv_indices;  // key blocks of each query block, any order
-  int64 kv_indices_batch_stride;  // elements from one batch to the next (0: shared)
-  int64 kv_indices_head_stride;  // elements from one pack to the next (0: shared)
-  int64 kv_indices_row_stride;  // elements from one query block to the next
+  float* lse;  // log-sum-exp, (batch, heads * kPackGqa, q_len) contiguous; not stored if null
+  const int* kv_indices;  // key blocks of each query block, in any order
+  int64 kv_indices_batch_stride;  // batch stride, in elements (0: shared)
+  int64 kv_indices_head_stride;  // pack stride, in elements (0: shared)
+  int64 kv_indices_row_stride;  // query block stride, in elements
   float* partials;  // partial results: unnormalized O and softmax state of split tiles
-  int* units_done;  // finished units of each split tile, by warpgroup: 0 between launches
-  int stream_k_tiles;  // first tiles, which are split among thread blocks
-  int stream_k_ctas;  // thread blocks that share them
-  int units;  // work units of a split tile
-  int q_len;  // queries of a head
-  int kv_len;  // keys of a head
+  int* units_done;  // finished units of each split tile, by warpgroup; 0 between launches
+  int stream_k_tiles;  // tiles at the start that are split among thread blocks
+  int stream_k_ctas;  // thread blocks that share these tiles
+  int units;  // work units per split tile
+  int q_len;  // queries per head
+  int kv_len;  // keys per head
   int heads;  // packs of kPackGqa query heads
-  int heads_per_kv_head;  // packs that share one K/V head
-  int query_tiles;  // tiles of kTileQueries queries of a pack
+  int heads_per_kv_head;  // packs per K/V head
+  int query_tiles;  // tiles of kTileQueries queries per pack
   int tiles;  // batch * heads * query_tiles
-  float scale_log2;  // scale * log2(e), positive: the host refuses others
+  float scale_log2;  // scale * log2(e); the host checks that it is positive
 };
 
 // Lengths of the sequences of a batch. They are read where they are used: constant memory takes no registers.

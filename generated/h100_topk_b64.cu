@@ -3,7 +3,7 @@
 //     codegen render specs/h100_topk_b64.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"kv_splits":2,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":null,"kind":"topk"},"schedule":"cooperative","stages":2,"tile":{"m":64,"n":64}}
 // spec hash: acfc669970b4ac80a1e7c92e4d9dbdd82712ede6e5134c087d5087cc61e09f55
-// seal: sha256 c4abbd140dac984fefb4e9f2beb313d1403b9fcea34b0fac0bc66d775b297c0a
+// seal: sha256 f317273a3d715caa6b39d11271f3ab8d81a7e525b151a1dde6b4660006a14f28
 
 // Attention forward for sm_90a over the listed key blocks of the pattern:
 //   O = softmax(scale * Q K^T) V
@@ -52,18 +52,18 @@ struct alignas(64) TensorMap {
   unsigned char bytes[128];
 };
 
-constexpr int kHeadDim = 128;  // elements of a head
+constexpr int kHeadDim = 128;  // elements per head
 constexpr int kTileM = 64;  // query rows of a tile
 constexpr int kTileN = 64;  // keys of one step; registers: 144 of s, p_frag, o, q + 32 = 176 of 224
 constexpr int kStages = 2;  // depth of the K ring and of the V ring
-constexpr int kTileStages = 2;  // depth of the ring of work tiles, and of Q
+constexpr int kTileStages = 2;  // depth of the ring of work tiles and of Q
 constexpr int kSubTiles = 2;  // sub-tiles of a tile: KV splits, each with its own key blocks and K/V rings
 constexpr int kSubTileRows = 64;  // query rows of a sub-tile, here a whole tile
 constexpr int kConsumerWarpgroups = 2;  // warpgroups that compute, two for each 64 rows
 constexpr int kSubTileWarpgroups = 1;  // warpgroups of a sub-tile
 constexpr int kThreads = 384;  // warpgroup 0 produces, the others consume
-constexpr int kProducerRegisters = 56;  // registers a producer thread keeps
-constexpr int kConsumerRegisters = 224;  // registers a consumer thread takes; 56 + 2 x 224 are the 3 x 168 at launch
+constexpr int kProducerRegisters = 56;  // registers per producer thread
+constexpr int kConsumerRegisters = 224;  // registers per consumer thread; 56 + 2 x 224 are the 3 x 168 at launch
 constexpr int kGroupColumns = 64;  // columns of a group: one 128-byte swizzled row
 constexpr int kGroups = 2;  // column groups of a head
 constexpr int kQGroupBytes = 8192;  // bytes of one column group of Q
@@ -111,19 +111,19 @@ struct Params {
   TensorMap k_map;  // K (head_dim, kv_len, kv_heads, batch): box 64 x 64 x 1 x 1, swizzle 128
   TensorMap v_map;  // V, as K: box 64 x 64 x 1 x 1, swizzle 128
   TensorMap o_map;  // O, as Q: box 64 x 64 x 1 x 1, swizzle 128
-  float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous; null: not stored
-  const int* kv_indices;  // key blocks of each query block, any order
-  int64 kv_indices_batch_stride;  // elements from one batch to the next (0: shared)
-  int64 kv_indices_head_stride;  // elements from one head to the next (0: shared)
-  int64 kv_indices_row_stride;  // elements from one query block to the next
-  int kv_indices_length;  // entries of a list
-  int q_len;  // queries of a head
-  int kv_len;  // keys of a head
+  float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous; not stored if null
+  const int* kv_indices;  // key blocks of each query block, in any order
+  int64 kv_indices_batch_stride;  // batch stride, in elements (0: shared)
+  int64 kv_indices_head_stride;  // head stride, in elements (0: shared)
+  int64 kv_indices_row_stride;  // query block stride, in elements
+  int kv_indices_length;  // entries per list
+  int q_len;  // queries per head
+  int kv_len;  // keys per head
   int heads;  // query heads
-  int heads_per_kv_head;  // query heads that share one K/V head
-  int query_tiles;  // tiles of kTileM queries of a head
+  int heads_per_kv_head;  // query heads per K/V head
+  int query_tiles;  // tiles of kTileM queries per head
   int tiles;  // batch * heads * query_tiles
-  float scale_log2;  // scale * log2(e), positive: the host refuses others
+  float scale_log2;  // scale * log2(e); the host checks that it is positive
 };
 
 // Lengths of the sequences of a batch. They are read where they are used: constant memory takes no registers.

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_topk_b64_d64.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":null,"kind":"topk"},"schedule":"ping_pong","stages":3,"stream_k_tail":true,"tile":{"m":128,"n":128}}
 // spec hash: 78b6e5da44e712c478e680932f384fbcd41a2fe3d29e17777de89d8da8aaf3eb
-// seal: sha256 29c66c67fca4939e9c600b4a352102ffd9324c26b228f6e110e95ccb179786c0
+// seal: sha256 99a65cc9c608da3ea9cb350ec10dc2f6510e0e86c6bb95de7d985f047e6e2b21
 
 // Attention forward for sm_90a over the listed key blocks of the pattern:
 //   O = softmax(scale * Q K^T) V
@@ -56,7 +56,7 @@ struct alignas(64) TensorMap {
   unsigned char bytes[128];
 };
 
-constexpr int kHeadDim = 64;  // elements of a head
+constexpr int kHeadDim = 64;  // elements per head
 constexpr int kTileM = 128;  // query rows of a tile
 constexpr int kTileN = 128;  // keys of one step; registers: 144 of s, p_frag, o, q + 32 = 176 of 224
 constexpr int kStages = 3;  // depth of the K ring and of the V ring
@@ -66,8 +66,8 @@ constexpr int kSubTileRows = 64;  // query rows of a sub-tile, a part of a tile 
 constexpr int kConsumerWarpgroups = 2;  // warpgroups that compute, 64 rows each
 constexpr int kSubTileWarpgroups = 1;  // warpgroups of a sub-tile
 constexpr int kThreads = 384;  // warpgroup 0 produces, the others consume
-constexpr int kProducerRegisters = 56;  // registers a producer thread keeps
-constexpr int kConsumerRegisters = 224;  // registers a consumer thread takes; 56 + 2 x 224 are the 3 x 168 at launch
+constexpr int kProducerRegisters = 56;  // registers per producer thread
+constexpr int kConsumerRegisters = 224;  // registers per consumer thread; 56 + 2 x 224 are the 3 x 168 at launch
 constexpr int kGroupColumns = 64;  // columns of a group: one 128-byte swizzled row
 constexpr int kGroups = 1;  // column groups of a head
 constexpr int kQGroupBytes = 16384;  // bytes of one column group of Q
@@ -75,8 +75,8 @@ constexpr int kKvGroupBytes = 16384;  // bytes of one column group of K or V
 constexpr int kOGroupBytes = 8192;  // bytes of one column group of a warpgroup's O
 constexpr int kQBytes = 16384;  // bytes of a Q tile
 constexpr int kKvBytes = 16384;  // bytes of K, or of V, of one step
-constexpr int kStepBlocks = 2;  // loads of a step: listed blocks
-constexpr int kLoadKeys = 64;  // keys of one load
+constexpr int kStepBlocks = 2;  // loads per step: its listed blocks
+constexpr int kLoadKeys = 64;  // keys per load
 constexpr int kBlockKeys = 64;  // keys of a listed block
 constexpr int kPartialFloats = 4608;  // floats of a warpgroup's partial result
 
@@ -88,7 +88,7 @@ constexpr int kOOffset = 212992;  // 16384 bytes: staging of the O tile
 constexpr int kBarriersOffset = 229376;  // 208 bytes: mbarriers
 constexpr int kWorkTilesOffset = 229584;  // 40 bytes: ring of work tiles: index, begin, end, numbers of steps
 constexpr int kBlockMetaOffset = 229624;  // 48 bytes: metadata of the loads in the K rings
-constexpr int kIsLastOffset = 229672;  // 8 bytes: whether a warpgroup's partial result was the last
+constexpr int kIsLastOffset = 229672;  // 8 bytes: whether a warpgroup stored the last partial result
 
 constexpr int kQFullBarrier = kBarriersOffset;
 constexpr int kQEmptyBarrier = kQFullBarrier + 8 * kTileStages;
@@ -117,25 +117,25 @@ struct Params {
   TensorMap k_map;  // K (head_dim, kv_len, kv_heads, batch): box 64 x 64 x 1 x 1, swizzle 128
   TensorMap v_map;  // V, as K: box 64 x 64 x 1 x 1, swizzle 128
   TensorMap o_map;  // O, as Q: box 64 x 64 x 1 x 1, swizzle 128
-  float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous; null: not stored
-  const int* kv_indices;  // key blocks of each query block, any order
-  int64 kv_indices_batch_stride;  // elements from one batch to the next (0: shared)
-  int64 kv_indices_head_stride;  // elements from one head to the next (0: shared)
-  int64 kv_indices_row_stride;  // elements from one query block to the next
-  int kv_indices_length;  // entries of a list
-  int query_blocks;  // query blocks of a head: rows of the lists
+  float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous; not stored if null
+  const int* kv_indices;  // key blocks of each query block, in any order
+  int64 kv_indices_batch_stride;  // batch stride, in elements (0: shared)
+  int64 kv_indices_head_stride;  // head stride, in elements (0: shared)
+  int64 kv_indices_row_stride;  // query block stride, in elements
+  int kv_indices_length;  // entries per list
+  int query_blocks;  // query blocks per head: rows of the lists
   float* partials;  // partial results: unnormalized O and softmax state of split tiles
-  int* units_done;  // finished units of each split tile, by warpgroup: 0 between launches
-  int stream_k_tiles;  // first tiles, which are split among thread blocks
-  int stream_k_ctas;  // thread blocks that share them
-  int units;  // work units of a split tile
-  int q_len;  // queries of a head
-  int kv_len;  // keys of a head
+  int* units_done;  // finished units of each split tile, by warpgroup; 0 between launches
+  int stream_k_tiles;  // tiles at the start that are split among thread blocks
+  int stream_k_ctas;  // thread blocks that share these tiles
+  int units;  // work units per split tile
+  int q_len;  // queries per head
+  int kv_len;  // keys per head
   int heads;  // query heads
-  int heads_per_kv_head;  // query heads that share one K/V head
-  int query_tiles;  // tiles of kTileM queries of a head
+  int heads_per_kv_head;  // query heads per K/V head
+  int query_tiles;  // tiles of kTileM queries per head
   int tiles;  // batch * heads * query_tiles
-  float scale_log2;  // scale * log2(e), positive: the host refuses others
+  float scale_log2;  // scale * log2(e); the host checks that it is positive
 };
 
 // Lengths of the sequences of a batch. They are read where they are used: constant memory takes no registers.

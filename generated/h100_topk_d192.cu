@@ -3,7 +3,7 @@
 //     codegen render specs/h100_topk_d192.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":192,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":128,"q":128},"k":null,"kind":"topk"},"schedule":"ping_pong","stages":1,"stream_k_tail":true,"tile":{"m":128,"n":128}}
 // spec hash: d34bae90c1bf7cb19441839e979be7e59ace9eec7c45e8e2e289d459f67d6048
-// seal: sha256 949fd5b7f190cb9639f9ef38bac0c0ec5e02a70a213e2dfe6636e107b54131c1
+// seal: sha256 ee88e694dceb84a7d0a5bd96a957e1e2ed8c83dfad9c5ef54790defb0f9c8b91
 
 // Attention forward for sm_90a over the listed key blocks of the pattern:
 //   O = softmax(scale * Q K^T) V
@@ -54,21 +54,21 @@ struct alignas(64) TensorMap {
   unsigned char bytes[128];
 };
 
-constexpr int kHeadDim = 192;  // elements of a head
+constexpr int kHeadDim = 192;  // elements per head
 constexpr int kTileM = 128;  // query rows of a tile
 constexpr int kTileN = 128;  // keys of one step; registers: 192 of s, p_frag, o + 32 = 224 of 224
 constexpr int kStages = 1;  // depth of the K ring and of the V ring
-constexpr int kTileStages = 2;  // depth of the ring of work tiles, and of Q
+constexpr int kTileStages = 2;  // depth of the ring of work tiles and of Q
 constexpr int kSubTileRows = 128;  // query rows of a sub-tile, here a whole tile
 constexpr int kConsumerWarpgroups = 2;  // warpgroups that compute, 64 rows each
 constexpr int kThreads = 384;  // warpgroup 0 produces, the others consume
-constexpr int kProducerRegisters = 56;  // registers a producer thread keeps
-constexpr int kConsumerRegisters = 224;  // registers a consumer thread takes; 56 + 2 x 224 are the 3 x 168 at launch
+constexpr int kProducerRegisters = 56;  // registers per producer thread
+constexpr int kConsumerRegisters = 224;  // registers per consumer thread; 56 + 2 x 224 are the 3 x 168 at launch
 constexpr int kGroupColumns = 64;  // columns of a group: one 128-byte swizzled row
 constexpr int kGroups = 3;  // column groups of a head
 constexpr int kQGroupBytes = 16384;  // bytes of one column group of Q
 constexpr int kKvGroupBytes = 16384;  // bytes of one column group of K or V
-constexpr int kOGroupBytes = 16384;  // bytes from one column group of a warpgroup's O to the next
+constexpr int kOGroupBytes = 16384;  // stride between column groups of a warpgroup's O, in bytes
 constexpr int kQBytes = 49152;  // bytes of a Q tile
 constexpr int kKvBytes = 49152;  // bytes of K, or of V, of one step
 constexpr int kBlockKeys = 128;  // keys of a listed block
@@ -81,7 +81,7 @@ constexpr int kVOffset = 147456;  // 49152 bytes: V ring
 constexpr int kBarriersOffset = 196608;  // 64 bytes: mbarriers
 constexpr int kWorkTilesOffset = 196672;  // 32 bytes: ring of work tiles: index, begin, end, number of steps
 constexpr int kBlockMetaOffset = 196704;  // 4 bytes: metadata of the loads in the K rings
-constexpr int kIsLastOffset = 196708;  // 8 bytes: whether a warpgroup's partial result was the last
+constexpr int kIsLastOffset = 196708;  // 8 bytes: whether a warpgroup stored the last partial result
 
 constexpr int kQFullBarrier = kBarriersOffset;
 constexpr int kQEmptyBarrier = kQFullBarrier + 8 * kTileStages;
@@ -110,24 +110,24 @@ struct Params {
   TensorMap k_map;  // K (head_dim, kv_len, kv_heads, batch): box 64 x 128 x 1 x 1, swizzle 128
   TensorMap v_map;  // V, as K: box 64 x 128 x 1 x 1, swizzle 128
   TensorMap o_map;  // O, as Q: box 64 x 64 x 1 x 1, swizzle 128
-  float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous; null: not stored
-  const int* kv_indices;  // key blocks of each query block, any order
-  int64 kv_indices_batch_stride;  // elements from one batch to the next (0: shared)
-  int64 kv_indices_head_stride;  // elements from one head to the next (0: shared)
-  int64 kv_indices_row_stride;  // elements from one query block to the next
-  int kv_indices_length;  // entries of a list
+  float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous; not stored if null
+  const int* kv_indices;  // key blocks of each query block, in any order
+  int64 kv_indices_batch_stride;  // batch stride, in elements (0: shared)
+  int64 kv_indices_head_stride;  // head stride, in elements (0: shared)
+  int64 kv_indices_row_stride;  // query block stride, in elements
+  int kv_indices_length;  // entries per list
   float* partials;  // partial results: unnormalized O and softmax state of split tiles
-  int* units_done;  // finished units of each split tile, by warpgroup: 0 between launches
-  int stream_k_tiles;  // first tiles, which are split among thread blocks
-  int stream_k_ctas;  // thread blocks that share them
-  int units;  // work units of a split tile
-  int q_len;  // queries of a head
-  int kv_len;  // keys of a head
+  int* units_done;  // finished units of each split tile, by warpgroup; 0 between launches
+  int stream_k_tiles;  // tiles at the start that are split among thread blocks
+  int stream_k_ctas;  // thread blocks that share these tiles
+  int units;  // work units per split tile
+  int q_len;  // queries per head
+  int kv_len;  // keys per head
   int heads;  // query heads
-  int heads_per_kv_head;  // query heads that share one K/V head
-  int query_tiles;  // tiles of kTileM queries of a head
+  int heads_per_kv_head;  // query heads per K/V head
+  int query_tiles;  // tiles of kTileM queries per head
   int tiles;  // batch * heads * query_tiles
-  float scale_log2;  // scale * log2(e), positive: the host refuses others
+  float scale_log2;  // scale * log2(e); the host checks that it is positive
 };
 
 // Lengths of the sequences of a batch. They are read where they are used: constant memory takes no registers.

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_window2k.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"sliding_window","left":2047,"right":0},"schedule":"cooperative","stages":2,"stream_k_tail":true,"tile":{"m":192,"n":80}}
 // spec hash: 2145eb644b2b4c6735f2e2192605cbb24d88187a694e034e9767277c6cf0c905
-// seal: sha256 62e08d0a39a27b68cbee84d500fdf47bb57331da8657f00505f7218a860c7979
+// seal: sha256 0c3491c47e6ea12c2b951fbf240106a68502ef8d7b2de4e92cc7c5807217db37
 
 // Attention forward for sm_90a over the visible keys of the pattern:
 //   O = softmax(scale * Q K^T) V
@@ -55,17 +55,17 @@ struct alignas(64) TensorMap {
   unsigned char bytes[128];
 };
 
-constexpr int kHeadDim = 128;  // elements of a head
+constexpr int kHeadDim = 128;  // elements per head
 constexpr int kTileM = 192;  // query rows of a tile
 constexpr int kTileN = 80;  // keys of one step; registers: 132 of s, p_frag, o, q + 28 = 160 of 160 (96 keys: 164)
 constexpr int kStages = 2;  // depth of the K ring and of the V ring
-constexpr int kTileStages = 2;  // depth of the ring of work tiles, and of Q
+constexpr int kTileStages = 2;  // depth of the ring of work tiles and of Q
 constexpr int kQSlices = 2;  // slices of 16 columns of Q in registers; the others stay in shared memory
 constexpr int kSubTileRows = 192;  // query rows of a sub-tile, here a whole tile
 constexpr int kConsumerWarpgroups = 3;  // warpgroups that compute, 64 rows each
 constexpr int kThreads = 512;  // warpgroup 0 produces, the others consume
-constexpr int kProducerRegisters = 32;  // registers a producer thread keeps
-constexpr int kConsumerRegisters = 160;  // registers a consumer thread takes; 32 + 3 x 160 are the 4 x 128 at launch
+constexpr int kProducerRegisters = 32;  // registers per producer thread
+constexpr int kConsumerRegisters = 160;  // registers per consumer thread; 32 + 3 x 160 are the 4 x 128 at launch
 constexpr int kGroupColumns = 64;  // columns of a group: one 128-byte swizzled row
 constexpr int kGroups = 2;  // column groups of a head
 constexpr int kQGroupBytes = 24576;  // bytes of one column group of Q
@@ -75,7 +75,7 @@ constexpr int kQBytes = 49152;  // bytes of a Q tile
 constexpr int kKvBytes = 20480;  // bytes of K, or of V, of one step
 constexpr int kPartialFloats = 8704;  // floats of a warpgroup's partial result
 constexpr int kWindowLeft = 2047;  // keys seen before the query's own position
-constexpr int kWindowRight = 0;  // keys seen after it
+constexpr int kWindowRight = 0;  // keys seen after the query's own position
 
 // Dynamic shared memory: 229516 bytes. Byte offsets:
 constexpr int kQOffset = 0;  // 98304 bytes: ring of Q tiles, 192 rows in column groups of 64
@@ -84,7 +84,7 @@ constexpr int kVOffset = 139264;  // 40960 bytes: V ring
 constexpr int kOOffset = 180224;  // 49152 bytes: staging of the O tile
 constexpr int kBarriersOffset = 229376;  // 96 bytes: mbarriers
 constexpr int kWorkTilesOffset = 229472;  // 32 bytes: ring of work tiles: index, begin, end, number of steps
-constexpr int kIsLastOffset = 229504;  // 12 bytes: whether a warpgroup's partial result was the last
+constexpr int kIsLastOffset = 229504;  // 12 bytes: whether a warpgroup stored the last partial result
 
 constexpr int kQFullBarrier = kBarriersOffset;
 constexpr int kQEmptyBarrier = kQFullBarrier + 8 * kTileStages;
@@ -110,19 +110,19 @@ struct Params {
   TensorMap k_map;  // K (head_dim, kv_len, kv_heads, batch): box 64 x 80 x 1 x 1, swizzle 128
   TensorMap v_map;  // V, as K: box 64 x 80 x 1 x 1, swizzle 128
   TensorMap o_map;  // O, as Q: box 64 x 64 x 1 x 1, swizzle 128
-  float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous; null: not stored
+  float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous; not stored if null
   float* partials;  // partial results: unnormalized O and softmax state of split tiles
-  int* units_done;  // finished units of each split tile, by warpgroup: 0 between launches
-  int stream_k_tiles;  // first tiles, which are split among thread blocks
-  int stream_k_ctas;  // thread blocks that share them
-  int units;  // work units of a split tile
-  int q_len;  // queries of a head
-  int kv_len;  // keys of a head
+  int* units_done;  // finished units of each split tile, by warpgroup; 0 between launches
+  int stream_k_tiles;  // tiles at the start that are split among thread blocks
+  int stream_k_ctas;  // thread blocks that share these tiles
+  int units;  // work units per split tile
+  int q_len;  // queries per head
+  int kv_len;  // keys per head
   int heads;  // query heads
-  int heads_per_kv_head;  // query heads that share one K/V head
-  int query_tiles;  // tiles of kTileM queries of a head
+  int heads_per_kv_head;  // query heads per K/V head
+  int query_tiles;  // tiles of kTileM queries per head
   int tiles;  // batch * heads * query_tiles
-  float scale_log2;  // scale * log2(e), positive: the host refuses others
+  float scale_log2;  // scale * log2(e); the host checks that it is positive
 };
 
 // Lengths of the sequences of a batch. They are read where they are used: constant memory takes no registers.

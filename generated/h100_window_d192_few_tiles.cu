@@ -3,7 +3,7 @@
 //     codegen render specs/h100_window_d192_few_tiles.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":192,"kv_splits":2,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"sliding_window","left":null,"right":null},"schedule":"cooperative","stages":1,"tile":{"m":64,"n":96}}
 // spec hash: 3c8475b4a510114b5eb490286180060b90cd2473b9e0947187698fb66d1f9249
-// seal: sha256 1b483dabe7827b25a1fb071656007cd3436645684c03ef231ac76925d4017450
+// seal: sha256 5e0dd1d3a6382e1be0ae3de62718c19e1c335751ddc69fb2d96e229b2c351a0d
 
 // Attention forward for sm_90a over the visible keys of the pattern:
 //   O = softmax(scale * Q K^T) V
@@ -50,7 +50,7 @@ struct alignas(64) TensorMap {
   unsigned char bytes[128];
 };
 
-constexpr int kHeadDim = 192;  // elements of a head
+constexpr int kHeadDim = 192;  // elements per head
 constexpr int kTileM = 64;  // query rows of a tile
 constexpr int kTileN = 96;  // keys of one step; registers: 168 of s, p_frag, o + 32 = 200 of 224
 constexpr int kStages = 1;  // depth of the K ring and of the V ring
@@ -60,13 +60,13 @@ constexpr int kSubTileRows = 64;  // query rows of a sub-tile, here a whole tile
 constexpr int kConsumerWarpgroups = 2;  // warpgroups that compute, two for each 64 rows
 constexpr int kSubTileWarpgroups = 1;  // warpgroups of a sub-tile
 constexpr int kThreads = 384;  // warpgroup 0 produces, the others consume
-constexpr int kProducerRegisters = 56;  // registers a producer thread keeps
-constexpr int kConsumerRegisters = 224;  // registers a consumer thread takes; 56 + 2 x 224 are the 3 x 168 at launch
+constexpr int kProducerRegisters = 56;  // registers per producer thread
+constexpr int kConsumerRegisters = 224;  // registers per consumer thread; 56 + 2 x 224 are the 3 x 168 at launch
 constexpr int kGroupColumns = 64;  // columns of a group: one 128-byte swizzled row
 constexpr int kGroups = 3;  // column groups of a head
 constexpr int kQGroupBytes = 8192;  // bytes of one column group of Q
 constexpr int kKvGroupBytes = 12288;  // bytes of one column group of K or V
-constexpr int kOGroupBytes = 8192;  // bytes from one column group of a warpgroup's O to the next
+constexpr int kOGroupBytes = 8192;  // stride between column groups of a warpgroup's O, in bytes
 constexpr int kQBytes = 24576;  // bytes of a Q tile
 constexpr int kKvBytes = 36864;  // bytes of K, or of V, of one step
 constexpr int kPartialFloats = 12800;  // floats of a warpgroup's partial result
@@ -107,16 +107,16 @@ struct Params {
   TensorMap k_map;  // K (head_dim, kv_len, kv_heads, batch): box 64 x 96 x 1 x 1, swizzle 128
   TensorMap v_map;  // V, as K: box 64 x 96 x 1 x 1, swizzle 128
   TensorMap o_map;  // O, as Q: box 64 x 64 x 1 x 1, swizzle 128
-  float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous; null: not stored
+  float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous; not stored if null
   int window_left;  // keys seen before the query's own position
-  int window_right;  // keys seen after it
-  int q_len;  // queries of a head
-  int kv_len;  // keys of a head
+  int window_right;  // keys seen after the query's own position
+  int q_len;  // queries per head
+  int kv_len;  // keys per head
   int heads;  // query heads
-  int heads_per_kv_head;  // query heads that share one K/V head
-  int query_tiles;  // tiles of kTileM queries of a head
+  int heads_per_kv_head;  // query heads per K/V head
+  int query_tiles;  // tiles of kTileM queries per head
   int tiles;  // batch * heads * query_tiles
-  float scale_log2;  // scale * log2(e), positive: the host refuses others
+  float scale_log2;  // scale * log2(e); the host checks that it is positive
 };
 
 // Lengths of the sequences of a batch. They are read where they are used: constant memory takes no registers.

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_window_d96.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":96,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"sliding_window","left":null,"right":null},"schedule":"cooperative","stages":5,"stream_k_tail":true,"tile":{"m":192,"n":64}}
 // spec hash: e5f7aebd9d624d527721816238302da951680a85a82572753373e7ca676c8dd7
-// seal: sha256 eb94d2fb82d20212f619732c56b2c1ee5d7d41b7d21ea939731de221e4eb3ff3
+// seal: sha256 214cdbcc2fd2212c556c47c2b098e3595c9b8baab2213b7fcc8d2fed4456a80b
 
 // Attention forward for sm_90a over the visible keys of the pattern:
 //   O = softmax(scale * Q K^T) V
@@ -55,7 +55,7 @@ struct alignas(64) TensorMap {
   unsigned char bytes[128];
 };
 
-constexpr int kHeadDim = 96;  // elements of a head
+constexpr int kHeadDim = 96;  // elements per head
 constexpr int kTileM = 192;  // query rows of a tile
 constexpr int kTileN = 64;  // keys of one step; registers: 116 of s, p_frag, o, q + 28 = 144 of 160
 constexpr int kStages = 5;  // depth of the K ring and of the V ring
@@ -64,13 +64,13 @@ constexpr int kQSlices = 5;  // slices of 16 columns of Q in registers; the othe
 constexpr int kSubTileRows = 192;  // query rows of a sub-tile, here a whole tile
 constexpr int kConsumerWarpgroups = 3;  // warpgroups that compute, 64 rows each
 constexpr int kThreads = 512;  // warpgroup 0 produces, the others consume
-constexpr int kProducerRegisters = 32;  // registers a producer thread keeps
-constexpr int kConsumerRegisters = 160;  // registers a consumer thread takes; 32 + 3 x 160 are the 4 x 128 at launch
+constexpr int kProducerRegisters = 32;  // registers per producer thread
+constexpr int kConsumerRegisters = 160;  // registers per consumer thread; 32 + 3 x 160 are the 4 x 128 at launch
 constexpr int kGroupColumns = 64;  // columns of a group: one 128-byte swizzled row
 constexpr int kGroups = 2;  // column groups of a head; TMA zero-fills the last
 constexpr int kQGroupBytes = 24576;  // bytes of one column group of Q
 constexpr int kKvGroupBytes = 8192;  // bytes of one column group of K or V
-constexpr int kOGroupBytes = 24576;  // bytes from one column group of a warpgroup's O to the next
+constexpr int kOGroupBytes = 24576;  // stride between column groups of a warpgroup's O, in bytes
 constexpr int kQBytes = 49152;  // bytes of a Q tile
 constexpr int kKvBytes = 16384;  // bytes of K, or of V, of one step
 constexpr int kPartialFloats = 6656;  // floats of a warpgroup's partial result
@@ -81,7 +81,7 @@ constexpr int kKOffset = 49152;  // 81920 bytes: K ring
 constexpr int kVOffset = 131072;  // 81920 bytes: V ring
 constexpr int kBarriersOffset = 212992;  // 176 bytes: mbarriers
 constexpr int kWorkTilesOffset = 213168;  // 32 bytes: ring of work tiles: index, begin, end, number of steps
-constexpr int kIsLastOffset = 213200;  // 12 bytes: whether a warpgroup's partial result was the last
+constexpr int kIsLastOffset = 213200;  // 12 bytes: whether a warpgroup stored the last partial result
 
 constexpr int kQFullBarrier = kBarriersOffset;
 constexpr int kQEmptyBarrier = kQFullBarrier + 8 * kTileStages;
@@ -107,21 +107,21 @@ struct Params {
   TensorMap k_map;  // K (head_dim, kv_len, kv_heads, batch): box 64 x 64 x 1 x 1, swizzle 128
   TensorMap v_map;  // V, as K: box 64 x 64 x 1 x 1, swizzle 128
   TensorMap o_map;  // O, as Q: box 64 x 64 x 1 x 1, swizzle 128
-  float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous; null: not stored
+  float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous; not stored if null
   int window_left;  // keys seen before the query's own position
-  int window_right;  // keys seen after it
+  int window_right;  // keys seen after the query's own position
   float* partials;  // partial results: unnormalized O and softmax state of split tiles
-  int* units_done;  // finished units of each split tile, by warpgroup: 0 between launches
-  int stream_k_tiles;  // first tiles, which are split among thread blocks
-  int stream_k_ctas;  // thread blocks that share them
-  int units;  // work units of a split tile
-  int q_len;  // queries of a head
-  int kv_len;  // keys of a head
+  int* units_done;  // finished units of each split tile, by warpgroup; 0 between launches
+  int stream_k_tiles;  // tiles at the start that are split among thread blocks
+  int stream_k_ctas;  // thread blocks that share these tiles
+  int units;  // work units per split tile
+  int q_len;  // queries per head
+  int kv_len;  // keys per head
   int heads;  // query heads
-  int heads_per_kv_head;  // query heads that share one K/V head
-  int query_tiles;  // tiles of kTileM queries of a head
+  int heads_per_kv_head;  // query heads per K/V head
+  int query_tiles;  // tiles of kTileM queries per head
   int tiles;  // batch * heads * query_tiles
-  float scale_log2;  // scale * log2(e), positive: the host refuses others
+  float scale_log2;  // scale * log2(e); the host checks that it is positive
 };
 
 // Lengths of the sequences of a batch. They are read where they are used: constant memory takes no registers.

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_window_d96_m128.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":96,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"sliding_window","left":null,"right":null},"schedule":"ping_pong","stages":3,"stream_k_tail":true,"tile":{"m":128,"n":128}}
 // spec hash: a38c30edc7c29dbee9e6774b0d678ff785c5c1193a8ca56ed5e299592ea049d1
-// seal: sha256 73232dea1d3e18da625b50ab4edea49014148e1f81008db0bb9935c056f23752
+// seal: sha256 e9e362abb48f631c994dfd364c527b4c73177f23a1208146f710c189ffee989b
 
 // Attention forward for sm_90a over the visible keys of the pattern:
 //   O = softmax(scale * Q K^T) V
@@ -57,7 +57,7 @@ struct alignas(64) TensorMap {
   unsigned char bytes[128];
 };
 
-constexpr int kHeadDim = 96;  // elements of a head
+constexpr int kHeadDim = 96;  // elements per head
 constexpr int kTileM = 128;  // query rows of a tile
 constexpr int kTileN = 128;  // keys of one step; registers: 164 of s, p_frag, o, q + 32 = 196 of 224
 constexpr int kStages = 3;  // depth of the K ring and of the V ring
@@ -66,13 +66,13 @@ constexpr int kQSlices = 5;  // slices of 16 columns of Q in registers; the othe
 constexpr int kSubTileRows = 128;  // query rows of a sub-tile, here a whole tile
 constexpr int kConsumerWarpgroups = 2;  // warpgroups that compute, 64 rows each
 constexpr int kThreads = 384;  // warpgroup 0 produces, the others consume
-constexpr int kProducerRegisters = 56;  // registers a producer thread keeps
-constexpr int kConsumerRegisters = 224;  // registers a consumer thread takes; 56 + 2 x 224 are the 3 x 168 at launch
+constexpr int kProducerRegisters = 56;  // registers per producer thread
+constexpr int kConsumerRegisters = 224;  // registers per consumer thread; 56 + 2 x 224 are the 3 x 168 at launch
 constexpr int kGroupColumns = 64;  // columns of a group: one 128-byte swizzled row
 constexpr int kGroups = 2;  // column groups of a head; TMA zero-fills the last
 constexpr int kQGroupBytes = 16384;  // bytes of one column group of Q
 constexpr int kKvGroupBytes = 16384;  // bytes of one column group of K or V
-constexpr int kOGroupBytes = 16384;  // bytes from one column group of a warpgroup's O to the next
+constexpr int kOGroupBytes = 16384;  // stride between column groups of a warpgroup's O, in bytes
 constexpr int kQBytes = 32768;  // bytes of a Q tile
 constexpr int kKvBytes = 32768;  // bytes of K, or of V, of one step
 constexpr int kPartialFloats = 6656;  // floats of a warpgroup's partial result
@@ -84,7 +84,7 @@ constexpr int kVOffset = 131072;  // 98304 bytes: V ring
 constexpr int kBarriersOffset = 229376;  // 112 bytes: mbarriers
 constexpr int kWorkTilesOffset = 229488;  // 32 bytes: ring of work tiles: index, begin, end, number of steps
 constexpr int kBlockMetaOffset = 229520;  // 12 bytes: metadata of the loads in the K rings
-constexpr int kIsLastOffset = 229532;  // 8 bytes: whether a warpgroup's partial result was the last
+constexpr int kIsLastOffset = 229532;  // 8 bytes: whether a warpgroup stored the last partial result
 
 constexpr int kQFullBarrier = kBarriersOffset;
 constexpr int kQEmptyBarrier = kQFullBarrier + 8 * kTileStages;
@@ -113,21 +113,21 @@ struct Params {
   TensorMap k_map;  // K (head_dim, kv_len, kv_heads, batch): box 64 x 128 x 1 x 1, swizzle 128
   TensorMap v_map;  // V, as K: box 64 x 128 x 1 x 1, swizzle 128
   TensorMap o_map;  // O, as Q: box 64 x 64 x 1 x 1, swizzle 128
-  float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous; null: not stored
+  float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous; not stored if null
   int window_left;  // keys seen before the query's own position
-  int window_right;  // keys seen after it
+  int window_right;  // keys seen after the query's own position
   float* partials;  // partial results: unnormalized O and softmax state of split tiles
-  int* units_done;  // finished units of each split tile, by warpgroup: 0 between launches
-  int stream_k_tiles;  // first tiles, which are split among thread blocks
-  int stream_k_ctas;  // thread blocks that share them
-  int units;  // work units of a split tile
-  int q_len;  // queries of a head
-  int kv_len;  // keys of a head
+  int* units_done;  // finished units of each split tile, by warpgroup; 0 between launches
+  int stream_k_tiles;  // tiles at the start that are split among thread blocks
+  int stream_k_ctas;  // thread blocks that share these tiles
+  int units;  // work units per split tile
+  int q_len;  // queries per head
+  int kv_len;  // keys per head
   int heads;  // query heads
-  int heads_per_kv_head;  // query heads that share one K/V head
-  int query_tiles;  // tiles of kTileM queries of a head
+  int heads_per_kv_head;  // query heads per K/V head
+  int query_tiles;  // tiles of kTileM queries per head
   int tiles;  // batch * heads * query_tiles
-  float scale_log2;  // scale * log2(e), positive: the host refuses others
+  float scale_log2;  // scale * log2(e); the host checks that it is positive
 };
 
 // Lengths of the sequences of a batch. They are read where they are used: constant memory takes no registers.

@@ -3,7 +3,7 @@
 //     codegen render specs/l4_bsr_sddmm_wmma.yaml
 // spec: {"arch":"sm_89","block":{"cols":128,"rows":128},"copy":"cp_async","dtype":"fp16","mma":"wmma","op":"bsr_sddmm","schedule":"multistage","stages":2,"tile":{"k":32,"m":128,"n":128}}
 // spec hash: 6c1d7dc747408cf93ff74ae36b96e7a92d78ac2e942b599666afffdc6892bb1c
-// seal: sha256 79240e6aa5661c90a7d10351c16fbf150edf69558d5093c864513f2fd29d3abb
+// seal: sha256 a7c96e025323a2c997e5ec82d774d624ad7fdb82239f001b4f6fb5de6cffc3bd
 
 // Sampled product by WMMA: the stored blocks of C = A B^T, with C in block-sparse rows and A, B dense and row-major.
 //
@@ -34,7 +34,7 @@ constexpr int kTileM = 128;  // rows of a tile: those of a stored block of C
 constexpr int kTileN = 128;  // columns of a tile
 constexpr int kTileK = 32;  // depth of one step
 constexpr int kBlockCols = 128;  // columns of a stored block of C
-constexpr int kTileBlocks = 1;  // stored blocks of a tile, at most
+constexpr int kTileBlocks = 1;  // most stored blocks per tile
 constexpr int kRowChunks = 4;  // chunks of a row of an A or B tile
 constexpr int kPassRows = 32;  // rows of a tile that all threads copy at a time, a chunk each
 constexpr int kStages = 2;  // depth of the ring of A and B tiles
@@ -42,10 +42,10 @@ constexpr int kThreads = 128;  // all load and compute
 constexpr int kCopy = 8;  // elements of a chunk, one 16-byte copy
 constexpr int kATile = 10240;  // bytes of an A tile
 constexpr int kBTile = 10240;  // bytes of a B tile
-constexpr int kAStride = 40;  // elements from one row of an A tile to the next: 8 rows lie in distinct banks
-constexpr int kBStride = 40;  // elements from one row of a B tile to the next: 8 rows lie in distinct banks
-constexpr int kStagingStride = 72;  // floats from one row of a strip to the next
-constexpr int kWarpsN = 2;  // warps side by side along a row of C
+constexpr int kAStride = 40;  // row stride of an A tile, in elements: 8 rows lie in distinct banks
+constexpr int kBStride = 40;  // row stride of a B tile, in elements: 8 rows lie in distinct banks
+constexpr int kStagingStride = 72;  // row stride of a strip, in floats
+constexpr int kWarpsN = 2;  // warps along a row of C
 constexpr int kWarpRows = 64;  // rows of C of one warp
 constexpr int kWarpColumns = 64;  // columns of C of one warp
 
@@ -53,7 +53,7 @@ constexpr int kWarpColumns = 64;  // columns of C of one warp
 constexpr int kAOffset = 0;  // 20480 bytes: A tiles, 128 rows of 32 elements, padded
 constexpr int kBOffset = 20480;  // 20480 bytes: B tiles, 128 rows of 32 elements, padded
 constexpr int kBRowsOffset = 40960;  // 512 bytes: rows of B that a unit needs
-constexpr int kStagingOffset = 0;  // 18432 bytes: strips of C, one per warp, overlapping the tiles
+constexpr int kStagingOffset = 0;  // 18432 bytes: strips of C, one per warp; overlap the tiles
 
 constexpr int kMma = 16;  // rows, columns and depth of one WMMA product
 constexpr int kMmasM = kWarpRows / kMma;
@@ -65,11 +65,11 @@ struct Params {
   const __half* a;  // A (M, K)
   const __half* b;  // B (N, K)
   __half* c;  // stored blocks of C (nnz, rows, cols), contiguous
-  int64 a_row_stride;  // elements from one row of A to the next
-  int64 b_row_stride;  // elements from one row of B to the next
-  const int* crow_indices;  // first block of each block row, then the end of the last
-  const int* col_indices;  // block column of each block
-  int index_words;  // 32-bit words of an index: 1 or 2; the low one is read
+  int64 a_row_stride;  // row stride of A, in elements
+  int64 b_row_stride;  // row stride of B, in elements
+  const int* crow_indices;  // row offsets: first block of each block row, then the end of the last
+  const int* col_indices;  // block column of each stored block
+  int index_words;  // 32-bit words per index, 1 or 2; the kernel reads the low word
   int block_rows;  // block rows of C
   int block_columns;  // block columns of C
   int blocks;  // stored blocks of C

@@ -3,7 +3,7 @@
 //     codegen render specs/l4_bsr_spgemm_b128.yaml
 // spec: {"arch":"sm_89","block":{"cols":128,"rows":128},"copy":"cp_async","dtype":"fp16","mma":"mma","op":"bsr_spgemm","schedule":"multistage","stages":3,"tile":{"k":32,"m":128,"n":128}}
 // spec hash: b59c63af67c957d5ca308ba9c393969db27945374078aef7d39b4bccca749089
-// seal: sha256 7f369c1682a5147705999bced851e6f0cef4d0ec95ede9e46b6acb3d17820e91
+// seal: sha256 94d11c7908e0e6e98c7b1bf23b35fb2e3ec563b29f3285bcd410a34b7c5b75bd
 
 // BSR x BSR by mma.sync: C = A B with A and B in block-sparse rows and C dense, row-major.
 //
@@ -43,7 +43,7 @@ constexpr int kThreads = 128;  // all load and compute
 constexpr int kCopy = 8;  // elements of a chunk, one 16-byte copy
 constexpr int kATile = 8192;  // bytes of an A tile
 constexpr int kBTile = 8192;  // bytes of a B tile
-constexpr int kWarpsN = 2;  // warps side by side along a row of C
+constexpr int kWarpsN = 2;  // warps along a row of C
 constexpr int kWarpRows = 64;  // rows of C of one warp
 constexpr int kWarpColumns = 64;  // columns of C of one warp
 
@@ -51,8 +51,8 @@ constexpr int kWarpColumns = 64;  // columns of C of one warp
 constexpr int kAOffset = 0;  // 24576 bytes: A tiles, 128 rows of 32 elements, swizzled
 constexpr int kBOffset = 24576;  // 24576 bytes: B tiles, 32 rows of 128 elements, swizzled
 constexpr int kListOffset = 49152;  // 1024 bytes: products of a tile: block of A, block of B
-constexpr int kStagingOffset = 0;  // 8192 bytes: strips of C, one per warp, overlapping the tiles
-constexpr int kCountsOffset = 8192;  // 16 bytes: products found by each warp, overlapping the tiles past the staging
+constexpr int kStagingOffset = 0;  // 8192 bytes: strips of C, one per warp; overlap the tiles
+constexpr int kCountsOffset = 8192;  // 16 bytes: products found by each warp; overlaps the tiles behind the staging buffer
 
 constexpr int kMmaRows = 16, kMmaColumns = 8, kMmaDepth = 16;  // of one mma
 constexpr int kSlices = kTileK / kMmaDepth;
@@ -69,16 +69,16 @@ struct Params {
   const unsigned short* a;  // stored blocks of A (nnz, rows, cols), contiguous
   const unsigned short* b;  // stored blocks of B (nnz, rows, cols), contiguous
   unsigned short* c;  // C (M, N)
-  int64 c_row_stride;  // elements from one row of C to the next
-  const int* a_crow_indices;  // first block of each block row of A, then the end of the last
-  const int* a_col_indices;  // block column of each block of A
-  const int* b_crow_indices;  // first block of each block row of B, then the end of the last
-  const int* b_col_indices;  // block column of each block of B, ascending in each row
-  int a_index_words;  // 32-bit words of an index of A: 1 or 2; the low one is read
-  int b_index_words;  // 32-bit words of an index of B
+  int64 c_row_stride;  // row stride of C, in elements
+  const int* a_crow_indices;  // row offsets of A: first block of each block row, then the end of the last
+  const int* a_col_indices;  // block column of each stored block of A
+  const int* b_crow_indices;  // row offsets of B: first block of each block row, then the end of the last
+  const int* b_col_indices;  // block column of each stored block of B, ascending in each row
+  int a_index_words;  // 32-bit words per index of A, 1 or 2; the kernel reads the low word
+  int b_index_words;  // 32-bit words per index of B
   int inner_blocks;  // block columns of A, block rows of B
   int column_blocks;  // block columns of C
-  int row_runs;  // runs of a block row: column_blocks / kRunTiles, rounded up
+  int row_runs;  // runs per block row: column_blocks / kRunTiles, rounded up
   int runs;  // block rows of C * row_runs
 };
 

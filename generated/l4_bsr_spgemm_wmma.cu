@@ -3,7 +3,7 @@
 //     codegen render specs/l4_bsr_spgemm_wmma.yaml
 // spec: {"arch":"sm_89","block":{"cols":128,"rows":128},"copy":"cp_async","dtype":"fp16","mma":"wmma","op":"bsr_spgemm","schedule":"multistage","stages":2,"tile":{"k":32,"m":128,"n":128}}
 // spec hash: 2e3d6c337a9db048db0f184a272b7542262e38f646154242c3bffb6c34350643
-// seal: sha256 b41c15a7e262e58fd18d8869d11afedfcffd3e6bf491a2f96f8fb6d814f4df78
+// seal: sha256 2c7c8153ea2d53f9e5490702c44b72fe33d7c74304125e04348670720792c99e
 
 // BSR x BSR by WMMA: C = A B with A and B in block-sparse rows and C dense, row-major.
 //
@@ -42,10 +42,10 @@ constexpr int kThreads = 128;  // all load and compute
 constexpr int kCopy = 8;  // elements of a chunk, one 16-byte copy
 constexpr int kATile = 10240;  // bytes of an A tile
 constexpr int kBTile = 8704;  // bytes of a B tile
-constexpr int kAStride = 40;  // elements from one row of an A tile to the next: 8 rows lie in distinct banks
-constexpr int kBStride = 136;  // elements from one row of a B tile to the next: 8 rows lie in distinct banks
-constexpr int kStagingStride = 72;  // floats from one row of a strip to the next
-constexpr int kWarpsN = 2;  // warps side by side along a row of C
+constexpr int kAStride = 40;  // row stride of an A tile, in elements: 8 rows lie in distinct banks
+constexpr int kBStride = 136;  // row stride of a B tile, in elements: 8 rows lie in distinct banks
+constexpr int kStagingStride = 72;  // row stride of a strip, in floats
+constexpr int kWarpsN = 2;  // warps along a row of C
 constexpr int kWarpRows = 64;  // rows of C of one warp
 constexpr int kWarpColumns = 64;  // columns of C of one warp
 
@@ -53,8 +53,8 @@ constexpr int kWarpColumns = 64;  // columns of C of one warp
 constexpr int kAOffset = 0;  // 20480 bytes: A tiles, 128 rows of 32 elements, padded
 constexpr int kBOffset = 20480;  // 17408 bytes: B tiles, 32 rows of 128 elements, padded
 constexpr int kListOffset = 37888;  // 1024 bytes: products of a tile: block of A, block of B
-constexpr int kStagingOffset = 0;  // 18432 bytes: strips of C, one per warp, overlapping the tiles
-constexpr int kCountsOffset = 18432;  // 16 bytes: products found by each warp, overlapping the tiles past the staging
+constexpr int kStagingOffset = 0;  // 18432 bytes: strips of C, one per warp; overlap the tiles
+constexpr int kCountsOffset = 18432;  // 16 bytes: products found by each warp; overlaps the tiles behind the staging buffer
 
 constexpr int kMma = 16;  // rows, columns and depth of one WMMA product
 constexpr int kMmasM = kWarpRows / kMma;
@@ -67,16 +67,16 @@ struct Params {
   const __half* a;  // stored blocks of A (nnz, rows, cols), contiguous
   const __half* b;  // stored blocks of B (nnz, rows, cols), contiguous
   __half* c;  // C (M, N)
-  int64 c_row_stride;  // elements from one row of C to the next
-  const int* a_crow_indices;  // first block of each block row of A, then the end of the last
-  const int* a_col_indices;  // block column of each block of A
-  const int* b_crow_indices;  // first block of each block row of B, then the end of the last
-  const int* b_col_indices;  // block column of each block of B, ascending in each row
-  int a_index_words;  // 32-bit words of an index of A: 1 or 2; the low one is read
-  int b_index_words;  // 32-bit words of an index of B
+  int64 c_row_stride;  // row stride of C, in elements
+  const int* a_crow_indices;  // row offsets of A: first block of each block row, then the end of the last
+  const int* a_col_indices;  // block column of each stored block of A
+  const int* b_crow_indices;  // row offsets of B: first block of each block row, then the end of the last
+  const int* b_col_indices;  // block column of each stored block of B, ascending in each row
+  int a_index_words;  // 32-bit words per index of A, 1 or 2; the kernel reads the low word
+  int b_index_words;  // 32-bit words per index of B
   int inner_blocks;  // block columns of A, block rows of B
   int column_blocks;  // block columns of C
-  int row_runs;  // runs of a block row: column_blocks / kRunTiles, rounded up
+  int row_runs;  // runs per block row: column_blocks / kRunTiles, rounded up
   int runs;  // block rows of C * row_runs
 };
 

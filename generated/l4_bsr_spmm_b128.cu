@@ -3,7 +3,7 @@
 //     codegen render specs/l4_bsr_spmm_b128.yaml
 // spec: {"arch":"sm_89","block":{"cols":128,"rows":128},"copy":"cp_async","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"multistage","stages":3,"tile":{"k":64,"m":128,"n":128}}
 // spec hash: 09b0fd1f766ab32631ff5d3a6f1f64a0bf4c1241c62b91806e945934a18e9f44
-// seal: sha256 97c42ae7da11aae4c6a24b0860906f5581498b3332b402890ff81b914a537877
+// seal: sha256 7051b003205bfd0bfbf6ebef96a0aeccacb5267e99553369bfe1ce829df388bd
 
 // BSR x dense by mma.sync: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -41,7 +41,7 @@ constexpr int kAPassRows = 16;  // rows of an A tile that all threads copy at a 
 constexpr int kBPassRows = 8;  // rows of a B tile that all threads copy at a time
 constexpr int kATile = 16384;  // bytes of an A tile
 constexpr int kBTile = 16384;  // bytes of a B tile
-constexpr int kWarpsN = 2;  // warps side by side along a row of C
+constexpr int kWarpsN = 2;  // warps along a row of C
 constexpr int kWarpRows = 64;  // rows of C of one warp
 constexpr int kWarpColumns = 64;  // columns of C of one warp
 constexpr int kStripChunks = 8;  // chunks of a row of a strip of C
@@ -49,7 +49,7 @@ constexpr int kStripChunks = 8;  // chunks of a row of a strip of C
 // Dynamic shared memory: 98304 bytes. Byte offsets:
 constexpr int kAOffset = 0;  // 49152 bytes: A tiles, 128 rows of 64 elements, swizzled
 constexpr int kBOffset = 49152;  // 49152 bytes: B tiles, 64 rows of 128 elements, swizzled
-constexpr int kStagingOffset = 0;  // 8192 bytes: strips of C, one per warp, overlapping the tiles
+constexpr int kStagingOffset = 0;  // 8192 bytes: strips of C, one per warp; overlap the tiles
 
 constexpr int kMmaRows = 16, kMmaColumns = 8;  // of one product
 constexpr int kMmaDepth = 16;  // of one product: a slice
@@ -64,17 +64,17 @@ struct Params {
   const unsigned short* a;  // stored blocks of A (nnz, rows, cols), contiguous
   const unsigned short* b;  // B (K, N)
   unsigned short* c;  // C (M, N)
-  int64 b_row_stride;  // elements from one row of B to the next
-  int64 c_row_stride;  // elements from one row of C to the next
-  const int* crow_indices;  // first block of each block row, then the end of the last
-  const int* col_indices;  // block column of each block
-  int index_words;  // 32-bit words of an index: 1 or 2; the low one is read
-  int block_columns;  // blocks across A, block rows of B
+  int64 b_row_stride;  // row stride of B, in elements
+  int64 c_row_stride;  // row stride of C, in elements
+  const int* crow_indices;  // row offsets: first block of each block row, then the end of the last
+  const int* col_indices;  // block column of each stored block
+  int index_words;  // 32-bit words per index, 1 or 2; the kernel reads the low word
+  int block_columns;  // block columns of A, block rows of B
   int block_rows;  // block rows of A
   int n;  // columns of B and C; rows of C are padded to a multiple of 8
-  int tiles;  // block_rows times those of a block row: the grid
-  int group_rows;  // block rows whose blocks should fit the L2 at once
-  int column_tiles;  // tiles of a block row
+  int tiles;  // block_rows * tiles per block row: the grid size
+  int group_rows;  // block rows whose blocks fit the L2 together
+  int column_tiles;  // tiles per block row
 };
 
 using Element = unsigned short;  // the bits of one fp16

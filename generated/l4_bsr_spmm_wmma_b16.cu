@@ -3,7 +3,7 @@
 //     codegen render specs/l4_bsr_spmm_wmma_b16.yaml
 // spec: {"arch":"sm_89","block":{"cols":16,"rows":16},"copy":"cp_async","dtype":"fp16","mma":"wmma","op":"bsr_spmm","schedule":"multistage","stages":3,"tile":{"k":16,"m":16,"n":128}}
 // spec hash: 2622740c677aa3e73b8c251f8d1d89cfb713678fa3ec445ec570b083815c004c
-// seal: sha256 a57011e4630294a46a3a46a14d4f509f36f4d090084155a2f6117d8dbf27d405
+// seal: sha256 3deca7921cab269d0c62fc725cf66462f917dca5183ca95c6dd6f50d66de3e72
 
 // BSR x dense by WMMA: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -31,14 +31,14 @@ constexpr int kTileK = 16;  // depth of one step
 constexpr int kBlockCols = 16;  // columns of a stored block of A
 constexpr int kThreads = 128;  // all load and compute
 constexpr int kCopy = 8;  // elements of a 16-byte copy
-constexpr int kACopies = 1;  // copies of a thread for an A tile
-constexpr int kBCopies = 2;  // copies of a thread for a B tile
-constexpr int kAStride = 24;  // elements from one row of an A tile to the next, padding included
-constexpr int kBStride = 136;  // elements from one row of a B tile to the next, padding included
-constexpr int kWarpsN = 4;  // warps side by side along a row of C
+constexpr int kACopies = 1;  // copies per thread for an A tile
+constexpr int kBCopies = 2;  // copies per thread for a B tile
+constexpr int kAStride = 24;  // row stride of an A tile, in elements, with padding
+constexpr int kBStride = 136;  // row stride of a B tile, in elements, with padding
+constexpr int kWarpsN = 4;  // warps along a row of C
 constexpr int kWarpRows = 16;  // rows of C of one warp
 constexpr int kWarpColumns = 32;  // columns of C of one warp
-constexpr int kStagingStride = 40;  // floats from one row of the staging to the next, padding included
+constexpr int kStagingStride = 40;  // row stride of the staging buffer, in floats, with padding
 constexpr int kStages = 3;  // depth of the ring of A and B tiles
 constexpr int kATile = 384;  // elements of an A tile, padding included
 constexpr int kBTile = 2176;  // elements of a B tile, padding included
@@ -58,15 +58,15 @@ struct Params {
   const __half* a;  // stored blocks of A (nnz, rows, cols), contiguous
   const __half* b;  // B (K, N)
   __half* c;  // C (M, N)
-  int64 b_row_stride;  // elements from one row of B to the next
-  int64 c_row_stride;  // elements from one row of C to the next
-  const int* crow_indices;  // first block of each block row, then the end of the last
-  const int* col_indices;  // block column of each block
-  int index_words;  // 32-bit words of an index: 1 or 2; the low one is read
-  int block_columns;  // blocks across A, block rows of B
+  int64 b_row_stride;  // row stride of B, in elements
+  int64 c_row_stride;  // row stride of C, in elements
+  const int* crow_indices;  // row offsets: first block of each block row, then the end of the last
+  const int* col_indices;  // block column of each stored block
+  int index_words;  // 32-bit words per index, 1 or 2; the kernel reads the low word
+  int block_columns;  // block columns of A, block rows of B
   int block_rows;  // block rows of A
   int n;  // columns of B and C; rows of C are padded to a multiple of 8
-  int tiles;  // block_rows times those of a block row: the grid
+  int tiles;  // block_rows * tiles per block row: the grid size
 };
 
 namespace wmma = nvcuda::wmma;

@@ -3,7 +3,7 @@
 //     codegen render specs/l4_dense_wmma.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"wmma","op":"attention","pattern":{"kind":"dense"},"schedule":"multistage","stages":4,"tile":{"m":64,"n":32},"warp_rows":16}
 // spec hash: 09517efdb1c6048a3442b73ecfc07fea775d3303052253351ff388700f097b29
-// seal: sha256 4bbe10d9cc7ada96352335209ae122a66f9407fa0126eab90b381a85e88bcc6d
+// seal: sha256 9c367e0814b487162a2e2f4c350bc6c0b3dd164390bbbefc2c86e7016785f660
 
 // Attention forward by WMMA, for sm_89: O = softmax(scale * Q K^T) V over the visible keys of the pattern.
 //
@@ -42,9 +42,9 @@
 using int64 = long long;
 using uint32 = unsigned int;
 
-constexpr int kHeadDim = 128;  // elements of a head
-constexpr int kTileM = 64;  // queries of a thread block
-constexpr int kTileN = 32;  // keys of one step
+constexpr int kHeadDim = 128;  // elements per head
+constexpr int kTileM = 64;  // queries per thread block
+constexpr int kTileN = 32;  // keys per step
 constexpr int kStages = 4;  // slots of the ring
 constexpr int kAhead = 3;  // K and V tiles in flight while one is read
 constexpr int kSubTileRows = 64;  // queries of a tile, over one range of keys
@@ -52,16 +52,16 @@ constexpr int kMma = 16;  // rows, columns and depth of one WMMA product; query 
 constexpr int kThreads = 128;  // 4 warps
 constexpr int kChunk = 8;  // elements of a 16-byte copy
 constexpr int kRowChunks = 16;  // 16-byte copies of a row of Q, K, V
-constexpr int kRowStride = 136;  // elements from one row of a tile to the next: 8 rows lie in distinct banks
+constexpr int kRowStride = 136;  // row stride of a tile, in elements: 8 rows lie in distinct banks
 constexpr int kPassRows = 8;  // rows that all threads copy at a time
 constexpr int kSlot = 4352;  // elements of a slot of the ring
-constexpr int kStripStride = 40;  // elements from one row of scores or P to the next, padding included
+constexpr int kStripStride = 40;  // row stride of scores and of P, in elements, with padding
 constexpr int kStripBytes = 2560;  // bytes of a strip
 constexpr int kFactorsOffset = 1280;  // offset of the factors in a strip, after P
-constexpr int kFactorStride = 20;  // floats from one row of factors to the next, padding included
+constexpr int kFactorStride = 20;  // row stride of the factors, in floats, with padding
 constexpr int kOutColumns = 32;  // columns of O that pass through a strip at a time
-constexpr int kStepBlocks = 1;  // loads of a step: listed blocks, if it holds more than one
-constexpr int kLoadKeys = 32;  // keys of one load
+constexpr int kStepBlocks = 1;  // loads per step: its listed blocks, if it has several
+constexpr int kLoadKeys = 32;  // keys per load
 
 // Dynamic shared memory: 45056 bytes. Byte offsets:
 constexpr int kRingOffset = 0;  // 34816 bytes: 4 slots, each K or V of one step
@@ -78,29 +78,29 @@ constexpr float kLn2 = 0.693147180559945f;
 // Grid: one thread block for each tile, 2 at a time on an SM.
 struct Params {
   const __half* q;  // Q (batch, heads, q_len, head_dim)
-  int64 q_batch_stride;  // elements from one batch to the next
-  int64 q_head_stride;  // elements from one head to the next
-  int64 q_row_stride;  // elements from one row to the next
+  int64 q_batch_stride;  // batch stride, in elements
+  int64 q_head_stride;  // head stride, in elements
+  int64 q_row_stride;  // row stride, in elements
   const __half* k;  // K (batch, kv_heads, kv_len, head_dim)
-  int64 k_batch_stride;  // elements from one batch to the next
-  int64 k_head_stride;  // elements from one head to the next
-  int64 k_row_stride;  // elements from one row to the next
+  int64 k_batch_stride;  // batch stride, in elements
+  int64 k_head_stride;  // head stride, in elements
+  int64 k_row_stride;  // row stride, in elements
   const __half* v;  // V, as K
-  int64 v_batch_stride;  // elements from one batch to the next
-  int64 v_head_stride;  // elements from one head to the next
-  int64 v_row_stride;  // elements from one row to the next
+  int64 v_batch_stride;  // batch stride, in elements
+  int64 v_head_stride;  // head stride, in elements
+  int64 v_row_stride;  // row stride, in elements
   __half* o;  // O, as Q
-  int64 o_batch_stride;  // elements from one batch to the next
-  int64 o_head_stride;  // elements from one head to the next
-  int64 o_row_stride;  // elements from one row to the next
-  float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous; null: not stored
-  int q_len;  // queries of a head
-  int kv_len;  // keys of a head
+  int64 o_batch_stride;  // batch stride, in elements
+  int64 o_head_stride;  // head stride, in elements
+  int64 o_row_stride;  // row stride, in elements
+  float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous; not stored if null
+  int q_len;  // queries per head
+  int kv_len;  // keys per head
   int heads;  // query heads
-  int heads_per_kv_head;  // query heads that share one K/V head
-  int query_tiles;  // tiles of kTileM queries of a head
+  int heads_per_kv_head;  // query heads per K/V head
+  int query_tiles;  // tiles of kTileM queries per head
   int tiles;  // batch * heads * query_tiles
-  float scale_log2;  // scale * log2(e), positive: the host refuses others
+  float scale_log2;  // scale * log2(e); the host checks that it is positive
 };
 
 // Lengths of the sequences of a batch. They are read where they are used: constant memory takes no registers.

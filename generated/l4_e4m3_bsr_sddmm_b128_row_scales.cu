@@ -3,7 +3,7 @@
 //     codegen render specs/l4_e4m3_bsr_sddmm_b128_row_scales.yaml
 // spec: {"arch":"sm_89","block":{"cols":128,"rows":128},"copy":"cp_async","dtype":"e4m3","mma":"mma","op":"bsr_sddmm","scales":"row","schedule":"multistage","stages":3,"tile":{"k":64,"m":128,"n":128}}
 // spec hash: 5d280cd4c90b7d72935e48c70df1affa25c605650d2e5d45597c6aa21ce6c0e0
-// seal: sha256 9f9e0d4b0281a2bd0b213ba9650fd1e23c8cba470e325dc3536c68d4127598dd
+// seal: sha256 4830d411e24935668a31cb96084982761c7e476263268d552b65d6410e115832
 
 // Sampled product in FP8 by mma.sync: the stored blocks of C = A B^T, with C in block-sparse rows and A, B dense and
 // row-major. Rows of A and of B have a scale for each 128 columns.
@@ -34,7 +34,7 @@ constexpr int kTileM = 128;  // rows of a tile: those of a stored block of C
 constexpr int kTileN = 128;  // columns of a tile
 constexpr int kTileK = 64;  // depth of one step
 constexpr int kBlockCols = 128;  // columns of a stored block of C
-constexpr int kTileBlocks = 1;  // stored blocks of a tile, at most
+constexpr int kTileBlocks = 1;  // most stored blocks per tile
 constexpr int kRowChunks = 4;  // chunks of a row of an A or B tile
 constexpr int kPassRows = 64;  // rows of a tile that all threads copy at a time, a chunk each
 constexpr int kStages = 3;  // depth of the ring of A and B tiles
@@ -42,7 +42,7 @@ constexpr int kThreads = 256;  // all load and compute
 constexpr int kCopy = 16;  // elements of a chunk, one 16-byte copy
 constexpr int kATile = 8192;  // bytes of an A tile
 constexpr int kBTile = 8192;  // bytes of a B tile
-constexpr int kWarpsN = 4;  // warps side by side along a row of C
+constexpr int kWarpsN = 4;  // warps along a row of C
 constexpr int kWarpRows = 64;  // rows of C of one warp
 constexpr int kWarpColumns = 32;  // columns of C of one warp
 constexpr int kAScaleBytes = 512;  // bytes of the scales of an A tile
@@ -55,7 +55,7 @@ constexpr int kBOffset = 24576;  // 24576 bytes: B tiles, 128 rows of 64 element
 constexpr int kAScalesOffset = 49152;  // 1536 bytes: scales of the 128 rows of A of each stage
 constexpr int kBScalesOffset = 50688;  // 1536 bytes: scales of the 128 rows of B of each stage
 constexpr int kBRowsOffset = 52224;  // 512 bytes: rows of B that a unit needs
-constexpr int kStagingOffset = 0;  // 8192 bytes: strips of C, one per warp, overlapping the tiles
+constexpr int kStagingOffset = 0;  // 8192 bytes: strips of C, one per warp; overlap the tiles
 
 constexpr int kMmaRows = 16, kMmaColumns = 8, kMmaDepth = 32;  // of one product
 constexpr int kSlices = kTileK / kMmaDepth;  // even: the two sets of fragments also alternate across steps
@@ -72,20 +72,20 @@ struct Params {
   const unsigned char* a;  // A (M, K)
   const unsigned char* b;  // B (N, K)
   unsigned short* c;  // stored blocks of C (nnz, rows, cols), contiguous
-  int64 a_row_stride;  // elements from one row of A to the next
-  int64 b_row_stride;  // elements from one row of B to the next
-  const int* crow_indices;  // first block of each block row, then the end of the last
-  const int* col_indices;  // block column of each block
-  int index_words;  // 32-bit words of an index: 1 or 2; the low one is read
+  int64 a_row_stride;  // row stride of A, in elements
+  int64 b_row_stride;  // row stride of B, in elements
+  const int* crow_indices;  // row offsets: first block of each block row, then the end of the last
+  const int* col_indices;  // block column of each stored block
+  int index_words;  // 32-bit words per index, 1 or 2; the kernel reads the low word
   int block_rows;  // block rows of C
   int block_columns;  // block columns of C
   int blocks;  // stored blocks of C
   int k;  // columns of A and B
   int steps;  // K / kTileK, rounded up
-  const float* a_scale;  // scales of A, of 128 columns of a row each (K / 128, M)
-  const float* b_scale;  // scales of B, likewise (K / 128, N)
-  int64 a_scale_stride;  // elements from the scales of 128 columns of A to the next
-  int64 b_scale_stride;  // elements from the scales of 128 columns of B to the next
+  const float* a_scale;  // scales of A (K / 128, M), one for each 128 columns of a row
+  const float* b_scale;  // scales of B (K / 128, N), one for each 128 columns of a row
+  int64 a_scale_stride;  // stride between the scales of adjacent groups of 128 columns of A, in elements
+  int64 b_scale_stride;  // stride between the scales of adjacent groups of 128 columns of B, in elements
 };
 
 using Element = unsigned char;  // one e4m3 code

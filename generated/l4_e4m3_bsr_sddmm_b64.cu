@@ -3,7 +3,7 @@
 //     codegen render specs/l4_e4m3_bsr_sddmm_b64.yaml
 // spec: {"arch":"sm_89","block":{"cols":64,"rows":64},"copy":"cp_async","dtype":"e4m3","mma":"mma","op":"bsr_sddmm","schedule":"multistage","stages":3,"tile":{"k":64,"m":64,"n":256}}
 // spec hash: 77d35fd6179c4cce2d56699d3685b6544863ed896b5c1cc87ed0d756f961db80
-// seal: sha256 567213577c13600d023db357b29d864e087bdc8ab6407c7861d51d02c08568fd
+// seal: sha256 578281638199721f2275fb7abea4f795036b9b0d9373823b3e01fbf230600c13
 
 // Sampled product in FP8 by mma.sync: the stored blocks of C = A B^T, with C in block-sparse rows and A, B dense and
 // row-major. A value is its code times the scale of its operand.
@@ -34,7 +34,7 @@ constexpr int kTileM = 64;  // rows of a tile: those of a stored block of C
 constexpr int kTileN = 256;  // columns of a tile
 constexpr int kTileK = 64;  // depth of one step
 constexpr int kBlockCols = 64;  // columns of a stored block of C
-constexpr int kTileBlocks = 4;  // stored blocks of a tile, at most
+constexpr int kTileBlocks = 4;  // most stored blocks per tile
 constexpr int kRowChunks = 4;  // chunks of a row of an A or B tile
 constexpr int kPassRows = 64;  // rows of a tile that all threads copy at a time, a chunk each
 constexpr int kStages = 3;  // depth of the ring of A and B tiles
@@ -42,7 +42,7 @@ constexpr int kThreads = 256;  // all load and compute
 constexpr int kCopy = 16;  // elements of a chunk, one 16-byte copy
 constexpr int kATile = 4096;  // bytes of an A tile
 constexpr int kBTile = 16384;  // bytes of a B tile
-constexpr int kWarpsN = 8;  // warps side by side along a row of C
+constexpr int kWarpsN = 8;  // warps along a row of C
 constexpr int kWarpRows = 64;  // rows of C of one warp
 constexpr int kWarpColumns = 32;  // columns of C of one warp
 
@@ -50,7 +50,7 @@ constexpr int kWarpColumns = 32;  // columns of C of one warp
 constexpr int kAOffset = 0;  // 12288 bytes: A tiles, 64 rows of 64 elements, swizzled
 constexpr int kBOffset = 12288;  // 49152 bytes: B tiles, 256 rows of 64 elements, swizzled
 constexpr int kBRowsOffset = 61440;  // 1024 bytes: rows of B that a unit needs
-constexpr int kStagingOffset = 0;  // 8192 bytes: strips of C, one per warp, overlapping the tiles
+constexpr int kStagingOffset = 0;  // 8192 bytes: strips of C, one per warp; overlap the tiles
 
 constexpr int kMmaRows = 16, kMmaColumns = 8, kMmaDepth = 32;  // of one product
 constexpr int kSlices = kTileK / kMmaDepth;  // even: the two sets of fragments also alternate across steps
@@ -67,11 +67,11 @@ struct Params {
   const unsigned char* a;  // A (M, K)
   const unsigned char* b;  // B (N, K)
   unsigned short* c;  // stored blocks of C (nnz, rows, cols), contiguous
-  int64 a_row_stride;  // elements from one row of A to the next
-  int64 b_row_stride;  // elements from one row of B to the next
-  const int* crow_indices;  // first block of each block row, then the end of the last
-  const int* col_indices;  // block column of each block
-  int index_words;  // 32-bit words of an index: 1 or 2; the low one is read
+  int64 a_row_stride;  // row stride of A, in elements
+  int64 b_row_stride;  // row stride of B, in elements
+  const int* crow_indices;  // row offsets: first block of each block row, then the end of the last
+  const int* col_indices;  // block column of each stored block
+  int index_words;  // 32-bit words per index, 1 or 2; the kernel reads the low word
   int block_rows;  // block rows of C
   int block_columns;  // block columns of C
   int blocks;  // stored blocks of C

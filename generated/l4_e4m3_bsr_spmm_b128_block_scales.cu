@@ -3,7 +3,7 @@
 //     codegen render specs/l4_e4m3_bsr_spmm_b128_block_scales.yaml
 // spec: {"arch":"sm_89","b_layout":"column_major","block":{"cols":128,"rows":128},"copy":"cp_async","dtype":"e4m3","mma":"mma","op":"bsr_spmm","scales":"block","schedule":"multistage","stages":3,"tile":{"k":64,"m":128,"n":128}}
 // spec hash: 13056eed7b9f75d3fa64c32ed3be0c1b17445a9863c21a676c2153a99a996e15
-// seal: sha256 4891b5b6f09fc06a24a34838083246373cc47c8ab229da808099ba0537a76a0e
+// seal: sha256 66294c73bfc7ae9eb533513bb4777fcef92e697cecfc631b83c92a6d907876cf
 
 // BSR x dense in FP8 by mma.sync: C = A B, A in block-sparse rows and B, C dense, B stored by columns and C by rows.
 // A has a scale for each stored block, B one for each 128 rows of a column.
@@ -41,7 +41,7 @@ constexpr int kPassRows = 64;  // tile rows that all threads copy at a time, a c
 constexpr int kATile = 8192;  // bytes of an A tile
 constexpr int kBTile = 8192;  // bytes of a B tile
 constexpr int kBScaleBytes = 512;  // bytes of the scales of a B tile
-constexpr int kWarpsN = 4;  // warps side by side along a row of C
+constexpr int kWarpsN = 4;  // warps along a row of C
 constexpr int kWarpRows = 64;  // rows of C of one warp
 constexpr int kWarpColumns = 32;  // columns of C of one warp
 constexpr int kStripChunks = 4;  // chunks of a row of a strip of C
@@ -50,7 +50,7 @@ constexpr int kStripChunks = 4;  // chunks of a row of a strip of C
 constexpr int kAOffset = 0;  // 24576 bytes: A tiles, 128 rows of 64 elements, swizzled
 constexpr int kBOffset = 24576;  // 24576 bytes: B tiles, 128 columns of 64 elements, swizzled
 constexpr int kBScalesOffset = 49152;  // 1536 bytes: scales of the 128 columns of each stage
-constexpr int kStagingOffset = 0;  // 8192 bytes: strips of C, one per warp, overlapping the tiles
+constexpr int kStagingOffset = 0;  // 8192 bytes: strips of C, one per warp; overlap the tiles
 
 constexpr int kMmaRows = 16, kMmaColumns = 8;  // of one product
 constexpr int kMmaDepth = 32;  // of one product: a slice
@@ -66,20 +66,20 @@ struct Params {
   const unsigned char* a;  // stored blocks of A (nnz, rows, cols), contiguous
   const unsigned char* b;  // B, by columns (K, N)
   unsigned short* c;  // C (M, N)
-  int64 b_column_stride;  // elements from one column of B to the next
-  int64 c_row_stride;  // elements from one row of C to the next
-  const int* crow_indices;  // first block of each block row, then the end of the last
-  const int* col_indices;  // block column of each block
-  int index_words;  // 32-bit words of an index: 1 or 2; the low one is read
-  int block_columns;  // blocks across A, block rows of B
+  int64 b_column_stride;  // column stride of B, in elements
+  int64 c_row_stride;  // row stride of C, in elements
+  const int* crow_indices;  // row offsets: first block of each block row, then the end of the last
+  const int* col_indices;  // block column of each stored block
+  int index_words;  // 32-bit words per index, 1 or 2; the kernel reads the low word
+  int block_columns;  // block columns of A, block rows of B
   int block_rows;  // block rows of A
   int n;  // columns of B and C; rows of C are padded to a multiple of 8
-  int tiles;  // block_rows times those of a block row: the grid
+  int tiles;  // block_rows * tiles per block row: the grid size
   const float* a_scale;  // scales of the stored blocks of A (nnz,)
-  const float* b_scale;  // scales of B, of 128 rows of a column each (K / 128, N)
-  int64 b_scale_stride;  // elements from the scales of 128 rows of B to the next
-  int group_rows;  // block rows whose blocks should fit the L2 at once
-  int column_tiles;  // tiles of a block row
+  const float* b_scale;  // scales of B (K / 128, N), one for each 128 rows of a column
+  int64 b_scale_stride;  // stride between the scales of adjacent groups of 128 rows of B, in elements
+  int group_rows;  // block rows whose blocks fit the L2 together
+  int column_tiles;  // tiles per block row
 };
 
 using Element = unsigned char;  // one e4m3 code

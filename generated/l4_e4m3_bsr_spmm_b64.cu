@@ -3,7 +3,7 @@
 //     codegen render specs/l4_e4m3_bsr_spmm_b64.yaml
 // spec: {"arch":"sm_89","b_layout":"column_major","block":{"cols":64,"rows":64},"copy":"cp_async","dtype":"e4m3","mma":"mma","op":"bsr_spmm","schedule":"multistage","stages":3,"tile":{"k":64,"m":64,"n":256}}
 // spec hash: 010a7fe3ad8c344faccc4cbb0f9da7c5edb2a6d9f613351a87443f9875554986
-// seal: sha256 e3f6907463b47d75786459039007c532090048d58fc647f6067eb472d834247f
+// seal: sha256 dfa75fe222c5c05c4ca71b6c2d32668fdb6cf725adb82ec40474d018a9622f49
 
 // BSR x dense in FP8 by mma.sync: C = A B, A in block-sparse rows and B, C dense, B stored by columns and C by rows.
 // A value is its code times the scale of its operand.
@@ -40,7 +40,7 @@ constexpr int kRowChunks = 4;  // chunks of a tile row: of a row of A, of a colu
 constexpr int kPassRows = 64;  // tile rows that all threads copy at a time, a chunk each
 constexpr int kATile = 4096;  // bytes of an A tile
 constexpr int kBTile = 16384;  // bytes of a B tile
-constexpr int kWarpsN = 8;  // warps side by side along a row of C
+constexpr int kWarpsN = 8;  // warps along a row of C
 constexpr int kWarpRows = 64;  // rows of C of one warp
 constexpr int kWarpColumns = 32;  // columns of C of one warp
 constexpr int kStripChunks = 4;  // chunks of a row of a strip of C
@@ -48,7 +48,7 @@ constexpr int kStripChunks = 4;  // chunks of a row of a strip of C
 // Dynamic shared memory: 61440 bytes. Byte offsets:
 constexpr int kAOffset = 0;  // 12288 bytes: A tiles, 64 rows of 64 elements, swizzled
 constexpr int kBOffset = 12288;  // 49152 bytes: B tiles, 256 columns of 64 elements, swizzled
-constexpr int kStagingOffset = 0;  // 8192 bytes: strips of C, one per warp, overlapping the tiles
+constexpr int kStagingOffset = 0;  // 8192 bytes: strips of C, one per warp; overlap the tiles
 
 constexpr int kMmaRows = 16, kMmaColumns = 8;  // of one product
 constexpr int kMmaDepth = 32;  // of one product: a slice
@@ -64,19 +64,19 @@ struct Params {
   const unsigned char* a;  // stored blocks of A (nnz, rows, cols), contiguous
   const unsigned char* b;  // B, by columns (K, N)
   unsigned short* c;  // C (M, N)
-  int64 b_column_stride;  // elements from one column of B to the next
-  int64 c_row_stride;  // elements from one row of C to the next
-  const int* crow_indices;  // first block of each block row, then the end of the last
-  const int* col_indices;  // block column of each block
-  int index_words;  // 32-bit words of an index: 1 or 2; the low one is read
-  int block_columns;  // blocks across A, block rows of B
+  int64 b_column_stride;  // column stride of B, in elements
+  int64 c_row_stride;  // row stride of C, in elements
+  const int* crow_indices;  // row offsets: first block of each block row, then the end of the last
+  const int* col_indices;  // block column of each stored block
+  int index_words;  // 32-bit words per index, 1 or 2; the kernel reads the low word
+  int block_columns;  // block columns of A, block rows of B
   int block_rows;  // block rows of A
   int n;  // columns of B and C; rows of C are padded to a multiple of 8
-  int tiles;  // block_rows times those of a block row: the grid
+  int tiles;  // block_rows * tiles per block row: the grid size
   const float* a_scale;  // scale of A: value = code * scale
   const float* b_scale;  // scale of B
-  int group_rows;  // block rows whose blocks should fit the L2 at once
-  int column_tiles;  // tiles of a block row
+  int group_rows;  // block rows whose blocks fit the L2 together
+  int column_tiles;  // tiles per block row
 };
 
 using Element = unsigned char;  // one e4m3 code

@@ -3,7 +3,7 @@
 //     codegen render specs/l4_e4m3_dense.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"e4m3","head_dim":128,"lse":true,"mma":"mma","op":"attention","pattern":{"kind":"dense"},"schedule":"multistage","stages":4,"tile":{"m":64,"n":64},"warp_rows":16}
 // spec hash: d3a6e94516d9b242405fa39a2eb7082e7051a726a9ee7368c060e5f07e6ee77c
-// seal: sha256 e4f9c28d51083f9edbea985d47fcf65bbb0db1a7f99aab5088a8cb6bb7db53f7
+// seal: sha256 0710be9eec01b8fa26189c09c8c73132a5df37c61c4697bbf262702e6d319d55
 
 // Attention forward for sm_89 over the visible keys of the pattern:
 //   O = softmax(scale * Q K^T) V
@@ -38,24 +38,24 @@
 using int64 = long long;
 using uint32 = unsigned int;
 
-constexpr int kHeadDim = 128;  // elements of a head
+constexpr int kHeadDim = 128;  // elements per head
 constexpr int kTileM = 64;  // queries of a thread block
-constexpr int kTileN = 64;  // keys of one step
+constexpr int kTileN = 64;  // keys per step
 constexpr int kStages = 4;  // slots of the ring
 constexpr int kAhead = 2;  // K and V tiles in flight while the two of a step are read
 constexpr int kSubTileRows = 64;  // queries of a tile, over one range of keys
-constexpr int kWarpRows = 16;  // rows of a warp
-constexpr int kRowTiles = 1;  // tiles of 16 rows of a warp: products that share K and V operands
+constexpr int kWarpRows = 16;  // rows per warp
+constexpr int kRowTiles = 1;  // tiles of 16 rows per warp; their products share K and V operands
 constexpr int kThreads = 128;  // 4 warps
-constexpr int kRowBytes = 128;  // bytes of a row of Q and K
-constexpr int kLineChunks = 8;  // 16-byte chunks of a line, the part of a row that adjacent lanes copy
-constexpr int kRowLines = 1;  // lines of a row
+constexpr int kRowBytes = 128;  // bytes per row of Q and K
+constexpr int kLineChunks = 8;  // 16-byte chunks per line, the part of a row that adjacent lanes copy
+constexpr int kRowLines = 1;  // lines per row
 constexpr int kSwizzleRows = 1;  // consecutive rows with the same swizzle
 constexpr int kPassRows = 16;  // rows that all threads copy at a time
 constexpr int kWarpPassRows = 4;  // rows that a warp stores at a time
 constexpr int kSlotBytes = 8192;  // bytes of K or V of a step
-constexpr int kStepBlocks = 1;  // loads of a step: listed blocks, if it holds more than one
-constexpr int kLoadKeys = 64;  // keys of one load
+constexpr int kStepBlocks = 1;  // loads per step: its listed blocks, if it has several
+constexpr int kLoadKeys = 64;  // keys per load
 constexpr int kVChunks = 4;  // 16-byte chunks of a row of V^T: the keys of a step, one byte each
 constexpr int kVSwizzleRows = 2;  // consecutive rows of V^T with the same swizzle
 constexpr int kORowBytes = 256;  // bytes of a row of O
@@ -85,41 +85,41 @@ constexpr float kLn2 = 0.693147180559945f;
 // Grid: one thread block for each tile, 2 at a time on an SM.
 struct Params {
   const unsigned char* q;  // Q (batch, heads, q_len, head_dim)
-  int64 q_batch_stride;  // elements from one batch to the next
-  int64 q_head_stride;  // elements from one head to the next
-  int64 q_row_stride;  // elements from one row to the next
+  int64 q_batch_stride;  // batch stride, in elements
+  int64 q_head_stride;  // head stride, in elements
+  int64 q_row_stride;  // row stride, in elements
   const unsigned char* k;  // K (batch, kv_heads, kv_len, head_dim)
-  int64 k_batch_stride;  // elements from one batch to the next
-  int64 k_head_stride;  // elements from one head to the next
-  int64 k_row_stride;  // elements from one row to the next
+  int64 k_batch_stride;  // batch stride, in elements
+  int64 k_head_stride;  // head stride, in elements
+  int64 k_row_stride;  // row stride, in elements
   const unsigned char* v;  // V^T (batch, kv_heads, head_dim, kv_len rounded up to 16, in the order of KEY_ORDER)
-  int64 v_batch_stride;  // elements from one batch to the next
-  int64 v_head_stride;  // elements from one head to the next
-  int64 v_row_stride;  // elements from one row to the next
+  int64 v_batch_stride;  // batch stride, in elements
+  int64 v_head_stride;  // head stride, in elements
+  int64 v_row_stride;  // row stride, in elements
   unsigned short* o;  // O, as Q, in bf16
-  int64 o_batch_stride;  // elements from one batch to the next
-  int64 o_head_stride;  // elements from one head to the next
-  int64 o_row_stride;  // elements from one row to the next
+  int64 o_batch_stride;  // batch stride, in elements
+  int64 o_head_stride;  // head stride, in elements
+  int64 o_row_stride;  // row stride, in elements
   const float* q_scale;  // scales of Q: value = code * scale
-  int64 q_scale_batch_stride;  // elements from one batch to the next (0: shared)
-  int64 q_scale_head_stride;  // elements from one head to the next (0: shared)
-  int q_scale_row_stride;  // elements from one group of rows to the next (0: shared)
+  int64 q_scale_batch_stride;  // batch stride, in elements (0: shared)
+  int64 q_scale_head_stride;  // head stride, in elements (0: shared)
+  int q_scale_row_stride;  // group of rows stride, in elements (0: shared)
   const float* k_scale;  // scales of K: value = code * scale
-  int64 k_scale_batch_stride;  // elements from one batch to the next (0: shared)
-  int64 k_scale_head_stride;  // elements from one head to the next (0: shared)
-  int k_scale_row_stride;  // elements from one group of rows to the next (0: shared)
+  int64 k_scale_batch_stride;  // batch stride, in elements (0: shared)
+  int64 k_scale_head_stride;  // head stride, in elements (0: shared)
+  int k_scale_row_stride;  // group of rows stride, in elements (0: shared)
   const float* v_scale;  // scales of V: value = code * scale
-  int64 v_scale_batch_stride;  // elements from one batch to the next (0: shared)
-  int64 v_scale_head_stride;  // elements from one head to the next (0: shared)
-  int v_scale_column_stride;  // elements from one column to the next (0: shared)
-  float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous; null: not stored
-  int q_len;  // queries of a head
-  int kv_len;  // keys of a head
+  int64 v_scale_batch_stride;  // batch stride, in elements (0: shared)
+  int64 v_scale_head_stride;  // head stride, in elements (0: shared)
+  int v_scale_column_stride;  // column stride, in elements (0: shared)
+  float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous; not stored if null
+  int q_len;  // queries per head
+  int kv_len;  // keys per head
   int heads;  // query heads
-  int heads_per_kv_head;  // query heads that share one K/V head
-  int query_tiles;  // tiles of kTileM queries of a head
+  int heads_per_kv_head;  // query heads per K/V head
+  int query_tiles;  // tiles of kTileM queries per head
   int tiles;  // batch * heads * query_tiles
-  float scale_log2;  // scale * log2(e), positive: the host refuses others
+  float scale_log2;  // scale * log2(e); the host checks that it is positive
 };
 
 // Lengths of the sequences of a batch. They are read where they are used: constant memory takes no registers.

@@ -3,7 +3,7 @@
 //     codegen render specs/l4_lists64.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"mma","op":"attention","pattern":{"block":{"kv":64,"q":64},"kind":"block_lists","mask":"none"},"schedule":"multistage","stages":2,"tile":{"m":64,"n":64},"warp_rows":16}
 // spec hash: 083bc7f3f9e09d13b23cf3555f7ae8e5ffd52db18c7119ef9e9c48f58006d5df
-// seal: sha256 5e0377d7fe62b059f998c7ed38b047c703e0934351a25a1323ea4d624ec1badf
+// seal: sha256 8411a95a757649009ac4d903ce53b5ec21f5add4359e2e4b8c03dd1320330849
 
 // Attention forward for sm_89 over the listed key blocks of the pattern:
 //   O = softmax(scale * Q K^T) V
@@ -38,27 +38,27 @@
 using int64 = long long;
 using uint32 = unsigned int;
 
-constexpr int kHeadDim = 128;  // elements of a head
+constexpr int kHeadDim = 128;  // elements per head
 constexpr int kTileM = 64;  // queries of a thread block
-constexpr int kTileN = 64;  // keys of one step
+constexpr int kTileN = 64;  // keys per step
 constexpr int kStages = 2;  // slots of the ring
 constexpr int kAhead = 1;  // K and V tiles in flight while one is read
 constexpr int kSubTileRows = 64;  // queries of a tile: they share a list of key blocks
-constexpr int kWarpRows = 16;  // rows of a warp
-constexpr int kRowTiles = 1;  // tiles of 16 rows of a warp: products that share K and V operands
+constexpr int kWarpRows = 16;  // rows per warp
+constexpr int kRowTiles = 1;  // tiles of 16 rows per warp; their products share K and V operands
 constexpr int kThreads = 128;  // 4 warps
-constexpr int kRowBytes = 256;  // bytes of a row of Q, K, V, O
-constexpr int kLineChunks = 8;  // 16-byte chunks of a line, the part of a row that adjacent lanes copy
-constexpr int kRowLines = 2;  // lines of a row
+constexpr int kRowBytes = 256;  // bytes per row of Q, K, V, O
+constexpr int kLineChunks = 8;  // 16-byte chunks per line, the part of a row that adjacent lanes copy
+constexpr int kRowLines = 2;  // lines per row
 constexpr int kSwizzleRows = 1;  // consecutive rows with the same swizzle
 constexpr int kPassRows = 16;  // rows that all threads copy at a time
 constexpr int kWarpPassRows = 4;  // rows that a warp stores at a time
 constexpr int kSlotBytes = 16384;  // bytes of K or V of a step
-constexpr int kStepBlocks = 1;  // loads of a step: listed blocks, if it holds more than one
-constexpr int kLoadKeys = 64;  // keys of one load
+constexpr int kStepBlocks = 1;  // loads per step: its listed blocks, if it has several
+constexpr int kLoadKeys = 64;  // keys per load
 constexpr int kGroupKeys = 16;  // keys whose weights are computed together before their product
 constexpr int kHalfStep = 2;  // half a step, in groups
-constexpr int kStepsAhead = 1;  // steps whose K has been requested, from the current one on
+constexpr int kStepsAhead = 1;  // steps whose K is requested, starting at the current step
 constexpr int kBlockKeys = 64;  // keys of a listed block
 
 // Dynamic shared memory: 32768 bytes. Byte offsets:
@@ -78,48 +78,48 @@ constexpr float kLn2 = 0.693147180559945f;
 // Grid: one thread block for each tile, 2 at a time on an SM.
 struct Params {
   const unsigned short* q;  // Q (batch, heads, q_len, head_dim)
-  int64 q_batch_stride;  // elements from one batch to the next
-  int64 q_head_stride;  // elements from one head to the next
-  int64 q_row_stride;  // elements from one row to the next
+  int64 q_batch_stride;  // batch stride, in elements
+  int64 q_head_stride;  // head stride, in elements
+  int64 q_row_stride;  // row stride, in elements
   const unsigned short* k;  // K (batch, kv_heads, kv_len, head_dim)
-  int64 k_batch_stride;  // elements from one batch to the next
-  int64 k_head_stride;  // elements from one head to the next
-  int64 k_row_stride;  // elements from one row to the next
+  int64 k_batch_stride;  // batch stride, in elements
+  int64 k_head_stride;  // head stride, in elements
+  int64 k_row_stride;  // row stride, in elements
   const unsigned short* v;  // V, as K
-  int64 v_batch_stride;  // elements from one batch to the next
-  int64 v_head_stride;  // elements from one head to the next
-  int64 v_row_stride;  // elements from one row to the next
+  int64 v_batch_stride;  // batch stride, in elements
+  int64 v_head_stride;  // head stride, in elements
+  int64 v_row_stride;  // row stride, in elements
   unsigned short* o;  // O, as Q
-  int64 o_batch_stride;  // elements from one batch to the next
-  int64 o_head_stride;  // elements from one head to the next
-  int64 o_row_stride;  // elements from one row to the next
-  float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous; null: not stored
+  int64 o_batch_stride;  // batch stride, in elements
+  int64 o_head_stride;  // head stride, in elements
+  int64 o_row_stride;  // row stride, in elements
+  float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous; not stored if null
   const int* kv_num_blocks;  // number of partial key blocks
-  int64 kv_num_blocks_batch_stride;  // elements from one batch to the next (0: shared)
-  int64 kv_num_blocks_head_stride;  // elements from one head to the next (0: shared)
-  int64 kv_num_blocks_row_stride;  // elements from one query block to the next
+  int64 kv_num_blocks_batch_stride;  // batch stride, in elements (0: shared)
+  int64 kv_num_blocks_head_stride;  // head stride, in elements (0: shared)
+  int64 kv_num_blocks_row_stride;  // query block stride, in elements
   const int* kv_indices;  // partial key blocks
-  int64 kv_indices_batch_stride;  // elements from one batch to the next (0: shared)
-  int64 kv_indices_head_stride;  // elements from one head to the next (0: shared)
-  int64 kv_indices_row_stride;  // elements from one query block to the next
-  int kv_indices_length;  // entries of a list
+  int64 kv_indices_batch_stride;  // batch stride, in elements (0: shared)
+  int64 kv_indices_head_stride;  // head stride, in elements (0: shared)
+  int64 kv_indices_row_stride;  // query block stride, in elements
+  int kv_indices_length;  // entries per list
   const int* full_kv_num_blocks;  // number of full key blocks
-  int64 full_kv_num_blocks_batch_stride;  // elements from one batch to the next (0: shared)
-  int64 full_kv_num_blocks_head_stride;  // elements from one head to the next (0: shared)
-  int64 full_kv_num_blocks_row_stride;  // elements from one query block to the next
+  int64 full_kv_num_blocks_batch_stride;  // batch stride, in elements (0: shared)
+  int64 full_kv_num_blocks_head_stride;  // head stride, in elements (0: shared)
+  int64 full_kv_num_blocks_row_stride;  // query block stride, in elements
   const int* full_kv_indices;  // full key blocks
-  int64 full_kv_indices_batch_stride;  // elements from one batch to the next (0: shared)
-  int64 full_kv_indices_head_stride;  // elements from one head to the next (0: shared)
-  int64 full_kv_indices_row_stride;  // elements from one query block to the next
-  int full_kv_indices_length;  // entries of a list
-  int query_blocks;  // query blocks of a head: rows of the lists
-  int q_len;  // queries of a head
-  int kv_len;  // keys of a head
+  int64 full_kv_indices_batch_stride;  // batch stride, in elements (0: shared)
+  int64 full_kv_indices_head_stride;  // head stride, in elements (0: shared)
+  int64 full_kv_indices_row_stride;  // query block stride, in elements
+  int full_kv_indices_length;  // entries per list
+  int query_blocks;  // query blocks per head: rows of the lists
+  int q_len;  // queries per head
+  int kv_len;  // keys per head
   int heads;  // query heads
-  int heads_per_kv_head;  // query heads that share one K/V head
-  int query_tiles;  // tiles of kTileM queries of a head
+  int heads_per_kv_head;  // query heads per K/V head
+  int query_tiles;  // tiles of kTileM queries per head
   int tiles;  // batch * heads * query_tiles
-  float scale_log2;  // scale * log2(e), positive: the host refuses others
+  float scale_log2;  // scale * log2(e); the host checks that it is positive
 };
 
 // Lengths of the sequences of a batch. They are read where they are used: constant memory takes no registers.

@@ -3,7 +3,7 @@
 //     codegen render specs/l4_select_topk.yaml
 // spec: {"arch":"sm_89","copy":"ld_global","dtype":"fp16","mma":"none","op":"select_topk","schedule":"multistage","stages":1,"tile":{"m":32,"n":64}}
 // spec hash: 5b571f834b506b017816df8e5f27cf62dbf810c82d685ae977ea8ca0a541f2c1
-// seal: sha256 58845654c3a496312d9b8b02fa0677b4b10643a666546e822f67e355c3976115
+// seal: sha256 9abae9c9e86ad24d4dfd2e091f6919f4fde4110bd5300e24f8b4c91bbe1c7d26
 
 // Selection of key blocks: for each block of queries, the indices of the `topk` key blocks whose mean key has the
 // largest product with the mean query. Two kernels:
@@ -21,20 +21,20 @@
 using int64 = long long;
 using uint32 = unsigned int;
 
-constexpr int kTileN = 64;  // key blocks of a step
+constexpr int kTileN = 64;  // key blocks per step
 constexpr int kLaneBlocks = 2;  // key blocks of a lane in a step
-constexpr int kWarpRows = 4;  // query blocks of a warp
-constexpr int kThreads = 256;  // threads of a block, at most
-constexpr int kMeanThreads = 256;  // threads of a block that computes a mean
-constexpr int kChunk = 8;  // elements of 16 bytes, which a thread loads at a time
+constexpr int kWarpRows = 4;  // query blocks per warp
+constexpr int kThreads = 256;  // most threads per block
+constexpr int kMeanThreads = 256;  // threads per block of the prologue, which computes means
+constexpr int kChunk = 8;  // elements per 16-byte load of a thread
 constexpr int kDepth = 32;  // columns of the means of K in shared memory
-constexpr int kKStride = 36;  // floats from one of their rows to the next
-constexpr int kQStride = 256;  // floats from one row of the means of Q to the next
+constexpr int kKStride = 36;  // row stride of these means, in floats
+constexpr int kQStride = 256;  // row stride of the means of Q, in floats
 
 // Dynamic shared memory: 101376 bytes. Byte offsets:
 constexpr int kKTileOffset = 0;  // 9216 bytes: means of 64 key blocks, 32 columns of them
 constexpr int kQRowsOffset = 9216;  // 32768 bytes: means of the query blocks
-constexpr int kRanksOffset = 41984;  // 59392 bytes: ranks of all key blocks, as many as a launch has
+constexpr int kRanksOffset = 41984;  // 59392 bytes: ranks of all key blocks of a launch
 
 using Element = unsigned short;  // the bits of one fp16
 constexpr uint32 kAllLanes = 0xFFFFFFFF;
@@ -46,31 +46,31 @@ constexpr int kAlwaysBits = 32;  // blocks from either end that a set of bits co
 // Prologue, with the same parameters: l4_select_topk_block_means, 256 threads per block.
 struct Params {
   const unsigned short* q;  // Q (batch, heads, q_len, head_dim)
-  int64 q_batch_stride;  // elements from one batch to the next
-  int64 q_head_stride;  // elements from one head to the next
-  int64 q_row_stride;  // elements from one row to the next
+  int64 q_batch_stride;  // batch stride, in elements
+  int64 q_head_stride;  // head stride, in elements
+  int64 q_row_stride;  // row stride, in elements
   const unsigned short* k;  // K (batch, kv_heads, kv_len, head_dim)
-  int64 k_batch_stride;  // elements from one batch to the next
-  int64 k_head_stride;  // elements from one head to the next
-  int64 k_row_stride;  // elements from one row to the next
-  float* means;  // means of all blocks of Q, then of K: a row of head_dim each
-  int* kv_indices;  // (batch, heads, query_blocks, topk): the lists
+  int64 k_batch_stride;  // batch stride, in elements
+  int64 k_head_stride;  // head stride, in elements
+  int64 k_row_stride;  // row stride, in elements
+  float* means;  // means of all blocks of Q, then of K: head_dim elements each
+  int* kv_indices;  // lists (batch, heads, query_blocks, topk)
   int64 q_blocks;  // query blocks of all heads
-  int q_len;  // queries of a head
-  int kv_len;  // keys of a head
+  int q_len;  // queries per head
+  int kv_len;  // keys per head
   int head_dim;  // elements of a head, a multiple of 8
   int heads;  // query heads
   int kv_heads;  // heads of K
-  int heads_per_kv_head;  // query heads that share one head of K
-  int block_q;  // queries of a block
-  int block_kv;  // keys of a block
-  int query_blocks;  // query blocks of a head
-  int key_blocks;  // key blocks of a head
-  int query_tiles;  // thread blocks of a head
-  int topk;  // entries of a list
+  int heads_per_kv_head;  // query heads per head of K
+  int block_q;  // queries per block
+  int block_kv;  // keys per block
+  int query_blocks;  // query blocks per head
+  int key_blocks;  // key blocks per head
+  int query_tiles;  // thread blocks per head
+  int topk;  // entries per list
   int causal;  // 1 if a query block does not see key blocks after its last query
-  int always_first;  // bits: key blocks that are always selected, counted from the first
-  int always_last;  // bits: likewise, counted back from the one at a query block's last query
+  int always_first;  // bit mask of key blocks that are always selected, counted from the first key block
+  int always_last;  // the same, counted back from the key block at a query block's last query
 };
 
 // cvt.f32.f16: converts the bits of an fp16 to a float (PTX ISA, "cvt")

@@ -3,7 +3,7 @@
 //     codegen render specs/l4_strided_d192.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":192,"lse":true,"mma":"mma","op":"attention","pattern":{"block":64,"causal":true,"kind":"strided","local":15,"stride":8},"schedule":"multistage","stages":3,"tile":{"m":64,"n":32},"warp_rows":16}
 // spec hash: 2c2c2166f4de78411ae227da1a69e4d8bac33339b8d016d05230d557ff2aee30
-// seal: sha256 7ff471c479ad42c496232a154d3bb4b5d6d7054dae5258b3427eda6096dc5ea6
+// seal: sha256 9c3ab85e8572aff1ac71c198247c9b390dca847b1a33aeeb2f0ed70042ad717d
 
 // Attention forward for sm_89 over the visible keys of the pattern:
 //   O = softmax(scale * Q K^T) V
@@ -38,28 +38,28 @@
 using int64 = long long;
 using uint32 = unsigned int;
 
-constexpr int kHeadDim = 192;  // elements of a head
+constexpr int kHeadDim = 192;  // elements per head
 constexpr int kTileM = 64;  // queries of a thread block
-constexpr int kTileN = 32;  // keys of one step
+constexpr int kTileN = 32;  // keys per step
 constexpr int kStages = 3;  // slots of the ring
 constexpr int kAhead = 2;  // K and V tiles in flight while one is read
 constexpr int kSubTileRows = 64;  // queries of a tile, over one range of keys
-constexpr int kWarpRows = 16;  // rows of a warp
-constexpr int kRowTiles = 1;  // tiles of 16 rows of a warp: products that share K and V operands
+constexpr int kWarpRows = 16;  // rows per warp
+constexpr int kRowTiles = 1;  // tiles of 16 rows per warp; their products share K and V operands
 constexpr int kThreads = 128;  // 4 warps
-constexpr int kRowBytes = 384;  // bytes of a row of Q, K, V, O
-constexpr int kLineChunks = 8;  // 16-byte chunks of a line, the part of a row that adjacent lanes copy
-constexpr int kRowLines = 3;  // lines of a row
+constexpr int kRowBytes = 384;  // bytes per row of Q, K, V, O
+constexpr int kLineChunks = 8;  // 16-byte chunks per line, the part of a row that adjacent lanes copy
+constexpr int kRowLines = 3;  // lines per row
 constexpr int kSwizzleRows = 1;  // consecutive rows with the same swizzle
 constexpr int kPassRows = 16;  // rows that all threads copy at a time
 constexpr int kWarpPassRows = 4;  // rows that a warp stores at a time
 constexpr int kSlotBytes = 12288;  // bytes of K or V of a step
-constexpr int kStepBlocks = 1;  // loads of a step: listed blocks, if it holds more than one
-constexpr int kLoadKeys = 32;  // keys of one load
+constexpr int kStepBlocks = 1;  // loads per step: its listed blocks, if it has several
+constexpr int kLoadKeys = 32;  // keys per load
 constexpr int kGroupKeys = 16;  // keys whose weights are computed together before their product
 constexpr int kHalfStep = 1;  // half a step, in groups
-constexpr int kBlock = 64;  // keys of a block of the pattern, hence of a stripe
-constexpr int kPeriod = 512;  // keys from the beginning of one stripe to that of the next
+constexpr int kBlock = 64;  // keys of a block of the pattern, and of a stripe
+constexpr int kPeriod = 512;  // distance between the starts of adjacent stripes, in keys
 constexpr int kLocalKeys = 960;  // keys of the local blocks before a query's own block
 
 // Dynamic shared memory: 49152 bytes. Byte offsets:
@@ -79,29 +79,29 @@ constexpr float kLn2 = 0.693147180559945f;
 // Grid: one thread block for each tile, 2 at a time on an SM.
 struct Params {
   const unsigned short* q;  // Q (batch, heads, q_len, head_dim)
-  int64 q_batch_stride;  // elements from one batch to the next
-  int64 q_head_stride;  // elements from one head to the next
-  int64 q_row_stride;  // elements from one row to the next
+  int64 q_batch_stride;  // batch stride, in elements
+  int64 q_head_stride;  // head stride, in elements
+  int64 q_row_stride;  // row stride, in elements
   const unsigned short* k;  // K (batch, kv_heads, kv_len, head_dim)
-  int64 k_batch_stride;  // elements from one batch to the next
-  int64 k_head_stride;  // elements from one head to the next
-  int64 k_row_stride;  // elements from one row to the next
+  int64 k_batch_stride;  // batch stride, in elements
+  int64 k_head_stride;  // head stride, in elements
+  int64 k_row_stride;  // row stride, in elements
   const unsigned short* v;  // V, as K
-  int64 v_batch_stride;  // elements from one batch to the next
-  int64 v_head_stride;  // elements from one head to the next
-  int64 v_row_stride;  // elements from one row to the next
+  int64 v_batch_stride;  // batch stride, in elements
+  int64 v_head_stride;  // head stride, in elements
+  int64 v_row_stride;  // row stride, in elements
   unsigned short* o;  // O, as Q
-  int64 o_batch_stride;  // elements from one batch to the next
-  int64 o_head_stride;  // elements from one head to the next
-  int64 o_row_stride;  // elements from one row to the next
-  float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous; null: not stored
-  int q_len;  // queries of a head
-  int kv_len;  // keys of a head
+  int64 o_batch_stride;  // batch stride, in elements
+  int64 o_head_stride;  // head stride, in elements
+  int64 o_row_stride;  // row stride, in elements
+  float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous; not stored if null
+  int q_len;  // queries per head
+  int kv_len;  // keys per head
   int heads;  // query heads
-  int heads_per_kv_head;  // query heads that share one K/V head
-  int query_tiles;  // tiles of kTileM queries of a head
+  int heads_per_kv_head;  // query heads per K/V head
+  int query_tiles;  // tiles of kTileM queries per head
   int tiles;  // batch * heads * query_tiles
-  float scale_log2;  // scale * log2(e), positive: the host refuses others
+  float scale_log2;  // scale * log2(e); the host checks that it is positive
 };
 
 // Lengths of the sequences of a batch. They are read where they are used: constant memory takes no registers.

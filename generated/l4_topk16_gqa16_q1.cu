@@ -3,7 +3,7 @@
 //     codegen render specs/l4_topk16_gqa16_q1.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"lse":true,"mma":"mma","op":"attention","pack_gqa":16,"pattern":{"block":{"kv":64,"q":1},"k":16,"kind":"topk"},"schedule":"multistage","stages":3,"tile":{"m":16,"n":32},"warp_rows":16}
 // spec hash: 0cd52144acd1d9582d51598698480adab74556070d67b8372694452e3b1e78be
-// seal: sha256 a0ab95ce9ae4e7a252f60fbd0f53a8e9c4b60838193bc9577ef3c12a1c85b8d0
+// seal: sha256 48f21a4a03715fb5bf2164bc6275b40cdbeb94a43ab93eaa977c87a1ebda5e17
 
 // Attention forward for sm_89 over the listed key blocks of the pattern:
 //   O = softmax(scale * Q K^T) V
@@ -40,29 +40,29 @@
 using int64 = long long;
 using uint32 = unsigned int;
 
-constexpr int kHeadDim = 128;  // elements of a head
+constexpr int kHeadDim = 128;  // elements per head
 constexpr int kTileM = 16;  // rows of a thread block
-constexpr int kTileN = 32;  // keys of one step
+constexpr int kTileN = 32;  // keys per step
 constexpr int kStages = 3;  // slots of the ring
 constexpr int kAhead = 2;  // K and V tiles in flight while one is read
 constexpr int kPackGqa = 16;  // query heads of a pack: row = query * kPackGqa + head
 constexpr int kTileQueries = 1;  // queries of a tile
 constexpr int kSubTileRows = 1;  // queries of a tile: they share a list of key blocks
-constexpr int kWarpRows = 16;  // rows of a warp
-constexpr int kRowTiles = 1;  // tiles of 16 rows of a warp: products that share K and V operands
+constexpr int kWarpRows = 16;  // rows per warp
+constexpr int kRowTiles = 1;  // tiles of 16 rows per warp; their products share K and V operands
 constexpr int kThreads = 32;  // 1 warp
-constexpr int kRowBytes = 256;  // bytes of a row of Q, K, V, O
-constexpr int kLineChunks = 8;  // 16-byte chunks of a line, the part of a row that adjacent lanes copy
-constexpr int kRowLines = 2;  // lines of a row
+constexpr int kRowBytes = 256;  // bytes per row of Q, K, V, O
+constexpr int kLineChunks = 8;  // 16-byte chunks per line, the part of a row that adjacent lanes copy
+constexpr int kRowLines = 2;  // lines per row
 constexpr int kSwizzleRows = 1;  // consecutive rows with the same swizzle
 constexpr int kPassRows = 4;  // rows that all threads copy at a time
 constexpr int kWarpPassRows = 4;  // rows that a warp stores at a time
 constexpr int kSlotBytes = 8192;  // bytes of K or V of a step
-constexpr int kStepBlocks = 1;  // loads of a step: listed blocks, if it holds more than one
-constexpr int kLoadKeys = 32;  // keys of one load
+constexpr int kStepBlocks = 1;  // loads per step: its listed blocks, if it has several
+constexpr int kLoadKeys = 32;  // keys per load
 constexpr int kGroupKeys = 16;  // keys whose weights are computed together before their product
 constexpr int kHalfStep = 1;  // half a step, in groups
-constexpr int kStepsAhead = 1;  // steps whose K has been requested, from the current one on
+constexpr int kStepsAhead = 1;  // steps whose K is requested, starting at the current step
 constexpr int kBlockKeys = 64;  // keys of a listed block
 constexpr int kBlockSteps = 2;  // steps in a listed block
 constexpr int kTopK = 16;  // key blocks listed for each query block
@@ -85,33 +85,33 @@ constexpr float kLn2 = 0.693147180559945f;
 // Grid: one thread block for each tile, 4 at a time on an SM.
 struct Params {
   const unsigned short* q;  // Q (batch, heads, q_len, head_dim)
-  int64 q_batch_stride;  // elements from one batch to the next
-  int64 q_head_stride;  // elements from one head to the next
-  int64 q_row_stride;  // elements from one row to the next
+  int64 q_batch_stride;  // batch stride, in elements
+  int64 q_head_stride;  // head stride, in elements
+  int64 q_row_stride;  // row stride, in elements
   const unsigned short* k;  // K (batch, kv_heads, kv_len, head_dim)
-  int64 k_batch_stride;  // elements from one batch to the next
-  int64 k_head_stride;  // elements from one head to the next
-  int64 k_row_stride;  // elements from one row to the next
+  int64 k_batch_stride;  // batch stride, in elements
+  int64 k_head_stride;  // head stride, in elements
+  int64 k_row_stride;  // row stride, in elements
   const unsigned short* v;  // V, as K
-  int64 v_batch_stride;  // elements from one batch to the next
-  int64 v_head_stride;  // elements from one head to the next
-  int64 v_row_stride;  // elements from one row to the next
+  int64 v_batch_stride;  // batch stride, in elements
+  int64 v_head_stride;  // head stride, in elements
+  int64 v_row_stride;  // row stride, in elements
   unsigned short* o;  // O, as Q
-  int64 o_batch_stride;  // elements from one batch to the next
-  int64 o_head_stride;  // elements from one head to the next
-  int64 o_row_stride;  // elements from one row to the next
-  float* lse;  // log-sum-exp, (batch, heads * kPackGqa, q_len) contiguous; null: not stored
-  const int* kv_indices;  // key blocks of each query block, any order
-  int64 kv_indices_batch_stride;  // elements from one batch to the next (0: shared)
-  int64 kv_indices_head_stride;  // elements from one pack to the next (0: shared)
-  int64 kv_indices_row_stride;  // elements from one query block to the next
-  int q_len;  // queries of a head
-  int kv_len;  // keys of a head
+  int64 o_batch_stride;  // batch stride, in elements
+  int64 o_head_stride;  // head stride, in elements
+  int64 o_row_stride;  // row stride, in elements
+  float* lse;  // log-sum-exp, (batch, heads * kPackGqa, q_len) contiguous; not stored if null
+  const int* kv_indices;  // key blocks of each query block, in any order
+  int64 kv_indices_batch_stride;  // batch stride, in elements (0: shared)
+  int64 kv_indices_head_stride;  // pack stride, in elements (0: shared)
+  int64 kv_indices_row_stride;  // query block stride, in elements
+  int q_len;  // queries per head
+  int kv_len;  // keys per head
   int heads;  // packs of kPackGqa query heads
-  int heads_per_kv_head;  // packs that share one K/V head
-  int query_tiles;  // tiles of kTileQueries queries of a pack
+  int heads_per_kv_head;  // packs per K/V head
+  int query_tiles;  // tiles of kTileQueries queries per pack
   int tiles;  // batch * heads * query_tiles
-  float scale_log2;  // scale * log2(e), positive: the host refuses others
+  float scale_log2;  // scale * log2(e); the host checks that it is positive
 };
 
 // Lengths of the sequences of a batch. They are read where they are used: constant memory takes no registers.

@@ -3,7 +3,7 @@
 //     codegen render specs/l4_window_d96.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":96,"lse":true,"mma":"mma","op":"attention","pad_heads":true,"pattern":{"kind":"sliding_window","left":null,"right":null},"schedule":"multistage","stages":2,"tile":{"m":128,"n":32},"warp_rows":32}
 // spec hash: b223b5817d4e4757de390b71dded427720b9df55d1c5286fa56c6d4f1e862af9
-// seal: sha256 b1f5cffcd853fa9b8f7af6d42f63d0383c1b1e240ebd86170e542e202520f2ec
+// seal: sha256 a26f071c4d1e022e03e5bf6bac2aaadf2f1217eae83cb5ec524dbca6f8fa5f24
 
 // Attention forward for sm_89 over the visible keys of the pattern:
 //   O = softmax(scale * Q K^T) V
@@ -38,24 +38,24 @@
 using int64 = long long;
 using uint32 = unsigned int;
 
-constexpr int kHeadDim = 96;  // elements of a head
+constexpr int kHeadDim = 96;  // elements per head
 constexpr int kTileM = 128;  // queries of a thread block
-constexpr int kTileN = 32;  // keys of one step
+constexpr int kTileN = 32;  // keys per step
 constexpr int kStages = 2;  // slots of the ring
 constexpr int kAhead = 1;  // K and V tiles in flight while one is read
 constexpr int kSubTileRows = 128;  // queries of a tile, over one range of keys
-constexpr int kWarpRows = 32;  // rows of a warp
-constexpr int kRowTiles = 2;  // tiles of 16 rows of a warp: products that share K and V operands
+constexpr int kWarpRows = 32;  // rows per warp
+constexpr int kRowTiles = 2;  // tiles of 16 rows per warp; their products share K and V operands
 constexpr int kThreads = 128;  // 4 warps
-constexpr int kRowBytes = 192;  // bytes of a row of Q, K, V, O
-constexpr int kLineChunks = 4;  // 16-byte chunks of a line, the part of a row that adjacent lanes copy
-constexpr int kRowLines = 3;  // lines of a row
+constexpr int kRowBytes = 192;  // bytes per row of Q, K, V, O
+constexpr int kLineChunks = 4;  // 16-byte chunks per line, the part of a row that adjacent lanes copy
+constexpr int kRowLines = 3;  // lines per row
 constexpr int kSwizzleRows = 2;  // consecutive rows with the same swizzle
 constexpr int kPassRows = 32;  // rows that all threads copy at a time
 constexpr int kWarpPassRows = 8;  // rows that a warp stores at a time
 constexpr int kSlotBytes = 6144;  // bytes of K or V of a step
-constexpr int kStepBlocks = 1;  // loads of a step: listed blocks, if it holds more than one
-constexpr int kLoadKeys = 32;  // keys of one load
+constexpr int kStepBlocks = 1;  // loads per step: its listed blocks, if it has several
+constexpr int kLoadKeys = 32;  // keys per load
 constexpr int kGroupKeys = 16;  // keys whose weights are computed together before their product
 constexpr int kHalfStep = 1;  // half a step, in groups
 
@@ -76,32 +76,32 @@ constexpr float kLn2 = 0.693147180559945f;
 // Grid: one thread block for each tile, 2 at a time on an SM.
 struct Params {
   const unsigned short* q;  // Q (batch, heads, q_len, head_dim)
-  int64 q_batch_stride;  // elements from one batch to the next
-  int64 q_head_stride;  // elements from one head to the next
-  int64 q_row_stride;  // elements from one row to the next
+  int64 q_batch_stride;  // batch stride, in elements
+  int64 q_head_stride;  // head stride, in elements
+  int64 q_row_stride;  // row stride, in elements
   const unsigned short* k;  // K (batch, kv_heads, kv_len, head_dim)
-  int64 k_batch_stride;  // elements from one batch to the next
-  int64 k_head_stride;  // elements from one head to the next
-  int64 k_row_stride;  // elements from one row to the next
+  int64 k_batch_stride;  // batch stride, in elements
+  int64 k_head_stride;  // head stride, in elements
+  int64 k_row_stride;  // row stride, in elements
   const unsigned short* v;  // V, as K
-  int64 v_batch_stride;  // elements from one batch to the next
-  int64 v_head_stride;  // elements from one head to the next
-  int64 v_row_stride;  // elements from one row to the next
+  int64 v_batch_stride;  // batch stride, in elements
+  int64 v_head_stride;  // head stride, in elements
+  int64 v_row_stride;  // row stride, in elements
   unsigned short* o;  // O, as Q
-  int64 o_batch_stride;  // elements from one batch to the next
-  int64 o_head_stride;  // elements from one head to the next
-  int64 o_row_stride;  // elements from one row to the next
-  float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous; null: not stored
+  int64 o_batch_stride;  // batch stride, in elements
+  int64 o_head_stride;  // head stride, in elements
+  int64 o_row_stride;  // row stride, in elements
+  float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous; not stored if null
   int window_left;  // keys seen before the query's own position
-  int window_right;  // keys seen after it
-  int head_chunks;  // 16-byte chunks of a row of Q, K, V and O; the rest of kHeadDim columns is zeros
-  int q_len;  // queries of a head
-  int kv_len;  // keys of a head
+  int window_right;  // keys seen after the query's own position
+  int head_chunks;  // 16-byte chunks per row of Q, K, V and O; the remaining columns up to kHeadDim are zeros
+  int q_len;  // queries per head
+  int kv_len;  // keys per head
   int heads;  // query heads
-  int heads_per_kv_head;  // query heads that share one K/V head
-  int query_tiles;  // tiles of kTileM queries of a head
+  int heads_per_kv_head;  // query heads per K/V head
+  int query_tiles;  // tiles of kTileM queries per head
   int tiles;  // batch * heads * query_tiles
-  float scale_log2;  // scale * log2(e), positive: the host refuses others
+  float scale_log2;  // scale * log2(e); the host checks that it is positive
 };
 
 // Lengths of the sequences of a batch. They are read where they are used: constant memory takes no registers.

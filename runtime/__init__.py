@@ -16,11 +16,12 @@ from runtime.errors import (
     NoJitError,
     ToolchainError,
     UnverifiedError,
+    torch_needed,
 )
 from runtime.receipts.mode import verified_only
 
 if TYPE_CHECKING:
-    from runtime import nn, patterns
+    from runtime import compat, nn, patterns
     from runtime.kernel import Kernel, load_kernel
     from runtime.kernels.attention import AttentionResult
     from runtime.ops.attention import block_sparse_attention
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from runtime.ops.quantized_operands import quantized_operands
     from runtime.ops.select_topk import select_topk_blocks
     from runtime.ops.static_scales import scales_of
+    from runtime.ops.varlen import varlen_attention
     from runtime.prepare.bsr_matrix import BsrMatrix, prepare_bsr
     from runtime.prepare.prepared import PreparedBsr, PreparedLists
     from runtime.prepare.problem import bsr_problem
@@ -51,6 +53,7 @@ _NEED_TORCH = {
     "bsr_matmul": "runtime.ops.bsr",
     "bsr_problem": "runtime.prepare.problem",
     "bsr_sddmm": "runtime.ops.bsr",
+    "compat": "runtime.compat",
     "create_block_mask": "runtime.ops.block_mask",
     "explain_attention": "runtime.ops.explain",
     "explain_matmul": "runtime.ops.bsr_explain",
@@ -64,6 +67,7 @@ _NEED_TORCH = {
     "quantized_operands": "runtime.ops.quantized_operands",
     "scales_of": "runtime.ops.static_scales",
     "select_topk_blocks": "runtime.ops.select_topk",
+    "varlen_attention": "runtime.ops.varlen",
 }
 
 # Former names and their successors, until the first release.
@@ -98,6 +102,7 @@ __all__ = [
     "bsr_matmul",
     "bsr_problem",
     "bsr_sddmm",
+    "compat",
     "create_block_mask",
     "explain_attention",
     "explain_matmul",
@@ -111,6 +116,7 @@ __all__ = [
     "quantized_operands",
     "scales_of",
     "select_topk_blocks",
+    "varlen_attention",
     "verified_only",
 ]
 
@@ -118,16 +124,14 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """Import what needs torch. A former name gives its successor and a DeprecationWarning."""
     if name in _RENAMED:
-        warnings.warn(f"runtime.{name} is deprecated: use runtime.{_RENAMED[name]}", DeprecationWarning, stacklevel=2)
+        warnings.warn(
+            f"runtime.{name} is deprecated: use sparse_kernel_codegen.{_RENAMED[name]}",
+            DeprecationWarning,
+            stacklevel=2,
+        )
         name = _RENAMED[name]
     if name in _NEED_TORCH:
-        try:
+        with torch_needed(name):
             module = importlib.import_module(_NEED_TORCH[name])
-            return module if module.__name__ == f"{__name__}.{name}" else getattr(module, name)
-        except ModuleNotFoundError as error:
-            if error.name != "torch":
-                raise
-            raise ToolchainError(
-                f"{name} needs torch, which is not installed: pip install 'sparse-kernel-codegen[torch]'"
-            ) from None
+        return module if module.__name__ == f"{__name__}.{name}" else getattr(module, name)
     raise AttributeError(f"module 'runtime' has no attribute {name!r}")

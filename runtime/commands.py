@@ -140,7 +140,9 @@ def _conclude(told: Report, comparisons: Sequence[Comparison]) -> None:
         return
     _, package = toolchain.compiler_version()
     known = compilers.record().compiler
-    mends = [compilers.MEND if each == known else f"pip install {in_shell(each.replace(' ', '=='))}" for each in others]
+    mends = [
+        compilers.mend() if each == known else f"pip install {in_shell(each.replace(' ', '=='))}" for each in others
+    ]
     typer.echo(
         f"{'not all cubins were' if count else 'nothing was'} compared: {package} is not the compiler of the receipts, "
         f"{', '.join(map(one_line, others))}: its code differs and was not tested; to compare: {' or '.join(mends)}",

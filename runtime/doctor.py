@@ -16,6 +16,7 @@ from typing import Literal
 import codegen
 from codegen.arch import ARCHS
 from codegen.errors import CodegenError
+from codegen.installation import install_command
 from runtime.compile import compilers, inspection, prebuilt, toolchain
 from runtime.compile.cache import KernelCache
 from runtime.compile.compiler import run_nvrtc
@@ -24,7 +25,6 @@ from runtime.errors import NoJitError, ToolchainError
 
 HEADERS = ("cuda_fp16.h", "cuda_bf16.h", "mma.h")
 PACKAGE = "sparse-kernel-codegen"
-TORCH = "pip install 'sparse-kernel-codegen[torch]'"
 _SAMPLE = '#include <cuda_fp16.h>\nextern "C" __global__ void sample(half* p) { *p = __float2half(1.0f); }\n'
 State = Literal["ok", "note", "wrong"]
 
@@ -96,7 +96,7 @@ def compiler() -> Finding:
     told = f"{found}: {compilers.difference(found.package)}"
     if refused := compilers.troubles(found.package):
         told += f"; refused with it: {refused}"
-    return Finding("note", told, compilers.MEND)
+    return Finding("note", told, compilers.mend())
 
 
 def headers() -> Finding:
@@ -155,7 +155,7 @@ def gpu_driver() -> Finding:
     except ToolchainError:  # its own line says so
         return Finding("ok", told)
     if version[0] < nvrtc[0]:
-        remedy = f"update the driver, or pip install 'sparse-kernel-codegen[cu{version[0]}]'"
+        remedy = f"update the driver, or {install_command(f'cu{version[0]}')}"
         return Finding("wrong", f"{told}, which loads no cubin of NVRTC {nvrtc[0]}.{nvrtc[1]}", remedy)
     if version < nvrtc:
         remedy = f"update the driver, or install NVRTC {version[0]}.{version[1]}"
@@ -192,7 +192,7 @@ def torch() -> Finding:
     try:
         import torch as found  # noqa: PLC0415 - seconds
     except ImportError as error:
-        return Finding("note", f"not there: kernels are compiled, not called ({error})", TORCH)
+        return Finding("note", f"not there: kernels are compiled, not called ({error})", install_command("torch"))
     told = f"torch {found.__version__}, CUDA {found.version.cuda or 'none'}"
     if found.cuda.is_available():
         return Finding("ok", told)

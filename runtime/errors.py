@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from codegen.errors import MOST_OF_MESSAGE, CodegenError
+from codegen.installation import install_command
 from codegen.wording import one_line
 
 
@@ -74,7 +78,7 @@ class NoJitError(CodegenError):
 
 
 class UnverifiedError(CodegenError):
-    """A kernel has no receipt of its source as it is today, and ``runtime.verified_only`` refuses it; nothing ran.
+    """A kernel has no receipt of its source as it is today, and ``verified_only`` refuses it; nothing ran.
 
     Attributes:
         kernel: its name.
@@ -145,3 +149,21 @@ class ArgumentError(CodegenError, ValueError):
     def __reduce__(self) -> tuple[type[ArgumentError], tuple[str, str]]:
         """The constructor and its arguments, for another process."""
         return type(self), (self.argument, self.reason)
+
+
+@contextmanager
+def torch_needed(name: str) -> Iterator[None]:
+    """A context in which torch is imported for the sake of a function, class or module.
+
+    Args:
+        name: what needs torch.
+
+    Raises:
+        ToolchainError: if torch is not installed.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise ToolchainError(f"{name} needs torch, which is not installed: {install_command('torch')}") from None

@@ -1,4 +1,4 @@
-"""Sparsity patterns of ``runtime.block_sparse_attention``: those of the specs, with the tensors that a call passes.
+"""Sparsity patterns of ``block_sparse_attention``: those of the specs, with the tensors that a call passes.
 
 A pattern says which keys a query sees. Shipped kernels take the numbers of windows as arguments; other numbers are
 compiled in. Tensors (lists of blocks, lengths) are read on the GPU at each call and may change freely between calls.
@@ -11,7 +11,6 @@ apart; they are compared by identity.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field, fields
 from functools import lru_cache
@@ -425,7 +424,9 @@ class Score:
         object.__setattr__(self, "value", found.text)
         object.__setattr__(self, "aux", found.tensors)
         fields_of_spec = {"value": found.text, **({"aux": found.declared} if found.declared else {})}
-        object.__setattr__(self, "spec_json", json.dumps(fields_of_spec))
+        object.__setattr__(self, "spec_json", json_text(fields_of_spec))
+        if torch.compiler.is_compiling():  # the operator parses the text
+            return
         try:
             parse_score(self.spec_json)
         except SpecError as error:
@@ -468,7 +469,9 @@ def with_score(pattern: Pattern, tensors: Indices, score: Any) -> tuple[Score, I
 def _score(score: Any) -> Score:
     if torch.compiler.is_dynamo_compiling():
         what = "a text" if isinstance(score, str) else "a function"
-        raise ArgumentError("score", f"is {what}, in compiled code: make a runtime.patterns.Score of it before")
+        raise ArgumentError(
+            "score", f"is {what}, in compiled code: make a sparse_kernel_codegen.patterns.Score of it before"
+        )
     return Score(score)
 
 

@@ -46,7 +46,7 @@ def parse_aux(declared: Mapping[str, str]) -> dict[str, Aux]:
         raise ExpressionError(f"{len(declared)} aux tensors, at most {MOST_AUX} are allowed")
     for name in declared:
         if (other := meets(name, declared)) is not None:
-            raise ExpressionError(f"{name} is what the source calls a stride or a size of {other}: rename one of them")
+            raise ExpressionError(f"{name} collides with the stride or size parameters of {other}: rename one of them")
     return {name: _parsed(name, text) for name, text in declared.items()}
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from codegen.attention_cases import cases_of
+from codegen import varlen_cases
+from codegen.attention_cases import Case, cases_of
 from codegen.combinations import check_options, check_score
 from codegen.operators.record import Kernel, Operator, Sizes, Unit
 from codegen.plans.attention import mma_sync as attention_mma_sync
@@ -26,6 +27,10 @@ def _check(spec: AttentionSpec) -> None:
     check_options(spec)
 
 
+def _cases(spec: AttentionSpec) -> tuple[Case | varlen_cases.VarlenCase, ...]:
+    return varlen_cases.cases_of(spec) if spec.layout == "varlen" else cases_of(spec)
+
+
 def _units(spec: AttentionSpec, sizes: Sizes) -> list[Unit]:
     return [("heads", sizes["kv_heads"] * spec.pack_gqa, "the heads of K times those that are packed")]
 
@@ -46,6 +51,6 @@ ATTENTION_OPERATOR = Operator(
         **{"list_batches": 1, "list_heads": 1, "list_length": 1},
         **dict.fromkeys(spec.pattern.number_params, 0),
     },
-    cases=lambda plan, spec: [case.name for case in cases_of(spec)],
+    cases=lambda plan, spec: [case.name for case in _cases(spec)],
     random_shapes=True,
 )

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from codegen.arch import ARCHS
 from codegen.operators.record import Kernel, Operator, Sizes, Unit
 from codegen.plan import Plan, require
 from codegen.plans.bsr import gathered
 from codegen.plans.bsr import spmm_few_columns as bsr_spmm_few_columns
+from codegen.plans.bsr import spmm_gemv as bsr_spmm_gemv
+from codegen.plans.bsr import spmm_gemv_ring as bsr_spmm_gemv_ring
 from codegen.plans.bsr import spmm_mma as bsr_spmm_mma
 from codegen.plans.bsr import spmm_sm90a as bsr_spmm_sm90a
 from codegen.plans.bsr import spmm_sm90a_fp8 as bsr_spmm_sm90a_fp8
@@ -34,7 +37,16 @@ _GATHERED = (
 )
 
 
+_STRIDED = (
+    "one_column one_column_apart one_column_not_aligned two_columns three_columns_by_rows four_columns "
+    "five_columns_by_rows six_columns_apart seven_columns eight_columns eight_columns_by_rows several_tiles one_block "
+    "no_blocks long_rows few_long_rows repeated_columns columns_out_of_range batch batch_of_one"
+)
+
+
 def _kernel(spec: BsrSpmmSpec) -> Kernel:
+    if spec.b_layout == "strided":
+        return bsr_spmm_gemv_ring if spec.copy_ == "cp_async" else bsr_spmm_gemv
     if spec.is_fp8 and spec.mma == "wgmma":
         return bsr_spmm_sm90a_fp8
     if gathered.gathers_rows(spec):
@@ -43,8 +55,15 @@ def _kernel(spec: BsrSpmmSpec) -> Kernel:
     if spec.mma == "wgmma":
         return _kernel_wgmma(spec)
     _require_one_cta(spec)
-    by_copy: dict[str, Kernel] = {"cp_async": bsr_spmm_mma, "ld_global": bsr_spmm_few_columns}
-    return by_copy[spec.copy_] if spec.mma == "mma" else bsr_spmm_wmma
+    return _kernel_mma(spec) if spec.mma == "mma" else bsr_spmm_wmma
+
+
+def _kernel_mma(spec: BsrSpmmSpec) -> Kernel:
+    if spec.copy_ == "cp_async":
+        return bsr_spmm_mma
+    reason = f"is {spec.b_layout}; {spec.arch} has kernels with mma and ld_global for b_layout strided alone"
+    require(ARCHS[spec.arch].has_wgmma, "b_layout", reason)
+    return bsr_spmm_few_columns
 
 
 def _kernel_wgmma(spec: BsrSpmmSpec) -> Kernel:
@@ -85,6 +104,8 @@ def _smallest(plan: Plan, spec: BsrSpmmSpec) -> dict[str, int | None]:
 
 
 def _cases(plan: Plan, spec: BsrSpmmSpec) -> list[str]:
+    if spec.b_layout == "strided":
+        return _STRIDED.split()
     if plan.row_cutting is not None:
         more = _CUT
     elif plan.gathered is not None:

@@ -41,4 +41,4 @@ def without_gradient(kind: str) -> str:
     if PATTERNS[kind].queries is not None:
         return ""
     written = ", ".join(name for name, each in PATTERNS.items() if each.queries is not None)
-    return f"is {kind}, which has no gradient; there is one of {written}"
+    return f"is {kind}, which has no gradient; patterns with a gradient: {written}"

@@ -15,7 +15,7 @@ from codegen.expressions.parse import parse_expression
 
 def _only_int(value: object) -> object:
     if isinstance(value, float | bool):
-        raise ValueError("an integer is expected")
+        raise ValueError("expected an integer")
     return value
 
 
@@ -34,8 +34,8 @@ class SpecModel(BaseModel):
 class Block(SpecModel):
     """Shape of one block of the attention matrix, in rows (queries) and columns (keys)."""
 
-    q: QueryBlockSize = Field(description="query rows of a block")
-    kv: KeyBlockSize = Field(description="keys of a block")
+    q: QueryBlockSize = Field(description="query rows per block")
+    kv: KeyBlockSize = Field(description="keys per block")
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class IndexTensor:
         dims: symbolic sizes: of lists and their counts (batch, heads, query_blocks) and the entries of a list, of a
             tensor with one value for each batch (batch), of the masks of a list's entries those of the list and the
             words of a mask. ``batch`` and ``heads`` may be 1 (broadcast); ``query_blocks`` and an integer are exact;
-            ``any`` is free (read from the tensor).
+            ``any`` is free (read from the tensor); ``bounds`` are one more than the sequences of a packed batch.
         doc: one line for the generated source and for error messages.
         upper: what a legal value is less than, ``key_blocks`` or ``query_blocks``, or what it counts and may be equal
             to: ``kv_len`` or the name of the index tensor whose last dimension that is. Empty: every value is legal.
@@ -67,6 +67,8 @@ class IndexTensor:
     @property
     def strided_axes(self) -> tuple[str, ...]:
         """Names of the dimensions whose strides are free: entries of a list and words of a mask are contiguous."""
+        if self.dims == ("bounds",):
+            return ()
         contiguous = len(self.dims) >= 4
         return ("batch", "head", "row", "entry")[: len(self.dims) - contiguous]
 
@@ -329,7 +331,7 @@ class PatternBase(SpecModel):
         missing = [number.field for number in self.call_numbers if getattr(self, number.field) is None]
         if missing and len(missing) < len(self.call_numbers):
             fields = ", ".join(number.field for number in self.call_numbers)
-            raise ValueError(f"{missing[0]} is missing; give {fields}, or none of them: calls decide then")
+            raise ValueError(f"{missing[0]} is missing; give {fields}, or omit all of them and pass them in the call")
         return self
 
     def describe(self) -> str:

@@ -76,12 +76,14 @@ class BlockLists(PatternBase):
     def _is_known(cls, mask: str, info: ValidationInfo) -> str:
         block, aux = info.data.get("block"), info.data.get("aux")  # missing where they are wrong themselves
         if mask == "bits" and block is not None and block.kv % WORD:
-            raise ValueError(f"a word has the bits of {WORD} keys, and block.kv is {block.kv}: allowed are 32, 64, 128")
+            raise ValueError(
+                f"a word of mask_bits holds {WORD} keys; allowed with block.kv 32, 64, 128, not {block.kv}"
+            )
         if aux is None:
             return mask
         if mask in NAMED_MASKS:
             if aux:
-                raise ValueError("it has no aux tensors: leave them out")
+                raise ValueError("this mask takes no aux tensors: leave them out")
             return mask
         return _expression(mask, tuple(aux.items()))
 
@@ -165,7 +167,7 @@ class BlockLists(PatternBase):
         """Return the pattern in words."""
         return (
             f"each block of {self.block.q} queries sees the blocks of {self.block.kv} keys in its two lists; "
-            f"predicate of the partial ones: {self.mask}"
+            f"mask of the partial blocks: {self.mask}"
         )
 
     def stem(self) -> str:
@@ -193,9 +195,9 @@ def _expression(mask: str, aux: tuple[tuple[str, str], ...]) -> str:
     except ExpressionError as error:
         raise ValueError(f"{error}; allowed: {', '.join(NAMED_MASKS)}, or an expression") from None
     if node.type is not Type.BOOL:
-        raise ValueError(f"its value is {node.type}; an expression that is true or false is expected, a comparison say")
+        raise ValueError(f"its type is {node.type}; expected a Boolean expression, such as a comparison")
     if constant_of(node) is False:
         raise ValueError("it hides every pair")
     if (divisor := divides_by_zero(node)) is not None:
-        raise ValueError(f"{text_of(divisor)} may divide by zero; by max(divisor, 1) it cannot")
+        raise ValueError(f"{text_of(divisor)} may divide by zero; divide by max(divisor, 1)")
     return text_of(node)

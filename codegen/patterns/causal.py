@@ -21,8 +21,8 @@ class Causal(PatternBase):
     kind: Literal["causal"]
     align: Literal["bottom_right", "top_left"] = Field(
         default="bottom_right",
-        description="corner that the diagonal ends in: bottom_right as in FlashAttention (the last query sees every "
-        "key), top_left as in torch's is_causal",
+        description="alignment of the diagonal: bottom_right, as in FlashAttention (the last query sees every "
+        "key), or top_left, as in torch's is_causal",
     )
 
     @property

@@ -27,8 +27,8 @@ class SinkWindow(PatternBase):
         default=None,
         ge=1,
         le=MOST_KEYS,
-        description="keys at the beginning that every later query sees; left out, with left and right: the call "
-        "decides",
+        description="keys at the beginning that every later query sees; omit sink, left and right to pass them "
+        "in the call",
     )
     left: int | None = Field(default=None, ge=0, le=MOST_KEYS, description="keys seen before the query's own position")
     right: int | None = Field(

@@ -11,7 +11,7 @@ from codegen.patterns.base import MOST_KEYS, NO_VALUES, PatternBase, PatternNumb
 
 OFFSET = "(kv_idx - (q_idx + kv_len - q_len))"  # of a key from the query's own position
 LEFT = PatternNumber("left", "window", "kWindowLeft", "window_left", "keys seen before the query's own position", 2047)
-RIGHT = PatternNumber("right", "window", "kWindowRight", "window_right", "keys seen after it", 0)
+RIGHT = PatternNumber("right", "window", "kWindowRight", "window_right", "keys seen after the query's own position", 0)
 
 
 class SlidingWindow(PatternBase):
@@ -30,7 +30,7 @@ class SlidingWindow(PatternBase):
         default=None,
         ge=0,
         le=MOST_KEYS,
-        description="keys seen before the query's own position; left out, with right: the call decides",
+        description="keys seen before the query's own position; omit left and right to pass them in the call",
     )
     right: int | None = Field(
         default=None, ge=0, le=MOST_KEYS, description="keys seen after the query's own position; 0 is causal"

@@ -25,10 +25,12 @@ class Strided(PatternBase):
 
     queries: ClassVar[str | None] = "strided"
     kind: Literal["strided"]
-    stride: int = Field(ge=2, le=1 << 16, description="blocks from one stripe, which all queries see, to the next")
-    local: int = Field(ge=0, le=1 << 16, description="blocks next to the query's own block that are seen too")
-    block: Annotated[Literal[64, 128], StrictInt] = Field(description="keys of a block")
-    causal: bool = Field(default=True, description="mask of the keys after the query's own position")
+    stride: int = Field(
+        ge=2, le=1 << 16, description="distance between stripes, in blocks; all queries share the stripes"
+    )
+    local: int = Field(ge=0, le=1 << 16, description="blocks next to its own block that a query also sees")
+    block: Annotated[Literal[64, 128], StrictInt] = Field(description="keys per block")
+    causal: bool = Field(default=True, description="mask the keys after the query's own position")
 
     @property
     def block_keys(self) -> int:
@@ -66,8 +68,8 @@ class Strided(PatternBase):
         """Return the pattern's lengths in keys."""
         sides = "before" if self.causal else "on either side of"
         return {
-            "kBlock": (self.block, "keys of a block of the pattern, hence of a stripe"),
-            "kPeriod": (self.stride * self.block, "keys from the beginning of one stripe to that of the next"),
+            "kBlock": (self.block, "keys of a block of the pattern, and of a stripe"),
+            "kPeriod": (self.stride * self.block, "distance between the starts of adjacent stripes, in keys"),
             "kLocalKeys": (self.local * self.block, f"keys of the local blocks {sides} a query's own block"),
         }
 

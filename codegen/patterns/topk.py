@@ -23,7 +23,7 @@ class TopK(PatternBase):
         default=None,
         ge=1,
         le=1 << 16,
-        description="key blocks per query block; left out: as many as the lists of a call are wide",
+        description="key blocks per query block; if omitted, the width of the lists in the call",
     )
     block: Block = Field(description="shape of a block")
 
@@ -49,7 +49,7 @@ class TopK(PatternBase):
             IndexTensor(
                 "kv_indices",
                 ("batch", "heads", "query_blocks", "any" if self.k is None else self.k),
-                "key blocks of each query block, any order",
+                "key blocks of each query block, in any order",
                 upper="key_blocks",
             ),
         )

@@ -37,11 +37,11 @@ def plan(spec: BlockMaskSpec, stem: str) -> Plan:
     arch, block, mask = ARCHS[spec.arch], spec.pattern.fixed_block, spec.pattern.expression
     kind = spec.pattern.kind
     require(kind == "block_lists", "pattern.kind", f"is {kind}; allowed: block_lists")
-    problem = "is no expression; block lists are made of one (docs/reference/expressions.md)"
+    problem = "is not an expression; a block_mask kernel evaluates one (docs/reference/expressions.md)"
     require(mask is not None, "pattern.mask", problem)
     width = spec.tile.n
     check_tile(spec, TILE)
-    require(spec.stages == 1, "stages", f"is {spec.stages}; nothing is buffered: 1")
+    require(spec.stages == 1, "stages", f"is {spec.stages}; the kernel has no ring of stages; allowed: 1")
     assert block is not None and mask is not None
 
     shared = SharedLayout()
@@ -64,10 +64,10 @@ def plan(spec: BlockMaskSpec, stem: str) -> Plan:
         params=(*_lists(), *_ranges(found), *_sizes(), *aux_params(spec)),
         tensor_maps={},
         constants=(
-            Constant("kBlockQ", block.q, "queries of a block"),
-            Constant("kBlockKv", block.kv, "keys of a block"),
-            Constant("kThreads", width, "threads of a block"),
-            Constant("kWarps", width // WARP, "warps of a block"),
+            Constant("kBlockQ", block.q, "queries per block"),
+            Constant("kBlockKv", block.kv, "keys per block"),
+            Constant("kThreads", width, "threads per block"),
+            Constant("kWarps", width // WARP, "warps per block"),
         ),
         flags=_flags(spec, found),
         grid_summary=f"one thread block for a query block and {width} key blocks",
@@ -103,13 +103,13 @@ def _ranges(found: Ranges) -> tuple[Param, ...]:
 
 def _sizes() -> tuple[Param, ...]:
     return (
-        i32("list_heads", "heads with lists; 1: shared by all"),
+        i32("list_heads", "heads with their own lists; 1: shared"),
         Q_LEN,
         KV_LEN,
-        i32("query_blocks", "query blocks of a head"),
-        i32("key_blocks", "key blocks of a head"),
-        i32("parts", "thread blocks of a query block"),
-        i32("words", "words of the bits of a query block"),
+        i32("query_blocks", "query blocks per head"),
+        i32("key_blocks", "key blocks per head"),
+        i32("parts", "thread blocks per query block"),
+        i32("words", "words of bits per query block"),
         i32("rows", "query blocks of all lists"),
         i32("blocks", "query blocks and key blocks of all lists"),
     )

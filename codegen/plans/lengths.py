@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from codegen.plan import Param, i32
+from codegen.plan import Param, i32, require
 from codegen.problem import AttentionShape, BlockMaskShape, Lengths, SelectShape
 from codegen.spec import AttentionBackwardSpec, AttentionSpec
 
-Q_LEN = i32("q_len", "queries of a head")
-KV_LEN = i32("kv_len", "keys of a head")
+Q_LEN = i32("q_len", "queries per head")
+KV_LEN = i32("kv_len", "keys per head")
+VARLEN_PARAMS = (
+    i32("q_len", "queries of all sequences"),
+    i32("kv_len", "keys of all sequences"),
+    i32("sequences", "sequences: one less than cu_seqlens_q has entries"),
+)
+VARLEN_PATTERNS = ("dense", "causal", "sliding_window", "sink_window")
+"""Patterns that kernels of packed sequences are written for."""
+_PADDED_ONLY = ("score", "kv_lengths", "stream_k_tail", "kv_splits", "pack_gqa", "share_kv_loads", "l2_lockstep")
 
 
 def lengths_of(spec: AttentionSpec | AttentionBackwardSpec) -> Lengths:
@@ -16,11 +24,38 @@ def lengths_of(spec: AttentionSpec | AttentionBackwardSpec) -> Lengths:
     A kernel of dK and dV knows its keys by its tiles. It asks for their number where the pattern or the score places
     them, or where it loads or hides keys itself.
     """
+    if isinstance(spec, AttentionSpec) and spec.layout == "varlen":
+        return Lengths(layout="varlen", by_batch=True)
     if isinstance(spec, AttentionSpec) or spec.gradients != "dkdv" or spec.mma == "mma":
         return Lengths(by_batch=spec.kv_lengths)
     by_position = spec.pattern.masks_pairs and not spec.pattern.masks_by_bits
     asks_keys = by_position or spec.kv_lengths or spec.score is not None
     return Lengths(by_batch=spec.kv_lengths, asks_keys=asks_keys)
+
+
+def check_layout(spec: AttentionSpec) -> None:
+    """Refuse what kernels of packed sequences are not written for.
+
+    Raises:
+        SpecError: naming the field.
+    """
+    if spec.layout == "padded":
+        return
+    has = f"is not written for layout {spec.layout}"
+    require(not spec.is_fp8, "dtype", f"is {spec.dtype}, which {has}; allowed: fp16, bf16")
+    require(
+        spec.pattern.kind in VARLEN_PATTERNS,
+        "pattern.kind",
+        f"is {spec.pattern.kind}, which {has}; allowed: {', '.join(VARLEN_PATTERNS)}",
+    )
+    require(spec.query_grouping == "none", "query_grouping", f"{has}; leave it out")
+    for name in _PADDED_ONLY:
+        require(getattr(spec, name) == type(spec).model_fields[name].default, name, f"{has}; leave it out")
+
+
+def length_params(lengths: Lengths) -> tuple[Param, ...]:
+    """The numbers of queries and keys."""
+    return VARLEN_PARAMS if lengths.layout == "varlen" else (Q_LEN, *kv_len_params(lengths))
 
 
 def kv_len_params(lengths: Lengths) -> tuple[Param, ...]:
@@ -30,4 +65,16 @@ def kv_len_params(lengths: Lengths) -> tuple[Param, ...]:
 
 def length_numbers(shape: AttentionShape | BlockMaskShape | SelectShape) -> dict[str, int]:
     """Values of these parameters in a launch."""
-    return {"q_len": shape.q_len, "kv_len": shape.kv_len}
+    numbers = {"q_len": shape.q_len, "kv_len": shape.kv_len}
+    return numbers | ({"sequences": shape.sequences} if isinstance(shape, AttentionShape) and shape.sequences else {})
+
+
+def query_tiles(shape: AttentionShape, tile_queries: int) -> int:
+    """Tiles of a head.
+
+    Sequence i of a packed batch has the tiles from cu_seqlens_q[i] / tile_queries + i on, so that a kernel finds the
+    sequence of a tile by a search in cu_seqlens_q. Up to one tile of a sequence has no query.
+    """
+    if shape.sequences:
+        return shape.q_len // tile_queries + shape.sequences
+    return -(-shape.q_len // tile_queries)

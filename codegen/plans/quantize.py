@@ -43,7 +43,7 @@ FLOAT = 4  # bytes
 
 def plan(spec: QuantizeSpec, stem: str) -> Plan:
     """Work out every number of the kernel."""
-    require(spec.stages == 1, "stages", f"is {spec.stages}; rows stay in registers: 1")
+    require(spec.stages == 1, "stages", f"is {spec.stages}; rows stay in registers, without a ring; allowed: 1")
     if spec.scales == "channel":
         return _channels(spec, stem)
     return _rows(spec, stem)
@@ -67,14 +67,14 @@ def _rows(spec: QuantizeSpec, stem: str) -> Plan:
         statistic="mean" if smooth else "",
         params=_row_params(spec),
         constants=(
-            Constant("kRows", rows, "rows of a thread block"),
-            Constant("kThreadRows", rows * lanes // threads, "rows of a thread"),
+            Constant("kRows", rows, "rows per thread block"),
+            Constant("kThreadRows", rows * lanes // threads, "rows per thread"),
             Constant("kInverseNorm", 1.0 / math.sqrt(head_dim), "factor of the rotation, folded into the scales"),
         )
         if spec.hadamard
         else (
-            Constant("kRows", rows, "rows of a thread block"),
-            Constant("kThreadRows", rows * lanes // threads, "rows of a thread"),
+            Constant("kRows", rows, "rows per thread block"),
+            Constant("kThreadRows", rows * lanes // threads, "rows per thread"),
         ),
         flags=QuantizeFlags(
             codes_name=spec.codes,
@@ -110,18 +110,18 @@ def _check_rows(spec: QuantizeSpec) -> None:
     require(
         not spec.hadamard or head_dim in ROTATED_HEADS,
         "hadamard",
-        f"is true; heads of {head_dim} have no rotation, those of {', '.join(map(str, ROTATED_HEADS))} have one",
+        f"is true; the Hadamard rotation supports head_dim {', '.join(map(str, ROTATED_HEADS))}, not {head_dim}",
     )
     require(
         spec.rotary == "none" or head_dim in ROTARY_HEADS,
         "rotary",
-        f"is {spec.rotary}; a row's chunks of heads of {head_dim} are 3 a thread, and pairs want an even number: heads "
-        f"of {', '.join(map(str, ROTARY_HEADS))}",
+        f"is {spec.rotary}; with head_dim {head_dim} a thread has 3 chunks of a row, and pairs need an even number; "
+        f"allowed: head_dim {', '.join(map(str, ROTARY_HEADS))}",
     )
     require(
         spec.rotary == "none" or spec.scales != "given" or rows == FLOAT_ROWS_AT_ONCE,
         "tile.m",
-        f"is {rows}; with a given scale and rotary more rows would not fit into registers: {FLOAT_ROWS_AT_ONCE}",
+        f"is {rows}; with a given scale and rotary, registers suffice for {FLOAT_ROWS_AT_ONCE} rows",
     )
 
 
@@ -130,7 +130,7 @@ def _row_params(spec: QuantizeSpec) -> tuple[Param, ...]:
     is_given = spec.scales == "given"
     return (
         pointer("codes", "Code", "codes, as x", writes=True),
-        *(i64(f"codes_{axis}_stride", f"codes from one {axis} to the next") for axis in ("batch", "head", "row")),
+        *(i64(f"codes_{axis}_stride", f"{axis} stride, in codes") for axis in ("batch", "head", "row")),
         pointer(
             "scales",
             "float",
@@ -138,15 +138,15 @@ def _row_params(spec: QuantizeSpec) -> tuple[Param, ...]:
             writes=not is_given,
         ),
         *(
-            i64(f"scales_{axis}_stride", f"scales from one {axis} to the next")
+            i64(f"scales_{axis}_stride", f"{axis} stride, in scales")
             for axis in (("batch", "head") if is_given else ("batch", "head", "row"))
         ),
         *(
             (
                 pointer("mean", "float", "means of K's columns (batch, kv_heads, head_dim)"),
                 pointer("product", "float", "products of rows and means (batch, heads, length)", writes=True),
-                i32("kv_heads", "heads of the means"),
-                i32("heads_per_kv_head", "heads that share one mean"),
+                i32("kv_heads", "K/V heads, each with a mean"),
+                i32("heads_per_kv_head", "heads per mean"),
             )
             if spec.mean == "product"
             else ()
@@ -159,15 +159,13 @@ def _channels(spec: QuantizeSpec, stem: str) -> Plan:
     """Work out a kernel whose scales are of columns, and which transposes."""
     check_tile(spec, TILE)
     require(
-        spec.mean == "none", "mean", f"is {spec.mean}; columns with scales of their own (V) have none: leave it out"
+        spec.mean == "none", "mean", f"is {spec.mean}; columns with their own scales (V) have no mean: leave it out"
     )
-    require(
-        not spec.hadamard, "hadamard", "is true; columns with scales of their own (V) are not rotated: leave it out"
-    )
+    require(not spec.hadamard, "hadamard", "is true; columns with their own scales (V) are not rotated: leave it out")
     require(
         spec.rotary == "none",
         "rotary",
-        f"is {spec.rotary}; columns with scales of their own (V) are not rotated: leave it out",
+        f"is {spec.rotary}; columns with their own scales (V) are not rotated: leave it out",
     )
     assert tuple(KEY_ORDER[:4]) == (0, 1, 8, 9)  # what the template takes together
     return _plan(
@@ -180,16 +178,13 @@ def _channels(spec: QuantizeSpec, stem: str) -> Plan:
         statistic="channel_scale",
         params=(
             pointer("codes", "Code", "V^T (batch, heads, head_dim, keys): codes", writes=True),
-            *(
-                i64(f"codes_{axis}_stride", f"codes from one {axis} to the next")
-                for axis in ("batch", "head", "column")
-            ),
+            *(i64(f"codes_{axis}_stride", f"{axis} stride, in codes") for axis in ("batch", "head", "column")),
         ),
         constants=(
-            Constant("kRows", V_KEYS, "keys of a thread block"),
+            Constant("kRows", V_KEYS, "keys per thread block"),
             Constant("kKeysTogether", KEYS_TOGETHER, "keys that are permuted together"),
-            Constant("kLanes", CHANNEL_LANES, "threads of a row, each of which loads 8 elements at a time"),
-            Constant("kLaneChunks", -(-spec.head_dim // (CHUNK * CHANNEL_LANES)), "chunks of a thread, at most"),
+            Constant("kLanes", CHANNEL_LANES, "threads per row; each loads 8 elements at a time"),
+            Constant("kLaneChunks", -(-spec.head_dim // (CHUNK * CHANNEL_LANES)), "most chunks per thread"),
         ),
         flags=QuantizeFlags(
             codes_name=spec.codes,
@@ -222,7 +217,7 @@ def _plan(
 ) -> Plan:
     """Return the plan of either kind of kernel."""
     arch, dtype, head_dim = ARCHS[spec.arch], DTYPES[spec.dtype], spec.head_dim
-    until = "until they are codes" if flags.given_scale else "while their scale is found"
+    until = "until they are quantized" if flags.given_scale else "while their scale is computed"
     shared = SharedLayout()
     if spec.scales == "channel":
         shared.add("Codes", head_dim * V_KEYS, "codes of a tile, columns of 128 keys", align=16)
@@ -258,20 +253,20 @@ def _plan(
         registers=registers,
         params=(
             pointer("x", "unsigned short", "x (batch, heads, length, head_dim)"),
-            *(i64(f"x_{axis}_stride", f"elements from one {axis} to the next") for axis in ("batch", "head", "row")),
+            *(i64(f"x_{axis}_stride", f"{axis} stride, in elements") for axis in ("batch", "head", "row")),
             *params,
             *(_statistic_params(statistic) if statistic else ()),
             i32("heads", "heads"),
             *((i32("all_heads", "heads of all batches"),) if statistic else ()),
-            i32("length", "rows of a head"),
-            i32("chunks", "thread blocks of a head"),
+            i32("length", "rows per head"),
+            i32("chunks", "thread blocks per head"),
         ),
         tensor_maps={},
         constants=(
-            *((Constant("kHeadDim", head_dim, "elements of a row"),) if asks_columns else ()),
+            *((Constant("kHeadDim", head_dim, "elements per row"),) if asks_columns else ()),
             *constants,
-            Constant("kThreads", threads, "threads of a block"),
-            Constant("kChunk", CHUNK, "elements of 16 bytes, which a thread loads at a time"),
+            Constant("kThreads", threads, "threads per block"),
+            Constant("kChunk", CHUNK, "elements per 16-byte load of a thread"),
             Constant("kRowLanes", lanes, "threads that share a row"),
             Constant("kThreadChunks", head_dim // (CHUNK * lanes), "chunks of a row per thread"),
             *(
@@ -325,9 +320,9 @@ def _rotary_params() -> tuple[Param, ...]:
     axes = ("batch", "row")
     return (
         pointer("cosines", "float", "cosines (batch or none, length, head_dim / 2)"),
-        *(i64(f"cosines_{axis}_stride", f"cosines from one {axis} to the next (0: shared)") for axis in axes),
+        *(i64(f"cosines_{axis}_stride", f"{axis} stride, in elements (0: shared)") for axis in axes),
         pointer("sines", "float", "sines, as cosines"),
-        *(i64(f"sines_{axis}_stride", f"sines from one {axis} to the next") for axis in axes),
+        *(i64(f"sines_{axis}_stride", f"{axis} stride, in elements (0: shared)") for axis in axes),
     )
 
 
@@ -339,7 +334,7 @@ def _statistic_params(statistic: str) -> tuple[Param, ...]:
         pointer("tickets", "int", "tickets drawn", writes=True),
         pointer("heads_done", "int", "finished thread blocks of each head", writes=True),
         i32("statistic_chunks", "chunks of a head's columns; 0 if the caller passes the statistic"),
-        i32("lead", "chunks of columns that come before the first rows"),
+        i32("lead", "chunks of columns that precede the first rows"),
     )
 
 

@@ -42,13 +42,13 @@ def plan(spec: SelectTopkSpec, stem: str) -> Plan:
     arch, dtype = ARCHS[spec.arch], DTYPES[spec.dtype]
     rows, width = WARPS[0] * WARP_ROWS, spec.tile.n
     check_tile(spec, TILE)
-    require(spec.stages == 1, "stages", f"is {spec.stages}; means are read once, into one buffer: 1")
+    require(spec.stages == 1, "stages", f"is {spec.stages}; the kernel reads means once, into one buffer; allowed: 1")
 
     shared = SharedLayout()
     shared.add("KTile", FLOAT * width * (DEPTH + PAD), f"means of {width} key blocks, {DEPTH} columns of them")
     shared.add("QRows", FLOAT * rows * spec.widest_head, "means of the query blocks")
     left = arch.shared_memory_per_block - shared.size
-    shared.add("Ranks", left, "ranks of all key blocks, as many as a launch has", align=16)
+    shared.add("Ranks", left, "ranks of all key blocks of a launch", align=16)
     products = WARP_ROWS * width // 32
     limit = arch.registers_for(32 * WARPS[0], 1)
     registers = Registers(accumulators=products + 4 * width // 32, overhead=OVERHEAD_REGISTERS, limit=limit)
@@ -66,45 +66,45 @@ def plan(spec: SelectTopkSpec, stem: str) -> Plan:
         registers=registers,
         params=(
             pointer("q", element, "Q (batch, heads, q_len, head_dim)"),
-            *(i64(f"q_{axis}_stride", f"elements from one {axis} to the next") for axis in ("batch", "head", "row")),
+            *(i64(f"q_{axis}_stride", f"{axis} stride, in elements") for axis in ("batch", "head", "row")),
             pointer("k", element, "K (batch, kv_heads, kv_len, head_dim)"),
-            *(i64(f"k_{axis}_stride", f"elements from one {axis} to the next") for axis in ("batch", "head", "row")),
-            pointer("means", "float", "means of all blocks of Q, then of K: a row of head_dim each", writes=True),
-            pointer("kv_indices", "int", "(batch, heads, query_blocks, topk): the lists", writes=True),
+            *(i64(f"k_{axis}_stride", f"{axis} stride, in elements") for axis in ("batch", "head", "row")),
+            pointer("means", "float", "means of all blocks of Q, then of K: head_dim elements each", writes=True),
+            pointer("kv_indices", "int", "lists (batch, heads, query_blocks, topk)", writes=True),
             i64("q_blocks", "query blocks of all heads"),
             Q_LEN,
             KV_LEN,
             i32("head_dim", "elements of a head, a multiple of 8"),
             i32("heads", "query heads"),
             i32("kv_heads", "heads of K"),
-            i32("heads_per_kv_head", "query heads that share one head of K"),
-            i32("block_q", "queries of a block"),
-            i32("block_kv", "keys of a block"),
-            i32("query_blocks", "query blocks of a head"),
-            i32("key_blocks", "key blocks of a head"),
-            i32("query_tiles", "thread blocks of a head"),
-            i32("topk", "entries of a list"),
+            i32("heads_per_kv_head", "query heads per head of K"),
+            i32("block_q", "queries per block"),
+            i32("block_kv", "keys per block"),
+            i32("query_blocks", "query blocks per head"),
+            i32("key_blocks", "key blocks per head"),
+            i32("query_tiles", "thread blocks per head"),
+            i32("topk", "entries per list"),
             i32("causal", "1 if a query block does not see key blocks after its last query"),
-            i32("always_first", "bits: key blocks that are always selected, counted from the first"),
-            i32("always_last", "bits: likewise, counted back from the one at a query block's last query"),
+            i32("always_first", "bit mask of key blocks that are always selected, counted from the first key block"),
+            i32("always_last", "the same, counted back from the key block at a query block's last query"),
         ),
         tensor_maps={},
         constants=(
-            Constant("kTileN", width, "key blocks of a step"),
+            Constant("kTileN", width, "key blocks per step"),
             Constant("kLaneBlocks", width // 32, "key blocks of a lane in a step"),
-            Constant("kWarpRows", WARP_ROWS, "query blocks of a warp"),
-            Constant("kThreads", 32 * WARPS[0], "threads of a block, at most"),
-            Constant("kMeanThreads", MEAN_THREADS, "threads of a block that computes a mean"),
-            Constant("kChunk", 16 // dtype.bytes, "elements of 16 bytes, which a thread loads at a time"),
+            Constant("kWarpRows", WARP_ROWS, "query blocks per warp"),
+            Constant("kThreads", 32 * WARPS[0], "most threads per block"),
+            Constant("kMeanThreads", MEAN_THREADS, "threads per block of the prologue, which computes means"),
+            Constant("kChunk", 16 // dtype.bytes, "elements per 16-byte load of a thread"),
             Constant("kDepth", DEPTH, "columns of the means of K in shared memory"),
-            Constant("kKStride", DEPTH + PAD, "floats from one of their rows to the next"),
-            Constant("kQStride", spec.widest_head, "floats from one row of the means of Q to the next"),
+            Constant("kKStride", DEPTH + PAD, "row stride of these means, in floats"),
+            Constant("kQStride", spec.widest_head, "row stride of the means of Q, in floats"),
         ),
         flags=SelectTopkFlags(),
         grid_summary=f"one thread block for {WARP_ROWS} query blocks a warp, with 1 to {WARPS[0]} warps",
         summary=(
             ("tile", f"{WARP_ROWS} query blocks a warp, {width} key blocks at a time"),
-            ("schedule", f"{spec.schedule}: means of blocks (a kernel before), products in fp32, selection by bits"),
+            ("schedule", f"{spec.schedule}: means of blocks (by a prologue), products in fp32, bitwise selection"),
         ),
         flops=2 * rows * width * DEPTH,
         bytes=FLOAT * (rows + width) * DEPTH,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -41,6 +41,8 @@ Given = str | Path | Mapping[str, Any] | Spec | NamedSpec | Problem
 Rule = Literal["written", "measured", "predicted", "nearest", "shipped", "model", "default"]
 WORTH = 1.02
 """How much longer a shipped kernel, which has a receipt, may take than one without."""
+STRIDED_COLUMNS = 8
+"""Columns of B up to which a kernel reads B and writes C with any strides."""
 FEW_COLUMNS_COPY = "ld_global"
 """How products with at most FEW_COLUMNS columns load the blocks of A."""
 WHOLE = ("tile", "stages")
@@ -176,7 +178,8 @@ def choose(
     if isinstance(given, AttentionProblem | BsrProblem):
         if problem is not None:
             raise SpecError("problem", "is given twice")
-        return _chosen(_kernels(given.fields(), given, general, verified), device, rows)
+        strided = _strided(given, device, rows, verified)
+        return strided or _chosen(_kernels(given.fields(), given, general, verified), device, rows)
     if not isinstance(given, Mapping):
         named = as_shipped(find_spec(given))
         _checked_problem(named.spec, problem)
@@ -192,6 +195,26 @@ def choose(
         reason = "tile and stages are written: what else is left out follows by rules"
         return Choice(_named(spec), "written", reason)
     return _chosen(_kernels(dict(given), asked, general, verified), device, rows)
+
+
+def _strided(
+    problem: Problem, device: str | None, rows: Sequence[Measurement] | None, verified: Verified | None
+) -> Choice | None:
+    """The kernel of a product with up to ``STRIDED_COLUMNS`` columns, whatever the strides of B; None if there is none.
+
+    Kernels for a B by rows or by columns need strides of 16 bytes, which such a B seldom has.
+    """
+    if not isinstance(problem, BsrProblem) or problem.op != "bsr_spmm" or problem.is_fp8 or problem.transpose_a:
+        return None
+    if problem.n is None or problem.n > STRIDED_COLUMNS or problem.b_layout == "strided":
+        return None
+    own = problem.model_copy(update={"b_layout": "strided"})
+    try:
+        choice = planned(_chosen(_kernels(own.fields(), own, False, verified), device, rows))
+    except SpecError:
+        return None
+    why = f"with up to {STRIDED_COLUMNS} columns B and C are read and written as they are, with any strides"
+    return replace(choice, reason=f"{why}; {choice.reason}")
 
 
 def planned(choice: Choice) -> Choice:

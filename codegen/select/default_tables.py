@@ -46,6 +46,7 @@ MMA: Fields = {"mma": "mma"}
 WGMMA: Fields = {"mma": "wgmma"}
 SMALL: Fields = WGMMA | {"rows": (16, 32)}
 ADDING: Fields = SMALL | {"accumulate": True}
+STRIDED: Fields = {"b_layout": "strided"}
 SPLIT_KV: Fields = WGMMA | {"kv_splits": 2}
 ATTENTION: Rows = (
     Row(SPLIT_KV | {"step": 64 * 64, "kind": "dense"}, (128, "keys"), (4,)),
@@ -85,6 +86,11 @@ BSR_SPMM: Rows = (
     ),
     Row(MMA | {"copy": "tma", "depth": 16}, (GATHERED_ROWS, 128, "depth"), (4,)),
     Row(MMA | {"copy": "tma"}, (GATHERED_ROWS, 128, "depth"), (3,)),  # the rest is for rows of B
+    *(
+        Row(MMA | STRIDED | rows | depth, (m, 8, "depth"), stages)
+        for depth, stages in (({"depth": 16}, (4,)), ({}, (2,)))
+        for rows, m in (({"rows": (32, 64, 96, 128)}, 32), ({}, 16))
+    ),
     *(
         Row(MMA | {"copy": "ld_global"} | rows | cols, (m, 16, k), (2,))
         for rows, m in (({"rows": 16}, 16), ({}, 32))

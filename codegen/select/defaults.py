@@ -25,6 +25,7 @@ Choice = tuple[str, str, str]  # mma, copy, schedule
 
 COOPERATIVE: Choice = ("wgmma", "tma", "cooperative")
 GATHERING: Choice = ("mma", "tma", "cooperative")  # block rows of 16 rows
+STRIDED: Choice = ("mma", "ld_global", "multistage")  # B and C with any strides
 COMBINED = ("mma", "copy", "schedule")
 NARROW_64 = ("accumulate", "transpose_a")
 """Options whose default tiles of 64 rows are not wide: ``accumulate`` takes the memory of a stage, and the transposed
@@ -141,7 +142,8 @@ def bsr_spmm_features(given: BsrSpmmSpec) -> tuple[Choice | None, Fields]:
     gathering = ARCHS[given.arch].has_kernel(given.op, *GATHERING)
     gathers = gathering and rows == 16 and given.tile.m == GATHERED_ROWS
     by_rows = given.b_layout == "row_major" and not any(getattr(given, option) for option in NARROW_64)
-    return GATHERING if gathers else None, {
+    preferred = STRIDED if given.b_layout == "strided" else GATHERING if gathers else None
+    return preferred, {
         "rows": rows,
         "cols": cols,
         "longest_side": max(rows, cols),

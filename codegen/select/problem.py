@@ -18,6 +18,7 @@ from codegen.errors import CodegenError, SpecError
 from codegen.patterns import PATTERNS, Block
 from codegen.patterns.base import SpecModel, StrictInt
 from codegen.plain import PlainCopy, json_value
+from codegen.problem import Layout
 from codegen.score import Score
 from codegen.select.default_tables import GATHERED_ROWS
 from codegen.spec import (
@@ -100,6 +101,7 @@ class AttentionProblem(_Problem):
     score: Score | None = Field(default=None, description="what becomes of the logits: an expression")
     sink: bool = Field(default=False, description="attention sink: a logit of each head in its rows' sums")
     kv_lengths: bool = Field(default=False, description="number of keys of each batch, from the caller")
+    layout: Layout = Field(default="padded", description="arrangement of sequences: padded or packed (varlen)")
     pad_heads: bool = Field(default=False, description="heads of fewer elements than head_dim; not for sm_90a")
     pack_gqa: Annotated[Literal[1, 2, 4, 8, 16, 32, 64], StrictInt] = Field(
         default=1, description="query heads that share their lists"
@@ -116,7 +118,7 @@ class AttentionProblem(_Problem):
     )
 
     said: ClassVar[tuple[str, ...]] = (
-        *("head_dim", "pattern", "lse", "softcap", "score", "sink", "kv_lengths", "pad_heads"),
+        *("head_dim", "pattern", "lse", "softcap", "score", "sink", "kv_lengths", "layout", "pad_heads"),
         *("pack_gqa", "query_grouping"),
     )
 
@@ -124,7 +126,7 @@ class AttentionProblem(_Problem):
         """Key that two problems must share for a measurement of one to apply to the other."""
         return (
             *(self.op, self.arch, self.head_dim, self.pattern.kind, self.pattern.fixed_block),
-            *(self.pack_gqa > 1, self.query_grouping),
+            *(self.pack_gqa > 1, self.query_grouping, self.layout),
         )
 
     def options(self) -> tuple[object, ...]:
@@ -154,6 +156,7 @@ class AttentionProblem(_Problem):
             if (value := getattr(self, name)) is not None
         ]
         options = [name for name in ("softcap", "sink", "kv_lengths", "pad_heads") if getattr(self, name)]
+        options += ["varlen"] if self.layout == "varlen" else []
         return ", ".join([f"{self.pattern.stem()}, d {self.head_dim}, {self.dtype}", *options, *sizes])
 
 
@@ -166,7 +169,9 @@ class BsrProblem(_Problem):
 
     op: Literal["bsr_spmm", "bsr_sddmm", "bsr_spgemm"]
     block: BlockShape = Field(description="shape of a stored block")
-    b_layout: Literal["row_major", "column_major"] = Field(default="row_major", description="memory layout of B")
+    b_layout: Literal["row_major", "column_major", "strided"] = Field(
+        default="row_major", description="memory layout of B; strided: of B and C, any strides"
+    )
     epilogue: Epilogue | None = Field(default=None, description="what becomes of C before it is stored")
     accumulate: bool = Field(default=False, description="C = A B + beta c")
     transpose_a: bool = Field(default=False, description="C = A^T B")

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_causal_alibi_daux.yaml
 // spec: {"arch":"sm_90a","aux_gradients":["slope"],"copy":"cp_async","dtype":"fp16","gradients":"daux","head_dim":128,"mma":"mma","op":"attention_backward","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"multistage","score":{"aux":{"slope":"fp32[heads]"},"value":"score + slope[head] * (kv_idx - q_idx)"},"stages":2,"tile":{"m":64,"n":32}}
 // spec hash: b2dfe4cf476efc95c92b18117249af5c6dba6626a75a92642c45e1ca55616733
-// seal: sha256 e0b934a55ec25f8baa80b509ad342667f63ff40d9efc2a84cf46c3cb546b4aff
+// seal: sha256 05f8b07901e98f34b661e17391768e3ad664f1c63ef52414b476efe073ab34bf
 
 // Attention backward for sm_90a, gradients of tensors of the score over the visible keys of the pattern:
 //   P = exp(score(scale * Q K^T) - LSE),  dS = P (dO V^T - delta)
@@ -35,20 +35,20 @@ using int64 = long long;
 using uint32 = unsigned int;
 
 struct RowStats;
-constexpr int kHeadDim = 128;  // elements of a head
+constexpr int kHeadDim = 128;  // elements per head
 constexpr int kTileM = 64;  // query rows of a tile
-constexpr int kTileN = 32;  // keys of one step
+constexpr int kTileN = 32;  // keys per step
 constexpr int kSubTileRows = 64;  // queries of a tile, over one range of keys
 constexpr int kStages = 2;  // depth of the ring
 constexpr int kThreads = 128;  // 4 warps of 16 rows
 constexpr int kRowBytes = 256;  // bytes of a row of a head
-constexpr int kLineChunks = 8;  // 16-byte chunks of a line, the part of a row that adjacent lanes copy
-constexpr int kRowLines = 2;  // lines of a row
+constexpr int kLineChunks = 8;  // 16-byte chunks per line, the part of a row that adjacent lanes copy
+constexpr int kRowLines = 2;  // lines per row
 constexpr int kSwizzleRows = 1;  // consecutive rows with the same swizzle
 constexpr int kPassRows = 16;  // rows that all threads copy at a time
 constexpr int kKvBytes = 8192;  // bytes of K, or of V, of a step
-constexpr int kPrologueThreads = 1024;  // threads of a block of the prologue
-constexpr int kRowLanes = 16;  // threads of a row there, 16 bytes each
+constexpr int kPrologueThreads = 1024;  // threads per block of the prologue
+constexpr int kRowLanes = 16;  // threads per row in the prologue, 16 bytes each
 
 // Dynamic shared memory: 32776 bytes. Byte offsets:
 constexpr int kRingOffset = 0;  // 32768 bytes: 2 stages, each K and V of a step
@@ -66,40 +66,40 @@ constexpr float kLog2E = 1.44269504088896f;
 // Prologue, with the same parameters: h100_causal_alibi_daux_prologue, 1024 threads per block.
 struct Params {
   const unsigned short* q;  // Q (batch, heads, q_len, head_dim)
-  int64 q_batch_stride;  // elements from one batch to the next
-  int64 q_head_stride;  // elements from one head to the next
-  int64 q_row_stride;  // elements from one row to the next
+  int64 q_batch_stride;  // batch stride, in elements
+  int64 q_head_stride;  // head stride, in elements
+  int64 q_row_stride;  // row stride, in elements
   const unsigned short* k;  // K (batch, kv_heads, kv_len, head_dim)
-  int64 k_batch_stride;  // elements from one batch to the next
-  int64 k_head_stride;  // elements from one head to the next
-  int64 k_row_stride;  // elements from one row to the next
+  int64 k_batch_stride;  // batch stride, in elements
+  int64 k_head_stride;  // head stride, in elements
+  int64 k_row_stride;  // row stride, in elements
   const unsigned short* v;  // V, as K
-  int64 v_batch_stride;  // elements from one batch to the next
-  int64 v_head_stride;  // elements from one head to the next
-  int64 v_row_stride;  // elements from one row to the next
+  int64 v_batch_stride;  // batch stride, in elements
+  int64 v_head_stride;  // head stride, in elements
+  int64 v_row_stride;  // row stride, in elements
   float* daux_slope;  // sums of its rows, (batch, heads, q_len)
   int splits;  // thread blocks that share the tiles of a head
   const unsigned short* out;  // O (batch, heads, q_len, head_dim)
-  int64 out_batch_stride;  // elements from one batch to the next
-  int64 out_head_stride;  // elements from one head to the next
-  int64 out_row_stride;  // elements from one row to the next
+  int64 out_batch_stride;  // batch stride, in elements
+  int64 out_head_stride;  // head stride, in elements
+  int64 out_row_stride;  // row stride, in elements
   const unsigned short* dout;  // dO, as O
-  int64 dout_batch_stride;  // elements from one batch to the next
-  int64 dout_head_stride;  // elements from one head to the next
-  int64 dout_row_stride;  // elements from one row to the next
+  int64 dout_batch_stride;  // batch stride, in elements
+  int64 dout_head_stride;  // head stride, in elements
+  int64 dout_row_stride;  // row stride, in elements
   const float* lse;  // log-sum-exp of the forward, (batch, heads, q_len) contiguous
   RowStats* stats;  // statistics of all rows, (batch, heads, padded_q_len)
   const float* aux_slope;  // slope, fp32[heads]
-  int64 aux_slope_stride0;  // elements from one i to the next (0: shared)
-  int q_len;  // queries of a head
-  int padded_q_len;  // rows of statistics of a head: q_len, and at least 128 of padding
-  int kv_len;  // keys of a head
+  int64 aux_slope_stride0;  // stride along i, in elements (0: shared)
+  int q_len;  // queries per head
+  int padded_q_len;  // rows of statistics per head: q_len and at least 128 rows of padding
+  int kv_len;  // keys per head
   int heads;  // query heads
-  int heads_per_kv_head;  // query heads that share one K/V head
+  int heads_per_kv_head;  // query heads per K/V head
   int batch_heads;  // batch * heads
-  int query_tiles;  // tiles of kTileM queries of a head
-  int head_chunks;  // 16-byte chunks of a row of a head
-  float scale_log2;  // scale * log2(e), positive: the host refuses others
+  int query_tiles;  // tiles of kTileM queries per head
+  int head_chunks;  // 16-byte chunks per row of a head
+  float scale_log2;  // scale * log2(e); the host checks that it is positive
   float scale;  // the softmax scale
 };
 

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_causal_d192_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dkdv","head_dim":192,"mma":"wgmma","op":"attention_backward","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":96,"n":64}}
 // spec hash: 46c65958c0dc51aeb67a738393a49f1cb896d3ac685a52e398407ac145a521e3
-// seal: sha256 23f4c04b41107c6c004acefd6b5fca93c2ecd5095bdf3d9dc676135821dae7c1
+// seal: sha256 cf6ce9bdda789fb477e7b6382274bbaca91a1dfc4d93a8f9c8ccf253b637c51b
 
 // Attention backward for sm_90a, gradients of K and V
 // over the visible keys of the pattern:
@@ -42,14 +42,14 @@ struct alignas(64) TensorMap {
 };
 
 struct RowStats;
-constexpr int kHeadDim = 192;  // elements of a head
-constexpr int kTileM = 96;  // queries of one step
+constexpr int kHeadDim = 192;  // elements per head
+constexpr int kTileM = 96;  // queries per step
 constexpr int kTileN = 64;  // keys of a tile
 constexpr int kStages = 2;  // depth of the ring
 constexpr int kConsumerWarpgroups = 2;  // warpgroups that compute, for the same 64 keys: one accumulates dV, one dK
 constexpr int kThreads = 384;  // warpgroup 0 produces, the others consume
-constexpr int kProducerRegisters = 40;  // registers a producer thread keeps
-constexpr int kConsumerRegisters = 232;  // registers a consumer thread takes
+constexpr int kProducerRegisters = 40;  // registers per producer thread
+constexpr int kConsumerRegisters = 232;  // registers per consumer thread
 constexpr int kGroupColumns = 64;  // columns of a group: one 128-byte swizzled row
 constexpr int kGroups = 3;  // column groups of a head
 constexpr int kQGroupBytes = 12288;  // bytes of one column group of Q, or of dO
@@ -57,15 +57,15 @@ constexpr int kKvGroupBytes = 8192;  // bytes of one column group of K or V
 constexpr int kQBytes = 36864;  // bytes of Q, or of dO, of a step
 constexpr int kKvBytes = 24576;  // bytes of K, or of V, of a tile
 constexpr int kStatsBytes = 768;  // bytes of the statistics of a step
-constexpr int kPrologueThreads = 1024;  // threads of a block of the prologue
-constexpr int kRowLanes = 32;  // threads of a row there, 16 bytes each
+constexpr int kPrologueThreads = 1024;  // threads per block of the prologue
+constexpr int kRowLanes = 32;  // threads per row in the prologue, 16 bytes each
 
 // Dynamic shared memory: 222768 bytes. Byte offsets:
 constexpr int kKOffset = 0;  // 24576 bytes: K of the tile in column groups; then staging of dV
 constexpr int kVOffset = 24576;  // 24576 bytes: V of the tile; then staging of dK
 constexpr int kQOffset = 49152;  // 73728 bytes: Q ring
 constexpr int kDoutOffset = 122880;  // 73728 bytes: dO ring
-constexpr int kWeightsOffset = 196608;  // 24576 bytes: P^T of a step in float32, passed from one consumer to the other
+constexpr int kWeightsOffset = 196608;  // 24576 bytes: P^T of a step in fp32, which one consumer passes to the other
 constexpr int kStatsOffset = 221184;  // 1536 bytes: statistics of the queries in the ring
 constexpr int kBarriersOffset = 222720;  // 40 bytes: mbarriers
 constexpr int kStepMetaOffset = 222760;  // 8 bytes: metadata of the steps in the ring
@@ -94,24 +94,24 @@ struct Params {
   TensorMap dk_map;  // dK, as K: box 64 x 64 x 1 x 1, swizzle 128
   TensorMap dv_map;  // dV, as K: box 64 x 64 x 1 x 1, swizzle 128
   const unsigned short* out;  // O (batch, heads, q_len, head_dim)
-  int64 out_batch_stride;  // elements from one batch to the next
-  int64 out_head_stride;  // elements from one head to the next
-  int64 out_row_stride;  // elements from one row to the next
+  int64 out_batch_stride;  // batch stride, in elements
+  int64 out_head_stride;  // head stride, in elements
+  int64 out_row_stride;  // row stride, in elements
   const unsigned short* dout;  // dO, as O
-  int64 dout_batch_stride;  // elements from one batch to the next
-  int64 dout_head_stride;  // elements from one head to the next
-  int64 dout_row_stride;  // elements from one row to the next
+  int64 dout_batch_stride;  // batch stride, in elements
+  int64 dout_head_stride;  // head stride, in elements
+  int64 dout_row_stride;  // row stride, in elements
   const float* lse;  // log-sum-exp of the forward, (batch, heads, q_len) contiguous
   RowStats* stats;  // statistics of all rows, (batch, heads, padded_q_len)
-  int q_len;  // queries of a head
-  int padded_q_len;  // rows of statistics of a head: q_len, and at least 128 of padding
-  int kv_len;  // keys of a head
+  int q_len;  // queries per head
+  int padded_q_len;  // rows of statistics per head: q_len and at least 128 rows of padding
+  int kv_len;  // keys per head
   int heads;  // query heads
-  int heads_per_kv_head;  // query heads that share one K/V head
+  int heads_per_kv_head;  // query heads per K/V head
   int batch_heads;  // batch * heads
-  int key_tiles;  // tiles of a K/V head
-  int head_chunks;  // 16-byte chunks of a row of a head
-  float scale_log2;  // scale * log2(e), positive: the host refuses others
+  int key_tiles;  // tiles per K/V head
+  int head_chunks;  // 16-byte chunks per row of a head
+  float scale_log2;  // scale * log2(e); the host checks that it is positive
   float scale;  // the softmax scale
 };
 

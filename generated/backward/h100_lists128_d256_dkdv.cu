@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_lists128_d256_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dkdv","head_dim":256,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"none"},"schedule":"cooperative","stages":2,"tile":{"m":64,"n":64}}
 // spec hash: ce664bb7109026dd3fbfd16055bd3da1912de5139a67585916fdebd2c58fb113
-// seal: sha256 8123e384eaf45aedb5d4b4fd573becc8799f2a46a2b58880282fb7e6aa5d089d
+// seal: sha256 7d3e0a2b73bdee424e7cca91e757f813bd1b22566f330b81f3b78d9f407f3617
 
 // Attention backward for sm_90a, gradients of K and V
 // over the listed key blocks of the pattern:
@@ -42,14 +42,14 @@ struct alignas(64) TensorMap {
 };
 
 struct RowStats;
-constexpr int kHeadDim = 256;  // elements of a head
-constexpr int kTileM = 64;  // queries of one step
+constexpr int kHeadDim = 256;  // elements per head
+constexpr int kTileM = 64;  // queries per step
 constexpr int kTileN = 64;  // keys of a tile
 constexpr int kStages = 2;  // depth of the ring
 constexpr int kConsumerWarpgroups = 2;  // warpgroups that compute, for the same 64 keys: one accumulates dV, one dK
 constexpr int kThreads = 384;  // warpgroup 0 produces, the others consume
-constexpr int kProducerRegisters = 40;  // registers a producer thread keeps
-constexpr int kConsumerRegisters = 232;  // registers a consumer thread takes
+constexpr int kProducerRegisters = 40;  // registers per producer thread
+constexpr int kConsumerRegisters = 232;  // registers per consumer thread
 constexpr int kGroupColumns = 64;  // columns of a group: one 128-byte swizzled row
 constexpr int kGroups = 4;  // column groups of a head
 constexpr int kQGroupBytes = 8192;  // bytes of one column group of Q, or of dO
@@ -57,8 +57,8 @@ constexpr int kKvGroupBytes = 8192;  // bytes of one column group of K or V
 constexpr int kQBytes = 32768;  // bytes of Q, or of dO, of a step
 constexpr int kKvBytes = 32768;  // bytes of K, or of V, of a tile
 constexpr int kStatsBytes = 512;  // bytes of the statistics of a step
-constexpr int kPrologueThreads = 1024;  // threads of a block of the prologue
-constexpr int kRowLanes = 32;  // threads of a row there, 16 bytes each
+constexpr int kPrologueThreads = 1024;  // threads per block of the prologue
+constexpr int kRowLanes = 32;  // threads per row in the prologue, 16 bytes each
 constexpr int kBlockSteps = 2;  // steps in a listed query block
 constexpr int kBlockKeys = 128;  // keys that share a list
 
@@ -67,7 +67,7 @@ constexpr int kKOffset = 0;  // 32768 bytes: K of the tile in column groups; the
 constexpr int kVOffset = 32768;  // 32768 bytes: V of the tile; then staging of dK
 constexpr int kQOffset = 65536;  // 65536 bytes: Q ring
 constexpr int kDoutOffset = 131072;  // 65536 bytes: dO ring
-constexpr int kWeightsOffset = 196608;  // 16384 bytes: P^T of a step in float32, passed from one consumer to the other
+constexpr int kWeightsOffset = 196608;  // 16384 bytes: P^T of a step in fp32, which one consumer passes to the other
 constexpr int kStatsOffset = 212992;  // 1024 bytes: statistics of the queries in the ring
 constexpr int kBarriersOffset = 214016;  // 40 bytes: mbarriers
 
@@ -94,50 +94,50 @@ struct Params {
   TensorMap dk_map;  // dK, as K: box 64 x 64 x 1 x 1, swizzle 128
   TensorMap dv_map;  // dV, as K: box 64 x 64 x 1 x 1, swizzle 128
   const unsigned short* out;  // O (batch, heads, q_len, head_dim)
-  int64 out_batch_stride;  // elements from one batch to the next
-  int64 out_head_stride;  // elements from one head to the next
-  int64 out_row_stride;  // elements from one row to the next
+  int64 out_batch_stride;  // batch stride, in elements
+  int64 out_head_stride;  // head stride, in elements
+  int64 out_row_stride;  // row stride, in elements
   const unsigned short* dout;  // dO, as O
-  int64 dout_batch_stride;  // elements from one batch to the next
-  int64 dout_head_stride;  // elements from one head to the next
-  int64 dout_row_stride;  // elements from one row to the next
+  int64 dout_batch_stride;  // batch stride, in elements
+  int64 dout_head_stride;  // head stride, in elements
+  int64 dout_row_stride;  // row stride, in elements
   const float* lse;  // log-sum-exp of the forward, (batch, heads, q_len) contiguous
   RowStats* stats;  // statistics of all rows, (batch, heads, padded_q_len)
   const int* kv_num_blocks;  // number of partial key blocks
-  int64 kv_num_blocks_batch_stride;  // elements from one batch to the next (0: shared)
-  int64 kv_num_blocks_head_stride;  // elements from one head to the next (0: shared)
-  int64 kv_num_blocks_row_stride;  // elements from one query block to the next
+  int64 kv_num_blocks_batch_stride;  // batch stride, in elements (0: shared)
+  int64 kv_num_blocks_head_stride;  // head stride, in elements (0: shared)
+  int64 kv_num_blocks_row_stride;  // query block stride, in elements
   const int* kv_indices;  // partial key blocks
-  int64 kv_indices_batch_stride;  // elements from one batch to the next (0: shared)
-  int64 kv_indices_head_stride;  // elements from one head to the next (0: shared)
-  int64 kv_indices_row_stride;  // elements from one query block to the next
-  int kv_indices_length;  // entries of a list
+  int64 kv_indices_batch_stride;  // batch stride, in elements (0: shared)
+  int64 kv_indices_head_stride;  // head stride, in elements (0: shared)
+  int64 kv_indices_row_stride;  // query block stride, in elements
+  int kv_indices_length;  // entries per list
   const int* full_kv_num_blocks;  // number of full key blocks
-  int64 full_kv_num_blocks_batch_stride;  // elements from one batch to the next (0: shared)
-  int64 full_kv_num_blocks_head_stride;  // elements from one head to the next (0: shared)
-  int64 full_kv_num_blocks_row_stride;  // elements from one query block to the next
+  int64 full_kv_num_blocks_batch_stride;  // batch stride, in elements (0: shared)
+  int64 full_kv_num_blocks_head_stride;  // head stride, in elements (0: shared)
+  int64 full_kv_num_blocks_row_stride;  // query block stride, in elements
   const int* full_kv_indices;  // full key blocks
-  int64 full_kv_indices_batch_stride;  // elements from one batch to the next (0: shared)
-  int64 full_kv_indices_head_stride;  // elements from one head to the next (0: shared)
-  int64 full_kv_indices_row_stride;  // elements from one query block to the next
-  int full_kv_indices_length;  // entries of a list
-  int query_blocks;  // query blocks of a head: rows of the lists
-  int key_blocks;  // key blocks of a head
-  int* q_offsets;  // start of each key block's list, then the end of the last
+  int64 full_kv_indices_batch_stride;  // batch stride, in elements (0: shared)
+  int64 full_kv_indices_head_stride;  // head stride, in elements (0: shared)
+  int64 full_kv_indices_row_stride;  // query block stride, in elements
+  int full_kv_indices_length;  // entries per list
+  int query_blocks;  // query blocks per head: rows of the lists
+  int key_blocks;  // key blocks per head
+  int* q_offsets;  // start of each key block's list, then the end of the last list
   int* q_entries;  // lists of query blocks, by key block
   int* q_places;  // destinations of entries, for each warp of the prologue and key block
   int list_batches;  // batches with their own lists; 1: shared
   int list_heads;  // heads with their own lists; 1: shared
   int list_entries;  // entries of all lists of a head
   int stats_blocks;  // thread blocks of the prologue that compute statistics; the others transpose lists
-  int q_len;  // queries of a head
-  int padded_q_len;  // rows of statistics of a head: q_len, and at least 128 of padding
+  int q_len;  // queries per head
+  int padded_q_len;  // rows of statistics per head: q_len and at least 128 rows of padding
   int heads;  // query heads
-  int heads_per_kv_head;  // query heads that share one K/V head
+  int heads_per_kv_head;  // query heads per K/V head
   int batch_heads;  // batch * heads
-  int key_tiles;  // tiles of a K/V head
-  int head_chunks;  // 16-byte chunks of a row of a head
-  float scale_log2;  // scale * log2(e), positive: the host refuses others
+  int key_tiles;  // tiles per K/V head
+  int head_chunks;  // 16-byte chunks per row of a head
+  float scale_log2;  // scale * log2(e); the host checks that it is positive
   float scale;  // the softmax scale
 };
 

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_strided_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"block":128,"causal":true,"kind":"strided","local":7,"stride":8},"schedule":"cooperative","stages":3,"tile":{"m":80,"n":128}}
 // spec hash: 50a28f6fbeeadb8d87c7f45227316b8990ed9cff3059f928688c66f5be4728e8
-// seal: sha256 7de0bb5c37a8109a52794fb96f3a05b2a1feddad6a7bb7b4a6381261b6510bcd
+// seal: sha256 26956c0374d408f68552e9a8cba30e9b1a97de0fcd070e84739b001e57478695
 
 // Attention backward for sm_90a, gradients of K and V
 // over the visible keys of the pattern:
@@ -40,14 +40,14 @@ struct alignas(64) TensorMap {
 };
 
 struct RowStats;
-constexpr int kHeadDim = 128;  // elements of a head
-constexpr int kTileM = 80;  // queries of one step
+constexpr int kHeadDim = 128;  // elements per head
+constexpr int kTileM = 80;  // queries per step
 constexpr int kTileN = 128;  // keys of a tile
 constexpr int kStages = 3;  // depth of the ring
 constexpr int kConsumerWarpgroups = 2;  // warpgroups that compute, 64 keys each
 constexpr int kThreads = 384;  // warpgroup 0 produces, the others consume
-constexpr int kProducerRegisters = 24;  // registers a producer thread keeps
-constexpr int kConsumerRegisters = 240;  // registers a consumer thread takes
+constexpr int kProducerRegisters = 24;  // registers per producer thread
+constexpr int kConsumerRegisters = 240;  // registers per consumer thread
 constexpr int kGroupColumns = 64;  // columns of a group: one 128-byte swizzled row
 constexpr int kGroups = 2;  // column groups of a head
 constexpr int kQGroupBytes = 10240;  // bytes of one column group of Q, or of dO
@@ -55,10 +55,10 @@ constexpr int kKvGroupBytes = 16384;  // bytes of one column group of K or V
 constexpr int kQBytes = 20480;  // bytes of Q, or of dO, of a step
 constexpr int kKvBytes = 32768;  // bytes of K, or of V, of a tile
 constexpr int kStatsBytes = 640;  // bytes of the statistics of a step
-constexpr int kPrologueThreads = 1024;  // threads of a block of the prologue
-constexpr int kRowLanes = 16;  // threads of a row there, 16 bytes each
-constexpr int kBlock = 128;  // keys of a block of the pattern, hence of a stripe
-constexpr int kPeriod = 1024;  // keys from the beginning of one stripe to that of the next
+constexpr int kPrologueThreads = 1024;  // threads per block of the prologue
+constexpr int kRowLanes = 16;  // threads per row in the prologue, 16 bytes each
+constexpr int kBlock = 128;  // keys of a block of the pattern, and of a stripe
+constexpr int kPeriod = 1024;  // distance between the starts of adjacent stripes, in keys
 constexpr int kLocalKeys = 896;  // keys of the local blocks before a query's own block
 
 // Dynamic shared memory: 190404 bytes. Byte offsets:
@@ -91,24 +91,24 @@ struct Params {
   TensorMap dk_map;  // dK, as K: box 64 x 64 x 1 x 1, swizzle 128
   TensorMap dv_map;  // dV, as K: box 64 x 64 x 1 x 1, swizzle 128
   const unsigned short* out;  // O (batch, heads, q_len, head_dim)
-  int64 out_batch_stride;  // elements from one batch to the next
-  int64 out_head_stride;  // elements from one head to the next
-  int64 out_row_stride;  // elements from one row to the next
+  int64 out_batch_stride;  // batch stride, in elements
+  int64 out_head_stride;  // head stride, in elements
+  int64 out_row_stride;  // row stride, in elements
   const unsigned short* dout;  // dO, as O
-  int64 dout_batch_stride;  // elements from one batch to the next
-  int64 dout_head_stride;  // elements from one head to the next
-  int64 dout_row_stride;  // elements from one row to the next
+  int64 dout_batch_stride;  // batch stride, in elements
+  int64 dout_head_stride;  // head stride, in elements
+  int64 dout_row_stride;  // row stride, in elements
   const float* lse;  // log-sum-exp of the forward, (batch, heads, q_len) contiguous
   RowStats* stats;  // statistics of all rows, (batch, heads, padded_q_len)
-  int q_len;  // queries of a head
-  int padded_q_len;  // rows of statistics of a head: q_len, and at least 128 of padding
-  int kv_len;  // keys of a head
+  int q_len;  // queries per head
+  int padded_q_len;  // rows of statistics per head: q_len and at least 128 rows of padding
+  int kv_len;  // keys per head
   int heads;  // query heads
-  int heads_per_kv_head;  // query heads that share one K/V head
+  int heads_per_kv_head;  // query heads per K/V head
   int batch_heads;  // batch * heads
-  int key_tiles;  // tiles of a K/V head
-  int head_chunks;  // 16-byte chunks of a row of a head
-  float scale_log2;  // scale * log2(e), positive: the host refuses others
+  int key_tiles;  // tiles per K/V head
+  int head_chunks;  // 16-byte chunks per row of a head
+  float scale_log2;  // scale * log2(e); the host checks that it is positive
   float scale;  // the softmax scale
 };
 

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_topk_d64_dq.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq","head_dim":64,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"k":null,"kind":"topk"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 72c5d1a2a4fd03d05f0ed444f47f98d3b93e138ede83367d7b83f03e3201e10f
-// seal: sha256 eef80f4798ecc60ee81c0afdcfa2b62cba0c972e3583c284677154f17951eb1f
+// seal: sha256 5f2da637b2851ea851f318e3c40b2b4f072865cbbd90d9d8f643684af55aed52
 
 // Attention backward for sm_90a, gradient of Q
 // over the listed key blocks of the pattern:
@@ -40,23 +40,23 @@ struct alignas(64) TensorMap {
 };
 
 struct RowStats;
-constexpr int kHeadDim = 64;  // elements of a head
+constexpr int kHeadDim = 64;  // elements per head
 constexpr int kTileM = 128;  // query rows of a tile
-constexpr int kTileN = 128;  // keys of one step
+constexpr int kTileN = 128;  // keys per step
 constexpr int kSubTileRows = 128;  // queries of a tile, over one range of keys
 constexpr int kStages = 2;  // depth of the ring
 constexpr int kConsumerWarpgroups = 2;  // warpgroups that compute, 64 queries each
 constexpr int kThreads = 384;  // warpgroup 0 produces, the others consume
-constexpr int kProducerRegisters = 40;  // registers a producer thread keeps
-constexpr int kConsumerRegisters = 232;  // registers a consumer thread takes
+constexpr int kProducerRegisters = 40;  // registers per producer thread
+constexpr int kConsumerRegisters = 232;  // registers per consumer thread
 constexpr int kGroupColumns = 64;  // columns of a group: one 128-byte swizzled row
 constexpr int kGroups = 1;  // column groups of a head
 constexpr int kQGroupBytes = 16384;  // bytes of one column group of Q, or of dO
 constexpr int kKvGroupBytes = 16384;  // bytes of one column group of K or V
 constexpr int kQBytes = 16384;  // bytes of Q, or of dO, of a tile
 constexpr int kKvBytes = 16384;  // bytes of K, or of V, of a step
-constexpr int kPrologueThreads = 1024;  // threads of a block of the prologue
-constexpr int kRowLanes = 8;  // threads of a row there, 16 bytes each
+constexpr int kPrologueThreads = 1024;  // threads per block of the prologue
+constexpr int kRowLanes = 8;  // threads per row in the prologue, 16 bytes each
 constexpr int kBlockKeys = 128;  // keys of a listed block
 
 // Dynamic shared memory: 98352 bytes. Byte offsets:
@@ -87,29 +87,29 @@ struct Params {
   TensorMap dout_map;  // dO, as Q: box 64 x 128 x 1 x 1, swizzle 128
   TensorMap dq_map;  // dQ, as Q: box 64 x 64 x 1 x 1, swizzle 128
   const unsigned short* out;  // O (batch, heads, q_len, head_dim)
-  int64 out_batch_stride;  // elements from one batch to the next
-  int64 out_head_stride;  // elements from one head to the next
-  int64 out_row_stride;  // elements from one row to the next
+  int64 out_batch_stride;  // batch stride, in elements
+  int64 out_head_stride;  // head stride, in elements
+  int64 out_row_stride;  // row stride, in elements
   const unsigned short* dout;  // dO, as O
-  int64 dout_batch_stride;  // elements from one batch to the next
-  int64 dout_head_stride;  // elements from one head to the next
-  int64 dout_row_stride;  // elements from one row to the next
+  int64 dout_batch_stride;  // batch stride, in elements
+  int64 dout_head_stride;  // head stride, in elements
+  int64 dout_row_stride;  // row stride, in elements
   const float* lse;  // log-sum-exp of the forward, (batch, heads, q_len) contiguous
   RowStats* stats;  // statistics of all rows, (batch, heads, padded_q_len)
-  const int* kv_indices;  // key blocks of each query block, any order
-  int64 kv_indices_batch_stride;  // elements from one batch to the next (0: shared)
-  int64 kv_indices_head_stride;  // elements from one head to the next (0: shared)
-  int64 kv_indices_row_stride;  // elements from one query block to the next
-  int kv_indices_length;  // entries of a list
-  int q_len;  // queries of a head
-  int padded_q_len;  // rows of statistics of a head: q_len, and at least 128 of padding
-  int kv_len;  // keys of a head
+  const int* kv_indices;  // key blocks of each query block, in any order
+  int64 kv_indices_batch_stride;  // batch stride, in elements (0: shared)
+  int64 kv_indices_head_stride;  // head stride, in elements (0: shared)
+  int64 kv_indices_row_stride;  // query block stride, in elements
+  int kv_indices_length;  // entries per list
+  int q_len;  // queries per head
+  int padded_q_len;  // rows of statistics per head: q_len and at least 128 rows of padding
+  int kv_len;  // keys per head
   int heads;  // query heads
-  int heads_per_kv_head;  // query heads that share one K/V head
+  int heads_per_kv_head;  // query heads per K/V head
   int batch_heads;  // batch * heads
-  int query_tiles;  // tiles of kTileM queries of a head
-  int head_chunks;  // 16-byte chunks of a row of a head
-  float scale_log2;  // scale * log2(e), positive: the host refuses others
+  int query_tiles;  // tiles of kTileM queries per head
+  int head_chunks;  // 16-byte chunks per row of a head
+  float scale_log2;  // scale * log2(e); the host checks that it is positive
   float scale;  // the softmax scale
 };
 

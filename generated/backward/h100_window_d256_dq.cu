@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_window_d256_dq.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq","head_dim":256,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"sliding_window","left":null,"right":null},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":64}}
 // spec hash: c186328b750829741b34056c11ca42a63b1161c9fb90b895915dc4e785dbbcb5
-// seal: sha256 aa985fba717efff3c8b614a9fa250b3cb670d0eb5b2c9d3b2d2cb5c72aa08ed1
+// seal: sha256 75a3e38aff0f0548a66b51e26af9115757bbeb4d7ebdffd7fe3c2d52c57a371f
 
 // Attention backward for sm_90a, gradient of Q
 // over the visible keys of the pattern:
@@ -41,24 +41,24 @@ struct alignas(64) TensorMap {
 };
 
 struct RowStats;
-constexpr int kHeadDim = 256;  // elements of a head
+constexpr int kHeadDim = 256;  // elements per head
 constexpr int kTileM = 128;  // query rows of a tile
-constexpr int kTileN = 64;  // keys of one step
+constexpr int kTileN = 64;  // keys per step
 constexpr int kSubTileRows = 128;  // queries of a tile, over one range of keys
 constexpr int kStages = 2;  // depth of the ring
 constexpr int kVStages = 1;  // depth of the ring of V
 constexpr int kConsumerWarpgroups = 2;  // warpgroups that compute, 64 queries each
 constexpr int kThreads = 384;  // warpgroup 0 produces, the others consume
-constexpr int kProducerRegisters = 40;  // registers a producer thread keeps
-constexpr int kConsumerRegisters = 232;  // registers a consumer thread takes
+constexpr int kProducerRegisters = 40;  // registers per producer thread
+constexpr int kConsumerRegisters = 232;  // registers per consumer thread
 constexpr int kGroupColumns = 64;  // columns of a group: one 128-byte swizzled row
 constexpr int kGroups = 4;  // column groups of a head
 constexpr int kQGroupBytes = 16384;  // bytes of one column group of Q, or of dO
 constexpr int kKvGroupBytes = 8192;  // bytes of one column group of K or V
 constexpr int kQBytes = 65536;  // bytes of Q, or of dO, of a tile
 constexpr int kKvBytes = 32768;  // bytes of K, or of V, of a step
-constexpr int kPrologueThreads = 1024;  // threads of a block of the prologue
-constexpr int kRowLanes = 32;  // threads of a row there, 16 bytes each
+constexpr int kPrologueThreads = 1024;  // threads per block of the prologue
+constexpr int kRowLanes = 32;  // threads per row in the prologue, 16 bytes each
 
 // Dynamic shared memory: 229440 bytes. Byte offsets:
 constexpr int kQOffset = 0;  // 65536 bytes: Q of the tile in column groups; then staging of dQ
@@ -90,26 +90,26 @@ struct Params {
   TensorMap dout_map;  // dO, as Q: box 64 x 128 x 1 x 1, swizzle 128
   TensorMap dq_map;  // dQ, as Q: box 64 x 64 x 1 x 1, swizzle 128
   const unsigned short* out;  // O (batch, heads, q_len, head_dim)
-  int64 out_batch_stride;  // elements from one batch to the next
-  int64 out_head_stride;  // elements from one head to the next
-  int64 out_row_stride;  // elements from one row to the next
+  int64 out_batch_stride;  // batch stride, in elements
+  int64 out_head_stride;  // head stride, in elements
+  int64 out_row_stride;  // row stride, in elements
   const unsigned short* dout;  // dO, as O
-  int64 dout_batch_stride;  // elements from one batch to the next
-  int64 dout_head_stride;  // elements from one head to the next
-  int64 dout_row_stride;  // elements from one row to the next
+  int64 dout_batch_stride;  // batch stride, in elements
+  int64 dout_head_stride;  // head stride, in elements
+  int64 dout_row_stride;  // row stride, in elements
   const float* lse;  // log-sum-exp of the forward, (batch, heads, q_len) contiguous
   RowStats* stats;  // statistics of all rows, (batch, heads, padded_q_len)
   int window_left;  // keys seen before the query's own position
-  int window_right;  // keys seen after it
-  int q_len;  // queries of a head
-  int padded_q_len;  // rows of statistics of a head: q_len, and at least 128 of padding
-  int kv_len;  // keys of a head
+  int window_right;  // keys seen after the query's own position
+  int q_len;  // queries per head
+  int padded_q_len;  // rows of statistics per head: q_len and at least 128 rows of padding
+  int kv_len;  // keys per head
   int heads;  // query heads
-  int heads_per_kv_head;  // query heads that share one K/V head
+  int heads_per_kv_head;  // query heads per K/V head
   int batch_heads;  // batch * heads
-  int query_tiles;  // tiles of kTileM queries of a head
-  int head_chunks;  // 16-byte chunks of a row of a head
-  float scale_log2;  // scale * log2(e), positive: the host refuses others
+  int query_tiles;  // tiles of kTileM queries per head
+  int head_chunks;  // 16-byte chunks per row of a head
+  float scale_log2;  // scale * log2(e); the host checks that it is positive
   float scale;  // the softmax scale
 };
 

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_window_dq_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq_dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"sliding_window","left":null,"right":null},"schedule":"cooperative","stages":2,"tile":{"m":80,"n":128}}
 // spec hash: 21bd5a6e738f9737ca4bfbc82b0454662fff2b8d7839d7cc6b0399bd5898edd7
-// seal: sha256 f923b1ea8ee30d10724561dc20d2d8ae23f87b00f263af2d06fff59e11e1f398
+// seal: sha256 2943926fa9e0f1b175bfda524cb6d828584967b6de540f4434788d602d5e9dd6
 
 // Attention backward for sm_90a, gradients of Q, K and V
 // over the visible keys of the pattern:
@@ -47,29 +47,29 @@ struct alignas(64) TensorMap {
 };
 
 struct RowStats;
-constexpr int kHeadDim = 128;  // elements of a head
-constexpr int kTileM = 80;  // queries of one step
+constexpr int kHeadDim = 128;  // elements per head
+constexpr int kTileM = 80;  // queries per step
 constexpr int kTileN = 128;  // keys of a tile
 constexpr int kStages = 2;  // depth of the ring
 constexpr int kConsumerWarpgroups = 2;  // warpgroups that compute, 64 keys each
 constexpr int kThreads = 384;  // warpgroup 0 produces, the others consume
 constexpr int kDqWarps = 2;  // warps that add to dQ
-constexpr int kProducerRegisters = 24;  // registers a producer thread keeps
-constexpr int kConsumerRegisters = 240;  // registers a consumer thread takes
+constexpr int kProducerRegisters = 24;  // registers per producer thread
+constexpr int kConsumerRegisters = 240;  // registers per consumer thread
 constexpr int kGroupColumns = 64;  // columns of a group: one 128-byte swizzled row
-constexpr int kGroups = 2;  // column groups of a head
+constexpr int kGroups = 2;  // column groups per head
 constexpr int kQGroupBytes = 10240;  // bytes of one column group of Q, of dO, or of dS
 constexpr int kKvGroupBytes = 16384;  // bytes of one column group of K or V
 constexpr int kQBytes = 20480;  // bytes of Q, or of dO, of a step
 constexpr int kKvBytes = 32768;  // bytes of K, or of V, of a tile
 constexpr int kDsBytes = 20480;  // bytes of dS of a step
 constexpr int kStatsBytes = 640;  // bytes of the statistics of a step
-constexpr int kDqColumnParts = 2;  // parts of a head's columns of dQ, 64 each, indexed by warpgroup
+constexpr int kDqColumnParts = 2;  // parts of 64 columns of dQ, indexed by warpgroup
 constexpr int kDqQueries = 80;  // queries of a warpgroup's part of dQ
 constexpr int kDqBytes = 40960;  // bytes of a step's dQ, in fp32
-constexpr int kConvertThreads = 256;  // threads of a block of the epilogue
-constexpr int kPrologueThreads = 1024;  // threads of a block of the prologue
-constexpr int kRowLanes = 16;  // threads of a row there, 16 bytes each
+constexpr int kConvertThreads = 256;  // threads per block of the epilogue
+constexpr int kPrologueThreads = 1024;  // threads per block of the prologue
+constexpr int kRowLanes = 16;  // threads per row in the prologue, 16 bytes each
 
 // Dynamic shared memory: 230732 bytes. Byte offsets:
 constexpr int kKOffset = 0;  // 32768 bytes: K of the tile in column groups; then staging of dK
@@ -107,35 +107,35 @@ struct Params {
   TensorMap dk_map;  // dK, as K: box 64 x 64 x 1 x 1, swizzle 128
   TensorMap dv_map;  // dV, as K: box 64 x 64 x 1 x 1, swizzle 128
   unsigned short* dq;  // dQ, as O
-  int64 dq_batch_stride;  // elements from one batch to the next
-  int64 dq_head_stride;  // elements from one head to the next
-  int64 dq_row_stride;  // elements from one row to the next
+  int64 dq_batch_stride;  // batch stride, in elements
+  int64 dq_head_stride;  // head stride, in elements
+  int64 dq_row_stride;  // row stride, in elements
   float* dq_accum;  // sums of dQ, (batch, heads, query_steps, kDqBytes / 4)
-  int* dq_semaphore;  // tiles that have added to it, (batch, heads, query_steps)
-  int* scheduler;  // tiles taken by thread blocks
-  int query_steps;  // steps of kTileM queries of a head
+  int* dq_semaphore;  // tiles already added to each step of dQ, (batch, heads, query_steps)
+  int* scheduler;  // tiles that thread blocks have taken
+  int query_steps;  // steps of kTileM queries per head
   int head_group;  // K/V heads whose tiles are interleaved
   const unsigned short* out;  // O (batch, heads, q_len, head_dim)
-  int64 out_batch_stride;  // elements from one batch to the next
-  int64 out_head_stride;  // elements from one head to the next
-  int64 out_row_stride;  // elements from one row to the next
+  int64 out_batch_stride;  // batch stride, in elements
+  int64 out_head_stride;  // head stride, in elements
+  int64 out_row_stride;  // row stride, in elements
   const unsigned short* dout;  // dO, as O
-  int64 dout_batch_stride;  // elements from one batch to the next
-  int64 dout_head_stride;  // elements from one head to the next
-  int64 dout_row_stride;  // elements from one row to the next
+  int64 dout_batch_stride;  // batch stride, in elements
+  int64 dout_head_stride;  // head stride, in elements
+  int64 dout_row_stride;  // row stride, in elements
   const float* lse;  // log-sum-exp of the forward, (batch, heads, q_len) contiguous
   RowStats* stats;  // statistics of all rows, (batch, heads, padded_q_len)
   int window_left;  // keys seen before the query's own position
-  int window_right;  // keys seen after it
-  int q_len;  // queries of a head
-  int padded_q_len;  // rows of statistics of a head: q_len, and at least 128 of padding
-  int kv_len;  // keys of a head
+  int window_right;  // keys seen after the query's own position
+  int q_len;  // queries per head
+  int padded_q_len;  // rows of statistics per head: q_len and at least 128 rows of padding
+  int kv_len;  // keys per head
   int heads;  // query heads
-  int heads_per_kv_head;  // query heads that share one K/V head
+  int heads_per_kv_head;  // query heads per K/V head
   int batch_heads;  // batch * heads
-  int key_tiles;  // tiles of a K/V head
-  int head_chunks;  // 16-byte chunks of a row of a head
-  float scale_log2;  // scale * log2(e), positive: the host refuses others
+  int key_tiles;  // tiles per K/V head
+  int head_chunks;  // 16-byte chunks per row of a head
+  float scale_log2;  // scale * log2(e); the host checks that it is positive
   float scale;  // the softmax scale
 };
 

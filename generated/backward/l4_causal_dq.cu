@@ -3,7 +3,7 @@
 //     codegen render specs/backward/l4_causal_dq.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","gradients":"dq","head_dim":128,"mma":"mma","op":"attention_backward","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"multistage","stages":4,"tile":{"m":128,"n":32}}
 // spec hash: bc529d07b9c43ca345fa0a1a8a6c0bc95a66ce50f11324a58ef01a54665d7134
-// seal: sha256 1aeb9e44d0af4352636dd894d2d0bc41bfb704067548ac819165e0b10c0f473a
+// seal: sha256 fe9979c47f67d885c8d3db52b306cec7f7a2aa8d24494140fd3f3976bf215b4e
 
 // Attention backward for sm_89, gradient of Q
 // over the visible keys of the pattern:
@@ -34,21 +34,21 @@ using int64 = long long;
 using uint32 = unsigned int;
 
 struct RowStats;
-constexpr int kHeadDim = 128;  // elements of a head
+constexpr int kHeadDim = 128;  // elements per head
 constexpr int kTileM = 128;  // query rows of a tile
-constexpr int kTileN = 32;  // keys of one step
+constexpr int kTileN = 32;  // keys per step
 constexpr int kSubTileRows = 128;  // queries of a tile, over one range of keys
 constexpr int kStages = 4;  // depth of the ring
 constexpr int kThreads = 256;  // 8 warps of 16 rows
 constexpr int kRowBytes = 256;  // bytes of a row of a head
-constexpr int kLineChunks = 8;  // 16-byte chunks of a line, the part of a row that adjacent lanes copy
-constexpr int kRowLines = 2;  // lines of a row
+constexpr int kLineChunks = 8;  // 16-byte chunks per line, the part of a row that adjacent lanes copy
+constexpr int kRowLines = 2;  // lines per row
 constexpr int kSwizzleRows = 1;  // consecutive rows with the same swizzle
 constexpr int kPassRows = 32;  // rows that all threads copy at a time
 constexpr int kWarpPassRows = 4;  // rows that a warp stores at a time
 constexpr int kKvBytes = 8192;  // bytes of K, or of V, of a step
-constexpr int kPrologueThreads = 1024;  // threads of a block of the prologue
-constexpr int kRowLanes = 16;  // threads of a row there, 16 bytes each
+constexpr int kPrologueThreads = 1024;  // threads per block of the prologue
+constexpr int kRowLanes = 16;  // threads per row in the prologue, 16 bytes each
 
 // Dynamic shared memory: 65552 bytes. Byte offsets:
 constexpr int kRingOffset = 0;  // 65536 bytes: 4 stages, each K and V of a step
@@ -65,40 +65,40 @@ constexpr float kLog2E = 1.44269504088896f;
 // Prologue, with the same parameters: l4_causal_dq_prologue, 1024 threads per block.
 struct Params {
   const unsigned short* q;  // Q (batch, heads, q_len, head_dim)
-  int64 q_batch_stride;  // elements from one batch to the next
-  int64 q_head_stride;  // elements from one head to the next
-  int64 q_row_stride;  // elements from one row to the next
+  int64 q_batch_stride;  // batch stride, in elements
+  int64 q_head_stride;  // head stride, in elements
+  int64 q_row_stride;  // row stride, in elements
   const unsigned short* k;  // K (batch, kv_heads, kv_len, head_dim)
-  int64 k_batch_stride;  // elements from one batch to the next
-  int64 k_head_stride;  // elements from one head to the next
-  int64 k_row_stride;  // elements from one row to the next
+  int64 k_batch_stride;  // batch stride, in elements
+  int64 k_head_stride;  // head stride, in elements
+  int64 k_row_stride;  // row stride, in elements
   const unsigned short* v;  // V, as K
-  int64 v_batch_stride;  // elements from one batch to the next
-  int64 v_head_stride;  // elements from one head to the next
-  int64 v_row_stride;  // elements from one row to the next
+  int64 v_batch_stride;  // batch stride, in elements
+  int64 v_head_stride;  // head stride, in elements
+  int64 v_row_stride;  // row stride, in elements
   unsigned short* dq;  // dQ, as Q
-  int64 dq_batch_stride;  // elements from one batch to the next
-  int64 dq_head_stride;  // elements from one head to the next
-  int64 dq_row_stride;  // elements from one row to the next
+  int64 dq_batch_stride;  // batch stride, in elements
+  int64 dq_head_stride;  // head stride, in elements
+  int64 dq_row_stride;  // row stride, in elements
   const unsigned short* out;  // O (batch, heads, q_len, head_dim)
-  int64 out_batch_stride;  // elements from one batch to the next
-  int64 out_head_stride;  // elements from one head to the next
-  int64 out_row_stride;  // elements from one row to the next
+  int64 out_batch_stride;  // batch stride, in elements
+  int64 out_head_stride;  // head stride, in elements
+  int64 out_row_stride;  // row stride, in elements
   const unsigned short* dout;  // dO, as O
-  int64 dout_batch_stride;  // elements from one batch to the next
-  int64 dout_head_stride;  // elements from one head to the next
-  int64 dout_row_stride;  // elements from one row to the next
+  int64 dout_batch_stride;  // batch stride, in elements
+  int64 dout_head_stride;  // head stride, in elements
+  int64 dout_row_stride;  // row stride, in elements
   const float* lse;  // log-sum-exp of the forward, (batch, heads, q_len) contiguous
   RowStats* stats;  // statistics of all rows, (batch, heads, padded_q_len)
-  int q_len;  // queries of a head
-  int padded_q_len;  // rows of statistics of a head: q_len, and at least 128 of padding
-  int kv_len;  // keys of a head
+  int q_len;  // queries per head
+  int padded_q_len;  // rows of statistics per head: q_len and at least 128 rows of padding
+  int kv_len;  // keys per head
   int heads;  // query heads
-  int heads_per_kv_head;  // query heads that share one K/V head
+  int heads_per_kv_head;  // query heads per K/V head
   int batch_heads;  // batch * heads
-  int query_tiles;  // tiles of kTileM queries of a head
-  int head_chunks;  // 16-byte chunks of a row of a head
-  float scale_log2;  // scale * log2(e), positive: the host refuses others
+  int query_tiles;  // tiles of kTileM queries per head
+  int head_chunks;  // 16-byte chunks per row of a head
+  float scale_log2;  // scale * log2(e); the host checks that it is positive
   float scale;  // the softmax scale
 };
 

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/l4_documents_d256_dq.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","gradients":"dq","head_dim":256,"mma":"mma","op":"attention_backward","pattern":{"aux":{"doc_kv":"int32[batch, kv_len]","doc_q":"int32[batch, q_len]"},"block":{"kv":128,"q":128},"kind":"block_lists","mask":"doc_q[batch, q_idx] == doc_kv[batch, kv_idx] and q_idx >= kv_idx"},"schedule":"multistage","stages":2,"tile":{"m":64,"n":16}}
 // spec hash: 5565c142610fc4269ca5460b69fb2893f22c6a90eaa4f247d292cea3732523a6
-// seal: sha256 1e1fcc94b76e92c626ff51627c98a4a5d11e7d5c93d7c29cfa42d55f195512cb
+// seal: sha256 343586e67b0377a1301f7d08fbe2313b2fff913d0619ecd3518aa1b7c97739b5
 
 // Attention backward for sm_89, gradient of Q
 // over the listed key blocks of the pattern:
@@ -35,20 +35,20 @@ using int64 = long long;
 using uint32 = unsigned int;
 
 struct RowStats;
-constexpr int kHeadDim = 256;  // elements of a head
+constexpr int kHeadDim = 256;  // elements per head
 constexpr int kTileM = 64;  // query rows of a tile
-constexpr int kTileN = 16;  // keys of one step
+constexpr int kTileN = 16;  // keys per step
 constexpr int kStages = 2;  // depth of the ring
 constexpr int kThreads = 128;  // 4 warps of 16 rows
 constexpr int kRowBytes = 512;  // bytes of a row of a head
-constexpr int kLineChunks = 8;  // 16-byte chunks of a line, the part of a row that adjacent lanes copy
-constexpr int kRowLines = 4;  // lines of a row
+constexpr int kLineChunks = 8;  // 16-byte chunks per line, the part of a row that adjacent lanes copy
+constexpr int kRowLines = 4;  // lines per row
 constexpr int kSwizzleRows = 1;  // consecutive rows with the same swizzle
 constexpr int kPassRows = 16;  // rows that all threads copy at a time
 constexpr int kWarpPassRows = 4;  // rows that a warp stores at a time
 constexpr int kKvBytes = 8192;  // bytes of K, or of V, of a step
-constexpr int kPrologueThreads = 1024;  // threads of a block of the prologue
-constexpr int kRowLanes = 32;  // threads of a row there, 16 bytes each
+constexpr int kPrologueThreads = 1024;  // threads per block of the prologue
+constexpr int kRowLanes = 32;  // threads per row in the prologue, 16 bytes each
 constexpr int kBlockKeys = 128;  // keys of a listed block
 constexpr int kBlockSteps = 8;  // steps in a listed block
 constexpr int kBlockQueries = 128;  // queries that share a list
@@ -68,65 +68,65 @@ constexpr float kLog2E = 1.44269504088896f;
 // Prologue, with the same parameters: l4_documents_d256_dq_prologue, 1024 threads per block.
 struct Params {
   const unsigned short* q;  // Q (batch, heads, q_len, head_dim)
-  int64 q_batch_stride;  // elements from one batch to the next
-  int64 q_head_stride;  // elements from one head to the next
-  int64 q_row_stride;  // elements from one row to the next
+  int64 q_batch_stride;  // batch stride, in elements
+  int64 q_head_stride;  // head stride, in elements
+  int64 q_row_stride;  // row stride, in elements
   const unsigned short* k;  // K (batch, kv_heads, kv_len, head_dim)
-  int64 k_batch_stride;  // elements from one batch to the next
-  int64 k_head_stride;  // elements from one head to the next
-  int64 k_row_stride;  // elements from one row to the next
+  int64 k_batch_stride;  // batch stride, in elements
+  int64 k_head_stride;  // head stride, in elements
+  int64 k_row_stride;  // row stride, in elements
   const unsigned short* v;  // V, as K
-  int64 v_batch_stride;  // elements from one batch to the next
-  int64 v_head_stride;  // elements from one head to the next
-  int64 v_row_stride;  // elements from one row to the next
+  int64 v_batch_stride;  // batch stride, in elements
+  int64 v_head_stride;  // head stride, in elements
+  int64 v_row_stride;  // row stride, in elements
   unsigned short* dq;  // dQ, as Q
-  int64 dq_batch_stride;  // elements from one batch to the next
-  int64 dq_head_stride;  // elements from one head to the next
-  int64 dq_row_stride;  // elements from one row to the next
+  int64 dq_batch_stride;  // batch stride, in elements
+  int64 dq_head_stride;  // head stride, in elements
+  int64 dq_row_stride;  // row stride, in elements
   const unsigned short* out;  // O (batch, heads, q_len, head_dim)
-  int64 out_batch_stride;  // elements from one batch to the next
-  int64 out_head_stride;  // elements from one head to the next
-  int64 out_row_stride;  // elements from one row to the next
+  int64 out_batch_stride;  // batch stride, in elements
+  int64 out_head_stride;  // head stride, in elements
+  int64 out_row_stride;  // row stride, in elements
   const unsigned short* dout;  // dO, as O
-  int64 dout_batch_stride;  // elements from one batch to the next
-  int64 dout_head_stride;  // elements from one head to the next
-  int64 dout_row_stride;  // elements from one row to the next
+  int64 dout_batch_stride;  // batch stride, in elements
+  int64 dout_head_stride;  // head stride, in elements
+  int64 dout_row_stride;  // row stride, in elements
   const float* lse;  // log-sum-exp of the forward, (batch, heads, q_len) contiguous
   RowStats* stats;  // statistics of all rows, (batch, heads, padded_q_len)
   const int* kv_num_blocks;  // number of partial key blocks
-  int64 kv_num_blocks_batch_stride;  // elements from one batch to the next (0: shared)
-  int64 kv_num_blocks_head_stride;  // elements from one head to the next (0: shared)
-  int64 kv_num_blocks_row_stride;  // elements from one query block to the next
+  int64 kv_num_blocks_batch_stride;  // batch stride, in elements (0: shared)
+  int64 kv_num_blocks_head_stride;  // head stride, in elements (0: shared)
+  int64 kv_num_blocks_row_stride;  // query block stride, in elements
   const int* kv_indices;  // partial key blocks
-  int64 kv_indices_batch_stride;  // elements from one batch to the next (0: shared)
-  int64 kv_indices_head_stride;  // elements from one head to the next (0: shared)
-  int64 kv_indices_row_stride;  // elements from one query block to the next
-  int kv_indices_length;  // entries of a list
+  int64 kv_indices_batch_stride;  // batch stride, in elements (0: shared)
+  int64 kv_indices_head_stride;  // head stride, in elements (0: shared)
+  int64 kv_indices_row_stride;  // query block stride, in elements
+  int kv_indices_length;  // entries per list
   const int* full_kv_num_blocks;  // number of full key blocks
-  int64 full_kv_num_blocks_batch_stride;  // elements from one batch to the next (0: shared)
-  int64 full_kv_num_blocks_head_stride;  // elements from one head to the next (0: shared)
-  int64 full_kv_num_blocks_row_stride;  // elements from one query block to the next
+  int64 full_kv_num_blocks_batch_stride;  // batch stride, in elements (0: shared)
+  int64 full_kv_num_blocks_head_stride;  // head stride, in elements (0: shared)
+  int64 full_kv_num_blocks_row_stride;  // query block stride, in elements
   const int* full_kv_indices;  // full key blocks
-  int64 full_kv_indices_batch_stride;  // elements from one batch to the next (0: shared)
-  int64 full_kv_indices_head_stride;  // elements from one head to the next (0: shared)
-  int64 full_kv_indices_row_stride;  // elements from one query block to the next
-  int full_kv_indices_length;  // entries of a list
-  int query_blocks;  // query blocks of a head: rows of the lists
+  int64 full_kv_indices_batch_stride;  // batch stride, in elements (0: shared)
+  int64 full_kv_indices_head_stride;  // head stride, in elements (0: shared)
+  int64 full_kv_indices_row_stride;  // query block stride, in elements
+  int full_kv_indices_length;  // entries per list
+  int query_blocks;  // query blocks per head: rows of the lists
   const int* aux_doc_kv;  // doc_kv, int32[batch, kv_len]
-  int64 aux_doc_kv_stride0;  // elements from one i to the next (0: shared)
-  int64 aux_doc_kv_stride1;  // elements from one j to the next (0: shared)
+  int64 aux_doc_kv_stride0;  // stride along i, in elements (0: shared)
+  int64 aux_doc_kv_stride1;  // stride along j, in elements (0: shared)
   const int* aux_doc_q;  // doc_q, int32[batch, q_len]
-  int64 aux_doc_q_stride0;  // elements from one i to the next (0: shared)
-  int64 aux_doc_q_stride1;  // elements from one j to the next (0: shared)
-  int q_len;  // queries of a head
-  int padded_q_len;  // rows of statistics of a head: q_len, and at least 128 of padding
-  int kv_len;  // keys of a head
+  int64 aux_doc_q_stride0;  // stride along i, in elements (0: shared)
+  int64 aux_doc_q_stride1;  // stride along j, in elements (0: shared)
+  int q_len;  // queries per head
+  int padded_q_len;  // rows of statistics per head: q_len and at least 128 rows of padding
+  int kv_len;  // keys per head
   int heads;  // query heads
-  int heads_per_kv_head;  // query heads that share one K/V head
+  int heads_per_kv_head;  // query heads per K/V head
   int batch_heads;  // batch * heads
-  int query_tiles;  // tiles of kTileM queries of a head
-  int head_chunks;  // 16-byte chunks of a row of a head
-  float scale_log2;  // scale * log2(e), positive: the host refuses others
+  int query_tiles;  // tiles of kTileM queries per head
+  int head_chunks;  // 16-byte chunks per row of a head
+  float scale_log2;  // scale * log2(e); the host checks that it is positive
   float scale;  // the softmax scale
 };
 

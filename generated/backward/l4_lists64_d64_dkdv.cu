@@ -3,7 +3,7 @@
 //     codegen render specs/backward/l4_lists64_d64_dkdv.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","gradients":"dkdv","head_dim":64,"mma":"mma","op":"attention_backward","pattern":{"block":{"kv":64,"q":64},"kind":"block_lists","mask":"none"},"schedule":"multistage","stages":3,"tile":{"m":32,"n":64}}
 // spec hash: 59dda3a630da281738b3eaf45d1da06b39b4381cc2d8beaea4cb6c13a64f44f0
-// seal: sha256 68baa9b97e0fef4d734602fe3b1d67871d5b10b1181436fbfa8b0d9f4f83b64e
+// seal: sha256 736e3c3d661f9cb3a1641f97ea466b78624b02bc6fa0fce8742185a86c232178
 
 // Attention backward for sm_89, gradients of K and V
 // over the listed key blocks of the pattern:
@@ -34,21 +34,21 @@ using int64 = long long;
 using uint32 = unsigned int;
 
 struct RowStats;
-constexpr int kHeadDim = 64;  // elements of a head
-constexpr int kTileM = 32;  // queries of one step
+constexpr int kHeadDim = 64;  // elements per head
+constexpr int kTileM = 32;  // queries per step
 constexpr int kTileN = 64;  // keys of a tile
 constexpr int kStages = 3;  // depth of the ring
 constexpr int kThreads = 128;  // 4 warps of 16 rows
 constexpr int kRowBytes = 128;  // bytes of a row of a head
-constexpr int kLineChunks = 8;  // 16-byte chunks of a line, the part of a row that adjacent lanes copy
-constexpr int kRowLines = 1;  // lines of a row
+constexpr int kLineChunks = 8;  // 16-byte chunks per line, the part of a row that adjacent lanes copy
+constexpr int kRowLines = 1;  // lines per row
 constexpr int kSwizzleRows = 1;  // consecutive rows with the same swizzle
 constexpr int kPassRows = 16;  // rows that all threads copy at a time
 constexpr int kWarpPassRows = 4;  // rows that a warp stores at a time
 constexpr int kQBytes = 4096;  // bytes of Q, or of dO, of a step
 constexpr int kStatsBytes = 256;  // bytes of the statistics of a step
-constexpr int kPrologueThreads = 1024;  // threads of a block of the prologue
-constexpr int kRowLanes = 8;  // threads of a row there, 16 bytes each
+constexpr int kPrologueThreads = 1024;  // threads per block of the prologue
+constexpr int kRowLanes = 8;  // threads per row in the prologue, 16 bytes each
 constexpr int kBlockSteps = 2;  // steps in a listed query block
 
 // Dynamic shared memory: 41728 bytes. Byte offsets:
@@ -67,70 +67,70 @@ constexpr float kLog2E = 1.44269504088896f;
 // Prologue, with the same parameters: l4_lists64_d64_dkdv_prologue, 1024 threads per block.
 struct Params {
   const unsigned short* q;  // Q (batch, heads, q_len, head_dim)
-  int64 q_batch_stride;  // elements from one batch to the next
-  int64 q_head_stride;  // elements from one head to the next
-  int64 q_row_stride;  // elements from one row to the next
+  int64 q_batch_stride;  // batch stride, in elements
+  int64 q_head_stride;  // head stride, in elements
+  int64 q_row_stride;  // row stride, in elements
   const unsigned short* k;  // K (batch, kv_heads, kv_len, head_dim)
-  int64 k_batch_stride;  // elements from one batch to the next
-  int64 k_head_stride;  // elements from one head to the next
-  int64 k_row_stride;  // elements from one row to the next
+  int64 k_batch_stride;  // batch stride, in elements
+  int64 k_head_stride;  // head stride, in elements
+  int64 k_row_stride;  // row stride, in elements
   const unsigned short* v;  // V, as K
-  int64 v_batch_stride;  // elements from one batch to the next
-  int64 v_head_stride;  // elements from one head to the next
-  int64 v_row_stride;  // elements from one row to the next
+  int64 v_batch_stride;  // batch stride, in elements
+  int64 v_head_stride;  // head stride, in elements
+  int64 v_row_stride;  // row stride, in elements
   unsigned short* dk;  // dK, as K
-  int64 dk_batch_stride;  // elements from one batch to the next
-  int64 dk_head_stride;  // elements from one head to the next
-  int64 dk_row_stride;  // elements from one row to the next
+  int64 dk_batch_stride;  // batch stride, in elements
+  int64 dk_head_stride;  // head stride, in elements
+  int64 dk_row_stride;  // row stride, in elements
   unsigned short* dv;  // dV, as K
-  int64 dv_batch_stride;  // elements from one batch to the next
-  int64 dv_head_stride;  // elements from one head to the next
-  int64 dv_row_stride;  // elements from one row to the next
+  int64 dv_batch_stride;  // batch stride, in elements
+  int64 dv_head_stride;  // head stride, in elements
+  int64 dv_row_stride;  // row stride, in elements
   const unsigned short* out;  // O (batch, heads, q_len, head_dim)
-  int64 out_batch_stride;  // elements from one batch to the next
-  int64 out_head_stride;  // elements from one head to the next
-  int64 out_row_stride;  // elements from one row to the next
+  int64 out_batch_stride;  // batch stride, in elements
+  int64 out_head_stride;  // head stride, in elements
+  int64 out_row_stride;  // row stride, in elements
   const unsigned short* dout;  // dO, as O
-  int64 dout_batch_stride;  // elements from one batch to the next
-  int64 dout_head_stride;  // elements from one head to the next
-  int64 dout_row_stride;  // elements from one row to the next
+  int64 dout_batch_stride;  // batch stride, in elements
+  int64 dout_head_stride;  // head stride, in elements
+  int64 dout_row_stride;  // row stride, in elements
   const float* lse;  // log-sum-exp of the forward, (batch, heads, q_len) contiguous
   RowStats* stats;  // statistics of all rows, (batch, heads, padded_q_len)
   const int* kv_num_blocks;  // number of partial key blocks
-  int64 kv_num_blocks_batch_stride;  // elements from one batch to the next (0: shared)
-  int64 kv_num_blocks_head_stride;  // elements from one head to the next (0: shared)
-  int64 kv_num_blocks_row_stride;  // elements from one query block to the next
+  int64 kv_num_blocks_batch_stride;  // batch stride, in elements (0: shared)
+  int64 kv_num_blocks_head_stride;  // head stride, in elements (0: shared)
+  int64 kv_num_blocks_row_stride;  // query block stride, in elements
   const int* kv_indices;  // partial key blocks
-  int64 kv_indices_batch_stride;  // elements from one batch to the next (0: shared)
-  int64 kv_indices_head_stride;  // elements from one head to the next (0: shared)
-  int64 kv_indices_row_stride;  // elements from one query block to the next
-  int kv_indices_length;  // entries of a list
+  int64 kv_indices_batch_stride;  // batch stride, in elements (0: shared)
+  int64 kv_indices_head_stride;  // head stride, in elements (0: shared)
+  int64 kv_indices_row_stride;  // query block stride, in elements
+  int kv_indices_length;  // entries per list
   const int* full_kv_num_blocks;  // number of full key blocks
-  int64 full_kv_num_blocks_batch_stride;  // elements from one batch to the next (0: shared)
-  int64 full_kv_num_blocks_head_stride;  // elements from one head to the next (0: shared)
-  int64 full_kv_num_blocks_row_stride;  // elements from one query block to the next
+  int64 full_kv_num_blocks_batch_stride;  // batch stride, in elements (0: shared)
+  int64 full_kv_num_blocks_head_stride;  // head stride, in elements (0: shared)
+  int64 full_kv_num_blocks_row_stride;  // query block stride, in elements
   const int* full_kv_indices;  // full key blocks
-  int64 full_kv_indices_batch_stride;  // elements from one batch to the next (0: shared)
-  int64 full_kv_indices_head_stride;  // elements from one head to the next (0: shared)
-  int64 full_kv_indices_row_stride;  // elements from one query block to the next
-  int full_kv_indices_length;  // entries of a list
-  int query_blocks;  // query blocks of a head: rows of the lists
-  int* q_offsets;  // start of each key block's list, then the end of the last
+  int64 full_kv_indices_batch_stride;  // batch stride, in elements (0: shared)
+  int64 full_kv_indices_head_stride;  // head stride, in elements (0: shared)
+  int64 full_kv_indices_row_stride;  // query block stride, in elements
+  int full_kv_indices_length;  // entries per list
+  int query_blocks;  // query blocks per head: rows of the lists
+  int* q_offsets;  // start of each key block's list, then the end of the last list
   int* q_entries;  // lists of query blocks, by key block
   int* q_places;  // destinations of entries, for each warp of the prologue and key block
   int list_batches;  // batches with their own lists; 1: shared
   int list_heads;  // heads with their own lists; 1: shared
   int list_entries;  // entries of all lists of a head
   int stats_blocks;  // thread blocks of the prologue that compute statistics; the others transpose lists
-  int q_len;  // queries of a head
-  int padded_q_len;  // rows of statistics of a head: q_len, and at least 128 of padding
-  int kv_len;  // keys of a head
+  int q_len;  // queries per head
+  int padded_q_len;  // rows of statistics per head: q_len and at least 128 rows of padding
+  int kv_len;  // keys per head
   int heads;  // query heads
-  int heads_per_kv_head;  // query heads that share one K/V head
+  int heads_per_kv_head;  // query heads per K/V head
   int batch_heads;  // batch * heads
-  int key_tiles;  // tiles of a K/V head
-  int head_chunks;  // 16-byte chunks of a row of a head
-  float scale_log2;  // scale * log2(e), positive: the host refuses others
+  int key_tiles;  // tiles per K/V head
+  int head_chunks;  // 16-byte chunks per row of a head
+  float scale_log2;  // scale * log2(e); the host checks that it is positive
   float scale;  // the softmax scale
 };
 

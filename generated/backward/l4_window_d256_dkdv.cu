@@ -3,7 +3,7 @@
 //     codegen render specs/backward/l4_window_d256_dkdv.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","gradients":"dkdv","head_dim":256,"mma":"mma","op":"attention_backward","pattern":{"kind":"sliding_window","left":null,"right":null},"schedule":"multistage","stages":2,"tile":{"m":16,"n":64}}
 // spec hash: 8a97792f91df0607deb4d26ada0f16cf6d10b5be2600cb6ffefc9ab377709206
-// seal: sha256 1645bd391d11d1a082b5544edd30b500cce66cacd4b638513de3528e83cbf6aa
+// seal: sha256 241913d887255ab3ad06f300c15fb99cc320cbaad06d462ab81c4cb4b480f766
 
 // Attention backward for sm_89, gradients of K and V
 // over the visible keys of the pattern:
@@ -35,21 +35,21 @@ using int64 = long long;
 using uint32 = unsigned int;
 
 struct RowStats;
-constexpr int kHeadDim = 256;  // elements of a head
-constexpr int kTileM = 16;  // queries of one step
+constexpr int kHeadDim = 256;  // elements per head
+constexpr int kTileM = 16;  // queries per step
 constexpr int kTileN = 64;  // keys of a tile
 constexpr int kStages = 2;  // depth of the ring
 constexpr int kThreads = 128;  // 4 warps of 16 rows
 constexpr int kRowBytes = 512;  // bytes of a row of a head
-constexpr int kLineChunks = 8;  // 16-byte chunks of a line, the part of a row that adjacent lanes copy
-constexpr int kRowLines = 4;  // lines of a row
+constexpr int kLineChunks = 8;  // 16-byte chunks per line, the part of a row that adjacent lanes copy
+constexpr int kRowLines = 4;  // lines per row
 constexpr int kSwizzleRows = 1;  // consecutive rows with the same swizzle
 constexpr int kPassRows = 16;  // rows that all threads copy at a time
 constexpr int kWarpPassRows = 4;  // rows that a warp stores at a time
 constexpr int kQBytes = 8192;  // bytes of Q, or of dO, of a step
 constexpr int kStatsBytes = 128;  // bytes of the statistics of a step
-constexpr int kPrologueThreads = 1024;  // threads of a block of the prologue
-constexpr int kRowLanes = 32;  // threads of a row there, 16 bytes each
+constexpr int kPrologueThreads = 1024;  // threads per block of the prologue
+constexpr int kRowLanes = 32;  // threads per row in the prologue, 16 bytes each
 
 // Dynamic shared memory: 98568 bytes. Byte offsets:
 constexpr int kKOffset = 0;  // 32768 bytes: K of the tile; then staging of dK or dV
@@ -68,46 +68,46 @@ constexpr float kLog2E = 1.44269504088896f;
 // Prologue, with the same parameters: l4_window_d256_dkdv_prologue, 1024 threads per block.
 struct Params {
   const unsigned short* q;  // Q (batch, heads, q_len, head_dim)
-  int64 q_batch_stride;  // elements from one batch to the next
-  int64 q_head_stride;  // elements from one head to the next
-  int64 q_row_stride;  // elements from one row to the next
+  int64 q_batch_stride;  // batch stride, in elements
+  int64 q_head_stride;  // head stride, in elements
+  int64 q_row_stride;  // row stride, in elements
   const unsigned short* k;  // K (batch, kv_heads, kv_len, head_dim)
-  int64 k_batch_stride;  // elements from one batch to the next
-  int64 k_head_stride;  // elements from one head to the next
-  int64 k_row_stride;  // elements from one row to the next
+  int64 k_batch_stride;  // batch stride, in elements
+  int64 k_head_stride;  // head stride, in elements
+  int64 k_row_stride;  // row stride, in elements
   const unsigned short* v;  // V, as K
-  int64 v_batch_stride;  // elements from one batch to the next
-  int64 v_head_stride;  // elements from one head to the next
-  int64 v_row_stride;  // elements from one row to the next
+  int64 v_batch_stride;  // batch stride, in elements
+  int64 v_head_stride;  // head stride, in elements
+  int64 v_row_stride;  // row stride, in elements
   unsigned short* dk;  // dK, as K
-  int64 dk_batch_stride;  // elements from one batch to the next
-  int64 dk_head_stride;  // elements from one head to the next
-  int64 dk_row_stride;  // elements from one row to the next
+  int64 dk_batch_stride;  // batch stride, in elements
+  int64 dk_head_stride;  // head stride, in elements
+  int64 dk_row_stride;  // row stride, in elements
   unsigned short* dv;  // dV, as K
-  int64 dv_batch_stride;  // elements from one batch to the next
-  int64 dv_head_stride;  // elements from one head to the next
-  int64 dv_row_stride;  // elements from one row to the next
+  int64 dv_batch_stride;  // batch stride, in elements
+  int64 dv_head_stride;  // head stride, in elements
+  int64 dv_row_stride;  // row stride, in elements
   const unsigned short* out;  // O (batch, heads, q_len, head_dim)
-  int64 out_batch_stride;  // elements from one batch to the next
-  int64 out_head_stride;  // elements from one head to the next
-  int64 out_row_stride;  // elements from one row to the next
+  int64 out_batch_stride;  // batch stride, in elements
+  int64 out_head_stride;  // head stride, in elements
+  int64 out_row_stride;  // row stride, in elements
   const unsigned short* dout;  // dO, as O
-  int64 dout_batch_stride;  // elements from one batch to the next
-  int64 dout_head_stride;  // elements from one head to the next
-  int64 dout_row_stride;  // elements from one row to the next
+  int64 dout_batch_stride;  // batch stride, in elements
+  int64 dout_head_stride;  // head stride, in elements
+  int64 dout_row_stride;  // row stride, in elements
   const float* lse;  // log-sum-exp of the forward, (batch, heads, q_len) contiguous
   RowStats* stats;  // statistics of all rows, (batch, heads, padded_q_len)
   int window_left;  // keys seen before the query's own position
-  int window_right;  // keys seen after it
-  int q_len;  // queries of a head
-  int padded_q_len;  // rows of statistics of a head: q_len, and at least 128 of padding
-  int kv_len;  // keys of a head
+  int window_right;  // keys seen after the query's own position
+  int q_len;  // queries per head
+  int padded_q_len;  // rows of statistics per head: q_len and at least 128 rows of padding
+  int kv_len;  // keys per head
   int heads;  // query heads
-  int heads_per_kv_head;  // query heads that share one K/V head
+  int heads_per_kv_head;  // query heads per K/V head
   int batch_heads;  // batch * heads
-  int key_tiles;  // tiles of a K/V head
-  int head_chunks;  // 16-byte chunks of a row of a head
-  float scale_log2;  // scale * log2(e), positive: the host refuses others
+  int key_tiles;  // tiles per K/V head
+  int head_chunks;  // 16-byte chunks per row of a head
+  float scale_log2;  // scale * log2(e); the host checks that it is positive
   float scale;  // the softmax scale
 };
 

@@ -3,7 +3,7 @@
 //     codegen render specs/ladder/h100_ladder_02_tall.yaml
 // spec: {"arch":"sm_90a","block":{"cols":128,"rows":256},"copy":"ld_global","dtype":"fp16","mma":"wmma","op":"bsr_spmm","schedule":"multistage","stages":1,"tile":{"k":32,"m":256,"n":128}}
 // spec hash: 058075b6802e14d257f1faf7b4e91d4598bb4c8f22d359fc061dd3b731b678d1
-// seal: sha256 b1cbe8f3c8663c5e0407be7e5160eca2e41b9f0909365ae4e6fbe6e805d10583
+// seal: sha256 63189284f9fd59d79e41f5e8a7fd067bc41419db00844bc2ad5471d894c3556b
 
 // BSR x dense by WMMA: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -31,14 +31,14 @@ constexpr int kTileK = 32;  // depth of one step
 constexpr int kBlockCols = 128;  // columns of a stored block of A
 constexpr int kThreads = 256;  // all load and compute
 constexpr int kCopy = 8;  // elements of a 16-byte copy
-constexpr int kACopies = 4;  // copies of a thread for an A tile
-constexpr int kBCopies = 2;  // copies of a thread for a B tile
-constexpr int kAStride = 40;  // elements from one row of an A tile to the next, padding included
-constexpr int kBStride = 136;  // elements from one row of a B tile to the next, padding included
-constexpr int kWarpsN = 2;  // warps side by side along a row of C
+constexpr int kACopies = 4;  // copies per thread for an A tile
+constexpr int kBCopies = 2;  // copies per thread for a B tile
+constexpr int kAStride = 40;  // row stride of an A tile, in elements, with padding
+constexpr int kBStride = 136;  // row stride of a B tile, in elements, with padding
+constexpr int kWarpsN = 2;  // warps along a row of C
 constexpr int kWarpRows = 64;  // rows of C of one warp
 constexpr int kWarpColumns = 64;  // columns of C of one warp
-constexpr int kStagingStride = 72;  // floats from one row of the staging to the next, padding included
+constexpr int kStagingStride = 72;  // row stride of the staging buffer, in floats, with padding
 
 // Dynamic shared memory: 36864 bytes. Byte offsets:
 constexpr int kAOffset = 0;  // 20480 bytes: A tiles, 256 rows of 40 elements
@@ -55,15 +55,15 @@ struct Params {
   const __half* a;  // stored blocks of A (nnz, rows, cols), contiguous
   const __half* b;  // B (K, N)
   __half* c;  // C (M, N)
-  int64 b_row_stride;  // elements from one row of B to the next
-  int64 c_row_stride;  // elements from one row of C to the next
-  const int* crow_indices;  // first block of each block row, then the end of the last
-  const int* col_indices;  // block column of each block
-  int index_words;  // 32-bit words of an index: 1 or 2; the low one is read
-  int block_columns;  // blocks across A, block rows of B
+  int64 b_row_stride;  // row stride of B, in elements
+  int64 c_row_stride;  // row stride of C, in elements
+  const int* crow_indices;  // row offsets: first block of each block row, then the end of the last
+  const int* col_indices;  // block column of each stored block
+  int index_words;  // 32-bit words per index, 1 or 2; the kernel reads the low word
+  int block_columns;  // block columns of A, block rows of B
   int block_rows;  // block rows of A
   int n;  // columns of B and C; rows of C are padded to a multiple of 8
-  int tiles;  // block_rows times those of a block row: the grid
+  int tiles;  // block_rows * tiles per block row: the grid size
 };
 
 namespace wmma = nvcuda::wmma;

@@ -3,7 +3,7 @@
 //     codegen render specs/ladder/h100_ladder_05_k112.yaml
 // spec: {"arch":"sm_90a","block":{"cols":112,"rows":256},"copy":"cp_async","dtype":"fp16","mma":"wmma","op":"bsr_spmm","schedule":"multistage","stages":2,"tile":{"k":112,"m":256,"n":128}}
 // spec hash: b1163f01a7d5520afb772660bdc2046eda2f62823de393c86d1344c0a822dda9
-// seal: sha256 77b00a9ab804383c158dbea8050acba6001cdf9aaa14384e76add14ad577e6af
+// seal: sha256 183f16b638698709fd670a924356259bcee689ba9a2339067f4614a5b2f77686
 
 // BSR x dense by WMMA: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -31,14 +31,14 @@ constexpr int kTileK = 112;  // depth of one step
 constexpr int kBlockCols = 112;  // columns of a stored block of A
 constexpr int kThreads = 256;  // all load and compute
 constexpr int kCopy = 8;  // elements of a 16-byte copy
-constexpr int kACopies = 14;  // copies of a thread for an A tile
-constexpr int kBCopies = 7;  // copies of a thread for a B tile
-constexpr int kAStride = 120;  // elements from one row of an A tile to the next, padding included
-constexpr int kBStride = 136;  // elements from one row of a B tile to the next, padding included
-constexpr int kWarpsN = 2;  // warps side by side along a row of C
+constexpr int kACopies = 14;  // copies per thread for an A tile
+constexpr int kBCopies = 7;  // copies per thread for a B tile
+constexpr int kAStride = 120;  // row stride of an A tile, in elements, with padding
+constexpr int kBStride = 136;  // row stride of a B tile, in elements, with padding
+constexpr int kWarpsN = 2;  // warps along a row of C
 constexpr int kWarpRows = 64;  // rows of C of one warp
 constexpr int kWarpColumns = 64;  // columns of C of one warp
-constexpr int kStagingStride = 72;  // floats from one row of the staging to the next, padding included
+constexpr int kStagingStride = 72;  // row stride of the staging buffer, in floats, with padding
 constexpr int kStages = 2;  // depth of the ring of A and B tiles
 constexpr int kATile = 30720;  // elements of an A tile, padding included
 constexpr int kBTile = 15232;  // elements of a B tile, padding included
@@ -58,15 +58,15 @@ struct Params {
   const __half* a;  // stored blocks of A (nnz, rows, cols), contiguous
   const __half* b;  // B (K, N)
   __half* c;  // C (M, N)
-  int64 b_row_stride;  // elements from one row of B to the next
-  int64 c_row_stride;  // elements from one row of C to the next
-  const int* crow_indices;  // first block of each block row, then the end of the last
-  const int* col_indices;  // block column of each block
-  int index_words;  // 32-bit words of an index: 1 or 2; the low one is read
-  int block_columns;  // blocks across A, block rows of B
+  int64 b_row_stride;  // row stride of B, in elements
+  int64 c_row_stride;  // row stride of C, in elements
+  const int* crow_indices;  // row offsets: first block of each block row, then the end of the last
+  const int* col_indices;  // block column of each stored block
+  int index_words;  // 32-bit words per index, 1 or 2; the kernel reads the low word
+  int block_columns;  // block columns of A, block rows of B
   int block_rows;  // block rows of A
   int n;  // columns of B and C; rows of C are padded to a multiple of 8
-  int tiles;  // block_rows times those of a block row: the grid
+  int tiles;  // block_rows * tiles per block row: the grid size
 };
 
 namespace wmma = nvcuda::wmma;

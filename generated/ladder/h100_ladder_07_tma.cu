@@ -3,11 +3,11 @@
 //     codegen render specs/ladder/h100_ladder_07_tma.yaml
 // spec: {"arch":"sm_90a","block":{"cols":128,"rows":256},"copy":"tma","dtype":"fp16","mma":"wmma","op":"bsr_spmm","schedule":"multistage","stages":3,"tile":{"k":64,"m":256,"n":128}}
 // spec hash: 0f9a6ddef3413adf10f63008d35c176358c8e8fe73ca5b306274e1890b9a264e
-// seal: sha256 404e19d3b61d6eeb93de4f74524bd6181dbd1e2e7e28fa90137d06438df730bb
+// seal: sha256 a73023285e9d159f1505e4904638edbec1753b93d2c1f86587f22f6b3d3b44ec
 
 // BSR x dense by WMMA: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
-// Roles: a thread block computes one tile of C. Its first thread issues the TMA loads, all warps compute.
+// Roles: a thread block computes one tile of C. The first thread issues the TMA loads, all warps compute.
 // Warp w has kWarpRows rows and kWarpColumns columns of the tile: part (w / kWarpsN, w % kWarpsN).
 //
 // Symbols
@@ -39,12 +39,12 @@ constexpr int kTileK = 64;  // depth of one step
 constexpr int kBlockCols = 128;  // columns of a stored block of A
 constexpr int kThreads = 256;  // all load and compute
 constexpr int kCopy = 8;  // elements of a 16-byte copy
-constexpr int kAStride = 72;  // elements from one row of an A tile to the next, padding included
-constexpr int kBStride = 136;  // elements from one row of a B tile to the next, padding included
-constexpr int kWarpsN = 2;  // warps side by side along a row of C
+constexpr int kAStride = 72;  // row stride of an A tile, in elements, with padding
+constexpr int kBStride = 136;  // row stride of a B tile, in elements, with padding
+constexpr int kWarpsN = 2;  // warps along a row of C
 constexpr int kWarpRows = 64;  // rows of C of one warp
 constexpr int kWarpColumns = 64;  // columns of C of one warp
-constexpr int kStagingStride = 72;  // floats from one row of the staging to the next, padding included
+constexpr int kStagingStride = 72;  // row stride of the staging buffer, in floats, with padding
 constexpr int kStages = 3;  // depth of the ring of A and B tiles
 constexpr int kATile = 18432;  // elements of an A tile, padding included
 constexpr int kBTile = 8704;  // elements of a B tile, padding included
@@ -52,7 +52,7 @@ constexpr int kBTile = 8704;  // elements of a B tile, padding included
 // Dynamic shared memory: 162840 bytes. Byte offsets:
 constexpr int kAOffset = 0;  // 110592 bytes: A tiles, 256 rows of 72 elements
 constexpr int kBOffset = 110592;  // 52224 bytes: B tiles, 64 rows of 136 elements
-constexpr int kFullOffset = 162816;  // 24 bytes: mbarriers: the tiles of a stage have landed
+constexpr int kFullOffset = 162816;  // 24 bytes: mbarriers: the tiles of a stage have arrived
 constexpr int kStagingOffset = 0;  // 36864 bytes: float strips of C, one per warp, overlapping the tiles
 
 constexpr int kMma = 16;  // rows, columns and depth of one WMMA product
@@ -65,13 +65,13 @@ struct Params {
   TensorMap a_map;  // stored blocks of A (cols, rows, nnz): box 72 x 256 x 1, swizzle 0
   TensorMap b_map;  // B (N, K): box 136 x 64, swizzle 0
   __half* c;  // C (M, N)
-  int64 c_row_stride;  // elements from one row of C to the next
-  const int* crow_indices;  // first block of each block row, then the end of the last
-  const int* col_indices;  // block column of each block
-  int index_words;  // 32-bit words of an index: 1 or 2; the low one is read
+  int64 c_row_stride;  // row stride of C, in elements
+  const int* crow_indices;  // row offsets: first block of each block row, then the end of the last
+  const int* col_indices;  // block column of each stored block
+  int index_words;  // 32-bit words per index, 1 or 2; the kernel reads the low word
   int block_rows;  // block rows of A
   int n;  // columns of B and C; rows of C are padded to a multiple of 8
-  int tiles;  // block_rows times those of a block row: the grid
+  int tiles;  // block_rows * tiles per block row: the grid size
 };
 
 namespace wmma = nvcuda::wmma;

@@ -3,7 +3,7 @@
 //     codegen render specs/ladder/h100_ladder_09_stages.yaml
 // spec: {"arch":"sm_90a","block":{"cols":128,"rows":128},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":6,"tile":{"k":64,"m":128,"n":128}}
 // spec hash: 528452dbff4199d6932fb94d9e01e93909173153f38d73ecf1a372961c199dbe
-// seal: sha256 6c1fa6d6c5ce4cd466f38a8a1359c3e615a5dff1cf209cd71513c55889c5b604
+// seal: sha256 43549082283e42aa92541673aa3dcf4db88595b8420ecb0373df7612b2326aa3
 
 // BSR x dense for sm_90a: C = A B with A in block-sparse rows and B, C dense and row-major.
 // The stored result is A B, computed in fp32.
@@ -46,14 +46,14 @@ constexpr int kBlockCols = 128;  // columns of a stored block of A
 constexpr int kStages = 6;  // depth of the ring of A and B tiles
 constexpr int kThreads = 384;  // warpgroup 0 produces, the others consume
 constexpr int kConsumerWarps = 8;  // warps that compute
-constexpr int kProducerRegisters = 40;  // registers a producer thread keeps
-constexpr int kConsumerRegisters = 232;  // registers a consumer thread takes; 40 + 2 x 232 are the 3 x 168 at launch
+constexpr int kProducerRegisters = 40;  // registers per producer thread
+constexpr int kConsumerRegisters = 232;  // registers per consumer thread; 40 + 2 x 232 equals the 3 x 168 at launch
 constexpr int kGroupColumns = 64;  // columns of a group: one 128-byte swizzled row
 constexpr int kTileGroups = 2;  // column groups of a tile
 constexpr int kWarpgroupRows = 64;  // rows of a warpgroup's part
 constexpr int kWarpgroupGroups = 2;  // column groups of a warpgroup's part
 constexpr int kStagingGroups = 2;  // column groups that a warpgroup may have in flight
-constexpr int kAccumulators = 64;  // accumulators of a thread
+constexpr int kAccumulators = 64;  // accumulators per thread
 constexpr int kABytes = 16384;  // bytes of an A tile
 constexpr int kBBytes = 16384;  // bytes of a B tile
 constexpr int kBGroupBytes = 8192;  // bytes of one column group of B
@@ -80,14 +80,14 @@ struct Params {
   TensorMap b_map;  // B (N, K): box 64 x 64, swizzle 128
   TensorMap b_groups_map;  // whole column groups of B (columns of a group, K, groups): box 64 x 64 x 2, swizzle 128
   TensorMap c_map;  // C (N, M): box 64 x 64, swizzle 128
-  const int* crow_indices;  // first block of each block row, then the end of the last
-  const int* col_indices;  // block column of each block
-  int index_words;  // 32-bit words of an index: 1 or 2; the low one is read
+  const int* crow_indices;  // row offsets: first block of each block row, then the end of the last
+  const int* col_indices;  // block column of each stored block
+  int index_words;  // 32-bit words per index, 1 or 2; the kernel reads the low word
   int n;  // columns of B and C
   int block_rows;  // block rows of A
-  int column_tiles;  // tiles of a block row
-  int group_tiles;  // column tiles of a band: those that thread blocks work on at a time
-  int tiles;  // block_rows times the tiles of one
+  int column_tiles;  // tiles per block row
+  int group_tiles;  // column tiles per band: those that thread blocks work on at the same time
+  int tiles;  // block_rows * tiles per row
 };
 
 // TMA swizzles by address, with a period of 1024 bytes: swizzled buffers are aligned to that.

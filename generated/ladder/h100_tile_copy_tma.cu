@@ -3,7 +3,7 @@
 //     codegen render specs/ladder/h100_tile_copy_tma.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","mma":"none","op":"tile_copy","schedule":"multistage","stages":3,"tile":{"m":64,"n":128}}
 // spec hash: e0a288e4bd9aa5d41e64c92709afd5e2e6d9c7323f24a5515ae48ae8231594e3
-// seal: sha256 6fc9714129ba5e3e2603661323b2d9463bed55bfb001ab841ab34e62f5f09ef9
+// seal: sha256 218c2464e29d243013844538bcf4dde09eacf3824ed44cdb0bfe2cf63858e702
 
 // Tile copy: out = in, tile by tile through shared memory. It measures one way of loading tiles, and proves the
 // contents of shared memory: each warp stores data that another warp, or the copy engine, wrote there.
@@ -31,25 +31,25 @@ struct alignas(64) TensorMap {
 constexpr int kTileM = 64;  // rows of a tile
 constexpr int kTileN = 128;  // columns of a tile
 constexpr int kStages = 3;  // depth of the ring of tiles
-constexpr int kThreads = 256;  // threads of a block
+constexpr int kThreads = 256;  // threads per block
 constexpr int kCopy = 8;  // elements of a chunk
 constexpr int kRowChunks = 16;  // chunks of a row of a tile
-constexpr int kCopies = 4;  // chunks of a thread for a tile
+constexpr int kCopies = 4;  // chunks per thread and tile
 constexpr int kTileBytes = 16384;  // bytes of a tile
 
 // Dynamic shared memory: 49176 bytes. Byte offsets:
 constexpr int kTilesOffset = 0;  // 49152 bytes: tiles, 64 rows of 128 elements
-constexpr int kFullOffset = 49152;  // 24 bytes: mbarriers: the tile of a stage has landed
+constexpr int kFullOffset = 49152;  // 24 bytes: mbarriers: the tile of a stage has arrived
 
 // Launch: 256 threads per block, 49176 bytes of dynamic shared memory.
 // Grid: 4 thread blocks on an SM, looping over tiles (persistent).
 struct Params {
   TensorMap in_map;  // in (columns, rows): box 128 x 64, swizzle 0
   unsigned short* out;  // out (rows, columns)
-  int64 out_row_stride;  // elements from one row of out to the next
+  int64 out_row_stride;  // row stride of out, in elements
   int rows;  // rows of in and out
   int columns;  // columns of in and out, a multiple of 8
-  int column_tiles;  // tiles side by side
+  int column_tiles;  // column tiles
   int tiles;  // all tiles
 };
 

@@ -3,7 +3,7 @@
 //     codegen render specs/ladder/l4_tile_copy_cp_async.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","mma":"none","op":"tile_copy","schedule":"multistage","stages":3,"tile":{"m":64,"n":128}}
 // spec hash: fcc51137fc7e0ed6eec7fdad94845a1ed96a3070f0f026a899186cdbd9220207
-// seal: sha256 f1522c64ce3d1c6dca89cc164556d5bb7320658c54700e0a79af986b55a1bada
+// seal: sha256 0a8029405c92a71c768234406f643b2c0ceba1fd37a7724e684f55e713445a0f
 
 // Tile copy: out = in, tile by tile through shared memory. It measures one way of loading tiles, and proves the
 // contents of shared memory: each warp stores data that another warp, or the copy engine, wrote there.
@@ -24,10 +24,10 @@ using uint32 = unsigned int;
 constexpr int kTileM = 64;  // rows of a tile
 constexpr int kTileN = 128;  // columns of a tile
 constexpr int kStages = 3;  // depth of the ring of tiles
-constexpr int kThreads = 256;  // threads of a block
+constexpr int kThreads = 256;  // threads per block
 constexpr int kCopy = 8;  // elements of a chunk
 constexpr int kRowChunks = 16;  // chunks of a row of a tile
-constexpr int kCopies = 4;  // chunks of a thread for a tile
+constexpr int kCopies = 4;  // chunks per thread and tile
 constexpr int kTileBytes = 16384;  // bytes of a tile
 
 // Dynamic shared memory: 49152 bytes. Byte offsets:
@@ -37,12 +37,12 @@ constexpr int kTilesOffset = 0;  // 49152 bytes: tiles, 64 rows of 128 elements
 // Grid: 2 thread blocks on an SM, looping over tiles (persistent).
 struct Params {
   const unsigned short* in;  // in (rows, columns)
-  int64 in_row_stride;  // elements from one row of in to the next
+  int64 in_row_stride;  // row stride of in, in elements
   unsigned short* out;  // out (rows, columns)
-  int64 out_row_stride;  // elements from one row of out to the next
+  int64 out_row_stride;  // row stride of out, in elements
   int rows;  // rows of in and out
   int columns;  // columns of in and out, a multiple of 8
-  int column_tiles;  // tiles side by side
+  int column_tiles;  // column tiles
   int tiles;  // all tiles
 };
 

@@ -3,7 +3,7 @@
 //     codegen render specs/ladder/l4_tile_copy_ld_global.yaml
 // spec: {"arch":"sm_89","copy":"ld_global","dtype":"fp16","mma":"none","op":"tile_copy","schedule":"multistage","stages":1,"tile":{"m":64,"n":128}}
 // spec hash: 7aa45b6496714e72922c852ee7052e3d2433827c7fddc8501f87c734cf83acfd
-// seal: sha256 32e089c3da56133fbf7f7c0022d2872f8f26c41b3f62f3be152ae02c6e41d049
+// seal: sha256 13f4c63abff9dd516935a8dce6910f26abc093ad873d02d2f5ab2ba90214105c
 
 // Tile copy: out = in, tile by tile through shared memory. It measures one way of loading tiles, and proves the
 // contents of shared memory: each warp stores data that another warp, or the copy engine, wrote there.
@@ -21,10 +21,10 @@ using int64 = long long;
 
 constexpr int kTileM = 64;  // rows of a tile
 constexpr int kTileN = 128;  // columns of a tile
-constexpr int kThreads = 256;  // threads of a block
+constexpr int kThreads = 256;  // threads per block
 constexpr int kCopy = 8;  // elements of a chunk
 constexpr int kRowChunks = 16;  // chunks of a row of a tile
-constexpr int kCopies = 4;  // chunks of a thread for a tile
+constexpr int kCopies = 4;  // chunks per thread and tile
 
 // Dynamic shared memory: 16384 bytes. Byte offsets:
 constexpr int kTilesOffset = 0;  // 16384 bytes: tiles, 64 rows of 128 elements
@@ -33,12 +33,12 @@ constexpr int kTilesOffset = 0;  // 16384 bytes: tiles, 64 rows of 128 elements
 // Grid: 5 thread blocks on an SM, looping over tiles (persistent).
 struct Params {
   const unsigned short* in;  // in (rows, columns)
-  int64 in_row_stride;  // elements from one row of in to the next
+  int64 in_row_stride;  // row stride of in, in elements
   unsigned short* out;  // out (rows, columns)
-  int64 out_row_stride;  // elements from one row of out to the next
+  int64 out_row_stride;  // row stride of out, in elements
   int rows;  // rows of in and out
   int columns;  // columns of in and out, a multiple of 8
-  int column_tiles;  // tiles side by side
+  int column_tiles;  // column tiles
   int tiles;  // all tiles
 };
 

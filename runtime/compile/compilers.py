@@ -12,6 +12,7 @@ from pathlib import Path
 from pydantic import Field
 
 from codegen.files import read_text
+from codegen.installation import install_command
 from codegen.library import as_shipped
 from codegen.patterns.base import SpecModel
 from codegen.plain import json_model
@@ -22,9 +23,12 @@ from runtime.compile.toolchain import compiler_version
 from runtime.errors import SpillError, ToolchainError
 
 RECORD = Path(__file__).with_name("compilers.json")
-MEND = "pip install 'sparse-kernel-codegen[cu13]'"
-"""The command that installs the compiler of the receipts."""
 Version = str
+
+
+def mend() -> str:
+    """The command that installs the compiler of the receipts."""
+    return install_command("cu13")
 
 
 class CompilerRecord(SpecModel):
@@ -64,7 +68,7 @@ def caveat(package: str | None = None) -> str:
         found = compiler_version()[1] if package is None else package
     except ToolchainError:
         return ""
-    return f"{difference(found)}: {MEND}" if found != record().compiler else ""
+    return f"{difference(found)}: {mend()}" if found != record().compiler else ""
 
 
 def difference(package: str) -> str:
@@ -100,4 +104,4 @@ def check_spills(compiled: Compiled) -> None:
     except MissingReceipt:
         return
     if told.spill_bytes < spilled:
-        raise SpillError(named.stem, compiler_version()[1], spilled, told.compiler_package, MEND)
+        raise SpillError(named.stem, compiler_version()[1], spilled, told.compiler_package, mend())

@@ -20,10 +20,10 @@ from cuda import pathfinder
 from codegen.arch import Arch
 from codegen.errors import FileError
 from codegen.files import is_file, read_bytes
+from codegen.installation import install_command
 from runtime.compile import child, nvrtc_child
 from runtime.errors import ToolchainError
 
-INSTALL = "pip install 'sparse-kernel-codegen[cu13]'   (or [cu12], to match torch's CUDA)"
 LIBRARY = r"(.*/)?(libnvrtc\.so\.\d+|nvrtc64_\d+_0\.dll)"
 MOST_OF_HEADER = 16 << 20  # bytes: the largest of CUDA has one or two MiB
 RUNTIME_HEADER = "cuda_runtime_api.h"
@@ -68,7 +68,7 @@ def nvrtc() -> Nvrtc:
         version = nvrtc_child.Nvrtc(os.fsencode(library)).version()
         stamp = nvrtc_child.stamp_of(os.fsencode(library))
     except (OSError, RuntimeError, AttributeError) as error:
-        raise ToolchainError(f"NVRTC, {library}, cannot be used ({error}): {INSTALL}") from None
+        raise ToolchainError(f"NVRTC, {library}, cannot be used ({error}): {install()}") from None
     if not package:
         patch = re.search(r"\.so\.(\d+\.\d+\.\d+)$", library.resolve().name)
         package = f"system {patch[1]}" if patch else f"system {_dotted(version)}, {stamp[0]} bytes"
@@ -105,12 +105,17 @@ def check_arch(arch: Arch) -> None:
         raise ToolchainError(f"{arch.name} needs NVRTC {needed} or later, and {found} is older: {remedy}")
 
 
+def install() -> str:
+    """The command that installs NVRTC, CUDA's headers and the disassemblers."""
+    return f"{install_command('cu13')}   (or the extra cu12, to match torch's CUDA)"
+
+
 def newer_nvrtc(version: tuple[int, int]) -> str:
     """The command that installs an NVRTC of this version or later, where the present one satisfies the extras."""
     found = nvrtc()
     name = found.package.split()[0]
     of_a_package = name.startswith("nvidia-") and version[0] == found.version[0]
-    return f"pip install '{name}>={_dotted(version)}'" if of_a_package else INSTALL
+    return f"pip install '{name}>={_dotted(version)}'" if of_a_package else install()
 
 
 def check_loaded(loaded: dict[str, Any], headers: tuple[str, ...]) -> None:
@@ -167,10 +172,10 @@ def _no_header(header: str, looked_in: Iterable[Path], cuda: Mapping[Path, int])
         major = nvrtc().version[0]
         return ToolchainError(
             f"<{header}> is in {', '.join(other)} alone, and {nvrtc()} wants the headers of CUDA {major}: "
-            f"pip install 'sparse-kernel-codegen[cu{major}]'"
+            f"{install_command(f'cu{major}')}"
         )
     places = ", ".join(str(folder) for folder in looked_in) or "no CUDA header folder"
-    return ToolchainError(f"<{header}> is not installed (looked in {places}): {INSTALL}")
+    return ToolchainError(f"<{header}> is not installed (looked in {places}): {install()}")
 
 
 @cache
@@ -183,7 +188,7 @@ def headers_digest(headers: tuple[str, ...]) -> str:
     try:
         return nvrtc_child.headers_digest(headers, include_folders(headers))
     except (OSError, ValueError) as error:  # ValueError: one that includes what is no name of a file
-        raise ToolchainError(f"CUDA's headers cannot be read ({error}): {INSTALL}") from None
+        raise ToolchainError(f"CUDA's headers cannot be read ({error}): {install()}") from None
 
 
 @cache
@@ -212,7 +217,7 @@ def _tool(name: str, what: str) -> str:
         return str(path)
     found = _located(pathfinder.find_nvidia_binary_utility, name)
     if found is None:
-        raise ToolchainError(f"{name}, which {what}, is not installed: {INSTALL}")
+        raise ToolchainError(f"{name}, which {what}, is not installed: {install()}")
     return str(found)
 
 
@@ -236,7 +241,7 @@ def _library() -> tuple[Path, str]:
         return path, package
     loaded = _located(pathfinder.load_nvidia_dynamic_lib, "nvrtc")
     if loaded is None or loaded.abs_path is None:
-        raise ToolchainError(f"NVRTC, the CUDA run-time compiler, is not installed: {INSTALL}")
+        raise ToolchainError(f"NVRTC, the CUDA run-time compiler, is not installed: {install()}")
     return Path(loaded.abs_path), ""
 
 
@@ -283,7 +288,7 @@ def _located(find: Callable[[str], Any], name: str) -> Any:
         return None
     except Exception as error:
         raise ToolchainError(
-            f"{name} is in no package, and cuda.pathfinder fails to look elsewhere ({error}): {INSTALL}"
+            f"{name} is in no package, and cuda.pathfinder fails to look elsewhere ({error}): {install()}"
         ) from None
 
 

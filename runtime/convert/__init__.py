@@ -1,4 +1,4 @@
-"""From the formats of other libraries to the patterns of :mod:`runtime.patterns`, and back.
+"""From the formats of other libraries to the patterns of :mod:`sparse_kernel_codegen.patterns`, and back.
 
 All of it is torch on the device of the tensors: nothing synchronizes, no shape depends on what a tensor holds, and a
 CUDA graph can capture it. Lists are ascending, with -1 behind their last block.

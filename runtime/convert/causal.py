@@ -13,7 +13,7 @@ from runtime.patterns import BlockLists
 def from_causal_lists(kv_indices: torch.Tensor, *, q_len: int, kv_len: int, block: Shape = (128, 128)) -> BlockLists:
     """Ascending lists of key blocks, under a causal mask.
 
-    They are what ``runtime.select_topk_blocks(..., causal=True)`` returns. Positions are aligned at the end, as those
+    They are what ``select_topk_blocks(..., causal=True)`` returns. Positions are aligned at the end, as those
     of ``Causal`` are.
 
     Args:

@@ -83,7 +83,7 @@ def to_token_mask(pattern: Pattern, *, q_len: int, kv_len: int, batch: int = 1, 
     for name, value in (("q_len", q_len), ("kv_len", kv_len), ("batch", batch), ("heads", heads)):
         check_count(name, value)
     if not isinstance(pattern, Pattern):
-        raise ArgumentError("pattern", f"is {type(pattern).__name__}, expected one of runtime.patterns")
+        raise ArgumentError("pattern", f"is {type(pattern).__name__}, expected one of sparse_kernel_codegen.patterns")
     if isinstance(pattern, TopK | BlockLists):
         pairs = _listed_pairs(pattern, q_len, kv_len, (batch, heads))
     else:

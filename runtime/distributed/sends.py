@@ -186,7 +186,9 @@ def _check_kind(pattern: Any, layout: Any) -> None:
         ArgumentError: naming the one that is not.
     """
     if not isinstance(pattern, Pattern):
-        raise ArgumentError("pattern", f"is {type(pattern).__name__}, expected an object of runtime.patterns")
+        raise ArgumentError(
+            "pattern", f"is {type(pattern).__name__}, expected an object of sparse_kernel_codegen.patterns"
+        )
     if not isinstance(layout, Layout):
         raise ArgumentError("layout", f"is {shown(layout)}, expected a Layout")
 
@@ -195,7 +197,7 @@ def keys_received(pattern: Pattern, layout: Layout, rank: int, q_len: int, kv_le
     """Keys of other ranks that are sent to a rank for each batch and head, without a ``SendPlan``.
 
     Args:
-        pattern: of ``runtime.patterns``; of lists it is all.
+        pattern: of ``sparse_kernel_codegen.patterns``; of lists it is all.
         layout: keys of each rank.
         rank: whose keys.
         q_len: queries of the whole sequence.

@@ -33,7 +33,7 @@ class TopKSelection:
     Attributes:
         topk: key blocks of a list.
         block: queries and keys of a block.
-        always: key blocks that come before all others, as ``runtime.select_topk_blocks`` takes them. 0 is the first
+        always: key blocks that come before all others, as ``select_topk_blocks`` takes them. 0 is the first
             one, -1 that of the query block's last query. Without -1 a causal query may see no key.
         from_len: queries of a call from which on blocks are selected.
     """
@@ -58,7 +58,7 @@ class TopKSelection:
 
         Raises:
             ArgumentError: for a mask that lists cannot be selected under, and naming what
-                ``runtime.select_topk_blocks`` cannot take.
+                ``select_topk_blocks`` cannot take.
         """
         if q.shape[2] < self.from_len or isinstance(exact, SlidingWindow):
             return exact

@@ -29,8 +29,8 @@ def register_diffusers(name: str = "block_sparse", *, pattern_for: Chooser | Non
         name: of the backend; registering it again replaces it, in models that have it already too: with another
             ``pattern_for`` before a video of another size.
         pattern_for: ``pattern_for(module, q, k, exact)`` returns the pattern of a call in place of the model's own one,
-            ``exact``, or (tiles, pattern) of a video: ``runtime.video.VideoWindow``,
-            :class:`runtime.integrations.TopKSelection`, or any function. module is None; q is (batch, heads, q_len,
+            ``exact``, or (tiles, pattern) of a video: ``video.VideoWindow``,
+            :class:`TopKSelection`, or any function. module is None; q is (batch, heads, q_len,
             head_dim), k (batch, kv_heads, kv_len, head_dim). A call with a mask takes no other pattern.
 
     Raises:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from types import ModuleType
 
+from codegen.installation import install_command
 from runtime.errors import ToolchainError
 
 
@@ -21,7 +22,7 @@ def optional(module: str, extra: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        package, install = module.partition(".")[0], f"pip install 'sparse-kernel-codegen[{extra}]'"
+        package, install = module.partition(".")[0], install_command(extra)
         missing = isinstance(error, ModuleNotFoundError) and error.name == package
         what = "which is not installed" if missing else f"and the installed one does not import ({error})"
-        raise ToolchainError(f"runtime.integrations needs {package}, {what}: {install}") from None
+        raise ToolchainError(f"sparse_kernel_codegen.integrations needs {package}, {what}: {install}") from None

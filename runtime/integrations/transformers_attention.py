@@ -40,10 +40,10 @@ def register_transformers(
     Args:
         name: of the implementation; registering it again replaces it, in models that have it already too.
         pattern_for: ``pattern_for(module, q, k, exact)`` returns the pattern of a call in place of the model's own one,
-            ``exact``: :class:`runtime.integrations.TopKSelection`, or any function (q is (batch, heads, q_len,
+            ``exact``: :class:`TopKSelection`, or any function (q is (batch, heads, q_len,
             head_dim), k (batch, kv_heads, kv_len, head_dim)). Lengths of the keys hold on top of it. Where the mask is
             only to be had as lists (padding on the left, packed sequences) it must return ``exact``. By default, what
-            ``model.config.block_sparse`` describes, as :func:`runtime.integrations.chooser_of` takes it, and ``exact``
+            ``model.config.block_sparse`` describes, as :func:`chooser_of` takes it, and ``exact``
             where there is no such field.
         decode: another implementation, such as ``"sdpa"``, that computes calls with a single query, by the model's own
             mask. By default this one does.

@@ -31,11 +31,11 @@ def attention(  # noqa: PLR0917 - the contract
     Args:
         query: (batch, q_len, heads, head_dim), float16 or bfloat16, on a GPU.
         key, value: (batch, kv_len, kv_heads, head_dim).
-        params: ``pattern`` says which keys are seen. It is an object of ``runtime.patterns``, or a mapping:
+        params: ``pattern`` says which keys are seen. It is an object of ``patterns``, or a mapping:
             ``{"kind": "video_window", "window": [3, 3, 3], "tile": [2, 8, 8]}``, which takes the grid of tokens from
             ``latent_shape`` and ``patch_size`` or its own ``grid``; ``{"kind": "topk", "topk": 32}`` and the patterns
-            of numbers, as :func:`runtime.integrations.chooser_of` takes them; ``{"kind": "dense"}`` to compute all of
-            it. ``attn_mask``: bool, as :func:`runtime.integrations.diffusers_attention` takes it; it goes with
+            of numbers, as :func:`chooser_of` takes them; ``{"kind": "dense"}`` to compute all of
+            it. ``attn_mask``: bool, as :func:`diffusers_attention` takes it; it goes with
             ``dense`` alone. ``return_lse``: whether to return the log-sum-exp too, for attention in rings.
         is_causal: whether query i sees the keys 0 to i; q_len is kv_len then.
         softmax_scale: of the logits, by default 1 / sqrt(head_dim).

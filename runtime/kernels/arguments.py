@@ -189,7 +189,7 @@ def refuse_gradient(
 def to_quantize(given: torch.dtype, expected: torch.dtype, call: str) -> str:
     """Name of the call of ``runtime`` that quantizes an argument for a kernel in FP8; empty if none does."""
     floats = (torch.float16, torch.bfloat16, torch.float32)
-    return f": quantize it first (runtime.{call})" if expected in FP8_DTYPES and given in floats else ""
+    return f": quantize it first (sparse_kernel_codegen.{call})" if expected in FP8_DTYPES and given in floats else ""
 
 
 def check_size(name: str, shape: Sequence[int]) -> None:

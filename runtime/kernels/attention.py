@@ -358,16 +358,20 @@ class AttentionKernel(BoundCall[AttentionSpec]):
         slots = 0 if self._plan.stream_k is None else self._loaded.slots(q.device.index)
         length = 0 if self._plan.stream_k is None else int(index_values.get("kv_indices_length", 0))
         lists = batches, list_heads, length
-        shape = AttentionShape(batch, heads, kv_heads, q_len, kv_len, *lists, **self._numbers.of_shape(numbers))
+        sequences = self._arguments.sequences(indices)
+        if sequences and batch != 1:
+            raise ArgumentError("q", f"has a batch of {batch}; packed sequences are (1, heads, tokens, head_dim)")
+        of_pattern = self._numbers.of_shape(numbers)
+        shape = AttentionShape(batch, heads, kv_heads, q_len, kv_len, *lists, **of_pattern, sequences=sequences)
         args = self._plan.problem(shape, slots)
         if args.numbers["tiles"] >= 2**31:
             what = f"more than 2^31 tiles of {self._plan.tile_queries} queries"
             raise ArgumentError("q", f"has shape {tuple(q.shape)}: {what}")
         values: dict[str, int | float] = {**index_values, "scale_log2": factor * _LOG2_E}
         tensors = {"q": q, "k": k, "v": v, "o": written}
-        if not self._plan.tensor_maps:
-            values |= row_strides(**tensors)
-        if self.spec.pad_heads:
+        names = {param.name for param in self._plan.params}
+        values |= {name: stride for name, stride in row_strides(**tensors).items() if name in names}
+        if "head_chunks" in names:
             values["head_chunks"] = d * q.element_size() // TMA_ALIGNMENT
         check_memory(q=q, k=k, v=v)
         mapped = {name: (tuple(t.shape), t.stride()) for name, t in self._mapped(tensors).items()}

@@ -73,10 +73,35 @@ class IndexArguments:
                 raise ArgumentError(spec.name, f"has stride {tensor.stride(-1)} in its last dimension, expected 1")
             if length:
                 length = {f"{spec.name}_length": tensor.shape[3]}
+        if spec.dims == ("bounds",):
+            return self._describe_bounds(spec.name, tensor)
         strides = [
             0 if size == 1 else stride for size, stride in zip(tensor.shape[:2], tensor.stride()[:2], strict=True)
         ]
         return {**dict(zip(names, (*strides, *tensor.stride()[2 : len(names)]), strict=True)), **length}
+
+    @staticmethod
+    def _describe_bounds(name: str, tensor: torch.Tensor) -> dict[str, int | float]:
+        """Check the bounds of packed sequences; their number is not a parameter of its own."""
+        if tensor.shape[0] < 2:
+            raise ArgumentError(name, f"has {tensor.shape[0]} entries, expected 2 or more: the sequences and one more")
+        if tensor.stride(0) != 1:
+            raise ArgumentError(name, f"has stride {tensor.stride(0)}, expected 1: pass {name}.contiguous()")
+        return {}
+
+    def sequences(self, indices: tuple[Any, ...]) -> int:
+        """Packed sequences of a call whose index tensors are checked; 0 where sequences are padded.
+
+        Raises:
+            ArgumentError: if the bounds in q and in k are of different numbers of sequences.
+        """
+        given = [t for spec, t in zip(self._indices, indices, strict=False) if spec.dims == ("bounds",)]
+        if not given:
+            return 0
+        of_q, of_k = (int(tensor.shape[0]) for tensor in given)
+        if of_q != of_k:
+            raise ArgumentError("cu_seqlens_k", f"has {of_k} entries, cu_seqlens_q has {of_q}: pass as many")
+        return of_q - 1
 
     def _expected(self, spec: IndexTensor, q: torch.Tensor) -> list[tuple[str, tuple[int, ...] | None]]:
         sizes: dict[str | int, tuple[int, ...] | None] = {
@@ -84,6 +109,7 @@ class IndexArguments:
             "heads": tuple(sorted({1, q.shape[1] // self.spec.pack_gqa})),
             "query_blocks": (self._query_blocks(q),),
             "any": None,
+            "bounds": None,
         }
         labels: dict[str | int, str] = {"heads": f"heads / {self.spec.pack_gqa}"} if self.spec.pack_gqa > 1 else {}
         if spec.of_entries:

@@ -135,17 +135,20 @@ def check_out_values(out: Any, dtype: torch.dtype, shape: tuple[int, ...], devic
         raise ArgumentError("out", f"has strides {out.stride()}, expected a contiguous tensor")
 
 
-def check_out(out: Any, dtype: torch.dtype, shape: tuple[int, int], device: torch.device) -> None:
-    """Check a dense (M, N) result that a caller brings.
+def check_out(
+    out: Any, dtype: torch.dtype, shape: tuple[int, int], device: torch.device, *, strided: bool = False
+) -> None:
+    """Check a dense (M, N) result that a caller brings; with ``strided`` its elements may lie anywhere.
 
     Raises:
         ArgumentError: for the first thing that is wrong.
     """
     check_tensor("out", out, dtype, 2, device)
     check_sizes("out", out, "MN", shape)
-    check_strides("out", out)
+    if not strided:
+        check_strides("out", out)
     check_output("out", out)
-    if shape[1] % STORE:
+    if shape[1] % STORE and not strided:
         raise ArgumentError(
             "out",
             f"has {shape[1]} columns; results are stored {STORE} at a time, so N must be a multiple of {STORE} "

@@ -65,6 +65,14 @@ class Parts(NamedTuple):
         """The tensors of the order that the kernel reads, or ()."""
         return self.matrix.order if self.how else ()
 
+    def read(self) -> dict[str, torch.Tensor]:
+        """All tensors that a kernel reads of the matrix, by parameter."""
+        rows, packed = row_order_of(self.how, self.order)
+        found = _parts(rows, TransposedIndex(*self.transposed) if self.transposed else None)
+        found |= {} if packed is None else {"packets": packed}
+        own = self.matrix
+        return {**found, "a": own.values, "crow_indices": own.crow_indices, "col_indices": own.col_indices}
+
     def assembled(self) -> torch.Tensor | PreparedBsr:
         """The matrix as callers have it: layout torch.sparse_bsr, with what is prepared of it."""
         sparse = self.matrix.to_sparse()

@@ -38,6 +38,7 @@ from runtime.kernels.bsr_scales import (
     scale_strides,
     scale_tensors,
 )
+from runtime.kernels.product_launch import New, ProductLaunch
 from runtime.prepare.matrix import check_layout
 
 ARGUMENTS = {"c": "out"}  # by parameter, where these differ
@@ -74,7 +75,7 @@ class BsrSddmmKernel(BoundCall[BsrSddmmSpec]):
             scale_a: of kernels in FP8, which need it: what a's codes are multiplied with, float32 on the device: one
                 element, () or (1,); where the spec has scales of rows (M, K / 128 rounded up), one for each 128 columns
                 of a row, those of neighboring rows side by side and others a multiple of 4 apart
-                (``runtime.quantize_matrix`` makes them).
+                (``quantize_matrix`` makes them).
             scale_b: the same of b, with N for M.
             out: (stored blocks, block rows, block cols), the spec's dtype, or its ``output`` where a and b are FP8,
                 contiguous: the values to write.
@@ -113,6 +114,34 @@ class BsrSddmmKernel(BoundCall[BsrSddmmSpec]):
             addresses |= {"crow_indices": crow.data_ptr(), "col_indices": col.data_ptr(), **scales.addresses}
             enqueue(self._loaded, signature, addresses, a.device)
         return torch.sparse_bsr_tensor(crow, col, out, size=pattern.shape, device=out.device, check_invariants=False)
+
+    def bound_launch(
+        self,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        matrix: torch.Tensor,
+        out: torch.Tensor,
+        tensors: tuple[torch.Tensor, ...],
+    ) -> ProductLaunch | None:
+        """The launch of a call that was made just before, for ``runtime.ops``.
+
+        Args:
+            a: as of the call, as the next three; it had no scales.
+            b: see there.
+            matrix: the pattern.
+            out: see there.
+            tensors: those that later calls pass: row pointers and column numbers, others, a and b.
+
+        Returns:
+            The launch; None where later calls do more than launch: for a pattern without blocks.
+        """
+        values, crow, col = matrix.values(), matrix.crow_indices(), matrix.col_indices()
+        signature = self._bound((matrix.shape, call_key(values, crow, col, a, b, out, *NO_SCALES)))
+        if signature is None or values.shape[0] == 0:
+            return None
+        names = ("crow_indices", "col_indices", *[""] * (len(tensors) - 4), "a", "b")
+        result = New(allocator(a.device), contiguous(values.shape), self._output)
+        return ProductLaunch(self._loaded, signature, a.device, names, unaligned=len(tensors) - 2, result=result)
 
     def _check(self, a: Any, b: Any, pattern: torch.Tensor, out: Any, scales: Scales = NO_SCALES) -> Signature:
         """Check a call of a new signature and prepare it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -44,7 +44,7 @@ from runtime.kernels.bsr_arguments import (
     check_values,
 )
 from runtime.kernels.bsr_batch import BATCH_RANK, beside, column_step, copied, matrices_at_once, scales_beside
-from runtime.kernels.bsr_preparation import BsrPreparation, Operand
+from runtime.kernels.bsr_preparation import BsrPreparation, Operand, Parts
 from runtime.kernels.bsr_scales import (
     NO_SCALES,
     SCALE_DEPTH,
@@ -55,6 +55,7 @@ from runtime.kernels.bsr_scales import (
     scale_strides,
     scale_tensors,
 )
+from runtime.kernels.product_launch import New, ProductLaunch
 from runtime.prepare.prepared import Effort, PreparedBsr
 from runtime.prepare.row_clusters import RowClusters
 from runtime.prepare.row_split import RowSplit
@@ -120,6 +121,7 @@ class BsrSpmmKernel(BoundCall[BsrSpmmSpec]):
         super().__init__(compiled, loaded)
         self._preparation = BsrPreparation(compiled.plan, loaded)
         self._batches: dict[Any, None] = {}  # those that were checked
+        self._strided = self.spec.b_layout == "strided"
 
     def __call__(
         self,
@@ -301,7 +303,7 @@ class BsrSpmmKernel(BoundCall[BsrSpmmSpec]):
         if c is not None:
             check_overlap("c", c, "out", out)
             at_c = c.data_ptr()
-        if (at_a | at_b | at_out | at_c) % TMA_ALIGNMENT:
+        if (at_a if self._strided else at_a | at_b | at_out | at_c) % TMA_ALIGNMENT:
             for name, address in (("a.values()", at_a), ("b", at_b), ("out", at_out), ("c", at_c)):
                 check_address(name, address)
         check_scale_address(self.spec, scales)
@@ -321,6 +323,64 @@ class BsrSpmmKernel(BoundCall[BsrSpmmSpec]):
             addresses["packets"] = packets.data_ptr()
         enqueue(self._loaded, found.signature, addresses, b.device, found.memory, prologue=prologue)
         return out
+
+    def bound_launch(
+        self, a: Parts, tensors: tuple[torch.Tensor, ...], b: torch.Tensor, *, bias: Any, c: Any, beta: float
+    ) -> ProductLaunch | None:
+        """The launch of a call that was made just before, for ``runtime.ops``.
+
+        Args:
+            a: the sparse operand of that call.
+            tensors: those that later calls pass: row pointers, column numbers, the bias if there is one, all others.
+            b: (K, N), as of the call, as the next three.
+            bias: see there.
+            c: see there.
+            beta: see there.
+
+        Returns:
+            The launch; None where later calls do more than launch: for a batch, for a matrix without blocks, and for
+            one whose values are packed in each call.
+        """
+        parts: dict[str, torch.Tensor | None] = {**a.read(), "b": b, "bias": bias, "c_in": c}
+        packs = self._plan.gathered is not None and "packets" not in parts
+        if packs or b.dim() == BATCH_RANK or a.matrix.values.shape[0] == 0:
+            return None
+        operand = self._preparation.take(a, b, False)
+        checked = self._bound((operand.key, beta, None, call_key(b, c, bias, None, *NO_SCALES)))
+        names = {id(part): name for name, part in parts.items() if part is not None}
+        if checked is None or not names.keys() <= set(map(id, tensors)) or not self._reads(names.values(), checked):
+            return None
+        (rows, columns), allocate = checked.shape, allocator(b.device)
+        padded = -(-columns // STORE) * STORE
+        stride, copy = checked.copy_stride, None
+        if stride is not None:
+            copy = New(allocate, ((b.shape[0], stride), (stride, 1)), b.dtype)
+        return ProductLaunch(
+            self._loaded,
+            checked.signature,
+            b.device,
+            tuple(names.get(id(tensor), "") for tensor in tensors),
+            unaligned=2 if bias is None else 3,
+            result=New(
+                allocate,
+                ((rows, padded), (padded, 1)),
+                self._output,
+                None if padded == columns else ((rows, columns), (padded, 1)),
+            ),
+            memory=checked.memory,
+            copy=copy,
+            prologue=self._plan.gathered is None,
+        )
+
+    def _reads(self, names: Iterable[str], checked: _Checked) -> bool:
+        """Whether the kernel reads no tensors but these and what a launch makes; else each call prepares some."""
+        memory = checked.memory
+        made = {"c", "b_groups", "b_columns", *memory.unused}
+        made |= {name for name, _ in (*memory.counter_places, *memory.scratch_places)}
+        read = {
+            param.name.removesuffix("_map") for param in self._plan.params if param.type in ("pointer", "tensor_map")
+        }
+        return read <= {*names, *made}
 
     def _each(
         self,
@@ -437,7 +497,8 @@ class BsrSpmmKernel(BoundCall[BsrSpmmSpec]):
             raise ArgumentError("c", f"is missing: {self.compiled.named.stem} computes A @ B + beta c")
         check_tensor("c", c, self._dtype, 2, device)
         check_sizes("c", c, "MN", shape)
-        check_strides("c", c)
+        if not self._strided:
+            check_strides("c", c)
         return {"c_in": (tuple(c.shape), c.stride())}
 
     def _check_bias(self, bias: Any, rows: int, device: torch.device) -> None:
@@ -477,13 +538,14 @@ class BsrSpmmKernel(BoundCall[BsrSpmmSpec]):
         rows, depth = a.shape[::-1] if self.spec.transpose_a else a.shape
         columns = b.shape[1]
         check_shape("b", b.shape, [("M" if self.spec.transpose_a else "K", (depth,)), ("N", None)])
-        self._check_layout(b, self.spec.b_layout == "column_major")
+        if not self._strided:
+            self._check_layout(b, self.spec.b_layout == "column_major")
         added = self._check_added(c, beta, (rows, columns), b.device)
         self._check_bias(bias, rows, b.device)
         blocks = a.values().shape[0]
         check_scales(self.spec, self.compiled.named.stem, scales, (blocks, columns, depth), b.device)
         if out is not None:
-            check_out(out, self._output, (rows, columns), b.device)
+            check_out(out, self._output, (rows, columns), b.device, strided=self._strided)
         return rows, depth, added
 
     def _check(
@@ -502,7 +564,7 @@ class BsrSpmmKernel(BoundCall[BsrSpmmSpec]):
         """Check a call of a new signature and prepare it; ``own_stride`` is that of the rows of ``own_out``."""
         rows, depth, added = self._check_arguments(a, b, c=c, beta=beta, bias=bias, out=out, scales=scales)
         columns = b.shape[1]
-        stride = (own_stride or -(-columns // STORE) * STORE) if out is None else out.stride(0)
+        strides = (own_stride or -(-columns // STORE) * STORE, 1) if out is None else out.stride()
         values = a.values()
         shape = SpmmShape(rows, depth, columns, values.shape[0], b.stride(0))
         if isinstance(row_order, RowSplit):
@@ -516,7 +578,9 @@ class BsrSpmmKernel(BoundCall[BsrSpmmSpec]):
             "index_words": INDEX_WORDS[a.crow_indices().dtype],
             "b_row_stride": used_strides(b)[0],
             "b_column_stride": used_strides(b)[1],
-            "c_row_stride": stride,
+            "c_row_stride": strides[0],
+            "c_column_stride": strides[1],
+            **({} if c is None else dict(zip(("c_in_row_stride", "c_in_column_stride"), c.stride(), strict=True))),
             "beta": beta,
             **scale_strides(scales),
         }
@@ -525,7 +589,7 @@ class BsrSpmmKernel(BoundCall[BsrSpmmSpec]):
             **scale_tensors(self.spec, scales),
             **self._b_tensors(b, args.copy_stride),
             "a": (tuple(values.shape), values.stride()),
-            "c": ((rows, columns), (stride, 1)),
+            "c": ((rows, columns), (strides[0], 1)),
         }
         check_memory(b=b, c=c, bias=bias, out=out)
         signature = self._signature(b.device, args, self._plan.own(known), tensors)

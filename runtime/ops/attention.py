@@ -15,6 +15,7 @@ from runtime.ops.attention_calls import attend
 from runtime.ops.attention_checks import RANK, check_numbers, refuse_transformed
 from runtime.ops.attention_fp8 import attend_quantized
 from runtime.ops.attention_fp8_operator import operator as operator_fp8
+from runtime.ops.attention_hints import refuse_keywords, refuse_pattern
 from runtime.ops.attention_operator import operator
 from runtime.ops.block_sizes import mask_block
 from runtime.ops.modes import PLAIN, any_autocast, autocast, is_watched
@@ -111,11 +112,12 @@ def block_sparse_attention(
     out: torch.Tensor | None = None,
     validate: bool = False,
     deterministic: bool = True,
+    **unknown: Any,
 ) -> torch.Tensor | AttentionResult:
     """Compute softmax(scale * q k^T) v over the keys that a pattern lets each query see.
 
     The kernel is chosen by ``codegen.select``, compiled at the first call of its class of shapes (seconds, once: the
-    cache keeps it) and remembered; ``runtime.explain_attention`` says which one it is, and why. A call runs on torch's
+    cache keeps it) and remembered; ``explain_attention`` says which one it is, and why. A call runs on torch's
     current stream, does not synchronize and can be captured in a CUDA graph after a first call outside of it. Under
     ``torch.compile``, ``torch.export`` and dispatch modes it is the operator
     ``sparse_kernel_codegen::block_sparse_attention``. Under ``torch.autocast`` q, k and v are cast to its type.
@@ -135,14 +137,14 @@ def block_sparse_attention(
             it the pattern.
         k: (batch, kv_heads, kv_len, head_dim); heads is a multiple of kv_heads.
         v: as k.
-        pattern: an object of ``runtime.patterns``, or a FlexAttention ``BlockMask``, which is converted in each call:
-            ``runtime.convert.from_block_mask`` does it once. What such a mask shares between batches, or heads, its
+        pattern: an object of ``patterns``, or a FlexAttention ``BlockMask``, which is converted in each call:
+            ``convert.from_block_mask`` does it once. What such a mask shares between batches, or heads, its
             ``mask_mod`` is asked of the first one alone. Its lists lie on the device of q. Blocks of other sizes
             than kernels are made for are split or merged in each call, exactly; where that is impossible they are
             refused.
         scale: softmax scale, from 1e-37 to 1e38; by default 1 / sqrt(head_dim).
         softcap: cap of the logits, from 0.001 to 1000: softcap * tanh(scale * q k^T / softcap). Each value is a kernel.
-        score: what becomes of the logits, scale * q k^T, before the softmax: a ``runtime.patterns.Score``, or a text or
+        score: what becomes of the logits, scale * q k^T, before the softmax: a ``patterns.Score``, or a text or
             a function of which one is made in each call (docs/reference/expressions.md). Not beside ``softcap``. Its
             floating-point tensors have gradients where their indices are batch, head, q_idx, kv_idx or q_idx - kv_idx.
         sink: float32 (heads,), a logit that joins the sum of each row of its head, as a key without a value would.
@@ -155,6 +157,7 @@ def block_sparse_attention(
         deterministic: whether gradients have the same bits in every call. False: that of q may be added up in any
             order, where that is faster: on sm_90a over lists of blocks of 128 keys, and causal with heads of up to 64.
             ``torch.use_deterministic_algorithms(True)`` has precedence. The result has the same bits either way.
+        unknown: none: other keywords are refused, those of other libraries with the way to write them here.
 
     Returns:
         The result, in q's type: 0 for a query that sees no key. With ``return_lse`` an ``AttentionResult`` (out, lse);
@@ -169,10 +172,12 @@ def block_sparse_attention(
     if not (type(return_lse) is type(validate) is type(deterministic) is bool):
         for name, flag in (("return_lse", return_lse), ("validate", validate), ("deterministic", deterministic)):
             check_flag(name, flag)
-    if isinstance(q, QuantizedAttention):
-        options: dict[str, Any] = {"scale": scale, "softcap": softcap, "sink": sink, "kv_lengths": kv_lengths}
-        return _quantized(q, (k, v, pattern), score, lse=return_lse, out=out, validate=validate, **options)
-    if not isinstance(pattern, Pattern):
+    if unknown:
+        refuse_keywords(unknown)
+    if v is None or not isinstance(pattern, Pattern):
+        if isinstance(q, QuantizedAttention):
+            options: dict[str, Any] = {"scale": scale, "softcap": softcap, "sink": sink, "kv_lengths": kv_lengths}
+            return _quantized(q, (k, v, pattern), score, lse=return_lse, out=out, validate=validate, **options)
         pattern = pattern_of(pattern, q, k)
     tensors = pattern.index_tensors()
     if score is not None:
@@ -285,8 +290,7 @@ def pattern_of(pattern: Any, q: torch.Tensor, k: torch.Tensor) -> Pattern:
     from torch.nn.attention.flex_attention import BlockMask  # noqa: PLC0415 - takes long, and few calls need it
 
     if not isinstance(pattern, BlockMask):
-        what = "an object of runtime.patterns or a FlexAttention BlockMask"
-        raise ArgumentError("pattern", f"is {type(pattern).__name__}, expected {what}")
+        refuse_pattern(pattern)
     for name, tensor in (("q", q), ("k", k)):
         check_dense(name, tensor)
         if tensor.dim() != RANK:

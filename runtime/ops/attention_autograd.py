@@ -233,8 +233,10 @@ def without_gradients(overload: Any) -> Callable[..., Any]:
     return called
 
 
-def never_with_gradients(overload: Any) -> Callable[..., Any]:
-    """Autograd implementation of an operator of FP8: refuse tensors that require a gradient.
+def never_with_gradients(
+    overload: Any, why: str = "FP8 has no backward: use bf16, or torch.no_grad()"
+) -> Callable[..., Any]:
+    """Autograd implementation of an operator without a backward: refuse tensors that require a gradient.
 
     Raises:
         ArgumentError: by what is returned.
@@ -244,7 +246,7 @@ def never_with_gradients(overload: Any) -> Callable[..., Any]:
         _refuse_tangents(overload, arguments)
         for name, tensor in _each(overload, arguments):
             if _differentiated(tensor):
-                raise ArgumentError(name, "requires a gradient, and FP8 has no backward: use bf16, or torch.no_grad()")
+                raise ArgumentError(name, f"requires a gradient, and {why}")
         with torch._C._AutoDispatchBelowAutograd():
             return overload.redispatch(keys & torch._C._after_autograd_keyset, *arguments, **options)
 

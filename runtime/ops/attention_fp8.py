@@ -181,7 +181,7 @@ def check_codes(given: QuantizedAttention) -> None:
     if not isinstance(q, torch.Tensor) or q.dtype not in FP8_DTYPES:
         what = q.dtype if isinstance(q, torch.Tensor) else type(q).__name__
         expected = " or ".join(map(str, FP8_DTYPES))
-        raise ArgumentError("q", f"is {what}, expected {expected}: runtime.quantize_attention makes it")
+        raise ArgumentError("q", f"is {what}, expected {expected}: sparse_kernel_codegen.quantize_attention makes it")
     for name, tensor in (("q", q), ("k", k), ("v_t", v_t)):
         check_tensor(name, tensor, q.dtype, RANK, q.device)
     if not isinstance(given.output, torch.dtype) or given.output not in DTYPES:

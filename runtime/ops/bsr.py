@@ -9,11 +9,13 @@ import torch
 from runtime.checks import check_dense, check_flag
 from runtime.errors import ArgumentError
 from runtime.ops.attention_checks import refuse_transformed
+from runtime.ops.bsr_autograd import keep_matmul, matmul_with_gradients
 from runtime.ops.bsr_calls import multiply, sample
 from runtime.ops.bsr_checks import check_options, check_parts
+from runtime.ops.bsr_launches import find_launch, find_sample, keep_launch, keep_sample
 from runtime.ops.bsr_operator import matmul, sddmm
-from runtime.ops.modes import PLAIN, any_autocast, autocast, is_watched
-from runtime.prepare.bsr_matrix import BsrMatrix, parts_of, parts_of_prepared
+from runtime.ops.modes import PLAIN, any_autocast, autocast, is_unwatched, is_watched
+from runtime.prepare.bsr_matrix import CLUSTER_TENSORS, BsrMatrix, parts_of, parts_of_prepared
 from runtime.prepare.prepared import PreparedBsr
 
 Activation = Literal["relu", "gelu", "silu"]
@@ -35,7 +37,7 @@ def bsr_matmul(
     """Compute activation(A @ B + beta c + bias), A block-sparse, in float32, rounded once where a kernel has all of it.
 
     The kernel is chosen by ``codegen.select``, compiled at the first call of its class of shapes (seconds, once: the
-    cache keeps it) and remembered; ``runtime.explain_matmul`` says which one it is, and why. A call runs on torch's
+    cache keeps it) and remembered; ``explain_matmul`` says which one it is, and why. A call runs on torch's
     current stream, does not synchronize and can be captured in a CUDA graph after a first call outside of it. Under
     ``torch.compile``, ``torch.export`` and dispatch modes it is the operator ``sparse_kernel_codegen::bsr_matmul``;
     compiled regions take a ``BsrMatrix``, as torch.compile takes no sparse tensors. Under ``torch.autocast`` the values
@@ -47,7 +49,7 @@ def bsr_matmul(
 
     Args:
         a: (M, K), layout torch.sparse_bsr, float16 or bfloat16, on a GPU, blocks of 16, 32, 64 or 128 rows; or what
-            ``runtime.prepare_bsr`` made of it, for many calls; or what ``prepare`` of a kernel made of it, which then
+            ``prepare_bsr`` made of it, for many calls; or what ``prepare`` of a kernel made of it, which then
             computes the product.
         b: (K, N), or (batch, K, N), a's type. Its rows or its columns are contiguous, other strides multiples of 8
             elements. Columns are copied by rows where blocks have 16 or 32 rows. A launch multiplies with many matrices
@@ -70,24 +72,41 @@ def bsr_matmul(
         DeviceError: for a device that no kernels are written for.
         ToolchainError, CompileError, CacheError: where a kernel cannot be built, at the first call.
     """
+    place = launch = None
+    traced = torch.compiler.is_dynamo_compiling()
+    if not traced and validate is False and type(transpose_a) is type(arrange) is bool and is_unwatched():
+        place, launch = find_launch(a, b, bias, c, (activation, beta, transpose_a, arrange))
+        if launch is not None and place is not None:
+            product: torch.Tensor | None = launch(place.tensors)
+            if product is not None:
+                return product
     matrix, given = matrix_of("a", a)
     number, name = check_options(c, beta, activation)
     check_flag("transpose_a", transpose_a)
     check_flag("arrange", arrange)
     check_flag("validate", validate)
-    options: dict[str, Any] = {"beta": number, "activation": name, "transpose_a": transpose_a}
-    options |= {"arrange": arrange, "validate": validate}
-    traced = torch.compiler.is_dynamo_compiling()
+    options: dict[str, Any] = {"beta": number, "activation": name, "transpose_a": transpose_a, "arrange": arrange}
     if traced or any_autocast():
         values, b, bias, c = autocast(matrix.values, b, bias, c)
         if values is not matrix.values:
             matrix, given = matrix.with_values(values), None
     if not traced and _is_direct((matrix.values, b, bias, c), (*matrix.order, *matrix.index), "a, b, bias and c"):
-        return multiply(matrix, b, bias=bias, c=c, given=given, **options)
+        product = multiply(matrix, b, bias=bias, c=c, given=given, validate=validate, **options)
+        if place is not None and launch is None:
+            keep_launch(place, b, bias=bias, c=c, given=given, **options)
+        return product
+    options["validate"] = validate
     for argument, tensor in (("b", b), ("bias", bias), ("c", c)):
         if tensor is not None:  # operators take no nested and no sparse ones
             check_dense(argument, tensor)
-    return matmul(matrix, b, bias=bias, c=c, **options)
+    plain = not (traced or matrix.values.is_meta) and _is_plain(matrix.values, b, bias, c, *matrix.order, *matrix.index)
+    if not plain:
+        return matmul(matrix, b, bias=bias, c=c, **options)
+    product = matmul_with_gradients(matrix, b, bias=bias, c=c, **options)
+    if place is not None and launch is None:
+        del options["validate"]
+        keep_matmul(place, b, bias=bias, c=c, **options)
+    return product
 
 
 @overload
@@ -121,18 +140,33 @@ def bsr_sddmm(
     Raises:
         ArgumentError, DeviceError, ToolchainError, CompileError, CacheError: as ``bsr_matmul``.
     """
+    place = launch = None
+    traced = torch.compiler.is_dynamo_compiling()
+    if not traced and validate is False and is_unwatched():
+        place, launch = find_sample(a, b, pattern)
+        if launch is not None and place is not None:
+            found = launch(place.tensors)
+            if found is not None:
+                return _sampled(place.matrix, found, pattern)
     matrix, _ = matrix_of("pattern", pattern)
     check_flag("validate", validate)
-    traced = torch.compiler.is_dynamo_compiling()
     if traced or any_autocast():
         a, b = autocast(a, b)
     if not traced and _is_direct((a, b), (*matrix.order, *matrix.index), "a and b"):
         values = sample(a, b, matrix, validate=validate)
+        if place is not None and launch is None:
+            keep_sample(place, a, b, values)
     else:
         for argument, tensor in (("a", a), ("b", b)):
             check_dense(argument, tensor)
         values = sddmm(a, b, matrix, validate=validate)
-    found = matrix.with_values(values)
+    return _sampled(matrix, values, pattern)
+
+
+def _sampled(matrix: BsrMatrix, values: torch.Tensor, pattern: Any) -> torch.Tensor | BsrMatrix:
+    """A matrix with new values, which fit it, in the form of the pattern."""
+    indices = matrix.crow_indices, matrix.col_indices, matrix.columns
+    found = BsrMatrix(values, *indices, matrix.order[:CLUSTER_TENSORS], matrix.index, matrix.how)
     return found if isinstance(pattern, BsrMatrix) else found.to_sparse()
 
 
@@ -156,6 +190,11 @@ def matrix_of(name: str, a: Any) -> tuple[BsrMatrix, torch.Tensor | PreparedBsr 
     raise ArgumentError(name, f"is {what}, expected {expected}")
 
 
+def _is_plain(*tensors: Any) -> bool:
+    """Whether no mode, transform, tracer and no subclass takes part in a call; gradients may."""
+    return not is_watched() and PLAIN.issuperset(map(type, tensors))
+
+
 def _is_direct(tensors: tuple[Any, ...], others: tuple[Any, ...], names: str) -> bool:
     """Whether a call needs no dispatcher: it has no mode, transform, tracer, subclass or gradient.
 
@@ -167,7 +206,7 @@ def _is_direct(tensors: tuple[Any, ...], others: tuple[Any, ...], names: str) ->
     Raises:
         ArgumentError: for a tensor under ``torch.vmap`` or ``torch.func.grad``, and for a DTensor.
     """
-    if is_watched() or not PLAIN.issuperset(map(type, (*tensors, *others))):
+    if not _is_plain(*tensors, *others):
         refuse_transformed((*tensors, *others), names, _MAPPED)
         if any(isinstance(t, torch.Tensor) and torch._C._functorch.is_gradtrackingtensor(t) for t in tensors):
             reason = "one of them is differentiated by torch.func: call backward, or torch.autograd.grad"

@@ -19,6 +19,7 @@ from runtime.kernels.arguments import Signatures
 from runtime.kernels.bsr_preparation import Parts
 from runtime.kernels.bsr_sddmm import BsrSddmmKernel
 from runtime.kernels.bsr_spmm import ACTIVATIONS, BsrSpmmKernel
+from runtime.kernels.product_launch import ProductLaunch
 from runtime.log import logger
 from runtime.ops.attention_calls import KERNELS_KEPT
 from runtime.ops.attention_choice import DTYPES, arch_of, rounded
@@ -100,6 +101,22 @@ def multiply(
         check_operand(a, b, transpose_a=transpose_a)
         check_added(a, b, bias, c, transpose_a=transpose_a)
         b, c = readable(b), None if c is None else by_rows(c)
+    route = _route_of(a, b, bias, c, activation, transpose_a=transpose_a)
+    with torch.no_grad():
+        operand = _operand(a, route, given)
+        if route.fused:
+            found: torch.Tensor = route.kernel._multiply_parts(operand, b, bias=bias, c=c, beta=beta, validate=validate)
+            return found
+        check_added(a, b, bias, c, transpose_a=transpose_a)
+        return _finished(route.kernel._multiply_parts(operand, b, validate=validate), bias, c, beta, activation)
+
+
+def _route_of(a: BsrMatrix, b: Any, bias: Any, c: Any, activation: str, *, transpose_a: bool) -> Route:
+    """How a product is computed: as earlier ones of its kind, or found and remembered, once its arguments are checked.
+
+    Raises:
+        ArgumentError, DeviceError, ToolchainError, CompileError, CacheError, UnverifiedError: as ``multiply``.
+    """
     route = key = None
     try:
         by_columns = is_by_columns(b)
@@ -134,13 +151,38 @@ def multiply(
         check_place("b", b)
         product = product_of(a, b, bias=bias, c=c, activation=activation, transpose_a=transpose_a)
         route = _routes.keep(key, _route(product, a, b.device))
+    found: Route = route
+    return found
+
+
+def bound_launch(
+    a: BsrMatrix,
+    tensors: tuple[torch.Tensor, ...],
+    b: torch.Tensor,
+    *,
+    bias: Any,
+    c: Any,
+    beta: float,
+    activation: str,
+    transpose_a: bool,
+    given: Any,
+) -> ProductLaunch | None:
+    """The launch of a product that was computed just before.
+
+    Args:
+        a, b, bias, c, beta, activation, transpose_a, given: as of ``multiply``.
+        tensors: those that later calls pass, as ``BsrSpmmKernel.bound_launch`` has them.
+
+    Returns:
+        The launch; None where later calls do more than launch.
+    """
+    route = _route_of(a, b, bias, c, activation, transpose_a=transpose_a)
+    prepares = isinstance(given, torch.Tensor) and route.prepares
+    if route.copied or not route.fused or prepares or not isinstance(route.kernel, BsrSpmmKernel):
+        return None
+    parts = Parts(a, route.how, a.index if route.transposed else ())
     with torch.no_grad():
-        operand = _operand(a, route, given)
-        if route.fused:
-            found: torch.Tensor = route.kernel._multiply_parts(operand, b, bias=bias, c=c, beta=beta, validate=validate)
-            return found
-        check_added(a, b, bias, c, transpose_a=transpose_a)
-        return _finished(route.kernel._multiply_parts(operand, b, validate=validate), bias, c, beta, activation)
+        return route.kernel.bound_launch(parts, tensors, b, bias=bias, c=c, beta=beta)
 
 
 def sample(
@@ -152,10 +194,18 @@ def sample(
     """
     if arrange:
         a, b = by_rows(a), by_rows(b)
-    values = pattern.values
     for name, tensor in (("a", a), ("b", b)):
         check_operand(pattern, tensor, depth=False, name=name, matrix="pattern")
-    key = (pattern.how, pattern.shape, values.shape, a.shape, a.dtype, a.device, mode())
+    kernel = _sampler_of(a, pattern)
+    with torch.no_grad():
+        out = torch.empty(pattern.values.shape, dtype=a.dtype, device=a.device)
+        kernel(a, b, pattern.with_values(out).to_sparse(), out=out, validate=validate)
+    return out
+
+
+def _sampler_of(a: torch.Tensor, pattern: BsrMatrix) -> Any:
+    """The kernel of a sampled product: that of earlier ones of its kind, or found and remembered."""
+    key = (pattern.how, pattern.shape, pattern.values.shape, a.shape, a.dtype, a.device, mode())
     last, kernel = _samplers.last
     if key != last:
         kernel = _samplers.find(key)
@@ -164,11 +214,27 @@ def sample(
         check_place("a", a)
         found = resolve(sampled_product(pattern, a))
         kernel = _samplers.keep(key, _loaded(found.choice.named, a.device))
+    return kernel
+
+
+def bound_sample(
+    a: torch.Tensor, b: torch.Tensor, pattern: BsrMatrix, out: torch.Tensor, tensors: tuple[torch.Tensor, ...]
+) -> ProductLaunch | None:
+    """The launch of a sampled product that was computed just before.
+
+    Args:
+        a, b, pattern: as of ``sample``.
+        out: what that returned.
+        tensors: those that later calls pass, as ``BsrSddmmKernel.bound_launch`` has them.
+
+    Returns:
+        The launch; None where later calls do more than launch.
+    """
+    kernel = _sampler_of(a, pattern)
+    if not isinstance(kernel, BsrSddmmKernel):
+        return None
     with torch.no_grad():
-        out = torch.empty(values.shape, dtype=a.dtype, device=a.device)
-        matrix = pattern.with_values(out).to_sparse()
-        kernel(a, b, matrix, out=out, validate=validate)
-    return out
+        return kernel.bound_launch(a, b, pattern.with_values(out).to_sparse(), out, tensors)
 
 
 _samplers = Signatures()

@@ -12,9 +12,10 @@ from typing import Any, NoReturn
 import torch
 
 from runtime.errors import ArgumentError
-from runtime.ops.bsr_calls import multiply, sample
 from runtime.ops.bsr_checks import check_added, check_matrix, check_operand
+from runtime.ops.bsr_launches import product, sampled
 from runtime.ops.bsr_layout import ALIGNED
+from runtime.ops.modes import PLAIN, is_unwatched
 from runtime.ops.operators import NAMESPACE, STRIDES, gradients_once
 from runtime.prepare.bsr_matrix import BsrMatrix
 from runtime.receipts.mode import entered, mode
@@ -29,6 +30,8 @@ _SDDMM = (
     "SymInt columns, SymInt block_rows, SymInt block_cols, str how, *, bool arrange=False, bool validate=False) "
     "-> Tensor"
 )
+_DEFAULTS = {"beta": 1.0, "activation": "", "transpose_a": False, "arrange": False, "validate": False}
+_DEFAULTS_OF_SDDMM = {"arrange": False, "validate": False}
 _MATMUL_NAMES = ("values", "crow", "col", "b", "bias", "c", "order", "index", "columns", "how")
 
 
@@ -48,13 +51,13 @@ def _run_matmul(*arguments: Any, **options: Any) -> torch.Tensor:
     """Compute the operator."""
     values, crow, col, b, bias, c, order, index, columns, how = arguments
     matrix = _matrix(values.detach(), crow, col, order, index, columns, how)
-    return multiply(matrix, b, bias=bias, c=c, **options)
+    return product(matrix, b, bias=bias, c=c, **{**_DEFAULTS, **options})
 
 
 def _run_sddmm(*arguments: Any, **options: Any) -> torch.Tensor:
     """Compute the operator."""
     a, b, *_ = arguments
-    return sample(a, b, _pattern(arguments), **options)
+    return sampled(a, b, _pattern(arguments), **{**_DEFAULTS_OF_SDDMM, **options})
 
 
 def _fake_matmul(*arguments: Any, transpose_a: bool = False, **_: Any) -> torch.Tensor:
@@ -81,7 +84,7 @@ def _fake_sddmm(*arguments: Any, **_: Any) -> torch.Tensor:
     return torch.empty_like(pattern.values, memory_format=torch.contiguous_format)
 
 
-def _save_matmul(ctx: Any, inputs: Any, keyword_only_inputs: dict[str, Any], output: torch.Tensor) -> None:
+def save_matmul(ctx: Any, inputs: Any, keyword_only_inputs: dict[str, Any], output: torch.Tensor) -> None:
     """Keep the operands; of the activations ReLU keeps the result, and the others c, to compute what they are of."""
     given = dict(zip(_MATMUL_NAMES, inputs, strict=True))
     ctx.options, ctx.mode = keyword_only_inputs, mode()
@@ -94,16 +97,39 @@ def _save_matmul(ctx: Any, inputs: Any, keyword_only_inputs: dict[str, Any], out
 
 
 def _backward_matmul(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
-    """Return the gradients of values, b, bias and c."""
-    saved, orders = ctx.saved_tensors, ctx.places[0]
+    """Return the gradients of the operator's arguments."""
+    needs = ctx.needs_input_grad
+    values, b, bias, c = gradients_of_matmul(ctx, grad, (needs[0], *needs[3:6]))
+    of_order, of_index = [None] * ctx.places[0], [None] * (len(ctx.saved_tensors) - 7 - ctx.places[0])
+    return values, None, None, b, bias, c, of_order, of_index, None, None
+
+
+def gradients_of_matmul(ctx: Any, grad: torch.Tensor, needs: tuple[bool, ...]) -> tuple[Any, ...]:
+    """The gradients of values, b, bias and c, of which ``needs`` says which are needed; others are None."""
+    saved = ctx.saved_tensors
 
     def compute() -> tuple[Any, ...]:
         with entered(ctx.mode):  # a thread of autograd has none of its own
-            return _gradients_of_matmul(grad, saved, ctx.places, ctx.options, ctx.needs_input_grad)
+            return _gradients_of_matmul(grad, saved, ctx.places, ctx.options, needs)
 
-    values, b, bias, c = gradients_once("bsr_matmul", compute, (grad, *saved))
-    of_order, of_index = [None] * orders, [None] * (len(saved) - 7 - orders)
-    return values, None, None, b, bias, c, of_order, of_index, None, None
+    return gradients_once("bsr_matmul", compute, (grad, *saved))
+
+
+def _is_plain(*tensors: Any) -> bool:
+    """Whether nothing is about for which gradients must be computed by torch's operators."""
+    return not torch.is_grad_enabled() and is_unwatched() and PLAIN.issuperset(map(type, tensors))
+
+
+def _product(matrix: tuple[Any, ...], b: torch.Tensor, *, bias: Any = None, c: Any = None, **options: Any) -> Any:
+    """A product of ``bsr_matmul``; ``matrix`` is what makes a ``BsrMatrix``."""
+    values, crow, col, columns, order, index, how = matrix
+    given = {**_DEFAULTS, "arrange": True, **options}
+    if _is_plain(values, crow, col, b, bias, c, *order, *index):
+        return product(
+            BsrMatrix(values, crow, col, columns, tuple(order), tuple(index), how), b, bias=bias, c=c, **given
+        )
+    operator = torch.ops.sparse_kernel_codegen.bsr_matmul
+    return operator(values, crow, col, b, bias, c, list(order), list(index), columns, how, **given)
 
 
 def _gradients_of_matmul(
@@ -113,30 +139,31 @@ def _gradients_of_matmul(
     values, crow, col, b, bias, c, result, *lists = saved
     orders, columns, how = places
     order, index = lists[:orders], lists[orders:]
-    operators, transpose_a = torch.ops.sparse_kernel_codegen, options["transpose_a"]
+    transpose_a, matrix = options["transpose_a"], (values, crow, col, columns, order, index, how)
     inner = grad
     if options["activation"] == "relu":
         inner = torch.ops.aten.threshold_backward(grad, result, 0)
     elif options["activation"]:
         again = {**options, "activation": "", "arrange": True, "validate": False}
-        before = operators.bsr_matmul(values, crow, col, b, bias, c, order, index, columns, how, **again)
+        before = _product(matrix, b, bias=bias, c=c, **again)
         derivative = {"gelu": torch.ops.aten.gelu_backward, "silu": torch.ops.aten.silu_backward}
         inner = derivative[options["activation"]](grad, before)
     of_values = of_b = of_bias = of_c = None
     if needs[0]:
-        pair = [t if t.dim() == 2 else t.transpose(0, 1).flatten(1) for t in (inner, b)]
-        pair = pair[::-1] if transpose_a else pair
-        block = values.shape[1:]
-        of_values = operators.bsr_sddmm(*pair, crow, col, order, index, columns, *block, how, arrange=True)
-    if needs[3]:
-        of_b = operators.bsr_matmul(
-            *(values, crow, col, inner, None, None, order, index, columns, how),
-            transpose_a=not transpose_a,
-            arrange=True,
-        )
-    if needs[4]:
+        left, right = (t if t.dim() == 2 else t.transpose(0, 1).flatten(1) for t in (inner, b))
+        left, right = (right, left) if transpose_a else (left, right)
+        if _is_plain(left, right, crow, col, *order, *index):
+            pattern = BsrMatrix(values, crow, col, columns, tuple(order), tuple(index), how)
+            of_values = sampled(left, right, pattern, arrange=True, validate=False)
+        else:
+            lists, block = (list(order), list(index)), values.shape[1:]
+            operator = torch.ops.sparse_kernel_codegen.bsr_sddmm
+            of_values = operator(left, right, crow, col, *lists, columns, *block, how, arrange=True)
+    if needs[1]:
+        of_b = _product(matrix, inner, transpose_a=not transpose_a)
+    if needs[2]:
         of_bias = inner.sum(-1) if inner.dim() == 2 else inner.sum((0, 2))
-    if needs[5]:
+    if needs[3]:
         of_c = inner * options["beta"]
     return of_values, of_b, of_bias, of_c
 
@@ -157,11 +184,7 @@ def _backward_sddmm(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     def gradient(place: int, other: torch.Tensor, transpose_a: bool) -> Any:
         if not ctx.needs_input_grad[place]:
             return None
-        return torch.ops.sparse_kernel_codegen.bsr_matmul(
-            *(grad.contiguous(), crow, col, other, None, None, order, index, columns, how),
-            transpose_a=transpose_a,
-            arrange=True,
-        )
+        return _product((grad.contiguous(), crow, col, columns, order, index, how), other, transpose_a=transpose_a)
 
     def compute() -> tuple[Any, ...]:
         with entered(ctx.mode):
@@ -178,7 +201,7 @@ def _refuse_vmap(*_: Any) -> NoReturn:
 
 _library = torch.library.Library(NAMESPACE, "FRAGMENT")
 for _schema, _run, _fake, _save, _backward in (
-    (_MATMUL, _run_matmul, _fake_matmul, _save_matmul, _backward_matmul),
+    (_MATMUL, _run_matmul, _fake_matmul, save_matmul, _backward_matmul),
     (_SDDMM, _run_sddmm, _fake_sddmm, _save_sddmm, _backward_sddmm),
 ):
     _name = _schema.partition("(")[0]

@@ -24,6 +24,18 @@ def is_watched() -> bool:
     return bool(forward_ad._current_level >= 0)
 
 
+def is_unwatched() -> bool:
+    """Whether nothing is active that a call must go to the dispatcher for, or that changes the types of its tensors."""
+    return not (
+        any_autocast()
+        or _dispatch_modes()
+        or _function_modes()
+        or _is_tracing()
+        or _functorch() is not None
+        or forward_ad._current_level >= 0
+    )
+
+
 def autocast(*tensors: Any) -> tuple[Any, ...]:
     """Cast floating-point tensors on a GPU, except double ones, to autocast's type if it is on, as SDPA does."""
     if not torch.is_autocast_enabled("cuda"):

@@ -51,7 +51,7 @@ def quantized_operands(
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if not isinstance(tensor, torch.Tensor) or tensor.dtype not in codes or tensor.dtype != q.dtype:
             what = tensor.dtype if isinstance(tensor, torch.Tensor) else type(tensor).__name__
-            expected = f"{' or '.join(map(str, codes))}, as q; other types: runtime.quantize_attention"
+            expected = f"{' or '.join(map(str, codes))}, as q; other types: sparse_kernel_codegen.quantize_attention"
             raise ArgumentError(name, f"is {what}, expected {expected}")
         check_dense(name, tensor)
         check_head_dim(name, tensor, hadamard=False)

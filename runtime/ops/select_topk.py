@@ -27,7 +27,7 @@ def select_topk_blocks(
 ) -> torch.Tensor:
     """Select the key blocks whose mean key has the largest product with the mean query of a query block.
 
-    Means and products are in fp32, and not scaled. The result is a list for ``runtime.patterns.TopK``.
+    Means and products are in fp32, and not scaled. The result is a list for ``sparse_kernel_codegen.patterns.TopK``.
 
     Args:
         q: (batch, heads, q_len, head_dim), fp16 or bf16, head_dim a multiple of 8 up to 256.

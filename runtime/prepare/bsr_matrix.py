@@ -19,7 +19,7 @@ from runtime.prepare.row_clusters import RowClusters
 from runtime.prepare.row_split import RowSplit
 from runtime.prepare.transpose import TransposedIndex, transposed_index
 
-_CLUSTER_TENSORS = 4
+CLUSTER_TENSORS = 4
 """Tensors of row clusters, the longest of all orders: a fifth one is the values, packed."""
 ORDERED_ROWS = 64
 """Rows of a block from which kernels take block rows by length, an order that serves products of any width."""
@@ -29,7 +29,7 @@ ORDERED_ROWS = 64
 class BsrMatrix:
     """A block-sparse matrix in its parts, which ``torch.compile`` and autograd take as the plain tensors they are.
 
-    ``runtime.prepare_bsr`` makes one. What is prepared follows from the places of the blocks, not from the values, and
+    ``prepare_bsr`` makes one. What is prepared follows from the places of the blocks, not from the values, and
     is trusted. It is a pytree whose leaves are its tensors.
 
     Attributes:
@@ -82,7 +82,7 @@ class BsrMatrix:
         if values.device != self.values.device:
             raise ArgumentError("values", f"is on {values.device}, the matrix is on {self.values.device}")
         indices = self.crow_indices, self.col_indices, self.columns
-        return BsrMatrix(values, *indices, self.order[:_CLUSTER_TENSORS], self.index, self.how)
+        return BsrMatrix(values, *indices, self.order[:CLUSTER_TENSORS], self.index, self.how)
 
     def to_sparse(self) -> torch.Tensor:
         """Return the matrix as torch has it, layout torch.sparse_bsr, of the same values and indices."""
@@ -143,9 +143,9 @@ def prepared_of(matrix: torch.Tensor, how: dict[str, Any], order: Any, index: An
 def row_order_of(how: dict[str, Any], order: Any) -> tuple[RowOrder | None, torch.Tensor | None]:
     """The order of the block rows in ``order`` of a ``BsrMatrix``, and the values packed by it; None without one."""
     kind, numbers = how.get("order", "") if order else "", how.get("numbers", ())
-    packed = order[_CLUSTER_TENSORS] if len(order) > _CLUSTER_TENSORS else None
+    packed = order[CLUSTER_TENSORS] if len(order) > CLUSTER_TENSORS else None
     if kind == "clusters":
-        return RowClusters(*order[:_CLUSTER_TENSORS], *numbers), packed
+        return RowClusters(*order[:CLUSTER_TENSORS], *numbers), packed
     if kind == "split":
         return RowSplit(*order, *numbers), packed
     return (order[0] if kind == "rows" else None), packed

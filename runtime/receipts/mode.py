@@ -73,7 +73,7 @@ def kept_by_mode(most: int) -> Callable[[Callable[Given, Made]], KeptByMode[Give
 
 
 def verified_only(on: bool = True) -> AbstractContextManager[None]:
-    """Refuse kernels without a receipt: ``with runtime.verified_only():``.
+    """Refuse kernels without a receipt: ``with verified_only():``.
 
     Where a call, or ``load_kernel`` of a problem, would choose a kernel that has no receipt of its source as it is
     today, it takes the one with a receipt that computes the same, or raises ``UnverifiedError``. Receipts are those of

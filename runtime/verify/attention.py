@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from codegen import varlen_cases
 from codegen.attention_cases import (
     BITS_CASES,
     CASES,
@@ -37,6 +38,7 @@ from runtime.expressions.draw import draw_aux
 from runtime.kernels.arguments import TORCH_DTYPES
 from runtime.kernels.attention import AttentionKernel
 from runtime.prepare.query_grouping import find_query_order
+from runtime.verify import varlen
 from runtime.verify.aux_tensors import scored, seen_by_expression
 from runtime.verify.common import Outcome, Verification, generator, max_error, poisoned_memory, tolerance
 from runtime.verify.mask_bits import draw_bits, visible_pairs
@@ -448,9 +450,23 @@ def check_lse(lse: torch.Tensor, reference: torch.Tensor, allowed: float = 1e-4)
     return []
 
 
+def _cases(spec: AttentionSpec) -> tuple[Any, ...]:
+    return varlen_cases.cases_of(spec) if spec.layout == "varlen" else cases_of(spec)
+
+
+def _random_cases(spec: AttentionSpec) -> Sequence[Any]:
+    if spec.layout == "varlen":
+        return varlen_cases.random_cases(spec)
+    return [fitted(case, spec) for case in random_cases()]
+
+
+def _run_any(kernel: AttentionKernel, case: Any, device: torch.device) -> Outcome:
+    return (varlen.run_case if isinstance(case, varlen_cases.VarlenCase) else run_case)(kernel, case, device)
+
+
 VERIFICATION = Verification(
     oracle="float64 softmax over the same pairs, on the GPU",
-    cases=lambda plan, spec: cases_of(spec),
-    run_case=run_case,
-    random_cases=lambda spec: [fitted(case, spec) for case in random_cases()],
+    cases=lambda plan, spec: _cases(spec),
+    run_case=_run_any,
+    random_cases=_random_cases,
 )

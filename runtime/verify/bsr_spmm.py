@@ -17,6 +17,9 @@ from runtime.prepare.prepared import PreparedBsr
 from runtime.verify import bsr_fp8
 from runtime.verify.common import Outcome, Verification, generator, max_error, poisoned_memory, tolerance
 
+BY_COLUMNS = (1, 0)
+"""Steps in a B whose columns are contiguous."""
+
 
 @dataclass(frozen=True)
 class Case:
@@ -38,6 +41,9 @@ class Case:
         batch: entries of b, if it has a batch dimension.
         beta: of kernels that accumulate; with 0, c is NaN.
         in_place: these write their result over c.
+        b_steps: of kernels with any strides: elements from one row of B to the next, and from one column to the next;
+            0: as many as the other dimension takes, and three more where ``strided``.
+        b_offset: elements before the first one of B.
     """
 
     name: str
@@ -54,6 +60,8 @@ class Case:
     batch: int | None = None
     beta: float = 1.0
     in_place: bool = False
+    b_steps: tuple[int, int] = (0, 1)
+    b_offset: int = 0
 
     def describe(self) -> str:
         """Return the parameters in words."""
@@ -65,6 +73,9 @@ class Case:
             "strided": self.strided,
             "own out": self.own_out,
             f"batch {self.batch}": self.batch is not None,
+            "B by columns": self.b_steps == BY_COLUMNS,
+            f"steps in B {self.b_steps}": min(self.b_steps) > 1,
+            "B not aligned": self.b_offset > 0,
         }
         return ", ".join(
             [text, str(self.index_dtype).removeprefix("torch."), *(w for w, said in extras.items() if said)]
@@ -110,10 +121,37 @@ GATHER_CASES = (
 """Further ones, of kernels whose tiles gather block rows."""
 
 
+STRIDED_CASES = (
+    Case("one_column", block_rows=24, block_columns=40, n=1, row_counts="even", b_steps=BY_COLUMNS),
+    Case("one_column_apart", block_rows=5, block_columns=7, n=1, b_steps=(8, 1), index_dtype=torch.int32, strided=True),
+    Case("one_column_not_aligned", block_rows=5, block_columns=9, n=1, b_steps=BY_COLUMNS, b_offset=3, beta=0.0),
+    Case("two_columns", block_rows=9, block_columns=12, n=2, b_steps=BY_COLUMNS, strided=True, beta=-0.5),
+    Case("three_columns_by_rows", block_rows=9, block_columns=12, n=3, in_place=True),
+    Case("four_columns", block_rows=16, block_columns=12, n=4, b_steps=BY_COLUMNS, index_dtype=torch.int32),
+    Case("five_columns_by_rows", block_rows=3, block_columns=5, n=5, strided=True, in_place=True, beta=0.5),
+    Case("six_columns_apart", block_rows=4, block_columns=6, n=6, b_steps=(29, 3), b_offset=1),
+    Case("seven_columns", block_rows=4, block_columns=6, n=7, b_steps=BY_COLUMNS, own_out=True),
+    Case("eight_columns", block_rows=100, block_columns=24, n=8, b_steps=BY_COLUMNS),
+    Case("eight_columns_by_rows", block_rows=100, block_columns=24, n=8, own_out=True),
+    Case("several_tiles", block_rows=6, block_columns=8, n=21),
+    Case("one_block", block_rows=1, block_columns=1, n=1, row_counts="even"),
+    Case("no_blocks", block_rows=3, block_columns=3, n=2, row_counts="none"),
+    Case("long_rows", block_rows=2, block_columns=300, n=4, row_counts="even", b_steps=BY_COLUMNS),
+    Case("few_long_rows", block_rows=60, block_columns=60, n=1, row_counts="few_long", b_steps=BY_COLUMNS),
+    Case("repeated_columns", block_rows=4, block_columns=5, n=8, repeated=True),
+    Case("columns_out_of_range", block_rows=4, block_columns=80, n=3, row_counts="even", wild=True),
+    Case("batch", block_rows=3, block_columns=5, n=3, batch=3),
+    Case("batch_of_one", block_rows=3, block_columns=5, n=1, batch=1, own_out=True, b_steps=BY_COLUMNS),
+)
+"""Those of kernels with any strides."""
+
+
 def cases_of(plan: Plan) -> tuple[Case, ...]:
     """Return the cases of a kernel."""
     spec = plan.spec
     assert isinstance(spec, BsrSpmmSpec)
+    if spec.b_layout == "strided":
+        return STRIDED_CASES
     if plan.row_cutting is not None:
         return CASES + CUT_CASES
     if plan.gathered is not None:
@@ -215,7 +253,9 @@ def make_inputs(plan: Plan, case: Case, device: torch.device) -> Inputs:
     width = -(-case.n // 8) * 8 + 64 if case.strided else case.n
     batch = () if case.batch is None else (case.batch,)
     rows_of_b = size[0] if spec.transpose_a else size[1]
-    if spec.b_layout == "column_major":
+    if spec.b_layout == "strided":
+        b = _spread(torch.randn((*batch, rows_of_b, case.n), generator=random, device=device).to(dtype), case)
+    elif spec.b_layout == "column_major":
         width = rows_of_b + (64 if case.strided else 0)
         b = torch.randn((*batch, case.n, width), generator=random, device=device)
         b = (b * bsr_fp8.CODES if fp8 else b).to(dtype)[..., :rows_of_b].mT
@@ -227,6 +267,27 @@ def make_inputs(plan: Plan, case: Case, device: torch.device) -> Inputs:
     scales = bsr_fp8.draw_scales(spec, case.name, shape[0], b, unit / bsr_fp8.CODES)
     numbers = dense(bsr_fp8.scaled_values(spec, values, scales))
     return Inputs(a, numbers, codes, b, bsr_fp8.scaled_b(spec, b, scales), scales)
+
+
+def _spread(b: torch.Tensor, case: Case) -> torch.Tensor:
+    """A copy of B in memory as the case says."""
+    batch, (rows, columns), gap = b.shape[:-2], b.shape[-2:], 3 if case.strided else 0
+    row, column = case.b_steps
+    row, column = row or columns + gap, column or rows + gap
+    each = (rows - 1) * row + (columns - 1) * column + 1
+    memory = b.new_zeros(case.b_offset + each * (batch[0] if batch else 1))
+    return memory.as_strided(b.shape, (*((each,) if batch else ()), row, column), case.b_offset).copy_(b)
+
+
+def _make_c_memory(spec: BsrSpmmSpec, case: Case, rows: torch.Size, dtype: torch.dtype, device: torch.device) -> Any:
+    """NaN in memory for a result, and a function that finds the result in it."""
+    if spec.b_layout != "strided":
+        width = -(-case.n // 8) * 8 + (64 if case.strided else 0)
+        return torch.full((*rows, width), float("nan"), dtype=dtype, device=device), lambda whole: whole[..., : case.n]
+    width = 2 * case.n + 1 if case.strided else case.n
+    first, step = (1, 2) if case.strided else (0, 1)
+    whole = torch.full((*rows, width), float("nan"), dtype=dtype, device=device)
+    return whole, lambda whole: whole[..., first::step]
 
 
 def make_bias(spec: BsrSpmmSpec, case: Case, rows: int, device: torch.device) -> torch.Tensor | None:
@@ -286,7 +347,6 @@ def run_case(kernel: BsrSpmmKernel, case: Case, device: torch.device) -> Outcome
     more |= inputs.scales
     output = TORCH_DTYPES[plan.output]
     reference = finish(spec, product, bias, added)
-    width = -(-case.n // 8) * 8 + (64 if case.strided else 0)
     results = []
     problem = ""
     for run in range(2):
@@ -295,12 +355,14 @@ def run_case(kernel: BsrSpmmKernel, case: Case, device: torch.device) -> Outcome
             with poisoned_memory():
                 results.append(kernel(given, b, **more))
             continue
-        whole = torch.full((*product.shape[:-1], width), float("nan"), dtype=output, device=device)
-        out = whole[..., : case.n]
+        whole, result_in = _make_c_memory(spec, case, product.shape[:-1], output, device)
+        out = result_in(whole)
         if c is not None and case.in_place:
             more["c"] = out.copy_(c)
         results.append(kernel(given, b, **more, out=out))
-        if not bool(whole[..., case.n :].isnan().all()):
+        beside = whole.clone()
+        result_in(beside).fill_(float("nan"))
+        if not bool(beside.isnan().all()):
             problem = "wrote beside out"
     if not torch.equal(*results):
         problem = "two runs differ"

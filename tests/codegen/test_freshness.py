@@ -12,6 +12,7 @@ from codegen import files, freshness
 from codegen.errors import CodegenError, FileError
 from codegen.files import write_if_changed
 from codegen.freshness import check, render_to
+from codegen.installation import reinstall_command
 from codegen.library import GENERATED, NamedSpec, find_spec, shipped_specs
 from codegen.receipts import Receipt, receipt_path
 from codegen.render import render, seal
@@ -204,4 +205,4 @@ def test_files_of_an_installed_package_are_mended_by_installing_it_again(
     (folder / "h100_dense.cu").unlink()
     problems = check(folder, specs, strict=True)
     assert [problem.kind for problem in problems] == ["missing", "receipt_missing", "receipt_missing"]
-    assert {problem.fix for problem in problems} == {"pip install --force-reinstall --no-deps sparse-kernel-codegen"}
+    assert {problem.fix for problem in problems} == {reinstall_command()}

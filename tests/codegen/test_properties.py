@@ -202,7 +202,7 @@ def test_refused_or_rendered(data: dict[str, Any]) -> None:
     except SpecError as error:
         assert error.field.split(".")[0] in type(spec).model_fields
         numbers = any(character.isdigit() for character in error.reason)
-        allowed = ("there is one of", "leave it out", "allowed: ", "; use dq")  # where no number is
+        allowed = ("patterns with a gradient: ", "leave it out", "allowed: ", "; use dq")  # where no number is
         assert numbers or any(words in error.reason for words in allowed), error.reason
         return
     assert plan.shared_bytes <= plan.arch.shared_memory_per_block

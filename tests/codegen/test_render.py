@@ -92,7 +92,8 @@ def test_a_source_says_how_it_is_launched(named: NamedSpec) -> None:
         found = plan.tensor_maps.get(param.name)
         box = f": box {' x '.join(map(str, found.box))}, swizzle {found.swizzle}" if found else param.doc
         assert line.endswith(box)
-    assert head.endswith("of all others: 256 bytes.\n") == any(found.promotion == 128 for found in plan.tensor_maps.values())
+    promoted = any(found.promotion == 128 for found in plan.tensor_maps.values())
+    assert head.endswith("of all others: 256 bytes.\n") == promoted
 
 
 @every_source

@@ -106,7 +106,7 @@ def test_what_is_refused(fields: dict[str, Any], message: str) -> None:
 
 
 def test_wmma_is_refused_by_name() -> None:
-    with pytest.raises(SpecError, match="score: is an expression; attention with wmma has no kernel with it"):
+    with pytest.raises(SpecError, match="score: is an expression; attention with wmma does not support it"):
         plan_for(find_spec(spec(arch="sm_89", mma="wmma", head_dim=64)))
 
 

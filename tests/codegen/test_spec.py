@@ -185,7 +185,7 @@ def test_split_tail_is_refused_where_no_kernel_has_it(arch: str, pattern: Fields
     assert not parse_spec(fields).stream_k_tail
     error = refusal({**fields, "stream_k_tail": True})
     assert error.field == "stream_k_tail"
-    assert error.reason == f"is true; {pattern['kind']} on {arch} has no kernel with it: leave it out"
+    assert error.reason == f"is true; {pattern['kind']} on {arch} does not support it: leave it out"
 
 
 def test_hash_is_over_the_sorted_json(attention: Fields) -> None:
@@ -213,7 +213,7 @@ def test_canonical_json_reads_back(attention: Fields, spmm: Fields) -> None:
         ("dtype", "fp8", "allowed: 'fp16', 'bf16', 'e4m3' or 'e5m2'"),
         ("head_dim", 80, "is 80; allowed: 64, 96, 128, 192 or 256"),
         ("head_dim", "128", "is '128'"),
-        ("head_dim", 128.0, "is 128.0; an integer is expected"),
+        ("head_dim", 128.0, "is 128.0; expected an integer"),
         ("head_dim", True, "is True"),
         ("stages", 0, "is 0; input should be greater than or equal to 1"),
         ("stages", "2", "is '2'"),
@@ -222,7 +222,7 @@ def test_canonical_json_reads_back(attention: Fields, spmm: Fields) -> None:
         ("lse", 1, "is 1; input should be a valid boolean"),
         ("lse", "yes", "is 'yes'"),
         ("pack_gqa", 3, "is 3; allowed: 1, 2, 4, 8, 16, 32 or 64"),
-        ("pack_gqa", 8.0, "is 8.0; an integer is expected"),
+        ("pack_gqa", 8.0, "is 8.0; expected an integer"),
         ("sink", 4.0, "is 4.0; input should be a valid boolean"),
         ("softcap", 0, "is 0; input should be greater than or equal to 0.001"),
         ("softcap", -30.0, "is -30.0; input should be greater than"),
@@ -244,7 +244,7 @@ def test_canonical_json_reads_back(attention: Fields, spmm: Fields) -> None:
         ("pattern.size", 8, "is not a field of this spec"),
         ("pattern.block.q", 48, "is 48; allowed: 1, 2, 4, 8, 16, 32, 64 or 128"),
         ("pattern.block.kv", 8, "is 8; allowed: 16, 32, 64 or 128"),
-        ("pattern.block.q", 64.0, "an integer is expected"),
+        ("pattern.block.q", 64.0, "expected an integer"),
     ],
 )
 def test_wrong_value_names_field_value_and_choice(attention: Fields, field: str, value: object, says: str) -> None:

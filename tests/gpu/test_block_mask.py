@@ -59,7 +59,7 @@ def test_functions_as_users_write_them(name: str, block: tuple[int, int]) -> Non
     mask = mask_of(known_functions.MASKS[name], None)
     aux = {key: tensor.cuda() for key, tensor in mask.tensors.items()}
     n, sizes = known_functions.LENGTH, (known_functions.BATCH, known_functions.HEADS)
-    check(create_block_mask(mask.text, *sizes, n, n, block=block, aux=aux), *sizes, n, n)
+    check(create_block_mask(mask.text, *sizes, n, n, BLOCK_SIZE=block, aux=aux), *sizes, n, n)
 
 
 @pytest.mark.parametrize("block", BLOCKS)
@@ -71,7 +71,7 @@ def test_lengths(q_len: int, kv_len: int, block: tuple[int, int], sorted_documen
         q_doc, kv_doc = q_doc.sort(-1).values, kv_doc.sort(-1).values
     text = "q_doc[batch, q_idx] == kv_doc[batch, kv_idx] and q_idx >= kv_idx - 100"
     aux = {"q_doc": q_doc, "kv_doc": kv_doc}
-    check(create_block_mask(text, 3, 2, q_len, kv_len, block=block, aux=aux), 3, 2, q_len, kv_len)
+    check(create_block_mask(text, 3, 2, q_len, kv_len, BLOCK_SIZE=block, aux=aux), 3, 2, q_len, kv_len)
 
 
 @pytest.mark.parametrize("block", BLOCKS)
@@ -79,7 +79,7 @@ def test_heads_and_batches(block: tuple[int, int]) -> None:
     reach = torch.tensor([3, 100, 400, 700], device="cuda")
     text = "abs(q_idx - kv_idx) < reach[head] and kv_idx < lengths[batch]"
     lengths = torch.tensor([700, 1, 333], dtype=torch.int32, device="cuda")
-    pattern = create_block_mask(text, 3, 4, 700, 700, block=block, aux={"reach": reach, "lengths": lengths})
+    pattern = create_block_mask(text, 3, 4, 700, 700, BLOCK_SIZE=block, aux={"reach": reach, "lengths": lengths})
     assert pattern.kv_num_blocks.shape[:2] == (3, 4)
     check(pattern, 3, 4, 700, 700)
 
@@ -89,13 +89,13 @@ def test_floating_point_numbers_and_what_is_none() -> None:
     time[0, 17] = torch.nan
     time[1, 300:] = torch.inf
     near = "abs(time[batch, q_idx] - time[batch, kv_idx]) * 0.5 < 10.0 and time[batch, q_idx] >= time[batch, kv_idx]"
-    check(create_block_mask(near, 2, 1, 900, 900, block=(64, 64), aux={"time": time}), 2, 1, 900, 900)
+    check(create_block_mask(near, 2, 1, 900, 900, BLOCK_SIZE=(64, 64), aux={"time": time}), 2, 1, 900, 900)
 
 
 def test_integers_that_wrap() -> None:
     wide = torch.tensor([2**63 - 1, -(2**63), 0, 2**62], device="cuda").repeat(100)[:300]
     for text in ("wide[q_idx] + wide[kv_idx] > 0", "wide[q_idx] * 3 >= kv_idx", "abs(wide[q_idx]) - kv_idx >= 0"):
-        check(create_block_mask(text, 1, 1, 300, 300, block=(16, 16), aux={"wide": wide}), 1, 1, 300, 300)
+        check(create_block_mask(text, 1, 1, 300, 300, BLOCK_SIZE=(16, 16), aux={"wide": wide}), 1, 1, 300, 300)
 
 
 def test_windows_of_an_image() -> None:
@@ -113,7 +113,7 @@ def test_a_mask_that_no_interval_tells() -> None:
 
 def test_many_blocks() -> None:
     doc = documents(1, 40000, 12)
-    pattern = create_block_mask(DOCUMENTS, 1, 1, 40000, 40000, block=(16, 16), aux={"doc": doc})
+    pattern = create_block_mask(DOCUMENTS, 1, 1, 40000, 40000, BLOCK_SIZE=(16, 16), aux={"doc": doc})
     blocks = doc[0].view(-1, 16)
     first, last = blocks[:, 0], blocks[:, -1]
     rows, columns = torch.arange(2500, device="cuda")[:, None], torch.arange(2500, device="cuda")[None]

@@ -35,7 +35,7 @@ def test_scales_may_change_between_calls() -> None:
     with pytest.raises(ArgumentError, match=r"scale_b: has 0\.0, expected positive finite numbers"):
         kernel(a, b.mT, scale_a=one, scale_b=scale * 0, validate=True)
     with pytest.raises(
-        ArgumentError, match=r"b: is torch\.bfloat16, .*: quantize it first \(runtime\.quantize_matrix\)"
+        ArgumentError, match=r"b: is torch\.bfloat16, .*: quantize it first \(sparse_kernel_codegen\.quantize_matrix\)"
     ):
         kernel(a, b.mT.to(torch.bfloat16), scale_a=one, scale_b=one)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import snippets
 
@@ -20,5 +22,5 @@ def test_alignment_and_windows_are_what_the_page_asserts() -> None:
 def test_fences_that_need_no_kernel_make_valid_patterns() -> None:
     """Patterns and scores of the other fences are made on the CPU; calls are left out."""
     for fence in snippets.python_of(PAGE):
-        lines = fence.text.replace('device="cuda"', 'device="cpu"').split("out = block_sparse_attention")[0]
-        exec(lines, {})
+        lines = re.split("out = block_sparse_attention|flexed = ", fence.text.replace('device="cuda"', 'device="cpu"'))
+        exec(lines[0], {})

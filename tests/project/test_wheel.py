@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import tarfile
 import zipfile
@@ -33,7 +34,9 @@ def test_contents(wheel: Path) -> None:
         assert {f"codegen/data/{file}" for file in files} <= names
     assert {"codegen/select/measurements.jsonl", "runtime/tools/report/pages/report.css"} <= names
     assert {"codegen/py.typed", "runtime/py.typed", "codegen/__init__.py", "runtime/cli.py"} <= names
-    assert "sparse_kernel_codegen.py" in names
+    assert {
+        f"sparse_kernel_codegen/{name}" for name in ("__init__.py", "command.py", "patterns.py", "py.typed")
+    } <= names
     assert not [name for name in names if name.startswith(("tests/", "docs/", "templates/", "specs/"))]
 
 
@@ -89,6 +92,12 @@ def test_reports_what_it_carries(installed: Path, tmp_path: Path) -> None:
     assert "no repository" in text and "cases on NVIDIA" in text
 
 
+def test_hints_name_packages_that_a_registry_has(installed: Path, tmp_path: Path) -> None:
+    code = "from codegen.installation import install_command; print(install_command('torch'))"
+    told = call(installed / "python", "-c", code, cwd=tmp_path)
+    assert sorted(shlex.split(told)) == ["install", "numpy>=1.26", "pip", "torch>=2.6"]
+
+
 def test_tells_its_version(wheel: Path, installed: Path, tmp_path: Path) -> None:
     assert call(installed / "codegen", "--version", cwd=tmp_path) == f"codegen {__version__}\n"
     assert wheel.name.startswith(f"sparse_kernel_codegen-{__version__}-")
@@ -104,6 +113,11 @@ def test_another_module_of_the_same_name_is_told(installed: Path, tmp_path: Path
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(f"error: the module {name} is found at {tmp_path}") and "PYTHONPATH" in done.stderr
     assert "Traceback" not in done.stderr
+    for code in ("skc.CodegenError", "skc.__version__", "skc.patterns", "from sparse_kernel_codegen.nn import *"):
+        python = (installed / "python", "-c", f"import sparse_kernel_codegen as skc; {code}")
+        done = run(*python, cwd=tmp_path, PYTHONPATH=str(tmp_path))
+        assert done.returncode == 1
+        assert done.stderr.splitlines()[-1].startswith(f"ImportError: the module {name} is found at {tmp_path}")
 
 
 @pytest.fixture(scope="module")
@@ -113,17 +127,16 @@ def editable(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_an_editable_install_copies_nothing(editable: Path, tmp_path: Path) -> None:
     (site,) = (editable.parent / "lib").glob("python*/site-packages")
-    assert not [path for name in ("codegen*", "runtime*", "sparse_kernel_codegen.py") for path in site.glob(name)]
-    code = "import sparse_kernel_codegen as command, codegen; print(command.__file__, codegen.__file__)"
+    assert not [path for name in ("codegen*", "runtime*", "sparse_kernel_codegen") for path in site.glob(name)]
+    code = "import sparse_kernel_codegen, codegen; print(sparse_kernel_codegen.__file__, codegen.__file__)"
     places = call(editable / "python", "-c", code, cwd=tmp_path).split()
     assert all(Path(place).is_relative_to(PROJECT) for place in places), places
 
 
 def test_an_editable_install_takes_the_source_tree_that_pythonpath_names(editable: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
-    for name in ("codegen", "runtime", "templates", "specs", "generated"):
+    for name in ("codegen", "runtime", "sparse_kernel_codegen", "templates", "specs", "generated"):
         shutil.copytree(PROJECT / name, other / name, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(PROJECT / "sparse_kernel_codegen.py", other)
     for tree, version in ((None, __version__), (PROJECT, __version__), (other, "7.0")):
         if tree == other:
             (other / "codegen" / "__init__.py").write_text(f'__version__ = "{version}"\n')

@@ -88,7 +88,7 @@ def test_cache_commands(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_missing_nvrtc_is_one_line_with_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing() -> None:
-        raise ToolchainError(f"NVRTC, the CUDA run-time compiler, is not installed: {toolchain.INSTALL}")
+        raise ToolchainError(f"NVRTC, the CUDA run-time compiler, is not installed: {toolchain.install()}")
 
     monkeypatch.setattr(toolchain, "compiler_version", missing)
     result = run.invoke(app, ["compile", "h100_topk32"])

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from codegen.installation import install_command
 from runtime import doctor
 from runtime.cli import app
 from runtime.compile import compilers, toolchain
@@ -44,12 +45,12 @@ def test_every_look_is_a_row_and_what_is_wrong_an_exit_code(monkeypatch: pytest.
 
 def test_what_goes_wrong_in_a_look_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing() -> None:
-        raise ToolchainError(f"NVRTC is not installed: {toolchain.INSTALL}")
+        raise ToolchainError(f"NVRTC is not installed: {toolchain.install()}")
 
     monkeypatch.setattr(toolchain, "nvrtc", missing)
     found = doctor.look("NVRTC")
     assert (found.state, found.told) == ("wrong", "NVRTC is not installed")
-    assert found.remedy.startswith("pip install 'sparse-kernel-codegen[cu13]'")
+    assert found.remedy.startswith(install_command("cu13"))
     monkeypatch.setitem(doctor.LOOKS, "GPU", lambda: 1 / 0)  # type: ignore[arg-type, return-value]
     assert doctor.look("GPU").told == "ZeroDivisionError: division by zero"
 
@@ -61,14 +62,14 @@ def test_another_compiler_than_that_of_the_receipts_is_noted(monkeypatch: pytest
     other = replace(found, package="nvidia-cuda-nvrtc 13.5.37")
     monkeypatch.setattr(toolchain, "nvrtc", lambda: other)
     noted = doctor.compiler()
-    assert (noted.state, noted.remedy) == ("note", compilers.MEND)
+    assert (noted.state, noted.remedy) == ("note", compilers.mend())
     assert "code differs, cases were not run on it" in noted.told and compilers.record().compiler in noted.told
     assert "refused with it: h100_select_topk spills 24 bytes" in noted.told
 
 
 def test_cubins_are_counted_and_make_a_compiler_dispensable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def missing() -> None:
-        raise ToolchainError(f"NVRTC is not installed: {toolchain.INSTALL}")
+        raise ToolchainError(f"NVRTC is not installed: {toolchain.install()}")
 
     monkeypatch.setattr(toolchain, "nvrtc", missing)
     monkeypatch.setenv("CODEGEN_CUBINS", "0")

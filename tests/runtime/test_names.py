@@ -20,7 +20,9 @@ pytest.importorskip("torch")
     ],
 )
 def test_a_former_name_warns(old: str, new: str) -> None:
-    with pytest.warns(DeprecationWarning, match=rf"^runtime\.{old} is deprecated: use runtime\.{new}$") as caught:
+    with pytest.warns(
+        DeprecationWarning, match=rf"^runtime\.{old} is deprecated: use sparse_kernel_codegen\.{new}$"
+    ) as caught:
         found = getattr(runtime, old)
     assert found is getattr(runtime, new) and caught[0].filename == __file__
     assert old not in runtime.__all__

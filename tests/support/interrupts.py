@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parents[2]
-BEGIN = "import sparse_kernel_codegen as command; print('begun', flush=True); command.main()"
+BEGIN = "from sparse_kernel_codegen import command; print('begun', flush=True); command.main()"
 LONGEST = 120
 
 

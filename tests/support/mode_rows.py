@@ -14,7 +14,7 @@ from torch import nn
 
 import runtime
 from codegen.fp8 import KEY_ORDER, KEYS_TOGETHER
-from runtime import convert, distributed, patterns, video
+from runtime import compat, convert, distributed, patterns, video
 from runtime.nn import BlockSparseLinear
 from runtime.ops.attention_choice import arch_of
 from runtime.prepare.bsr_matrix import BsrMatrix
@@ -497,6 +497,50 @@ def numbers_only() -> list[str]:
     return [each.spec_json for each in made]
 
 
+def flash(*tensors: Any) -> tuple[Any, Any]:
+    """FlashAttention's call, whose layout is (batch, length, heads, head_dim), of tensors in the layout of torch."""
+    q, k, v = (t.transpose(1, 2) for t in tensors)
+    out, lse, _ = compat.flash_attn_func(q, k, v, causal=True, return_attn_probs=True)
+    return out.transpose(1, 2), lse
+
+
+def packed(q: Any, k: Any, v: Any) -> tuple[Any, Any]:
+    """Both packed calls of FlashAttention; the first one has the heads of k alone."""
+    q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+    first = compat.flash_attn_qkvpacked_func(torch.stack([q[:, :, :1], k, v], 2), causal=True)
+    second = compat.flash_attn_kvpacked_func(q, torch.stack([k, v], 2), causal=True)
+    return first.transpose(1, 2), second.transpose(1, 2)
+
+
+def by_packed(q: Any, k: Any, v: Any) -> tuple[Any, Any]:
+    return causal(q[:, :1], k, v)[0], causal(q, k, v)[0]
+
+
+def compat_rows() -> Iterable[Row]:
+    bias, seen = normal(6, 128, dtype=torch.float32), torch.rand(128, 128, generator=torch.Generator().manual_seed(1))
+
+    def flexed(q: Any, k: Any, v: Any, pattern: Any, score: Any) -> Any:
+        return compat.flex_attention(q, k, v, score, pattern, enable_gqa=True, return_lse=True)
+
+    def outside(q: Any, k: Any, v: Any, bias: Any) -> tuple[Any, ...]:
+        return q, k, v, patterns.Causal(), patterns.Score("score + bias[kv_idx]", aux={"bias": bias})
+
+    def with_more(more: torch.Tensor, *made: Any) -> Callable[[torch.device], Made]:
+        return lambda device: Made((*attention_inputs(device), more.to(device)), *made)
+
+    by_bias = lambda q, k, v, bias: causal(q, k, v, score=lambda s, i, j: s + bias[j])  # noqa: E731
+    name = ("runtime.compat.flex_attention",)
+    yield Row("compat.flex_attention", name, with_more(bias, flexed, outside), by_bias, (0, 1, 2, 3))
+    name = ("runtime.compat.flash_attn_func",)
+    yield Row("compat.flash_attn_func", name, lambda device: Made(attention_inputs(device), flash), causal, (0, 1, 2))
+    both = ("runtime.compat.flash_attn_qkvpacked_func", "runtime.compat.flash_attn_kvpacked_func")
+    yield Row("... packed", both, lambda device: Made(attention_inputs(device), packed), by_packed, (0, 1, 2))
+    dotted = lambda q, k, v, mask: compat.scaled_dot_product_attention(q, k, v, mask, enable_gqa=True)  # noqa: E731
+    by_mask = lambda q, k, v, mask: softmax(q, k, v, mask != 0)[0]  # noqa: E731
+    name = ("runtime.compat.scaled_dot_product_attention",)
+    yield Row("compat.scaled_dot_product_attention", name, with_more(seen > 0.3, dotted), by_mask, (0, 1, 2))
+
+
 def attention_rows() -> Iterable[Row]:
     attention, bias = "runtime.block_sparse_attention", normal(6, 128, dtype=torch.float32)
     yield Row("block_sparse_attention", (attention,), attend(patterns.Causal), causal, (0, 1, 2))
@@ -516,6 +560,7 @@ def attention_rows() -> Iterable[Row]:
     )
     by_codes = lambda q, k, v: causal(q * 0.5, k * 0.25, v * 2.0)[0]  # noqa: E731
     yield Row("... in FP8", (attention, "runtime.quantized_operands"), fp8, by_codes, close=0.06)
+    yield from compat_rows()
     yield Row(
         "merge_attention",
         ("runtime.merge_attention",),
@@ -605,7 +650,7 @@ def matrix_rows() -> Iterable[Row]:
 
 def list_rows() -> Iterable[Row]:
     name = ("runtime.create_block_mask",)
-    sizes = {"batch": 1, "heads": 2, "q_len": 128, "kv_len": 128, "block": (64, 64)}
+    sizes: dict[str, Any] = {"B": 1, "H": 2, "Q_LEN": 128, "KV_LEN": 128, "BLOCK_SIZE": (64, 64)}
     of_text = of(lambda doc: runtime.create_block_mask(DOCUMENTS_TEXT, **sizes, aux={"doc": doc}), DOCUMENTS)
     yield Row("create_block_mask", name, lists_alone(of_text), documents_right, constant=True)
     mask = lambda doc: lambda b, h, i, j: doc[b, i] == doc[b, j]  # noqa: E731
@@ -771,7 +816,9 @@ NOT_CALLED = {
     "is an error": """ArgumentError CacheError CodegenError CollectiveError CompileError DeviceError ExportError
         NoJitError SpecError ToolchainError UnverifiedError""",
     "is a mode: tests/runtime/receipts": "verified_only",
-    "is a module": "nn patterns",
+    "is a module": "nn patterns compat",
+    "is runtime.create_block_mask": "compat.create_block_mask",
+    "always refuses": "compat.flash_attn_varlen_func",
     "is a result of functions that have rows": """QuantizedMatrix convert.Csr convert.Q2K distributed.SendPlan
         distributed.Traffic""",
     "is a base class": "patterns.Pattern",
@@ -783,7 +830,7 @@ NOT_CALLED = {
 
 def public_names() -> set[str]:
     """Return every name that is documented as public, with its module."""
-    modules = (runtime, runtime.nn, patterns, convert, video, distributed)
+    modules = (runtime, runtime.nn, patterns, convert, video, distributed, compat)
     return {f"{module.__name__}.{name}" for module in modules for name in module.__all__}
 
 

@@ -170,7 +170,7 @@ GROUPS: dict[str, Group] = {
     "packages": Group(
         tests_in("project", "wheel", "installed_wheel"),
         (
-            *("pyproject.toml", ".gitignore", "LICENSE", "sparse_kernel_codegen.py"),
+            *("pyproject.toml", ".gitignore", "LICENSE", "sparse_kernel_codegen"),
             *("codegen/__init__.py", "codegen/library.py", "runtime/cli.py"),
         ),
     ),

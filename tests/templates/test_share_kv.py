@@ -437,7 +437,7 @@ def test_three_query_blocks_do_not_fit_beside_steps_of_128_keys(head_dim: int) -
 @pytest.mark.parametrize("grouping", ["none", "given", "search"])
 def test_lists_have_a_length_that_is_known_beforehand(grouping: str) -> None:
     pattern = {name: value for name, value in FIELDS["pattern"].items() if name != "k"}
-    with pytest.raises(SpecError, match=r"^pattern\.k: is left out; lists that share loads have one length: 1 to 128$"):
+    with pytest.raises(SpecError, match=r"^pattern\.k: is omitted; lists that share loads have one length: 1 to 128$"):
         plan_for(find_spec({**FIELDS, "pattern": pattern, "query_grouping": grouping}))
 
 

@@ -52,14 +52,14 @@ def aux_params(spec: AttentionSpec | BlockMaskSpec) -> list[Param]:
     names = [aux.name for aux in spec.aux_tensors]  # those of a mask and of a score, which have not met before
     for aux in spec.aux_tensors:
         if (other := meets(aux.name, names)) is not None:
-            reason = f"is what the source calls a stride or a size of {other}: rename one of them"
+            reason = f"collides with the stride or size parameters of {other}: rename one of them"
             raise SpecError(f"score.aux.{aux.name}", reason)
         name = f"aux_{aux.name}"
         found.append(pointer(name, ELEMENTS[aux.dtype], f"{aux.name}, {aux}"))
-        each = "elements from one {} to the next (0: shared)"
+        each = "stride along {}, in elements (0: shared)"
         found += [i64(f"{name}_stride{axis}", each.format(_AXES[axis])) for axis in range(len(aux.dims))]
         clamped = _clamped(aux, spec)
-        found += [i32(f"{name}_size{axis}", f"size along {_AXES[axis]}: indices are clamped to it") for axis in clamped]
+        found += [i32(f"{name}_size{axis}", f"size along {_AXES[axis]}; indices are clamped to it") for axis in clamped]
     return found
 
 
@@ -195,12 +195,12 @@ def _printed_flags(node: Node, *, rows_have_heads: bool = False, in_one_place: b
 def expressions_summary(spec: AttentionSpec) -> list[tuple[str, str]]:
     """Return lines for ``explain``: what expressions cost, and which indices of tensors are held to sizes."""
     node = spec.pattern.expression
-    lines = [] if node is None else [("mask", f"{cost_of(node)}; of partial blocks")]
+    lines = [] if node is None else [("mask", f"{cost_of(node)}; evaluated in partial blocks")]
     if spec.score is not None:
         lines.append(("score", f"{cost_of(spec.score.log2)}; {text_of(spec.score.expression)}"))
     for aux in spec.aux_tensors:
         held = ", ".join(_AXES[axis] for axis in _clamped(aux, spec))
-        inside = f"{held} held to its size" if held else "never outside"
+        inside = f"{held} clamped to its size" if held else "always in range"
         index = f"; indices {', '.join(_AXES[: len(aux.dims)])}: {inside}" if aux.dims else ""
         lines.append((f"aux {aux.name}", f"{aux}{index}"))
     return lines

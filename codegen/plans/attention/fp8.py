@@ -41,7 +41,7 @@ TILE: tuple[Rule[AttentionSpec], ...] = (
         "n",
         lambda spec: not is_fp8(spec) or spec.tile.n == STEPS[0] or not has_few_registers(spec),
         lambda spec: (
-            f"a score over a table of four axes leaves registers for {STEPS[0]} beside pack_gqa {spec.pack_gqa}"
+            f"with pack_gqa {spec.pack_gqa}, a score that reads a table of four axes leaves registers for {STEPS[0]}"
         ),
     ),
 )
@@ -59,7 +59,7 @@ def check_fp8_tile(spec: AttentionSpec) -> None:
         require_left_out(spec, ("stream_k_tail",), f"dtype {spec.dtype} and head_dim {spec.head_dim}")
     check_tile(spec, TILE)
     every = spec.accumulate_every
-    few = f"is {every}; with more than 1 registers suffice for steps of 128 keys and heads of 128 elements at most"
+    few = f"is {every}; above 1, registers suffice for tile.n up to 128 and head_dim up to 128"
     require(every < 2 or (n <= MOST_KEYS_PENDING and spec.head_dim <= 128), "accumulate_every", few)
 
 
@@ -150,25 +150,25 @@ def fp8_constants(sizes: Sizes) -> list[Constant]:
     o_columns = SWIZZLE // DTYPES[spec.output].bytes
     return [
         Constant("kOutputs", rows // 2, "elements of O per thread"),
-        Constant("kPieces", pieces(spec), "pieces of O's columns, whose P V is computed one after the other"),
+        Constant("kPieces", pieces(spec), "pieces of O's columns; their P V products run one after the other"),
         Constant("kPieceOutputs", rows // 2 // pieces(spec), "elements of a piece per thread"),
         Constant("kAccumulators", max(spec.tile.n, rows // pieces(spec)) // 2, "registers of scores, or of P V"),
-        Constant("kFirstKeys", first_keys(spec), "keys of the first product Q K^T; a second product covers the others"),
+        Constant("kFirstKeys", first_keys(spec), "keys of the first Q K^T product; a second product covers the others"),
         *([Constant("kSumColumns", SUM_COLUMNS, "columns of P V after those of O")] if sum_columns(spec) else []),
         Constant("kOColumns", o_columns, "columns of a group of O: one 128-byte swizzled row"),
         Constant("kOGroups", o_groups(spec), "column groups of O"),
-        Constant("kVGroupKeys", keys, "keys of a group of V^T, one byte each: one swizzled row"),
+        Constant("kVGroupKeys", keys, "keys per group of V^T, one byte each: one swizzled row"),
         *([Constant("kVGroups", spec.tile.n // keys, "groups of keys of a step")] if asks_groups(sizes) else []),
-        Constant("kVGroupBytes", keys * rows, "bytes of a group of V^T"),
+        Constant("kVGroupBytes", keys * rows, "bytes per group of V^T"),
         Constant("kVBytes", v_bytes(sizes), "bytes of V^T of one step"),
-        Constant("kVLoadBytes", spec.tile.n * spec.head_dim, "bytes of these that the copies load"),
+        Constant("kVLoadBytes", spec.tile.n * spec.head_dim, "bytes of V^T per step that the copies load"),
         *([Constant("kAccumulateEvery", every, "steps whose P V the tensor core accumulates")] if every > 1 else []),
         Constant("kQScaleRows", spec.scale_rows.q, "rows of Q that share a scale"),
         Constant("kKScaleRows", spec.scale_rows.k, "rows of K that share a scale"),
         Constant("kScaleKeys", scale_keys(sizes), "keys of a step that share a scale"),
         Constant("kScaleParts", spec.tile.n // scale_keys(sizes), "parts of a step, each with its own scale"),
         Constant(
-            "kFmaGroups", fma_groups(spec), "groups of 16 keys, out of four, that compute a quarter of 2^x by FMA"
+            "kFmaGroups", fma_groups(spec), "groups of 16 keys, of every four, that compute a quarter of 2^x with FMA"
         ),
     ]
 
@@ -213,9 +213,9 @@ def scale_params() -> tuple[Param, ...]:
 def _scale(name: str, of: str, axis: str, unit: str) -> tuple[Param, ...]:
     return (
         pointer(f"{name}_scale", "float", f"scales {of}: value = code * scale"),
-        i64(f"{name}_scale_batch_stride", "elements from one batch to the next (0: shared)"),
-        i64(f"{name}_scale_head_stride", "elements from one head to the next (0: shared)"),
-        i32(f"{name}_scale_{axis}_stride", f"elements from one {unit} to the next (0: shared)"),
+        i64(f"{name}_scale_batch_stride", "batch stride, in elements (0: shared)"),
+        i64(f"{name}_scale_head_stride", "head stride, in elements (0: shared)"),
+        i32(f"{name}_scale_{axis}_stride", f"{unit} stride, in elements (0: shared)"),
     )
 
 

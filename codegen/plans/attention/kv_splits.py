@@ -29,7 +29,7 @@ def _is_low_enough(spec: AttentionSpec) -> bool:
 
 def _steps(spec: AttentionSpec) -> str:
     steps = " or ".join(map(str, sorted({block_of(spec).kv, 128})))
-    return f"with kv_splits a step is a listed block, or two of 64: {steps}"
+    return f"with kv_splits a step is one listed block, or two of 64 keys: {steps}"
 
 
 TILE: tuple[Rule[AttentionSpec], ...] = (
@@ -48,7 +48,7 @@ def check_kv_splits(spec: AttentionSpec) -> None:
     Raises:
         SpecError: names the first field that is in the way.
     """
-    given = f"is {spec.schedule}; with kv_splits {spec.kv_splits} warpgroups have no order: cooperative"
+    given = f"is {spec.schedule}; allowed with kv_splits {spec.kv_splits}, which does not order warpgroups: cooperative"
     require(spec.schedule == "cooperative", "schedule", given)
     require(spec.pack_gqa == 1, "pack_gqa", f"is {spec.pack_gqa}; allowed with kv_splits: 1")
     m, block = spec.tile.m, spec.pattern.fixed_block
@@ -57,7 +57,7 @@ def check_kv_splits(spec: AttentionSpec) -> None:
         require(block.kv < 128 or spec.head_dim <= WIDEST_HEAD, "head_dim", f"is {spec.head_dim}; {those}")
     check_tile(spec, TILE)
     if block is not None:
-        rows = f"is {block.q}; with kv_splits a tile has one list: tile.m, {m}, or more"
+        rows = f"is {block.q}; with kv_splits all rows of a tile share a list, so block.q is at least tile.m, {m}"
         require(m <= block.q, "pattern.block.q", rows)
 
 

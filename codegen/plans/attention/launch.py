@@ -7,7 +7,7 @@ from codegen.patterns.base import MOST_KEYS
 from codegen.plan import Plan, require
 from codegen.plans.attention.order import heads_in_l2
 from codegen.plans.attention.query_order import order_search
-from codegen.plans.lengths import length_numbers
+from codegen.plans.lengths import length_numbers, query_tiles
 from codegen.problem import COUNTER_BYTES, SCHEDULER_BYTES, SCHEDULER_COUNTERS, AttentionShape, LaunchArgs
 from codegen.spec import AttentionBackwardSpec, AttentionSpec
 from codegen.stream_k import StreamK
@@ -18,14 +18,14 @@ def arguments(plan: Plan, shape: AttentionShape, slots: int) -> LaunchArgs:
     spec = plan.spec
     assert isinstance(spec, AttentionSpec)
     heads, group = shape.heads // spec.pack_gqa, shape.heads // shape.kv_heads // spec.pack_gqa
-    query_tiles = -(-shape.q_len // plan.tile_queries)
-    tiles = shape.batch * heads * query_tiles
+    head_tiles = query_tiles(shape, plan.tile_queries)
+    tiles = shape.batch * heads * head_tiles
     block = spec.pattern.fixed_block
     numbers = {
         **length_numbers(shape),
         "heads": heads,
         "heads_per_kv_head": group,
-        "query_tiles": query_tiles,
+        "query_tiles": head_tiles,
         "tiles": tiles,
         "query_blocks": 0 if block is None else -(-shape.q_len // block.q),
         "heads_in_l2": heads_in_l2(spec, shape.kv_len, group, shape.batch * heads),
@@ -42,7 +42,7 @@ def arguments(plan: Plan, shape: AttentionShape, slots: int) -> LaunchArgs:
             shape.list_batches,
             shape.list_heads,
             numbers["query_blocks"],
-            query_tiles=query_tiles,
+            query_tiles=head_tiles,
             sub_tiles=plan.sub_tiles,
         )
         numbers |= search.values
@@ -67,10 +67,10 @@ def pattern_numbers(spec: AttentionSpec | AttentionBackwardSpec, shape: Attentio
     taken = spec.pattern.number_params
     for name, value in numbers.items():
         if name in taken:
-            require(value is not None, f"shape.{name}", "is missing: the spec's pattern leaves it to the call")
+            require(value is not None, f"shape.{name}", "is missing; the spec's pattern takes it from the call")
             require(value <= MOST_KEYS, f"shape.{name}", f"is {value}, expected 0 to {MOST_KEYS}")
         else:
-            require(value is None, f"shape.{name}", f"is {value}, but the spec's pattern does not leave it to the call")
+            require(value is None, f"shape.{name}", f"is {value}; the spec's pattern does not take it from the call")
     return {name: numbers[name] for name in taken}
 
 

@@ -15,7 +15,7 @@ def check_lockstep(spec: AttentionSpec, sub_tiles: int) -> None:
     Raises:
         SpecError: names ``l2_lockstep``.
     """
-    given = f"is true; with {sub_tiles} lists, or parts of one, in a tile only kernels with share_kv_loads have it"
+    given = f"is true; tiles with {sub_tiles} lists or parts of lists support it only with share_kv_loads"
     require(not spec.l2_lockstep or spec.share_kv_loads or sub_tiles == 1, "l2_lockstep", given)
 
 
@@ -27,17 +27,17 @@ def lockstep_constants(spec: AttentionSpec) -> list[Constant]:
         Constant(
             "kLockstepShare", LEAD_SHARE, "a thread block may be 1 / kLockstepShare of a tile ahead of the average"
         ),
-        Constant("kLockstepTries", MOST_TRIES, "polls of a tile before it stops waiting for the other thread blocks"),
+        Constant("kLockstepTries", MOST_TRIES, "polls per tile before it stops waiting for the other thread blocks"),
     ]
 
 
 def lockstep_params(spec: AttentionSpec) -> list[Param]:
     """Return the parameter of ``l2_lockstep``."""
-    doc = "tiles begun by all thread blocks, then thread blocks ended: 0 between launches"
+    doc = "tiles started by all thread blocks, then finished thread blocks; 0 between launches"
     return [pointer("progress", "int", doc, writes=True)] if spec.l2_lockstep else []
 
 
 def lockstep_summary(spec: AttentionSpec) -> list[tuple[str, str]]:
     """Return the line for ``explain``."""
-    doc = "thread blocks that are ahead wait, so that all stream the same K and V through the L2"
+    doc = "thread blocks that are ahead wait, so that all of them stream the same K and V through the L2"
     return [("lockstep", doc)] if spec.l2_lockstep else []

@@ -40,7 +40,7 @@ from codegen.plans.attention.params import (
     size_params,
     sub_tile_doc,
 )
-from codegen.plans.lengths import lengths_of
+from codegen.plans.lengths import check_layout, lengths_of
 from codegen.spec import AttentionSpec
 from codegen.tile_rules import Fits, OneOf, Rule, check_tile, multiples
 
@@ -70,6 +70,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
     arch, dtype, pattern = ARCHS[spec.arch], DTYPES[spec.dtype], spec.pattern
     block = pattern.fixed_block
     m, n, d = spec.tile.m, spec.tile.n, spec.head_dim
+    check_layout(spec)
     check_operands(spec)
     _check_tile(spec)
     load_keys = n if block is None else min(n, block.kv)
@@ -119,25 +120,25 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
     tile_queries = m // heads
     reads = "the two of a step are" if paired else "one is"
     constants = [
-        Constant("kHeadDim", d, "elements of a head"),
+        Constant("kHeadDim", d, "elements per head"),
         Constant("kTileM", m, f"{'rows' if heads > 1 else 'queries'} of a thread block"),
-        Constant("kTileN", n, "keys of one step"),
+        Constant("kTileN", n, "keys per step"),
         Constant("kStages", spec.stages, "slots of the ring"),
         Constant("kAhead", ahead, f"K and V tiles in flight while {reads} read"),
         *(_pack_constants(heads, tile_queries) if heads > 1 else []),
         Constant("kSubTileRows", tile_queries, sub_tile_doc(listed)),
-        Constant("kWarpRows", spec.warp_rows, "rows of a warp"),
-        Constant("kRowTiles", row_tiles, f"tiles of {TILE_ROWS} rows of a warp: products that share K and V operands"),
+        Constant("kWarpRows", spec.warp_rows, "rows per warp"),
+        Constant("kRowTiles", row_tiles, f"tiles of {TILE_ROWS} rows per warp; their products share K and V operands"),
         Constant("kThreads", threads, f"{warps} warp{'s' if warps > 1 else ''}"),
-        Constant("kRowBytes", row_bytes, f"bytes of a row of {rows_of(spec)}"),
-        Constant("kLineChunks", line_chunks, "16-byte chunks of a line, the part of a row that adjacent lanes copy"),
-        Constant("kRowLines", row_bytes // line, "lines of a row"),
+        Constant("kRowBytes", row_bytes, f"bytes per row of {rows_of(spec)}"),
+        Constant("kLineChunks", line_chunks, "16-byte chunks per line, the part of a row that adjacent lanes copy"),
+        Constant("kRowLines", row_bytes // line, "lines per row"),
         Constant("kSwizzleRows", BANK_BYTES // line, "consecutive rows with the same swizzle"),
         Constant("kPassRows", pass_rows, "rows that all threads copy at a time"),
         Constant("kWarpPassRows", WARP * CHUNK // o_line, "rows that a warp stores at a time"),
         Constant("kSlotBytes", slot_bytes, "bytes of K or V of a step"),
-        Constant("kStepBlocks", n // load_keys, "loads of a step: listed blocks, if it holds more than one"),
-        Constant("kLoadKeys", load_keys, "keys of one load"),
+        Constant("kStepBlocks", n // load_keys, "loads per step: its listed blocks, if it has several"),
+        Constant("kLoadKeys", load_keys, "keys per load"),
         *operand_constants(spec, load_keys, group_keys),
         *([] if paired else [Constant("kHalfStep", n // 2 // group_keys, "half a step, in groups")]),
         *_pattern_constants(spec, ahead, tile_queries),
@@ -252,7 +253,7 @@ def _check_tile(spec: AttentionSpec) -> None:
         packed = f" with pack_gqa {heads}" if heads > 1 else ""
         require(block.q in sizes, "pattern.block.q", f"is {block.q}; allowed on {name}{packed}: {_list(sizes)}")
     check_tile(spec, SIZES)
-    high = f"is {spec.warp_rows}; O of so many rows of {spec.head_dim} elements does not fit a thread's registers: 16"
+    high = f"is {spec.warp_rows}; O does not fit a thread's registers with head_dim {spec.head_dim}; allowed: 16"
     require(_may_be_high(spec) or spec.warp_rows == TILE_ROWS, "warp_rows", high)
     require(m >= spec.warp_rows, "warp_rows", f"is {spec.warp_rows}; tile.m has only {m} rows")
     require(spec.stages >= 2, "stages", f"is {spec.stages}; allowed: 2 to 8 (one slot fills while another is read)")
@@ -299,7 +300,7 @@ def _pattern_constants(spec: AttentionSpec, ahead: int, tile_queries: int) -> li
     pattern, block = spec.pattern, spec.pattern.fixed_block
     found = []
     if block is not None:
-        doc = "steps whose K has been requested, from the current one on"
+        doc = "steps whose K is requested, starting at the current step"
         found.append(Constant("kStepsAhead", (ahead + 1) // 2, doc))
         found += block_constants(block, tile_queries, spec.tile.n)
     return [*found, *(Constant(name, value, comment) for name, (value, comment) in pattern.constants().items())]

@@ -40,11 +40,11 @@ def check_operands(spec: AttentionSpec) -> None:
     with_dtype = f"with dtype {spec.dtype} on {spec.arch}"
     require_left_out(spec, UNWRITTEN, f"dtype {spec.dtype}")
     stages, every = spec.stages, spec.accumulate_every
-    high = f"is {spec.warp_rows}; allowed {with_dtype}: 16 (P V of a step has registers of its own)"
+    high = f"is {spec.warp_rows}; allowed {with_dtype}: 16 (the P V product of a step has its own registers)"
     require(spec.warp_rows == 16, "warp_rows", high)
     check_tile(spec, (FP8_STEP,))
     require(stages in STAGES, "stages", f"is {stages}; allowed {with_dtype}: {_list(STAGES)} (K and V of whole steps)")
-    allowed = f"{_list(PROMOTED)} (P V of several steps would want registers of its own)"
+    allowed = f"{_list(PROMOTED)} (the P V product of several steps would need its own registers)"
     require(every in PROMOTED, "accumulate_every", f"is {every}; allowed {with_dtype}: {allowed}")
 
 
@@ -94,6 +94,13 @@ def operand_constants(spec: AttentionSpec, load_keys: int, group_keys: int) -> l
 def operand_params(spec: AttentionSpec) -> list[Param]:
     """Return the parameters of Q, K, V and O, and of scales."""
     codes, bits = DTYPES[spec.dtype].bits, DTYPES[spec.output].bits
+    if spec.layout == "varlen":
+        return [
+            *tensor_params("q", bits, "Q (tokens, heads, head_dim)", has_batches=False),
+            *tensor_params("k", bits, "K (tokens, kv_heads, head_dim)", has_batches=False),
+            *tensor_params("v", bits, "V, as K", has_batches=False),
+            *tensor_params("o", bits, "O, as Q", writes=True, has_batches=False),
+        ]
     if not is_fp8(spec):
         return [
             *tensor_params("q", bits, "Q (batch, heads, q_len, head_dim)"),

@@ -12,9 +12,14 @@ L2_BYTES = (
 )  # half of the L2 (H100: 50 MB, H200: 60 MB): the rest is for Q, O and lines that are being written back
 
 
+def is_ordered(spec: AttentionSpec) -> bool:
+    """Whether tiles differ in length, so that long ones go first and thread blocks take them from a counter."""
+    return spec.pattern.load_imbalanced or spec.layout == "varlen"
+
+
 def order_params(spec: AttentionSpec) -> list[Param]:
     """Return the parameters of the order, where tiles are not all equally long."""
-    if not spec.pattern.load_imbalanced:
+    if not is_ordered(spec):
         return []
     return [
         pointer("scheduler", "int", SCHEDULER, writes=True),

@@ -8,19 +8,20 @@ from codegen.arch import ARCHS
 from codegen.patterns import Block
 from codegen.plan import Constant, Param, f32, i32, i64, pointer
 from codegen.plans.attention.expressions import aux_params, expressions_summary
-from codegen.plans.lengths import Q_LEN, kv_len_params, lengths_of
+from codegen.plans.lengths import length_params, lengths_of
 from codegen.spec import AttentionBackwardSpec, AttentionSpec
 
 WARPGROUP_ROWS = 64  # rows of one wgmma
 
 
-def tensor_params(name: str, element: str, doc: str, *, writes: bool = False) -> list[Param]:
-    """Return the address and strides of a tensor; its rows are contiguous and 16-byte aligned."""
+def tensor_params(name: str, element: str, doc: str, *, writes: bool = False, has_batches: bool = True) -> list[Param]:
+    """The address and strides of a tensor, whose rows are contiguous and 16-byte aligned."""
+    batch = [i64(f"{name}_batch_stride", "batch stride, in elements")]
     return [
         pointer(name, element, doc, writes=writes),
-        i64(f"{name}_batch_stride", "elements from one batch to the next"),
-        i64(f"{name}_head_stride", "elements from one head to the next"),
-        i64(f"{name}_row_stride", "elements from one row to the next"),
+        *(batch if has_batches else []),
+        i64(f"{name}_head_stride", "head stride, in elements"),
+        i64(f"{name}_row_stride", "row stride, in elements"),
     ]
 
 
@@ -38,30 +39,31 @@ def asks_heads(spec: AttentionSpec) -> bool:
 def lse_params(spec: AttentionSpec) -> list[Param]:
     """Return the parameter of the log-sum-exp, if the spec has one."""
     heads = "heads * kPackGqa" if spec.pack_gqa > 1 else "heads"
-    doc = f"log-sum-exp, (batch, {heads}, q_len) contiguous; null: not stored"
+    shape = f"({heads}, q_len)" if spec.layout == "varlen" else f"(batch, {heads}, q_len)"
+    doc = f"log-sum-exp, {shape} contiguous; not stored if null"
     return [pointer("lse", "float", doc, writes=True)] if spec.lse else []
 
 
 def sink_params(spec: AttentionSpec) -> list[Param]:
     """Return the parameter of the sinks, if the spec has them."""
     heads = "heads * kPackGqa" if spec.pack_gqa > 1 else "heads"
-    return [pointer("sink", "float", f"logit that joins each row's sum, ({heads})")] if spec.sink else []
+    doc = f"attention sink: logit added to the softmax sum of each row, ({heads})"
+    return [pointer("sink", "float", doc)] if spec.sink else []
 
 
 def padding_params(spec: AttentionSpec) -> list[Param]:
     """Return the parameter of ``pad_heads``."""
-    doc = "16-byte chunks of a row of Q, K, V and O; the rest of kHeadDim columns is zeros"
+    doc = "16-byte chunks per row of Q, K, V and O; the remaining columns up to kHeadDim are zeros"
     return [i32("head_chunks", doc)] if spec.pad_heads else []
 
 
 def size_params(spec: AttentionSpec) -> list[Param]:
     """Return the sizes of a problem and its softmax scale."""
     return [
-        Q_LEN,
-        *kv_len_params(lengths_of(spec)),
+        *length_params(lengths_of(spec)),
         *(_pack_sizes(spec) if spec.pack_gqa > 1 else _head_sizes()),
-        i32("tiles", "batch * heads * query_tiles"),
-        f32("scale_log2", "scale * log2(e), positive: the host refuses others"),
+        i32("tiles", "heads * query_tiles" if spec.layout == "varlen" else "batch * heads * query_tiles"),
+        f32("scale_log2", "scale * log2(e); the host checks that it is positive"),
     ]
 
 
@@ -73,19 +75,19 @@ def index_params(spec: AttentionSpec) -> list[Param]:
     params = []
     owner = "pack" if spec.pack_gqa > 1 else "head"
     docs = (
-        ("batch", "elements from one batch to the next (0: shared)"),
-        ("head", f"elements from one {owner} to the next (0: shared)"),
-        ("row", "elements from one query block to the next"),
-        ("entry", "elements from one entry of a list to the next"),
+        ("batch", "batch stride, in elements (0: shared)"),
+        ("head", f"{owner} stride, in elements (0: shared)"),
+        ("row", "query block stride, in elements"),
+        ("entry", "entry stride, in elements"),
     )
     for tensor in spec.index_tensors:
         params.append(pointer(tensor.name, "int", tensor.doc))
         params += [i64(f"{tensor.name}_{axis}_stride", doc) for axis, doc in docs if axis in tensor.strided_axes]
         if "any" in tensor.dims:
-            params.append(i32(f"{tensor.name}_length", "entries of a list"))
+            params.append(i32(f"{tensor.name}_length", "entries per list"))
     params += [i32(name, doc) for name, doc in spec.pattern.number_params.items()]
     if needs_query_blocks(spec):
-        params.append(i32("query_blocks", "query blocks of a head: rows of the lists"))
+        params.append(i32("query_blocks", "query blocks per head: rows of the lists"))
     return [*params, *aux_params(spec)]
 
 
@@ -137,16 +139,26 @@ def block_constants(block: Block, m: int, n: int) -> list[Constant]:
 def _head_sizes() -> list[Param]:
     return [
         i32("heads", "query heads"),
-        i32("heads_per_kv_head", "query heads that share one K/V head"),
-        i32("query_tiles", "tiles of kTileM queries of a head"),
+        i32("heads_per_kv_head", "query heads per K/V head"),
+        i32("query_tiles", "tiles of kTileM queries per head"),
+    ]
+
+
+def output_params(spec: AttentionSpec, element: str) -> list[Param]:
+    """Where rows of O lie, for tiles that are not stored whole: those at the ends of packed sequences."""
+    if spec.layout == "padded":
+        return []
+    return [
+        *tensor_params("o", element, "O (tokens, heads, head_dim)", writes=True, has_batches=False),
+        i32("head_chunks", "16-byte chunks of a row"),
     ]
 
 
 def _pack_sizes(spec: AttentionSpec) -> list[Param]:
     return [
         i32("heads", f"packs of {'kPackGqa' if asks_heads(spec) else spec.pack_gqa} query heads"),
-        i32("heads_per_kv_head", "packs that share one K/V head"),
-        i32("query_tiles", "tiles of kTileQueries queries of a pack"),
+        i32("heads_per_kv_head", "packs per K/V head"),
+        i32("query_tiles", "tiles of kTileQueries queries per pack"),
     ]
 
 
@@ -176,11 +188,13 @@ def options_summary(spec: AttentionSpec) -> list[tuple[str, str]]:
     if spec.softcap is not None:
         lines.append(("softcap", f"logits are {spec.softcap:g} tanh(scale q.k / {spec.softcap:g})"))
     if spec.sink:
-        lines.append(("sink", "a logit of each head joins the sum of its rows"))
+        lines.append(("sink", "each head has a logit that is added to the softmax sum of its rows"))
     if spec.kv_lengths:
-        lines.append(("KV lengths", "keys of a batch past its length are masked, on top of the pattern"))
+        lines.append(("KV lengths", "keys past a batch's length are masked, in addition to the pattern"))
+    if spec.layout == "varlen":
+        lines.append(("varlen", "packed sequences with bounds cu_seqlens_q and cu_seqlens_k"))
     if spec.pad_heads:
-        lines.append(("padded heads", f"heads of 8 to {spec.head_dim} elements"))
+        lines.append(("padded heads", f"any head size from 8 to {spec.head_dim}"))
     if spec.pack_gqa > 1:
         heads = spec.pack_gqa
         lines.append(("pack GQA", f"{heads} query heads share their keys and tiles: row = query * {heads} + head"))

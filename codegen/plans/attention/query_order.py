@@ -87,18 +87,20 @@ def query_order_constants(spec: AttentionSpec, sub_tiles: int) -> list[Constant]
     window = order_window(sub_tiles)
     early = -(-EARLY_ENTRIES // list_length(spec))
     return [
-        Constant("kWindowTiles", WINDOW_TILES[sub_tiles], "tiles of a window, which exchange query blocks"),
-        Constant("kEarlyRounds", early, "tiles that a thread block begins before query_order is known"),
+        Constant("kWindowTiles", WINDOW_TILES[sub_tiles], "tiles per window; they exchange query blocks"),
+        Constant("kEarlyRounds", early, "tiles that a thread block starts before query_order is known"),
         Constant("kListBits", LIST_BITS, "key blocks distinguished when lists are compared"),
-        Constant("kOrderThreads", ORDER_THREADS, "threads of a block of the prologue"),
-        Constant("kBlockWindows", BLOCK_WINDOWS, "windows of a thread block of the prologue"),
+        Constant("kOrderThreads", ORDER_THREADS, "threads per block of the prologue"),
+        Constant("kBlockWindows", BLOCK_WINDOWS, "windows per thread block of the prologue"),
         Constant("kOffered", window.offered, "query blocks of a window offered to its tiles"),
         Constant(
             "kListStride",
             window.list_stride,
-            "words from one list of bits to the next: eight lists begin in different banks",
+            "stride between lists of bits, in words: eight lists start in different banks",
         ),
-        Constant("kWeightStride", window.weight_stride, "weights from one tile to the next, likewise"),
+        Constant(
+            "kWeightStride", window.weight_stride, "stride between tiles, in weights; it avoids bank conflicts likewise"
+        ),
         Constant("kWindowBytes", window.bytes, "bytes of a window in shared memory"),
     ]
 
@@ -109,10 +111,10 @@ def query_order_params(spec: AttentionSpec) -> list[Param]:
         return []
     return [
         pointer(
-            "query_order", "int", "query blocks of each head, grouped by tile: computed by the prologue", writes=True
+            "query_order", "int", "query blocks of each head, grouped by tile; the prologue computes it", writes=True
         ),
-        i64("query_order_batch_stride", "elements from one batch to the next (0: shared)"),
-        i64("query_order_head_stride", "elements from one head to the next (0: shared)"),
+        i64("query_order_batch_stride", "batch stride, in elements (0: shared)"),
+        i64("query_order_head_stride", "head stride, in elements (0: shared)"),
         i32("order_heads", "heads of kv_indices"),
         pointer("scheduler", "int", SCHEDULER, writes=True),
     ]

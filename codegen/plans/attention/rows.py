@@ -88,7 +88,7 @@ class Rows:
             *([heads] if self.asks_heads else []),
             Constant("kTileQueries", self.tile_queries, "queries of a tile"),
             Constant("kWarpgroupQueries", self.warpgroup_queries, f"queries of a warpgroup{padding}"),
-            Constant("kQBoxes", self.boxes, "copies that fill a column group of Q, one warpgroup's rows apart"),
+            Constant("kQBoxes", self.boxes, "copies that fill a column group of Q, one for each warpgroup's rows"),
             Constant("kQLoadBytes", load_bytes, "bytes that the copies of a Q tile load"),
             *listed,
         ]

@@ -54,7 +54,7 @@ def check_share_kv_loads(spec: AttentionSpec) -> None:
         SpecError: names the first field that is in the way.
     """
     block, m = block_of(spec), spec.tile.m
-    given = f"is {spec.schedule}; with share_kv_loads and tile.m {m} warpgroups have no order: cooperative"
+    given = f"is {spec.schedule}; share_kv_loads with tile.m {m} does not order warpgroups: cooperative"
     require(spec.schedule == "cooperative", "schedule", given)
     # Before the tile, whose default follows from head_dim.
     require(spec.head_dim <= WIDEST_HEAD, "head_dim", f"is {spec.head_dim}; allowed with share_kv_loads: 64, 96, 128")
@@ -63,7 +63,7 @@ def check_share_kv_loads(spec: AttentionSpec) -> None:
         block.q == WARPGROUP_ROWS, "pattern.block.q", f"is {block.q}; allowed with share_kv_loads: {WARPGROUP_ROWS}"
     )
     check_tile(spec, TILE)
-    unknown = f"is left out; lists that share loads have one length: 1 to {LONGEST_LIST}"
+    unknown = f"is omitted; lists that share loads have one length: 1 to {LONGEST_LIST}"
     require(spec.pattern.list_length is not None, "pattern.k", unknown)
     length = list_length(spec)
     require(length <= LONGEST_LIST, "pattern.k", f"is {length}; allowed with share_kv_loads: 1 to {LONGEST_LIST}")
@@ -111,15 +111,15 @@ def add_orders(shared: SharedLayout, spec: AttentionSpec, sub_tiles: int) -> Non
     orders = (
         ("Loads", entries, "key blocks of a tile in load order"),
         ("Steps", entries, "encoded steps of each warpgroup"),
-        ("Numbers", 1, "number of loads of a tile"),
+        ("Numbers", 1, "loads per tile"),
         *(searched if spec.query_grouping == "search" else ()),
     )
     ring = Ring(ORDERS, "order_full[i]", "order_empty[i]")
     for name, words, doc in orders:
         shared.add(name, 4 * ORDERS * words, f"ring of schedules: {doc}", align=4, ring=ring)
-    shared.add("Blocks", 4 * entries, "lists of the tile being scheduled", align=4)
+    shared.add("Blocks", 4 * entries, "key block lists of the tile that is being scheduled", align=4)
     shared.add("Grouped", 4 * entries, "key blocks that this tile loads, grouped by the lists they serve", align=4)
-    shared.add("Sets", entries, "lists that each entry is loaded for", align=1)
+    shared.add("Sets", entries, "set of lists that each entry is loaded for", align=1)
 
 
 def sub_tile_owns(spec: AttentionSpec) -> str:

@@ -14,6 +14,7 @@ from codegen.plans.attention.kv_splits import TILE as KV_SPLITS_TILE
 from codegen.plans.attention.kv_splits import add_partials, check_kv_splits
 from codegen.plans.attention.launch import arguments, workspace_bytes
 from codegen.plans.attention.lockstep import check_lockstep
+from codegen.plans.attention.order import is_ordered
 from codegen.plans.attention.params import block_of, is_step_of_pattern, step_of_pattern
 from codegen.plans.attention.queries import SLICE_COLUMNS, SLICE_REGISTERS, q_slices
 from codegen.plans.attention.query_order import query_order_prologue
@@ -23,6 +24,7 @@ from codegen.plans.attention.share_kv import add_orders, check_share_kv_loads
 from codegen.plans.attention.sizes import WARPGROUP, Sizes
 from codegen.plans.attention.sm90a_flags import flags
 from codegen.plans.attention.sm90a_text import Arrangement
+from codegen.plans.lengths import check_layout
 from codegen.spec import AttentionSpec
 from codegen.stream_k import StreamK
 from codegen.tile_rules import Fits, OneOf, Rule, check_tile, multiples
@@ -68,6 +70,7 @@ LEAST_ENTRIES = 2  # numbers of tiles alternate between two places even where Q 
 
 def plan(spec: AttentionSpec, stem: str) -> Plan:
     """Work out every number of the kernel."""
+    check_layout(spec)
     _check_tile(spec)
     sizes = Sizes.of(spec)
     check_lockstep(spec, sizes.sub_tiles)
@@ -84,7 +87,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
     check_budget(spec, shared.size, registers)
     resident_blocks = "one thread block" if resident == 1 else "two thread blocks"
     stream_k = StreamK(consumers, 4 * consumers * sizes.partial_floats) if spec.stream_k_tail else None
-    is_dynamic = spec.pattern.load_imbalanced or spec.query_grouping == "search"
+    is_dynamic = is_ordered(spec) or spec.query_grouping == "search"
     pair_flops = 4 * spec.head_dim * spec.pack_gqa * spec.kv_splits
     return Plan(
         spec=spec,
@@ -179,7 +182,7 @@ def _check_tile(spec: AttentionSpec) -> None:
     check_tile(spec, (HEIGHTS,))
     if spec.kv_splits > 1:
         check_kv_splits(spec)
-    turns = f"is ping_pong, which orders several warpgroups; with tile.m {m} there is one: cooperative"
+    turns = f"is ping_pong, which needs several warpgroups; tile.m {m} has one: cooperative"
     require(spec.schedule == "cooperative" or m > WARPGROUP_ROWS, "schedule", turns)
     if block is not None:
         sizes, key_sizes = query_sizes(spec.pack_gqa), KEYS["wgmma"]
@@ -227,8 +230,8 @@ def _registers(
     at_launch = (producer + sizes.consumers * consumer) // warpgroups
     sum_of = f"{producer} + {sizes.consumers} x {consumer} are the {warpgroups} x {at_launch} at launch"
     return Registers(accumulators, overhead, consumer, expression), (
-        Constant("kProducerRegisters", producer, "registers a producer thread keeps"),
-        Constant("kConsumerRegisters", consumer, f"registers a consumer thread takes; {sum_of}"),
+        Constant("kProducerRegisters", producer, "registers per producer thread"),
+        Constant("kConsumerRegisters", consumer, f"registers per consumer thread; {sum_of}"),
     )
 
 
@@ -277,6 +280,6 @@ def _shared(sizes: Sizes, at: Arrangement) -> SharedLayout:
         fp8.add_scales(shared, sizes, depth)
     if spec.stream_k_tail:
         shared.add(
-            "IsLast", 4 * spec.tile.m // WARPGROUP_ROWS, "whether a warpgroup's partial result was the last", align=4
+            "IsLast", 4 * spec.tile.m // WARPGROUP_ROWS, "whether a warpgroup stored the last partial result", align=4
         )
     return shared

@@ -51,4 +51,5 @@ def may_be_empty(sizes: Sizes) -> bool:
 
 def surplus_first(sizes: Sizes) -> bool:
     """Whether surplus rows of a head's tiles lie before query 0."""
-    return sizes.spec.pattern.surplus_first and not sizes.rows.packed
+    spec = sizes.spec
+    return spec.pattern.surplus_first and not sizes.rows.packed and spec.layout == "padded"

@@ -15,6 +15,7 @@ from codegen.plans.attention.params import (
     logit_constants,
     lse_params,
     options_summary,
+    output_params,
     sink_params,
     size_params,
 )
@@ -33,16 +34,16 @@ from codegen.plans.attention.share_kv import (
 from codegen.plans.attention.sizes import WARPGROUP, Sizes
 
 V_TRANSPOSED = tensor_map("v_map", "V^T", ("padded_kv_len", "head_dim", "kv_heads", "batch"))
-TILE_RING = {1: "Q buffers; the ring of work tiles has two entries", 2: "depth of the ring of work tiles, and of Q"}
+TILE_RING = {1: "Q buffers; the ring of work tiles has two entries", 2: "depth of the ring of work tiles and of Q"}
 PARTIAL_FLOATS = "floats of a warpgroup's partial result"
 SUB_TILE_SHARERS = "warpgroups of a sub-tile"
-STREAM_K_SUMMARY = ("stream-K tail", "tiles of the last wave are split among the thread blocks")
+STREAM_K_SUMMARY = ("stream-K tail", "the tiles of the last wave are split among the thread blocks")
 STREAM_K_PARAMS = (
     pointer("partials", "float", "partial results: unnormalized O and softmax state of split tiles", writes=True),
-    pointer("units_done", "int", "finished units of each split tile, by warpgroup: 0 between launches", writes=True),
-    i32("stream_k_tiles", "first tiles, which are split among thread blocks"),
-    i32("stream_k_ctas", "thread blocks that share them"),
-    i32("units", "work units of a split tile"),
+    pointer("units_done", "int", "finished units of each split tile, by warpgroup; 0 between launches", writes=True),
+    i32("stream_k_tiles", "tiles at the start that are split among thread blocks"),
+    i32("stream_k_ctas", "thread blocks that share these tiles"),
+    i32("units", "work units per split tile"),
 )
 
 
@@ -78,7 +79,7 @@ def constants(
     step = register_sum(spec, registers, holds_q=at.q_slices > 0)
     owner = f"{what_sub_tiles_are(spec)}, each with its own {sub_tile_owns(spec)}"
     return (
-        Constant("kHeadDim", spec.head_dim, "elements of a head"),
+        Constant("kHeadDim", spec.head_dim, "elements per head"),
         *_row_constants(sizes),
         Constant("kTileN", spec.tile.n, f"keys of one step; registers: {step}"),
         Constant("kStages", spec.stages, "depth of the K ring and of the V ring"),
@@ -118,8 +119,8 @@ def _load_constants(sizes: Sizes) -> list[Constant]:
     if sizes.step_blocks == 1:
         return []
     return [
-        Constant("kStepBlocks", sizes.step_blocks, "loads of a step: listed blocks"),
-        Constant("kLoadKeys", sizes.spec.tile.n // sizes.step_blocks, "keys of one load"),
+        Constant("kStepBlocks", sizes.step_blocks, "loads per step: its listed blocks"),
+        Constant("kLoadKeys", sizes.spec.tile.n // sizes.step_blocks, "keys per load"),
     ]
 
 
@@ -146,7 +147,7 @@ def _group_constants(sizes: Sizes, at: Arrangement) -> list[Constant]:
     spec = sizes.spec
     o_group = Constant("kOGroupBytes", WARPGROUP_ROWS * SWIZZLE, "bytes of one column group of a warpgroup's O")
     if at.o_aliases_q and not spec.share_kv_loads:  # a warpgroup's rows of O lie where its rows of Q were
-        doc = "bytes from one column group of a warpgroup's O to the next"
+        doc = "stride between column groups of a warpgroup's O, in bytes"
         o_group = Constant("kOGroupBytes", spec.tile.m * SWIZZLE, doc)
     filled = "" if sizes.fills_groups else "; TMA zero-fills the last"
     q_owner = "warpgroup's Q" if spec.share_kv_loads else "Q tile"
@@ -177,6 +178,7 @@ def params(sizes: Sizes) -> tuple[Param, ...]:
         V_TRANSPOSED if is_fp8(spec) else tensor_map("v_map", "V", KV_DIMS, like="K"),
         tensor_map("o_map", "O", sizes.rows.dims, like="Q", writes=True),
         *(fp8_params() if is_fp8(spec) else ()),
+        *output_params(spec, "unsigned short"),
         *lse_params(spec),
         *sink_params(spec),
         *index_params(spec),

@@ -67,6 +67,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
     arch, dtype, pattern = ARCHS[spec.arch], DTYPES[spec.dtype], spec.pattern
     block = pattern.fixed_block
     m, n, d = spec.tile.m, spec.tile.n, spec.head_dim
+    require(spec.layout == "padded", "layout", f"is {spec.layout}; allowed with wmma: padded (others: mma, wgmma)")
     _check(spec)
     load_keys = n if block is None else min(n, block.kv)
     warps = m // MMA
@@ -112,9 +113,9 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
 
     block_steps = 1 if block is None else max(1, block.kv // n)
     constants = (
-        Constant("kHeadDim", d, "elements of a head"),
-        Constant("kTileM", m, "queries of a thread block"),
-        Constant("kTileN", n, "keys of one step"),
+        Constant("kHeadDim", d, "elements per head"),
+        Constant("kTileM", m, "queries per thread block"),
+        Constant("kTileN", n, "keys per step"),
         Constant("kStages", spec.stages, "slots of the ring"),
         Constant("kAhead", spec.stages - 1, "K and V tiles in flight while one is read"),
         Constant("kSubTileRows", m, sub_tile_doc(block is not None)),
@@ -122,16 +123,16 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
         Constant("kThreads", threads, f"{warps} warp{'s' if warps > 1 else ''}"),
         Constant("kChunk", chunk, "elements of a 16-byte copy"),
         Constant("kRowChunks", row_chunks, "16-byte copies of a row of Q, K, V"),
-        Constant("kRowStride", row_stride, "elements from one row of a tile to the next: 8 rows lie in distinct banks"),
+        Constant("kRowStride", row_stride, "row stride of a tile, in elements: 8 rows lie in distinct banks"),
         Constant("kPassRows", pass_rows, "rows that all threads copy at a time"),
         Constant("kSlot", n * row_stride, "elements of a slot of the ring"),
-        Constant("kStripStride", strip_stride, "elements from one row of scores or P to the next, padding included"),
+        Constant("kStripStride", strip_stride, "row stride of scores and of P, in elements, with padding"),
         Constant("kStripBytes", strip_bytes, "bytes of a strip"),
         Constant("kFactorsOffset", prob_bytes, "offset of the factors in a strip, after P"),
-        Constant("kFactorStride", factor_stride, "floats from one row of factors to the next, padding included"),
+        Constant("kFactorStride", factor_stride, "row stride of the factors, in floats, with padding"),
         Constant("kOutColumns", min(n, d), "columns of O that pass through a strip at a time"),
-        Constant("kStepBlocks", n // load_keys, "loads of a step: listed blocks, if it holds more than one"),
-        Constant("kLoadKeys", load_keys, "keys of one load"),
+        Constant("kStepBlocks", n // load_keys, "loads per step: its listed blocks, if it has several"),
+        Constant("kLoadKeys", load_keys, "keys per load"),
         *(block_constants(block, m, n) if block is not None else []),
         *(Constant(name, value, comment) for name, (value, comment) in pattern.constants().items()),
     )
@@ -189,13 +190,13 @@ def _check(spec: AttentionSpec) -> None:
     """Refuse what the kernel is not written for."""
     block, packed = spec.pattern.fixed_block, spec.pack_gqa
     require(spec.head_dim in HEAD_DIMS, "head_dim", f"is {spec.head_dim}; allowed with wmma: {_list(HEAD_DIMS)}")
-    require(spec.softcap is None, "softcap", f"is {spec.softcap}; attention with wmma has no kernel with it")
+    require(spec.softcap is None, "softcap", f"is {spec.softcap}; attention with wmma does not support it")
     has_score = spec.score is not None
-    require(not has_score, "score", "is an expression; attention with wmma has no kernel with it")
+    require(not has_score, "score", "is an expression; attention with wmma does not support it")
     by_expression = spec.pattern.expression is not None
-    require(not by_expression, "pattern.mask", "is an expression; attention with wmma has no kernel with it")
-    require(not spec.sink, "sink", f"is true; attention with wmma on {spec.arch} has no kernel with it")
-    require(packed == 1, "pack_gqa", f"is {packed}; attention with wmma has no kernel with it: 1")
+    require(not by_expression, "pattern.mask", "is an expression; attention with wmma does not support it")
+    require(not spec.sink, "sink", f"is true; attention with wmma on {spec.arch} does not support it")
+    require(packed == 1, "pack_gqa", f"is {packed}; attention with wmma does not support it: 1")
     require(spec.warp_rows == MMA, "warp_rows", f"is {spec.warp_rows}; a warp has the {MMA} rows of one WMMA product")
     check_tile(spec, SIZES)
     require(spec.stages >= 2, "stages", f"is {spec.stages}; allowed: 2 to 8 (one slot fills while another is read)")

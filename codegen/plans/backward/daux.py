@@ -124,8 +124,8 @@ def _checked(spec: AttentionBackwardSpec) -> tuple[Read, ...]:
     """Refuse what the kernel is not written for; return what it sums up."""
     check_pattern(spec)
     require(spec.mma == "mma", "mma", f"is {spec.mma}; allowed with gradients daux: mma")
-    require(spec.score is not None, "score", "is missing; gradients daux are of its tensors")
-    require(bool(spec.aux_gradients), "aux_gradients", "is empty; gradients daux are of the tensors that it names")
+    require(spec.score is not None, "score", "is missing; gradients daux are those of its tensors")
+    require(bool(spec.aux_gradients), "aux_gradients", "is empty; gradients daux are those of the tensors it lists")
     assert spec.score is not None
     d = spec.head_dim
     sizes = ", ".join(map(str, HEAD_DIMS))
@@ -136,7 +136,7 @@ def _checked(spec: AttentionBackwardSpec) -> tuple[Read, ...]:
     reads = reads_of(spec.score, spec.aux_gradients)
     read = {read.item.aux.name for read in reads}
     none = ", ".join(shown(name) for name in spec.aux_gradients if name not in read)
-    reason = f"has {none}, which the score reads in conditions alone: the gradient is 0 without a kernel"
+    reason = f"has {none}, which the score reads only in conditions: its gradient is always 0"
     require(not none, "aux_gradients", reason)
     return reads
 
@@ -196,14 +196,14 @@ SCALES = ("kScoreScale", "kCappedScale")
 def _constants(spec: AttentionBackwardSpec, threads: int, row_bytes: int, *, has_pairs: bool) -> tuple[Constant, ...]:
     """Return the named values at the top of the source."""
     line_chunks, n = BANK_BYTES // CHUNK, spec.tile.n
-    apart = "floats from one query's pairs to the next: one more than keys"
+    apart = "stride between the pairs of adjacent queries, in floats: kTileN + 1"
     words = f"words of {WORD_KEYS} bits for a query and a step"
     return (
         *size_constants(spec),
         Constant("kThreads", threads, f"{threads // WARP} warps of {TILE_ROWS} rows"),
         Constant("kRowBytes", row_bytes, "bytes of a row of a head"),
-        Constant("kLineChunks", line_chunks, "16-byte chunks of a line, the part of a row that adjacent lanes copy"),
-        Constant("kRowLines", row_bytes // BANK_BYTES, "lines of a row"),
+        Constant("kLineChunks", line_chunks, "16-byte chunks per line, the part of a row that adjacent lanes copy"),
+        Constant("kRowLines", row_bytes // BANK_BYTES, "lines per row"),
         Constant("kSwizzleRows", 1, "consecutive rows with the same swizzle"),
         Constant("kPassRows", threads // line_chunks, "rows that all threads copy at a time"),
         Constant("kKvBytes", n * row_bytes, "bytes of K, or of V, of a step"),

@@ -120,7 +120,7 @@ def _check(spec: AttentionBackwardSpec) -> None:
     """Refuse a pattern and a tile that the kernel is not written for."""
     check_pattern(spec)
     written = spec.pattern.dq_order is not None or not spec.deterministic
-    reason = f"is {spec.pattern.kind}, of which dQ is not added up in a fixed order by key tiles; use dq, dkdv"
+    reason = f"is {spec.pattern.kind}, whose key tiles cannot add to dQ in a fixed order; use dq, dkdv"
     require(written, "pattern.kind", reason)
     d = spec.head_dim
     require(d in HEAD_DIMS, "head_dim", f"is {d}; allowed with gradients dq_dkdv: 64, 128 (registers); use dq, dkdv")
@@ -159,15 +159,17 @@ def _shared(spec: AttentionBackwardSpec, groups: int) -> SharedLayout:
 def _params(spec: AttentionBackwardSpec) -> tuple[Param, ...]:
     """Return the kernel's parameters."""
     turns = (
-        pointer("dq_semaphore", "int", "tiles that have added to it, (batch, heads, query_steps)", writes=True),
-        pointer("scheduler", "int", "tiles taken by thread blocks", writes=True),
+        pointer(
+            "dq_semaphore", "int", "tiles already added to each step of dQ, (batch, heads, query_steps)", writes=True
+        ),
+        pointer("scheduler", "int", "tiles that thread blocks have taken", writes=True),
     )
     own = (
         *DKDV_MAPS,
         *tensor_params("dq", ELEMENT, "dQ, as O", writes=True),
         pointer("dq_accum", "float", "sums of dQ, (batch, heads, query_steps, kDqBytes / 4)", writes=True),
         *(turns if spec.deterministic else ()),
-        i32("query_steps", "steps of kTileM queries of a head"),
+        i32("query_steps", "steps of kTileM queries per head"),
         i32("head_group", "K/V heads whose tiles are interleaved"),
     )
     return params(spec, (*OPERANDS, *own))
@@ -189,20 +191,20 @@ def _constants(
         Constant("kConsumerWarpgroups", 2, "warpgroups that compute, 64 keys each"),
         Constant("kThreads", WARPGROUP * 3, "warpgroup 0 produces, the others consume"),
         Constant("kDqWarps", DQ_WARPS, "warps that add to dQ"),
-        Constant("kProducerRegisters", producer, "registers a producer thread keeps"),
-        Constant("kConsumerRegisters", consumer, "registers a consumer thread takes"),
+        Constant("kProducerRegisters", producer, "registers per producer thread"),
+        Constant("kConsumerRegisters", consumer, "registers per consumer thread"),
         Constant("kGroupColumns", columns, "columns of a group: one 128-byte swizzled row"),
-        Constant("kGroups", groups, "column groups of a head"),
+        Constant("kGroups", groups, "column groups per head"),
         Constant("kQGroupBytes", m * SWIZZLE, "bytes of one column group of Q, of dO, or of dS"),
         Constant("kKvGroupBytes", n * SWIZZLE, "bytes of one column group of K or V"),
         Constant("kQBytes", m * SWIZZLE * groups, "bytes of Q, or of dO, of a step"),
         Constant("kKvBytes", n * SWIZZLE * groups, "bytes of K, or of V, of a tile"),
         Constant("kDsBytes", m * SWIZZLE * 2, "bytes of dS of a step"),
         Constant("kStatsBytes", m * STATS_BYTES, "bytes of the statistics of a step"),
-        Constant("kDqColumnParts", groups, "parts of a head's columns of dQ, 64 each, indexed by warpgroup"),
+        Constant("kDqColumnParts", groups, "parts of 64 columns of dQ, indexed by warpgroup"),
         Constant("kDqQueries", _dq_queries(spec), "queries of a warpgroup's part of dQ"),
         Constant("kDqBytes", m * spec.head_dim * 4, "bytes of a step's dQ, in fp32"),
-        Constant("kConvertThreads", CONVERT_THREADS, "threads of a block of the epilogue"),
+        Constant("kConvertThreads", CONVERT_THREADS, "threads per block of the epilogue"),
         *walk_constants(spec),
     )
 

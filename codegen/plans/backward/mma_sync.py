@@ -63,7 +63,7 @@ def plan(spec: AttentionBackwardSpec, stem: str) -> Plan:
     row_bytes = d * DTYPES[spec.dtype].bytes
     pass_rows = threads // (BANK_BYTES // CHUNK)
     other, given = ("tile.n", n) if is_dq else ("tile.m", m)
-    reason = f"is {given}; {warps} warps copy {pass_rows} rows at a time: a multiple is expected"
+    reason = f"is {given}; expected a multiple of the {pass_rows} rows that {warps} warps copy at a time"
     require(step % pass_rows == 0, other, reason)
     regions, shared_bytes = _shared(spec, row_bytes)
     expression = expression_registers(spec.forward, gradients=True)
@@ -237,8 +237,8 @@ def _constants(spec: AttentionBackwardSpec, threads: int, row_bytes: int) -> tup
         *size_constants(spec),
         Constant("kThreads", threads, f"{threads // WARP} warps of {TILE_ROWS} rows"),
         Constant("kRowBytes", row_bytes, "bytes of a row of a head"),
-        Constant("kLineChunks", line_chunks, "16-byte chunks of a line, the part of a row that adjacent lanes copy"),
-        Constant("kRowLines", row_bytes // BANK_BYTES, "lines of a row"),
+        Constant("kLineChunks", line_chunks, "16-byte chunks per line, the part of a row that adjacent lanes copy"),
+        Constant("kRowLines", row_bytes // BANK_BYTES, "lines per row"),
         Constant("kSwizzleRows", 1, "consecutive rows with the same swizzle"),
         Constant("kPassRows", threads // line_chunks, "rows that all threads copy at a time"),
         Constant("kWarpPassRows", WARP // line_chunks, "rows that a warp stores at a time"),

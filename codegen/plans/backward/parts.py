@@ -37,7 +37,7 @@ def check_pattern(spec: AttentionBackwardSpec) -> None:
     reason = without_gradient(spec.pattern.kind)
     require(not reason, "pattern", reason)
     ordered = spec.deterministic or spec.gradients == "dq_dkdv"
-    reason = f"is false; sums of {spec.gradients} have one order: leave it out, or say gradients: dq_dkdv"
+    reason = f"is false; {spec.gradients} always sums in a fixed order: leave it out, or use gradients: dq_dkdv"
     require(ordered, "deterministic", reason)
 
 
@@ -53,11 +53,11 @@ def _is_part(field: str, side: str) -> Callable[[AttentionBackwardSpec], bool]:
 
 def _of_queries(spec: AttentionBackwardSpec) -> str:
     what, unit = ("tile", "rows") if spec.by_queries else ("step", "queries")
-    return f"a {what} is a query block, or an equal part: {block_of(spec).q} {unit}"
+    return f"a {what} is a query block or an equal part of one: {block_of(spec).q} {unit}"
 
 
 def _of_keys(spec: AttentionBackwardSpec) -> str:
-    return f"a {'step' if spec.by_queries else 'tile'} is a key block, or an equal part: {block_of(spec).kv} keys"
+    return f"a {'step' if spec.by_queries else 'tile'} is a key block or an equal part of one: {block_of(spec).kv} keys"
 
 
 OF_BLOCKS: tuple[Rule[AttentionBackwardSpec], ...] = (
@@ -86,11 +86,11 @@ def params(spec: AttentionBackwardSpec, operands: tuple[Param, ...]) -> tuple[Pa
     is_dq = spec.by_queries
     lists = index_params(spec.forward)
     if transposes(spec):
-        rows = i32("query_blocks", "query blocks of a head: rows of the lists")
+        rows = i32("query_blocks", "query blocks per head: rows of the lists")
         lists += [
             *([] if rows in lists else [rows]),
-            *([i32("key_blocks", "key blocks of a head")] if divides_key_blocks(spec) else []),
-            pointer("q_offsets", "int", "start of each key block's list, then the end of the last", writes=True),
+            *([i32("key_blocks", "key blocks per head")] if divides_key_blocks(spec) else []),
+            pointer("q_offsets", "int", "start of each key block's list, then the end of the last list", writes=True),
             pointer("q_entries", "int", "lists of query blocks, by key block", writes=True),
             *(
                 [
@@ -117,14 +117,14 @@ def params(spec: AttentionBackwardSpec, operands: tuple[Param, ...]) -> tuple[Pa
         pointer("stats", "RowStats", "statistics of all rows, (batch, heads, padded_q_len)", writes=True),
         *lists,
         Q_LEN,
-        i32("padded_q_len", f"rows of statistics of a head: q_len, and at least {STATS_ROWS} of padding"),
+        i32("padded_q_len", f"rows of statistics per head: q_len and at least {STATS_ROWS} rows of padding"),
         *kv_len_params(lengths_of(spec)),
         i32("heads", "query heads"),
-        i32("heads_per_kv_head", "query heads that share one K/V head"),
+        i32("heads_per_kv_head", "query heads per K/V head"),
         i32("batch_heads", "batch * heads"),
-        i32("query_tiles", "tiles of kTileM queries of a head") if is_dq else i32("key_tiles", "tiles of a K/V head"),
-        i32("head_chunks", "16-byte chunks of a row of a head"),
-        f32("scale_log2", "scale * log2(e), positive: the host refuses others"),
+        i32("query_tiles", "tiles of kTileM queries per head") if is_dq else i32("key_tiles", "tiles per K/V head"),
+        i32("head_chunks", "16-byte chunks per row of a head"),
+        f32("scale_log2", "scale * log2(e); the host checks that it is positive"),
         f32("scale", "the softmax scale"),
     )
 
@@ -165,9 +165,9 @@ def size_constants(spec: AttentionBackwardSpec) -> tuple[Constant, ...]:
     is_dq, block, m, n = spec.by_queries, spec.pattern.fixed_block, spec.tile.m, spec.tile.n
     asks_rows = is_dq and (spec.pattern.masks_pairs if block is None else block.q <= m)
     return (
-        Constant("kHeadDim", spec.head_dim, "elements of a head"),
-        Constant("kTileM", m, "query rows of a tile" if is_dq else "queries of one step"),
-        Constant("kTileN", n, "keys of one step" if is_dq else "keys of a tile"),
+        Constant("kHeadDim", spec.head_dim, "elements per head"),
+        Constant("kTileM", m, "query rows of a tile" if is_dq else "queries per step"),
+        Constant("kTileN", n, "keys per step" if is_dq else "keys of a tile"),
         *((Constant("kSubTileRows", m, "queries of a tile, over one range of keys"),) if asks_rows else ()),
         Constant("kStages", spec.stages, "depth of the ring"),
     )
@@ -185,10 +185,10 @@ def walk_constants(spec: AttentionBackwardSpec) -> tuple[Constant, ...]:
         if divides_key_blocks(spec):
             listed.append(Constant("kBlockKeys", block.kv, "keys that share a list"))
     if spec.pattern.masks_by_bits and not spec.by_queries:
-        listed += [Constant("kLaneWords", -(-m // 64), "pairs of words of a step that a lane reads: eight lanes share")]
+        listed += [Constant("kLaneWords", -(-m // 64), "pairs of words per step and lane, shared by eight lanes")]
     return (
-        Constant("kPrologueThreads", PROLOGUE_THREADS, "threads of a block of the prologue"),
-        Constant("kRowLanes", row_lanes(spec), "threads of a row there, 16 bytes each"),
+        Constant("kPrologueThreads", PROLOGUE_THREADS, "threads per block of the prologue"),
+        Constant("kRowLanes", row_lanes(spec), "threads per row in the prologue, 16 bytes each"),
         *listed,
         *(Constant(name, value, comment) for name, (value, comment) in spec.pattern.constants().items()),
         *logit_constants(spec.forward),

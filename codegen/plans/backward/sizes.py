@@ -106,7 +106,7 @@ def _shared(spec: AttentionBackwardSpec, q_bytes: int, kv_bytes: int, v_stages: 
         shared.add("Dout", stages * q_bytes, "dO ring", ring=ring)
         if divides_products(spec):
             shared.add(
-                "Weights", WARPGROUP_ROWS * rows * 4, "P^T of a step in float32, passed from one consumer to the other"
+                "Weights", WARPGROUP_ROWS * rows * 4, "P^T of a step in fp32, which one consumer passes to the other"
             )
         shared.add("Stats", stages * rows * STATS_BYTES, "statistics of the queries in the ring", align=16)
     shared.add("Barriers", 8 * barriers, "mbarriers", align=8)

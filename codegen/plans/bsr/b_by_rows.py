@@ -39,10 +39,10 @@ def copy_constants(spec: BsrSpmmSpec) -> tuple[Constant, ...]:
         return ()
     depth = group_columns(spec)
     return (
-        Constant("kCopyThreads", COPY_THREADS, "threads of a block that copies B by rows"),
-        Constant("kCopyDepth", depth, "rows of B that it copies"),
-        Constant("kCopyColumns", COPY_COLUMNS, "columns of B that it copies"),
-        Constant("kCopyBytes", COPY_COLUMNS * depth * DTYPES[spec.dtype].bytes, "bytes that it copies"),
+        Constant("kCopyThreads", COPY_THREADS, "threads per block of the prologue that copies B by rows"),
+        Constant("kCopyDepth", depth, "rows of B per block of the prologue"),
+        Constant("kCopyColumns", COPY_COLUMNS, "columns of B per block of the prologue"),
+        Constant("kCopyBytes", COPY_COLUMNS * depth * DTYPES[spec.dtype].bytes, "bytes per block of the prologue"),
     )
 
 
@@ -60,4 +60,4 @@ def copy_maps(spec: BsrSpmmSpec) -> dict[str, TensorMap]:
 
 def copy_summary(spec: BsrSpmmSpec) -> tuple[tuple[str, str], ...]:
     """Return the line for ``explain``."""
-    return (("before", "B is copied by rows, to device memory of its size"),) if copies_b(spec) else ()
+    return (("before", "a prologue copies B by rows, into device memory of B's size"),) if copies_b(spec) else ()

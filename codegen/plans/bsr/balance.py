@@ -12,10 +12,10 @@ WARP = 32  # threads; an announcement has a block column for each lane of one
 L2_BYTES = 16 << 20  # of B at once: a third of the L2, whose two halves keep copies, and through which A and C go too
 HIGH_TILE = 128  # rows: such tiles do most FLOPs for each byte; a dynamic scheduler is faster with twice that
 PLACE_PARAMS = (
-    i32("column_tiles", "tiles of a block row"),
-    i32("group_tiles", "column tiles of a band: those that thread blocks work on at a time"),
+    i32("column_tiles", "tiles per block row"),
+    i32("group_tiles", "column tiles per band: those that thread blocks work on at the same time"),
 )
-SCHEDULER = "tiles drawn beyond each thread block's first, thread blocks that ended: both 0 between launches"
+SCHEDULER = "tiles drawn after each thread block's first, and finished thread blocks; both are 0 between launches"
 
 
 def cuts_rows(spec: BsrSpmmSpec) -> bool:
@@ -31,12 +31,12 @@ def announcement_bytes(spec: BsrSpmmSpec) -> int:
 def queue(spec: BsrSpmmSpec) -> tuple[int, str]:
     """Bytes of the queue from the scheduler to the other warps, and its contents in words."""
     work = "units" if cuts_rows(spec) else "tiles"
-    return QUEUE * announcement_bytes(spec), f"published {work}, and the first of their block columns"
+    return QUEUE * announcement_bytes(spec), f"published {work} and their first block columns"
 
 
 def queue_barriers() -> tuple[int, str]:
     """Return the bytes of the mbarriers of the queue, and their order."""
-    return 8 * (1 + 2 * QUEUE), "mbarriers of the queue: wanted, then full, then empty"
+    return 8 * (1 + 2 * QUEUE), "mbarriers of the queue: requested, then full, then empty"
 
 
 def schedule_flags(spec: BsrSpmmSpec, next_block: str = "++block") -> SchedulerFlags:
@@ -55,8 +55,8 @@ def queue_constants(spec: BsrSpmmSpec) -> tuple[Constant, ...]:
     """Return the constants of the queue."""
     work = "units" if cuts_rows(spec) else "tiles"
     return (
-        Constant("kQueue", QUEUE, f"{work} that the scheduler has published"),
-        Constant("kAnnouncementBytes", announcement_bytes(spec), "bytes of an announcement"),
+        Constant("kQueue", QUEUE, f"depth of the queue of {work} that the scheduler publishes"),
+        Constant("kAnnouncementBytes", announcement_bytes(spec), "bytes per queue entry"),
     )
 
 
@@ -86,7 +86,7 @@ def tile_place(spec: BsrSpmmSpec) -> str:
 def place_params(spec: BsrSpmmSpec, rows: str, doc: str) -> tuple[Param, ...]:
     """Parameters of the number of tiles and their places; ``rows`` names the rows of tiles."""
     bands = PLACE_PARAMS if spec.is_dynamic or _is_high(spec) else ()
-    return (i32(rows, doc), *bands, i32("tiles", f"{rows} times the tiles of one"))
+    return (i32(rows, doc), *bands, i32("tiles", f"{rows} * tiles per row"))
 
 
 def order_params(spec: BsrSpmmSpec) -> tuple[Param, ...]:
@@ -105,14 +105,14 @@ def order_constants(spec: BsrSpmmSpec) -> tuple[Constant, ...]:
 
 def producers(spec: BsrSpmmSpec) -> str:
     """Return the warps beside the consumers, for ``explain``."""
-    return "a scheduler warp, one producer warp" if spec.is_dynamic else "one producer warp"
+    return "one scheduler warp, one producer warp" if spec.is_dynamic else "one producer warp"
 
 
 def order_summary(spec: BsrSpmmSpec) -> str:
     """Return in words which thread blocks a launch has, and the order of their tiles."""
     blocks = "one thread block per SM" if spec.ctas_per_sm == 1 else f"{spec.ctas_per_sm} thread blocks per SM"
     if spec.is_dynamic:
-        return f"{blocks}; dynamic tile scheduler, a few of the longest block rows first"
+        return f"{blocks}; dynamic tile scheduler, starting with a few of the longest block rows"
     if _is_high(spec):
         return f"{blocks}, looping over tiles (persistent), {L2_BYTES >> 20} MB of B at a time"
     return f"{blocks}, looping over tiles (persistent), block rows fastest"

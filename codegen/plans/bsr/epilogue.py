@@ -12,11 +12,11 @@ def epilogue_params(spec: BsrSpmmSpec) -> tuple[Param, ...]:
     params: tuple[Param, ...] = ()
     if spec.accumulate:
         params += (
-            tensor_map("c_in_map", "c, which is added", ("N", "M")),
-            f32("beta", "factor of c; if 0, c is not read"),
+            tensor_map("c_in_map", "addend c", ("N", "M")),
+            f32("beta", "factor of c; c is not read if it is 0"),
         )
     if spec.epilogue is not None and spec.epilogue.bias:
-        params += (pointer("bias", "unsigned short", f"added to C, one {spec.dtype} for each row (M)"),)
+        params += (pointer("bias", "unsigned short", f"bias of C, one {spec.dtype} element for each row (M)"),)
     return params
 
 
@@ -30,7 +30,7 @@ def barriers(spec: BsrSpmmSpec, warpgroups: int) -> tuple[int, str]:
 
 def epilogue_constants(spec: BsrSpmmSpec, c_bytes: int) -> tuple[Constant, ...]:
     """Constants of c; a warpgroup loads ``c_bytes`` of it."""
-    return (Constant("kCInBytes", c_bytes, "bytes of c of a warpgroup's part of a tile"),) if spec.accumulate else ()
+    return (Constant("kCInBytes", c_bytes, "bytes of c per warpgroup and tile"),) if spec.accumulate else ()
 
 
 def epilogue_maps(spec: BsrSpmmSpec, c_map: TensorMap) -> dict[str, TensorMap]:

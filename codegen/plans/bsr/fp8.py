@@ -50,7 +50,7 @@ TENSOR_SCALES = (
 MMA_SYNC_STEP: Fits[Any] = Fits(
     "k",
     lambda spec: not spec.is_fp8 or spec.scales == "tensor" or spec.tile.k >= 2 * MMA_SYNC_DEPTH,
-    lambda spec: f"a step of scales of {spec.scales}s has slices of {MMA_SYNC_DEPTH}: {2 * MMA_SYNC_DEPTH} or more",
+    lambda spec: f"with {spec.scales} scales a step has slices of {MMA_SYNC_DEPTH}: {2 * MMA_SYNC_DEPTH} or more",
 )
 
 
@@ -64,7 +64,7 @@ def check_mma_sync(spec: Fp8Spec) -> None:
     for side, size in (("rows", spec.block.rows), ("cols", spec.block.cols)):
         require(size in SIZES, f"block.{side}", f"is {size}; allowed where dtype is {spec.dtype}: {sizes}")
     if isinstance(spec, BsrSpmmSpec):
-        reason = f"a mma.sync of {spec.dtype} takes its operands K-major alone, so B is stored by columns: column_major"
+        reason = f"mma.sync of {spec.dtype} requires K-major operands, so B is stored by columns: column_major"
         require(spec.b_layout == "column_major", "b_layout", f"is {spec.b_layout}; {reason}")
     if not ARCHS[spec.arch].has_fp8_mma_sync:
         why = "its mma.sync converts FP8 to fp16 in registers, and more rows spill; use wgmma"
@@ -97,8 +97,8 @@ def check_scales(spec: Fp8Spec) -> None:
         return
     cols = spec.block.cols
     if spec.scales == "block":
-        require(cols == SCALE_COLUMNS, "scales", f"is block; each is of {SCALE_COLUMNS} of K, and block.cols is {cols}")
-    require_left_out(spec, ("accumulate_every",), f"scales of {spec.scales}s: each step joins the sums by itself")
+        require(cols == SCALE_COLUMNS, "scales", f"is block; a scale spans {SCALE_COLUMNS} of K, block.cols is {cols}")
+    require_left_out(spec, ("accumulate_every",), f"{spec.scales} scales, as each step is promoted on its own")
 
 
 def mma_sync_flags(spec: Fp8Spec) -> MmaSyncFp8Flags:
@@ -116,7 +116,7 @@ def mma_sync_flags(spec: Fp8Spec) -> MmaSyncFp8Flags:
 def mma_sync_summary(spec: Fp8Spec) -> tuple[tuple[str, str], ...]:
     """How products are summed, for ``explain``."""
     promoted = spec.accumulate_every or spec.scales != "tensor"
-    sums = "taken in by fp32 after each product of 32" if promoted else "of a whole row in the tensor core"
+    sums = "promoted to fp32 after each product of depth 32" if promoted else "in the tensor core over a whole row"
     return (("scales", scaling(spec)), ("sums", sums))
 
 
@@ -134,15 +134,15 @@ def mma_sync_scale_params(spec: Fp8Spec) -> tuple[Param, ...]:
     if spec.scales == "block":
         return (
             pointer("a_scale", "float", "scales of the stored blocks of A (nnz,)"),
-            pointer("b_scale", "float", "scales of B, of 128 rows of a column each (K / 128, N)"),
-            i64("b_scale_stride", "elements from the scales of 128 rows of B to the next"),
+            pointer("b_scale", "float", "scales of B (K / 128, N), one for each 128 rows of a column"),
+            i64("b_scale_stride", "stride between the scales of adjacent groups of 128 rows of B, in elements"),
         )
     if spec.scales == "row":
         return (
-            pointer("a_scale", "float", "scales of A, of 128 columns of a row each (K / 128, M)"),
-            pointer("b_scale", "float", "scales of B, likewise (K / 128, N)"),
-            i64("a_scale_stride", "elements from the scales of 128 columns of A to the next"),
-            i64("b_scale_stride", "elements from the scales of 128 columns of B to the next"),
+            pointer("a_scale", "float", "scales of A (K / 128, M), one for each 128 columns of a row"),
+            pointer("b_scale", "float", "scales of B (K / 128, N), one for each 128 columns of a row"),
+            i64("a_scale_stride", "stride between the scales of adjacent groups of 128 columns of A, in elements"),
+            i64("b_scale_stride", "stride between the scales of adjacent groups of 128 columns of B, in elements"),
         )
     return TENSOR_SCALES
 
@@ -186,13 +186,13 @@ def check_blocks(spec: Fp8Spec) -> None:
     for side, size in (("rows", rows), ("cols", cols)):
         require(size in SIZES, f"block.{side}", f"is {size}; allowed where dtype is {spec.dtype}: {sizes}")
     check_tile(spec, BLOCK_TILE)
-    require(spec.stages >= 2, "stages", "is 1; one stage is still being read while the next is waited for: 2 or more")
+    require(spec.stages >= 2, "stages", "is 1; a warpgroup reads one stage while it waits for the next: 2 or more")
     require(spec.ctas_per_sm == 1, "ctas_per_sm", f"is {spec.ctas_per_sm}; allowed where dtype is {spec.dtype}: 1")
     every = interval(spec)
     require(
         every < spec.stages,
         "accumulate_every",
-        f"is {every}; all of these steps are in the ring at once, and {spec.stages} stages have room for fewer",
+        f"is {every}; the ring holds all of these steps at once: less than stages, {spec.stages}",
     )
 
 
@@ -260,11 +260,11 @@ def constants(spec: Fp8Spec, pieces: int) -> tuple[Constant, ...]:
         *_interval_constant(spec),
         Constant("kThreads", THREADS, "warpgroup 0 produces, the others consume"),
         Constant("kConsumerWarps", CONSUMERS * WARPGROUP // 32, "warps that compute"),
-        Constant("kProducerRegisters", PRODUCER_REGISTERS, "registers a producer thread keeps"),
+        Constant("kProducerRegisters", PRODUCER_REGISTERS, "registers per producer thread"),
         Constant("kConsumerRegisters", CONSUMER_REGISTERS, CONSUMERS_TAKE),
         Constant("kGroupColumns", GROUP_COLUMNS, "columns of a group: the M side of one wgmma"),
         Constant("kWarpgroupGroups", groups(spec), "column groups of a warpgroup"),
-        Constant("kProducts", products(spec), "accumulators of a thread for one column group"),
+        Constant("kProducts", products(spec), "accumulators per thread and column group"),
         Constant("kABytes", m * k, "bytes of an A tile"),
         Constant("kBBytes", n * k, "bytes of a B tile"),
         Constant("kBGroupBytes", GROUP_COLUMNS * k, "bytes of the columns of B of one group"),

@@ -40,7 +40,7 @@ CLUSTER = 2  # thread blocks that load A together
 THREADS = (CONSUMERS + 1) * WARPGROUP
 # 128 registers x 4 warpgroups at launch = 32 + 3 x 160 afterwards (PTX ISA, "setmaxnreg").
 PRODUCER_REGISTERS, CONSUMER_REGISTERS = 32, 160
-CONSUMERS_TAKE = "registers a consumer thread takes; 32 + 3 x 160 are the 4 x 128 at launch"
+CONSUMERS_TAKE = "registers per consumer thread; 32 + 3 x 160 equals the 4 x 128 at launch"
 PACK_THREADS = 256
 CHUNK_BYTES = 16  # of A, that a thread packs at a time
 COLUMN_WARPS = WARPGROUP // 32 - 1  # of those that load: the last one loads A
@@ -103,14 +103,14 @@ def check_fields(spec: BsrSpmmSpec) -> None:
         require(allowed, "tile.m", f"is {spec.tile.m}; allowed where block.rows is {rows}: {rows}, or {gathered}")
     require(rows == written, "block.rows", f"is {rows}; allowed with mma and tma: {written}")
     require(cols in BLOCK_COLUMNS, "block.cols", f"is {cols}; allowed where block.rows is {rows}: 16, 32")
-    require(not spec.transpose_a, "transpose_a", f"is true, but not written for tile.m {ROWS}")
+    require(not spec.transpose_a, "transpose_a", f"is true; not supported with tile.m {ROWS}")
     check_tile(spec, TILE)
     require(spec.ctas_per_sm == 1, "ctas_per_sm", f"is {spec.ctas_per_sm}; allowed where tile.m is {ROWS}: 1")
     require_left_out(spec, ("accumulate", "scheduler"), f"tile.m {ROWS}")
-    require(spec.epilogue is None, "epilogue", f"is given, but not written for tile.m {ROWS}")
+    require(spec.epilogue is None, "epilogue", f"is set; not supported with tile.m {ROWS}")
     order = spec.b_layout
-    require(order == "row_major", "b_layout", f"is {order}, but not written for tile.m {ROWS}: row_major")
-    require(spec.stages >= 2, "stages", "is 1; one packet is still being read while the next is waited for: 2 or more")
+    require(order == "row_major", "b_layout", f"is {order}; allowed with tile.m {ROWS}: row_major")
+    require(spec.stages >= 2, "stages", "is 1; a warpgroup reads one packet while it waits for the next: 2 or more")
 
 
 def build(
@@ -178,34 +178,34 @@ def _constants(spec: BsrSpmmSpec) -> tuple[Constant, ...]:
     return (
         Constant("kBlockRows", spec.block.rows, "rows of a block of A"),
         Constant("kBlockCols", spec.block.cols, "columns of a block of A"),
-        Constant("kTileSlots", slots(spec), "slots of a C tile, each for a block row"),
+        Constant("kTileSlots", slots(spec), "slots per C tile, one for each block row"),
         Constant("kTileN", COLUMNS, "columns of a C tile"),
         Constant("kCluster", CLUSTER, "thread blocks that load A together: neighboring column tiles of a group"),
         Constant("kStages", spec.stages, "depth of the ring of packets, one round each"),
         Constant("kRingColumns", ring_columns(spec), "slots of the ring of rows of B, one block column each"),
-        Constant("kRoundColumns", ROUND_COLUMNS, "block columns of a round, at most"),
-        Constant("kRecordWords", RECORD_WORDS, "words of the record of a round"),
+        Constant("kRoundColumns", ROUND_COLUMNS, "most block columns per round"),
+        Constant("kRecordWords", RECORD_WORDS, "words per record of a round"),
         Constant("kRecords", RECORDS, "records that a producer warp loads ahead"),
         Constant("kThreads", THREADS, "warpgroups that consume, then one that produces"),
-        Constant("kProducerWarps", WARPGROUP // 32, "warps that load"),
-        Constant("kColumnWarps", COLUMN_WARPS, "of these, those that load rows of B; the last one loads packets"),
+        Constant("kProducerWarps", WARPGROUP // 32, "producer warps"),
+        Constant("kColumnWarps", COLUMN_WARPS, "producer warps that load rows of B; the last warp loads packets"),
         Constant(
             "kWarpColumns",
             -(-round_columns(ring_columns(spec)) // COLUMN_WARPS),
-            "columns of a round for each, at most",
+            "most columns of a round per such warp",
         ),
-        Constant("kProducerRegisters", PRODUCER_REGISTERS, "registers a producer thread keeps"),
+        Constant("kProducerRegisters", PRODUCER_REGISTERS, "registers per producer thread"),
         Constant("kConsumerRegisters", CONSUMER_REGISTERS, CONSUMERS_TAKE),
-        Constant("kPackThreads", PACK_THREADS, "threads of a block that packs"),
-        Constant("kPackChunks", slots(spec) * chunks // PACK_THREADS, "chunks of A for each of them"),
-        Constant("kBlockChunks", chunks, "chunks of 16 bytes of a block of A"),
+        Constant("kPackThreads", PACK_THREADS, "threads per block of the prologue that packs A"),
+        Constant("kPackChunks", slots(spec) * chunks // PACK_THREADS, "chunks of A per thread of the prologue"),
+        Constant("kBlockChunks", chunks, "16-byte chunks per block of A"),
         Constant("kGroupColumns", GROUP_COLUMNS, "columns of a column group"),
         Constant("kTileGroups", COLUMNS // GROUP_COLUMNS, "column groups of a tile"),
         Constant("kABlockBytes", block_bytes(spec), "bytes of a block of A"),
-        Constant("kPacketBytes", packet_bytes(spec), "bytes of a packet, at most"),
-        Constant("kStageBytes", _stage_bytes(spec), "bytes from one packet to the next in shared memory"),
+        Constant("kPacketBytes", packet_bytes(spec), "most bytes per packet"),
+        Constant("kStageBytes", _stage_bytes(spec), "stride between packets in shared memory, in bytes"),
         Constant("kBColumnBytes", column_bytes(spec), "bytes of the rows of B that match a block column"),
-        Constant("kBGroupBytes", spec.block.cols * SWIZZLE, "bytes of one column group of them"),
+        Constant("kBGroupBytes", spec.block.cols * SWIZZLE, "bytes per column group of these rows"),
     )
 
 
@@ -231,10 +231,10 @@ def _summary(spec: BsrSpmmSpec, tile: str, consumers: str) -> tuple[tuple[str, s
     """Summary of the kernel at the head of its source."""
     return (
         ("blocks of A", f"{spec.block.rows} x {spec.block.cols}"),
-        ("tile", f"{tile}: {slots(spec)} block rows, grouped beforehand by the columns they share"),
+        ("tile", f"{tile}: {slots(spec)} block rows, grouped in advance by the columns they share"),
         ("schedule", f"{spec.schedule}: one producer warpgroup (TMA), {consumers}"),
-        ("cluster", f"{CLUSTER} adjacent tiles, which load A once"),
-        ("before", "A is packed in the order in which its blocks are used, to device memory of its size or more"),
+        ("cluster", f"{CLUSTER} adjacent tiles load A once"),
+        ("before", "a prologue packs the blocks of A in the order of use, into device memory of at least A's size"),
         (
             "pipeline",
             f"ring of the rows of B of {ring_columns(spec)} block columns, {spec.stages} packets of A",
@@ -254,10 +254,10 @@ def _layout(spec: BsrSpmmSpec, columns: int) -> SharedLayout:
     shared = SharedLayout()
     doc = f"ring of rows of B, {columns} x {width} column groups of {cols} rows of {SWIZZLE} bytes"
     shared.add("B", columns * column_bytes(spec), doc, ring=Ring(spec.stages, "full[i]", "rows[i]"))
-    shared.add("Zeros", column_bytes(spec), "rows of zeros, multiplied by slots without a block")
+    shared.add("Zeros", column_bytes(spec), "rows of zeros, the operand of slots without a block")
     shared.add("C", CONSUMERS * STAGING_BYTES, "staging of C", stores=True)
     doc, packets = (
-        "ring of packets: blocks of A, locations of their rows of B",
+        "ring of packets: blocks of A and the locations of their rows of B",
         Ring(spec.stages, "full[i]", "packet[i]"),
     )
     shared.add("Packets", spec.stages * _stage_bytes(spec), doc, ring=packets)

@@ -95,7 +95,7 @@ class Tiles:
             "Staging",
             0,
             self.warps * MMA * self.staging_stride * element,
-            "strips of C, one per warp, overlapping the tiles",
+            "strips of C, one per warp; overlap the tiles",
             "A",
             stores=True,
         )
@@ -127,13 +127,9 @@ class Tiles:
         """Return the constants that every such kernel has."""
         columns = self.spec.tile.n // self.warp_columns
         padded = (
-            Constant(
-                "kAStride", self.spec.tile.k + self.padding, f"elements from one row of an A tile to the next: {PADDED}"
-            ),
-            Constant(
-                "kBStride", self.b_shape[1] + self.padding, f"elements from one row of a B tile to the next: {PADDED}"
-            ),
-            Constant("kStagingStride", self.staging_stride, "floats from one row of a strip to the next"),
+            Constant("kAStride", self.spec.tile.k + self.padding, f"row stride of an A tile, in elements: {PADDED}"),
+            Constant("kBStride", self.b_shape[1] + self.padding, f"row stride of a B tile, in elements: {PADDED}"),
+            Constant("kStagingStride", self.staging_stride, "row stride of a strip, in floats"),
         )
         return (
             Constant("kStages", self.spec.stages, "depth of the ring of A and B tiles"),
@@ -142,7 +138,7 @@ class Tiles:
             Constant("kATile", self.a_bytes, "bytes of an A tile"),
             Constant("kBTile", self.b_bytes, "bytes of a B tile"),
             *(padded if self.padding else ()),
-            Constant("kWarpsN", columns, "warps side by side along a row of C"),
+            Constant("kWarpsN", columns, "warps along a row of C"),
             Constant("kWarpRows", self.warp_rows, "rows of C of one warp"),
             Constant("kWarpColumns", self.warp_columns, "columns of C of one warp"),
         )

@@ -33,29 +33,29 @@ THREADS = WARPGROUP * (1 + CONSUMERS)  # where a warpgroup produces
 # 168 registers x 3 warpgroups at launch = 40 + 2 x 232 afterwards (PTX ISA, "setmaxnreg").
 PRODUCER_REGISTERS = 40
 CONSUMER_REGISTERS = 232
-CONSUMERS_TAKE = "registers a consumer thread takes; 40 + 2 x 232 are the 3 x 168 at launch"
+CONSUMERS_TAKE = "registers per consumer thread; 40 + 2 x 232 equals the 3 x 168 at launch"
 SMALL_BLOCK_REGISTERS = 224  # of a thread, if 288 threads have an SM to themselves
 SWIZZLE = 128  # bytes: width of one column group in shared memory
 MOST_BOX = 256  # elements of a side of what one copy of a tensor map brings
 C_GROUP_BYTES = WARPGROUP_ROWS * SWIZZLE  # of one column group of a warpgroup's C
 
 INDEX_PARAMS = (
-    pointer("crow_indices", "int", "first block of each block row, then the end of the last"),
-    pointer("col_indices", "int", "block column of each block"),
-    i32("index_words", "32-bit words of an index: 1 or 2; the low one is read"),
+    pointer("crow_indices", "int", "row offsets: first block of each block row, then the end of the last"),
+    pointer("col_indices", "int", "block column of each stored block"),
+    i32("index_words", "32-bit words per index, 1 or 2; the kernel reads the low word"),
 )
 INTERSECTION_PARAMS = (
-    pointer("a_crow_indices", "int", "first block of each block row of A, then the end of the last"),
-    pointer("a_col_indices", "int", "block column of each block of A"),
-    pointer("b_crow_indices", "int", "first block of each block row of B, then the end of the last"),
-    pointer("b_col_indices", "int", "block column of each block of B, ascending in each row"),
-    i32("a_index_words", "32-bit words of an index of A: 1 or 2; the low one is read"),
-    i32("b_index_words", "32-bit words of an index of B"),
+    pointer("a_crow_indices", "int", "row offsets of A: first block of each block row, then the end of the last"),
+    pointer("a_col_indices", "int", "block column of each stored block of A"),
+    pointer("b_crow_indices", "int", "row offsets of B: first block of each block row, then the end of the last"),
+    pointer("b_col_indices", "int", "block column of each stored block of B, ascending in each row"),
+    i32("a_index_words", "32-bit words per index of A, 1 or 2; the kernel reads the low word"),
+    i32("b_index_words", "32-bit words per index of B"),
     i32("inner_blocks", "block columns of A, block rows of B"),
 )
 RUN_PARAMS = (
     i32("column_blocks", "block columns of C"),
-    i32("row_runs", "runs of a block row: column_blocks / kRunTiles, rounded up"),
+    i32("row_runs", "runs per block row: column_blocks / kRunTiles, rounded up"),
     i32("runs", "block rows of C * row_runs"),
 )
 BLOCK_DIMS = ("cols", "rows", "nnz")
@@ -105,7 +105,7 @@ class Part:
             rows if self.by_rows else Constant("kWarpgroupColumns", self.columns, "columns of a warpgroup's part"),
             Constant("kWarpgroupGroups", self.groups, "column groups of a warpgroup's part"),
             Constant("kStagingGroups", staging_groups, "column groups that a warpgroup may have in flight"),
-            Constant("kAccumulators", self.registers.accumulators, "accumulators of a thread"),
+            Constant("kAccumulators", self.registers.accumulators, "accumulators per thread"),
         )
 
 
@@ -121,7 +121,7 @@ def warpgroup_constants(spec: BsrSpmmSpec | BsrSddmmSpec, *own: Constant) -> tup
         Constant("kThreads", THREADS, "warpgroup 0 produces, the others consume"),
         *own,
         Constant("kConsumerWarps", CONSUMERS * WARPGROUP // 32, "warps that compute"),
-        Constant("kProducerRegisters", PRODUCER_REGISTERS, "registers a producer thread keeps"),
+        Constant("kProducerRegisters", PRODUCER_REGISTERS, "registers per producer thread"),
         Constant("kConsumerRegisters", CONSUMER_REGISTERS, CONSUMERS_TAKE),
         Constant("kGroupColumns", group_columns(spec), "columns of a group: one 128-byte swizzled row"),
     )

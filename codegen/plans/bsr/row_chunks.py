@@ -31,16 +31,16 @@ def blocks_of_step(spec: BsrSpmmSpec) -> int:
 def chunk_params() -> tuple[Param, ...]:
     """Parameters of the places of work units and of partial sums."""
     return (
-        pointer("chunks", "int4", "for each chunk: block row, first block, end, first chunk of the row or -1"),
-        pointer("chunk_count", "int", "chunks of all block rows"),
-        i32("chunk_blocks", "blocks of a chunk, at most"),
-        i32("column_tiles", "tiles of a block row"),
-        i32("group_tiles", "column tiles whose part of B should fit the L2 at once"),
-        pointer("scheduler", "int", "units taken, thread blocks that ended: both 0 between launches", writes=True),
+        pointer("chunks", "int4", "for each chunk: block row, first block, end block, first chunk of the row or -1"),
+        pointer("chunk_count", "int", "number of chunks of all block rows"),
+        i32("chunk_blocks", "most blocks per chunk"),
+        i32("column_tiles", "tiles per block row"),
+        i32("group_tiles", "column tiles whose parts of B fit the L2 together"),
+        pointer("scheduler", "int", "units taken, finished thread blocks; both are 0 between launches", writes=True),
         pointer(
             "chunks_done",
             "int",
-            "finished chunks of each tile of a split block row, by warpgroup: 0 between launches",
+            "finished chunks of each tile of a split block row, by warpgroup; 0 between launches",
             writes=True,
         ),
         pointer("parts", "float", "partial sums of C: accumulators of the chunks of split block rows", writes=True),
@@ -58,7 +58,7 @@ def chunk_constants(spec: BsrSpmmSpec) -> tuple[Constant, ...]:
 def chunk_order(spec: BsrSpmmSpec) -> str:
     """Return in words which thread blocks a launch has, and the order of their units."""
     blocks = "one thread block per SM" if spec.ctas_per_sm == 1 else f"{spec.ctas_per_sm} thread blocks per SM"
-    return f"{blocks}; units (chunk of a block row, column tile) scheduled dynamically, columns outermost"
+    return f"{blocks}; dynamic scheduler of units (chunk of a block row, column tile), column tiles outermost"
 
 
 def chunk_summary(spec: BsrSpmmSpec) -> tuple[tuple[str, str], ...]:
@@ -67,7 +67,7 @@ def chunk_summary(spec: BsrSpmmSpec) -> tuple[tuple[str, str], ...]:
     return (
         (
             "chunk",
-            f"{limit} blocks of a block row, more where many rows are long, fewer where tiles are few; parts of C are "
-            "joined in order",
+            f"{limit} blocks of a block row, more if many rows are long, fewer if there are few tiles; partial sums "
+            "of C are added in order",
         ),
     )

@@ -55,7 +55,7 @@ def plan(spec: BsrSddmmSpec, stem: str) -> Plan:
         Constant("kTileN", n, "columns of a tile"),
         Constant("kTileK", k, "depth of one step"),
         Constant("kBlockCols", size, "columns of a stored block of C"),
-        Constant("kTileBlocks", n // size, "stored blocks of a tile, at most"),
+        Constant("kTileBlocks", n // size, "most stored blocks per tile"),
         Constant("kRowChunks", row_chunks, "chunks of a row of an A or B tile"),
         Constant(
             "kPassRows", tiles.threads // row_chunks, "rows of a tile that all threads copy at a time, a chunk each"
@@ -68,8 +68,8 @@ def plan(spec: BsrSddmmSpec, stem: str) -> Plan:
         pointer("a", element, "A (M, K)"),
         pointer("b", element, "B (N, K)"),
         pointer("c", written, "stored blocks of C (nnz, rows, cols), contiguous", writes=True),
-        i64("a_row_stride", "elements from one row of A to the next"),
-        i64("b_row_stride", "elements from one row of B to the next"),
+        i64("a_row_stride", "row stride of A, in elements"),
+        i64("b_row_stride", "row stride of B, in elements"),
         *INDEX_PARAMS,
         i32("block_rows", "block rows of C"),
         i32("block_columns", "block columns of C"),
@@ -115,7 +115,7 @@ def _check(spec: BsrSddmmSpec) -> None:
     require(size in SIZES, "block.rows", f"is {size}; allowed on {arch}: {allowed}")
     require(spec.block.cols == size, "block.cols", f"is {spec.block.cols}; blocks are square: block.rows is {size}")
     check_tile(spec, TILE)
-    require(spec.stages >= 2, "stages", "is 1; a step is loaded while another is computed: 2 or more")
+    require(spec.stages >= 2, "stages", "is 1; the kernel loads one step while it computes another: 2 or more")
 
 
 def _fp8_depths(spec: BsrSddmmSpec) -> tuple[int, ...]:

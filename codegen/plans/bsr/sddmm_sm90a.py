@@ -45,7 +45,7 @@ def plan(spec: BsrSddmmSpec, stem: str) -> Plan:
             size in (64, 128), f"block.{name}", f"is {size}; allowed on {ARCHS[spec.arch].name} with wgmma: 64, 128"
         )
     check_tile(spec, TILE)
-    require(spec.stages >= 2, "stages", "is 1; one stage is still being read while the next is waited for: 2 or more")
+    require(spec.stages >= 2, "stages", "is 1; a warpgroup reads one stage while it waits for the next: 2 or more")
 
     part = Part.of(spec)
     a_bytes, b_bytes = m * k * dtype.bytes, n * k * dtype.bytes
@@ -55,20 +55,20 @@ def plan(spec: BsrSddmmSpec, stem: str) -> Plan:
     c_doc = f"{STAGING_GROUPS} column groups of C of each warpgroup"
     shared.add("C", CONSUMERS * STAGING_GROUPS * C_GROUP_BYTES, c_doc, stores=True)
     shared.add("Barriers", 8 * 2 * spec.stages, "mbarriers: full, then empty", align=8)
-    shared.add("Counts", 4 * spec.stages, "stored blocks of the unit that a stage belongs to", align=4)
+    shared.add("Counts", 4 * spec.stages, "stored blocks of the unit of each stage", align=4)
     registers = part.registers
     check_budget(spec, shared.size, registers)
 
     constants = (
         Constant("kBlockRows", rows, "rows of a stored block of C: those of a tile"),
         Constant("kBlockCols", cols, "columns of a stored block of C"),
-        Constant("kTileBlocks", n // cols, "stored blocks of a tile, at most"),
+        Constant("kTileBlocks", n // cols, "most stored blocks per tile"),
         Constant("kTileK", k, "depth of one step"),
         *warpgroup_constants(spec),
         *part.constants(STAGING_GROUPS),
         Constant("kABytes", a_bytes, "bytes of an A tile"),
         Constant("kBBytes", b_bytes, "bytes of a B tile"),
-        Constant("kBBlockBytes", cols * k * dtype.bytes, "bytes of the part of a B tile that one stored block needs"),
+        Constant("kBBlockBytes", cols * k * dtype.bytes, "bytes of a B tile per stored block"),
         Constant("kCGroupBytes", C_GROUP_BYTES, "bytes of one column group of a warpgroup's C"),
     )
     params = (

@@ -25,8 +25,8 @@ from codegen.spec import BsrSddmmSpec
 from codegen.tile_rules import Fits, OneOf, Rule, check_tile
 
 ROW_SCALES = (
-    tensor_map("a_scale_map", "scales of A, of 128 columns of a row each", ("M", "K / 128")),
-    tensor_map("b_scale_map", "scales of B, likewise", ("N", "K / 128")),
+    tensor_map("a_scale_map", "scales of A, one for each 128 columns of a row", ("M", "K / 128")),
+    tensor_map("b_scale_map", "scales of B, one for each 128 columns of a row", ("N", "K / 128")),
 )
 
 FURTHER: tuple[Rule[BsrSddmmSpec], ...] = (
@@ -34,7 +34,7 @@ FURTHER: tuple[Rule[BsrSddmmSpec], ...] = (
     Fits(
         "n",
         lambda spec: spec.tile.n // spec.block.cols <= WARP,
-        lambda spec: f"a tile has at most {WARP} blocks, each found by a lane: block.cols is {spec.block.cols}",
+        lambda spec: f"a tile has at most {WARP} blocks, one for each lane: block.cols is {spec.block.cols}",
     ),
 )
 TILE = (*BLOCK_TILE, *FURTHER)
@@ -54,7 +54,7 @@ def plan(spec: BsrSddmmSpec, stem: str) -> Plan:
         shared.add("AScales", spec.stages * m * 4, f"scales of the {m} rows of A of each stage", align=128)
         shared.add("BScales", spec.stages * n * 4, f"scales of the {n} rows of B of each stage", align=128)
     shared.add("Barriers", 8 * 2 * spec.stages, "mbarriers: full, then empty", align=8)
-    shared.add("Counts", 4 * spec.stages, "stored blocks of the unit that a stage belongs to", align=4)
+    shared.add("Counts", 4 * spec.stages, "stored blocks of the unit of each stage", align=4)
     check_budget(spec, shared.size, registers(spec))
     return Plan(
         spec=spec,
@@ -84,8 +84,8 @@ def plan(spec: BsrSddmmSpec, stem: str) -> Plan:
         constants=(
             *constants(spec, pieces),
             Constant("kBlockCols", cols, "columns of a stored block of C"),
-            Constant("kTileBlocks", n // cols, "stored blocks of a tile, at most"),
-            Constant("kBBlockBytes", cols * k, "bytes of the part of a B tile that one stored block needs"),
+            Constant("kTileBlocks", n // cols, "most stored blocks per tile"),
+            Constant("kBBlockBytes", cols * k, "bytes of a B tile per stored block"),
             *(_scale_constants(spec) if by_row else ()),
             Constant("kStageBytes", m * (k + 4 * by_row), "bytes of a stage, excluding those of stored blocks"),
             Constant("kBlockBytes", cols * (k + 4 * by_row), "bytes of a stage for each stored block"),

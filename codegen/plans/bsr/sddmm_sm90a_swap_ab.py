@@ -50,20 +50,20 @@ def plan(spec: BsrSddmmSpec, stem: str) -> Plan:
     constants = (
         Constant("kTileM", m, "rows of a tile: those of a stored block of C"),
         Constant("kBlockCols", cols, "columns of a stored block of C"),
-        Constant("kTileBlocks", n // cols, "stored blocks of a tile, at most"),
+        Constant("kTileBlocks", n // cols, "most stored blocks per tile"),
         Constant("kTileK", k, "depth of one step"),
         Constant("kStages", spec.stages, "depth of the ring of A and B tiles"),
         Constant("kThreads", threads, "warpgroups that consume, then one warp that produces"),
         Constant("kConsumerWarps", CONSUMERS * WARPGROUP // WARP, "warps that compute"),
         Constant("kGroupColumns", GROUP_COLUMNS, "columns of C of a column group, rows of B: the M side of one wgmma"),
         Constant("kWarpgroupGroups", groups, "column groups of a warpgroup's part"),
-        Constant("kAccumulators", accumulators, "accumulators of a thread for one column group"),
+        Constant("kAccumulators", accumulators, "accumulators per thread and column group"),
         Constant("kPieceSize", PIECE, "rows and columns of a piece of C, which a warp stores at a time"),
         Constant("kStagingPieces", pieces, "pieces that a warp may have in flight"),
         Constant("kABytes", a_bytes, "bytes of an A tile"),
         Constant("kBBytes", b_bytes, "bytes of a B tile"),
-        Constant("kBBlockBytes", cols * k * dtype.bytes, "bytes of the part of a B tile that one stored block needs"),
-        Constant("kBGroupBytes", GROUP_COLUMNS * k * dtype.bytes, "bytes of the part that one column group needs"),
+        Constant("kBBlockBytes", cols * k * dtype.bytes, "bytes of a B tile per stored block"),
+        Constant("kBGroupBytes", GROUP_COLUMNS * k * dtype.bytes, "bytes of a B tile per column group"),
         Constant("kPieceBytes", piece_bytes, "bytes of a piece of C"),
     )
     params = (
@@ -128,7 +128,7 @@ def _check(spec: BsrSddmmSpec) -> None:
     """Refuse what the kernel is not written for."""
     require(spec.block.cols in SIZES, "block.cols", f"is {spec.block.cols}; {_allowed(spec, '16, 32')}")
     check_tile(spec, TILE)
-    require(spec.stages >= 2, "stages", "is 1; one stage is still being read while the next is waited for: 2 or more")
+    require(spec.stages >= 2, "stages", "is 1; a warpgroup reads one stage while it waits for the next: 2 or more")
 
 
 def _shared(spec: BsrSddmmSpec, a_bytes: int, b_bytes: int, piece_bytes: int) -> tuple[SharedLayout, int]:
@@ -141,7 +141,7 @@ def _shared(spec: BsrSddmmSpec, a_bytes: int, b_bytes: int, piece_bytes: int) ->
         count = "a piece" if pieces == 1 else f"{pieces} pieces"
         shared.add("C", warps * pieces * piece_bytes, f"{count} of C of each warp", stores=True)
         shared.add("Barriers", 8 * 2 * spec.stages, "mbarriers: full, then empty", align=8)
-        shared.add("Counts", 4 * spec.stages, "stored blocks of the unit that a stage belongs to", align=4)
+        shared.add("Counts", 4 * spec.stages, "stored blocks of the unit of each stage", align=4)
         room = min(arch.shared_memory_per_block, arch.shared_memory_per_sm // spec.ctas_per_sm - KIB)
         if shared.size <= room:
             break

@@ -33,7 +33,7 @@ def plan(spec: BsrSpgemmSpec, stem: str) -> Plan:
     ring, staging = tiles.shared()
     ring.add("List", 8 * tiles.threads, "products of a tile: block of A, block of B", align=16)
     # Not beside the tiles: three stages of blocks of 128 and a list are just half of what an SM has.
-    counted = "products found by each warp, overlapping the tiles past the staging"
+    counted = "products found by each warp; overlaps the tiles behind the staging buffer"
     counts = SharedRegion("Counts", staging.bytes, 4 * warps, counted)
     under = next((region.name for region in ring.regions if region.overlaps(counts)), None)
     counts = replace(counts, aliases=under)
@@ -58,7 +58,7 @@ def plan(spec: BsrSpgemmSpec, stem: str) -> Plan:
         pointer("a", element, "stored blocks of A (nnz, rows, cols), contiguous"),
         pointer("b", element, "stored blocks of B (nnz, rows, cols), contiguous"),
         pointer("c", element, "C (M, N)", writes=True),
-        i64("c_row_stride", "elements from one row of C to the next"),
+        i64("c_row_stride", "row stride of C, in elements"),
         *INTERSECTION_PARAMS,
         *RUN_PARAMS,
     )
@@ -109,4 +109,4 @@ def _check(spec: BsrSpgemmSpec) -> None:
     require(spec.output == "dense", "output", f"is {spec.output}; with {spec.mma} on {spec.arch} C is dense")
     reason = f"is dynamic; with {spec.mma} on {spec.arch} the tile scheduler is static: leave it out"
     require(not spec.is_dynamic, "scheduler", reason)
-    require(spec.stages >= 2, "stages", "is 1; a step is loaded while another is computed: 2 or more")
+    require(spec.stages >= 2, "stages", "is 1; the kernel loads one step while it computes another: 2 or more")

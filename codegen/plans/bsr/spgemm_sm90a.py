@@ -46,7 +46,9 @@ from codegen.tile_rules import OneOf, Rule, check_tile
 RUN_TILES = 4  # more would share the search among more tiles, and divide the work less evenly
 OVERHEAD = 32  # registers beside the accumulators
 LIST_BYTES = 8 * 32 + 16  # 32 products, each a block of A and one of B; their number, the tile, whether it ends
-SCHEDULER = "tickets drawn, thread blocks ended, tiles deferred, classified; late tiles: 0 between launches"
+SCHEDULER = (
+    "tickets drawn, finished thread blocks, tiles deferred and classified, late tiles; all are 0 between launches"
+)
 
 TILE: tuple[Rule[BsrSpgemmSpec], ...] = (
     *one_block(),
@@ -68,8 +70,8 @@ def plan(spec: BsrSpgemmSpec, stem: str) -> Plan:
     require(spec.block.cols == block, "block.cols", f"is {spec.block.cols}; blocks are square: block.rows is {block}")
     check_tile(spec, TILE)
     allowed = spec.output == "dense" or not spec.is_dynamic
-    require(allowed, "scheduler", f"is dynamic, but not written for output bsr on {arch.name}; allowed: static")
-    require(spec.stages >= 2, "stages", "is 1; one stage is still being read while the next is waited for: 2 or more")
+    require(allowed, "scheduler", f"is dynamic; allowed with output bsr on {arch.name}: static")
+    require(spec.stages >= 2, "stages", "is 1; a warpgroup reads one stage while it waits for the next: 2 or more")
 
     # With a dynamic scheduler a warp of its own searches one tile ahead of the producer.
     consumers, other_warps = m // WARPGROUP_ROWS, 2 if spec.is_dynamic else 1
@@ -84,9 +86,9 @@ def plan(spec: BsrSpgemmSpec, stem: str) -> Plan:
     shared.add("C", consumers * C_GROUP_BYTES, "1 column group of C of each warpgroup", stores=True)
     shared.add("Barriers", 8 * 2 * spec.stages, "mbarriers: full, then empty", align=8)
     if spec.is_dynamic:
-        shared.add("List", LIST_BYTES, "the most recently found products", align=8)
+        shared.add("List", LIST_BYTES, "the latest products found", align=8)
         shared.add("ListBarriers", 8 * 2, "mbarriers of the list: full, then empty", align=8)
-    shared.add("Steps", 4 * spec.stages, "kind of the step in each stage", align=4)
+    shared.add("Steps", 4 * spec.stages, "kind of step in each stage", align=4)
     accumulators = WARPGROUP_ROWS * n // WARPGROUP
     # A tile has few steps: while one thread block of an SM stores, another multiplies. Each costs 1 KB of its own.
     threads = consumers * WARPGROUP + 32 * other_warps
@@ -105,7 +107,7 @@ def plan(spec: BsrSpgemmSpec, stem: str) -> Plan:
         Constant("kGroupColumns", columns, "columns of a group: one 128-byte swizzled row"),
         Constant("kTileGroups", groups, "column groups of a tile"),
         Constant("kWarpgroupRows", WARPGROUP_ROWS, "rows of a warpgroup's part of a tile"),
-        Constant("kAccumulators", accumulators, "accumulators of a thread"),
+        Constant("kAccumulators", accumulators, "accumulators per thread"),
         Constant("kABytes", a_bytes, "bytes of an A tile"),
         Constant("kBBytes", b_bytes, "bytes of a B tile"),
         Constant("kBGroupBytes", k * SWIZZLE, "bytes of one column group of B"),
@@ -173,7 +175,7 @@ def _tile_constants(spec: BsrSpgemmSpec) -> tuple[Constant, ...]:
     if spec.output == "bsr":
         return ()
     if spec.is_dynamic:
-        return (Constant("kLateTiles", LATE_TILES, "counters of the scheduler, which come before its late tiles"),)
+        return (Constant("kLateTiles", LATE_TILES, "counters of the scheduler, stored before its late tiles"),)
     return (Constant("kRunTiles", RUN_TILES, "adjacent C tiles that share one search"),)
 
 
@@ -181,9 +183,11 @@ def _tile_params(spec: BsrSpgemmSpec) -> tuple[Param, ...]:
     """Parameters of the tiles of C."""
     if spec.output == "bsr":
         return (
-            pointer("c_crow_indices", "int", "first block of each block row of C, then the end of the last"),
-            pointer("c_col_indices", "int", "block column of each block of C"),
-            i32("c_index_words", "32-bit words of an index of C"),
+            pointer(
+                "c_crow_indices", "int", "row offsets of C: first block of each block row, then the end of the last"
+            ),
+            pointer("c_col_indices", "int", "block column of each stored block of C"),
+            i32("c_index_words", "32-bit words per index of C"),
             i32("block_rows", "block rows of A and of C"),
             i32("blocks", "stored blocks of C"),
         )

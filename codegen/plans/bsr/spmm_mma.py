@@ -48,8 +48,8 @@ FP8_WARP_COLUMNS = 32  # products beside their sums take registers
 OVERHEAD_REGISTERS = 40  # addresses and loop state: an allowance
 FP8_OVERHEAD_REGISTERS = 68  # products beside their sums too: with 60 a tile of 32 x 128 spilled where there are 128
 GROUP_PARAMS = (
-    i32("group_rows", "block rows whose blocks should fit the L2 at once"),
-    i32("column_tiles", "tiles of a block row"),
+    i32("group_rows", "block rows whose blocks fit the L2 together"),
+    i32("column_tiles", "tiles per block row"),
 )
 
 
@@ -78,7 +78,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
     scale_constants = add_mma_sync_scales(spec, ring) if in_fp8 else ()
     # C is staged in the memory of the tiles, which are read no more by then.
     staging = SharedRegion(
-        "Staging", 0, staging_bytes, "strips of C, one per warp, overlapping the tiles", "A", stores=True
+        "Staging", 0, staging_bytes, "strips of C, one per warp; overlap the tiles", "A", stores=True
     )
     shared_bytes = max(ring.size, staging_bytes)
 
@@ -111,7 +111,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         Constant("kATile", a_bytes, "bytes of an A tile"),
         Constant("kBTile", b_bytes, "bytes of a B tile"),
         *scale_constants,
-        Constant("kWarpsN", warps_n, "warps side by side along a row of C"),
+        Constant("kWarpsN", warps_n, "warps along a row of C"),
         Constant("kWarpRows", warp_rows, "rows of C of one warp"),
         Constant("kWarpColumns", columns, "columns of C of one warp"),
         Constant("kStripChunks", columns * output_bytes // COPY_BYTES, "chunks of a row of a strip of C"),
@@ -215,11 +215,11 @@ def _check(spec: BsrSpmmSpec) -> None:
     sides = ", ".join(map(str, BLOCK_SIDES))
     if spec.is_fp8:
         check_mma_sync(spec)
-    require(spec.epilogue is None, "epilogue", f"is not written for {spec.arch} with {spec.mma}; leave it out")
-    require(not spec.accumulate, "accumulate", f"is not written for {spec.arch} with {spec.mma}; leave it out")
-    require(not spec.is_dynamic, "scheduler", f"is not written for {spec.arch} with {spec.mma}; leave it out")
-    require(not spec.transpose_a, "transpose_a", f"is not written for {spec.arch} with {spec.mma}; leave it out")
+    require(spec.epilogue is None, "epilogue", f"is not supported on {spec.arch} with {spec.mma}: leave it out")
+    require(not spec.accumulate, "accumulate", f"is not supported on {spec.arch} with {spec.mma}: leave it out")
+    require(not spec.is_dynamic, "scheduler", f"is not supported on {spec.arch} with {spec.mma}: leave it out")
+    require(not spec.transpose_a, "transpose_a", f"is not supported on {spec.arch} with {spec.mma}: leave it out")
     require(block.rows in BLOCK_SIDES, "block.rows", f"is {block.rows}; allowed with mma: {sides}")
     require(block.cols in BLOCK_SIDES, "block.cols", f"is {block.cols}; allowed with mma: {sides}")
     check_tile(spec, TILE)
-    require(spec.stages >= 2, "stages", "is 1; a step is loaded while another is computed: 2 or more")
+    require(spec.stages >= 2, "stages", "is 1; the kernel loads one step while it computes another: 2 or more")

@@ -77,7 +77,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
     by_columns = spec.b_layout == "column_major"
     allowed = not by_columns or (n <= MOST_BOX and k == columns)
     require(allowed, "b_layout", f"is {spec.b_layout}; where tile.n is {n} and tile.k {k}: row_major")
-    require(spec.stages >= 2, "stages", "is 1; one stage is still being read while the next is waited for: 2 or more")
+    require(spec.stages >= 2, "stages", "is 1; a warpgroup reads one stage while it waits for the next: 2 or more")
 
     part = Part.of(spec)
     # Not with a dynamic scheduler: it was slower.

@@ -28,7 +28,7 @@ from codegen.tile_rules import OneOf, Rule, check_tile
 NOT_WRITTEN = ("epilogue", "accumulate", "scheduler", "transpose_a")
 BLOCK_SCALES = (
     pointer("a_scale", "float", "scale of each stored block of A: value = code * scale"),
-    tensor_map("b_scale_map", "scales of B, of 128 rows of a column each", ("N", "K / 128")),
+    tensor_map("b_scale_map", "scales of B, one for each 128 rows of a column", ("N", "K / 128")),
 )
 
 
@@ -111,8 +111,7 @@ def _check(spec: BsrSpmmSpec) -> None:
     require(
         spec.b_layout == "column_major",
         "b_layout",
-        f"is {spec.b_layout}; a wgmma of {spec.dtype} takes its operands K-major alone, so B is stored by columns: "
-        "column_major",
+        f"is {spec.b_layout}; wgmma of {spec.dtype} requires K-major operands, so B is stored by columns: column_major",
     )
     require_left_out(spec, NOT_WRITTEN, f"dtype {spec.dtype}")
     check_blocks(spec)

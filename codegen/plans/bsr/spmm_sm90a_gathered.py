@@ -33,7 +33,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
             Constant("kConsumers", CONSUMERS, "warpgroups that compute"),
             Constant("kSlots", warpgroup_slots, "slots of a warpgroup"),
             Constant("kStagingSlots", staged, "slots stored at a time"),
-            Constant("kAccumulators", accumulators, "accumulators of a thread for one block row and column group"),
+            Constant("kAccumulators", accumulators, "accumulators per thread, block row and column group"),
             Constant("kARowBytes", a_row_bytes, "bytes of a row of a block of A"),
             Constant("kARowChunks", a_row_bytes // gathered.CHUNK_BYTES, "16-byte chunks of such a row"),
             Constant("kCGroupBytes", rows * SWIZZLE, "bytes of one column group of a block row of C"),

@@ -37,10 +37,8 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
             Constant("kConsumerWarps", WARPS, "warps that compute"),
             Constant("kWarpSlots", warp_slots, "slots of a warp"),
             Constant("kSteps", spec.block.cols // MMA_DEPTH, "steps of 16 columns of a block of A"),
-            Constant("kStepBytes", step_bytes, "bytes of one of them"),
-            Constant(
-                "kGroupTiles", GROUP_COLUMNS // MMA_COLUMNS, "mma.syncs side by side in a column group, 8 columns each"
-            ),
+            Constant("kStepBytes", step_bytes, "bytes per such step"),
+            Constant("kGroupTiles", GROUP_COLUMNS // MMA_COLUMNS, "mma.syncs across a column group, 8 columns each"),
             Constant("kARowWords", spec.block.cols * DTYPES[spec.dtype].bytes // WORD_BYTES, "words of a row of A"),
             Constant("kCGroupBytes", rows * SWIZZLE, "bytes of one column group of a block row of C"),
         ),

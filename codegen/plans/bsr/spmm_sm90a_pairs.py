@@ -46,13 +46,13 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
     cols = spec.block.cols
     require(cols in (64, 128), "block.cols", f"is {cols}; allowed with wgmma where block.rows is 64: 64, 128")
     check_tile(spec, TILE)
-    require(spec.stages >= 2, "stages", "is 1; one stage is still being read while the next is waited for: 2 or more")
+    require(spec.stages >= 2, "stages", "is 1; a warpgroup reads one stage while it waits for the next: 2 or more")
     require_left_out(spec, ("accumulate", "scheduler"), f"tile.m {ROWS} of block rows of 64")
 
     by_columns = spec.b_layout == "column_major"
     a_bytes, b_bytes = WARPGROUP_ROWS * k * dtype.bytes, k * n * dtype.bytes
     shared = spmm_shared(spec, CONSUMERS * a_bytes, f"ring of pairs of A tiles, {WARPGROUP_ROWS} rows of 128 bytes")
-    shared.add("Rows", 4 * spec.stages, "which block rows have a block in the step of a stage", align=8)
+    shared.add("Rows", 4 * spec.stages, "flags of the block rows that have a block in a stage's step", align=8)
     registers = Part.of(spec).registers
     check_budget(spec, shared.size, registers)
 
@@ -64,7 +64,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         *warpgroup_constants(spec, Constant("kConsumers", CONSUMERS, "warpgroups that compute, each a block row")),
         Constant("kTileGroups", n // columns, "column groups of a tile"),
         Constant("kStagingGroups", spmm_staging_groups(spec), "column groups that a warpgroup may have in flight"),
-        Constant("kAccumulators", registers.accumulators, "accumulators of a thread"),
+        Constant("kAccumulators", registers.accumulators, "accumulators per thread"),
         Constant("kABytes", a_bytes, "bytes of the A tile of one block row"),
         Constant("kBBytes", b_bytes, "bytes of a B tile"),
         *(() if by_columns else (Constant("kBGroupBytes", k * SWIZZLE, "bytes of one column group of B"),)),
@@ -73,8 +73,8 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
     params = (
         *spmm_params(spec),
         i32("block_rows", "block rows of A"),
-        i32("row_pairs", "half of them, rounded up"),
-        i32("tiles", "row_pairs times those of a pair"),
+        i32("row_pairs", "block_rows / 2, rounded up"),
+        i32("tiles", "row_pairs * tiles per pair"),
         *(() if by_columns else (COLUMNS_PARAM,)),
         *epilogue_params(spec),
     )

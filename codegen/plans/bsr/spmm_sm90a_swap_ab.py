@@ -48,7 +48,7 @@ B_ROWS_PARAMS = (
     COLUMNS_PARAM,
     i32("whole_rows", "leading rows of B for which one copy loads all column groups of a tile"),
 )
-TILES_PARAM = i32("tiles", "of C: block_rows times those of a block row")
+TILES_PARAM = i32("tiles", "tiles of C: block_rows * tiles per block row")
 
 TILE: tuple[Rule[BsrSpmmSpec], ...] = (
     one_block_row(),
@@ -68,7 +68,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
     m, n, k = spec.tile.m, spec.tile.n, spec.tile.k
     require(cols in SIZES, "block.cols", f"is {cols}; allowed with wgmma where block.rows is {rows}: 16, 32")
     check_tile(spec, TILE)
-    require(spec.stages >= 2, "stages", "is 1; one stage is still being read while the next is waited for: 2 or more")
+    require(spec.stages >= 2, "stages", "is 1; a warpgroup reads one stage while it waits for the next: 2 or more")
 
     groups, step_blocks, row_bytes = Part.of(spec).groups, k // cols, cols * dtype.bytes
     a_bytes, b_bytes = m * k * dtype.bytes, k * n * dtype.bytes
@@ -76,7 +76,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
     a_doc = f"ring of blocks of A, {m} rows of {row_bytes} bytes"
     shared = spmm_shared(spec, a_bytes, a_doc, c_group_bytes, step_blocks)
     if spec.is_dynamic:
-        shared.add("IsLast", 4 * CONSUMERS, "whether a warpgroup's chunk was the last", align=4)
+        shared.add("IsLast", 4 * CONSUMERS, "whether a warpgroup finished the last chunk", align=4)
     workers = "one warp that produces" + (", one that schedules" if spec.is_dynamic else "")
     threads, resident = CONSUMERS * WARPGROUP + (2 if spec.is_dynamic else 1) * WARP, spec.ctas_per_sm
     accumulators = m * WARPGROUP_COLUMNS // WARPGROUP
@@ -93,7 +93,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         *(() if copies_b(spec) else (Constant("kTileGroups", n // WARPGROUP_COLUMNS, "column groups of a tile"),)),
         Constant("kWarpgroupGroups", groups, "column groups of a warpgroup"),
         Constant("kStagingGroups", spmm_staging_groups(spec), "column groups that a warpgroup may have in flight"),
-        Constant("kAccumulators", accumulators, "accumulators of a thread for one column group"),
+        Constant("kAccumulators", accumulators, "accumulators per thread and column group"),
         *_step_bytes(a_bytes, b_bytes, step_blocks),
         Constant("kBGroupBytes", cols * SWIZZLE, "bytes of one column group of B"),
         Constant("kCGroupBytes", c_group_bytes, "bytes of one column group of C"),
@@ -176,7 +176,7 @@ def _depth(spec: BsrSpmmSpec, step_blocks: int) -> tuple[Constant, ...]:
     depth = Constant("kBlockCols", cols, "columns of a stored block of A")
     if step_blocks == 1:
         return (depth,)
-    return (depth, Constant("kStepBlocks", step_blocks, "blocks of A of one step, at most"))
+    return (depth, Constant("kStepBlocks", step_blocks, "most blocks of A per step"))
 
 
 def _step_bytes(a_bytes: int, b_bytes: int, step_blocks: int) -> tuple[Constant, ...]:
@@ -188,7 +188,7 @@ def _step_bytes(a_bytes: int, b_bytes: int, step_blocks: int) -> tuple[Constant,
         )
     return (
         Constant("kABytes", a_bytes, "bytes of the blocks of A of one step"),
-        Constant("kABlockBytes", a_bytes // step_blocks, "bytes of one of them"),
+        Constant("kABlockBytes", a_bytes // step_blocks, "bytes per such step"),
         Constant("kBBytes", b_bytes, "bytes of the B tiles of one step"),
         Constant("kBBlockBytes", b_bytes // step_blocks, "bytes of the B tile of one block of A"),
     )

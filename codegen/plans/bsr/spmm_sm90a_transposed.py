@@ -55,7 +55,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
     require(rows in (64, 128), "block.rows", f"is {rows}; allowed with transpose_a: 64, 128")
     require(cols in (64, 128), "block.cols", f"is {cols}; allowed with transpose_a: 64, 128")
     check_tile(spec, TILE)
-    require(spec.stages >= 2, "stages", "is 1; one stage is still being read while the next is waited for: 2 or more")
+    require(spec.stages >= 2, "stages", "is 1; a warpgroup reads one stage while it waits for the next: 2 or more")
     require_left_out(spec, ("accumulate", "scheduler"), "transpose_a")
 
     by_columns = spec.b_layout == "column_major"
@@ -84,7 +84,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         A_MAP,
         *b_params(spec, "M"),
         tensor_map("c_map", "C", ("N", "K"), writes=True),
-        pointer("column_starts", "int", "first entry of each block column, then the end of the last"),
+        pointer("column_starts", "int", "column offsets: first entry of each block column, then the end of the last"),
         pointer("entries", "int2", "stored block and its block row, in the order of block columns"),
         *place_params(spec, "block_columns", "block columns of A"),
         *(() if by_columns else (COLUMNS_PARAM,)),

@@ -68,7 +68,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
     ring.add("A", spec.stages * a_bytes, f"A tiles, {m} rows of {a_stride} elements", align=128, ring=places)
     ring.add("B", spec.stages * b_bytes, f"B tiles, {b_lines} {line}s of {b_stride} elements", align=128, ring=places)
     if tma:
-        ring.add("Full", 8 * spec.stages, "mbarriers: the tiles of a stage have landed", align=8)
+        ring.add("Full", 8 * spec.stages, "mbarriers: the tiles of a stage have arrived", align=8)
     # C is staged in the memory of the tiles, which are read no more by then.
     doc = "float strips of C, one per warp, overlapping the tiles"
     staging = SharedRegion("Staging", 0, staging_bytes, doc, "A", stores=True)
@@ -97,8 +97,8 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         Constant("kBTile", b_lines * b_stride, "elements of a B tile, padding included"),
     )
     thread_copies = (
-        Constant("kACopies", a_copies, "copies of a thread for an A tile"),
-        Constant("kBCopies", b_copies, "copies of a thread for a B tile"),
+        Constant("kACopies", a_copies, "copies per thread for an A tile"),
+        Constant("kBCopies", b_copies, "copies per thread for a B tile"),
     )
     constants = (
         Constant("kTileM", m, "rows of a C tile: one block row"),
@@ -108,12 +108,12 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         Constant("kThreads", threads, "all load and compute"),
         Constant("kCopy", copy, "elements of a 16-byte copy"),
         *(() if tma else thread_copies),
-        Constant("kAStride", a_stride, "elements from one row of an A tile to the next, padding included"),
-        Constant("kBStride", b_stride, f"elements from one {line} of a B tile to the next, padding included"),
-        Constant("kWarpsN", warps_n, "warps side by side along a row of C"),
+        Constant("kAStride", a_stride, "row stride of an A tile, in elements, with padding"),
+        Constant("kBStride", b_stride, f"{line} stride of a B tile, in elements, with padding"),
+        Constant("kWarpsN", warps_n, "warps along a row of C"),
         Constant("kWarpRows", warp_rows, "rows of C of one warp"),
         Constant("kWarpColumns", warp_columns, "columns of C of one warp"),
-        Constant("kStagingStride", staging_stride, "floats from one row of the staging to the next, padding included"),
+        Constant("kStagingStride", staging_stride, "row stride of the staging buffer, in floats, with padding"),
         *(ring_constants if asynchronous else ()),
     )
     maps = {"a_map": TensorMap((a_stride, m, 1), 0), "b_map": TensorMap((b_stride, b_lines), 0)}
@@ -135,7 +135,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
             load=f"bsr_spmm/wmma_{'tma' if tma else f'copy_{spec.copy_}'}.cuh.j2",
             b_load=f"bsr_spmm/wmma_b_{line}s.cuh.j2",
             mainloop=f"bsr_spmm/wmma_{f'ring_{spec.copy_}' if asynchronous else 'no_ring'}.cuh.j2",
-            loaders="Its first thread issues the TMA loads" if tma else "All warps load",
+            loaders="The first thread issues the TMA loads" if tma else "All warps load",
             tma=tma,
             by_columns=by_columns,
             b_and_c=b_and_c(spec),
@@ -167,15 +167,15 @@ def warp_level_params(element: str, by_columns: bool = False) -> tuple[Param, ..
         pointer("a", element, "stored blocks of A (nnz, rows, cols), contiguous"),
         pointer("b", element, "B, by columns (K, N)" if by_columns else "B (K, N)"),
         pointer("c", element, "C (M, N)", writes=True),
-        i64(f"b_{line}_stride", f"elements from one {line} of B to the next"),
-        i64("c_row_stride", "elements from one row of C to the next"),
-        pointer("crow_indices", "int", "first block of each block row, then the end of the last"),
-        pointer("col_indices", "int", "block column of each block"),
-        i32("index_words", "32-bit words of an index: 1 or 2; the low one is read"),
-        i32("block_columns", "blocks across A, block rows of B"),
+        i64(f"b_{line}_stride", f"{line} stride of B, in elements"),
+        i64("c_row_stride", "row stride of C, in elements"),
+        pointer("crow_indices", "int", "row offsets: first block of each block row, then the end of the last"),
+        pointer("col_indices", "int", "block column of each stored block"),
+        i32("index_words", "32-bit words per index, 1 or 2; the kernel reads the low word"),
+        i32("block_columns", "block columns of A, block rows of B"),
         i32("block_rows", "block rows of A"),
         i32("n", "columns of B and C; rows of C are padded to a multiple of 8"),
-        i32("tiles", "block_rows times those of a block row: the grid"),
+        i32("tiles", "block_rows * tiles per block row: the grid size"),
     )
 
 
@@ -215,16 +215,16 @@ TILE: tuple[Rule[BsrSpmmSpec], ...] = (
 def _check(spec: BsrSpmmSpec) -> None:
     """Refuse what the kernel is not written for."""
     block = spec.block
-    require(spec.epilogue is None, "epilogue", f"is not written for {spec.arch} with {spec.mma}; leave it out")
-    require(not spec.accumulate, "accumulate", f"is not written for {spec.arch} with {spec.mma}; leave it out")
-    require(not spec.is_dynamic, "scheduler", f"is not written for {spec.arch} with {spec.mma}; leave it out")
-    require(not spec.transpose_a, "transpose_a", f"is not written for {spec.arch} with {spec.mma}; leave it out")
+    require(spec.epilogue is None, "epilogue", f"is not supported on {spec.arch} with {spec.mma}: leave it out")
+    require(not spec.accumulate, "accumulate", f"is not supported on {spec.arch} with {spec.mma}: leave it out")
+    require(not spec.is_dynamic, "scheduler", f"is not supported on {spec.arch} with {spec.mma}: leave it out")
+    require(not spec.transpose_a, "transpose_a", f"is not supported on {spec.arch} with {spec.mma}: leave it out")
     heights = (16, 32, 64, 128, 256)
     require(block.rows in heights, "block.rows", f"is {block.rows}; allowed with wmma: {', '.join(map(str, heights))}")
     columns = (16, 32, 64, 112, 128)
     require(block.cols in columns, "block.cols", f"is {block.cols}; allowed with wmma: {', '.join(map(str, columns))}")
     check_tile(spec, TILE)
     if spec.copy_ != "ld_global":
-        require(spec.stages >= 2, "stages", "is 1; a step is loaded while another is computed: 2 or more")
+        require(spec.stages >= 2, "stages", "is 1; the kernel loads one step while it computes another: 2 or more")
     else:
-        require(spec.stages == 1, "stages", f"is {spec.stages}; plain loads fill one buffer: 1")
+        require(spec.stages == 1, "stages", f"is {spec.stages}; plain loads fill one buffer; allowed: 1")

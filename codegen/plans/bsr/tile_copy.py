@@ -41,9 +41,9 @@ def plan(spec: TileCopySpec, stem: str) -> Plan:
     tma, ring = spec.copy_ == "tma", spec.copy_ != "ld_global"
     check_tile(spec, TILE)
     if ring:
-        require(spec.stages >= 2, "stages", "is 1; a tile is loaded while another is stored: 2 or more")
+        require(spec.stages >= 2, "stages", "is 1; the kernel loads one tile while it stores another: 2 or more")
     else:
-        require(spec.stages == 1, "stages", f"is {spec.stages}; plain loads fill one buffer: 1")
+        require(spec.stages == 1, "stages", f"is {spec.stages}; plain loads fill one buffer; allowed: 1")
 
     copy = COPY_BYTES // dtype.bytes
     copies, tile_bytes = m * n // (copy * THREADS), m * n * dtype.bytes
@@ -51,7 +51,7 @@ def plan(spec: TileCopySpec, stem: str) -> Plan:
     places = Ring(spec.stages, "full[i]" if tma else "")
     shared.add("Tiles", spec.stages * tile_bytes, f"tiles, {m} rows of {n} elements", align=128, ring=places)
     if tma:
-        shared.add("Full", 8 * spec.stages, "mbarriers: the tile of a stage has landed", align=8)
+        shared.add("Full", 8 * spec.stages, "mbarriers: the tile of a stage has arrived", align=8)
 
     held = min(copies, COPIES_AT_ONCE) * COPY_BYTES // 4
     # As many thread blocks as shared memory (1 KB a block is the system's), registers and warps allow.
@@ -73,7 +73,7 @@ def plan(spec: TileCopySpec, stem: str) -> Plan:
         if tma
         else (
             pointer("in", "unsigned short", "in (rows, columns)"),
-            i64("in_row_stride", "elements from one row of in to the next"),
+            i64("in_row_stride", "row stride of in, in elements"),
         )
     )
     return Plan(
@@ -89,10 +89,10 @@ def plan(spec: TileCopySpec, stem: str) -> Plan:
         params=(
             *source,
             pointer("out", "unsigned short", "out (rows, columns)", writes=True),
-            i64("out_row_stride", "elements from one row of out to the next"),
+            i64("out_row_stride", "row stride of out, in elements"),
             i32("rows", "rows of in and out"),
             i32("columns", "columns of in and out, a multiple of 8"),
-            i32("column_tiles", "tiles side by side"),
+            i32("column_tiles", "column tiles"),
             i32("tiles", "all tiles"),
         ),
         tensor_maps={"in_map": TensorMap((n, m), 0)} if tma else {},
@@ -100,10 +100,10 @@ def plan(spec: TileCopySpec, stem: str) -> Plan:
             Constant("kTileM", m, "rows of a tile"),
             Constant("kTileN", n, "columns of a tile"),
             *stages,
-            Constant("kThreads", THREADS, "threads of a block"),
+            Constant("kThreads", THREADS, "threads per block"),
             Constant("kCopy", copy, "elements of a chunk"),
             Constant("kRowChunks", n // copy, "chunks of a row of a tile"),
-            Constant("kCopies", copies, "chunks of a thread for a tile"),
+            Constant("kCopies", copies, "chunks per thread and tile"),
             *((Constant("kTileBytes", tile_bytes, "bytes of a tile"),) if ring else ()),
         ),
         flags=TileCopyFlags(tma=tma, ring=ring),

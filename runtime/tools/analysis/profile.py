@@ -15,6 +15,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
 from codegen.errors import CodegenError
+from codegen.installation import install_command
 from codegen.library import NamedSpec
 from codegen.plain import json_model
 from codegen.wording import one_line
@@ -60,7 +61,7 @@ def missing() -> str:
     try:
         import torch  # noqa: PLC0415
     except ModuleNotFoundError:
-        return "torch, which launches the kernel, is not installed: pip install 'sparse-kernel-codegen[torch]'"
+        return f"torch, which launches the kernel, is not installed: {install_command('torch')}"
     return "" if torch.cuda.is_available() else "there is ncu, but torch sees no GPU"
 
 

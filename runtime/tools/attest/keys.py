@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 from codegen.errors import FileError
 from codegen.files import read_bytes
+from codegen.installation import install_command
 from runtime.errors import ToolchainError
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-INSTALL = "pip install 'sparse-kernel-codegen[attest]'"
 PASSWORD = "CODEGEN_KEY_PASSWORD"
 """Variable with the password of a private key that has one."""
 MOST_BYTES = 16 << 10
@@ -95,7 +95,9 @@ def _modules() -> tuple[Any, Any]:
         from cryptography.hazmat.primitives import serialization  # noqa: PLC0415
         from cryptography.hazmat.primitives.asymmetric import ed25519  # noqa: PLC0415
     except ImportError as error:
-        raise ToolchainError(f"attestations need cryptography and packaging ({error}): {INSTALL}") from None
+        raise ToolchainError(
+            f"attestations need cryptography and packaging ({error}): {install_command('attest')}"
+        ) from None
     return serialization, ed25519
 
 

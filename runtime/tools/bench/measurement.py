@@ -340,7 +340,7 @@ def bsr_workload(kernel: BsrSpmmKernel, size: int = 8192, row_blocks: int = 16, 
     block, dtype = kernel.spec.block, TORCH_DTYPES[kernel.spec.dtype]
     a = random_bsr(block, dtype, size, row_blocks)
     b = torch.randn((size, columns), device="cuda", dtype=dtype)
-    if kernel.spec.b_layout == "column_major":
+    if kernel.spec.b_layout != "row_major":
         b = b.mT.contiguous().mT
     # Not A itself: a matrix that is mostly zeros draws less power, so that cuBLAS runs faster than on real data.
     dense = torch.randn((size, size), device="cuda", dtype=dtype)

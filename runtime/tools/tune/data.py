@@ -253,7 +253,7 @@ class SpmmInputs(BsrInputs):
         self.bias = self._dense(1, m)[0] if problem.epilogue is not None and problem.epilogue.bias else None
         self.c = self._dense(m, n) if problem.accumulate else None
         a = self._sparse(k, m) if problem.transpose_a else self._sparse(m, k)
-        return a, self._dense(n, k).T if problem.b_layout == "column_major" else self._dense(k, n)
+        return a, self._dense(k, n) if problem.b_layout == "row_major" else self._dense(n, k).T
 
     def call(self, kernel: Any) -> Call:
         """Return the call of a kernel, which returns its result."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from codegen.errors import CodegenError
+from codegen.installation import install_command
 from codegen.library import NamedSpec
 from codegen.select.space import Space
 from runtime.tools.tune.sampler import Sampler
@@ -31,7 +32,7 @@ def optuna() -> Any:
         import optuna as found  # noqa: PLC0415
     except ModuleNotFoundError:
         raise CodegenError(
-            "--trials needs optuna: pip install 'sparse-kernel-codegen[tune]'; without --trials, and without optuna, "
+            f"--trials needs optuna: {install_command('tune')}; without --trials, and without optuna, "
             "every candidate of the space is tried"
         ) from None
     return found

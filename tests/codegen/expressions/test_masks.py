@@ -49,12 +49,12 @@ def test_a_spec_without_an_expression_is_as_it_was() -> None:
     ("mask", "aux", "message"),
     [
         ("casual", None, "column 1"),
-        ("q_idx - kv_idx", None, "its value is int; an expression that is true or false is expected"),
+        ("q_idx - kv_idx", None, "its type is int; expected a Boolean expression"),
         ("q_idx < 0", None, "pattern.mask: is 'q_idx < 0'; it hides every pair"),
         ("kv_idx // (q_idx - 3) == 1", None, "kv_idx // (q_idx - 3) may divide by zero"),
         ("score > 0.0", None, "column 1"),
         (DOCUMENTS, {**AUX, "more": "fp32[heads]"}, "more"),
-        ("causal", AUX, "it has no aux tensors: leave them out"),
+        ("causal", AUX, "this mask takes no aux tensors: leave them out"),
         (DOCUMENTS, {**AUX, "q_doc": "int33[batch, q_len]"}, "pattern.aux"),
         ("t[kv_idx] == 1", {"t": "int32[kv_len, 2]"}, "has 1 indices here"),
         ("1); x = (2", None, "pattern.mask"),
@@ -99,5 +99,5 @@ def test_gradients_ask_the_same_function(gradients: str, arch: str) -> None:
 
 
 def test_attention_by_wmma_has_none() -> None:
-    with pytest.raises(SpecError, match=r"pattern\.mask: is an expression; attention with wmma has no kernel with it"):
+    with pytest.raises(SpecError, match=r"pattern\.mask: is an expression; attention with wmma does not support it"):
         plan_for(find_spec(fields(DOCUMENTS, AUX, arch="sm_89", mma="wmma")))

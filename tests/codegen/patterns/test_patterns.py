@@ -140,15 +140,18 @@ def test_other_patterns_leave_nothing_to_the_call(kind: str) -> None:
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"kind": "sliding_window", "left": 5}, "right is missing; give left, right, or none of them"),
-        ({"kind": "sliding_window", "right": 5}, "left is missing; give left, right, or none of them"),
-        ({"kind": "sink_window", "sink": 4}, "left is missing; give sink, left, right, or none of them"),
-        ({"kind": "sink_window", "left": 4, "right": 4}, "sink is missing; give sink, left, right, or none of them"),
+        ({"kind": "sliding_window", "left": 5}, "right is missing; give left, right, or omit all of them"),
+        ({"kind": "sliding_window", "right": 5}, "left is missing; give left, right, or omit all of them"),
+        ({"kind": "sink_window", "sink": 4}, "left is missing; give sink, left, right, or omit all of them"),
+        (
+            {"kind": "sink_window", "left": 4, "right": 4},
+            "sink is missing; give sink, left, right, or omit all of them",
+        ),
     ],
 )
 def test_some_numbers_without_the_others_are_refused(fields: dict[str, Any], says: str) -> None:
     spec = {"op": "attention", "arch": "sm_90a", "head_dim": 64, "pattern": fields}
-    with pytest.raises(SpecError, match=rf"^pattern: is .*; {says}: calls decide then$"):
+    with pytest.raises(SpecError, match=rf"^pattern: is .*; {says} and pass them in the call$"):
         find_spec(spec)
 
 

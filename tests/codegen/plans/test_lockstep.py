@@ -30,10 +30,10 @@ def fields(name: str, **changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("name", "refused"),
     [
-        ("h100_dense", "l2_lockstep: is true; dense on sm_90a has no kernel with it"),
-        ("h100_block_lists", "l2_lockstep: is true; block_lists on sm_90a has no kernel with it"),
-        ("l4_topk32", "l2_lockstep: is true; topk on sm_89 has no kernel with it"),
-        ("h100_topk32_d64_b64", "l2_lockstep: is true; with 4 lists, or parts of one, in a tile"),
+        ("h100_dense", "l2_lockstep: is true; dense on sm_90a does not support it"),
+        ("h100_block_lists", "l2_lockstep: is true; block_lists on sm_90a does not support it"),
+        ("l4_topk32", "l2_lockstep: is true; topk on sm_89 does not support it"),
+        ("h100_topk32_d64_b64", "l2_lockstep: is true; tiles with 4 lists or parts of lists"),
     ],
 )
 def test_it_is_for_sorted_lists_of_one_length(name: str, refused: str) -> None:

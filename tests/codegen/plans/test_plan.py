@@ -710,7 +710,7 @@ def test_an_epilogue_adds_what_it_needs_and_nothing_else(size: int) -> None:
     fields = {"op": "bsr_spmm", "arch": "sm_90a", "block": {"rows": size, "cols": size}}
     plain = plan_of(fields)
     source = render_plan(plan_of(fields | {"epilogue": {"bias": True, "activation": "silu"}}))
-    assert "What is stored is silu(A B + bias)" in source
+    assert "The stored result is silu(A B + bias)" in source
     assert "const unsigned short* bias;" in source and "load_bias(p, " in source and "activate(acc" in source
     banner, _, source = render_plan(plan_of(fields | {"epilogue": {"activation": "relu"}})).partition("\n\n")
     assert '"bias":false' in banner
@@ -720,7 +720,7 @@ def test_an_epilogue_adds_what_it_needs_and_nothing_else(size: int) -> None:
 
 def test_an_epilogue_is_refused_where_there_is_none() -> None:
     fields = {"op": "bsr_spmm", "arch": "sm_89", "block": {"rows": 128, "cols": 128}, "epilogue": {"bias": True}}
-    with pytest.raises(SpecError, match=r"^epilogue: is not written for sm_89"):
+    with pytest.raises(SpecError, match=r"^epilogue: is not supported on sm_89"):
         plan_of(fields)
 
 
@@ -735,7 +735,7 @@ def test_what_is_added_comes_to_a_staging_of_its_own(size: int) -> None:
     assert plan.tensor_maps["c_in_map"] == plan.tensor_maps["c_map"]
     assert [param.name for param in plan.params if param not in plain.params] == ["c_in_map", "beta"]
     source = render_plan(plan_of(fields | {"accumulate": True, "epilogue": {"activation": "relu"}}))
-    assert "What is stored is relu(A B + beta c)" in source
+    assert "The stored result is relu(A B + beta c)" in source
     assert "beta" not in render_plan(plain) and plain.spec.hash != plan.spec.hash
 
 
@@ -901,7 +901,7 @@ def test_a_transposed_block_is_read_in_column_groups(rows: int, cols: int) -> No
     assert values["kAGroups"] * values["kAGroupBytes"] == values["kABytes"] == cols * 64 * 2
     assert values.get("kWarpgroupRows") == (64 if cols == 128 else None)  # a column group of A, or parts side by side
     source = render_plan(plan_of(fields | {"epilogue": {"activation": "relu"}}))
-    assert "What is stored is relu(A^T B)" in source
+    assert "The stored result is relu(A^T B)" in source
     assert "A in shared memory, M-major, B MN-major." in source and ", p, 1, 1, 1, 1;" in source
 
 
@@ -1162,13 +1162,13 @@ def test_sampled_small_blocks_store_through_what_the_ring_leaves(stages: int, re
 
 def test_tiles_are_not_handed_out_on_sm_89() -> None:
     fields = {"op": "bsr_spmm", "arch": "sm_89", "block": {"rows": 128, "cols": 128}, "scheduler": "dynamic"}
-    with pytest.raises(SpecError, match=r"^scheduler: is not written for sm_89"):
+    with pytest.raises(SpecError, match=r"^scheduler: is not supported on sm_89"):
         plan_of(fields)
 
 
 def test_nothing_is_added_where_there_is_no_kernel_for_it() -> None:
     fields = {"op": "bsr_spmm", "arch": "sm_89", "block": {"rows": 128, "cols": 128}, "accumulate": True}
-    with pytest.raises(SpecError, match=r"^accumulate: is not written for sm_89"):
+    with pytest.raises(SpecError, match=r"^accumulate: is not supported on sm_89"):
         plan_of(fields)
 
 
@@ -1193,7 +1193,7 @@ def test_tiles_of_a_product_are_handed_out_one_by_one() -> None:
     source = render_plan(plan)
     assert "take_ticket(p)" in source and "release_scheduler(p)" in source and "kRunTiles" not in source
     assert "schedule(" not in render_plan(plain) and "kTileShift" not in render_plan(plain)
-    with pytest.raises(SpecError, match=r"^scheduler: is dynamic, but not written for output bsr"):
+    with pytest.raises(SpecError, match=r"^scheduler: is dynamic; allowed with output bsr"):
         plan_of(fields | {"scheduler": "dynamic", "output": "bsr"})
 
 
@@ -1429,7 +1429,7 @@ def plain_ada(head_dim: int, pattern: dict[str, Any], **fields: Any) -> dict[str
         (
             plain_ada(256, DENSE, warp_rows=32),
             "warp_rows",
-            "is 32; O of so many rows of 256 elements does not fit a thread's registers: 16",
+            "is 32; O does not fit a thread's registers with head_dim 256; allowed: 16",
         ),
         (
             plain_ada(96, listed(1, 16), pack_gqa=64, warp_rows=16),
@@ -1679,7 +1679,7 @@ def test_what_else_there_is_no_kernel_for(field: str, spec: dict[str, Any]) -> N
 )
 def test_two_stages_are_enough(spec: dict[str, Any]) -> None:
     assert plan_of({"arch": "sm_90a", "stages": 2, **spec}).spec.stages == 2
-    with pytest.raises(SpecError, match=r"^stages: is 1; one stage is still being read"):
+    with pytest.raises(SpecError, match=r"^stages: is 1; a warpgroup reads one stage"):
         plan_of({"arch": "sm_90a", "stages": 1, **spec})
 
 

@@ -18,10 +18,11 @@ from codegen.planning import plan_for, plan_of
 from codegen.select import AttentionProblem, BsrProblem, choose, parse_problem
 from codegen.select.calibration import DOUBT, predicted
 from codegen.select.candidates import candidates
-from codegen.select.choice import WORTH
+from codegen.select.choice import STRIDED_COLUMNS, WORTH
 from codegen.select.distance import distance
 from codegen.select.estimate import estimate
 from codegen.select.problem import problem_fields, problem_of, said_by, tuning_of
+from codegen.select.shipped import Verified
 from codegen.select.table import (
     TABLE,
     Dense,
@@ -86,6 +87,9 @@ def test_the_choice_for_a_measured_problem_is_the_fastest_of_its_row_or_a_shippe
         prepared = {"prepared": "packed"} if isinstance(each.problem, BsrProblem) else {}
         problem = each.problem.model_copy(update=prepared)
         choice = choose(problem, device=each.device)
+        if choice.spec.model_dump().get("b_layout") == "strided" and problem.b_layout != "strided":
+            assert problem.n <= STRIDED_COLUMNS  # a kernel of other problems
+            continue
         assert choice.rule == "measured" and each in choice.rows
         if len(choice.rows) == 1:
             fastest = each.kernels[0]
@@ -170,10 +174,33 @@ def test_the_fastest_kernel_of_a_measured_problem() -> None:
 
 def test_the_nearest_measured_problem() -> None:
     rows = (row({NARROW: 5.0}), row({WIDE: 50.0}, n=8192))
-    for n, stem in ((1, NARROW), (512, NARROW), (1024, WIDE), (1 << 20, WIDE)):  # 724 is in the middle
+    for n, stem in ((16, NARROW), (512, NARROW), (1024, WIDE), (1 << 20, WIDE)):  # 724 is in the middle
         choice = choose(parse_problem({**SPMM, **SIZES, "n": n}), rows=rows)
         assert (choice.named.stem, choice.rule) == (stem, "nearest")
         assert choice.reason.startswith("not measured; the nearest measured problem is")
+
+
+def test_up_to_8_columns_take_the_kernel_for_any_strides() -> None:
+    rows = (row({NARROW: 5.0}), row({WIDE: 50.0}, n=1))
+    for layout, n in (("row_major", 1), ("column_major", 8)):
+        choice = choose(parse_problem({**SPMM, **SIZES, "n": n, "b_layout": layout}), rows=rows)
+        assert choice.named.stem == "h100_bsr_spmm_b64_n8"
+        assert choice.reason.startswith(
+            "with up to 8 columns B and C are read and written as they are, with any strides"
+        )
+        assert STRIDED_COLUMNS == 8
+    for other in ({"n": 9}, {"transpose_a": True}, {"n": None}, {"block": {"rows": 8, "cols": 8}}, {"dtype": "e4m3"}):
+        choice = choose(parse_problem({**SPMM, **SIZES, "n": 1, "b_layout": "column_major", **other}))
+        assert choice.spec.b_layout == "column_major", other
+    fused = {"n": 1, "accumulate": True, "epilogue": {"activation": "gelu", "bias": True}}
+    choice = choose(parse_problem({**SPMM, **SIZES, **fused}))
+    assert choice.spec.b_layout == "strided" and choice.spec.tile == find_spec("h100_bsr_spmm_b64_n8").spec.tile
+    with pytest.raises(SpecError, match="no kernel with a receipt computes"):
+        choose(parse_problem({**SPMM, **SIZES, "n": 1}), verified=Verified(lambda named: False))
+    by_rows = choose(parse_problem({**SPMM, **SIZES, "n": 1}), verified=Verified(lambda named: named.stem == NARROW))
+    assert by_rows.named.stem == NARROW
+    # A partial spec says how B is stored, whatever its problem.
+    assert choose(SPMM, {**SIZES, "n": 1}, rows=rows).spec.b_layout == "row_major"
 
 
 def test_unknown_sizes_take_the_kernel_that_loses_least() -> None:

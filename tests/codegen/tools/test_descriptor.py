@@ -242,14 +242,18 @@ def test_a_launch_of_a_known_shape_is_that_of_a_call(monkeypatch: pytest.MonkeyP
         ("h100_causal", {"batch": None}, "shape.batch: is missing; a shape of attention has batch, heads"),
         ("h100_causal", {"heads": 6}, "shape.heads: is 6, expected a multiple of 4, the heads of K"),
         ("h100_topk32", {}, "shape.list_batches: is 0, h100_topk32 needs 1 or more"),
-        ("h100_window", {"window_left": 5}, "shape.window_right: is missing: the spec's pattern leaves it to the call"),
+        (
+            "h100_window",
+            {"window_left": 5},
+            "shape.window_right: is missing; the spec's pattern takes it from the call",
+        ),
         (
             "h100_window",
             {"window_left": 2**25, "window_right": 0},
             r"shape.window_left: is 33554432, expected 0 to 1677",
         ),
-        ("h100_window2k", {"window_left": 5}, "shape.window_left: is 5, but the spec's pattern does not leave it to"),
-        ("h100_window", {"window_left": 5, "window_right": 0, "sink_keys": 1}, "shape.sink_keys: is 1, but the spec's"),
+        ("h100_window2k", {"window_left": 5}, "shape.window_left: is 5; the spec's pattern does not take it from"),
+        ("h100_window", {"window_left": 5, "window_right": 0, "sink_keys": 1}, "shape.sink_keys: is 1; the spec's"),
     ],
 )
 def test_what_is_no_shape_is_refused(name: str, changes: dict[str, int | None], message: str) -> None:

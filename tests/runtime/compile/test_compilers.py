@@ -17,6 +17,7 @@ from packaging.requirements import Requirement
 from scripts import SCRIPTS, imported
 
 from codegen.errors import CodegenError
+from codegen.installation import install_command
 from codegen.library import NamedSpec, find_spec, shipped_specs
 from codegen.prune import without_comments
 from codegen.receipts import MissingReceipt, Receipt, read_receipt, receipt_path, source_sha256
@@ -59,7 +60,7 @@ def test_the_default_extra_installs_the_compiler_of_the_receipts() -> None:
     name, _, version = compilers.record().compiler.partition(" ")
     (nvrtc,) = (each for each in asked_for("cu13") if each.name == name)
     assert str(nvrtc.specifier) == f"=={version}"
-    assert [extra for extra in ("cu13", "cu12") if compilers.MEND.endswith(f"[{extra}]'")] == ["cu13"]
+    assert [extra for extra in ("cu13", "cu12") if compilers.mend().endswith(f"[{extra}]'")] == ["cu13"]
     for each in asked_for("cu13"):  # what the other extra allows beside it
         (wider,) = (other for other in asked_for("cu13-any") if other.name == each.name)
         assert version in wider.specifier or not each.name.startswith("nvidia-cuda-nvrtc")
@@ -94,7 +95,7 @@ def test_another_compiler_is_told_by_name_with_the_command_that_mends_it() -> No
     assert compilers.caveat(known) == ""
     assert compilers.caveat(OTHER) == (
         f"{OTHER} is not the compiler of the receipts, {known}: code differs, cases were not run on it: "
-        "pip install 'sparse-kernel-codegen[cu13]'"
+        f"{install_command('cu13')}"
     )
     assert "for drivers of CUDA 13" in compilers.caveat("nvidia-cuda-nvrtc-cu12 12.8.93")
 
@@ -114,7 +115,7 @@ def test_a_shipped_kernel_is_refused_where_its_code_spills(monkeypatch: pytest.M
             compilers.check_spills(spilling(each, 24))
         assert str(caught.value) == (
             f"{NAME} is refused with {OTHER}, whose code spills 24 bytes; that of {compilers.record().compiler}, the "
-            f"compiler of its receipt, does not: {compilers.MEND}"
+            f"compiler of its receipt, does not: {compilers.mend()}"
         )
         assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
     own = find_spec({**named.spec.model_dump(mode="json", by_alias=True), "lse": not named.spec.lse})  # type: ignore[union-attr]

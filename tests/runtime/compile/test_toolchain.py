@@ -83,7 +83,7 @@ def test_an_nvrtc_that_is_older_than_the_architecture_is_refused(name: str, nvrt
     ("package", "remedy"),
     [
         ("nvidia-cuda-nvrtc-cu12 12.6.85", "pip install 'nvidia-cuda-nvrtc-cu12>=12.8'"),
-        ("system 12.6.85", toolchain.INSTALL),
+        ("system 12.6.85", toolchain.install()),
     ],
 )
 def test_the_remedy_replaces_an_nvrtc_that_the_extras_are_satisfied_with(
@@ -92,7 +92,7 @@ def test_the_remedy_replaces_an_nvrtc_that_the_extras_are_satisfied_with(
     nvrtc_of(12, 6, package=package)
     with pytest.raises(ToolchainError, match=rf"sm_120 needs NVRTC 12\.8 .* is older: {re.escape(remedy)}$"):
         toolchain.check_arch(ARCHS["sm_120"])
-    assert toolchain.newer_nvrtc((13, 1)) == toolchain.INSTALL, "another CUDA is another package"
+    assert toolchain.newer_nvrtc((13, 1)) == toolchain.install(), "another CUDA is another package"
 
 
 def test_a_kernel_is_not_compiled_with_an_nvrtc_that_is_too_old(nvrtc_of: Callable[..., None]) -> None:

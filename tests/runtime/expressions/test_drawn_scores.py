@@ -102,7 +102,7 @@ def test_threads_that_trace_leave_torch_compile_as_it_was() -> None:
 
 
 def test_names_that_meet_those_of_the_source_are_refused() -> None:
-    with pytest.raises(ExpressionError, match="t_stride0 is what the source calls a stride or a size of t"):
+    with pytest.raises(ExpressionError, match="t_stride0 collides with the stride or size parameters of t"):
         parse_aux({"t": "fp32[q_len]", "t_stride0": "fp32[q_len]"})
     for name in ("type", "prefix_len"):
         with pytest.raises(ExpressionError, match="cannot be the name"):
@@ -114,5 +114,5 @@ def test_names_that_meet_those_of_the_source_are_refused() -> None:
 
 def test_tensors_without_an_expression_are_refused() -> None:
     fields = {"kind": "block_lists", "block": {"q": 128, "kv": 128}, "aux": {"seen": "int32[batch, q_len]"}}
-    with pytest.raises(ValueError, match="it has no aux tensors"):
+    with pytest.raises(ValueError, match="this mask takes no aux tensors"):
         BlockLists.model_validate(fields)

@@ -266,7 +266,7 @@ FIELDS: dict[str, Any] = {
         ({"tile": {"m": 64, "n": 48}}, "tile.n: is 48; allowed with gradients daux: 16, 32, 64"),
         (
             {"score": {"value": "where(t[q_idx] > 0.0, score, 0.0)", "aux": {"t": "fp32[9]"}}, "aux_gradients": ["t"]},
-            "aux_gradients: has 't', which the score reads in conditions alone",
+            "aux_gradients: has 't', which the score reads only in conditions",
         ),
     ],
 )

@@ -25,9 +25,11 @@ import host_block_mask  # noqa: E402
 import known_functions  # noqa: E402
 from host_streams import pretend_stream  # noqa: E402
 from torch._subclasses import FakeTensorMode  # noqa: E402
+from torch.nn.attention import flex_attention as flex  # noqa: E402
 
 from codegen.patterns.block_lists import expression_of  # noqa: E402
 from runtime import create_block_mask  # noqa: E402
+from runtime.convert.blocks import map_of  # noqa: E402
 from runtime.errors import ArgumentError  # noqa: E402
 from runtime.ops import block_mask as ops  # noqa: E402
 from runtime.patterns import BlockLists  # noqa: E402
@@ -156,7 +158,7 @@ def test_what_is_missing_shows(was: str, instead: str, recorded: Callable[..., N
 @pytest.mark.parametrize("name", ["of_the_head", "natten"])
 def test_functions_as_users_write_them(name: str, on_cpu: None) -> None:
     sizes = (known_functions.BATCH, known_functions.HEADS, known_functions.LENGTH, known_functions.LENGTH)
-    check(create_block_mask(known_functions.MASKS[name], *sizes, block=(8, 16)), *sizes)
+    check(create_block_mask(known_functions.MASKS[name], *sizes, BLOCK_SIZE=(8, 16)), *sizes)
 
 
 @on_the_host
@@ -164,7 +166,7 @@ def test_numbers_and_what_is_none(on_cpu: None) -> None:
     time = torch.rand(2, 300).cumsum(-1)
     time[0, 17], time[1, 200:] = torch.nan, torch.inf
     text = "abs(time[batch, q_idx] - time[batch, kv_idx]) * 0.5 < 10.0 and time[batch, q_idx] >= time[batch, kv_idx]"
-    check(create_block_mask(text, 2, 3, 300, 300, block=(16, 16), aux={"time": time}), 2, 3, 300, 300)
+    check(create_block_mask(text, 2, 3, 300, 300, BLOCK_SIZE=(16, 16), aux={"time": time}), 2, 3, 300, 300)
 
 
 def test_an_operator_without_values() -> None:
@@ -188,35 +190,74 @@ def test_an_operator_without_values() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"batch": 0}, r"batch: is 0, expected a whole number from 1 to 2\^30"),
-        ({"heads": True}, "heads: is True"),
-        ({"q_len": 1.5}, "q_len: is 1.5"),
-        ({"kv_len": 2**31}, "kv_len: is 2147483648"),
-        ({"block": 128}, "block: is 128, expected"),
-        ({"block": (128, 100)}, "pattern.block.kv: is 100; allowed"),
-        ({"mask": "causal"}, "mask: is 'causal': .*causal"),
-        ({"mask": lambda b, h, q, k: q, "aux": None}, "mask: its value is int"),
-        ({"mask": 3}, "mask: is int, expected an expression or a function"),
-        ({"aux": {}}, "mask: .*doc"),
+        ({"B": 0}, r"B: is 0, expected a whole number from 1 to 2\^30"),
+        ({"H": True}, "H: is True"),
+        ({"Q_LEN": 1.5}, "Q_LEN: is 1.5"),
+        ({"KV_LEN": 2**31}, "KV_LEN: is 2147483648"),
+        ({"KV_LEN": None}, "KV_LEN: is None"),
+        ({"B": None}, "B: is None, and the mask depends on the batch: pass the number of them"),
+        ({"BLOCK_SIZE": 256}, "BLOCK_SIZE: is 256, expected a number or .*128"),
+        ({"BLOCK_SIZE": (128, 100)}, r"BLOCK_SIZE: is \(128, 100\), expected"),
+        ({"mask_mod": "causal"}, "mask_mod: is 'causal': .*causal"),
+        ({"mask_mod": lambda b, h, q, k: q, "aux": None}, "mask: its value is int"),
+        ({"mask_mod": 3}, "mask_mod: is int, expected a function or an expression"),
+        ({"aux": {}}, "mask_mod: .*doc"),
         ({"aux": {"doc": torch.zeros(9, 64, dtype=torch.int32)}}, r"aux\['doc_kv'\]: has shape \(9, 64\)"),
-        ({"device": "cpu"}, "device: is cpu, expected a CUDA device"),
+        ({"device": "meta"}, "device: is meta, expected a CUDA device"),
         ({"device": "nothing"}, "device: is 'nothing'"),
+        ({"separate_full_blocks": False}, "separate_full_blocks: is False, expected True"),
+        ({"compute_dq_write_order": True}, "compute_dq_write_order: is True, expected False"),
+        ({"dq_kv_order": False}, "dq_kv_order: is False, expected True"),
+        ({"block": (64, 64), "BLOCK_SIZE": 64}, "block: is given beside BLOCK_SIZE"),
+        ({"blocks": (64, 64)}, "blocks: is not an argument"),
     ],
 )
 def test_what_is_no_call(changes: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if "device" not in changes:
         monkeypatch.setattr(ops, "device_of", lambda device, tensors: CPU)
-    given = {"batch": 1, "heads": 1, "q_len": 64, "kv_len": 64, "mask": DOCUMENTS}
+    given: dict[str, Any] = {"B": 1, "H": 1, "Q_LEN": 64, "KV_LEN": 64, "mask_mod": DOCUMENTS}
     given |= {"aux": {"doc": torch.zeros(1, 64, dtype=torch.int32)}, **changes}
     with pytest.raises((ArgumentError, SpecError), match=message):
-        create_block_mask(
-            given.pop("mask"), given.pop("batch"), given.pop("heads"), given.pop("q_len"), given.pop("kv_len"), **given
+        create_block_mask(**given)
+
+
+def test_earlier_names_of_arguments_warn() -> None:
+    new = create_block_mask("q_idx >= kv_idx", 1, 1, 100, 90, BLOCK_SIZE=(64, 32), device="cpu")
+    with pytest.warns(DeprecationWarning, match="mask is now mask_mod, batch is now B"):
+        old = create_block_mask(
+            mask="q_idx >= kv_idx", batch=1, heads=1, q_len=100, kv_len=90, block=(64, 32), device="cpu"
         )
+    assert old.block == new.block == (64, 32) and old.spec_json == new.spec_json
+    for one, other in zip(old.index_tensors(), new.index_tensors(), strict=True):
+        assert one is not None and other is not None and torch.equal(one, other)
 
 
-def test_tensors_on_the_cpu_are_refused() -> None:
-    with pytest.raises(ArgumentError, match="aux: is on cpu, expected a CUDA device"):
-        create_block_mask(DOCUMENTS, 1, 1, 64, 64, aux={"doc": torch.zeros(1, 64, dtype=torch.int32)})
+@pytest.mark.parametrize("block", [(4, 32), (8, 16)])
+def test_lists_on_a_cpu_are_those_of_torch(block: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every mask of FlexAttention's users, in several parts of rows, with one batch or head for all where it may.
+
+    torch counts blocks that the sequence ends in as partial.
+    """
+    monkeypatch.setattr(ops, "PAIRS_AT_ONCE", 1 << 12)
+    length = known_functions.LENGTH
+    sizes = (known_functions.BATCH, known_functions.HEADS, length, length)
+    rows, columns = (-(-length // size) for size in block)
+    for name, mask in known_functions.MASKS.items():
+        made = create_block_mask(mask, *sizes, device="cpu", BLOCK_SIZE=block)
+        right = flex.create_block_mask(mask, *sizes, device="cpu", BLOCK_SIZE=block)
+        given: list[Any] = [*made.index_tensors()[:4]]
+        some, full = (map_of(given[i], given[i + 1], columns).expand(*sizes[:2], rows, columns) for i in (0, 2))
+        of_torch: list[Any] = [right.kv_num_blocks, right.kv_indices, right.full_kv_num_blocks, right.full_kv_indices]
+        torch_some, torch_full = (map_of(of_torch[i], of_torch[i + 1], columns) for i in (0, 2))
+        assert torch.equal(some | full, torch_some | torch_full), name
+        inside = (slice(None), slice(None), slice(length // block[0]), slice(length // block[1]))
+        assert torch.equal(full[inside], torch_full[inside]), name
+        assert not (some & full).any(), name
+
+
+def test_a_mask_for_all_batches_and_heads() -> None:
+    made = create_block_mask(lambda b, h, q, k: q >= k, None, None, 300, 300, "cpu")
+    assert made.kv_indices.shape == (1, 1, 3, 3) and made.block == (128, 128)
 
 
 def test_more_blocks_than_are_counted_are_refused(on_cpu: None) -> None:
@@ -250,7 +291,7 @@ def test_one_graph_makes_the_lists_of_all_lengths(mask: str, monkeypatch: pytest
 
     def lists(doc: Any, slope: Any) -> Any:
         aux = {name: each for name, each in (("doc", doc), ("slope", slope)) if name in mask}
-        made = create_block_mask(mask, doc.shape[0], 4, doc.shape[1], doc.shape[1], aux=aux, block=(64, 32))
+        made = create_block_mask(mask, doc.shape[0], 4, doc.shape[1], doc.shape[1], aux=aux, BLOCK_SIZE=(64, 32))
         return made.kv_indices, made.spec_json, [made.aux[name].shape for name in made.aux or {}]
 
     torch._dynamo.reset()

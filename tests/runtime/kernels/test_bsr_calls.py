@@ -234,6 +234,43 @@ def test_rows_that_overlap_may_have_too_little_below(make: Make) -> None:
         assert rows == 0 or (rows - 1) * stride + -(-columns // 64) * 64 <= 95 * stride + columns
 
 
+@pytest.mark.parametrize("columns", [1, 3, 8])
+def test_a_strided_kernel_reads_b_and_writes_c_as_they_are(make: Make, columns: int) -> None:
+    kernel, a = make(size=32, b_layout="strided"), matrix([0, 1, 1, 3], [2, 0, 1], size=32)
+    by_rows, by_columns = dense(96, columns), dense(columns, 96).mT
+    odd = dense(1 + columns * 97)[1:].as_strided((96, columns), (1, 97))  # neither address nor stride is aligned
+    apart = dense(96, 3 * columns + 5)[:, : 3 * columns : 3]
+    for b in (by_rows, by_columns, odd, apart):
+        out = kernel(a, b)
+        assert out.shape == (96, columns) and out.stride(0) == 8
+        into = dense(96, 2 * columns + 1)[:, 1::2]
+        assert kernel(a, b, out=into) is into
+        *_, own, given = [signature["numbers"] for signature in kernel._loaded.signatures]
+        strides = [(numbers["c_row_stride"], numbers["c_column_stride"]) for numbers in (own, given)]
+        assert strides == [(8, 1), into.stride()]
+        wanted = [stride if size > 1 else 0 for size, stride in zip(b.shape, b.stride(), strict=True)]
+        assert [given["b_row_stride"], given["b_column_stride"]] == wanted
+        assert [launch["b"] for launch in kernel._loaded.launches[-2:]] == [b.data_ptr()] * 2
+        assert kernel._loaded.launches[-1]["c"] == into.data_ptr()
+
+
+def test_a_strided_kernel_adds_c_as_it_is(make: Make) -> None:
+    kernel = make(size=32, b_layout="strided", accumulate=True, epilogue={"activation": "silu", "bias": True})
+    a, b, c = matrix([0, 1, 1, 3], [2, 0, 1], size=32), dense(96, 2), dense(96, 7)[:, 1:6:4]
+    kernel(a, b, c=c, bias=dense(96), beta=0.5)
+    numbers = kernel._loaded.signatures[-1]["numbers"]
+    assert (numbers["c_in_row_stride"], numbers["c_in_column_stride"], numbers["beta"]) == (7, 4, 0.5)
+    assert kernel(a, b, c=c, bias=dense(96), out=c) is c
+
+
+def test_a_strided_kernel_takes_batches(make: Make) -> None:
+    kernel, a = make(size=32, b_layout="strided"), matrix([0, 1, 1, 3], [2, 0, 1], size=32)
+    for batch, columns in ((1, 1), (3, 5), (2, 8)):
+        assert kernel(a, dense(batch, 96, columns)).shape == (batch, 96, columns)
+    with pytest.raises(ArgumentError, match=r"out: has shape .* its elements may share memory"):
+        kernel(a, dense(96, 2), out=dense(200).as_strided((96, 2), (1, 50)))
+
+
 @pytest.mark.parametrize("mma", ["mma", "wmma"])
 def test_kernels_without_tensor_maps_know_how_far_columns_of_b_are_apart(make: Make, mma: str) -> None:
     kernel = make("sm_89", size=64, mma=mma, b_layout="column_major")
@@ -1718,7 +1755,7 @@ def test_products_in_fp8_take_a_scale_of_each_operand(make: Make) -> None:
         ("out: dtype or rank", {"out": codes(384, 304)}),
         ("b: dtype or rank", {"b": dense(304, 384).mT}),
         (
-            r"a: is torch.float16, .*_e4m3fn: quantize it first \(runtime\.quantize_matrix\)",
+            r"a: is torch.float16, .*_e4m3fn: quantize it first \(sparse_kernel_codegen\.quantize_matrix\)",
             {"a": matrix([0, 1], [0], size=128)},
         ),
         ("a: is torch.float8_e5m2, this kernel takes torch.float8_e4m3fn", {"a": fp8_matrix(dtype=torch.float8_e5m2)}),

@@ -88,7 +88,7 @@ def test_the_mean_of_k_comes_back_into_the_lse(kernel: Kernel, scale: float | No
         (operands(), {"v": torch.zeros(1)}, "v: is given beside operands in FP8"),
         (operands(), {"pattern": Dense()}, "k: is given beside operands in FP8: pass the pattern alone"),
         (operands(), {"scale": 0.0}, "scale: is 0.0"),
-        (operands(), {"pattern": "causal", "k": None}, "pattern: is str, expected"),
+        (operands(), {"pattern": "causal", "k": None}, "pattern: is 'causal', expected"),
         (operands(q_scale=torch.ones(1, 2, 2)), {}, r"q_scale: has shape \(1, 2, 2\), expected"),
         (operands(k_scale=torch.ones(1, 1, 3)), {}, r"k_scale: has shape \(1, 1, 3\), expected"),
         (operands(v_scale=torch.ones(1, 2, 32)), {}, r"v_scale: has shape \(1, 2, 32\), expected"),
@@ -164,7 +164,9 @@ def test_compiled_code_has_one_operator(kernel: Kernel, made: Any) -> None:
 
 def test_fp8_without_scales_is_refused() -> None:
     given = operands()
-    with pytest.raises(ArgumentError, match=r"^q: is torch.float8_e4m3fn, expected .*runtime.quantized_operands"):
+    with pytest.raises(
+        ArgumentError, match=r"^q: is torch.float8_e4m3fn, expected .*sparse_kernel_codegen.quantized_operands"
+    ):
         block_sparse_attention(given.q, given.k, given.k, Dense())
 
 

@@ -604,7 +604,9 @@ def test_the_choice_says_what_it_refuses() -> None:
 def test_a_pattern_without_a_walk_over_queries_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PATTERN_MODELS["strided"], "queries", None)
     pattern = pattern_of({"kind": "strided", "stride": 3, "local": 1, "block": 64})
-    with pytest.raises(SpecError, match="pattern: is strided, which has no gradient; there is one of block_lists"):
+    with pytest.raises(
+        SpecError, match="pattern: is strided, which has no gradient; patterns with a gradient: block_lists"
+    ):
         backward_kernels(pattern, arch="sm_90a", dtype="fp16", head_dim=64)
 
 

@@ -276,7 +276,10 @@ WRONG: dict[str, tuple[Any, str]] = {
         r"q: has head size 60, expected a mul",
     ),
     "large head": (lambda: dict.fromkeys("qkv", torch.randn(1, 1, 9, 264).half()), r"q: has head size 264"),
-    "no pattern": (lambda: lists(pattern="causal"), r"pattern: is str, expected an object of runtime\.patterns or a"),
+    "no pattern": (
+        lambda: lists(pattern="causal"),
+        r"pattern: is 'causal', expected an object of sparse_kernel_codegen\.patterns or a",
+    ),
     "float indices": (lambda: lists(pattern=TopK(torch.zeros(2, 4, 3, 2))), r"kv_indices: is torch\.float32, expected"),
     "long indices": (lambda: lists(pattern=TopK(ints(2, 4, 3, 2).long())), r"pass kv_indices\.to\(torch\.int32\)"),
     "lists elsewhere": (

@@ -74,7 +74,8 @@ def test_the_kernel_is_called_directly_where_nothing_else_looks(monkeypatch: pyt
     with torch.no_grad():
         bsr_matmul(a, b.requires_grad_())
     bsr_sddmm(normal(128, 24), b.detach(), a)
-    with pytest.raises(TypeError):
+    assert bsr_matmul(a, b).requires_grad
+    with pytest.raises(TypeError), Seen():
         bsr_matmul(a, b)
 
 

@@ -48,11 +48,11 @@ def test_mapped_tensors_are_refused_by_name() -> None:
         torch.vmap(
             lambda ids: create_block_mask(
                 "ids[batch, q_idx] == ids[batch, kv_idx]",
-                batch=1,
-                heads=1,
-                q_len=64,
-                kv_len=64,
-                block=(64, 64),
+                B=1,
+                H=1,
+                Q_LEN=64,
+                KV_LEN=64,
+                BLOCK_SIZE=(64, 64),
                 aux={"ids": ids},
             )
         )(torch.zeros(2, 1, 64, dtype=torch.int32))

@@ -72,6 +72,11 @@ def layer() -> Any:
     return BlockSparseLinear(BSR, floats(128))
 
 
+def by_torch() -> dict[str, Any]:
+    """Operands by torch's names."""
+    return {name: floats(1, 2, LENGTH, 64) for name in ("query", "key", "value")}
+
+
 def qkv(device: str = "cpu") -> dict[str, Any]:
     return {name: floats(1, 2, LENGTH, 64, device=device) for name in ("q", "k", "v")}
 
@@ -169,11 +174,39 @@ FUNCTIONS: odd_values.Functions = {
         lambda: {"q": floats(1, 2, 8, 64), "rotary": None},
     ),
     "scales_of": (runtime.scales_of, lambda: {"x": floats(1, 2, 8, 64), "per": "head", "dtype": "e4m3"}),
+    "flex_attention": (
+        runtime.compat.flex_attention,
+        lambda: (
+            by_torch()
+            | {"score_mod": patterns.Score("score"), "block_mask": patterns.Causal(), "scale": 0.5, "enable_gqa": True}
+            | {"return_lse": False, "kernel_options": None, "return_aux": None}
+        ),
+    ),
+    "scaled_dot_product_attention": (
+        runtime.compat.scaled_dot_product_attention,
+        lambda: (
+            by_torch()
+            | {"attn_mask": torch.ones(LENGTH, LENGTH, dtype=torch.bool), "dropout_p": 0.0, "is_causal": False}
+            | {"scale": 0.5, "enable_gqa": True}
+        ),
+    ),
+    "flash_attn_func": (
+        runtime.compat.flash_attn_func,
+        lambda: (
+            {name: floats(1, LENGTH, 2, 64) for name in "qkv"}
+            | {"dropout_p": 0.0, "softmax_scale": None, "causal": True, "window_size": (5, 0), "softcap": 0.0}
+            | {"alibi_slopes": torch.ones(2), "deterministic": True, "return_attn_probs": False}
+        ),
+    ),
+    "flash_attn_qkvpacked_func": (
+        runtime.compat.flash_attn_qkvpacked_func,
+        lambda: {"qkv": floats(1, LENGTH, 3, 2, 64)},
+    ),
     "create_block_mask": (
         runtime.create_block_mask,
         lambda: (
-            {"mask": "doc[q_idx] == doc[kv_idx]", "batch": 1, "heads": 2, "q_len": LENGTH, "kv_len": LENGTH}
-            | {"block": (64, 64), "aux": {"doc": torch.zeros(LENGTH, dtype=torch.int32)}, "device": None}
+            {"mask_mod": "doc[q_idx] == doc[kv_idx]", "B": 1, "H": 2, "Q_LEN": LENGTH, "KV_LEN": LENGTH}
+            | {"BLOCK_SIZE": (64, 64), "aux": {"doc": torch.zeros(LENGTH, dtype=torch.int32)}, "device": None}
         ),
     ),
     "create_block_mask, aux": (
@@ -181,8 +214,8 @@ FUNCTIONS: odd_values.Functions = {
         lambda: {"doc": torch.zeros(LENGTH, dtype=torch.int32)},
     ),
     "create_block_mask, function": (
-        lambda **given: runtime.create_block_mask(lambda b, h, i, j: i >= j, **given, block=(64, 64), aux=None),
-        lambda: {"batch": 1, "heads": 2, "q_len": LENGTH, "kv_len": LENGTH, "device": None},
+        lambda **given: runtime.create_block_mask(lambda b, h, i, j: i >= j, **given, BLOCK_SIZE=(64, 64), aux=None),
+        lambda: {"B": 1, "H": 2, "Q_LEN": LENGTH, "KV_LEN": LENGTH, "device": None},
     ),
     "create_block_mask, what a function returns": (
         lambda returned: runtime.create_block_mask(lambda *_: returned, 1, 1, LENGTH, LENGTH),
@@ -268,23 +301,24 @@ FUNCTIONS: odd_values.Functions = {
     ),
 }
 LEGAL = {
-    "None": "activation beta bias c cache device epilogue k_scale kv_capacity "
-    "mask n prepared problem q_scale rotary scale softcap v_scale",
+    "None": "B H activation alibi_slopes attn_mask beta bias block_mask c cache device epilogue k_scale "
+    "kernel_options kv_capacity "
+    "mask n prepared problem q_scale return_aux score_mod softmax_scale rotary scale softcap v_scale",
     "-1": "always beta dim",
-    "0": "always beta device dim kv_len length q_len rank text",
-    "True": "arrange bias causal forward_compatible gradients hadamard returned "
+    "0": "always beta device dim dropout_p softcap kv_len length q_len rank text",
+    "True": "arrange bias causal deterministic enable_gqa return_lse forward_compatible gradients hadamard returned "
     "rotary_interleaved smooth_k text_first transpose_a validate",
     "empty str": "always",
     "dtype": "dtype",
-    "list": "always block work",
+    "list": "always block window_size work",
     "empty list": "always",
     "array": "work",
     "0-dim": "k_scale q_scale v_scale",
-    "two elements": "k_scale q_scale v_scale work",
+    "two elements": "alibi_slopes k_scale q_scale v_scale work",
     "empty": "tensor",
     "integers": "col_indices crow_indices work",
     "truths": "work",
-    "learned": "work",
+    "learned": "alibi_slopes work",
     "on meta": "k q v x",
     "vector on meta": "tensor",
     "bsr": "a",

@@ -198,7 +198,9 @@ def test_tensors_from_elsewhere_with_scales_of_any_kind() -> None:
         options: dict[str, Any] = {"q_scale": 1.0, "k_scale": 1.0, "v_scale": 1.0, "k_rows": 64, **changes}
         with pytest.raises(ArgumentError, match=rf"^{message}"):
             quantized_operands(q, k, v, **options)
-    with pytest.raises(ArgumentError, match=r"^k: is torch.bfloat16, expected .*runtime.quantize_attention"):
+    with pytest.raises(
+        ArgumentError, match=r"^k: is torch.bfloat16, expected .*sparse_kernel_codegen.quantize_attention"
+    ):
         quantized_operands(q, k.bfloat16(), v, q_scale=1.0, k_scale=1.0, v_scale=1.0)
 
 

@@ -141,7 +141,7 @@ class Spgemm(Patterned):
 MODULES: dict[type[Product], Any] = {Spmm: bsr_spmm, Sddmm: bsr_sddmm, Spgemm: bsr_spgemm}
 MODULES |= {Fp8Spmm: bsr_spmm, Fp8Sddmm: bsr_sddmm}
 KERNELS = [
-    *((Spmm, f"h100_bsr_spmm_b{end}") for end in ("16", "128_accumulate", "64_column_major", "16_gathered")),
+    *((Spmm, f"h100_bsr_spmm_b{end}") for end in ("16", "128_accumulate", "64_column_major", "16_gathered", "16_n8")),
     *((Spmm, f"h100_bsr_spmm_b128_{end}") for end in ("transposed", "bias_gelu")),
     *((Spmm, "h100_bsr_spmm_b64x128"), (Sddmm, "l4_bsr_sddmm_b32"), (Sddmm, "h100_bsr_sddmm_b16")),
     *((Spgemm, "h100_bsr_spgemm_b16"), (Spgemm, "h100_bsr_spgemm_b128_bsr")),
@@ -151,6 +151,7 @@ NAMES = {
     *("int32", "odd_n", "padded_n", "no_blocks", "repeated_columns", "columns_out_of_range"),
     *("strided", "batch_strided", "row_groups_batch", "odd_k", "padded_k", "one_a_row", "empty_rows", "own_out"),
     *("int32_and_int64", "no_blocks_of_a", "nothing_meets", "unsorted", "one_of_a_row", "last_row_of_c"),
+    *("one_column_apart", "one_column_not_aligned", "two_columns", "five_columns_by_rows", "six_columns_apart"),
     *("nothing_of_c", "repeated_blocks_of_c", "columns_of_c_out_of_range", "wide"),
 }
 
@@ -415,6 +416,7 @@ def test_inputs_of_a_sparse_product_are_what_the_case_says() -> None:
 
 def test_cases_have_names_of_their_own() -> None:
     further = bsr_spmm.CUT_CASES + bsr_spmm.GATHER_CASES
+    assert len({case.name for case in bsr_spmm.STRIDED_CASES}) == len(bsr_spmm.STRIDED_CASES)
     for cases in (bsr_spmm.CASES + further, bsr_sddmm.CASES, bsr_spgemm.CASES + bsr_spgemm.PATTERN_CASES):
         assert len({case.name for case in cases}) == len(cases)
 
@@ -423,6 +425,7 @@ def test_the_tables_have_what_matters() -> None:
     shared = {"index_dtype", "strided", "own_out", "wild", "repeated"}
     for cases, fields in (
         (bsr_spmm.CASES, shared | {"rising", "batch", "in_place"}),
+        (bsr_spmm.STRIDED_CASES, shared | {"batch", "in_place", "b_steps", "b_offset"}),
         (bsr_sddmm.CASES, shared),
         (bsr_spgemm.CASES, {"a_indices", "b_indices", "strided", "own_out", "wild", "unsorted", "apart"}),
         (bsr_spgemm.PATTERN_CASES, {"c_repeated", "c_wild"}),

@@ -177,7 +177,7 @@ def test_kernels_in_fp8_have_parts_of_their_own_where_these_differ() -> None:
         ).spec
         assert kernel_class(spec) is kind
         module = attention if dtype == "bf16" else attention_fp8
-        assert run.verification_of(spec).run_case is module.run_case
+        assert run.verification_of(spec) is module.VERIFICATION
 
 
 def test_the_driver_is_that_of_the_system(monkeypatch: pytest.MonkeyPatch) -> None:

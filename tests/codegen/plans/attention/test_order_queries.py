@@ -27,7 +27,7 @@ def fields(name: str = NAME, **more: Any) -> dict[str, Any]:
         (fields(PLAIN, query_grouping="given"), "query_grouping: is given; only tiles that share loads"),
         (
             fields(l2_lockstep=True),
-            "l2_lockstep: is true; not written for the dynamic tile scheduler",
+            "l2_lockstep: is true; not supported with the dynamic tile scheduler",
         ),
     ],
 )

@@ -98,5 +98,5 @@ def test_a_tile_of_keys_may_be_a_part_of_a_listed_block() -> None:
     assert (args.tiles, args.numbers["key_tiles"], args.numbers["key_blocks"]) == (10, 5, 3)
     whole = plan_of("dkdv", 128, topk(128, 128), tile={"m": 64, "n": 128}).problem(shape)
     assert args.scratch == whole.scratch and "key_blocks" not in whole.numbers
-    with pytest.raises(SpecError, match=r"tile.n: is 128; a tile is a key block, or an equal part: 64 keys"):
+    with pytest.raises(SpecError, match=r"tile.n: is 128; a tile is a key block or an equal part of one: 64 keys"):
         plan_of("dkdv", 64, topk(128, 64), tile={"m": 64, "n": 128})

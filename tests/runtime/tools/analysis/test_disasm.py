@@ -91,7 +91,7 @@ def test_without_nvdisasm_it_says_what_to_install(monkeypatch: pytest.MonkeyPatc
     result = run.invoke(app, ["disasm", HOPPER])
     toolchain.nvdisasm.cache_clear()
     last = result.stderr.splitlines()[-1]
-    assert result.exit_code == 2 and last.startswith("error: nvdisasm, which ") and toolchain.INSTALL in last
+    assert result.exit_code == 2 and last.startswith("error: nvdisasm, which ") and toolchain.install() in last
 
 
 def test_a_tool_that_fails_is_one_error(monkeypatch: pytest.MonkeyPatch, own_cache: Path) -> None:

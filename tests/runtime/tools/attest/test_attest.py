@@ -19,6 +19,7 @@ pytest.importorskip("cryptography")
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
+from codegen.installation import install_command
 from codegen.library import ROOT, find_spec
 from codegen.render import render
 from runtime.cli import app
@@ -441,4 +442,4 @@ def test_a_dirty_tree_is_refused_unless_that_is_said(tmp_path: Path, monkeypatch
 def test_without_cryptography_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "cryptography.hazmat.primitives", None)
     told = refused(CliRunner().invoke(app, ["attest", KERNELS[0], "--key", "key.pem", "--out", "out"]))
-    assert told.endswith(keys.INSTALL)
+    assert told.endswith(install_command("attest"))

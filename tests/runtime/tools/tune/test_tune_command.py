@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+from codegen.installation import install_command
 from codegen.library import NamedSpec, find_spec, read_spec, spec_text
 from codegen.select.problem import Problem, problem_of
 from codegen.select.space import parse_axes, space
@@ -231,7 +232,7 @@ def test_without_the_library_a_budget_is_refused(machine: Machine, monkeypatch: 
     monkeypatch.setitem(sys.modules, "optuna", None)
     result = tune(SIZES, "--spec", "h100_dense", *OVER, "--trials", "3")
     assert result.exit_code == 2 and machine.compiled == machine.timed == []
-    assert "--trials needs optuna: pip install 'sparse-kernel-codegen[tune]'; without --trials" in result.stderr
+    assert f"--trials needs optuna: {install_command('tune')}; without --trials" in result.stderr
 
 
 def test_a_search_tries_legal_candidates_once_and_finds_the_best_of_a_smooth_space() -> None:

@@ -1,7 +1,4 @@
-"""Where the ``codegen`` command begins: a module with a name of its own.
-
-``codegen`` and ``runtime`` are names that other packages have too. Where one of those is found first, this says so.
-"""
+"""Entry point of the ``codegen`` command."""
 
 from __future__ import annotations
 
@@ -10,10 +7,7 @@ import contextlib
 import os
 import signal
 import sys
-from typing import TYPE_CHECKING, Any, NoReturn
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from typing import Any, NoReturn
 
 INTERRUPTED = 130
 """The exit code of a command that Ctrl-C ended, as shells give it."""
@@ -95,33 +89,11 @@ def _flushed(status: Any) -> Any:
 
 def _run() -> None:
     # Ctrl-C while these are imported is one line too
-    from pathlib import Path  # noqa: PLC0415
+    from sparse_kernel_codegen._names import foreign  # noqa: PLC0415
 
-    here = Path(__file__).resolve().parent
-    for name in ("codegen", "runtime"):
-        found = _place_of(name)
-        if found != here / name:
-            sys.stderr.write(
-                f"error: the module {name} is found at {found}, not at {here / name}: "
-                f"rename that one, or take its folder out of PYTHONPATH or its package out of the environment\n"
-            )
-            raise SystemExit(2)
+    if (error := foreign()) is not None:
+        sys.stderr.write(f"error: {error}\n")
+        raise SystemExit(2)
     from runtime.cli import main as run  # noqa: PLC0415 - not before the names are known to be ours
 
     run()
-
-
-def _place_of(name: str) -> Path | None:
-    """Return the folder of a package, or the file of a module."""
-    import importlib.util  # noqa: PLC0415
-    from pathlib import Path  # noqa: PLC0415
-
-    found = importlib.util.find_spec(name)
-    if found is None:
-        return None
-    place = next(iter(found.submodule_search_locations or ()), found.origin)
-    return None if place is None else Path(place).resolve()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,103 @@
+"""Calls without a GPU: tensors of the CPU stand for those of an H100, and the driver takes launches and runs none.
+
+What is left of a call is what it costs the host up to the driver: benchmarks/host_calls.py counts and times that.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import cache
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from codegen.library import NamedSpec, find_spec
+from codegen.planning import plan_for
+from runtime.driver import context, launch, streams, tensor_map, workspace
+from runtime.kernel import kernel_class
+from runtime.kernels import (
+    arguments,
+    attention,
+    attention_fp8,
+    bsr_arguments,
+    bsr_preparation,
+    bsr_scales,
+    bsr_sddmm,
+    bsr_spmm,
+)
+from runtime.kernels.arguments import Signatures
+from runtime.ops import attention_calls, attention_checks, bsr_calls, bsr_launches
+from runtime.ops import attention_fp8 as attention_calls_fp8
+
+DEVICE_NAME = "NVIDIA H100 80GB HBM3"
+ARCH, SM_COUNT, STREAM = "sm_90a", 132, 7
+_OF_CHECKS = (
+    *(arguments, attention, attention_fp8, bsr_arguments, bsr_preparation, bsr_scales, bsr_sddmm, bsr_spmm),
+    *(attention_checks, attention_calls_fp8),
+)
+
+
+class _Any:
+    """Contains everything."""
+
+    def __contains__(self, item: object) -> bool:
+        return True
+
+
+def _nothing(*arguments: Any, **options: Any) -> None:
+    """Stands for a check of a tensor's device."""
+
+
+def _launched(*arguments: Any) -> tuple[int]:
+    """Stands for a launch that the driver took."""
+    return (0,)
+
+
+def kernel_object(spec: str | NamedSpec) -> Any:
+    """A kernel object whose launches the driver takes and does not run; to be called within ``pretended``."""
+    named = find_spec(spec) if isinstance(spec, str) else spec
+    plan = plan_for(named)
+    loaded: Any = launch.LoadedKernel.__new__(launch.LoadedKernel)
+    loaded.plan, loaded.layout = plan, launch.ParameterLayout.of(plan.params)
+    loaded._function = loaded._prologue = loaded._epilogue = 0
+    loaded._launch = loaded._launch_by = _launched
+    loaded._sm_counts = {None: SM_COUNT}
+    loaded.library = SimpleNamespace(launched=_Any(), keep=_nothing)
+    compiled: Any = SimpleNamespace(named=named, plan=plan)
+    return kernel_class(named.spec)(compiled, loaded)
+
+
+@contextmanager
+def pretended() -> Iterator[None]:
+    """Let calls with tensors of the CPU go as far as the driver."""
+    kept = cache(lambda named, device: kernel_object(named))
+    with ExitStack() as stack:
+
+        def put(owner: Any, name: str, value: Any, **more: Any) -> None:
+            stack.enter_context(patch.object(owner, name, value, **more))
+
+        for module in _OF_CHECKS:
+            put(module, "check_tensor", _nothing)
+        put(bsr_calls, "check_place", _nothing)
+        for module in (attention_calls, bsr_calls):
+            put(module, "arch_of", lambda device: ARCH)
+            put(module, "_loaded", kept)
+            put(module, "_routes", Signatures())
+        put(bsr_calls, "_samplers", Signatures())
+        put(bsr_launches.launches, "_kept", {})
+        put(attention_calls_fp8, "_routes", Signatures())
+        attention_calls._kernel_of.cache_clear()
+        stack.callback(attention_calls._kernel_of.cache_clear)
+        put(torch.cuda, "get_device_name", lambda device=None: DEVICE_NAME)
+        put(torch.cuda, "is_current_stream_capturing", lambda: False)
+        put(torch._C, "_cuda_getCurrentRawStream", lambda device: STREAM, create=True)
+        put(streams, "_lasting", _Any())
+        put(workspace, "_counters", {})
+        put(workspace, "_kept", lambda device, stream, number: torch.zeros(number, dtype=torch.int32))
+        put(tensor_map.MapEncoder, "_encode", lambda self, address: struct.pack("<Q", address) * 16)
+        stack.enter_context(patch.dict(context._primary, {None: (1, lambda: (0, 1))}))
+        yield

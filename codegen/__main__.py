@@ -1,0 +1,8 @@
+"""``python -m codegen`` runs the command line, as ``python -m sparse_kernel_codegen`` does."""
+
+from __future__ import annotations
+
+from sparse_kernel_codegen.command import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""Plan of the mma.sync BSR x dense kernel for up to 8 columns: A and B go from global memory straight to registers.
+
+With so few columns a product takes as long as the stored blocks take to be read. So each is read once, in the order in
+which it is stored, and B and C are read and written as they are, with any strides: no copy pads them.
+"""
+
+from __future__ import annotations
+
+from codegen.arch import ARCHS, REGISTER_UNIT
+from codegen.dtypes import DTYPES
+from codegen.flags import SpmmGemvFlags
+from codegen.plan import Constant, Param, Plan, Registers, SharedLayout, check_budget, f32, i32, i64, pointer, require
+from codegen.plan import require_left_out as left_out
+from codegen.plans.bsr.epilogue import epilogue_flags, epilogue_summary
+from codegen.problem import BlockSize, LaunchArgs, SpmmShape
+from codegen.spec import BsrSpmmSpec
+from codegen.tile_rules import OneOf, Rule, check_tile, listed
+
+WARPS = (16, 8, 4, 2, 1)
+"""Warps of a thread block: the launch chooses one of these numbers."""
+MMA_ROWS = 16
+"""Rows of C of one mma.sync."""
+COLUMNS = 8
+"""Columns of C of one mma.sync, and of a tile."""
+OVERHEAD_REGISTERS = 32
+"""Allowance for addresses and loop state."""
+ROWS = (16, 32, 64)
+DEPTHS = (16, 32)
+STAGES = (2, 4, 8)
+REFUSED = ("output", "accumulate_every", "scales", "scheduler", "transpose_a", "ctas_per_sm")
+"""Options of BSR x dense that this kernel does not have."""
+
+
+def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
+    """Work out every number of the kernel."""
+    _check(spec)
+    arch, dtype, block, tile = ARCHS[spec.arch], DTYPES[spec.dtype], spec.block, spec.tile
+    threads = 32 * WARPS[0]
+    words = tile.k // 8  # 32-bit words of a lane's part of a row of A, or of a column of B
+    rows = tile.m // (MMA_ROWS // 2)  # of A, of a lane
+
+    shared = SharedLayout()
+    shared.add("Partial", WARPS[0] * tile.m * COLUMNS * 4, "fp32 partial sums of a tile of C, of each warp", align=128)
+    # An element of B that is loaded by itself takes a register on its way.
+    used = 4 * tile.m // MMA_ROWS + spec.stages * (rows * words + 2 * words)
+    needed = -(-(used + OVERHEAD_REGISTERS) // REGISTER_UNIT) * REGISTER_UNIT
+    limit = min(needed, arch.registers_for(threads, 1))
+    registers = Registers(accumulators=used, overhead=OVERHEAD_REGISTERS, limit=limit)
+    check_budget(spec, shared.size, registers)
+    return Plan(
+        spec=spec,
+        stem=stem,
+        template="bsr_spmm/gemv.cu.j2",
+        threads=threads,
+        ctas_per_sm=max(1, arch.blocks_for(threads, limit)),
+        persistent=False,
+        shared=tuple(shared.regions),
+        shared_bytes=shared.size,
+        registers=registers,
+        params=_params(spec),
+        tensor_maps={},
+        constants=(
+            Constant("kTileM", tile.m, "rows of a C tile"),
+            Constant("kTileN", COLUMNS, "columns of a C tile, those of one product"),
+            Constant("kTileK", tile.k, "columns of A, and rows of B, of a step"),
+            Constant("kBlockRows", block.rows, "rows of a stored block of A"),
+            Constant("kBlockCols", block.cols, "columns of a stored block of A"),
+            Constant("kBlockElements", block.rows * block.cols, "elements of a stored block of A"),
+            Constant("kStages", spec.stages, "steps that a warp has in registers, or on their way there; divides 32"),
+        ),
+        flags=SpmmGemvFlags(words=words, accumulate=spec.accumulate, epilogue=epilogue_flags(spec)),
+        grid_summary=f"one thread block per C tile, (M / tile m) * ceil(N / {COLUMNS}), with 1 to {WARPS[0]} warps",
+        summary=(
+            ("blocks of A", f"{block.rows} x {block.cols}"),
+            ("tile", f"{tile.m} x {COLUMNS} of C; 1 to {WARPS[0]} warps divide the steps of its block row"),
+            ("schedule", f"{spec.schedule}: all warps load ({spec.copy_}) and compute (mma.sync 16 x 8 x 16)"),
+            *epilogue_summary(spec),
+            ("pipeline", f"{spec.stages} steps of {tile.k} columns of A in registers, or on their way"),
+        ),
+        flops=2 * tile.m * COLUMNS * tile.k,
+        bytes=(tile.m + COLUMNS) * tile.k * dtype.bytes,
+        sized_by_launch=True,
+        arguments=_arguments,
+    )
+
+
+def _params(spec: BsrSpmmSpec) -> tuple[Param, ...]:
+    """Parameters of the kernel."""
+    element = "unsigned short"
+    added = (
+        pointer("c_in", element, "c (M, N), which is added; may be C itself"),
+        i64("c_in_row_stride", "elements from one row of c to the next"),
+        i64("c_in_column_stride", "elements from one column of c to the next"),
+        f32("beta", "what c is multiplied with; if 0, c is not read"),
+    )
+    bias = pointer("bias", element, f"added to C, one {spec.dtype} for each row (M)")
+    return (
+        pointer("a", element, "stored blocks of A (nnz, rows, cols), contiguous"),
+        pointer("b", element, "B (K, N)"),
+        pointer("c", element, "C (M, N)", writes=True),
+        i64("b_row_stride", "elements from one row of B to the next"),
+        i64("b_column_stride", "elements from one column of B to the next"),
+        i64("c_row_stride", "elements from one row of C to the next"),
+        i64("c_column_stride", "elements from one column of C to the next"),
+        pointer("crow_indices", "int", "first block of each block row, and one more"),
+        pointer("col_indices", "int", "block column of each block"),
+        i32("index_words", "32-bit words of an index: 1 or 2, the low one is read"),
+        i32("block_columns", "blocks across A, block rows of B; what lies outside counts as zeros"),
+        i32("n", "columns of B and C"),
+        i32("column_tiles", "tiles side by side"),
+        *(added if spec.accumulate else ()),
+        *((bias,) if spec.epilogue is not None and spec.epilogue.bias else ()),
+    )
+
+
+def _arguments(plan: Plan, shape: SpmmShape, slots: int) -> LaunchArgs:
+    """Arguments of a launch: as many warps for a tile as let all tiles be computed at once.
+
+    More would have less to do before their sums meet; fewer would leave SMs with too few loads in flight.
+    """
+    spec = plan.spec
+    assert isinstance(spec, BsrSpmmSpec)
+    column_tiles = -(-shape.columns // COLUMNS)
+    tiles = shape.rows // spec.tile.m * column_tiles
+    sms = slots // plan.ctas_per_sm
+    at_once = ((warps, plan.arch.blocks_for(32 * warps, plan.registers.limit)) for warps in WARPS)
+    warps = next((warps for warps, blocks in at_once if tiles <= sms * blocks), WARPS[-1])
+    numbers = {
+        "block_columns": shape.depth // spec.block.cols,
+        "n": shape.columns,
+        "column_tiles": column_tiles,
+    }
+    block = BlockSize(32 * warps, plan.shared_bytes // WARPS[0] * warps)
+    return LaunchArgs(numbers, tiles, block=block)
+
+
+def _allowed(spec: BsrSpmmSpec, sizes: str) -> str:
+    return f"allowed with b_layout strided: {sizes or f'none, with blocks of {spec.block.rows} x {spec.block.cols}'}"
+
+
+TILE: tuple[Rule[BsrSpmmSpec], ...] = (
+    OneOf("m", lambda spec: [rows for rows in ROWS if spec.block.rows % rows == 0], _allowed),
+    OneOf("k", lambda spec: [depth for depth in DEPTHS if spec.block.cols % depth == 0], _allowed),
+    OneOf("n", lambda spec: (COLUMNS,), _allowed),
+)
+
+
+def _check(spec: BsrSpmmSpec) -> None:
+    """Refuse what the kernel is not written for."""
+    copy = f"is {spec.mma} with copy {spec.copy_}; b_layout strided is written for mma with ld_global"
+    require((spec.mma, spec.copy_) == ("mma", "ld_global"), "mma", copy)
+    left_out(spec, REFUSED, "b_layout strided")
+    check_tile(spec, TILE)
+    stages = f"is {spec.stages}; allowed with b_layout strided: {listed(STAGES)}"
+    require(spec.stages in STAGES, "stages", stages)

@@ -15,7 +15,7 @@ import yaml
 from each import for_each, looped
 
 PROJECT = snippets.PROJECT
-PAGES = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "docs/README.md", "docs/guide")
+PAGES = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "docs/README.md", "docs/guide", "docs/reference")
 """Documents that keep the rules. Pages of ``BY_SCRIPT`` have the text of docstrings."""
 BY_SCRIPT = ("docs/reference/api.md", "docs/guide/gallery.md")
 CODE = ("sparse_kernel_codegen",)

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_varlen_window.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"layout":"varlen","lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"sliding_window","left":null,"right":null},"schedule":"cooperative","stages":3,"tile":{"m":192,"n":64}}
 // spec hash: 9e8b88e0f1e161a2da6e3f9c74d684b0cdee8ffc78199f6d65c8313cdb9e962e
-// seal: sha256 05a06992208f946d9ef902f76bfa9fa4418cf97ba5af0f9cea3a123fed47d341
+// seal: sha256 d598ab4fa7c2372647d40059afe113d33facb1604845545b5bc159a29455e007
 
 // Attention forward for sm_90a over the visible keys of the pattern, up to each batch's kv_lengths:
 //   O = softmax(scale * Q K^T) V
@@ -110,7 +110,7 @@ struct Params {
   const int* cu_seqlens_k;  // bounds of the sequences in k and v
   int window_left;  // keys seen before the query's own position
   int window_right;  // keys seen after the query's own position
-  int* scheduler;  // tiles drawn after each thread block's first, and finished thread blocks; both are 0 between launches
+  int* scheduler;  // tiles drawn after each thread block's first, finished thread blocks; both are 0 between launches
   int heads_in_l2;  // (batch, query head) pairs whose tiles are scheduled together: their K and V fit the L2
   int q_len;  // queries of all sequences
   int kv_len;  // keys of all sequences
@@ -135,22 +135,22 @@ struct SeqlenInfo {
     kv_begin = max(0, min(__ldg(p.cu_seqlens_k + batch), p.kv_len));
     keys_end = max(kv_begin, min(__ldg(p.cu_seqlens_k + batch + 1), p.kv_len));
   }
-  // Queries.
+  // Number of queries.
   __device__ __forceinline__ int q_len() const { return q_end - q_begin; }
   // Index of a query in a (heads, tokens) tensor. `batch_head` is batch * heads + head.
   __device__ __forceinline__ int64 row(int64 batch_head, int query) const {
     return (batch_head - static_cast<int64>(batch) * p.heads) * p.q_len + q_begin + query;
   }
-  // Keys.
+  // Number of keys.
   __device__ __forceinline__ int kv_len() const { return keys_end - kv_begin; }
-  // Position of a query among the keys: the last query stands at the last key.
+  // Position of a query among the keys: the last query is at the last key.
   __device__ __forceinline__ int position(int query) const { return query + kv_len() - q_len(); }
-  // End of the keys that queries may see.
+  // End of the visible keys.
   __device__ __forceinline__ int kv_end() const { return kv_len(); }
 };
 
-// Sequence of a query tile, by binary search. The tiles of sequence i begin at cu_seqlens_q[i] / tile_queries + i: enough
-// for its queries, and at most one more, which is empty.
+// Sequence of a query tile, by binary search. The tiles of sequence i begin at cu_seqlens_q[i] / tile_queries + i:
+// enough for its queries, and at most one more, which is empty.
 __device__ __forceinline__ int sequence_of_tile(const Params& p, int tile, int tile_queries) {
   int first = 0, count = p.sequences;  // candidates: first to first + count - 1
   while (count > 1) {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -35,17 +35,24 @@ class Expression:
     tensors: dict[str, torch.Tensor]
 
 
-def mask_of(mask: str | Callable[..., Any], aux: Mapping[str, torch.Tensor] | None) -> Expression:
+def mask_of(
+    mask: str | Callable[..., Any],
+    aux: Mapping[str, torch.Tensor] | None,
+    sizes: Mapping[str, int] | None = None,
+) -> Expression:
     """Make an expression of a text with its tensors, or of a function as FlexAttention has it.
 
     Args:
         mask: an expression (docs/reference/expressions.md), or ``mask_mod(b, h, q_idx, kv_idx)``.
         aux: the tensors that a text names; a function has its own.
+        sizes: q_len and kv_len, where they are known: tensors of a function may be longer.
 
     Raises:
         ArgumentError: naming ``mask`` or ``aux``.
     """
-    return _of_text("mask", mask, aux) if isinstance(mask, str) else _of_function("mask", trace_mask, mask, aux)
+    if isinstance(mask, str):
+        return _of_text("mask", mask, aux)
+    return _of_function("mask", partial(trace_mask, sizes=sizes), mask, aux)
 
 
 def score_of(score: str | Callable[..., Any], aux: Mapping[str, torch.Tensor] | None) -> Expression:

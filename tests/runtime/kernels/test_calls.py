@@ -845,7 +845,13 @@ def test_every_kernel_gets_all_that_it_takes(kernel: Any, monkeypatch: pytest.Mo
     q, k, v = (torch.zeros(1, h, length, spec.head_dim).half() for h in (2 * packed * kv_heads, kv_heads, kv_heads))
     q, k, v = (t.to(arguments.TORCH_DTYPES[spec.dtype]) for t in (q, k, v))
     (q, k, v), scales = as_given(spec, q, k, v)
-    sizes: dict[Any, int] = {"batch": 1, "heads": 1, "query_blocks": -(-length // block.q) if block else 0, "any": 3, "bounds": 4}
+    sizes: dict[Any, int] = {
+        "batch": 1,
+        "heads": 1,
+        "query_blocks": -(-length // block.q) if block else 0,
+        "any": 3,
+        "bounds": 4,
+    }
     indices = [torch.zeros([sizes.get(n, n) for n in t.dims], dtype=torch.int32) for t in call.spec.index_tensors]
     sink = torch.zeros(q.shape[1]) if spec.sink else None
     out, aux = torch.zeros(q.shape, dtype=arguments.TORCH_DTYPES[call.compiled.plan.output]), looked_up(spec, q)

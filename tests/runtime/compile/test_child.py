@@ -166,7 +166,7 @@ def test_a_process_without_an_answer_is_no_refused_source(program: Callable[[str
 def test_without_a_python_it_says_how_to_name_one(nothing: bytes | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(child.multiprocessing.spawn, "get_executable", lambda: nothing)
     assert refusal() == (
-        "no Python is known to run a compilation in (sys.executable is empty); "
+        "no Python executable is known that could run the compilation (sys.executable is empty); "
         "multiprocessing.set_executable(PATH) names the Python that is started"
     )
 
@@ -191,7 +191,7 @@ def test_a_library_that_is_none_is_told(tmp_path: Path) -> None:
 def test_a_compiler_that_hangs_is_ended(program: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
     program("#!/bin/sh\nexec sleep 60\n")
     monkeypatch.setenv(child.TIME_LIMIT, "0.3")
-    assert "it took longer than 0.3 s; CODEGEN_COMPILE_TIMEOUT is the limit in seconds, 0 for none" in refusal()
+    assert "was stopped after 0.3 s; CODEGEN_COMPILE_TIMEOUT is the limit in seconds; 0 disables it" in refusal()
     monkeypatch.setenv(child.TIME_LIMIT, "soon")
     assert "CODEGEN_COMPILE_TIMEOUT is 'soon'; a number of seconds is expected" in refusal()
     for given, seconds in (("", child.SECONDS), ("0", None), ("7.5", 7.5)):

@@ -94,7 +94,7 @@ def test_another_compiler_is_told_by_name_with_the_command_that_mends_it() -> No
     known = compilers.record().compiler
     assert compilers.caveat(known) == ""
     assert compilers.caveat(OTHER) == (
-        f"{OTHER} is not the compiler of the receipts, {known}: code differs, cases were not run on it: "
+        f"{OTHER} is not the compiler of the receipts, {known}: its code differs and was not tested: "
         f"{install_command('cu13')}"
     )
     assert "for drivers of CUDA 13" in compilers.caveat("nvidia-cuda-nvrtc-cu12 12.8.93")

@@ -213,7 +213,9 @@ def test_a_library_that_another_package_has_overwritten_is_told(
 ) -> None:
     library, _ = toolchain._library()
     monkeypatch.setattr(toolchain, "_library", lambda: (library, "nvidia-cuda-nvrtc 1.2.3"))
-    with pytest.raises(ToolchainError, match=r"is of nvidia-cuda-nvrtc 1\.2\.3, but tells version .*--force-reinstall"):
+    with pytest.raises(
+        ToolchainError, match=r"belongs to nvidia-cuda-nvrtc 1\.2\.3, but reports version .*--force-reinstall"
+    ):
         toolchain.nvrtc()
 
 

@@ -79,7 +79,7 @@ def test_a_tensor_may_extend_as_far_as_offsets_reach() -> None:
     far = torch.empty_strided((2, 3, 8), (2**20, 8, 1), dtype=torch.float16, device="meta")
     extent = 2 * (2**20 + 2 * 8 + 8)
     check_extent("k", far, extent)
-    with pytest.raises(ArgumentError, match=f"k: extends over {extent} bytes, this kernel reaches {extent - 1}"):
+    with pytest.raises(ArgumentError, match=f"k: extends over {extent} bytes, but this kernel reaches {extent - 1}"):
         check_extent("k", far, extent - 1)
     check_extent("k", half(1, 2, 8).expand(5, 2, 8), 32)
 

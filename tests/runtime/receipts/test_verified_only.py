@@ -321,7 +321,7 @@ def test_a_call_takes_the_nearest_kernel_with_a_receipt_and_explains_it(
         q = torch.empty(1, 2, 128, 64, dtype=torch.bfloat16, device="meta")
         told = explain_attention(q, q, q, Causal(), arch="sm_90a")
     assert set(loaded) == {other.spec.canonical_json()} and told.choice.spec == other.spec
-    assert told.choice.reason.endswith(f"; {named.stem} is passed over: it has no receipt")
+    assert told.choice.reason.endswith(f"; {named.stem} was skipped because it has no receipt")
     assert told.provenance["O"].is_verified and f"\nreceipt: {own.folder()}/" in str(told)
     block_sparse_attention(*tensors, Causal())
     assert set(loaded) == {other.spec.canonical_json(), named.spec.canonical_json()}

@@ -475,7 +475,7 @@ def test_records_that_are_none_are_told(tmp_path: Path) -> None:
     ("change", "says"),
     [
         ({"results": {"ours": {"tflops": "fast"}}}, "results.ours.tflops: is 'fast'; Input should be a valid number"),
-        ({"results": {"ours": {"tflop": 1.0}}}, "results.ours: has no time; one of tflops"),
+        ({"results": {"ours": {"tflop": 1.0}}}, "results.ours: has no time; expected one of tflops"),
         ({"results": {"ours": 1.0}}, "results.ours: is 1.0; Input should be a valid dictionary"),
         ({"results": [1.0]}, r"results: is \[1.0\]; Input should be a valid dictionary"),
         ({"results": ..., "source_sha256": None}, "results: Field required"),

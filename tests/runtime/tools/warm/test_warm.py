@@ -179,7 +179,7 @@ def test_cubins_of_a_folder_go_into_the_cache_or_are_told(
     result = warm(tmp_path / "run.jsonl", "--cubins", cubins, "--json")
     (row,) = json.loads(result.stdout)["rows"]
     assert result.exit_code == 1 and row["from"] == "" and "is not used: its SHA-256 is" in row["error"]
-    assert "CODEGEN_NO_JIT=1 forbids to compile" in row["error"]
+    assert "CODEGEN_NO_JIT=1 forbids compilation" in row["error"]
     result = warm(tmp_path / "run.jsonl")
     assert result.exit_code == 1 and f"FAILED                {NAME}: " in result.stdout
 

@@ -98,7 +98,7 @@ def test_a_group_may_write_above_the_cache_if_it_is_the_users_own(
     monkeypatch.setattr(cache_trust, "_is_private", lambda gid, uid: True)
     assert cache.get_or_build(KERNEL, build_never)[1]
     give_write(above, "access")
-    refused(cache, above, f"is writable by its group, {above.stat().st_gid} and those whom its", "chmod go-w")
+    refused(cache, above, f"is writable by its group, {above.stat().st_gid} and the users on its", "chmod go-w")
     above.chmod(0o755)  # as the message says
     assert cache.get_or_build(KERNEL, build_never)[1]
     above.chmod(0o775)
@@ -240,7 +240,7 @@ def test_who_insists_is_served(cache: KernelCache, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv(TRUST_OTHERS, "1")
     assert KernelCache(cache.folder).get_or_build(KERNEL, build_never)[1]
     monkeypatch.setenv(TRUST_OTHERS, "yes")
-    with pytest.raises(CacheError, match=f"{TRUST_OTHERS} is 'yes'; 1 .* or 0 is expected"):
+    with pytest.raises(CacheError, match=f"{TRUST_OTHERS} is 'yes'; expected 1 .* or 0"):
         KernelCache(cache.folder)
 
 

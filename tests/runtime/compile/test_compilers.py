@@ -114,7 +114,7 @@ def test_a_shipped_kernel_is_refused_where_its_code_spills(monkeypatch: pytest.M
         with pytest.raises(SpillError) as caught:
             compilers.check_spills(spilling(each, 24))
         assert str(caught.value) == (
-            f"{NAME} is refused with {OTHER}, whose code spills 24 bytes; that of {compilers.record().compiler}, the "
+            f"{NAME} is refused with {OTHER}, whose code spills 24 bytes; the code of {compilers.record().compiler}, the "
             f"compiler of its receipt, does not: {compilers.mend()}"
         )
         assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)

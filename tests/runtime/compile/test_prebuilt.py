@@ -159,7 +159,7 @@ def test_the_variable_names_a_folder_or_none(
     assert prebuilt.find(generated, "cubin") is None
     for given in (str(folder / "none"), str(folder / f"{NAME}.cubin"), "1", "~nobody/x"):
         monkeypatch.setenv("CODEGEN_CUBINS", given)
-        with pytest.raises(ToolchainError, match=r"CODEGEN_CUBINS is '.*'; a folder with cubins is expected, or 0"):
+        with pytest.raises(ToolchainError, match=r"CODEGEN_CUBINS is '.*'; expected a folder of cubins, or 0"):
             prebuilt.find(generated, "cubin")
 
 

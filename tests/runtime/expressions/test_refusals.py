@@ -86,7 +86,7 @@ def test_a_condition_names_its_line_not_the_functions() -> None:
         return score * 2
 
     line = score_mod.__code__.co_firstlineno + 2
-    with pytest.raises(ArgumentError, match=re.escape(f"score_mod: {__file__}:{line} (if far > 3:): asks whether")):
+    with pytest.raises(ArgumentError, match=re.escape(f"score_mod: {__file__}:{line} (if far > 3:): tests a value")):
         trace_score(score_mod)
 
 
@@ -96,7 +96,7 @@ def test_augmented_assignment_is_refused() -> None:
         seen &= kv_idx > 3
         return seen
 
-    with pytest.raises(ArgumentError, match=r"\(seen &= kv_idx > 3\): calls .*x = x \+ y works"):
+    with pytest.raises(ArgumentError, match=r"\(seen &= kv_idx > 3\): calls .*use x = x \+ y"):
         trace_mask(mask)
 
 

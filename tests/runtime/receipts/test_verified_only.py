@@ -113,7 +113,7 @@ def test_the_environment_decides_for_the_process(value: str, on: bool, monkeypat
 def test_other_values_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CODEGEN_VERIFIED_ONLY", "yes")
     with pytest.raises(
-        ToolchainError, match=r"CODEGEN_VERIFIED_ONLY is 'yes'; 1 \(refuses kernels without a receipt\)"
+        ToolchainError, match=r"CODEGEN_VERIFIED_ONLY is 'yes'; expected 1 \(refuses kernels without a receipt\)"
     ):
         mode.is_on()
     for value in (1, None, "1"):

@@ -30,7 +30,7 @@ from runtime.kernels import (
     bsr_spmm,
 )
 from runtime.kernels.arguments import Signatures
-from runtime.ops import attention_calls, attention_checks, bsr_calls, bsr_launches
+from runtime.ops import attention_calls, attention_checks, attention_launches, bsr_calls, bsr_launches
 from runtime.ops import attention_fp8 as attention_calls_fp8
 
 DEVICE_NAME = "NVIDIA H100 80GB HBM3"
@@ -89,6 +89,7 @@ def pretended() -> Iterator[None]:
             put(module, "_routes", Signatures())
         put(bsr_calls, "_samplers", Signatures())
         put(bsr_launches.launches, "_kept", {})
+        put(attention_launches.launches, "_kept", {})
         put(attention_calls_fp8, "_routes", Signatures())
         attention_calls._kernel_of.cache_clear()
         stack.callback(attention_calls._kernel_of.cache_clear)

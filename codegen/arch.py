@@ -126,7 +126,6 @@ MMA_SYNC = (
     Combination("attention_backward", "mma", "cp_async", "multistage"),
     Combination("block_mask", "none", "ld_global", "multistage"),
     Combination("bsr_spmm", "mma", "cp_async", "multistage"),
-    Combination("bsr_spmm", "mma", "ld_global", "multistage"),  # b_layout: strided alone
     Combination("bsr_spmm", "wmma", "cp_async", "multistage"),
     Combination("bsr_spmm", "wmma", "ld_global", "multistage"),
     Combination("bsr_sddmm", "mma", "cp_async", "multistage"),

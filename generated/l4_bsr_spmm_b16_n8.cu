@@ -1,26 +1,29 @@
 // Generated from specs/l4_bsr_spmm_b16_n8.yaml. Do not edit:
 // change the spec or a template, then run
 //     codegen render specs/l4_bsr_spmm_b16_n8.yaml
-// spec: {"arch":"sm_89","b_layout":"strided","block":{"cols":16,"rows":16},"copy":"ld_global","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"multistage","stages":4,"tile":{"k":16,"m":16,"n":8}}
-// spec hash: ec3b406fcf5cbb61ea044bd6c9f09198c902bf256bf173c6ca03b4e4a46601da
-// seal: sha256 0c5483224dab2b8d2cc76b526c171ef4dde4216b5ff87999033a47020708f789
+// spec: {"arch":"sm_89","b_layout":"strided","block":{"cols":16,"rows":16},"copy":"cp_async","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"multistage","stages":4,"tile":{"k":16,"m":16,"n":8}}
+// spec hash: 73080bd4c7c928c38ee669f144899753da555a297047882878f815ae33ac7fc9
+// seal: sha256 7a3512dae2b4e0fdbde594f67aa799bdb099d07b6e98ebbdc9ee5c441b0bd170
 
 // BSR x dense for up to 8 columns, by mma.sync: C = A B with A in block-sparse rows. B and C are dense, with any
 // strides.
 //
-// The kernel is bound by reading A's blocks, so they are read once per 8 columns, in their memory layout. Only the final
-// sums pass through shared memory: A and B go from global memory straight to the registers of mma.sync.
+// The kernel is bound by reading A's blocks, so they are read once per 8 columns, in their memory layout.
 //
 // Roles: a thread block computes one tile of C. Its warps, whose number the launch sets, take the steps of the block
 // row in turn (sliced-K); then their partial sums are added through shared memory, in the order of warps.
 //
-// Pipeline: a warp has kStages steps in registers or in flight. Block columns are loaded 32 at a time, 32 to 63 steps
-// ahead.
+// Pipeline: each warp has a ring of kStages slots in shared memory, which cp.async fills kStages - 1 steps ahead, in
+// whole lines of the L2. No warp waits for another before the sums meet. B goes from global memory, mostly the L1, to
+// registers one step ahead. Block columns are loaded 32 at a time, 32 to 63 steps ahead.
 //
 // Symbols
 //   tile    kTileM x 8 of C: rows of one block row
 //   step    kTileK columns of a block of A, kTileK rows of B
-//   lane    has rows r and r + 8 of each 16 of a tile (r = lane / 4), and column r of B. Of a step, it has kLaneDepth
+//   part    of a step: kPartDepth columns of A and rows of B
+//   chunk   16 bytes of a row of A. In a slot, chunks of odd rows of 128 bytes are swizzled: two rows lie in distinct
+//           banks
+//   lane    has rows r and r + 8 of each 16 of a tile (r = lane / 4), and column r of B. Of a part, it has kLaneDepth
 //           adjacent columns of A, from kLaneDepth t on (t = lane % 4), and the matching rows of B
 //   word    two adjacent elements. Words 2 i and 2 i + 1 of a lane are its depths 2 t, 2 t + 1 and 2 t + 8, 2 t + 9 of
 //           product i: A and B have their depths in the same order, which changes no sum
@@ -34,19 +37,27 @@ constexpr int kTileK = 16;  // columns of A, and rows of B, of a step
 constexpr int kBlockRows = 16;  // rows of a stored block of A
 constexpr int kBlockCols = 16;  // columns of a stored block of A
 constexpr int kBlockElements = 256;  // elements of a stored block of A
-constexpr int kStages = 4;  // steps that a warp has in registers, or on their way there; divides 32
+constexpr int kStages = 4;  // slots of a warp's ring
+constexpr int kWarpBytes = 2560;  // bytes of shared memory of a warp; the offsets below are within them
 
-// Dynamic shared memory: 8192 bytes. Byte offsets:
-constexpr int kPartialOffset = 0;  // 8192 bytes: fp32 partial sums of a tile of C, of each warp
+// Dynamic shared memory: 40960 bytes. Byte offsets:
+constexpr int kRingOffset = 0;  // 2048 bytes: slots of a step of A, of one warp
+constexpr int kPartialOffset = 2048;  // 512 bytes: fp32 partial sums of a tile of C, of one warp
 
 constexpr int kMmaRows = 16;  // of C, of one product
 constexpr int kMmas = kTileM / kMmaRows;
-constexpr int kLaneDepth = kTileK / 4;  // columns of A, and rows of B, of a lane in a step
+constexpr int kPartDepth = kTileK < 32 ? kTileK : 32, kParts = kTileK / kPartDepth;
+constexpr int kLaneDepth = kPartDepth / 4;  // columns of A, and rows of B, of a lane in a part
 constexpr int kWords = kLaneDepth / 2;
+constexpr int kChunk = 16 / 2;                                      // elements
+constexpr int kRowChunks = kTileK / kChunk;                         // of a row of a slot
+constexpr int kCopyRows = 32 / kRowChunks;                          // that a warp copies at once
+constexpr int kSwizzled = kTileK == 64 ? 4 : 0;                     // bit of a chunk's number that odd rows flip
+constexpr int kSlotElements = kTileM * kTileK, kSlotBytes = 2 * kSlotElements;
 constexpr int kBlockSteps = kBlockCols / kTileK;
 constexpr int kPartialFloats = kTileM * kTileN;  // of one warp
 
-// Launch: at most 512 threads per block, 8192 bytes of dynamic shared memory.
+// Launch: at most 512 threads per block, 40960 bytes of dynamic shared memory.
 // Grid: one thread block per C tile, (M / tile m) * ceil(N / 8), with 1 to 16 warps.
 struct Params {
   const unsigned short* a;  // stored blocks of A (nnz, rows, cols), contiguous
@@ -66,10 +77,21 @@ struct Params {
 
 using Element = unsigned short;  // the bits of one fp16
 
-// ld.global.nc.v2: loads 8 bytes that are read once, without allocation in the L1 (PTX ISA,
-// "ld.global.nc")
-__device__ __forceinline__ void load_streamed(uint32 (&x)[2], const void* from) {
-  asm volatile("ld.global.nc.L1::no_allocate.v2.u32 { %0, %1 }, [%2];" : "=r"(x[0]), "=r"(x[1]) : "l"(from));
+// cp.async.cg: copies 16 bytes to shared memory, bypassing the L1; zero-fills without a read unless `valid`. L2::128B
+// is a hint to fetch 128 bytes into the L2 (PTX ISA, "cp.async")
+__device__ __forceinline__ void cp_async_16(uint32 to, const void* from, bool valid) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0)
+      : "memory");
+}
+
+// cp.async.commit_group: commits this thread's copies as a group (PTX ISA, "cp.async.commit_group")
+__device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// cp.async.wait_group: waits until at most kPending of this thread's groups are in flight (PTX ISA,
+// "cp.async.wait_group")
+template <int kPending>
+__device__ __forceinline__ void cp_async_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
 // ld.global.nc.v2: loads 8 bytes that are read again (PTX ISA, "ld.global.nc")
@@ -111,7 +133,7 @@ __device__ __forceinline__ bool has_vectors(const Params& p) {
   return p.b_row_stride == 1 && aligned;
 }
 
-// A lane's part of B in a step, by one load.
+// A lane's part of B in a part of a step, by one load.
 struct Vector {
   uint32 words[kWords];
 
@@ -132,31 +154,30 @@ struct Elements {
   }
 };
 
-// A lane's part of a step.
-template <typename B>
-struct Step {
-  uint32 a[2 * kMmas][kWords];  // row r of each 8 rows of A
-  B b;
-  bool in_b;  // whether these rows of B are in range; otherwise the block counts as zeros. Warp-uniform
-
-  __device__ __forceinline__ void load_a(const Element* from) {
-#pragma unroll
-    for (int i = 0; i < 2 * kMmas; ++i) load_streamed(a[i], from + i * kMmaRows / 2 * kBlockCols);
-  }
-};
-
 using Accumulators = float[kMmas][4];
 
-// accumulators += A B of one step.
+// Loads a lane's words of a row of A from a slot.
+__device__ __forceinline__ void load_slot(uint32 (&x)[kWords], const Element* from) {
+  const uint2 words = *reinterpret_cast<const uint2*>(from);
+  x[0] = words.x, x[1] = words.y;
+}
+
+// accumulators += A B of one step, whose part of A begins for this lane at `a` in its slot.
 template <typename B>
-__device__ __forceinline__ void multiply(Accumulators& accumulators, const Step<B>& x) {
+__device__ __forceinline__ void multiply(Accumulators& accumulators, const Element* slot, int a, const B (&b)[kParts]) {
 #pragma unroll
-  for (int k = 0; k < kWords; k += 2) {
-    const uint32 b0 = x.b.word(k), b1 = x.b.word(k + 1);
+  for (int part = 0; part < kParts; ++part) {
+    const Element* from = slot + (a ^ part * kPartDepth);
 #pragma unroll
     for (int m = 0; m < kMmas; ++m) {
-      const uint32 a[4] = {x.a[2 * m][k], x.a[2 * m + 1][k], x.a[2 * m][k + 1], x.a[2 * m + 1][k + 1]};
-      mma_m16n8k16(accumulators[m], a, b0, b1);
+      uint32 upper[kWords], lower[kWords];
+      load_slot(upper, from + m * kMmaRows * kTileK);
+      load_slot(lower, from + (m * kMmaRows + kMmaRows / 2) * kTileK);
+#pragma unroll
+      for (int k = 0; k < kWords; k += 2) {
+        const uint32 words[4] = {upper[k], lower[k], upper[k + 1], lower[k + 1]};
+        mma_m16n8k16(accumulators[m], words, b[part].word(k), b[part].word(k + 1));
+      }
     }
   }
 }
@@ -182,31 +203,32 @@ __device__ __forceinline__ void reduce_partials(const Params& p, const float* pa
     if (column >= p.n) continue;
     float x = 0.0f;
 #pragma unroll 4
-    for (int warp = 0; warp < warps; ++warp) x += partials[warp * kPartialFloats + i];
+    for (int warp = 0; warp < warps; ++warp) x += partials[warp * (kWarpBytes / 4) + i];
     p.c[row * p.c_row_stride + column * p.c_column_stride] = static_cast<Element>(pack(x, 0.0f));
   }
 }
 
-// The steps of a block row that belong to one warp: w, w + warps, w + 2 warps, ... for warp w. The locations of 32 of
-// them are computed at once, one per lane. `count` is the same in all lanes.
+// The steps of a block row that belong to one warp: w, w + warps, w + 2 warps, ... for warp w. `count` is the same in
+// all lanes.
 struct Steps {
   const Params& p;
   int first, warps;  // index of the first one in the block row; number of warps
   int begin, count;  // first block of the block row; steps of this warp
-  const Element *a, *b;  // this lane's first element of the block row, and of B's first row
-  int a_offset;          // offset of a lane's step from a, in elements
-  int b_row;             // its first row of B
+  const Element *a, *b;  // this lane's first chunk of the block row, and its first element of B
+  uint32 to;             // of this lane's first chunk in the first slot
+  int b_row;             // first row of B of a lane's step, among 32
   int next_column;       // block column of a lane's step, among the next 32
   uint32 inside;         // one bit per step: whether its block column is in range for B
 
-  __device__ __forceinline__ Steps(const Params& p, int warp, int row, int first_column)
+  __device__ __forceinline__ Steps(const Params& p, int warp, int row, int first_column, uint32 ring)
       : p(p), first(warp), warps(blockDim.x / 32) {
     const int lane = threadIdx.x % 32, column = first_column + lane / 4;
+    const int copy_row = lane / kRowChunks, chunk = lane % kRowChunks;
     begin = load_index(p, p.crow_indices, row / kBlockRows);
     const int end = load_index(p, p.crow_indices, row / kBlockRows + 1);
     count = max(0, (end - begin) * kBlockSteps - first + warps - 1) / warps;
-    a = p.a + static_cast<int64>(begin) * kBlockElements + (row % kBlockRows + lane / 4) * kBlockCols +
-        lane % 4 * kLaneDepth;
+    a = p.a + static_cast<int64>(begin) * kBlockElements + (row % kBlockRows + copy_row) * kBlockCols + chunk * kChunk;
+    to = ring + 2 * (copy_row * kTileK + (chunk ^ copy_row % 2 * kSwizzled) * kChunk);
     // Columns beyond B repeat column 0: their sums are not stored.
     b = p.b + lane % 4 * kLaneDepth * p.b_row_stride + (column < p.n ? column : 0) * p.b_column_stride;
     // Keep both in registers: the compiler would recompute them in each step.
@@ -224,10 +246,7 @@ struct Steps {
     return valid ? load_index(p, p.col_indices, begin + number(step) / kBlockSteps) : 0;
   }
 
-  // Locates the 32 steps from `step` on in A and in B.
-  __device__ __forceinline__ void find_a(int step) {
-    a_offset = number(step) / kBlockSteps * kBlockElements + number(step) % kBlockSteps * kTileK;
-  }
+  // Locates the 32 steps from `step` on in B.
   __device__ __forceinline__ void find_b(int step) {
     const bool valid = static_cast<uint32>(next_column) < static_cast<uint32>(p.block_columns);
     inside = __ballot_sync(0xFFFFFFFF, valid);
@@ -235,67 +254,69 @@ struct Steps {
     next_column = load_column(step + 32);
   }
 
-  template <typename B>
-  __device__ __forceinline__ void load_a(Step<B>& x, int step) const {
-    x.load_a(a + __shfl_sync(0xFFFFFFFF, a_offset, step % 32));
+  // Copies a step's part of A to a slot, if there is such a step.
+  __device__ __forceinline__ void copy_a(int step, int slot) const {
+    if (step < count) {
+      const int index = first + step * warps;
+      const Element* from = a + index / kBlockSteps * kBlockElements + index % kBlockSteps * kTileK;
+#pragma unroll
+      for (int row = 0; row < kTileM; row += kCopyRows) {
+        cp_async_16(to + slot * kSlotBytes + 2 * row * kTileK, from + row * kBlockCols, true);
+      }
+    }
+    cp_async_commit();  // a group for each step, so that one wait fits all
   }
+
   template <typename B>
-  __device__ __forceinline__ void load_b(Step<B>& x, int step) const {
-    x.b.load(b + __shfl_sync(0xFFFFFFFF, b_row, step % 32) * p.b_row_stride, p.b_row_stride);
-    x.in_b = inside >> step % 32 & 1;
+  __device__ __forceinline__ void load_b(B (&x)[kParts], int step) const {
+    const Element* from = b + __shfl_sync(0xFFFFFFFF, b_row, step % 32) * p.b_row_stride;
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) x[part].load(from + part * kPartDepth * p.b_row_stride, p.b_row_stride);
   }
 };
 
-// accumulators += A B of all steps of a warp.
+// accumulators += A B of all steps of a warp, whose ring this is.
 template <typename B>
-__device__ __forceinline__ void multiply_steps(Accumulators& accumulators, Steps& steps) {
-  // The loads of A do not wait for block columns.
-  Step<B> stages[kStages];
-  steps.find_a(0);
+__device__ __forceinline__ void multiply_steps(Accumulators& accumulators, Steps& steps, const Element* ring) {
+  // This lane's first element of a slot.
+  const int row = threadIdx.x % 32 / 4, a = row * kTileK + (threadIdx.x % 4 * kLaneDepth ^ row % 2 * kSwizzled * kChunk);
 #pragma unroll
-  for (int stage = 0; stage < kStages; ++stage) {
-    if (stage < steps.count) steps.load_a(stages[stage], stage);
-  }
+  for (int step = 0; step < kStages - 1; ++step) steps.copy_a(step, step);
+  B b[kParts];
   steps.find_b(0);
-#pragma unroll
-  for (int stage = 0; stage < kStages; ++stage) {
-    if (stage < steps.count) steps.load_b(stages[stage], stage);
-  }
-
+  if (steps.count > 0) steps.load_b(b, 0);
+  int slot = 0, next_slot = kStages - 1;
 #pragma unroll 1
-  for (int step = 0; step < steps.count; step += kStages) {
-    const int next = step + kStages;
-    if (next % 32 == 0) {
-      steps.find_a(next);
-      steps.find_b(next);
-    }
-#pragma unroll
-    for (int stage = 0; stage < kStages; ++stage) {
-      if (step + stage < steps.count) {
-        if (stages[stage].in_b) multiply(accumulators, stages[stage]);
-        if (next + stage < steps.count) {
-          steps.load_a(stages[stage], next + stage);
-          steps.load_b(stages[stage], next + stage);
-        }
-      }
-    }
+  for (int step = 0; step < steps.count; ++step) {
+    // This step's copies have landed, in all lanes; and all lanes have read the slot that is filled next.
+    cp_async_wait<kStages - 2>();
+    __syncwarp();
+    steps.copy_a(step + kStages - 1, next_slot);
+    // Blocks that are in no column of B count as zeros.
+    if (steps.inside >> step % 32 & 1) multiply(accumulators, ring + slot * kSlotElements, a, b);
+    const int next = step + 1;
+    if (next % 32 == 0) steps.find_b(next);
+    if (next < steps.count) steps.load_b(b, next);
+    next_slot = slot;
+    slot = slot + 1 == kStages ? 0 : slot + 1;
   }
 }
 
-extern "C" __global__ void __maxnreg__(72)
+extern "C" __global__ void __maxnreg__(40)
     l4_bsr_spmm_b16_n8(const __grid_constant__ Params p) {
   extern __shared__ __align__(128) unsigned char shared[];
-  float* const partials = reinterpret_cast<float*>(shared + kPartialOffset);
   const int warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / 32, 0), tile = blockIdx.x;
   const int first_row = tile / p.column_tiles * kTileM, first_column = tile % p.column_tiles * kTileN;
-  Steps steps(p, warp, first_row, first_column);
+  unsigned char* const own = shared + warp * kWarpBytes;
+  const Element* const ring = reinterpret_cast<const Element*>(own + kRingOffset);
+  Steps steps(p, warp, first_row, first_column, static_cast<uint32>(__cvta_generic_to_shared(ring)));
   Accumulators accumulators = {};
   if (has_vectors(p)) {
-    multiply_steps<Vector>(accumulators, steps);
+    multiply_steps<Vector>(accumulators, steps, ring);
   } else {
-    multiply_steps<Elements>(accumulators, steps);
+    multiply_steps<Elements>(accumulators, steps, ring);
   }
-  store_partial(partials + warp * kPartialFloats, accumulators);
+  store_partial(reinterpret_cast<float*>(own + kPartialOffset), accumulators);
   __syncthreads();
-  reduce_partials(p, partials, first_row, first_column);
+  reduce_partials(p, reinterpret_cast<const float*>(shared + kPartialOffset), first_row, first_column);
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from codegen.arch import ARCHS
 from codegen.operators.record import Kernel, Operator, Sizes, Unit
 from codegen.plan import Plan, require
 from codegen.plans.bsr import gathered
@@ -46,7 +45,7 @@ _STRIDED = (
 
 def _kernel(spec: BsrSpmmSpec) -> Kernel:
     if spec.b_layout == "strided":
-        return bsr_spmm_gemv_ring if spec.copy_ == "cp_async" else bsr_spmm_gemv
+        return bsr_spmm_gemv if spec.copy_ == "ld_global" else bsr_spmm_gemv_ring
     if spec.is_fp8 and spec.mma == "wgmma":
         return bsr_spmm_sm90a_fp8
     if gathered.gathers_rows(spec):
@@ -55,15 +54,8 @@ def _kernel(spec: BsrSpmmSpec) -> Kernel:
     if spec.mma == "wgmma":
         return _kernel_wgmma(spec)
     _require_one_cta(spec)
-    return _kernel_mma(spec) if spec.mma == "mma" else bsr_spmm_wmma
-
-
-def _kernel_mma(spec: BsrSpmmSpec) -> Kernel:
-    if spec.copy_ == "cp_async":
-        return bsr_spmm_mma
-    reason = f"is {spec.b_layout}; {spec.arch} has kernels with mma and ld_global for b_layout strided alone"
-    require(ARCHS[spec.arch].has_wgmma, "b_layout", reason)
-    return bsr_spmm_few_columns
+    by_copy: dict[str, Kernel] = {"cp_async": bsr_spmm_mma, "ld_global": bsr_spmm_few_columns}
+    return by_copy[spec.copy_] if spec.mma == "mma" else bsr_spmm_wmma
 
 
 def _kernel_wgmma(spec: BsrSpmmSpec) -> Kernel:

@@ -86,11 +86,10 @@ BSR_SPMM: Rows = (
     ),
     Row(MMA | {"copy": "tma", "depth": 16}, (GATHERED_ROWS, 128, "depth"), (4,)),
     Row(MMA | {"copy": "tma"}, (GATHERED_ROWS, 128, "depth"), (3,)),  # the rest is for rows of B
-    *(
-        Row(MMA | STRIDED | rows | depth, (m, 8, "depth"), stages)
-        for depth, stages in (({"depth": 16}, (4,)), ({}, (2,)))
-        for rows, m in (({"rows": (32, 64, 96, 128)}, 32), ({}, 16))
-    ),
+    Row(MMA | STRIDED | {"copy": "ld_global"}, (16, 8, "depth"), (2,)),
+    Row(MMA | STRIDED | {"depth": 16}, (16, 8, 16), (4,)),
+    Row(MMA | STRIDED | {"whole_lines": True}, (16, 8, 64), (3,)),
+    Row(MMA | STRIDED, (16, 8, 32), (3,)),
     *(
         Row(MMA | {"copy": "ld_global"} | rows | cols, (m, 16, k), (2,))
         for rows, m in (({"rows": 16}, 16), ({}, 32))

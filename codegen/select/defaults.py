@@ -25,7 +25,7 @@ Choice = tuple[str, str, str]  # mma, copy, schedule
 
 COOPERATIVE: Choice = ("wgmma", "tma", "cooperative")
 GATHERING: Choice = ("mma", "tma", "cooperative")  # block rows of 16 rows
-STRIDED: Choice = ("mma", "ld_global", "multistage")  # B and C with any strides
+STRIDED: Choice = ("mma", "cp_async", "multistage")  # B and C with any strides
 COMBINED = ("mma", "copy", "schedule")
 NARROW_64 = ("accumulate", "transpose_a")
 """Options whose default tiles of 64 rows are not wide: ``accumulate`` takes the memory of a stage, and the transposed
@@ -148,6 +148,7 @@ def bsr_spmm_features(given: BsrSpmmSpec) -> tuple[Choice | None, Fields]:
         "cols": cols,
         "longest_side": max(rows, cols),
         "depth": 16 if cols % 32 else 32,
+        "whole_lines": cols % 64 == 0,  # of the L2, in a row of a step
         "one_block_row": _size(given, "m", rows) == rows,
         "may_be_wide": rows == 64 and by_rows and (_size(given, "n", 512), _size(given, "k", 32)) == (512, 32),
         "sizes_given": bool({"n", "k"} & given.tile.model_fields_set),

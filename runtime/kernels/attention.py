@@ -13,7 +13,7 @@ from codegen.problem import AttentionShape
 from codegen.spec import AttentionSpec
 from runtime.checks import check_flag
 from runtime.compile.compiler import Compiled
-from runtime.driver.allocate import Allocate, allocator
+from runtime.driver.allocate import allocator
 from runtime.driver.context import entered, is_elsewhere
 from runtime.driver.enqueue import enqueue
 from runtime.driver.launch import LoadedKernel, Signature
@@ -42,13 +42,13 @@ from runtime.kernels.arguments import (
     written,
 )
 from runtime.kernels.attention_indices import IndexArguments
+from runtime.kernels.attention_launch import AttentionLaunch, Layout, Outputs, extent
 from runtime.kernels.aux_tensors import AuxArguments
 from runtime.kernels.bound_call import BoundCall
 from runtime.kernels.pattern_numbers import PatternNumbers
 from runtime.prepare.prepared import PreparedLists
 from runtime.prepare.query_grouping import find_query_order
 
-Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 SCALES = ("q_scale", "k_scale", "v_scale")
 """Arguments of FP8 kernels."""
 _LOG2_E = math.log2(math.e)
@@ -79,24 +79,6 @@ class _PlainOptions(NamedTuple):
     scale: float | None
     return_lse: bool
     numbers: tuple[int, ...]
-
-
-class _Outputs(NamedTuple):
-    """What a signature knows of what the kernel writes.
-
-    Attributes:
-        out_layout: shape, strides and type of a new ``out``.
-        lse_layout: those of the LSE; None without one.
-        allocate: makes both.
-        left_out: the LSE, index tensors that are not given, the sink if there is none: their addresses are 0.
-        memory: what the launch needs beside its arguments.
-    """
-
-    out_layout: Layout
-    lse_layout: Layout | None
-    allocate: Allocate
-    left_out: dict[str, int]
-    memory: Memory
 
 
 def layout_like(tensor: torch.Tensor, dtype: torch.dtype) -> Layout:
@@ -226,7 +208,7 @@ class AttentionKernel(BoundCall[AttentionSpec]):
             self._arguments.check_values(q, k, tensors)
             check_sink_values(sink)
             self._check_values(scales)
-        outputs: _Outputs = signature.extra
+        outputs: Outputs = signature.extra
         out = outputs.allocate(*outputs.out_layout) if out is None else written(out)
         at_q, at_k, at_v, at_out = q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr()
         if (at_q | at_k | at_v | at_out) % TMA_ALIGNMENT:
@@ -324,6 +306,49 @@ class AttentionKernel(BoundCall[AttentionSpec]):
         with entered(q.device.index) if is_elsewhere(q) else nullcontext():
             options: dict[str, Any] = {"aux": looked_up, "out": out, "sink": sink, "checked": True, **plain._asdict()}
             self._signatures.keep(key, self._check(q, k, v, indices=indices, **options))
+
+    def _bound_launch(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *indices: torch.Tensor | None,
+        tensors: tuple[torch.Tensor, ...],
+        scale: float | None,
+        out: torch.Tensor | None,
+        sink: torch.Tensor | None,
+        return_lse: bool,
+        aux: Mapping[str, torch.Tensor],
+        scales: tuple[torch.Tensor, ...] = (),
+        window: tuple[int, int] | None = None,
+        sink_keys: int | None = None,
+    ) -> AttentionLaunch | None:
+        """The launch of a call that was made just before, for ``runtime.ops``.
+
+        Args:
+            q, k, v, indices, scale, out, sink, return_lse, aux, scales, window, sink_keys: as of that call.
+            tensors: those that later calls pass: all others, then q, k, v, and out if it is given.
+
+        Returns:
+            The launch; None if the kernel reads a tensor that is none of those.
+        """
+        looked_up = aux_in_order(aux, self._aux.declared)
+        plain = self._plain_options(scale, return_lse, window, sink_keys)
+        signature = self._bound((plain, call_key(q, k, v, out, sink, *indices, *looked_up, *scales)))
+        read = [("q", q), ("k", k), ("v", v), ("o", out), ("sink", sink), *zip(SCALES, scales, strict=False)]
+        read += [*zip(self._index_names, indices, strict=False), *zip(self._aux_params, looked_up, strict=True)]
+        names = {id(tensor): name for name, tensor in read if tensor is not None}
+        if signature is None or not names.keys() <= set(map(id, tensors)):
+            return None
+        return AttentionLaunch(
+            self._loaded,
+            signature,
+            signature.extra,
+            tuple(names.get(id(tensor), "") for tensor in tensors),
+            len(tensors) - (3 if out is None else 4),
+            () if out is None else tuple(map(extent, tensors)),
+            AttentionResult,
+        )
 
     def _check(
         self,
@@ -439,11 +464,11 @@ class AttentionKernel(BoundCall[AttentionSpec]):
     def _check_values(self, scales: tuple[Any, ...]) -> None:
         """Check the values of those scales (synchronizes)."""
 
-    def _outputs(self, q: torch.Tensor, given: Mapping[str, Any], memory: Memory, *, return_lse: bool) -> _Outputs:
+    def _outputs(self, q: torch.Tensor, given: Mapping[str, Any], memory: Memory, *, return_lse: bool) -> Outputs:
         """Outputs of calls with a checked signature, by the index tensors and the sink of the call."""
         batch, heads, q_len, _ = q.shape
         lse_layout = ((batch, heads, q_len), (heads * q_len, q_len, 1), torch.float32)
-        return _Outputs(
+        return Outputs(
             layout_like(q, self._output),
             lse_layout if return_lse else None,
             allocator(q.device),

@@ -35,8 +35,9 @@ from runtime.kernels.arguments import (
     check_tensor,
     row_strides,
 )
-from runtime.kernels.attention import Layout, layout_like
+from runtime.kernels.attention import layout_like
 from runtime.kernels.attention_indices import IndexArguments
+from runtime.kernels.attention_launch import Layout
 from runtime.kernels.aux_gradients import AuxSums
 from runtime.kernels.aux_tensors import AuxArguments
 from runtime.kernels.bound_call import BoundCall

@@ -115,7 +115,7 @@ class BsrSddmmKernel(BoundCall[BsrSddmmSpec]):
             enqueue(self._loaded, signature, addresses, a.device)
         return torch.sparse_bsr_tensor(crow, col, out, size=pattern.shape, device=out.device, check_invariants=False)
 
-    def bound_launch(
+    def _bound_launch(
         self,
         a: torch.Tensor,
         b: torch.Tensor,

@@ -324,7 +324,7 @@ class BsrSpmmKernel(BoundCall[BsrSpmmSpec]):
         enqueue(self._loaded, found.signature, addresses, b.device, found.memory, prologue=prologue)
         return out
 
-    def bound_launch(
+    def _bound_launch(
         self, a: Parts, tensors: tuple[torch.Tensor, ...], b: torch.Tensor, *, bias: Any, c: Any, beta: float
     ) -> ProductLaunch | None:
         """The launch of a call that was made just before, for ``runtime.ops``.

@@ -13,12 +13,12 @@ from runtime.errors import ArgumentError
 from runtime.kernels.attention import AttentionResult
 from runtime.ops.attention_calls import attend
 from runtime.ops.attention_checks import RANK, check_numbers, refuse_transformed
-from runtime.ops.attention_fp8 import attend_quantized
+from runtime.ops.attention_fp8 import attend_quantized, launch_quantized
 from runtime.ops.attention_fp8_operator import operator as operator_fp8
 from runtime.ops.attention_hints import refuse_keywords, refuse_pattern
 from runtime.ops.attention_operator import operator
 from runtime.ops.block_sizes import mask_block
-from runtime.ops.modes import PLAIN, any_autocast, autocast, is_watched
+from runtime.ops.modes import PLAIN, any_autocast, autocast, is_unwatched, is_watched
 from runtime.ops.quantize_attention import OPERAND_TENSORS, QuantizedAttention
 from runtime.patterns import BlockLists, Pattern, Score, operator_text, scored_of, with_score
 
@@ -225,6 +225,10 @@ def _quantized(
     tensors = pattern.index_tensors()
     if score is not None:
         score, tensors = with_score(pattern, tensors, score)
+    if not (validate or torch.compiler.is_dynamo_compiling()) and is_unwatched():
+        result, _ = launch_quantized(given, tensors, scored_of(pattern, score), lse=lse, **options)
+        if result is not None:
+            return result if lse else result[0]
     own = ((name, getattr(given, name)) for name in OPERAND_TENSORS)  # vars(given) is nothing that torch 2.11 traces
     for name, tensor in (*own, *options.items(), *(("score or mask", tensor) for tensor in tensors)):
         if isinstance(tensor, torch.Tensor) and tensor.requires_grad and _grad_enabled():

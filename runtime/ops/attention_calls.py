@@ -17,6 +17,7 @@ from runtime.errors import ArgumentError
 from runtime.kernel import load_kernel
 from runtime.kernels.arguments import Signatures, call_key, check_scale
 from runtime.kernels.attention import AttentionKernel, AttentionResult
+from runtime.kernels.attention_launch import AttentionLaunch
 from runtime.kernels.pattern_numbers import numbers_for
 from runtime.log import logger
 from runtime.ops.attention_checks import (
@@ -41,6 +42,7 @@ from runtime.ops.attention_choice import (
     kernel_head_dim,
     resolve,
 )
+from runtime.ops.attention_launches import Place, find_attention, launches
 from runtime.ops.block_sizes import Tensors
 from runtime.patterns import split_tensors
 from runtime.receipts.mode import mode
@@ -125,15 +127,58 @@ def attend(
         ArgumentError, SpecError: before anything is launched.
         DeviceError, ToolchainError, CompileError, CacheError, UnverifiedError: at the first call of a kind.
     """
+    if scale is not None:
+        check_scale(scale)
+    if softcap is not None:
+        softcap = check_softcap(softcap)  # before it is a part of a key
+    place = launch = None
+    if not validate:
+        place, launch = find_attention(scored, (*tensors, sink, kv_lengths), (q, k, v), (scale, softcap, lse), out)
+        if launch is not None and place is not None:
+            result: AttentionResult | None = launch(place.tensors)
+            if result is not None:
+                return result
+    return _attend(
+        q,
+        k,
+        v,
+        tensors,
+        scored,
+        scale=scale,
+        softcap=softcap,
+        sink=sink,
+        kv_lengths=kv_lengths,
+        lse=lse,
+        out=out,
+        validate=validate,
+        overflow=overflow,
+        place=place if launch is None else None,
+    )
+
+
+def _attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    tensors: Tensors,
+    scored: ScoredPattern,
+    *,
+    scale: float | None,
+    softcap: float | None,
+    sink: torch.Tensor | None,
+    kv_lengths: torch.Tensor | None,
+    lse: bool,
+    out: torch.Tensor | None,
+    validate: bool,
+    overflow: torch.Tensor | None,
+    place: Place | None,
+) -> AttentionResult:
+    """Check a call and compute it; ``place`` is where its launch is kept for later calls, None where it is not."""
     key: Any = None
     route: Route | None = None
     aux: dict[str, torch.Tensor] = {}
     if scored.aux_names:
         tensors, aux = split_tensors(scored, tensors)
-    if scale is not None:
-        check_scale(scale)
-    if softcap is not None:
-        softcap = check_softcap(softcap)  # before it is a part of a key
     try:
         shape = tensors[0].shape if tensors else ()  # type: ignore[union-attr]
         key = (
@@ -172,10 +217,24 @@ def attend(
         options |= route.numbers
         if is_new:
             route.kernel._bind_checked(q, k, v, *given, **options)
-        return route.kernel(q, k, v, *given, **options, validate=validate)
+        found = route.kernel(q, k, v, *given, **options, validate=validate)
+        if place is not None:
+            launches.keep(*place, bound_launch(route, (q, k, v, *given), place, **options))
+        return found
     except (ArgumentError, AttributeError, IndexError, RuntimeError, TypeError):
         _check(q, k, v, tensors, scored, aux=aux, out=out, sink=sink, kv_lengths=kv_lengths)  # says more
         raise
+
+
+def bound_launch(route: Route, given: tuple[Any, ...], place: Place, **options: Any) -> AttentionLaunch | None:
+    """The launch of a call of the kernel of a route that was made just before, with ``given`` and these options.
+
+    Returns:
+        The launch; None where later calls do more than launch: if index tensors are made for the kernel.
+    """
+    if route.arranged is not None or not isinstance(route.kernel, AttentionKernel):
+        return None
+    return route.kernel._bound_launch(*given, tensors=place.tensors, **options)
 
 
 def _check(

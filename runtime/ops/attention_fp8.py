@@ -11,7 +11,7 @@ from codegen.wording import shown
 from runtime.errors import ArgumentError
 from runtime.kernels.arguments import FP8_DTYPES, Signatures, check_keys, check_scale, check_shape, check_tensor
 from runtime.kernels.attention import AttentionResult
-from runtime.ops.attention_calls import Route, remember
+from runtime.ops.attention_calls import Route, bound_launch, remember
 from runtime.ops.attention_checks import (
     RANK,
     check_lists,
@@ -23,6 +23,7 @@ from runtime.ops.attention_checks import (
     read_tensors,
 )
 from runtime.ops.attention_choice import DTYPES, Call, Fp8Call
+from runtime.ops.attention_launches import Place, find_attention, launches
 from runtime.ops.block_sizes import Tensors
 from runtime.ops.quantize import BLOCK_ROWS
 from runtime.ops.quantize_attention import QuantizedAttention
@@ -33,6 +34,7 @@ _SMOOTHED = (
     "is given, but k is without its mean, and a query's logits are off by a number of their own: call "
     "quantize_attention with smooth_k=False"
 )
+_NUMBERS = frozenset({int, float, type(None)})
 _routes = Signatures()
 
 
@@ -63,7 +65,12 @@ def attend_quantized(
     Raises:
         ArgumentError, SpecError: before anything is launched.
     """
-    q, k = given.q, given.k
+    q, k, place = given.q, given.k, None
+    if not validate:
+        more: dict[str, Any] = {"scale": scale, "softcap": softcap, "sink": sink, "kv_lengths": kv_lengths}
+        found, place = launch_quantized(given, tensors, scored, lse=lse, out=out, **more)
+        if found is not None:
+            return found
     tensors, aux = split_tensors(scored, tensors)
     if given.k_mean is not None:
         for name, option in (("softcap", softcap), ("score", scored.score), ("sink", sink)):
@@ -80,8 +87,8 @@ def attend_quantized(
     try:
         fp8 = Fp8Call(given.output, given.q_rows, given.k_rows)
         shape = tensors[0].shape if tensors else ()  # type: ignore[union-attr]
-        more = (softcap, sink is not None, kv_lengths is not None, mode(), fp8)
-        key = (scored.text, shape, q.shape, k.shape, q.dtype, q.device, *more)
+        said = (softcap, sink is not None, kv_lengths is not None, mode(), fp8)
+        key = (scored.text, shape, q.shape, k.shape, q.dtype, q.device, *said)
         last, route = _routes.last
         if key != last:
             route = _routes.find(key)
@@ -92,13 +99,46 @@ def attend_quantized(
         route = remember(Call(scored, *key[1:]))
         _routes.keep(key, route)
     try:
-        found = _call(given, tensors, aux, scored, route, **options)
+        found = _call(given, tensors, aux, scored, route, place=place, **options)
     except (ArgumentError, AttributeError, IndexError, RuntimeError, TypeError):
         _check(given, tensors, scored, softcap=softcap, scale=scale, sink=sink, kv_lengths=kv_lengths)
         raise
+    return _with_mean(given, found, scale)
+
+
+def launch_quantized(
+    given: QuantizedAttention,
+    tensors: Tensors,
+    scored: ScoredPattern,
+    *,
+    scale: Any,
+    softcap: Any,
+    sink: Any,
+    kv_lengths: Any,
+    lse: bool,
+    out: Any,
+) -> tuple[AttentionResult | None, Place | None]:
+    """Compute attention by the launch of an earlier call with arguments like these, those of ``attend_quantized``.
+
+    Returns:
+        The result, None without such a launch; the place where one is to be kept, None if it is not.
+    """
+    if type(scale) not in _NUMBERS or type(softcap) not in _NUMBERS:
+        return None, None
+    others = (sink, kv_lengths, given.q_scale, given.k_scale, given.v_scale, given.k_mean, given.mean_logits)
+    options = (scale, softcap, lse, given.output, given.q_rows, given.k_rows)
+    place, launch = find_attention(scored, (*tensors, *others), (given.q, given.k, given.v_t), options, out)
+    if launch is None or place is None:
+        return None, place
+    found: AttentionResult | None = launch(place.tensors)
+    return None if found is None else _with_mean(given, found, scale), None
+
+
+def _with_mean(given: QuantizedAttention, found: AttentionResult, scale: float | None) -> AttentionResult:
+    """The result, with the mean of the keys in its log-sum-exp."""
     if found.lse is None or given.mean_logits is None:
         return found
-    factor = q.shape[3] ** -0.5 if scale is None else scale
+    factor = given.q.shape[3] ** -0.5 if scale is None else scale
     return AttentionResult(found.out, found.lse.add_(given.mean_logits, alpha=factor))
 
 
@@ -116,6 +156,7 @@ def _call(
     scored: ScoredPattern,
     route: Route,
     *,
+    place: Place | None,
     scale: float | None,
     sink: torch.Tensor | None,
     kv_lengths: torch.Tensor | None,
@@ -141,20 +182,13 @@ def _call(
         check_values(scored, tensors, (q.shape[2], k.shape[2]), sink, kv_lengths)
         check_scales(scales)
     kernel: Any = route.kernel
-    found: AttentionResult = kernel(
-        q,
-        k,
-        given.v_t,
-        *indices,
-        **scales,
-        scale=route.scale if scale is None else scale,
-        out=out,
-        sink=sink,
-        return_lse=lse,
-        validate=validate and route.arranged is None,
-        aux=aux,
-        **route.numbers,
-    )
+    scale = route.scale if scale is None else scale
+    options: dict[str, Any] = {"scale": scale, "out": out, "sink": sink, "return_lse": lse, "aux": aux, **route.numbers}
+    validate = validate and route.arranged is None
+    found: AttentionResult = kernel(q, k, given.v_t, *indices, **scales, validate=validate, **options)
+    if place is not None:
+        options["scales"] = tuple(scales.values())
+        launches.keep(*place, bound_launch(route, (q, k, given.v_t, *indices), place, **options))
     return found
 
 

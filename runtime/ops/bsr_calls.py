@@ -11,11 +11,13 @@ import torch
 from codegen.errors import CodegenError
 from codegen.library import NamedSpec
 from codegen.plain import json_value
+from codegen.select.choice import STRIDED_COLUMNS
 from codegen.wording import shown
 from runtime.checks import refuse_capture
 from runtime.errors import ArgumentError
 from runtime.kernel import load_kernel
 from runtime.kernels.arguments import Signatures
+from runtime.kernels.bsr_batch import BATCH_RANK
 from runtime.kernels.bsr_preparation import Parts
 from runtime.kernels.bsr_sddmm import BsrSddmmKernel
 from runtime.kernels.bsr_spmm import ACTIVATIONS, BsrSpmmKernel
@@ -43,6 +45,7 @@ class Route:
         how: of the matrix, what its kernel reads of ``order``; {} if that is nothing.
         transposed: whether it reads the index.
         prepares: whether it finds the order of the block rows of a matrix that brings none, and remembers it.
+        strided: whether it reads b and c with any strides.
     """
 
     kernel: Any
@@ -51,6 +54,7 @@ class Route:
     how: dict[str, Any]
     transposed: bool
     prepares: bool
+    strided: bool
 
 
 _routes = Signatures()
@@ -100,7 +104,7 @@ def multiply(
     if arrange:
         check_operand(a, b, transpose_a=transpose_a)
         check_added(a, b, bias, c, transpose_a=transpose_a)
-        b, c = readable(b), None if c is None else by_rows(c)
+        b, c = arranged(a, b, c, bias=bias, activation=activation, transpose_a=transpose_a)
     route = _route_of(a, b, bias, c, activation, transpose_a=transpose_a)
     with torch.no_grad():
         operand = _operand(a, route, given)
@@ -109,6 +113,20 @@ def multiply(
             return found
         check_added(a, b, bias, c, transpose_a=transpose_a)
         return _finished(route.kernel._multiply_parts(operand, b, validate=validate), bias, c, beta, activation)
+
+
+def arranged(
+    a: BsrMatrix, b: torch.Tensor, c: torch.Tensor | None, *, bias: Any, activation: str, transpose_a: bool
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """``b`` and ``c``, or copies of them that the kernel of a checked product can read.
+
+    Raises:
+        ArgumentError, DeviceError, ToolchainError, CompileError, CacheError, UnverifiedError: as ``multiply``.
+    """
+    narrow = b.dim() != BATCH_RANK and b.shape[1] <= STRIDED_COLUMNS and not transpose_a
+    if narrow and _route_of(a, b, bias, c, activation, transpose_a=transpose_a).strided:
+        return b, c
+    return readable(b), None if c is None else by_rows(c)
 
 
 def _route_of(a: BsrMatrix, b: Any, bias: Any, c: Any, activation: str, *, transpose_a: bool) -> Route:
@@ -171,7 +189,7 @@ def bound_launch(
 
     Args:
         a, b, bias, c, beta, activation, transpose_a, given: as of ``multiply``.
-        tensors: those that later calls pass, as ``BsrSpmmKernel.bound_launch`` has them.
+        tensors: those that later calls pass, as ``BsrSpmmKernel._bound_launch`` has them.
 
     Returns:
         The launch; None where later calls do more than launch.
@@ -182,7 +200,7 @@ def bound_launch(
         return None
     parts = Parts(a, route.how, a.index if route.transposed else ())
     with torch.no_grad():
-        return route.kernel.bound_launch(parts, tensors, b, bias=bias, c=c, beta=beta)
+        return route.kernel._bound_launch(parts, tensors, b, bias=bias, c=c, beta=beta)
 
 
 def sample(
@@ -225,7 +243,7 @@ def bound_sample(
     Args:
         a, b, pattern: as of ``sample``.
         out: what that returned.
-        tensors: those that later calls pass, as ``BsrSddmmKernel.bound_launch`` has them.
+        tensors: those that later calls pass, as ``BsrSddmmKernel._bound_launch`` has them.
 
     Returns:
         The launch; None where later calls do more than launch.
@@ -234,7 +252,7 @@ def bound_sample(
     if not isinstance(kernel, BsrSddmmKernel):
         return None
     with torch.no_grad():
-        return kernel.bound_launch(a, b, pattern.with_values(out).to_sparse(), out, tensors)
+        return kernel._bound_launch(a, b, pattern.with_values(out).to_sparse(), out, tensors)
 
 
 _samplers = Signatures()
@@ -311,6 +329,7 @@ def _route(product: Product, a: BsrMatrix, device: torch.device) -> Route:
         read_how(a.how) if ordered else {},
         found.product.transposed,
         getattr(found.choice.spec, "is_dynamic", False),
+        getattr(found.choice.spec, "b_layout", "") == "strided",
     )
 
 

@@ -9,8 +9,8 @@ import torch
 
 from runtime.kernels.launches import Launch, Launches
 from runtime.kernels.product_launch import ProductLaunch
-from runtime.ops.bsr_calls import bound_launch, bound_sample, multiply, sample
-from runtime.ops.bsr_layout import by_rows, readable
+from runtime.ops.bsr_calls import arranged, bound_launch, bound_sample, multiply, sample
+from runtime.ops.bsr_layout import by_rows
 from runtime.ops.modes import PLAIN
 from runtime.prepare.bsr_matrix import BsrMatrix, parts_of, parts_of_prepared
 from runtime.prepare.prepared import PreparedBsr
@@ -92,19 +92,24 @@ def _parts(a: Any) -> BsrMatrix:
     raise TypeError
 
 
-def bound_product(place: Place, b: torch.Tensor, *, c: Any, arrange: bool, **arguments: Any) -> ProductLaunch | None:
+def bound_product(
+    place: Place, b: torch.Tensor, *, bias: Any, c: Any, activation: str, transpose_a: bool, arrange: bool, **more: Any
+) -> ProductLaunch | None:
     """The launch of a product that was computed just before.
 
     Args:
         place: where it is to be kept.
-        b, c, arrange, arguments: as ``runtime.ops.bsr_calls.multiply`` takes them.
+        b, bias, c, activation, transpose_a, arrange, more: as ``runtime.ops.bsr_calls.multiply`` takes them.
 
     Returns:
         The launch; None where later calls do more than launch: if an operand was copied, say.
     """
-    if arrange and not (readable(b) is b and (c is None or by_rows(c) is c)):
-        return None
-    return bound_launch(place.matrix, place.tensors, b, c=c, **arguments)
+    arguments: dict[str, Any] = {"bias": bias, "activation": activation, "transpose_a": transpose_a}
+    if arrange:
+        own_b, own_c = arranged(place.matrix, b, c, **arguments)
+        if own_b is not b or own_c is not c:
+            return None
+    return bound_launch(place.matrix, place.tensors, b, c=c, **arguments, **more)
 
 
 def keep_launch(place: Place, b: torch.Tensor, **arguments: Any) -> None:

@@ -298,9 +298,10 @@ def test_cuda_graphs_capture_transposed_copies() -> None:
 
 
 def test_a_kernel_is_not_loaded_in_a_capture() -> None:
-    from runtime.ops import bsr_calls
+    from runtime.ops import bsr_calls, bsr_launches
 
     a, b = prepare_bsr(matrix((32, 32))), normal(224, 8)
+    bsr_launches.launches.clear()
     bsr_calls._routes.clear()
     bsr_calls._routes.last = None, None
     bsr_calls._loaded.cache_clear()
@@ -436,3 +437,65 @@ def test_devices() -> None:
     found = bsr_matmul(a.to("cuda:1"), b.to("cuda:1"))
     assert found.device == torch.device("cuda:1") and torch.cuda.current_device() == 0
     assert torch.equal(found.to("cuda:0"), right)
+
+
+@pytest.mark.parametrize("block", SQUARE, ids=str)
+def test_kept_launches_compute_what_checked_calls_do(block: tuple[int, int]) -> None:
+    """On other operands, on another stream and in a graph; the second call of each kind is the first kept one."""
+    from runtime.ops import bsr_launches
+
+    raw = matrix(block)
+    a, layer = prepare_bsr(raw), BlockSparseLinear(raw, normal(raw.shape[0]))
+    b, x, wide = normal(raw.shape[1], 77), normal(16, raw.shape[1]), normal(raw.shape[0], 96)
+    bias, c, right = normal(raw.shape[0]), normal(raw.shape[0], 77), normal(raw.shape[1], 96)
+    side = torch.cuda.Stream()
+    calls: list[Any] = [
+        lambda: bsr_matmul(a, b),
+        lambda: bsr_matmul(raw, b, bias=bias, activation="gelu"),
+        lambda: bsr_matmul(a, b, c=c, beta=0.5),
+        lambda: bsr_matmul(a, wide, transpose_a=True),
+        lambda: bsr_sddmm(wide, right, a).values,
+        lambda: layer(x).detach(),
+    ]
+
+    with torch.no_grad():
+        for number, call in enumerate(calls):
+            bsr_launches.launches.clear()
+            checked = call()
+            assert torch.equal(call(), checked), number
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                on_side = call()
+            side.synchronize()
+            assert torch.equal(on_side, checked), number
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                captured = call()
+            for tensor in (b, x, wide):
+                tensor.copy_(torch.randn_like(tensor))
+            graph.replay()
+            bsr_launches.launches.clear()
+            assert torch.equal(captured, call()), number
+
+
+@pytest.mark.parametrize("block", SQUARE, ids=str)
+def test_kept_launches_have_the_gradients_of_the_operator(block: tuple[int, int]) -> None:
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Seen(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return func(*args, **(kwargs or {}))
+
+    raw = matrix(block)
+    layer, x = BlockSparseLinear(raw, normal(raw.shape[0])), normal(2, 24, raw.shape[1]).requires_grad_()
+
+    def gradients() -> list[Any]:
+        leaves = [layer.values, layer.bias, x]
+        y = layer(x)
+        return [y.detach(), *torch.autograd.grad(y.float().square().mean(), leaves)]
+
+    with Seen():
+        by_operator = gradients()
+    for _ in range(3):
+        for found, right in zip(gradients(), by_operator, strict=True):
+            assert torch.equal(found, right)

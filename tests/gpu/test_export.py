@@ -19,7 +19,7 @@ from runtime import ExportError, NoJitError, block_sparse_attention, load_kernel
 from runtime.compile import toolchain  # noqa: E402
 from runtime.errors import ToolchainError  # noqa: E402
 from runtime.export import export  # noqa: E402
-from runtime.ops import attention_calls  # noqa: E402
+from runtime.ops import attention_calls, attention_launches  # noqa: E402
 from runtime.patterns import Causal  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse")
@@ -112,6 +112,7 @@ def test_nothing_is_compiled_where_that_is_forbidden(tmp_path: Path, monkeypatch
         load_kernel(f"{PREFIX}_causal")
     attention_calls._loaded.cache_clear()
     attention_calls._kernel_of.cache_clear()
+    attention_launches.launches.clear()
     attention_calls._routes.clear()
     attention_calls._routes.last = (None, None)
     q, k, v = (torch.randn(1, 2, 200, 64, device="cuda").half() for _ in range(3))
@@ -122,6 +123,7 @@ def test_nothing_is_compiled_where_that_is_forbidden(tmp_path: Path, monkeypatch
     first = block_sparse_attention(q, k, v, Causal())
     attention_calls._loaded.cache_clear()
     attention_calls._kernel_of.cache_clear()
+    attention_launches.launches.clear()
     attention_calls._routes.clear()
     attention_calls._routes.last = (None, None)
     monkeypatch.setenv("CODEGEN_NO_JIT", "1")  # and now it is in the cache

@@ -24,13 +24,14 @@ from runtime import (  # noqa: E402
     load_kernel,
     merge_attention,
 )
-from runtime.ops import attention_calls  # noqa: E402
+from runtime.ops import attention_calls, attention_launches  # noqa: E402
 from runtime.ops.attention_choice import arch_of  # noqa: E402
 from runtime.patterns import (  # noqa: E402
     BlockLists,
     Causal,
     Dense,
     PrefixLM,
+    Score,
     SinkWindow,
     SlidingWindow,
     Strided,
@@ -406,7 +407,40 @@ def test_the_first_call_in_a_capture_of_another_device_is_refused() -> None:
 
 def test_the_explained_kernel_is_the_one_that_is_called() -> None:
     tensors = qkv()
+    attention_launches.launches.clear()
     block_sparse_attention(*tensors, Causal())
     told = explain_attention(*tensors, Causal())
     _, route = attention_calls._routes.last
     assert route.kernel.spec == told.choice.spec
+
+
+def test_kept_launches_compute_what_checked_calls_do() -> None:
+    """On other operands, on another stream and in a graph; the second call of each kind is the first kept one."""
+    q, k, v = qkv()
+    out, side = torch.empty_like(q), torch.cuda.Stream()
+    score = Score("score + slope[head]", aux={"slope": torch.rand(q.shape[1], device="cuda")})
+    calls: list[Any] = [
+        lambda: block_sparse_attention(q, k, v, Causal()),
+        lambda: block_sparse_attention(q, k, v, Causal(), return_lse=True).lse,
+        lambda: block_sparse_attention(q, k, v, Causal(), out=out).clone(),
+        lambda: block_sparse_attention(q, k, v, Causal(), score=score),
+    ]
+    for number, call in enumerate(calls):
+        attention_launches.launches.clear()
+        checked = call()
+        assert torch.equal(call(), checked), number
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            on_side = call()
+        side.synchronize()
+        assert torch.equal(on_side, checked), number
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = call()
+        for tensor in (q, k, v):
+            tensor.copy_(torch.randn_like(tensor))
+        graph.replay()
+        attention_launches.launches.clear()
+        assert torch.equal(captured, call()), number
+    with pytest.raises(ArgumentError, match="out: overlaps q"):
+        block_sparse_attention(q, k, v, Causal(), out=q)

@@ -20,7 +20,15 @@ from codegen.select import Choice
 from codegen.spec import QuantizeSpec
 from runtime.errors import ArgumentError
 from runtime.kernels.quantize import Quantized
-from runtime.ops import attention_calls, attention_choice, attention_fp8, block_mask, bsr_choice, quantize
+from runtime.ops import (
+    attention_calls,
+    attention_choice,
+    attention_fp8,
+    attention_launches,
+    block_mask,
+    bsr_choice,
+    quantize,
+)
 from runtime.ops.attention_calls import Route
 from runtime.ops.quantize_attention import QuantizedAttention
 from runtime.verify import block_mask as lists_by_definition
@@ -111,6 +119,7 @@ def installed() -> Iterator[None]:
             each.cache_clear()
         patch.setattr(attention_fp8, "check_tensor", oracle_kernel._check_tensor)
         patch.setattr(attention_fp8, "_routes", attention_fp8.Signatures())
+        patch.setattr(attention_launches.launches, "_kept", {})
         patch.setattr(attention_fp8, "remember", _remember)
         patch.setattr(quantize, "DEVICES", ("cpu", "cuda", "meta"))
         patch.setattr(quantize, "_kernel", lambda index, spec: QuantizeOracle(spec))

@@ -18,7 +18,7 @@ from runtime.kernels import arguments
 from runtime.kernels.attention import AttentionResult
 from runtime.kernels.attention_backward import AttentionGradients
 from runtime.kernels.gradient_statistics import fill_statistics
-from runtime.ops import attention_calls, attention_checks, attention_choice, attention_gradients
+from runtime.ops import attention_calls, attention_checks, attention_choice, attention_gradients, attention_launches
 from runtime.verify.aux_tensors import scored
 
 
@@ -191,6 +191,7 @@ def install(monkeypatch: pytest.MonkeyPatch, arch: str = "sm_90a") -> Loaded:
     loaded = Loaded()
     monkeypatch.setattr(attention_calls, "_kernel_of", loaded)
     monkeypatch.setattr(attention_calls, "_routes", arguments.Signatures())
+    monkeypatch.setattr(attention_launches.launches, "_kept", {})
     monkeypatch.setattr(attention_calls, "arch_of", lambda device: arch)
     monkeypatch.setattr(attention_gradients, "arch_of", lambda device: arch)
     monkeypatch.setattr(attention_gradients, "_loaded", loaded.gradients)

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 from runtime import block_sparse_attention  # noqa: E402
 from runtime.errors import ArgumentError  # noqa: E402
 from runtime.kernels.attention import AttentionResult  # noqa: E402
-from runtime.ops import attention_checks, attention_fp8  # noqa: E402
+from runtime.ops import attention_checks, attention_fp8, attention_launches  # noqa: E402
 from runtime.ops.attention_calls import Route  # noqa: E402
 from runtime.ops.attention_choice import Call, Fp8Call, resolve  # noqa: E402
 from runtime.ops.quantize_attention import QuantizedAttention  # noqa: E402
@@ -42,6 +42,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
     monkeypatch.setattr(attention_fp8, "check_tensor", lambda *given: None)
     monkeypatch.setattr(attention_checks, "check_tensor", lambda *given: None)
     monkeypatch.setattr(attention_fp8, "_routes", attention_fp8.Signatures())
+    monkeypatch.setattr(attention_launches.launches, "_kept", {})
     monkeypatch.setattr(attention_fp8, "remember", lambda call: Route(kernel, None, None, 0))  # type: ignore[arg-type]
     return kernel
 

@@ -17,7 +17,7 @@ from runtime import convert, explain_attention, merge_attention, patterns, quant
 from runtime.errors import ArgumentError  # noqa: E402
 from runtime.kernels import arguments  # noqa: E402
 from runtime.kernels.attention import AttentionResult  # noqa: E402
-from runtime.ops import attention_checks, attention_fp8  # noqa: E402
+from runtime.ops import attention_checks, attention_fp8, attention_launches  # noqa: E402
 from runtime.ops.attention import block_sparse_attention  # noqa: E402
 from runtime.ops.attention_calls import Route  # noqa: E402
 from runtime.ops.quantize_attention import QuantizedAttention  # noqa: E402
@@ -253,6 +253,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     oracle_kernel.install(monkeypatch)
     monkeypatch.setattr(attention_fp8, "check_tensor", attention_checks.check_tensor)
     monkeypatch.setattr(attention_fp8, "_routes", attention_fp8.Signatures())
+    monkeypatch.setattr(attention_launches.launches, "_kept", {})
     monkeypatch.setattr(attention_fp8, "remember", lambda call: Route(Fp8Kernel(), None, None, 0))  # type: ignore[arg-type]
 
 

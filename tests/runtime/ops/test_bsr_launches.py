@@ -16,6 +16,7 @@ torch = pytest.importorskip("torch")
 
 import bsr_oracle  # noqa: E402
 from bsr_oracle import drawn  # noqa: E402
+from recorded_launches import record  # noqa: E402
 from torch.overrides import TorchFunctionMode  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
@@ -48,26 +49,7 @@ def pretended(script: ModuleType) -> Iterator[ModuleType]:
 @pytest.fixture
 def enqueued(pretended: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """What each launch is given, and whether it was kept."""
-    found: list[dict[str, Any]] = []
-    for module in (spmm_objects, sddmm_objects, product_launch):
-
-        def note(
-            loaded: Any,
-            signature: Any,
-            addresses: Any,
-            device: Any,
-            memory: Any = product_launch.NO_MEMORY,
-            *,
-            prologue: bool = True,
-            of: Any = module,
-        ) -> None:
-            names = {name for name, _ in signature.pointers} | {tensor_map.name for tensor_map in signature.maps}
-            own = {*memory.unused, *(name for name, _ in (*memory.counter_places, *memory.scratch_places))}
-            given = {"signature": signature, "memory": memory, "prologue": prologue, "kept": of is product_launch}
-            found.append({**given, "read": {name: addresses.get(name) for name in names - own}})
-
-        monkeypatch.setattr(module, "enqueue", note)
-    return found
+    return record(monkeypatch, (spmm_objects, sddmm_objects), product_launch)
 
 
 def half(*shape: int) -> Any:

@@ -13,7 +13,7 @@ from bsr_oracle import assert_near, by_definition, dense, drawn  # noqa: E402
 
 from codegen.library import find_spec  # noqa: E402
 from runtime import ArgumentError, BsrMatrix, PreparedBsr, explain_matmul, prepare_bsr  # noqa: E402
-from runtime.ops import bsr, bsr_layout  # noqa: E402
+from runtime.ops import bsr, bsr_calls, bsr_layout  # noqa: E402
 
 bsr_matmul: Any = bsr.bsr_matmul
 bsr_sddmm: Any = bsr.bsr_sddmm
@@ -93,6 +93,33 @@ def test_operands_that_no_kernel_reads_are_copied_if_that_is_asked_for() -> None
         with pytest.raises(ArgumentError, match="b: has stri"):
             bsr_matmul(a, given, c=normal(192, 77))
         assert_close(bsr_matmul(a, given, c=c, arrange=True), right)
+
+
+@pytest.mark.parametrize("arrange", [False, True])
+@pytest.mark.parametrize(("columns", "arch"), [(1, "sm_90a"), (8, "sm_89")])
+def test_up_to_8_columns_are_read_as_they_are(
+    columns: int, arch: str, arrange: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = bsr_oracle.install(monkeypatch, arch)
+    monkeypatch.setattr(bsr_calls, "readable", lambda b: pytest.fail("copies b"))
+    monkeypatch.setattr(bsr_calls, "by_rows", lambda c: pytest.fail("copies c"))
+    a, b = drawn((3, 2), (64, 64)), normal(128, columns).contiguous()
+    c, bias = normal(192, columns).contiguous(), normal(192)
+    for strides in ((columns, 1), (37, 3), (1, 129)):
+        given = torch.empty(21000).bfloat16().as_strided((128, columns), strides).copy_(b)
+        right = by_definition(whole(a), b, activation="gelu", c=c, bias=bias)
+        assert_close(bsr_matmul(a, given, activation="gelu", c=c, bias=bias, arrange=arrange), right)
+        assert_close(bsr_matmul(a, given, arrange=arrange), whole(a) @ b.double())
+    assert {kernel.spec.b_layout for kernel in loaded.values()} == {"strided"} and len(loaded) == 2
+
+
+def test_up_to_8_columns_are_copied_where_no_kernel_reads_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = bsr_oracle.install(monkeypatch, "sm_90a")
+    a, b = drawn((3, 2), (64, 64)), normal(192, 3).contiguous()
+    with pytest.raises(ArgumentError, match="b: has stri"):
+        bsr_matmul(a, b, transpose_a=True)
+    assert_close(bsr_matmul(a, b, transpose_a=True, arrange=True), whole(a).mT @ b.double())
+    assert {kernel.spec.b_layout for kernel in loaded.values()} == {"row_major"}
 
 
 def test_what_begins_or_lies_where_kernels_do_not_read_is_copied() -> None:
@@ -306,6 +333,8 @@ def test_explanations() -> None:
     assert "matrix 64 x 64, blocks 16 x 16" in text
     fused = explain_matmul(drawn((2, 2), (64, 64)), normal(128, 24), c=normal(128, 24), arch="sm_90a")
     assert fused.choice.spec.accumulate and list(fused.products) == ["C"]
+    narrow = str(explain_matmul(a, b[:, :5], activation="gelu", bias=normal(64), arch="sm_90a"))
+    assert "with up to 8 columns B and C are read and written as they are" in narrow and "in torch" not in narrow
     ada = str(explain_matmul(a, b, activation="relu", arch="sm_89"))
     assert "bias, c and activation follow in torch: no kernel has them" in ada
     with pytest.raises(ArgumentError, match="arch: is missing: b is on cpu"):

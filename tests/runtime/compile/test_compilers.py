@@ -114,8 +114,8 @@ def test_a_shipped_kernel_is_refused_where_its_code_spills(monkeypatch: pytest.M
         with pytest.raises(SpillError) as caught:
             compilers.check_spills(spilling(each, 24))
         assert str(caught.value) == (
-            f"{NAME} is refused with {OTHER}, whose code spills 24 bytes; the code of {compilers.record().compiler}, the "
-            f"compiler of its receipt, does not: {compilers.mend()}"
+            f"{NAME} is refused with {OTHER}, whose code spills 24 bytes; the code of {compilers.record().compiler}, "
+            f"the compiler of its receipt, does not: {compilers.mend()}"
         )
         assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
     own = find_spec({**named.spec.model_dump(mode="json", by_alias=True), "lse": not named.spec.lse})  # type: ignore[union-attr]

@@ -118,7 +118,7 @@ def test_headers_of_another_cuda_are_not_taken(
     old = include(tmp_path / "old", (major - 1) * 1000 + 80)
     monkeypatch.setattr(toolchain, "_packaged_folders", dict)
     monkeypatch.setattr(toolchain, "_other_folders", lambda: [old])
-    with pytest.raises(ToolchainError, match=rf"<mma\.h> is in {old} \(CUDA {major - 1}\), .* CUDA {major}: pip"):
+    with pytest.raises(ToolchainError, match=rf"<mma\.h> is only in {old} \(CUDA {major - 1}\), .* CUDA {major}: pip"):
         toolchain.include_folders(("mma.h",))
     right = include(tmp_path / "right", major * 1000)
     untold = include(tmp_path / "untold", None)

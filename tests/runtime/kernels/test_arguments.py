@@ -140,7 +140,7 @@ def test_scales_that_do() -> None:
 def test_sizes_that_32_bits_can_number() -> None:
     check_size("k", (2**30, 1))
     with pytest.raises(
-        ArgumentError, match=r"k: has shape \(1, 1073741825\), with a dimension over 2\^30 = 1073741824"
+        ArgumentError, match=r"k: has shape \(1, 1073741825\), with a dimension above 2\^30 = 1073741824"
     ):
         check_size("k", (1, 2**30 + 1))
 

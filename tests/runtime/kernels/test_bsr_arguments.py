@@ -53,7 +53,7 @@ def test_a_matrix_of_more_rows_than_32_bits_can_number() -> None:
     rows = 2**20  # of blocks that are not stored
     parts = (torch.zeros(2**10 + 2, dtype=torch.int32), torch.zeros(0, dtype=torch.int32), torch.zeros(0, rows, 4))
     a = torch.sparse_bsr_tensor(*parts, size=(2**30 + rows, 4), check_invariants=False)
-    with pytest.raises(ArgumentError, match=r"a: has shape \(1074790400, 4\), with a dimension over 2\^30"):
+    with pytest.raises(ArgumentError, match=r"a: has shape \(1074790400, 4\), with a dimension above 2\^30"):
         check_structure("a", a, BlockShape.model_construct(rows=rows, cols=4), CPU)
 
 

@@ -433,7 +433,7 @@ WIDE = dense(192, 256)
         (True, {"c": dense(192, 128), "beta": float("nan")}, "beta: is nan, expected a finite float32"),
         (True, {"c": dense(192, 128), "beta": 1e39}, r"beta: is 1e\+39, expected a finite float32"),
         (True, {"c": dense(192, 128), "beta": "1"}, "beta: is str, expected a number"),
-        (True, {"c": WIDE[:, :128], "out": WIDE[:, 64:192]}, "c: overlaps out; it may be out itself"),
+        (True, {"c": WIDE[:, :128], "out": WIDE[:, 64:192]}, "c: overlaps out; it must be out itself"),
         (True, {"c": WIDE[:96].view(192, 128), "out": WIDE[:, :128]}, "c: overlaps out"),
     ],
 )

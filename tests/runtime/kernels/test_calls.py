@@ -482,7 +482,7 @@ def shifted(t: Any) -> Any:
         (
             "kv_indices",
             lambda t: t.fill_(64),
-            r"kv_indices: is 64 at batch 0, head 0, row 0, column 0; allowed: 0 to 63, and -1 behind",
+            r"kv_indices: is 64 at batch 0, head 0, row 0, column 0; allowed: 0 to 63, and -1 after",
         ),
         ("kv_indices", lambda t: t.fill_(-2), r"kv_indices: is -2 at batch 0, head 0, row 0, column 0; allowed"),
         ("kv_indices", holed, "kv_indices: is -1 at batch 1, head 2, row 3, column 30, and block 0 follows"),
@@ -923,7 +923,7 @@ def test_lists_are_padded_at_their_end_and_nowhere_else(kernel: Any, named: Any)
     for name in indices.keys() & {"kv_indices", "full_kv_indices"}:
         lists = indices[name]
         lists[1, 1, 1, 0] = -1
-        why = r"; allowed: 0 to \d in the first \w+ entries" if counted else ", and block 0 follows: a list"
+        why = r"; allowed: 0 to \d in the first \w+ entries" if counted else ", and block 0 follows: -1 may only pad"
         with pytest.raises(ArgumentError, match=f"^{name}: is -1 at batch 1, head 1, row 1, column 0{why}"):
             call(*tensors, **indices, validate=True)
         lists[1, 1, 1] = -1  # an empty list
@@ -1172,7 +1172,7 @@ def test_gradients_take_the_window_of_the_forward(kernel: Any, which: str) -> No
         call(q, k, v, **rows)
 
 
-WINDOW = r"expected \(left, right\): keys before and after a query's own, each 0 to 16777216$"
+WINDOW = r"expected \(left, right\): keys before and after the query's own position, each 0 to 16777216$"
 SINKS = r"expected the number of initial keys that every later query sees, 0 to 16777216$"
 
 

@@ -163,7 +163,7 @@ def test_a_source_that_differs_in_comments_alone_is_not_compiled(
         ("cubin", {"compiler_package": "nvidia-cuda-nvrtc 12.8.93"}, "the receipt says nvidia-cuda-nvrtc 12.8.93"),
         ("cubin", {"dynamic_shared_bytes": 1}, "the receipt says 1"),
         ("spec", {"hash": "0" * 64}, "its spec has changed, and "),
-        ("source", {"file": "generated/l4_copy.cu"}, "its receipt is of a kernel called l4_copy, and the name is a"),
+        ("source", {"file": "generated/l4_copy.cu"}, "its receipt describes a kernel named l4_copy, and the name is"),
     ],
 )
 @pytest.mark.parametrize("check", [(), ("--check",)])
@@ -243,7 +243,7 @@ def test_the_old_source_must_be_there(table: None, tmp_path: Path) -> None:
         source.unlink() if text is None else source.write_text(text)
         result = migrate(NAME, "--out", tmp_path)
         assert result.exit_code == 1
-        assert f"generated/ladder/{NAME}.cu is not the source that the receipt is of" in result.stderr
+        assert f"generated/ladder/{NAME}.cu is not the receipt's source" in result.stderr
 
 
 def test_nothing_is_written_unless_all_can_be(table: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -353,7 +353,7 @@ def test_a_renamed_kernel_is_another(project: Path) -> None:
     )
     for suffix in ("cu", "json"):
         (generated / f"l4_copy.{suffix}").rename(generated / f"l4_other.{suffix}")
-    assert "of a kernel called l4_copy" in migrate("l4_other", "--out", generated).stderr
+    assert "a kernel named l4_copy" in migrate("l4_other", "--out", generated).stderr
 
 
 @pytest.fixture

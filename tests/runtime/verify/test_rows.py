@@ -116,7 +116,7 @@ def test_another_code_or_launch_stays(unnamed: NamedSpec, carried: Any, change: 
 
 def test_another_compiler_proves_nothing(unnamed: NamedSpec, carried: Any) -> None:
     outcome, _ = carried(older(unnamed), compiler="nvidia-cuda-nvrtc 12.8.93")
-    assert list(outcome.left) == [f"measured with nvidia-cuda-nvrtc 12.8.93, and this is {PACKAGE}"]
+    assert list(outcome.left) == [f"measured with nvidia-cuda-nvrtc 12.8.93, but the compiler is {PACKAGE}"]
 
 
 def test_a_renamed_field_renames_the_kernel(

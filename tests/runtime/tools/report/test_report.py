@@ -355,7 +355,7 @@ def test_a_file_that_comes_at_the_last_moment_is_not_lost(tmp_path: Path, monkey
 def test_diff_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tree, "tree_of", lambda out: CLEAN)
     code, _, err = report("l4_topk32", "--out", str(tmp_path / "out"), "--diff", "no such", "HEAD")
-    assert code == 2 and err.count("\n") == 1 and "'no such' is no commit" in err
+    assert code == 2 and err.count("\n") == 1 and "'no such' is not a commit" in err
     assert not (tmp_path / "out").exists()
     monkeypatch.setattr(tree, "in_repository", lambda: False)
     code, _, err = report("l4_topk32", "--out", str(tmp_path / "out"), "--diff", "A", "B")

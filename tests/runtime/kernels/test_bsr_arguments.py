@@ -68,7 +68,7 @@ def test_values_of_another_type_or_with_a_gradient() -> None:
     ("crow", "col", "message"),
     [
         ([0, 2, 1, 3], [0, 1, 2], r"b\.crow_indices\(\): must ascend from 0 to the number of stored blocks, 3"),
-        ([0, 1, 2, 2], [0, 1, 2], r"b\.crow_indices\(\): must rise"),
+        ([0, 1, 2, 2], [0, 1, 2], r"b\.crow_indices\(\): must ascend"),
         ([0, 1, 2, 3], [0, 3, 2], r"b\.col_indices\(\): ranges from 0 to 3, allowed: 0 to 2"),
         ([0, 1, 2, 3], [0, -1, 2], r"b\.col_indices\(\): ranges from -1 to 2"),
         ([0, 1, 3, 3], [2, 1, 0], r"b\.col_indices\(\): does not rise in block row 1"),

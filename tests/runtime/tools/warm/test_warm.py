@@ -214,7 +214,7 @@ def test_codegen_log_shows_it_on_standard_error(own_cache: Path, monkeypatch: py
     assert said() == []
     assert [line.split(",")[0] for line in said(CODEGEN_LOG="1")] == [f"codegen: {NAME}: from the cache"] * 2
     monkeypatch.setenv("CODEGEN_LOG", "yes")
-    with pytest.raises(ToolchainError, match="CODEGEN_LOG is 'yes'; 1"):
+    with pytest.raises(ToolchainError, match="CODEGEN_LOG is 'yes'; expected 1"):
         log.logger()
 
 

@@ -40,7 +40,7 @@ def max_bytes() -> int:
     """The limit of the cache, in bytes.
 
     Raises:
-        CacheError: for what is no positive number.
+        CacheError: if the value is not a positive number.
     """
     return _positive("CODEGEN_CACHE_MAX_BYTES", DEFAULT_MAX_BYTES, "bytes")
 
@@ -49,7 +49,7 @@ def lock_seconds() -> int:
     """Seconds that a process waits for another process to compile the same kernel.
 
     Raises:
-        CacheError: for what is no positive number.
+        CacheError: if the value is not a positive number.
     """
     return _positive(LOCK_SECONDS, DEFAULT_LOCK_SECONDS, "seconds")
 

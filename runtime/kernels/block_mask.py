@@ -74,7 +74,7 @@ class BlockMaskKernel(BoundCall[BlockMaskSpec]):
             heads: query heads of the attention.
             q_len: queries of a head.
             kv_len: keys of a head.
-            aux: the tensors of the mask, by name, on one CUDA device, with the spec's dtypes and sizes.
+            aux: the tensors of the mask, by name, on one CUDA device, with the spec's dtypes and sizes (...).
             device: the device; by default the tensors', without tensors torch's current one.
 
         Returns:

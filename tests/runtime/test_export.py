@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from codegen.places import place_of
 from codegen.errors import ExportError, SpecError
 from codegen.library import find_spec
+from codegen.places import place_of
 from codegen.receipts import Receipt
 from codegen.tools.exports import RECORD, read_export
 from runtime.cli import app

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_varlen_causal_d96.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":96,"layout":"varlen","lse":true,"mma":"wgmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":5,"tile":{"m":192,"n":64}}
 // spec hash: 5962773300112e7f6ac2feb3b13c78e91e59413ab8c817f3e169970130187348
-// seal: sha256 7e01da799bbdb7fe7f2ecfcd3bf32a338826f73992afea267890fb4691cd56b4
+// seal: sha256 6ec537cb1cfa3389984acd00103a78cb59055917e30d8f38c19b0b2c81eaf778
 
 // Attention forward for sm_90a over the visible keys of the pattern, up to each batch's kv_lengths:
 //   O = softmax(scale * Q K^T) V
@@ -774,7 +774,8 @@ __device__ __forceinline__ void store_rows(const Params& p, const SeqlenInfo& se
 // Writes a warpgroup's O to its staging buffer (128-byte swizzle, as TMA expects) and issues the store.
 // Then stores the LSE, if requested. A row without keys has sum 0: O = 0, LSE = -inf.
 __device__ __forceinline__ void store_tile(const Params& p, const Tile& tile, int first_query, uint32 staging,
-    const unsigned char* shared_staging, int warpgroup, const float (&o)[kHeadDim / 2], const float (&row_max)[2], const float (&row_sum)[2]) {
+    const unsigned char* shared_staging, int warpgroup, const float (&o)[kHeadDim / 2], const float (&row_max)[2],
+    const float (&row_sum)[2]) {
   const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 % kWarpsPerWarpgroup * 16;
   float sums[2], inverse[2];
 #pragma unroll
@@ -807,7 +808,8 @@ __device__ __forceinline__ void store_tile(const Params& p, const Tile& tile, in
   if (is_whole && sender) {
 #pragma unroll
     for (int group = 0; group < kGroups; ++group) {
-      tma_store_4d(&p.o_map, staging + group * kOGroupBytes, group * kGroupColumns, seqlen.q_begin + first_query, tile.head, 0);
+      tma_store_4d(&p.o_map, staging + group * kOGroupBytes, group * kGroupColumns, seqlen.q_begin + first_query,
+          tile.head, 0);
     }
     tma_store_commit();
   }
@@ -938,7 +940,8 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     }
     skip_steps(before);
     const uint32 staging = base + kQOffset + tile_state.index * kQBytes + warpgroup * kWarpgroupRows * kRowBytes;
-    store_tile(p, tile, tile.first_query + warpgroup * kWarpgroupRows, staging, shared + (staging - base), warpgroup, o, row_max, row_sum);
+    store_tile(p, tile, tile.first_query + warpgroup * kWarpgroupRows, staging, shared + (staging - base), warpgroup,
+            o, row_max, row_sum);
     // This warp has finished with Q's buffer; the sender's warp gets here only after O, if stored, has left it.
     if (warp_leader) mbarrier_arrive(base + kQEmptyBarrier + 8 * tile_state.index);
     tile_state.advance();

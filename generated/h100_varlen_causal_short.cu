@@ -3,7 +3,7 @@
 //     codegen render specs/h100_varlen_causal_short.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"layout":"varlen","lse":true,"mma":"wgmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"ping_pong","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 10ea3a23ddcf99109746969721e3b498a518926f9d054c81d2cdd0728d835acf
-// seal: sha256 c3f72b86dc543a8881e5a4ddc5b46ae2dfa2cb2cf67273c77ccb815d032924c8
+// seal: sha256 7b62c82d7707e23bb2051beb64e9feec80dac1c7270772886e2b30593073f429
 
 // Attention forward for sm_90a over the visible keys of the pattern, up to each batch's kv_lengths:
 //   O = softmax(scale * Q K^T) V
@@ -791,7 +791,8 @@ __device__ __forceinline__ void store_rows(const Params& p, const SeqlenInfo& se
 // Writes a warpgroup's O to its staging buffer (128-byte swizzle, as TMA expects) and issues the store.
 // Then stores the LSE, if requested. A row without keys has sum 0: O = 0, LSE = -inf.
 __device__ __forceinline__ void store_tile(const Params& p, const Tile& tile, int first_query, uint32 staging,
-    const unsigned char* shared_staging, int warpgroup, const float (&o)[kHeadDim / 2], const float (&row_max)[2], const float (&row_sum)[2]) {
+    const unsigned char* shared_staging, int warpgroup, const float (&o)[kHeadDim / 2], const float (&row_max)[2],
+    const float (&row_sum)[2]) {
   const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 % kWarpsPerWarpgroup * 16;
   float sums[2], inverse[2];
 #pragma unroll
@@ -825,7 +826,8 @@ __device__ __forceinline__ void store_tile(const Params& p, const Tile& tile, in
   if (is_whole && sender) {
 #pragma unroll
     for (int group = 0; group < kGroups; ++group) {
-      tma_store_4d(&p.o_map, staging + group * kOGroupBytes, group * kGroupColumns, seqlen.q_begin + first_query, tile.head, 0);
+      tma_store_4d(&p.o_map, staging + group * kOGroupBytes, group * kGroupColumns, seqlen.q_begin + first_query,
+          tile.head, 0);
     }
     tma_store_commit();
   }
@@ -943,7 +945,8 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
       if (warp_leader) mbarrier_arrive(base + kVEmptyBarrier + 8 * v_state.index);
       v_state.advance();
     }
-    store_tile(p, tile, tile.first_query + warpgroup * kWarpgroupRows, staging, shared + (staging - base), warpgroup, o, row_max, row_sum);
+    store_tile(p, tile, tile.first_query + warpgroup * kWarpgroupRows, staging, shared + (staging - base), warpgroup,
+            o, row_max, row_sum);
     tile_state.advance();
   }
   if (warpgroup == 0) bar_sync(kWarpSchedulerBarrier, kWarpSchedulerThreads);  // last turn, which no warpgroup takes

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_varlen_dense_short.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"layout":"varlen","lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"dense"},"schedule":"ping_pong","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 64d12c75dacefdbf0cc84ce787da0041f469e57f2dbf5b28a3f27a35fd79c094
-// seal: sha256 24499828bef6a90c06a2fad37de71a83e844332dd5e07d518ec5a03ecf602ede
+// seal: sha256 75e8aa31bf6ded9c246330e42bf4ea9937c6aa41bb39fdabd42e6c19ceecf5eb
 
 // Attention forward for sm_90a over the visible keys of the pattern, up to each batch's kv_lengths:
 //   O = softmax(scale * Q K^T) V
@@ -763,7 +763,8 @@ __device__ __forceinline__ void store_rows(const Params& p, const SeqlenInfo& se
 // Writes a warpgroup's O to its staging buffer (128-byte swizzle, as TMA expects) and issues the store.
 // Then stores the LSE, if requested. A row without keys has sum 0: O = 0, LSE = -inf.
 __device__ __forceinline__ void store_tile(const Params& p, const Tile& tile, int first_query, uint32 staging,
-    const unsigned char* shared_staging, int warpgroup, const float (&o)[kHeadDim / 2], const float (&row_max)[2], const float (&row_sum)[2]) {
+    const unsigned char* shared_staging, int warpgroup, const float (&o)[kHeadDim / 2], const float (&row_max)[2],
+    const float (&row_sum)[2]) {
   const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 % kWarpsPerWarpgroup * 16;
   float sums[2], inverse[2];
 #pragma unroll
@@ -797,7 +798,8 @@ __device__ __forceinline__ void store_tile(const Params& p, const Tile& tile, in
   if (is_whole && sender) {
 #pragma unroll
     for (int group = 0; group < kGroups; ++group) {
-      tma_store_4d(&p.o_map, staging + group * kOGroupBytes, group * kGroupColumns, seqlen.q_begin + first_query, tile.head, 0);
+      tma_store_4d(&p.o_map, staging + group * kOGroupBytes, group * kGroupColumns, seqlen.q_begin + first_query,
+          tile.head, 0);
     }
     tma_store_commit();
   }
@@ -913,7 +915,8 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
       if (warp_leader) mbarrier_arrive(base + kVEmptyBarrier + 8 * v_state.index);
       v_state.advance();
     }
-    store_tile(p, tile, tile.first_query + warpgroup * kWarpgroupRows, staging, shared + (staging - base), warpgroup, o, row_max, row_sum);
+    store_tile(p, tile, tile.first_query + warpgroup * kWarpgroupRows, staging, shared + (staging - base), warpgroup,
+            o, row_max, row_sum);
     tile_state.advance();
   }
   if (warpgroup == 0) bar_sync(kWarpSchedulerBarrier, kWarpSchedulerThreads);  // last turn, which no warpgroup takes

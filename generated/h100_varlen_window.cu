@@ -3,7 +3,7 @@
 //     codegen render specs/h100_varlen_window.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"layout":"varlen","lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"sliding_window","left":null,"right":null},"schedule":"cooperative","stages":3,"tile":{"m":192,"n":64}}
 // spec hash: 9e8b88e0f1e161a2da6e3f9c74d684b0cdee8ffc78199f6d65c8313cdb9e962e
-// seal: sha256 d598ab4fa7c2372647d40059afe113d33facb1604845545b5bc159a29455e007
+// seal: sha256 1679679f3817a8683e66ba7b318701a04965e5f04f690477c8f3f040ec00170c
 
 // Attention forward for sm_90a over the visible keys of the pattern, up to each batch's kv_lengths:
 //   O = softmax(scale * Q K^T) V
@@ -795,7 +795,8 @@ __device__ __forceinline__ void store_rows(const Params& p, const SeqlenInfo& se
 // Writes a warpgroup's O to its staging buffer (128-byte swizzle, as TMA expects) and issues the store.
 // Then stores the LSE, if requested. A row without keys has sum 0: O = 0, LSE = -inf.
 __device__ __forceinline__ void store_tile(const Params& p, const Tile& tile, int first_query, uint32 staging,
-    const unsigned char* shared_staging, int warpgroup, const float (&o)[kHeadDim / 2], const float (&row_max)[2], const float (&row_sum)[2]) {
+    const unsigned char* shared_staging, int warpgroup, const float (&o)[kHeadDim / 2], const float (&row_max)[2],
+    const float (&row_sum)[2]) {
   const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 % kWarpsPerWarpgroup * 16;
   float sums[2], inverse[2];
 #pragma unroll
@@ -828,7 +829,8 @@ __device__ __forceinline__ void store_tile(const Params& p, const Tile& tile, in
   if (is_whole && sender) {
 #pragma unroll
     for (int group = 0; group < kGroups; ++group) {
-      tma_store_4d(&p.o_map, staging + group * kOGroupBytes, group * kGroupColumns, seqlen.q_begin + first_query, tile.head, 0);
+      tma_store_4d(&p.o_map, staging + group * kOGroupBytes, group * kGroupColumns, seqlen.q_begin + first_query,
+          tile.head, 0);
     }
     tma_store_commit();
   }
@@ -965,7 +967,8 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     }
     skip_steps(before);
     const uint32 staging = base + kQOffset + tile_state.index * kQBytes + warpgroup * kWarpgroupRows * kRowBytes;
-    store_tile(p, tile, tile.first_query + warpgroup * kWarpgroupRows, staging, shared + (staging - base), warpgroup, o, row_max, row_sum);
+    store_tile(p, tile, tile.first_query + warpgroup * kWarpgroupRows, staging, shared + (staging - base), warpgroup,
+            o, row_max, row_sum);
     // This warp has finished with Q's buffer; the sender's warp gets here only after O, if stored, has left it.
     if (warp_leader) mbarrier_arrive(base + kQEmptyBarrier + 8 * tile_state.index);
     tile_state.advance();

@@ -176,6 +176,7 @@ def _check(spec: BsrSpmmSpec) -> None:
     """Refuse what the kernel is not written for."""
     copy = f"is {spec.mma} with copy {spec.copy_}; b_layout strided is written for mma with cp_async"
     require((spec.mma, spec.copy_) == ("mma", "cp_async"), "mma", copy)
+    require(not spec.is_fp8, "dtype", f"is {spec.dtype}; b_layout strided is written for fp16 and bf16")
     left_out(spec, REFUSED, "b_layout strided")
     check_tile(spec, TILE)
     stages = f"is {spec.stages}; allowed with b_layout strided: {listed(STAGES)}"

@@ -126,6 +126,8 @@ class PatternBase(SpecModel):
 
     has_last_key: ClassVar[bool] = False
     """Whether the template always has ``last_key_of``, and a query sees all keys up to that one."""
+    packs_sequences: ClassVar[bool] = False
+    """Whether kernels of packed sequences (layout varlen) are written for the pattern."""
     queries: ClassVar[str | None] = None
     """Piece of templates/attention_backward/queries that walks over the queries that see some keys; None: none does."""
     unordered_dq: ClassVar[bool] = False

@@ -15,6 +15,7 @@ class Causal(PatternBase):
     """Query i sees key j if j <= i + shift; shift is kv_len - q_len (bottom_right) or 0 (top_left)."""
 
     supports_kv_splits: ClassVar[bool] = True
+    packs_sequences: ClassVar[bool] = True
     queries: ClassVar[str | None] = "causal"
     unordered_dq: ClassVar[bool] = True
     dq_order: ClassVar[str | None] = "causal"

@@ -13,6 +13,7 @@ class Dense(PatternBase):
 
     supports_stream_k: ClassVar[bool] = True
     supports_kv_splits: ClassVar[bool] = True
+    packs_sequences: ClassVar[bool] = True
     queries: ClassVar[str | None] = "dense"
     dq_order: ClassVar[str | None] = "dense"
     kind: Literal["dense"]

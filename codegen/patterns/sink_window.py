@@ -20,6 +20,7 @@ class SinkWindow(PatternBase):
     causal window stays causal. A spec without ``sink``, ``left`` and ``right`` is of any window: calls decide.
     """
 
+    packs_sequences: ClassVar[bool] = True
     queries: ClassVar[str | None] = "sink_window"
     call_numbers: ClassVar[tuple[PatternNumber, ...]] = (SINK, LEFT, RIGHT)
     kind: Literal["sink_window"]

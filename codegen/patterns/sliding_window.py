@@ -22,6 +22,7 @@ class SlidingWindow(PatternBase):
 
     supports_stream_k: ClassVar[bool] = True
     supports_kv_splits: ClassVar[bool] = True
+    packs_sequences: ClassVar[bool] = True
     queries: ClassVar[str | None] = "sliding_window"
     dq_order: ClassVar[str | None] = "sliding_window"
     call_numbers: ClassVar[tuple[PatternNumber, ...]] = (LEFT, RIGHT)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from codegen.patterns import PATTERNS
 from codegen.plan import Param, i32, require
 from codegen.problem import AttentionShape, BlockMaskShape, Lengths, SelectShape
 from codegen.spec import AttentionBackwardSpec, AttentionSpec
@@ -13,8 +14,6 @@ VARLEN_PARAMS = (
     i32("kv_len", "keys of all sequences"),
     i32("sequences", "sequences: one less than cu_seqlens_q has entries"),
 )
-VARLEN_PATTERNS = ("dense", "causal", "sliding_window", "sink_window")
-"""Patterns that kernels of packed sequences are written for."""
 _PADDED_ONLY = ("score", "kv_lengths", "stream_k_tail", "kv_splits", "pack_gqa", "share_kv_loads", "l2_lockstep")
 
 
@@ -43,11 +42,8 @@ def check_layout(spec: AttentionSpec) -> None:
         return
     has = f"is not written for layout {spec.layout}"
     require(not spec.is_fp8, "dtype", f"is {spec.dtype}, which {has}; allowed: fp16, bf16")
-    require(
-        spec.pattern.kind in VARLEN_PATTERNS,
-        "pattern.kind",
-        f"is {spec.pattern.kind}, which {has}; allowed: {', '.join(VARLEN_PATTERNS)}",
-    )
+    packing = ", ".join(name for name, pattern in PATTERNS.items() if pattern.packs_sequences)
+    require(spec.pattern.packs_sequences, "pattern.kind", f"is {spec.pattern.kind}, which {has}; allowed: {packing}")
     require(spec.query_grouping == "none", "query_grouping", f"{has}; leave it out")
     for name in _PADDED_ONLY:
         require(getattr(spec, name) == type(spec).model_fields[name].default, name, f"{has}; leave it out")

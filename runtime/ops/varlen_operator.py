@@ -13,7 +13,7 @@ from codegen.scored_pattern import scored_pattern
 from runtime.kernels.attention import AttentionResult
 from runtime.ops.attention_autograd import never_with_gradients
 from runtime.ops.operators import NAMESPACE, STRIDES, like, nothing
-from runtime.ops.varlen import Bounds, attend_varlen, check_bounds, check_operands
+from runtime.ops.varlen_calls import Bounds, attend_varlen, check_bounds, check_operands
 
 _TENSORS = "Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor cu_seqlens_k, Tensor? sink"
 _NUMBERS = "str spec_json, *, float? scale=None, float? softcap=None, bool lse=False, bool validate=False"

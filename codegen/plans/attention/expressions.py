@@ -93,6 +93,8 @@ def expressions_flags(
         score = _score_flags(spec.score, spec.pack_gqa)
         slope = _slope_flags(spec.score.slope, spec.score.slope_of_pair) if gradients else slope
     pairs = _expression_flags(spec.pattern.pair_expression, in_one_place=True)
+    if isinstance(spec, AttentionSpec) and spec.layout == "varlen":
+        pairs = _of_one_sequence(pairs)
     helpers = {*mask.helpers, *score.helpers, *slope.helpers}
     return ExpressionsFlags(
         mask=MaskFlags(
@@ -173,6 +175,16 @@ def _expression_flags(node: Node | None, *, in_one_place: bool = False) -> Expre
     if node is None:
         return ExpressionFlags(text="", row=(), column=(), used_row=(), used_column=(), pair=(), result="", helpers=())
     return replace(_printed_flags(node, in_one_place=in_one_place), text=text_of(node))
+
+
+def _of_one_sequence(flags: ExpressionFlags) -> ExpressionFlags:
+    """An expression whose lengths are those of one packed sequence: the kernel's parameters are of all together."""
+
+    def of_one(text: str) -> str:
+        return text.replace("p.q_len", "seqlen.q_len()").replace("p.kv_len", "seqlen.kv_len()")
+
+    parts = tuple(replace(part, value=of_one(part.value)) for part in flags.pair)
+    return replace(flags, pair=parts, result=of_one(flags.result))
 
 
 def _printed_flags(node: Node, *, rows_have_heads: bool = False, in_one_place: bool = False) -> ExpressionFlags:

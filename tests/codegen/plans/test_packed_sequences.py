@@ -14,9 +14,10 @@ import pytest
 
 from codegen.errors import SpecError
 from codegen.library import find_spec
+from codegen.patterns import PATTERNS
 from codegen.plan import Plan
 from codegen.planning import plan_for
-from codegen.plans.lengths import VARLEN_PATTERNS, query_tiles
+from codegen.plans.lengths import query_tiles
 from codegen.problem import AttentionShape
 from codegen.render import generate, render_template
 
@@ -89,7 +90,7 @@ def test_what_is_not_written_for_packed_sequences_is_refused(changes: dict[str, 
         plan_of(HOPPER, **changes)
 
 
-@pytest.mark.parametrize("kind", VARLEN_PATTERNS)
+@pytest.mark.parametrize("kind", [name for name, pattern in PATTERNS.items() if pattern.packs_sequences])
 @pytest.mark.parametrize("fields", [HOPPER, ADA], ids=["sm_90a", "sm_89"])
 def test_nothing_behind_the_search_reads_the_lengths_of_all_sequences(fields: dict[str, Any], kind: str) -> None:
     source = generate(find_spec({**fields, "pattern": {"kind": kind}})).source

@@ -15,7 +15,7 @@ from runtime import varlen_attention  # noqa: E402
 from runtime.errors import ArgumentError  # noqa: E402
 from runtime.kernels import arguments  # noqa: E402
 from runtime.kernels.attention import AttentionResult  # noqa: E402
-from runtime.ops import varlen  # noqa: E402
+from runtime.ops import varlen_calls  # noqa: E402
 from runtime.patterns import Causal, Dense, PrefixLM, SinkWindow, SlidingWindow, scored_of  # noqa: E402
 
 BOUNDS = torch.tensor([0, 3, 3, 10], dtype=torch.int32)
@@ -38,10 +38,10 @@ class Kernel:
 def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
     """The kernel of every call, and tensors of the CPU pass for those of a GPU."""
     kernel = Kernel()
-    for module in (varlen, arguments):
+    for module in (varlen_calls, arguments):
         monkeypatch.setattr(module, "check_tensor", lambda *given: None)
-    monkeypatch.setattr(varlen, "_routes", varlen.Signatures())
-    monkeypatch.setattr(varlen, "_remember", lambda *given, **named: varlen._Route(kernel, 0.5, {}))  # type: ignore[arg-type]
+    monkeypatch.setattr(varlen_calls, "_routes", varlen_calls.Signatures())
+    monkeypatch.setattr(varlen_calls, "_remember", lambda *given, **named: varlen_calls._Route(kernel, 0.5, {}))  # type: ignore[arg-type]
     return kernel
 
 
@@ -88,7 +88,7 @@ def test_without_tokens_nothing_is_launched(kernel: Kernel) -> None:
         ({"k": torch.zeros(10, 3, 64, dtype=torch.bfloat16)}, r"^k: has 3 heads, q has 4: expected a divisor"),
         ({"k": torch.zeros(10, 2, 32, dtype=torch.bfloat16)}, r"^k: has heads of 32, q has heads of 64"),
         ({"v": torch.zeros(9, 2, 64, dtype=torch.bfloat16)}, r"^v: has shape \(9, 2, 64\), k has \(10, 2, 64\)"),
-        ({"pattern": "causal"}, r"^pattern: is str; allowed for packed sequences: dense, causal"),
+        ({"pattern": "causal"}, r"^pattern: is str; allowed for packed sequences: causal, dense"),
         ({"pattern": PrefixLM(torch.zeros(1, dtype=torch.int32))}, r"^pattern: is prefix_lm; allowed"),
         ({"cu_seqlens_q": BOUNDS.long()}, r"^cu_seqlens_q: is torch.int64, expected torch.int32: pass cu_seqlens_q.to"),
         ({"cu_seqlens_q": BOUNDS[:1]}, r"^cu_seqlens_q: has shape \(1,\), expected \(sequences \+ 1,\)"),
@@ -139,7 +139,9 @@ def test_every_pattern_and_head_size_has_a_kernel_of_packed_sequences() -> None:
             ("sm_89", 64, True),
             ("sm_89", 80, False),
         ):
-            kind = varlen.VarlenClass(scored_of(pattern), arch, None, "bf16", head_dim, None, sink, 8, 2, 4, 4096, 4096)
-            spec = varlen.choice_of(kind).spec
+            kind = varlen_calls.VarlenClass(
+                scored_of(pattern), arch, None, "bf16", head_dim, None, sink, 8, 2, 4, 4096, 4096
+            )
+            spec = varlen_calls.choice_of(kind).spec
             assert isinstance(spec, AttentionSpec) and spec.layout == "varlen" and spec.sink is sink
             assert spec.head_dim >= head_dim and (spec.mma == "wgmma") is (arch == "sm_90a")

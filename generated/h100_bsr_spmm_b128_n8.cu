@@ -3,7 +3,7 @@
 //     codegen render specs/h100_bsr_spmm_b128_n8.yaml
 // spec: {"arch":"sm_90a","b_layout":"strided","block":{"cols":128,"rows":128},"copy":"cp_async","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"multistage","stages":3,"tile":{"k":64,"m":16,"n":8}}
 // spec hash: 6720f34b54af040bcbbc718a360bf683dff8302072104de3fe529a4d2d20e130
-// seal: sha256 054a252a6719457874e0e86bed8349aef7f9c1e50bf00b77a8c045dc81133e7f
+// seal: sha256 2dafe02d8516f09b5b0b4b9d82f1f912358dc7447b3440b1dc7d0f58da4cae4d
 
 // BSR x dense for up to 8 columns, by mma.sync: C = A B with A in block-sparse rows. B and C are dense, with any
 // strides.
@@ -38,21 +38,21 @@ constexpr int kBlockRows = 128;  // rows of a stored block of A
 constexpr int kBlockCols = 128;  // columns of a stored block of A
 constexpr int kBlockElements = 16384;  // elements of a stored block of A
 constexpr int kStages = 3;  // slots of a warp's ring
-constexpr int kWarpBytes = 6656;  // bytes of shared memory of a warp; the offsets below are within them
+constexpr int kWarpBytes = 6656;  // bytes of shared memory of a warp
+constexpr int kPartialBytes = 6144;  // bytes from there to its partial sums, those of its ring
 
 // Dynamic shared memory: 106496 bytes. Byte offsets:
-constexpr int kRingOffset = 0;  // 6144 bytes: slots of a step of A, of one warp
-constexpr int kPartialOffset = 6144;  // 512 bytes: fp32 partial sums of a tile of C, of one warp
+constexpr int kWarpsOffset = 0;  // 106496 bytes: of each warp: its ring of steps of A, then fp32 partial sums of a tile of C
 
 constexpr int kMmaRows = 16;  // of C, of one product
 constexpr int kMmas = kTileM / kMmaRows;
 constexpr int kPartDepth = kTileK < 32 ? kTileK : 32, kParts = kTileK / kPartDepth;
 constexpr int kLaneDepth = kPartDepth / 4;  // columns of A, and rows of B, of a lane in a part
 constexpr int kWords = kLaneDepth / 2;
-constexpr int kChunk = 16 / 2;                                      // elements
-constexpr int kRowChunks = kTileK / kChunk;                         // of a row of a slot
-constexpr int kCopyRows = 32 / kRowChunks;                          // that a warp copies at once
-constexpr int kSwizzled = kTileK == 64 ? 4 : 0;                     // bit of a chunk's number that odd rows flip
+constexpr int kChunk = 16 / 2;  // elements
+constexpr int kRowChunks = kTileK / kChunk;  // of a row of a slot
+constexpr int kCopyRows = 32 / kRowChunks;  // that a warp copies at once
+constexpr int kSwizzled = kTileK == 64 ? 4 : 0;  // bit of a chunk's number that odd rows flip
 constexpr int kSlotElements = kTileM * kTileK, kSlotBytes = 2 * kSlotElements;
 constexpr int kBlockSteps = kBlockCols / kTileK;
 constexpr int kPartialFloats = kTileM * kTileN;  // of one warp
@@ -308,8 +308,8 @@ extern "C" __global__ void __maxnreg__(64)
   extern __shared__ __align__(128) unsigned char shared[];
   const int warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / 32, 0), tile = blockIdx.x;
   const int first_row = tile / p.column_tiles * kTileM, first_column = tile % p.column_tiles * kTileN;
-  unsigned char* const own = shared + warp * kWarpBytes;
-  const Element* const ring = reinterpret_cast<const Element*>(own + kRingOffset);
+  unsigned char* const own = shared + kWarpsOffset + warp * kWarpBytes;
+  const Element* const ring = reinterpret_cast<const Element*>(own);
   Steps steps(p, warp, first_row, first_column, static_cast<uint32>(__cvta_generic_to_shared(ring)));
   Accumulators accumulators = {};
   if (has_vectors(p)) {
@@ -317,7 +317,8 @@ extern "C" __global__ void __maxnreg__(64)
   } else {
     multiply_steps<Elements>(accumulators, steps, ring);
   }
-  store_partial(reinterpret_cast<float*>(own + kPartialOffset), accumulators);
+  store_partial(reinterpret_cast<float*>(own + kPartialBytes), accumulators);
   __syncthreads();
-  reduce_partials(p, reinterpret_cast<const float*>(shared + kPartialOffset), first_row, first_column);
+  const unsigned char* const first = shared + kWarpsOffset + kPartialBytes;
+  reduce_partials(p, reinterpret_cast<const float*>(first), first_row, first_column);
 }

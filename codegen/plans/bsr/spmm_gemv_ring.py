@@ -53,28 +53,30 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
     part = min(tile.k, 32)
     words = part // 8  # 32-bit words of a lane's part of a row of A, or of a column of B
 
-    own = SharedLayout()
     slot = tile.m * tile.k * dtype.bytes
-    own.add("Ring", spec.stages * slot, "slots of a step of A, of one warp", ring=Ring(spec.stages))
-    own.add("Partial", tile.m * COLUMNS * 4, "fp32 partial sums of a tile of C, of one warp", align=128)
-    most = min(WARPS, (arch.shared_memory_per_block - KIB) // own.size)
+    ring = spec.stages * slot
+    warp_bytes = ring + tile.m * COLUMNS * 4
+    most = min(WARPS, (arch.shared_memory_per_block - KIB) // warp_bytes)
     require(most > 0, "stages", f"are {spec.stages}, of {slot} bytes each: more than shared memory has room for")
     threads = 32 * most
+    shared = SharedLayout()
+    doc = "of each warp: its ring of steps of A, then fp32 partial sums of a tile of C"
+    shared.add("Warps", most * warp_bytes, doc, ring=Ring(most * spec.stages))
     mmas = tile.m // MMA_ROWS
     # Sums, a lane's words of A, and elements of B: each takes a register where it is loaded by itself.
     used = 4 * mmas + 2 * mmas * words * tile.k // part + tile.k // 4
     needed = -(-(used + OVERHEAD_REGISTERS) // REGISTER_UNIT) * REGISTER_UNIT
     registers = Registers(accumulators=used, overhead=OVERHEAD_REGISTERS, limit=needed)
-    check_budget(spec, most * own.size, registers)
+    check_budget(spec, shared.size, registers)
     return Plan(
         spec=spec,
         stem=stem,
         template="bsr_spmm/gemv_ring.cu.j2",
         threads=threads,
-        ctas_per_sm=max(1, _resident(arch, most, own.size, needed)),
+        ctas_per_sm=max(1, _resident(arch, most, warp_bytes, needed)),
         persistent=False,
-        shared=tuple(own.regions),
-        shared_bytes=most * own.size,
+        shared=tuple(shared.regions),
+        shared_bytes=shared.size,
         registers=registers,
         params=_params(spec),
         tensor_maps={},
@@ -86,7 +88,8 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
             Constant("kBlockCols", block.cols, "columns of a stored block of A"),
             Constant("kBlockElements", block.rows * block.cols, "elements of a stored block of A"),
             Constant("kStages", spec.stages, "slots of a warp's ring"),
-            Constant("kWarpBytes", own.size, "bytes of shared memory of a warp; the offsets below are within them"),
+            Constant("kWarpBytes", warp_bytes, "bytes of shared memory of a warp"),
+            Constant("kPartialBytes", ring, "bytes from there to its partial sums, those of its ring"),
         ),
         flags=SpmmGemvFlags(words=words, accumulate=spec.accumulate, epilogue=epilogue_flags(spec)),
         grid_summary=f"one thread block per C tile, (M / tile m) * ceil(N / {COLUMNS}), with 1 to {most} warps",

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_bsr_spmm_b128_n8.yaml
 // spec: {"arch":"sm_90a","b_layout":"strided","block":{"cols":128,"rows":128},"copy":"cp_async","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"multistage","stages":3,"tile":{"k":64,"m":16,"n":8}}
 // spec hash: 6720f34b54af040bcbbc718a360bf683dff8302072104de3fe529a4d2d20e130
-// seal: sha256 2dafe02d8516f09b5b0b4b9d82f1f912358dc7447b3440b1dc7d0f58da4cae4d
+// seal: sha256 e6c7f5f69ca627e0fa3fd4376ab867f2d5f551ca26359f209b18580e16d256a5
 
 // BSR x dense for up to 8 columns, by mma.sync: C = A B with A in block-sparse rows. B and C are dense, with any
 // strides.
@@ -39,10 +39,10 @@ constexpr int kBlockCols = 128;  // columns of a stored block of A
 constexpr int kBlockElements = 16384;  // elements of a stored block of A
 constexpr int kStages = 3;  // slots of a warp's ring
 constexpr int kWarpBytes = 6656;  // bytes of shared memory of a warp
-constexpr int kPartialBytes = 6144;  // bytes from there to its partial sums, those of its ring
 
 // Dynamic shared memory: 106496 bytes. Byte offsets:
-constexpr int kWarpsOffset = 0;  // 106496 bytes: of each warp: its ring of steps of A, then fp32 partial sums of a tile of C
+constexpr int kRingOffset = 0;  // 6144 bytes: steps of A, of warp 0
+constexpr int kPartialOffset = 6144;  // 512 bytes: fp32 partial sums of a tile of C, of warp 0
 
 constexpr int kMmaRows = 16;  // of C, of one product
 constexpr int kMmas = kTileM / kMmaRows;
@@ -308,8 +308,8 @@ extern "C" __global__ void __maxnreg__(64)
   extern __shared__ __align__(128) unsigned char shared[];
   const int warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / 32, 0), tile = blockIdx.x;
   const int first_row = tile / p.column_tiles * kTileM, first_column = tile % p.column_tiles * kTileN;
-  unsigned char* const own = shared + kWarpsOffset + warp * kWarpBytes;
-  const Element* const ring = reinterpret_cast<const Element*>(own);
+  unsigned char* const own = shared + warp * kWarpBytes;
+  const Element* const ring = reinterpret_cast<const Element*>(own + kRingOffset);
   Steps steps(p, warp, first_row, first_column, static_cast<uint32>(__cvta_generic_to_shared(ring)));
   Accumulators accumulators = {};
   if (has_vectors(p)) {
@@ -317,8 +317,7 @@ extern "C" __global__ void __maxnreg__(64)
   } else {
     multiply_steps<Elements>(accumulators, steps, ring);
   }
-  store_partial(reinterpret_cast<float*>(own + kPartialBytes), accumulators);
+  store_partial(reinterpret_cast<float*>(own + kPartialOffset), accumulators);
   __syncthreads();
-  const unsigned char* const first = shared + kWarpsOffset + kPartialBytes;
-  reduce_partials(p, reinterpret_cast<const float*>(first), first_row, first_column);
+  reduce_partials(p, reinterpret_cast<const float*>(shared + kPartialOffset), first_row, first_column);
 }

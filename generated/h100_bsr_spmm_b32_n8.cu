@@ -3,7 +3,7 @@
 //     codegen render specs/h100_bsr_spmm_b32_n8.yaml
 // spec: {"arch":"sm_90a","b_layout":"strided","block":{"cols":32,"rows":32},"copy":"cp_async","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"multistage","stages":3,"tile":{"k":32,"m":16,"n":8}}
 // spec hash: e8b2188cb1bfe6984cd23e72906202b9bd63797346a50ad18d84b0ac3c1e1ecc
-// seal: sha256 f69bd6eebb2a9aba0960e45f0871ffd8751cd1dcd0fc37b2f41bb4d22c2c58eb
+// seal: sha256 1d9e0153677a06e9ef127d0f9448c294468f9aefd8157c11b6cc1f98007dd60f
 
 // BSR x dense for up to 8 columns, by mma.sync: C = A B with A in block-sparse rows. B and C are dense, with any
 // strides.
@@ -39,10 +39,10 @@ constexpr int kBlockCols = 32;  // columns of a stored block of A
 constexpr int kBlockElements = 1024;  // elements of a stored block of A
 constexpr int kStages = 3;  // slots of a warp's ring
 constexpr int kWarpBytes = 3584;  // bytes of shared memory of a warp
-constexpr int kPartialBytes = 3072;  // bytes from there to its partial sums, those of its ring
 
 // Dynamic shared memory: 57344 bytes. Byte offsets:
-constexpr int kWarpsOffset = 0;  // 57344 bytes: of each warp: its ring of steps of A, then fp32 partial sums of a tile of C
+constexpr int kRingOffset = 0;  // 3072 bytes: steps of A, of warp 0
+constexpr int kPartialOffset = 3072;  // 512 bytes: fp32 partial sums of a tile of C, of warp 0
 
 constexpr int kMmaRows = 16;  // of C, of one product
 constexpr int kMmas = kTileM / kMmaRows;
@@ -308,8 +308,8 @@ extern "C" __global__ void __maxnreg__(48)
   extern __shared__ __align__(128) unsigned char shared[];
   const int warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / 32, 0), tile = blockIdx.x;
   const int first_row = tile / p.column_tiles * kTileM, first_column = tile % p.column_tiles * kTileN;
-  unsigned char* const own = shared + kWarpsOffset + warp * kWarpBytes;
-  const Element* const ring = reinterpret_cast<const Element*>(own);
+  unsigned char* const own = shared + warp * kWarpBytes;
+  const Element* const ring = reinterpret_cast<const Element*>(own + kRingOffset);
   Steps steps(p, warp, first_row, first_column, static_cast<uint32>(__cvta_generic_to_shared(ring)));
   Accumulators accumulators = {};
   if (has_vectors(p)) {
@@ -317,8 +317,7 @@ extern "C" __global__ void __maxnreg__(48)
   } else {
     multiply_steps<Elements>(accumulators, steps, ring);
   }
-  store_partial(reinterpret_cast<float*>(own + kPartialBytes), accumulators);
+  store_partial(reinterpret_cast<float*>(own + kPartialOffset), accumulators);
   __syncthreads();
-  const unsigned char* const first = shared + kWarpsOffset + kPartialBytes;
-  reduce_partials(p, reinterpret_cast<const float*>(first), first_row, first_column);
+  reduce_partials(p, reinterpret_cast<const float*>(shared + kPartialOffset), first_row, first_column);
 }

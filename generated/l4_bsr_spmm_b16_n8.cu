@@ -3,7 +3,7 @@
 //     codegen render specs/l4_bsr_spmm_b16_n8.yaml
 // spec: {"arch":"sm_89","b_layout":"strided","block":{"cols":16,"rows":16},"copy":"cp_async","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"multistage","stages":4,"tile":{"k":16,"m":16,"n":8}}
 // spec hash: 73080bd4c7c928c38ee669f144899753da555a297047882878f815ae33ac7fc9
-// seal: sha256 602d710e538c982ca3e093495970e105ff935cfe81bc1c6523f1601f9f8384ee
+// seal: sha256 ce1106c9a773a3542e155cd3f4811ec9f9a81e9f377371ca50eaa1eac14e4778
 
 // BSR x dense for up to 8 columns, by mma.sync: C = A B with A in block-sparse rows. B and C are dense, with any
 // strides.
@@ -39,10 +39,10 @@ constexpr int kBlockCols = 16;  // columns of a stored block of A
 constexpr int kBlockElements = 256;  // elements of a stored block of A
 constexpr int kStages = 4;  // slots of a warp's ring
 constexpr int kWarpBytes = 2560;  // bytes of shared memory of a warp
-constexpr int kPartialBytes = 2048;  // bytes from there to its partial sums, those of its ring
 
 // Dynamic shared memory: 40960 bytes. Byte offsets:
-constexpr int kWarpsOffset = 0;  // 40960 bytes: of each warp: its ring of steps of A, then fp32 partial sums of a tile of C
+constexpr int kRingOffset = 0;  // 2048 bytes: steps of A, of warp 0
+constexpr int kPartialOffset = 2048;  // 512 bytes: fp32 partial sums of a tile of C, of warp 0
 
 constexpr int kMmaRows = 16;  // of C, of one product
 constexpr int kMmas = kTileM / kMmaRows;
@@ -307,8 +307,8 @@ extern "C" __global__ void __maxnreg__(40)
   extern __shared__ __align__(128) unsigned char shared[];
   const int warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / 32, 0), tile = blockIdx.x;
   const int first_row = tile / p.column_tiles * kTileM, first_column = tile % p.column_tiles * kTileN;
-  unsigned char* const own = shared + kWarpsOffset + warp * kWarpBytes;
-  const Element* const ring = reinterpret_cast<const Element*>(own);
+  unsigned char* const own = shared + warp * kWarpBytes;
+  const Element* const ring = reinterpret_cast<const Element*>(own + kRingOffset);
   Steps steps(p, warp, first_row, first_column, static_cast<uint32>(__cvta_generic_to_shared(ring)));
   Accumulators accumulators = {};
   if (has_vectors(p)) {
@@ -316,8 +316,7 @@ extern "C" __global__ void __maxnreg__(40)
   } else {
     multiply_steps<Elements>(accumulators, steps, ring);
   }
-  store_partial(reinterpret_cast<float*>(own + kPartialBytes), accumulators);
+  store_partial(reinterpret_cast<float*>(own + kPartialOffset), accumulators);
   __syncthreads();
-  const unsigned char* const first = shared + kWarpsOffset + kPartialBytes;
-  reduce_partials(p, reinterpret_cast<const float*>(first), first_row, first_column);
+  reduce_partials(p, reinterpret_cast<const float*>(shared + kPartialOffset), first_row, first_column);
 }

@@ -3,7 +3,7 @@
 //     codegen render specs/l4_bsr_spmm_b32_n8.yaml
 // spec: {"arch":"sm_89","b_layout":"strided","block":{"cols":32,"rows":32},"copy":"cp_async","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"multistage","stages":3,"tile":{"k":32,"m":16,"n":8}}
 // spec hash: 3ddadeaa5045425b2a8155521f476ec355bf48951dca20eddb1a61818f9f149b
-// seal: sha256 81f7c65347e7f49f411411b9b778c88e80a6ef4bfe6d295bd75adf8b827f0675
+// seal: sha256 5377c5a2098a8c202039d0e07daa327846692ea463b262bd6c9008284b1d4d6a
 
 // BSR x dense for up to 8 columns, by mma.sync: C = A B with A in block-sparse rows. B and C are dense, with any
 // strides.
@@ -39,10 +39,10 @@ constexpr int kBlockCols = 32;  // columns of a stored block of A
 constexpr int kBlockElements = 1024;  // elements of a stored block of A
 constexpr int kStages = 3;  // slots of a warp's ring
 constexpr int kWarpBytes = 3584;  // bytes of shared memory of a warp
-constexpr int kPartialBytes = 3072;  // bytes from there to its partial sums, those of its ring
 
 // Dynamic shared memory: 57344 bytes. Byte offsets:
-constexpr int kWarpsOffset = 0;  // 57344 bytes: of each warp: its ring of steps of A, then fp32 partial sums of a tile of C
+constexpr int kRingOffset = 0;  // 3072 bytes: steps of A, of warp 0
+constexpr int kPartialOffset = 3072;  // 512 bytes: fp32 partial sums of a tile of C, of warp 0
 
 constexpr int kMmaRows = 16;  // of C, of one product
 constexpr int kMmas = kTileM / kMmaRows;
@@ -308,8 +308,8 @@ extern "C" __global__ void __maxnreg__(48)
   extern __shared__ __align__(128) unsigned char shared[];
   const int warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / 32, 0), tile = blockIdx.x;
   const int first_row = tile / p.column_tiles * kTileM, first_column = tile % p.column_tiles * kTileN;
-  unsigned char* const own = shared + kWarpsOffset + warp * kWarpBytes;
-  const Element* const ring = reinterpret_cast<const Element*>(own);
+  unsigned char* const own = shared + warp * kWarpBytes;
+  const Element* const ring = reinterpret_cast<const Element*>(own + kRingOffset);
   Steps steps(p, warp, first_row, first_column, static_cast<uint32>(__cvta_generic_to_shared(ring)));
   Accumulators accumulators = {};
   if (has_vectors(p)) {
@@ -317,8 +317,7 @@ extern "C" __global__ void __maxnreg__(48)
   } else {
     multiply_steps<Elements>(accumulators, steps, ring);
   }
-  store_partial(reinterpret_cast<float*>(own + kPartialBytes), accumulators);
+  store_partial(reinterpret_cast<float*>(own + kPartialOffset), accumulators);
   __syncthreads();
-  const unsigned char* const first = shared + kWarpsOffset + kPartialBytes;
-  reduce_partials(p, reinterpret_cast<const float*>(first), first_row, first_column);
+  reduce_partials(p, reinterpret_cast<const float*>(shared + kPartialOffset), first_row, first_column);
 }

@@ -60,8 +60,9 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
     require(most > 0, "stages", f"are {spec.stages}, of {slot} bytes each: more than shared memory has room for")
     threads = 32 * most
     shared = SharedLayout()
-    doc = "of each warp: its ring of steps of A, then fp32 partial sums of a tile of C"
-    shared.add("Warps", most * warp_bytes, doc, ring=Ring(most * spec.stages))
+    shared.add("Ring", ring, "steps of A, of warp 0", ring=Ring(spec.stages))
+    shared.add("Partial", tile.m * COLUMNS * 4, "fp32 partial sums of a tile of C, of warp 0", align=128)
+    shared.add("OtherWarps", (most - 1) * warp_bytes, "both of each other warp, kWarpBytes apart", align=128)
     mmas = tile.m // MMA_ROWS
     # Sums, a lane's words of A, and elements of B: each takes a register where it is loaded by itself.
     used = 4 * mmas + 2 * mmas * words * tile.k // part + tile.k // 4
@@ -89,7 +90,6 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
             Constant("kBlockElements", block.rows * block.cols, "elements of a stored block of A"),
             Constant("kStages", spec.stages, "slots of a warp's ring"),
             Constant("kWarpBytes", warp_bytes, "bytes of shared memory of a warp"),
-            Constant("kPartialBytes", ring, "bytes from there to its partial sums, those of its ring"),
         ),
         flags=SpmmGemvFlags(words=words, accumulate=spec.accumulate, epilogue=epilogue_flags(spec)),
         grid_summary=f"one thread block per C tile, (M / tile m) * ceil(N / {COLUMNS}), with 1 to {most} warps",

@@ -12,7 +12,7 @@ from codegen.errors import SpecError
 from codegen.library import find_spec
 from codegen.plan import Plan
 from codegen.planning import plan_for
-from codegen.plans.bsr.spmm_gemv_ring import COLUMNS, WARPS
+from codegen.plans.bsr.spmm_gemv import COLUMNS, RING_SHARE, SMALL_B, WARPS
 from codegen.problem import SpmmShape
 
 
@@ -63,12 +63,13 @@ def test_blocks_whose_sides_are_multiples_of_16_have_a_default(rows: int, cols: 
 @given(
     block=st.sampled_from([(16, 16), (32, 32), (64, 64), (128, 128), (16, 32), (64, 16), (48, 48)]),
     rows=st.integers(1, 2000),
+    depth=st.integers(1, 200),
     columns=st.integers(1, 20),
     sms=st.integers(1, 132),
 )
-def test_a_launch_covers_the_product(block: tuple[int, int], rows: int, columns: int, sms: int) -> None:
+def test_a_launch_covers_the_product(block: tuple[int, int], rows: int, depth: int, columns: int, sms: int) -> None:
     plan = plan_of(*block)
-    shape = SpmmShape(rows * block[0], 4 * block[1], columns, blocks=rows, b_row_stride=columns)
+    shape = SpmmShape(rows * block[0], depth * block[1], columns, blocks=rows, b_row_stride=columns)
     args = plan.problem(shape, sms * plan.ctas_per_sm)
     numbers, tile = args.numbers, plan.spec.tile
     assert numbers["column_tiles"] * COLUMNS >= columns > (numbers["column_tiles"] - 1) * COLUMNS
@@ -78,16 +79,18 @@ def test_a_launch_covers_the_product(block: tuple[int, int], rows: int, columns:
     assert 1 <= warps <= most <= WARPS
     assert args.block.shared_bytes * most == plan.shared_bytes * warps
 
-    def at_once(warps: int) -> bool:
-        """Whether all tiles run at once, by registers and shared memory."""
-        memory = plan.arch.shared_memory_per_sm // (
-            args.block.shared_bytes // (args.block.threads // 32) * warps + 1024
-        )
-        return args.tiles <= sms * min(24, memory, plan.arch.blocks_for(32 * warps, plan.registers.limit))
+    each, of_an_sm = plan.shared_bytes // most, -(-args.tiles // sms)
 
-    # They run at once if they can, and could not with another warp each.
-    assert at_once(warps) or warps == 1
-    assert warps == most or not at_once(warps + 1)
+    def fits(warps: int) -> bool:
+        """Whether all tiles run at once, by registers and shared memory, and leave the L1 room."""
+        memory = plan.arch.shared_memory_per_sm // (each * warps + 1024)
+        blocks = min(24, memory, plan.arch.blocks_for(32 * warps, plan.registers.limit))
+        share = 1 if shape.depth * columns * 2 <= SMALL_B else RING_SHARE
+        return of_an_sm <= blocks and of_an_sm * warps * each <= share * plan.arch.shared_memory_per_sm
+
+    # They do so if they can, and could not with another warp each.
+    assert fits(warps) or warps == 1
+    assert warps == most or not fits(warps + 1)
 
 
 @pytest.mark.parametrize("depth", [16, 32, 64])

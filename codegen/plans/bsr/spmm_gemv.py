@@ -44,8 +44,8 @@ SMALL_B = 32 * KIB
 RING_SHARE = 0.45
 """Share of an SM's shared memory that rings take at most beside a larger B, which the L1 holds in what they leave.
 
-On an H200, a matrix of 14336 x 4096 with blocks of 64, 30% of them stored, and 8 columns by rows took 13.3 us with 93 KB of
-rings on an SM, and 14.0 us with 186 KB; with blocks of 32, 12.4 us with 75 KB, and 13.5 us with 125 KB.
+On an H200, a matrix of 14336 x 4096 with blocks of 64, 30% of them stored, and 8 columns by rows took 13.3 us with 93
+KB of rings on an SM, and 14.0 us with 186 KB; with blocks of 32, 12.4 us with 75 KB, and 13.5 us with 125 KB.
 """
 ROWS = (16, 32)
 DEPTHS = (16, 32, 64)

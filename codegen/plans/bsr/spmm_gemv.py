@@ -37,6 +37,8 @@ COLUMNS = 8
 """Columns of C of one mma.sync, and of a tile."""
 OVERHEAD_REGISTERS = 28
 """Allowance for addresses and loop state."""
+FEWEST_REGISTERS = 48
+"""Registers of a thread at least before sm_90: with 40, which suffice there, ptxas spills 8 bytes on sm_89."""
 BLOCKS_PER_SM = 24
 """Thread blocks that an SM of any architecture can hold."""
 SMALL_B = 32 * KIB
@@ -75,6 +77,8 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
     # Sums, a lane's words of A, and elements of B: each takes a register where it is loaded by itself.
     used = 4 * mmas + 2 * mmas * words * tile.k // part + tile.k // 4
     needed = -(-(used + OVERHEAD_REGISTERS) // REGISTER_UNIT) * REGISTER_UNIT
+    if not arch.has_wgmma:
+        needed = max(needed, FEWEST_REGISTERS)
     registers = Registers(accumulators=used, overhead=OVERHEAD_REGISTERS, limit=needed)
     check_budget(spec, shared.size, registers)
     return Plan(

@@ -34,7 +34,7 @@ OPERAND_TENSORS = ("q", "k", "v_t", "q_scale", "k_scale", "v_scale", "k_mean", "
 
 @dataclass(frozen=True)
 class QuantizedAttention:
-    """q, k and v in FP8, as ``block_sparse_attention`` takes them in place of the three: value = code * scale.
+    """q, k and v in FP8, the operands of ``block_sparse_attention_fp8``: value = code * scale.
 
     Attributes:
         q: codes (batch, heads, q_len, head_dim).
@@ -216,7 +216,7 @@ def quantize_attention(
     v_scale: float | torch.Tensor | None = None,
     validate: bool = False,
 ) -> QuantizedAttention:
-    """Quantize the operands of attention to FP8: ``block_sparse_attention(quantize_attention(q, k, v), pattern)``.
+    """Quantize the operands of attention to FP8: ``block_sparse_attention_fp8(quantize_attention(q, k, v), pattern)``.
 
     Each tensor is read once from device memory, by a generated kernel. Nothing waits for the GPU.
 
@@ -249,7 +249,7 @@ def quantize_attention(
         validate: also check the values of given tensors of scales, which waits for the GPU.
 
     Returns:
-        What ``block_sparse_attention`` takes in place of q, k and v; scales that were given are expanded views.
+        The operands of ``block_sparse_attention_fp8``; scales that were given are expanded views.
 
     Raises:
         ArgumentError: naming the argument, before anything is launched.

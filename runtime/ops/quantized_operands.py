@@ -42,7 +42,7 @@ def quantized_operands(
         output: type of attention's result.
 
     Returns:
-        What ``block_sparse_attention`` takes in place of q, k and v; scales of fewer elements are expanded views.
+        The operands of ``block_sparse_attention_fp8``; scales of fewer elements are expanded views.
 
     Raises:
         ArgumentError: naming the argument.

@@ -845,7 +845,7 @@ def test_every_kernel_gets_all_that_it_takes(kernel: Any, monkeypatch: pytest.Mo
     q, k, v = (torch.zeros(1, h, length, spec.head_dim).half() for h in (2 * packed * kv_heads, kv_heads, kv_heads))
     q, k, v = (t.to(arguments.TORCH_DTYPES[spec.dtype]) for t in (q, k, v))
     (q, k, v), scales = as_given(spec, q, k, v)
-    sizes: dict[Any, int] = {"batch": 1, "heads": 1, "query_blocks": -(-length // block.q) if block else 0, "any": 3}
+    sizes: dict[Any, int] = {"batch": 1, "heads": 1, "query_blocks": -(-length // block.q) if block else 0, "any": 3, "bounds": 4}
     indices = [torch.zeros([sizes.get(n, n) for n in t.dims], dtype=torch.int32) for t in call.spec.index_tensors]
     sink = torch.zeros(q.shape[1]) if spec.sink else None
     out, aux = torch.zeros(q.shape, dtype=arguments.TORCH_DTYPES[call.compiled.plan.output]), looked_up(spec, q)
@@ -854,13 +854,15 @@ def test_every_kernel_gets_all_that_it_takes(kernel: Any, monkeypatch: pytest.Mo
     assert (found if not spec.lse else found[0]) is out
     *before, (grid, _, launched) = driver.launches
     assert [parameters for *_, parameters in before] == [launched] * (call.compiled.plan.prologue is not None)
+    tile_queries, sequences = call.compiled.plan.tile_queries, 3 if spec.layout == "varlen" else 0
+    tiles = length // tile_queries + sequences if sequences else -(-length // tile_queries)
     wanted: dict[str, Any] = {
         "q_len": length,
         "kv_len": length,
         "heads": 2 * kv_heads,
         "heads_per_kv_head": 2,
-        "query_tiles": -(-length // call.compiled.plan.tile_queries),
-        "tiles": 2 * kv_heads * -(-length // call.compiled.plan.tile_queries),
+        "query_tiles": tiles,
+        "tiles": 2 * kv_heads * tiles,
         "scale_log2": pytest.approx(math.log2(math.e) / math.sqrt(spec.head_dim)),
         **{t.name: tensor.data_ptr() for t, tensor in zip(call.spec.index_tensors, indices, strict=True)},
         **({"sink": sink.data_ptr()} if sink is not None else {}),

@@ -3,10 +3,10 @@
 //     codegen render specs/h100_bsr_spmm_b16_n8.yaml
 // spec: {"arch":"sm_90a","b_layout":"strided","block":{"cols":16,"rows":16},"copy":"cp_async","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"multistage","stages":4,"tile":{"k":16,"m":16,"n":8}}
 // spec hash: 2dae318636d0a345a3945aaedfcb469318e0ffefea3bd72e54919da483aafa08
-// seal: sha256 32744cf09ee28d6c2ab83cf4a523d97506e0629f02a731840990b17411d70466
+// seal: sha256 e0decf08713cf0dff7eb52d9ffa90d10a36401eb39391397b25daefb6fdaa48d
 
-// BSR x dense for up to 8 columns, by mma.sync: C = A B with A in block-sparse rows. B and C are dense, with any
-// strides.
+// BSR x dense for up to 8 columns, by mma.sync: C = A B with A in block-sparse rows. B and C are dense, with
+// any strides.
 //
 // The kernel is bound by reading A's blocks, so they are read once per 8 columns, in their memory layout.
 //
@@ -279,7 +279,8 @@ struct Steps {
 template <typename B>
 __device__ __forceinline__ void multiply_steps(Accumulators& accumulators, Steps& steps, const Element* ring) {
   // This lane's first element of a slot.
-  const int row = threadIdx.x % 32 / 4, a = row * kTileK + (threadIdx.x % 4 * kLaneDepth ^ row % 2 * kSwizzled * kChunk);
+  const int row = threadIdx.x % 32 / 4;
+  const int a = row * kTileK + (threadIdx.x % 4 * kLaneDepth ^ row % 2 * kSwizzled * kChunk);
 #pragma unroll
   for (int step = 0; step < kStages - 1; ++step) steps.copy_a(step, step);
   B b[kParts];

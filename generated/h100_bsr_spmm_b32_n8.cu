@@ -3,10 +3,10 @@
 //     codegen render specs/h100_bsr_spmm_b32_n8.yaml
 // spec: {"arch":"sm_90a","b_layout":"strided","block":{"cols":32,"rows":32},"copy":"cp_async","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"multistage","stages":3,"tile":{"k":32,"m":16,"n":8}}
 // spec hash: e8b2188cb1bfe6984cd23e72906202b9bd63797346a50ad18d84b0ac3c1e1ecc
-// seal: sha256 1d9e0153677a06e9ef127d0f9448c294468f9aefd8157c11b6cc1f98007dd60f
+// seal: sha256 0cf54e00edceeb5762203b799fd1cda9dc03a2fed7b33ee15f8ff08c32f2be1e
 
-// BSR x dense for up to 8 columns, by mma.sync: C = A B with A in block-sparse rows. B and C are dense, with any
-// strides.
+// BSR x dense for up to 8 columns, by mma.sync: C = A B with A in block-sparse rows. B and C are dense, with
+// any strides.
 //
 // The kernel is bound by reading A's blocks, so they are read once per 8 columns, in their memory layout.
 //
@@ -280,7 +280,8 @@ struct Steps {
 template <typename B>
 __device__ __forceinline__ void multiply_steps(Accumulators& accumulators, Steps& steps, const Element* ring) {
   // This lane's first element of a slot.
-  const int row = threadIdx.x % 32 / 4, a = row * kTileK + (threadIdx.x % 4 * kLaneDepth ^ row % 2 * kSwizzled * kChunk);
+  const int row = threadIdx.x % 32 / 4;
+  const int a = row * kTileK + (threadIdx.x % 4 * kLaneDepth ^ row % 2 * kSwizzled * kChunk);
 #pragma unroll
   for (int step = 0; step < kStages - 1; ++step) steps.copy_a(step, step);
   B b[kParts];

@@ -3,10 +3,10 @@
 //     codegen render specs/h100_bsr_spmm_b64_n8.yaml
 // spec: {"arch":"sm_90a","b_layout":"strided","block":{"cols":64,"rows":64},"copy":"cp_async","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"multistage","stages":3,"tile":{"k":64,"m":16,"n":8}}
 // spec hash: ac0da4bad533a450131a75461669a1b227948ac16ae728cb6e14771bce8ac39b
-// seal: sha256 e7cc1a8a09d31fcd17237cebcf1aa109f2dc9787f51962e6e6bcb440fa5f1509
+// seal: sha256 23098c0ce2efff6da5f284566348fcb403778f229c8971ae670d95006dfb46e3
 
-// BSR x dense for up to 8 columns, by mma.sync: C = A B with A in block-sparse rows. B and C are dense, with any
-// strides.
+// BSR x dense for up to 8 columns, by mma.sync: C = A B with A in block-sparse rows. B and C are dense, with
+// any strides.
 //
 // The kernel is bound by reading A's blocks, so they are read once per 8 columns, in their memory layout.
 //
@@ -280,7 +280,8 @@ struct Steps {
 template <typename B>
 __device__ __forceinline__ void multiply_steps(Accumulators& accumulators, Steps& steps, const Element* ring) {
   // This lane's first element of a slot.
-  const int row = threadIdx.x % 32 / 4, a = row * kTileK + (threadIdx.x % 4 * kLaneDepth ^ row % 2 * kSwizzled * kChunk);
+  const int row = threadIdx.x % 32 / 4;
+  const int a = row * kTileK + (threadIdx.x % 4 * kLaneDepth ^ row % 2 * kSwizzled * kChunk);
 #pragma unroll
   for (int step = 0; step < kStages - 1; ++step) steps.copy_a(step, step);
   B b[kParts];

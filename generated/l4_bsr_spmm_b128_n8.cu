@@ -3,10 +3,10 @@
 //     codegen render specs/l4_bsr_spmm_b128_n8.yaml
 // spec: {"arch":"sm_89","b_layout":"strided","block":{"cols":128,"rows":128},"copy":"cp_async","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"multistage","stages":3,"tile":{"k":64,"m":16,"n":8}}
 // spec hash: 9df6ae28abdd4fe65818d3d2d8f2dad427ecee0eca1f53ed8d2ecf210c8fa300
-// seal: sha256 9fb7b1a8de6b52bba47b33b73bbfecf0c3ddf03eee27deb9c10bcb62ca46f967
+// seal: sha256 9a5e12d984f366d67f2a3f1a586a45e29aba123d2e80bd4a1a6a9503b22d4b46
 
-// BSR x dense for up to 8 columns, by mma.sync: C = A B with A in block-sparse rows. B and C are dense, with any
-// strides.
+// BSR x dense for up to 8 columns, by mma.sync: C = A B with A in block-sparse rows. B and C are dense, with
+// any strides.
 //
 // The kernel is bound by reading A's blocks, so they are read once per 8 columns, in their memory layout.
 //
@@ -280,7 +280,8 @@ struct Steps {
 template <typename B>
 __device__ __forceinline__ void multiply_steps(Accumulators& accumulators, Steps& steps, const Element* ring) {
   // This lane's first element of a slot.
-  const int row = threadIdx.x % 32 / 4, a = row * kTileK + (threadIdx.x % 4 * kLaneDepth ^ row % 2 * kSwizzled * kChunk);
+  const int row = threadIdx.x % 32 / 4;
+  const int a = row * kTileK + (threadIdx.x % 4 * kLaneDepth ^ row % 2 * kSwizzled * kChunk);
 #pragma unroll
   for (int step = 0; step < kStages - 1; ++step) steps.copy_a(step, step);
   B b[kParts];

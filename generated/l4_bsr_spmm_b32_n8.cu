@@ -3,10 +3,10 @@
 //     codegen render specs/l4_bsr_spmm_b32_n8.yaml
 // spec: {"arch":"sm_89","b_layout":"strided","block":{"cols":32,"rows":32},"copy":"cp_async","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"multistage","stages":3,"tile":{"k":32,"m":16,"n":8}}
 // spec hash: 3ddadeaa5045425b2a8155521f476ec355bf48951dca20eddb1a61818f9f149b
-// seal: sha256 5377c5a2098a8c202039d0e07daa327846692ea463b262bd6c9008284b1d4d6a
+// seal: sha256 766f3a72e89246811a60d9c98a74be189a991d7eed25b83cd0882486c027d048
 
-// BSR x dense for up to 8 columns, by mma.sync: C = A B with A in block-sparse rows. B and C are dense, with any
-// strides.
+// BSR x dense for up to 8 columns, by mma.sync: C = A B with A in block-sparse rows. B and C are dense, with
+// any strides.
 //
 // The kernel is bound by reading A's blocks, so they are read once per 8 columns, in their memory layout.
 //
@@ -280,7 +280,8 @@ struct Steps {
 template <typename B>
 __device__ __forceinline__ void multiply_steps(Accumulators& accumulators, Steps& steps, const Element* ring) {
   // This lane's first element of a slot.
-  const int row = threadIdx.x % 32 / 4, a = row * kTileK + (threadIdx.x % 4 * kLaneDepth ^ row % 2 * kSwizzled * kChunk);
+  const int row = threadIdx.x % 32 / 4;
+  const int a = row * kTileK + (threadIdx.x % 4 * kLaneDepth ^ row % 2 * kSwizzled * kChunk);
 #pragma unroll
   for (int step = 0; step < kStages - 1; ++step) steps.copy_a(step, step);
   B b[kParts];

@@ -3,10 +3,10 @@
 //     codegen render specs/l4_bsr_spmm_b64_n8.yaml
 // spec: {"arch":"sm_89","b_layout":"strided","block":{"cols":64,"rows":64},"copy":"cp_async","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"multistage","stages":3,"tile":{"k":64,"m":16,"n":8}}
 // spec hash: 9d4fa384ef6169fa68043cad8bb16caeade8931b320b08c93680c37678664106
-// seal: sha256 4db7a152372b38348353275258484ba5bfd10bc2dbca31a6ae6b4c16851029ed
+// seal: sha256 b4dc57ed726440a11128197d2cd6e65c66499efdde1286669889a0e83cd3b8ed
 
-// BSR x dense for up to 8 columns, by mma.sync: C = A B with A in block-sparse rows. B and C are dense, with any
-// strides.
+// BSR x dense for up to 8 columns, by mma.sync: C = A B with A in block-sparse rows. B and C are dense, with
+// any strides.
 //
 // The kernel is bound by reading A's blocks, so they are read once per 8 columns, in their memory layout.
 //
@@ -280,7 +280,8 @@ struct Steps {
 template <typename B>
 __device__ __forceinline__ void multiply_steps(Accumulators& accumulators, Steps& steps, const Element* ring) {
   // This lane's first element of a slot.
-  const int row = threadIdx.x % 32 / 4, a = row * kTileK + (threadIdx.x % 4 * kLaneDepth ^ row % 2 * kSwizzled * kChunk);
+  const int row = threadIdx.x % 32 / 4;
+  const int a = row * kTileK + (threadIdx.x % 4 * kLaneDepth ^ row % 2 * kSwizzled * kChunk);
 #pragma unroll
   for (int step = 0; step < kStages - 1; ++step) steps.copy_a(step, step);
   B b[kParts];

@@ -14,6 +14,7 @@ from codegen.plan import Plan
 from codegen.planning import plan_for
 from codegen.plans.bsr.spmm_gemv import COLUMNS, RING_SHARE, SMALL_B, WARPS
 from codegen.problem import SpmmShape
+from codegen.spec import BsrSpmmSpec
 
 
 def plan_of(rows: int = 16, cols: int = 16, **changes: Any) -> Plan:
@@ -56,7 +57,9 @@ def test_all_architectures_have_it(arch: str) -> None:
     ("rows", "cols", "tile"), [(16, 16, (16, 16)), (48, 32, (16, 32)), (128, 64, (16, 64)), (64, 96, (16, 32))]
 )
 def test_blocks_whose_sides_are_multiples_of_16_have_a_default(rows: int, cols: int, tile: tuple[int, int]) -> None:
-    found = plan_of(rows, cols).spec.tile
+    spec = plan_of(rows, cols).spec
+    assert isinstance(spec, BsrSpmmSpec)
+    found = spec.tile
     assert (found.m, found.n, found.k) == (tile[0], COLUMNS, tile[1])
 
 
@@ -71,6 +74,7 @@ def test_a_launch_covers_the_product(block: tuple[int, int], rows: int, depth: i
     plan = plan_of(*block)
     shape = SpmmShape(rows * block[0], depth * block[1], columns, blocks=rows, b_row_stride=columns)
     args = plan.problem(shape, sms * plan.ctas_per_sm)
+    assert isinstance(plan.spec, BsrSpmmSpec)
     numbers, tile = args.numbers, plan.spec.tile
     assert numbers["column_tiles"] * COLUMNS >= columns > (numbers["column_tiles"] - 1) * COLUMNS
     assert args.tiles * tile.m == shape.rows * numbers["column_tiles"]

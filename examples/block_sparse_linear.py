@@ -1,6 +1,6 @@
-"""A linear layer with block-sparse weights, forwards and backwards, beside torch's dense layer.
+"""A linear layer with block-sparse weights, forward and backward, next to torch's dense layer.
 
-The layer is ``sparse_kernel_codegen.nn.BlockSparseLinear``; docs/guide/weights.md says what it copies. Results are
+The layer is ``sparse_kernel_codegen.nn.BlockSparseLinear``; docs/guide/weights.md describes its copies. Results are
 compared with float64, and the times with torch's dense layer.
 
     python examples/block_sparse_linear.py [--features 8192] [--tokens 4096] [--block 128] [--density 0.125]

@@ -15,10 +15,14 @@ import yaml
 from each import for_each, looped
 
 PROJECT = snippets.PROJECT
-PAGES = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "docs/README.md", "docs/guide", "docs/reference")
+NOTEBOOK = ("README.md", "full-runs.md", "measuring.md", "ladder/README.md")
+PAGES = (
+    *("README.md", "CONTRIBUTING.md", "SECURITY.md", "docs/README.md", "docs/guide", "docs/reference"),
+    *(f"docs/notebook/{name}" for name in NOTEBOOK),
+)
 """Documents that keep the rules. Pages of ``BY_SCRIPT`` have the text of docstrings."""
 BY_SCRIPT = ("docs/reference/api.md", "docs/guide/gallery.md")
-CODE = ("sparse_kernel_codegen",)
+CODE = ("examples", "scripts", "sparse_kernel_codegen")
 """Folders whose docstrings and messages keep the rules."""
 NO_PROSE = re.compile(
     r"<!-- vale off -->.*?<!-- vale on -->|<!-- (?P<name>[\w-]+):begin -->.*?<!-- (?P=name):end -->|<!--.*?-->"

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from codegen.cli import place_of
 from codegen.errors import ExportError, SpecError
 from codegen.library import find_spec
+from codegen.places import place_of
 from codegen.receipts import Receipt
 from codegen.tools.exports import RECORD, read_export
 from runtime.cli import app
@@ -323,7 +323,7 @@ def test_nothing_reaches_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(NoJitError, match=r"^a\.cu: it is a source for NVRTC"):
         run_nvrtc("", "a.cu", "cubin", ())
     for name in ("NVRTC", "headers", "cuobjdump"):
-        assert (look(name).state, look(name).told) == ("note", "not tried: CODEGEN_NO_JIT=1 forbids to compile")
+        assert (look(name).state, look(name).told) == ("note", "skipped: CODEGEN_NO_JIT=1 forbids compilation")
 
 
 @pytest.mark.parametrize("value", ["yes", "2", " 1"])

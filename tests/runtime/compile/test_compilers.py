@@ -136,13 +136,13 @@ def test_the_script_records_what_each_version_makes_of_a_kernel(
     assert "no such thing" in refused["refused"] and "spills" not in refused
     results = script.Results(tmp_path / "results.jsonl")
     results.add(row)
-    results.add({**refused, "version": "13.5.37", "source": row["source"]})
+    results.add({**refused, "version": "13.5.37", "code": row["code"]})
     again = script.Results(tmp_path / "results.jsonl")
     assert again.rows == results.rows
     todo = [(version, each.named.stem) for version, each in script.todo([kernel], ["12.6.85", "13.0.88"], again)]
     assert todo == [("12.6.85", NAME)]
     found = script.recorded([kernel], ["13.0.88", "13.5.37"], again.rows)
-    assert found.spills == {} and [*found.refused["13.5.37"]] == [NAME] and found.sources == {NAME: row["source"]}
+    assert found.spills == {} and [*found.refused["13.5.37"]] == [NAME] and found.code == {NAME: row["code"]}
     assert found.troubles("13.5.37") == {NAME: "does not compile"}
     other: Any = lambda named: Receipt.model_construct(cubin=type("C", (), {"compiler_package": named.stem}))  # noqa: E731
     monkeypatch.setattr(script, "receipt_of", other)

@@ -7,7 +7,7 @@ Attention, on the data sets std1 and std4 of runtime/tools/bench/data_sets.py; a
 values:
 
 - ours: shipped kernels, on operands that were quantized before, and with the quantizing in the call; as chosen: what
-  block_sparse_attention takes of the former; fp16: what it takes of tensors in fp16.
+  block_sparse_attention_fp8 takes of the former; fp16: what block_sparse_attention takes of tensors in fp16.
 - cuDNN SDPA: nvidia-cudnn-frontend's sdpa_fp8 on codes with one scale of each tensor, result in e4m3, in memory as
   (batch, heads, length, head_dim) and, heads inside, (batch, length, heads, head_dim); and with a result in bf16.
 - cuDNN BSA: its block-sparse attention, which quantizes q, k and v in the call.
@@ -61,7 +61,13 @@ from harness import Fields, check_calls, reason
 from records import BACK_TO_BACK, OURS, SINGLE
 
 from codegen.library import find_spec
-from runtime import QuantizedAttention, block_sparse_attention, load_kernel, quantize_attention
+from runtime import (
+    QuantizedAttention,
+    block_sparse_attention,
+    block_sparse_attention_fp8,
+    load_kernel,
+    quantize_attention,
+)
 from runtime.patterns import Causal, Dense, Pattern, TopK
 from runtime.tools.bench.data_sets import make_data
 from runtime.tools.bench.timing import Call
@@ -128,7 +134,7 @@ def attention_makers(row: AttentionRow, tensors: Sequence[torch.Tensor], lists: 
         return Result(lambda: attend(kernel, quantize(), lists, out))
 
     def chosen() -> Result:
-        return Result(functools.partial(block_sparse_attention, quantize(), pattern, out=torch.empty_like(q)))
+        return Result(functools.partial(block_sparse_attention_fp8, quantize(), pattern, out=torch.empty_like(q)))
 
     def fp16() -> Result:
         halves = [x.half() for x in tensors]

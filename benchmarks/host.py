@@ -39,6 +39,7 @@ from rich.table import Table
 from codegen.json_rows import json_rows
 from runtime import (
     block_sparse_attention,
+    block_sparse_attention_fp8,
     bsr_matmul,
     bsr_sddmm,
     explain_attention,
@@ -191,7 +192,7 @@ def options() -> dict[str, Call]:
         FRONT: lambda: block_sparse_attention(q, k, v, causal),
         f"{FRONT}, a score": lambda: block_sparse_attention(q, k, v, causal, score=score),
         f"{FRONT}, a score of a tensor": lambda: block_sparse_attention(q, k, v, causal, score=of_tensor),
-        f"{FRONT}, operands in FP8": lambda: block_sparse_attention(given, causal),
+        f"{FRONT}, operands in FP8": lambda: block_sparse_attention_fp8(given, causal),
         SDPA: lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True),
     }
 

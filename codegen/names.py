@@ -52,4 +52,6 @@ def check_name(stem: str) -> None:
 
 def taken(stem: str) -> SpecError:
     """Return the error of a kernel's name that its source cannot have."""
-    return SpecError("", f"{shown(stem)} names the kernel, but has a meaning in CUDA C++ or in the source")
+    return SpecError(
+        "", f"{shown(stem)} names the kernel, but has a meaning in CUDA C++ or in the source: use another name"
+    )

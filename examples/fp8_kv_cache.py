@@ -14,7 +14,12 @@ import argparse
 import torch
 
 from runtime.tools.bench.timing import single_calls
-from sparse_kernel_codegen import QuantizedAttention, block_sparse_attention, quantize_attention
+from sparse_kernel_codegen import (
+    QuantizedAttention,
+    block_sparse_attention,
+    block_sparse_attention_fp8,
+    quantize_attention,
+)
 from sparse_kernel_codegen.patterns import Causal
 
 HEAD_DIM = 128
@@ -34,11 +39,11 @@ def attended(
     queries, keys, values = chunk
 
     def with_quantizing() -> torch.Tensor:
-        return block_sparse_attention(cache.append(keys, values).with_queries(queries), Causal())
+        return block_sparse_attention_fp8(cache.append(keys, values).with_queries(queries), Causal())
 
     grown = cache.append(keys, values).with_queries(queries)
     calls = {
-        "FP8": lambda: block_sparse_attention(grown, Causal()),
+        "FP8": lambda: block_sparse_attention_fp8(grown, Causal()),
         "FP8 with quantizing": with_quantizing,
         "fp16": lambda: block_sparse_attention(queries, *seen, Causal()),
     }

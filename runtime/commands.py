@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -43,6 +44,9 @@ from runtime.tools.bench.required import require_gpu
 if TYPE_CHECKING:
     from runtime.verify.receipts import Comparison
 
+WIDTH = 100
+"""Columns of a finding of ``codegen doctor``."""
+WHOLE_WORDS: Any = {"break_long_words": False, "break_on_hyphens": False}
 NOT_COMPARED = 3
 """Exit code of ``compile --check`` if nothing differs, and a receipt is of another compiler."""
 
@@ -307,7 +311,8 @@ def doctor(*, as_json: bool) -> None:
         for name in told.steps("looking at", LOOKS, str):
             found = look(name)
             remedy = f"\n{'':17}-> {found.remedy}" if found.remedy else ""
-            line = f"{found.state:5}  {name:9} {one_line(found.told, MOST_OF_MESSAGE)}{remedy}"
+            head, text = f"{found.state:5}  {name:9} ", one_line(found.told, MOST_OF_MESSAGE)
+            line = textwrap.fill(text, WIDTH, initial_indent=head, subsequent_indent=" " * 17, **WHOLE_WORDS) + remedy
             told.row({"name": name, **asdict(found)}, line)
             wrong += found.state == "wrong"
         if wrong:

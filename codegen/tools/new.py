@@ -14,11 +14,12 @@ from codegen.arch import KIB
 from codegen.devices import arch_of
 from codegen.errors import MOST_OF_PLACE, CodegenError, SpecError
 from codegen.files import holds, is_file
-from codegen.library import NamedSpec, read_spec, shipped_specs
+from codegen.library import NamedSpec, find_spec, read_spec, shipped_specs
 from codegen.plan import Plan
-from codegen.render import generate
+from codegen.receipts import state
+from codegen.render import generate, render
 from codegen.select.choice import Choice, choose, planned
-from codegen.select.problem import Problem, parse_problem, problem_fields
+from codegen.select.problem import BsrProblem, Problem, parse_problem, problem_fields
 from codegen.select.table import measurements
 from codegen.spec import Spec
 from codegen.tools.explain import occupancy
@@ -28,12 +29,15 @@ from codegen.yaml_text import flow_text
 SUFFIXES = (".yaml", ".yml")
 SIZES = ("batch x heads", "q_len", "kv_len", "m", "n", "k")
 """Places of a problem that are sizes."""
-_WIDTH = 118  # of a comment's text
+ATTENTION_SIZES = "heads=16,q_len=8192,kv_len=8192"
+BSR_SIZES = "m=4096,n=4096,k=4096,density=0.1"
+"""Sizes of a problem, as an example."""
+_WIDTH = 118  # columns of a comment's text
 
 
 @dataclass(frozen=True)
 class NewSpec:
-    """A spec file that was not written yet.
+    """A spec file before it is written.
 
     Attributes:
         named: the spec, by the name that its file gives it.
@@ -54,15 +58,27 @@ class NewSpec:
         """Name of the shipped kernel that has the same spec; "" if none has."""
         return next((each.stem for each in shipped_specs() if each.spec == self.named.spec), "")
 
+    @property
+    def _sizes(self) -> str:
+        """Size fields of the problem, as ``--problem`` takes them."""
+        return f"{BSR_SIZES if isinstance(self.problem, BsrProblem) else ATTENTION_SIZES},..."
+
+    @property
+    def _receipt(self) -> str:
+        """State of the shipped kernel's receipt, in a sentence."""
+        named = find_spec(self.shipped)
+        found = state(named, render(named))
+        return f"Its receipt: {found.standing.value}, {found.explanation}"
+
     def reasons(self) -> dict[str, str]:
-        """Return why the spec is as it is, by what each reason is about."""
+        """Reasons for the spec, by their subjects."""
         told = {"problem": str(self.problem), "chosen by": f"{self.choice.rule}: {self.choice.reason}"}
         if not any(place is not None for name, place in self.problem.places().items() if name in SIZES):
-            told["sizes"] = "none are given, so none decided: --problem heads=...,q_len=... (docs/reference/select.md)"
+            told["sizes"] = f"not given, so they did not decide; to give them: --problem {self._sizes}"
         if self.choice.dense:
             told["dense"] = f"by the table a dense product is faster: {self.choice.dense}"
         if self.shipped:
-            told["shipped"] = f"{self.shipped} is the same kernel; what its receipt says: codegen list"
+            told["shipped"] = f"{self.shipped} is the same kernel: use that name. {self._receipt}"
         room = self.plan.arch.shared_memory_per_block
         told["tile"] = ", ".join(f"{name} {size}" for name, size in self.plan.spec.tile.model_dump().items())
         told["shared memory"] = f"{self.plan.shared_bytes / KIB:.1f} of {room / KIB:.0f} KB"
@@ -75,7 +91,7 @@ class NewSpec:
 def problem_asked_for(
     device: str | None, head_dim: int | None, pattern: str | None, rest: str | None
 ) -> tuple[Problem, str | None]:
-    """Return the problem that the options of the command tell, and the device as measurements call it.
+    """The problem that the command's options describe, and the device by its name in the table of measurements.
 
     Args:
         device: a GPU or an architecture.
@@ -84,21 +100,21 @@ def problem_asked_for(
         rest: any other fields of the problem: ``FIELD=VALUE,...``.
 
     Raises:
-        SpecError: for what is missing, is given twice or is not legal.
+        SpecError: for an option that is missing, given twice or illegal.
     """
     told = dict(problem_fields(rest or ""))
     given = {"arch": device and arch_of(device), "head_dim": head_dim, "pattern": pattern and pattern_fields(pattern)}
     for name, value in given.items():
         if value is not None and name in told:
-            raise SpecError(f"problem.{name}", "is given twice: by an option of its own, and in --problem")
+            raise SpecError(f"problem.{name}", "is given twice: as an option and in --problem")
         if value is not None:
             told[name] = value
     if "arch" not in told:
-        raise SpecError("--device", "is missing; name a GPU or an architecture, or say --interactive")
+        raise SpecError("--device", "is missing; name a GPU or an architecture, or use --interactive")
     attention = told.get("op", "attention") == "attention"
     for name in ("head_dim", "pattern") if attention else ():
         if name not in told:
-            raise SpecError(f"--{name.replace('_', '-')}", "is missing; give it, or say --interactive")
+            raise SpecError(f"--{name.replace('_', '-')}", "is missing; give it, or use --interactive")
     return parse_problem({"op": "attention", **told}), _measured_device(device)
 
 
@@ -106,7 +122,7 @@ def pattern_fields(text: str) -> Any:
     """Read a pattern of a command line: its kind, then its fields.
 
     Raises:
-        SpecError: for a part that is no FIELD=VALUE.
+        SpecError: for a part that is not FIELD=VALUE.
     """
     kind, comma, rest = text.replace(" ", "").partition(",")
     fields = "".join(f",pattern.{part}" for part in rest.split(",")) if comma else ""
@@ -124,7 +140,7 @@ def new_spec(path: Path, problem: Problem, device: str | None = None) -> NewSpec
     """Choose a kernel for a problem, and return the file that would hold its spec.
 
     Raises:
-        SpecError: for a name that no spec can have, or a problem without a kernel.
+        SpecError: for an illegal name, or a problem without a kernel.
     """
     if path.suffix not in SUFFIXES:
         raise SpecError("FILE", f"is {shown(str(path))}; a spec's ends in {' or '.join(SUFFIXES)}")
@@ -132,19 +148,19 @@ def new_spec(path: Path, problem: Problem, device: str | None = None) -> NewSpec
     text = text_of(problem, choice)
     named = read_spec(path, text)
     if named.spec != choice.spec:  # a value that YAML reads as another one
-        raise SpecError("", "the file would not hold the spec that was chosen", str(path))
+        raise SpecError("", "the file would not hold the chosen spec", str(path))
     return NewSpec(named, text, problem, choice, generate(named).plan)
 
 
 def check_may_write(path: Path, text: str | None, *, force: bool) -> None:
-    """Refuse to write over a file that holds anything but a text.
+    """Refuse to overwrite a file that holds anything but a text.
 
     Raises:
         CodegenError: unless ``force`` is set.
     """
     if is_file(path) and not force and (text is None or not holds(path, text)):
         place = one_line(str(path), MOST_OF_PLACE)
-        raise CodegenError(f"{place} is there already, and was not changed; --force writes over it")
+        raise CodegenError(f"{place} exists and was not changed; --force overwrites it")
 
 
 def text_of(problem: Problem, choice: Choice) -> str:

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import torch
 
-from runtime.convert.blocks import lists_of, most_short
+from runtime.block_maps import lists_of
+from runtime.convert.blocks import most_short
 from runtime.convert.checks import WORD, Shape
 from runtime.patterns import BlockLists
 from runtime.prepare.mask_bits import pack_mask_bits

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from runtime.convert.blocks import ceil_div, is_listed
+from runtime.block_maps import ceil_div, is_listed
 from runtime.convert.checks import Shape, check_block, check_count, check_shape, check_tensor
 from runtime.errors import ArgumentError
 from runtime.patterns import BlockLists

@@ -7,7 +7,8 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from runtime.convert.blocks import ascending, ceil_div, is_listed, shortage, whole_lists
+from runtime.block_maps import ascending, ceil_div, is_listed, shortage
+from runtime.convert.blocks import whole_lists
 from runtime.convert.checks import INTEGERS, Shape, check_block, check_count, check_shape, check_tensor, check_width
 from runtime.patterns import BlockLists, TopK
 

@@ -6,8 +6,9 @@ from typing import NamedTuple
 
 import torch
 
+from runtime.block_maps import ascending, is_listed, shortage
 from runtime.convert.bits import bits_of, numbers_of
-from runtime.convert.blocks import ascending, is_listed, shortage, whole_lists
+from runtime.convert.blocks import whole_lists
 from runtime.convert.checks import INTEGERS, Shape, check_block, check_shape, check_tensor, check_width
 from runtime.errors import ArgumentError
 from runtime.patterns import BlockLists, TopK

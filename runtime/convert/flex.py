@@ -9,8 +9,8 @@ import torch
 from torch.nn.attention.flex_attention import BlockMask, create_mask, noop_mask
 
 from codegen.patterns.block_lists import NAMED_MASKS
+from runtime.block_maps import ascending, ceil_div, is_listed, lists_of, map_of
 from runtime.convert.bits import Visible
-from runtime.convert.blocks import ascending, ceil_div, is_listed, lists_of, map_of
 from runtime.convert.checks import INTEGERS, Shape, check_count, check_shape, check_tensor
 from runtime.convert.expressions import mask_mod_of
 from runtime.convert.regrid import BlockMaps

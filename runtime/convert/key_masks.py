@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from runtime.block_maps import any_in_blocks, ceil_div
 from runtime.convert.bits import numbers_of, partial_and_full
-from runtime.convert.blocks import any_in_blocks, ceil_div
 from runtime.convert.checks import BOOLEANS, Shape, check_block, check_count, check_tensor, check_width
 from runtime.patterns import BlockLists
 

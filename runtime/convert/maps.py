@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from runtime.convert.blocks import ceil_div, map_of, whole_lists
+from runtime.block_maps import ceil_div, map_of
+from runtime.convert.blocks import whole_lists
 from runtime.convert.checks import BOOLEANS, Shape, check_count, check_pair, check_shape, check_tensor
 from runtime.convert.regrid import BlockMaps
 from runtime.patterns import BlockLists, TopK

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from runtime.block_maps import any_in_blocks, ceil_div
 from runtime.checks import check_flag
 from runtime.convert.bits import numbers_of, partial_and_full
-from runtime.convert.blocks import any_in_blocks, ceil_div
 from runtime.convert.checks import (
     INTEGERS,
     Shape,

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from runtime.block_maps import ceil_div, lists_of
 from runtime.convert.bits import Visible, numbers_of, partial_and_full
-from runtime.convert.blocks import ceil_div, lists_of
 from runtime.convert.checks import KEY_SIZES, QUERY_SIZES, WORD, Shape, check_block, check_pair, check_width
 from runtime.patterns import BlockLists
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 
 from codegen.wording import shown
+from runtime.block_maps import any_in_blocks, ascending, ceil_div, map_of
 from runtime.checks import check_flag
 from runtime.convert.bits import numbers_of, partial_and_full
-from runtime.convert.blocks import any_in_blocks, ascending, ceil_div, map_of, whole_lists
+from runtime.convert.blocks import whole_lists
 from runtime.convert.checks import INTEGERS, Shape, check_block, check_count, check_tensor, check_width
 from runtime.errors import ArgumentError
 from runtime.patterns import BlockLists, TopK

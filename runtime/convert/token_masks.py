@@ -6,8 +6,8 @@ import torch
 
 from codegen.patterns import PATTERNS
 from codegen.patterns.block_lists import NAMED_MASKS
+from runtime.block_maps import any_in_blocks, ceil_div, is_listed, map_of
 from runtime.convert.bits import PAIRS_AT_ONCE, numbers_of, partial_and_full, unpack
-from runtime.convert.blocks import any_in_blocks, ceil_div, is_listed, map_of
 from runtime.convert.checks import BOOLEANS, Shape, check_block, check_count, check_tensor, check_width
 from runtime.convert.expressions import visible_pairs
 from runtime.errors import ArgumentError

@@ -360,7 +360,7 @@ class BsrSpmmKernel(BoundCall[BsrSpmmSpec]):
             checked.signature,
             b.device,
             tuple(names.get(id(tensor), "") for tensor in tensors),
-            unaligned=2 if bias is None else 3,
+            aligned=slice(2 if bias is None else 3, (-1 if c is None else -2) if self._strided else None),
             result=New(
                 allocate,
                 ((rows, padded), (padded, 1)),

@@ -49,7 +49,7 @@ class ProductLaunch:
         signature: of the first call.
         device: of the tensors.
         names: parameters that the tensors are read by, in order; "" for a tensor that the kernel does not read.
-        unaligned: how many of the first tensors may lie anywhere; others begin at multiples of 16 bytes.
+        aligned: range of the tensors that must begin at multiples of 16 bytes; others may lie anywhere.
         result: the product, parameter ``c``.
         memory: what the launch needs beside its arguments.
         copy: the copy of ``b`` by rows that the kernel reads; None without one.
@@ -60,7 +60,7 @@ class ProductLaunch:
     signature: Signature
     device: torch.device
     names: tuple[str, ...]
-    unaligned: int
+    aligned: slice
     result: New
     memory: Memory = NO_MEMORY
     copy: New | None = None
@@ -80,7 +80,7 @@ class ProductLaunch:
             return None
         places = [tensor.data_ptr() for tensor in tensors]
         bits = 0
-        for place in places[self.unaligned :]:
+        for place in places[self.aligned]:
             bits |= place
         if bits % TMA_ALIGNMENT:
             return None

@@ -14,6 +14,7 @@ from codegen.expressions.ranges import list_sizes
 from codegen.patterns.block_lists import BlockLists as BlockListsSpec
 from codegen.scored_pattern import scored_pattern
 from codegen.wording import alternatives, shown
+from runtime.block_maps import any_in_blocks, lists_of
 from runtime.checks import named_device, refuse_capture
 from runtime.errors import ArgumentError
 from runtime.expressions.evaluate import evaluate
@@ -247,8 +248,6 @@ class _OnCpu:
         self, batch: int, heads: int, q_len: int, kv_len: int, *, aux: Mapping[str, torch.Tensor], device: Any
     ) -> tuple[torch.Tensor, ...]:
         """The four tensors of the lists."""
-        from runtime.convert.blocks import any_in_blocks, lists_of  # noqa: PLC0415 - needs patterns, and is slow
-
         batch, heads = list_sizes(self._mask, batch, heads)
         sizes = {"batch": batch, "head": heads, "q_idx": q_len, "kv_idx": kv_len}
         at_once = max(1, PAIRS_AT_ONCE // (batch * heads * kv_len * self._block.q)) * self._block.q

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -20,9 +20,12 @@ from runtime.ops.attention import pattern_of
 from runtime.ops.attention_checks import check_lists, check_operands, check_options
 from runtime.ops.attention_choice import Call, ShapeClass, arch_of, resolve
 from runtime.ops.attention_gradients import check_gradients, gradient_choice, learned_aux
-from runtime.patterns import Score, scored_of, with_score
+from runtime.patterns import Pattern, Score, scored_of, with_score
 from runtime.receipts.mode import is_on, mode
 from runtime.receipts.permit import provenance
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
 
 FIELDS = ("batch", "heads", "kv_heads", "q_len", "kv_len", "list_length")
 
@@ -99,7 +102,7 @@ def explain_attention(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    pattern: Any,
+    pattern: Pattern | BlockMask,
     *,
     softcap: float | None = None,
     score: Score | str | Callable[..., Any] | None = None,

@@ -34,7 +34,7 @@ OPERAND_TENSORS = ("q", "k", "v_t", "q_scale", "k_scale", "v_scale", "k_mean", "
 
 @dataclass(frozen=True)
 class QuantizedAttention:
-    """q, k and v in FP8, which ``block_sparse_attention`` takes in place of the three tensors: value = code * scale.
+    """q, k and v in FP8, the operands of ``block_sparse_attention_fp8``: value = code * scale.
 
     Attributes:
         q: codes (batch, heads, q_len, head_dim).
@@ -215,9 +215,9 @@ def quantize_attention(
     v_scale: float | torch.Tensor | None = None,
     validate: bool = False,
 ) -> QuantizedAttention:
-    """Quantize the operands of attention to FP8: ``block_sparse_attention(quantize_attention(q, k, v), pattern)``.
+    """Quantize the operands of attention to FP8: ``block_sparse_attention_fp8(quantize_attention(q, k, v), pattern)``.
 
-    A generated kernel reads each tensor once from device memory. The call does not synchronize.
+    Generated kernels read each tensor once from device memory. The call does not synchronize.
 
     Scales are computed, or given (static quantization): value = code * scale. They apply to k after ``smooth_k``, and
     to q and k after ``rotary`` and ``hadamard``. Values beyond a given scale saturate.
@@ -247,7 +247,7 @@ def quantize_attention(
         validate: also check the values of given scale tensors (synchronizes).
 
     Returns:
-        Operands for ``block_sparse_attention`` in place of q, k and v. Given scales are expanded views.
+        The operands of ``block_sparse_attention_fp8``. Given scales are expanded views.
 
     Raises:
         ArgumentError: naming the argument, before anything is launched.

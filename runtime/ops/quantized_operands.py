@@ -42,7 +42,7 @@ def quantized_operands(
         output: dtype of the attention result.
 
     Returns:
-        Operands for ``block_sparse_attention`` in place of q, k and v. Scales with fewer elements are expanded views.
+        The operands of ``block_sparse_attention_fp8``. Scales with fewer elements are expanded views.
 
     Raises:
         ArgumentError: naming the argument.

@@ -166,7 +166,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 def test_a_dirty_tree_is_told_on_every_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tree, "tree_of", lambda out: Tree(CLEAN.commit, ("specs/<b>.yaml",)))
     code, out, _ = report("l4_topk32", "--out", str(tmp_path / "out"))
-    assert code == 0 and "dirty tree: 1 files are not as commit 0123456789ab" in out
+    assert code == 0 and "the tree has 1 changed file since commit 0123456789ab" in out
     for path in (tmp_path / "out").glob("*.html"):
         text = path.read_text(encoding="utf-8")
         assert '<div class="banner"' in text
@@ -359,7 +359,7 @@ def test_diff_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert not (tmp_path / "out").exists()
     monkeypatch.setattr(tree, "in_repository", lambda: False)
     code, _, err = report("l4_topk32", "--out", str(tmp_path / "out"), "--diff", "A", "B")
-    assert code == 2 and "in no repository" in err
+    assert code == 2 and "not in a repository" in err
     assert not (tmp_path / "out").exists()
 
 
@@ -377,7 +377,10 @@ def test_what_is_no_report_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_bad_specs_are_refused_before_anything_is_written(tmp_path: Path) -> None:
-    for argument, said in (("l4_topk33", "did you mean"), ("{op: attention}", "arch")):
+    for argument, said in (
+        ("l4_topk33", "did you mean"),
+        ("{op: attention, arch: sm_90a, pattern: {kind: dense}}", "head_dim"),
+    ):
         code, _, err = report(argument, "--out", str(tmp_path / "out"))
         assert code == 2 and said in err and err.count("\n") == 1
     assert not (tmp_path / "out").exists()

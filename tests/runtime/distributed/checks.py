@@ -345,7 +345,7 @@ def refusals(here: Here) -> None:
         lambda: call(q, k, v, TopK(lists(), block=(BLOCK, BLOCK)), here.pair),
     )
     refused(ArgumentError, "layout: is 'ring'", lambda: call(q, k, v, Dense(), here.pair, layout="ring"))
-    refused(ArgumentError, "layout: is of 3 ranks", lambda: call(q, k, v, Dense(), here.pair, layout=Layout.zigzag(3)))
+    refused(ArgumentError, "layout: has 3 ranks", lambda: call(q, k, v, Dense(), here.pair, layout=Layout.zigzag(3)))
     lengths = torch.tensor([9], dtype=torch.int32)
     fine, few = Layout(((0, 2, 4, 6), (1, 3, 5, 7))), TopK(lists()[:, :, :4].contiguous(), block=(BLOCK, BLOCK))
     for wrong in ({"layout": fine}, {"send": SEND}):
@@ -358,7 +358,7 @@ def refusals(here: Here) -> None:
     refused(ArgumentError, "mesh_or_group: has one rank", lambda: call(q, k, v, Dense(), here.alone))
     refused(ArgumentError, "k: is torch.float16", lambda: call(q, k.half(), v, Dense(), here.pair))
     plan = plan_sends(q, k, TopK(near(Layout.contiguous(2))[:, :, :4], block=(BLOCK, BLOCK)), here.pair)
-    refused(ArgumentError, "send: is of lists", lambda: call(q, k, v, Dense(), here.pair, send=plan))
+    refused(ArgumentError, "send: was made for lists", lambda: call(q, k, v, Dense(), here.pair, send=plan))
     beyond = TopK(torch.full((1, 1, 4, 1), 8, dtype=torch.int32), block=(BLOCK, BLOCK))
     refused(ArgumentError, "kv_indices", lambda: call(q, k, v, beyond, here.pair, validate=True))
 
@@ -520,7 +520,7 @@ def dtensors(here: Here) -> None:
     mixed = [parts[0], distribute_tensor(tensors[1], mesh, [Shard(2)]), parts[2]]
     refused(ArgumentError, "k: has placements (Shard(dim=2),)", lambda: call(*mixed, Causal()))
     refused(
-        ArgumentError, "k: is Tensor, and others are DTensors", lambda: call(parts[0], tensors[1], parts[2], Causal())
+        ArgumentError, "k: is Tensor, but others are DTensors", lambda: call(parts[0], tensors[1], parts[2], Causal())
     )
 
 
@@ -540,7 +540,7 @@ def dtensors_of_two_dimensions(here: Here) -> None:
             close("out", out.full_tensor(), right)
     refused(
         ArgumentError,
-        "mesh_or_group: is another one",
+        "mesh_or_group: differs from",
         lambda: context_parallel_attention(*parts, Causal(), mesh["tp"]),
     )
 

@@ -114,7 +114,7 @@ def _check(name: str, tensor: Any) -> None:
             allowed = (
                 "Shard(2) (the sequence) or Shard(1) (heads); Shard(0) and Replicate() on other dimensions of a mesh"
             )
-            raise ArgumentError(name, f"is placed {tensor.placements}, expected {allowed}")
+            raise ArgumentError(name, f"has placements {tensor.placements}, expected {allowed}")
         if placement.is_shard():
             seen.append(placement.dim)
             if tensor.shape[placement.dim] % size:

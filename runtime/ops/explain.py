@@ -116,7 +116,7 @@ def explain_attention(
     """Explain which kernel ``block_sparse_attention`` uses for a call. Nothing is compiled or launched.
 
     Args:
-        q, k, v, pattern, softcap, score, sink, kv_lengths, return_lse, deterministic: the arguments of the call.
+        q, k, v, pattern, softcap, score, sink, kv_lengths, return_lse, deterministic: as in the call.
             ``return_lse`` does not change the kernel.
         arch: architecture of the kernel, needed if the tensors are not on a GPU (for example ``device="meta"``).
             Default: the architecture of q's device.

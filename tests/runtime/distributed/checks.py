@@ -448,11 +448,11 @@ def lists_beyond_a_plan(here: Here) -> None:
     more = TopK(torch.arange(3, dtype=torch.int32).expand(1, 1, 4, 3).contiguous() + 4 - 4 * rank, block=(BLOCK, BLOCK))
     refused(
         ArgumentError,
-        "less room",
+        "too little room",
         lambda: context_parallel_attention(q, k, v, more, here.pair, send=plan, validate=True),
     )
     one = more if rank == 1 else few  # of one rank alone: the other one hears of it, and the next call is right
-    error, text = [(CollectiveError, "rank 1: send: has less room"), (ArgumentError, "less room")][rank]
+    error, text = [(CollectiveError, "rank 1: send: has too little room"), (ArgumentError, "too little room")][rank]
     for validate in (False, True):
         refused(
             error,

@@ -112,7 +112,7 @@ def test_counters_of_elsewhere(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("table", "errors", "code", "says"),
     [
-        ("==ERROR== ERR_NVGPUCTRPERM - no permission\n", "", 1, "ERR_NVGPUCTRPERM): run it as root"),
+        ("==ERROR== ERR_NVGPUCTRPERM - no permission\n", "", 1, "ERR_NVGPUCTRPERM): run as root"),
         ("==ERROR== The application returned an error code (1).\n", "", 1, "ncu failed: The application returned"),
         ("", "Traceback\nRuntimeError: no kernel image\n", 1, "ncu failed: RuntimeError: no kernel image"),
         ("", "", 0, "the output of ncu is no table of ncu --csv"),

@@ -391,7 +391,7 @@ def test_a_key_with_a_password(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("data", "says"),
     [
-        (pem(KEY), "is a private key; the public one verifies"),
+        (pem(KEY), "is a private key; verification needs the public key"),
         (b"?", "is no public key in PEM"),
         (public_pem(ec.generate_private_key(ec.SECP256R1())), "is a key of another kind"),
     ],

@@ -593,7 +593,7 @@ def test_rooflines_are_of_the_device_that_was_measured() -> None:
     found = kernel("l4_topk32")
     rows = rows_of(found, by_spec(results()))
     drawn = roofline(found.plan, rows)
-    assert drawn is not None and "sm_90a" in drawn.caption and "64 FLOP for a byte" in drawn.caption
+    assert drawn is not None and "sm_90a" in drawn.caption and "64 FLOP per byte" in drawn.caption
     assert roofline(plan_for(find_spec("h100_tile_copy_tma")), []) is None
 
 

@@ -310,7 +310,7 @@ def test_a_database_of_something_else_or_of_a_later_version_is_left_alone(tmp_pa
     before = other.read_bytes(), later.read_bytes()
     with pytest.raises(DatabaseError, match=r"is a database of something else \(people\): nothing was changed; "):
         Database(other)
-    with pytest.raises(DatabaseError, match=r"is of format 7, this version reads 1: nothing was changed"):
+    with pytest.raises(DatabaseError, match=r"has format 7, but this version reads 1: nothing was changed"):
         Database(later)
     assert (other.read_bytes(), later.read_bytes()) == before
 

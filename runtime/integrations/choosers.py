@@ -45,7 +45,7 @@ class TopKSelection:
     from_len: int = 1024
 
     def __call__(self, module: Any, q: torch.Tensor, k: torch.Tensor, exact: Pattern) -> Pattern:
-        """Return the pattern of a call; see :data:`Chooser`.
+        """The pattern of a call; see :data:`Chooser`.
 
         Args:
             module: the attention module; not used.

@@ -467,7 +467,7 @@ def test_records_that_are_none_are_told(tmp_path: Path) -> None:
     with pytest.raises(CodegenError, match=r"^tests/records/kernels.json: l4_topk32.registers: is 'many'; Input"):
         kernel_of(find_spec("l4_topk32"), known)
     (tmp_path / "tests" / "records").mkdir(parents=True)
-    for text, said in (('{"a": ', "is not JSON"), ("[]", "is no object")):
+    for text, said in (('{"a": ', "is not JSON"), ("[]", "is not an object")):
         (tmp_path / "tests" / "records" / "kernels.json").write_text(text)
         with pytest.raises(CodegenError, match=rf"^tests/records/kernels.json: {said}"):
             known_records(tmp_path)

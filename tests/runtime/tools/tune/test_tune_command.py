@@ -183,7 +183,7 @@ def test_what_does_not_go_together_is_refused_before_anything_runs(
 def test_an_interrupted_run_says_what_is_kept_and_goes_on(machine: Machine) -> None:
     machine.stop_after = 3
     result = tune(SIZES, "--spec", "h100_dense", *OVER)
-    assert result.exit_code == 130 and "interrupted; tune.sqlite keeps what was found: the same" in result.stderr
+    assert result.exit_code == 130 and "interrupted; tune.sqlite keeps the results: run the same" in result.stderr
     machine.stop_after = None
     tune(SIZES, "--spec", "h100_dense", *OVER)
     assert len(machine.timed) == len(set(machine.timed)) == 8

@@ -1,7 +1,7 @@
 """A linear layer with block-sparse weights, forward and backward, compared with torch's dense layer.
 
-The layer is ``sparse_kernel_codegen.nn.BlockSparseLinear``; see docs/guide/weights.md. Results are compared with
-float64, and times with torch's dense layer.
+The layer is ``sparse_kernel_codegen.nn.BlockSparseLinear``; docs/guide/weights.md describes its copies. Results are
+compared with float64, and times with torch's dense layer.
 
     python examples/block_sparse_linear.py [--features 8192] [--tokens 4096] [--block 128] [--density 0.125]
 """

@@ -57,7 +57,7 @@ def main() -> None:
     if spec.pattern.kind != "topk" or spec.pattern.block.q != spec.pattern.block.kv or spec.dtype != "fp16":
         parser.error(f"--kernel: {options.kernel} is not an fp16 topk spec with square blocks")
     if spec.query_grouping == "given" or spec.pack_gqa > 1:
-        parser.error(f"--kernel: {options.kernel} needs more than one list per head (query_order, pack_gqa)")
+        parser.error(f"--kernel: {options.kernel} needs inputs other than one list per head (query_order, pack_gqa)")
     block, count = spec.pattern.block.q, spec.pattern.k or 32
     shape = (1, options.heads, options.length, spec.head_dim)
     torch.manual_seed(0)

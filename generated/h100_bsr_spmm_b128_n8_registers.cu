@@ -3,13 +3,13 @@
 //     codegen render specs/h100_bsr_spmm_b128_n8_registers.yaml
 // spec: {"arch":"sm_90a","b_layout":"strided","block":{"cols":128,"rows":128},"copy":"ld_global","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"multistage","stages":2,"tile":{"k":32,"m":16,"n":8}}
 // spec hash: 3bc9be5e097a792d32b95b00af669882c5e65da20fefac7819005f40b8deefe8
-// seal: sha256 20647a67ac4f45f4cbd4fc5d990ca580dfdbb6be168c86f1c23c1f3d0254fce9
+// seal: sha256 fde8c9002cee88a035326a28519ca85d7b82048dce026f599313a1a4e510f6e4
 
 // BSR x dense for up to 8 columns, by mma.sync: C = A B with A in block-sparse rows. B and C are dense, with any
 // strides.
 //
-// The kernel is bound by reading A's blocks, so they are read once per 8 columns, in their memory layout. Only the final
-// sums pass through shared memory: A and B go from global memory straight to the registers of mma.sync.
+// The kernel is bound by reading A's blocks, so they are read once per 8 columns, in their memory layout. Only the
+// final sums pass through shared memory: A and B go from global memory straight to the registers of mma.sync.
 //
 // Roles: a thread block computes one tile of C. Its warps, whose number the launch sets, take the steps of the block
 // row in turn (sliced-K); then their partial sums are added through shared memory, in the order of warps.

@@ -3,13 +3,13 @@
 //     codegen render specs/h100_bsr_spmm_b16_n8_registers.yaml
 // spec: {"arch":"sm_90a","b_layout":"strided","block":{"cols":16,"rows":16},"copy":"ld_global","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"multistage","stages":2,"tile":{"k":16,"m":16,"n":8}}
 // spec hash: f2aa121b2fd8206419db5fd7306f0127cf009902e120cb24602ec4d705f52b35
-// seal: sha256 9d7451cfb642ff9833594d497e238f8dc1589794f72b640c7d09f6b537fd69ba
+// seal: sha256 a507a57fb2648c464ecb3a0ff9f01111d9ff7b591f5764fda9832e9474749d7b
 
 // BSR x dense for up to 8 columns, by mma.sync: C = A B with A in block-sparse rows. B and C are dense, with any
 // strides.
 //
-// The kernel is bound by reading A's blocks, so they are read once per 8 columns, in their memory layout. Only the final
-// sums pass through shared memory: A and B go from global memory straight to the registers of mma.sync.
+// The kernel is bound by reading A's blocks, so they are read once per 8 columns, in their memory layout. Only the
+// final sums pass through shared memory: A and B go from global memory straight to the registers of mma.sync.
 //
 // Roles: a thread block computes one tile of C. Its warps, whose number the launch sets, take the steps of the block
 // row in turn (sliced-K); then their partial sums are added through shared memory, in the order of warps.

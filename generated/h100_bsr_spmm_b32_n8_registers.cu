@@ -3,13 +3,13 @@
 //     codegen render specs/h100_bsr_spmm_b32_n8_registers.yaml
 // spec: {"arch":"sm_90a","b_layout":"strided","block":{"cols":32,"rows":32},"copy":"ld_global","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"multistage","stages":2,"tile":{"k":32,"m":16,"n":8}}
 // spec hash: 773365a7e12245ce728e77fc94a3cfd318e118e905fceaa589b0d4c52cdf9f78
-// seal: sha256 bff76be6d846b2acc5c0b45cf67f0943ee7d62c8edba990418faa11c22817675
+// seal: sha256 028ae9d190029a39a7502f810ce3522e5740fcce6812e112f92cee4281661a88
 
 // BSR x dense for up to 8 columns, by mma.sync: C = A B with A in block-sparse rows. B and C are dense, with any
 // strides.
 //
-// The kernel is bound by reading A's blocks, so they are read once per 8 columns, in their memory layout. Only the final
-// sums pass through shared memory: A and B go from global memory straight to the registers of mma.sync.
+// The kernel is bound by reading A's blocks, so they are read once per 8 columns, in their memory layout. Only the
+// final sums pass through shared memory: A and B go from global memory straight to the registers of mma.sync.
 //
 // Roles: a thread block computes one tile of C. Its warps, whose number the launch sets, take the steps of the block
 // row in turn (sliced-K); then their partial sums are added through shared memory, in the order of warps.

@@ -3,13 +3,13 @@
 //     codegen render specs/h100_bsr_spmm_b64_n8_registers.yaml
 // spec: {"arch":"sm_90a","b_layout":"strided","block":{"cols":64,"rows":64},"copy":"ld_global","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"multistage","stages":2,"tile":{"k":32,"m":16,"n":8}}
 // spec hash: 9499566df1f61abef441dac65d958e820389907b30b46580c1f5c733a1c23d69
-// seal: sha256 ecaa4397d9b2b4dec2e1fa5add65640f7d09500f3d33f5605a7638a2cd6a3c5a
+// seal: sha256 23fa4b876d74f4a87a1257b0e76b19abfd6bd26b1ab9d716290bf6ac81710c8f
 
 // BSR x dense for up to 8 columns, by mma.sync: C = A B with A in block-sparse rows. B and C are dense, with any
 // strides.
 //
-// The kernel is bound by reading A's blocks, so they are read once per 8 columns, in their memory layout. Only the final
-// sums pass through shared memory: A and B go from global memory straight to the registers of mma.sync.
+// The kernel is bound by reading A's blocks, so they are read once per 8 columns, in their memory layout. Only the
+// final sums pass through shared memory: A and B go from global memory straight to the registers of mma.sync.
 //
 // Roles: a thread block computes one tile of C. Its warps, whose number the launch sets, take the steps of the block
 // row in turn (sliced-K); then their partial sums are added through shared memory, in the order of warps.

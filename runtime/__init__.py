@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from runtime.prepare.problem import bsr_problem
     from runtime.reference import reference_attention
 
-# They need torch, and are imported on first use: the command line works without it.
+# These need torch and are imported on first use, so that the command line works without it.
 _NEED_TORCH = {
     "AttentionResult": "runtime.kernels.attention",
     "BsrMatrix": "runtime.prepare.bsr_matrix",
@@ -127,7 +127,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import what needs torch. A former name gives its successor and a DeprecationWarning."""
+    """Import a name that needs torch. A former name gives its successor and a DeprecationWarning."""
     if name in _RENAMED:
         warnings.warn(
             f"runtime.{name} is deprecated: use sparse_kernel_codegen.{_RENAMED[name]}",

@@ -139,8 +139,7 @@ def block_sparse_attention(
         ToolchainError, CompileError, CacheError: where a kernel cannot be built, at the first call.
     """
     if not (type(return_lse) is type(validate) is type(deterministic) is bool):
-        for name, flag in (("return_lse", return_lse), ("validate", validate), ("deterministic", deterministic)):
-            check_flag(name, flag)
+        _check_flags(return_lse=return_lse, validate=validate, deterministic=deterministic)
     if unknown:
         refuse_keywords(unknown)
     if v is None or not isinstance(pattern, Pattern):
@@ -155,9 +154,7 @@ def block_sparse_attention(
     if traced or any_autocast():
         q, k, v = autocast(q, k, v)
     overflow = pattern.overflow if validate and isinstance(pattern, BlockLists) else None
-    plain = not traced and _is_plain(q, k, v, sink, kv_lengths, out, *tensors)
-    if plain and (score is not None or getattr(pattern, "aux", None)) and _grad_enabled():
-        plain = not any(getattr(tensor, "requires_grad", False) for tensor in tensors)
+    plain = not traced and _is_plain(q, k, v, sink, kv_lengths, out, *tensors) and not _learns(pattern, score, tensors)
     compute: Callable[..., AttentionResult] = attend
     computed: Any
     if plain and not _needs_gradients(q, k, v, sink):
@@ -349,6 +346,23 @@ def _needs_gradients(q: Any, k: Any, v: Any, sink: Any) -> bool:
         return bool(q.requires_grad or k.requires_grad or v.requires_grad or (sink is not None and sink.requires_grad))
     except AttributeError:  # q, k or v is no tensor, which the checks of a call report
         return False
+
+
+def _learns(pattern: Pattern, score: Any, tensors: tuple[Any, ...]) -> bool:
+    """Whether autograd records a tensor of the score or of the mask."""
+    if score is None and not getattr(pattern, "aux", None):
+        return False
+    return _grad_enabled() and any(getattr(tensor, "requires_grad", False) for tensor in tensors)
+
+
+def _check_flags(**flags: Any) -> None:
+    """Check options that are bools.
+
+    Raises:
+        ArgumentError: naming the first that is not.
+    """
+    for name, flag in flags.items():
+        check_flag(name, flag)
 
 
 def _has_inference(*tensors: Any) -> bool:

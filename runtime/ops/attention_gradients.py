@@ -283,7 +283,8 @@ def attend_backward(
     options |= {"aux": aux, **route.numbers}
 
     def computed(named: NamedSpec, **more: Any) -> AttentionGradients:
-        return route.kernel(named)(q, k, v, *lists, **options, **more)
+        kernel: AttentionBackwardKernel = route.kernel(named)
+        return kernel(q, k, v, *lists, **options, **more)
 
     of_q = of_k = of_v = stats = None
     kernels = route.kernels

@@ -112,7 +112,7 @@ def create_block_mask(  # noqa: PLR0917 - torch's signature
     _check_sizes(batch, heads, Q_LEN, KV_LEN)
     block = _block_of(BLOCK_SIZE)
     check_aux(aux)
-    found = _mask_of(mask_mod, aux)
+    found = _mask_of(mask_mod, aux, {} if torch.compiler.is_compiling() else {"q_len": Q_LEN, "kv_len": KV_LEN})
     pattern: dict[str, Any] = {"kind": "block_lists", "block": {"q": constant(block[0]), "kv": constant(block[1])}}
     tensors = list(found.tensors.values())
     if any(map(torch._C._functorch.is_batchedtensor, tensors)):
@@ -162,14 +162,14 @@ def _check_sizes(*sizes: Any) -> None:
         raise ArgumentError(_RENAMED[error.argument], error.reason) from None
 
 
-def _mask_of(mask_mod: Any, aux: Mapping[str, torch.Tensor] | None) -> Expression:
-    """The mask as an expression.
+def _mask_of(mask_mod: Any, aux: Mapping[str, torch.Tensor] | None, sizes: Mapping[str, int]) -> Expression:
+    """The mask as an expression, for lengths of these sizes.
 
     Raises:
         ArgumentError: naming ``mask_mod`` or ``aux``.
     """
     try:
-        return mask_of(mask_mod, aux)
+        return mask_of(mask_mod, aux, sizes)
     except ArgumentError as error:
         raise ArgumentError(_RENAMED.get(error.argument, error.argument), error.reason) from None
 

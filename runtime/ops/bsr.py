@@ -96,9 +96,7 @@ def bsr_matmul(
             keep_launch(place, b, bias=bias, c=c, given=given, **options)
         return product
     options["validate"] = validate
-    for argument, tensor in (("b", b), ("bias", bias), ("c", c)):
-        if tensor is not None:  # operators take no nested and no sparse ones
-            check_dense(argument, tensor)
+    _check_dense_tensors(b=b, bias=bias, c=c)
     plain = not (traced or matrix.values.is_meta) and _is_plain(matrix.values, b, bias, c, *matrix.order, *matrix.index)
     if not plain:
         return matmul(matrix, b, bias=bias, c=c, **options)
@@ -188,6 +186,17 @@ def matrix_of(name: str, a: Any) -> tuple[BsrMatrix, torch.Tensor | PreparedBsr 
     what = a.layout if isinstance(a, torch.Tensor) else type(a).__name__
     expected = f"a torch.sparse_bsr tensor ({name}.to_sparse_bsr(block)), or what prepare_bsr made of one"
     raise ArgumentError(name, f"is {what}, expected {expected}")
+
+
+def _check_dense_tensors(**tensors: Any) -> None:
+    """Check that arguments are dense: torch's operators refuse nested and sparse ones in their own words.
+
+    Raises:
+        ArgumentError: naming the first that is not.
+    """
+    for name, tensor in tensors.items():
+        if tensor is not None:
+            check_dense(name, tensor)
 
 
 def _is_plain(*tensors: Any) -> bool:

@@ -63,7 +63,7 @@ def test_another_compiler_than_that_of_the_receipts_is_noted(monkeypatch: pytest
     monkeypatch.setattr(toolchain, "nvrtc", lambda: other)
     noted = doctor.compiler()
     assert (noted.state, noted.remedy) == ("note", compilers.mend())
-    assert "code differs, cases were not run on it" in noted.told and compilers.record().compiler in noted.told
+    assert "its code differs and was not tested" in noted.told and compilers.record().compiler in noted.told
     assert "refused with it: h100_select_topk spills 24 bytes" in noted.told
 
 

@@ -15,7 +15,7 @@ PLACE_PARAMS = (
     i32("column_tiles", "tiles per block row"),
     i32("group_tiles", "column tiles per band: those that thread blocks work on at the same time"),
 )
-SCHEDULER = "tiles drawn after each thread block's first, and finished thread blocks; both are 0 between launches"
+SCHEDULER = "tiles drawn after each thread block's first, finished thread blocks; both are 0 between launches"
 
 
 def cuts_rows(spec: BsrSpmmSpec) -> bool:

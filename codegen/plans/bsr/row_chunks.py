@@ -58,7 +58,7 @@ def chunk_constants(spec: BsrSpmmSpec) -> tuple[Constant, ...]:
 def chunk_order(spec: BsrSpmmSpec) -> str:
     """Return in words which thread blocks a launch has, and the order of their units."""
     blocks = "one thread block per SM" if spec.ctas_per_sm == 1 else f"{spec.ctas_per_sm} thread blocks per SM"
-    return f"{blocks}; dynamic scheduler of units (chunk of a block row, column tile), column tiles outermost"
+    return f"{blocks}; dynamic scheduler of units (chunk of a block row, column tile), columns outermost"
 
 
 def chunk_summary(spec: BsrSpmmSpec) -> tuple[tuple[str, str], ...]:

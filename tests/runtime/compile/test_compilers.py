@@ -94,7 +94,7 @@ def test_another_compiler_is_told_by_name_with_the_command_that_mends_it() -> No
     known = compilers.record().compiler
     assert compilers.caveat(known) == ""
     assert compilers.caveat(OTHER) == (
-        f"{OTHER} is not the compiler of the receipts, {known}: code differs, cases were not run on it: "
+        f"{OTHER} is not the compiler of the receipts, {known}: its code differs and was not tested: "
         f"{install_command('cu13')}"
     )
     assert "for drivers of CUDA 13" in compilers.caveat("nvidia-cuda-nvrtc-cu12 12.8.93")
@@ -114,8 +114,8 @@ def test_a_shipped_kernel_is_refused_where_its_code_spills(monkeypatch: pytest.M
         with pytest.raises(SpillError) as caught:
             compilers.check_spills(spilling(each, 24))
         assert str(caught.value) == (
-            f"{NAME} is refused with {OTHER}, whose code spills 24 bytes; that of {compilers.record().compiler}, the "
-            f"compiler of its receipt, does not: {compilers.mend()}"
+            f"{NAME} is refused with {OTHER}, whose code spills 24 bytes; the code of {compilers.record().compiler}, "
+            f"the compiler of its receipt, does not: {compilers.mend()}"
         )
         assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
     own = find_spec({**named.spec.model_dump(mode="json", by_alias=True), "lse": not named.spec.lse})  # type: ignore[union-attr]

@@ -96,7 +96,7 @@ def calls(script: ModuleType) -> dict[str, Callable[[], Any]]:
         "columns contiguous": lambda: bsr_matmul(a, columns),
         "columns contiguous, copied by rows": lambda: bsr_matmul(small, of_small, arrange=True),
         "an order of block rows": lambda: bsr_matmul(large, of_large),
-        "cut block rows": lambda: bsr_matmul(cut, narrow),
+        "split block rows": lambda: bsr_matmul(cut, narrow),
         "packed clusters": lambda: bsr_matmul(packed, narrow),
         "sampled": lambda: bsr_sddmm(left, right, a),
         "sampled, raw": lambda: bsr_sddmm(left, right, raw),

@@ -287,7 +287,7 @@ def test_a_first_call_in_a_capture_is_refused_on_the_device_of_its_tensors(
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: entered[-1] == torch.device("cuda", 5))
     module = import_module(f"runtime.ops.{name}")
     monkeypatch.setattr(module, "load_kernel", None)
-    with pytest.raises(ArgumentError, match="is in a CUDA graph capture, and the first call of a kind"):
+    with pytest.raises(ArgumentError, match="is in a CUDA graph capture, and the first call with new options"):
         if name == "bsr_calls":
             module._loaded("{}", torch.device("cuda", 5))
         else:

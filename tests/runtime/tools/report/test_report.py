@@ -355,7 +355,7 @@ def test_a_file_that_comes_at_the_last_moment_is_not_lost(tmp_path: Path, monkey
 def test_diff_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tree, "tree_of", lambda out: CLEAN)
     code, _, err = report("l4_topk32", "--out", str(tmp_path / "out"), "--diff", "no such", "HEAD")
-    assert code == 2 and err.count("\n") == 1 and "'no such' is no commit" in err
+    assert code == 2 and err.count("\n") == 1 and "'no such' is not a commit" in err
     assert not (tmp_path / "out").exists()
     monkeypatch.setattr(tree, "in_repository", lambda: False)
     code, _, err = report("l4_topk32", "--out", str(tmp_path / "out"), "--diff", "A", "B")
@@ -478,7 +478,7 @@ def test_records_that_are_none_are_told(tmp_path: Path) -> None:
     ("change", "says"),
     [
         ({"results": {"ours": {"tflops": "fast"}}}, "results.ours.tflops: is 'fast'; Input should be a valid number"),
-        ({"results": {"ours": {"tflop": 1.0}}}, "results.ours: has no time; one of tflops"),
+        ({"results": {"ours": {"tflop": 1.0}}}, "results.ours: has no time; expected one of tflops"),
         ({"results": {"ours": 1.0}}, "results.ours: is 1.0; Input should be a valid dictionary"),
         ({"results": [1.0]}, r"results: is \[1.0\]; Input should be a valid dictionary"),
         ({"results": ..., "source_sha256": None}, "results: Field required"),

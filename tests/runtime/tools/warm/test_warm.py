@@ -179,7 +179,7 @@ def test_cubins_of_a_folder_go_into_the_cache_or_are_told(
     result = warm(tmp_path / "run.jsonl", "--cubins", cubins, "--json")
     (row,) = json.loads(result.stdout)["rows"]
     assert result.exit_code == 1 and row["from"] == "" and "is not used: its SHA-256 is" in row["error"]
-    assert "CODEGEN_NO_JIT=1 forbids to compile" in row["error"]
+    assert "CODEGEN_NO_JIT=1 forbids compilation" in row["error"]
     result = warm(tmp_path / "run.jsonl")
     assert result.exit_code == 1 and f"FAILED                {NAME}: " in result.stdout
 
@@ -214,7 +214,7 @@ def test_codegen_log_shows_it_on_standard_error(own_cache: Path, monkeypatch: py
     assert said() == []
     assert [line.split(",")[0] for line in said(CODEGEN_LOG="1")] == [f"codegen: {NAME}: from the cache"] * 2
     monkeypatch.setenv("CODEGEN_LOG", "yes")
-    with pytest.raises(ToolchainError, match="CODEGEN_LOG is 'yes'; 1"):
+    with pytest.raises(ToolchainError, match="CODEGEN_LOG is 'yes'; expected 1"):
         log.logger()
 
 

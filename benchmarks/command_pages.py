@@ -102,8 +102,8 @@ def section(name: str, command: Any, context: Any) -> str:
     paragraphs = [filled(each.replace("\n", " ")) for each in text.strip().split("\n\n")]
     usage = " ".join([name, *(piece.strip("{}") for piece in command.collect_usage_pieces(context))])
     code = textwrap.dedent(examples.strip("\n"))
-    parts = [f"### {name}", *paragraphs, f"    {usage}", "\n".join(items(command, context))]
-    return "\n\n".join([*parts, f"```bash\n{code}\n```"])
+    parts = [f"### {name}", *paragraphs, f"```text\n{usage}\n```", "\n".join(items(command, context))]
+    return "\n\n".join([*parts, f"```sh\n{code}\n```"])
 
 
 def cli_page() -> str:

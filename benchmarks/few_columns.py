@@ -36,7 +36,7 @@ from records import OURS, failures
 
 from codegen.json_rows import json_rows
 from codegen.library import NamedSpec, find_spec
-from codegen.select import choose
+from codegen.select import choose, parse_problem
 from codegen.spec import BsrSpmmSpec
 from runtime import load_kernel
 from runtime.kernels.bsr_arguments import STORE
@@ -51,7 +51,7 @@ REPLAYS = 7
 LAUNCH_US = 4.0
 SHARES = {16: 0.55}  # of the copy bandwidth, by rows of a block
 SHARE = 0.85
-COLUMNS = (1, 16, 32, 64)
+COLUMNS = (1, 8, 16, 32, 64)
 CUBLAS, TRITON = "cuBLAS, dense", "Triton bsr_dense_addmm"
 TRITON_OPTIONS = ((4, 3), (4, 4), (2, 4), (8, 3), (4, 2))  # warps and stages
 
@@ -147,6 +147,9 @@ class Operands:
     def ours(self, named: NamedSpec) -> list[Call]:
         """Calls of one of our kernels."""
         kernel: Any = load_kernel(named)
+        if getattr(named.spec, "b_layout", "") == "strided":  # as a linear layer passes x^T
+            columns = [b.mT.contiguous().mT for b in self.b]
+            return [lambda a=a, b=b: kernel(a, b) for a, b in zip(self.a, columns, strict=True)]  # type: ignore[misc]
         if self.out[0].shape[1] % STORE:  # C is stored in whole chunks: a call makes one with room for them
             return [lambda a=a, b=b: kernel(a, b) for a, b in zip(self.a, self.b, strict=True)]  # type: ignore[misc]
         return [
@@ -189,7 +192,7 @@ def chosen(layer: Layer, columns: int) -> NamedSpec:
     block = {"rows": layer.block, "cols": layer.block}
     pattern = "power_law" if layer.power_law else "random"
     sizes = bsr.problem_sizes(bsr.SPMM, block, layer.m, columns, layer.row_blocks, pattern, layer.k)
-    return choose({"op": bsr.SPMM, "arch": "sm_90a", "dtype": "fp16", "block": block}, sizes).named
+    return choose(parse_problem({"op": bsr.SPMM, "arch": "sm_90a", "dtype": "fp16", "block": block, **sizes})).named
 
 
 def times_of(operands: Operands, calls: list[Call], compare: bool) -> Fields:

@@ -3,10 +3,10 @@
 //     codegen render specs/h100_bsr_spmm_b16_n8.yaml
 // spec: {"arch":"sm_90a","b_layout":"strided","block":{"cols":16,"rows":16},"copy":"cp_async","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"multistage","stages":4,"tile":{"k":16,"m":16,"n":8}}
 // spec hash: 2dae318636d0a345a3945aaedfcb469318e0ffefea3bd72e54919da483aafa08
-// seal: sha256 7202e34f1d72da00150d09ac99145a359a0302c8be7785ed1d586e99874037c1
+// seal: sha256 e0decf08713cf0dff7eb52d9ffa90d10a36401eb39391397b25daefb6fdaa48d
 
-// BSR x dense for up to 8 columns, by mma.sync: C = A B with A in block-sparse rows. B and C are dense, with any
-// strides.
+// BSR x dense for up to 8 columns, by mma.sync: C = A B with A in block-sparse rows. B and C are dense, with
+// any strides.
 //
 // The kernel is bound by reading A's blocks, so they are read once per 8 columns, in their memory layout.
 //
@@ -38,21 +38,21 @@ constexpr int kBlockRows = 16;  // rows of a stored block of A
 constexpr int kBlockCols = 16;  // columns of a stored block of A
 constexpr int kBlockElements = 256;  // elements of a stored block of A
 constexpr int kStages = 4;  // slots of a warp's ring
-constexpr int kWarpBytes = 2560;  // bytes of shared memory of a warp; the offsets below are within them
+constexpr int kWarpBytes = 2560;  // bytes of shared memory of a warp
 
 // Dynamic shared memory: 40960 bytes. Byte offsets:
-constexpr int kRingOffset = 0;  // 2048 bytes: slots of a step of A, of one warp
-constexpr int kPartialOffset = 2048;  // 512 bytes: fp32 partial sums of a tile of C, of one warp
+constexpr int kRingOffset = 0;  // 2048 bytes: steps of A, of warp 0
+constexpr int kPartialOffset = 2048;  // 512 bytes: fp32 partial sums of a tile of C, of warp 0
 
 constexpr int kMmaRows = 16;  // of C, of one product
 constexpr int kMmas = kTileM / kMmaRows;
 constexpr int kPartDepth = kTileK < 32 ? kTileK : 32, kParts = kTileK / kPartDepth;
 constexpr int kLaneDepth = kPartDepth / 4;  // columns of A, and rows of B, of a lane in a part
 constexpr int kWords = kLaneDepth / 2;
-constexpr int kChunk = 16 / 2;                                      // elements
-constexpr int kRowChunks = kTileK / kChunk;                         // of a row of a slot
-constexpr int kCopyRows = 32 / kRowChunks;                          // that a warp copies at once
-constexpr int kSwizzled = kTileK == 64 ? 4 : 0;                     // bit of a chunk's number that odd rows flip
+constexpr int kChunk = 16 / 2;  // elements
+constexpr int kRowChunks = kTileK / kChunk;  // of a row of a slot
+constexpr int kCopyRows = 32 / kRowChunks;  // that a warp copies at once
+constexpr int kSwizzled = kTileK == 64 ? 4 : 0;  // bit of a chunk's number that odd rows flip
 constexpr int kSlotElements = kTileM * kTileK, kSlotBytes = 2 * kSlotElements;
 constexpr int kBlockSteps = kBlockCols / kTileK;
 constexpr int kPartialFloats = kTileM * kTileN;  // of one warp
@@ -279,7 +279,8 @@ struct Steps {
 template <typename B>
 __device__ __forceinline__ void multiply_steps(Accumulators& accumulators, Steps& steps, const Element* ring) {
   // This lane's first element of a slot.
-  const int row = threadIdx.x % 32 / 4, a = row * kTileK + (threadIdx.x % 4 * kLaneDepth ^ row % 2 * kSwizzled * kChunk);
+  const int row = threadIdx.x % 32 / 4;
+  const int a = row * kTileK + (threadIdx.x % 4 * kLaneDepth ^ row % 2 * kSwizzled * kChunk);
 #pragma unroll
   for (int step = 0; step < kStages - 1; ++step) steps.copy_a(step, step);
   B b[kParts];

@@ -92,7 +92,7 @@ def present_device(name: str, device: Any) -> torch.device:
     count = torch.cuda.device_count()
     if (found.index or 0) >= count:
         raise ArgumentError(name, f"is {shown(device)}, torch sees {count} CUDA devices")
-        return found
+    return found
 
 
 def refuse_capture(argument: str, device: torch.device | None, reason: str = FIRST_CALL) -> None:

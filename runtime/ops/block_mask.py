@@ -112,7 +112,8 @@ def create_block_mask(  # noqa: PLR0917 - torch's signature
     _check_sizes(batch, heads, Q_LEN, KV_LEN)
     block = _block_of(BLOCK_SIZE)
     check_aux(aux)
-    found = _mask_of(mask_mod, aux, {} if torch.compiler.is_compiling() else {"q_len": Q_LEN, "kv_len": KV_LEN})
+    lengths: dict[str, Any] = {} if torch.compiler.is_compiling() else {"q_len": Q_LEN, "kv_len": KV_LEN}
+    found = _mask_of(mask_mod, aux, lengths)
     pattern: dict[str, Any] = {"kind": "block_lists", "block": {"q": constant(block[0]), "kv": constant(block[1])}}
     tensors = list(found.tensors.values())
     if any(map(torch._C._functorch.is_batchedtensor, tensors)):

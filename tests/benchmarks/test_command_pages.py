@@ -56,4 +56,4 @@ def test_every_command_has_a_section_with_an_example() -> None:
     for section in sections:
         name = section.partition("\n")[0]
         assert f"\n{name} " in section or f"\n{name}\n" in section or f"; {name} " in section, name
-        assert "```bash\n" in section, name
+        assert "```sh\n" in section, name

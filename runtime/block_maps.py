@@ -1,7 +1,7 @@
-"""Block sparsity is a map (a boolean for each block) or lists (the numbers of the blocks): the ways between them.
+"""Conversion between block maps (one boolean per block) and block lists (block indices).
 
-A map of n key blocks takes 1 byte a block, and 12 more while it becomes lists. Nothing here synchronizes, and no shape
-depends on what a tensor holds.
+A map takes 1 byte per block, and 12 more during its conversion to lists. Nothing here synchronizes, and shapes do not
+depend on tensor values.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ class Lists(NamedTuple):
     """Lists of key blocks.
 
     Attributes:
-        counts: int32 (..., query_blocks), the blocks of each list.
-        indices: int32 (..., query_blocks, width), ascending; -1 behind the last one.
-        overflow: int32 (1,), how many blocks more than ``width`` the longest list should have, 0 if all have room;
-            None where they always have.
+        counts: int32 (..., query_blocks), blocks in each list.
+        indices: int32 (..., query_blocks, width), ascending, padded with -1.
+        overflow: int32 (1,), blocks of the longest list beyond ``width``, 0 if all lists fit; None if all lists fit by
+            construction.
     """
 
     counts: torch.Tensor
@@ -33,17 +33,17 @@ def ceil_div(a: int, b: int) -> int:
 
 
 def lists_of(blocks: torch.Tensor, max_blocks: int | None) -> Lists:
-    """Return the blocks of a map as lists.
+    """The blocks of a map as lists.
 
     Args:
         blocks: bool (..., query_blocks, key_blocks).
-        max_blocks: entries of a list at most; None for as many as there are key blocks.
+        max_blocks: upper bound of the entries per list; None for the number of key blocks.
     """
     key_blocks = blocks.shape[-1]
     width = key_blocks if max_blocks is None else min(max_blocks, key_blocks)
     place = blocks.cumsum(-1, dtype=torch.int32)
     counts = place[..., -1]
-    # What has no place in the list goes to one behind it.
+    # Blocks that do not fit, and hidden blocks, are written to an extra entry at the end.
     place = torch.where(blocks & (place <= width), place - 1, width)
     numbers = torch.arange(key_blocks, dtype=torch.int32, device=blocks.device)
     indices = torch.full((*blocks.shape[:-1], width + 1), -1, dtype=torch.int32, device=blocks.device)
@@ -54,12 +54,12 @@ def lists_of(blocks: torch.Tensor, max_blocks: int | None) -> Lists:
 
 
 def shortage(counts: torch.Tensor, width: int) -> torch.Tensor:
-    """Entries that do not fit the longest list: int32 (1,)."""
+    """Entries of the longest list that do not fit: int32 (1,)."""
     return (counts.amax() - width).clamp(min=0).to(torch.int32).reshape(1)
 
 
 def map_of(counts: torch.Tensor, indices: torch.Tensor, key_blocks: int) -> torch.Tensor:
-    """Return lists as a map, bool (..., query_blocks, key_blocks); entries that name no block are left out."""
+    """Lists as a map, bool (..., query_blocks, key_blocks). Entries that are not a block index are ignored."""
     listed = is_listed(counts, indices) & (indices >= 0) & (indices < key_blocks)
     place = torch.where(listed, indices, key_blocks).long()
     shape = (*indices.shape[:-1], key_blocks + 1)
@@ -73,11 +73,11 @@ def is_listed(counts: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
 
 
 def ascending(indices: torch.Tensor, listed: torch.Tensor | None = None) -> Lists:
-    """Return lists in ascending order, those entries left out that are negative or not listed.
+    """Lists in ascending order, without entries that are negative or not listed.
 
     Args:
         indices: int32 or int64 (..., query_blocks, width).
-        listed: bool, the shape of the lists; None if every entry that is not negative counts.
+        listed: bool, the shape of the lists; None if every non-negative entry counts.
     """
     last = torch.iinfo(torch.int32).max
     counts = indices >= 0 if listed is None else listed & (indices >= 0)

@@ -1,4 +1,4 @@
-"""The lists of patterns whose blocks are visible as a whole, and how many entries lists are short of."""
+"""The lists of patterns without partial blocks, and the shortage of list entries."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from runtime.patterns import BlockLists, Pattern, TopK
 
 
 def most_short(*overflows: torch.Tensor | None) -> torch.Tensor | None:
-    """Return the worse of several shortages; None if no list can be short."""
+    """The largest of several shortages; None if no list can be short."""
     found = [overflow for overflow in overflows if overflow is not None]
     return torch.cat(found).amax(0, keepdim=True) if found else None
 
 
 def whole_lists(pattern: Pattern, what: str) -> Lists:
-    """Return the lists of a pattern whose blocks are all visible as a whole, both in one.
+    """The lists of a pattern without partial blocks, full lists merged in.
 
     Args:
         pattern: ``TopK``, or ``BlockLists`` without a mask.
-        what: what it is to become, for the message.
+        what: the target format, for the error message.
 
     Raises:
-        ArgumentError: if it has a mask, or no lists.
+        ArgumentError: if the pattern has a mask, or no lists.
     """
     if isinstance(pattern, TopK):
         return ascending(pattern.kv_indices)
     if not isinstance(pattern, BlockLists):
         raise ArgumentError("pattern", f"is {type(pattern).__name__}, expected TopK or BlockLists: it has no lists")
     if pattern.mask != "none":
-        raise ArgumentError("pattern", f"has mask={pattern.mask!r}, and {what} has whole blocks only: mask='none'")
+        raise ArgumentError("pattern", f"has mask={pattern.mask!r}, but {what} has only full blocks: mask='none'")
     partial = is_listed(pattern.kv_num_blocks, pattern.kv_indices)
     if pattern.full_kv_indices is None or pattern.full_kv_num_blocks is None:
         return ascending(pattern.kv_indices, partial)

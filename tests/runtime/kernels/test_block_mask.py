@@ -195,7 +195,7 @@ def test_an_operator_without_values() -> None:
         ({"Q_LEN": 1.5}, "Q_LEN: is 1.5"),
         ({"KV_LEN": 2**31}, "KV_LEN: is 2147483648"),
         ({"KV_LEN": None}, "KV_LEN: is None"),
-        ({"B": None}, "B: is None, and the mask depends on the batch: pass the number of them"),
+        ({"B": None}, "B: is None, but the mask depends on the batch: pass their number"),
         ({"BLOCK_SIZE": 256}, "BLOCK_SIZE: is 256, expected a number or .*128"),
         ({"BLOCK_SIZE": (128, 100)}, r"BLOCK_SIZE: is \(128, 100\), expected"),
         ({"mask_mod": "causal"}, "mask_mod: is 'causal': .*causal"),
@@ -208,7 +208,7 @@ def test_an_operator_without_values() -> None:
         ({"separate_full_blocks": False}, "separate_full_blocks: is False, expected True"),
         ({"compute_dq_write_order": True}, "compute_dq_write_order: is True, expected False"),
         ({"dq_kv_order": False}, "dq_kv_order: is False, expected True"),
-        ({"block": (64, 64), "BLOCK_SIZE": 64}, "block: is given beside BLOCK_SIZE"),
+        ({"block": (64, 64), "BLOCK_SIZE": 64}, "block: was passed together with BLOCK_SIZE"),
         ({"blocks": (64, 64)}, "blocks: is not an argument"),
     ],
 )

@@ -467,7 +467,7 @@ def test_records_that_are_none_are_told(tmp_path: Path) -> None:
     with pytest.raises(CodegenError, match=r"^tests/records/kernels.json: l4_topk32.registers: is 'many'; Input"):
         kernel_of(find_spec("l4_topk32"), known)
     (tmp_path / "tests" / "records").mkdir(parents=True)
-    for text, said in (('{"a": ', "is not JSON"), ("[]", "is no object")):
+    for text, said in (('{"a": ', "is not JSON"), ("[]", "is not an object")):
         (tmp_path / "tests" / "records" / "kernels.json").write_text(text)
         with pytest.raises(CodegenError, match=rf"^tests/records/kernels.json: {said}"):
             known_records(tmp_path)
@@ -593,7 +593,7 @@ def test_rooflines_are_of_the_device_that_was_measured() -> None:
     found = kernel("l4_topk32")
     rows = rows_of(found, by_spec(results()))
     drawn = roofline(found.plan, rows)
-    assert drawn is not None and "sm_90a" in drawn.caption and "64 FLOP for a byte" in drawn.caption
+    assert drawn is not None and "sm_90a" in drawn.caption and "64 FLOP per byte" in drawn.caption
     assert roofline(plan_for(find_spec("h100_tile_copy_tma")), []) is None
 
 

@@ -129,11 +129,11 @@ def test_problems_and_specs_are_chosen_and_compiled(suffix: str, tmp_path: Path)
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("a.jsonl", "\n\n", "a.jsonl: has no entry: one names a problem or a spec"),
+        ("a.jsonl", "\n\n", "a.jsonl: has no entry, expected problems or specs"),
         ("a.yaml", "[]", "a.yaml: has no entry"),
-        ("a.yaml", "op: attention", "a.yaml: is a mapping; a list of problems and specs is expected"),
+        ("a.yaml", "op: attention", "a.yaml: is a mapping, expected a list of problems and specs"),
         ("a.jsonl", '"l4_topk32_d64"\n{', "a.jsonl:2: "),
-        ("a.jsonl", "3", "a.jsonl:1: is 3; the name of a spec, or a mapping is expected"),
+        ("a.jsonl", "3", "a.jsonl:1: is 3, expected the name of a spec or a mapping"),
         ("a.jsonl", '"l4_topk33"', "a.jsonl:1: no spec is called 'l4_topk33'"),
         ("a.yaml", "- l4_topk32_d64\n- {op: bsr_spmm, density: 2}", "a.yaml: entry 2: problem."),
         ("a.jsonl", '{"spec": "l4_topk32_d64", "target": "sass"}', "a.jsonl:1: target"),

@@ -1,3 +1,3 @@
-"""From kernel specs to CUDA sources: pure Python, no GPU, no CUDA, the same bytes every time."""
+"""Generates CUDA sources from kernel specs: pure Python, deterministic output, no GPU or CUDA required."""
 
 __version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""``python -m codegen`` runs the command line, as ``python -m sparse_kernel_codegen`` does."""
+"""``python -m codegen`` runs the command line, like ``python -m sparse_kernel_codegen``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Specs of another architecture that compute the same."""
+"""Specs of another architecture that compute the same result."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from codegen.select.problem import is_chosen, parse_problem, said_by
 from codegen.spec import Spec
 
 FP8_PROBLEM = ("output", "scale_rows", "scales")
-"""Fields of specs with FP8 inputs that define what a kernel computes; problems of the choice do not have them."""
+"""Fields of FP8 specs that define what a kernel computes; a selection problem does not have them."""
 
 
 def suggest(spec: Spec, arch: str) -> str:
-    """Advice for a device of another architecture, ``arch``, than a spec's.
+    """Advice for a user whose device has the architecture ``arch``, not that of the spec.
 
-    Names the shipped specs that compute the same there, the one that codegen.select chooses first; without one, the
-    spec that would, or why none can.
+    The advice names the shipped specs for ``arch`` that compute the same result, starting with the one that
+    codegen.select chooses. If none is shipped, it gives a spec that would, or the reason why there is none.
     """
     serving = [
         named.stem
@@ -38,19 +38,19 @@ def suggest(spec: Spec, arch: str) -> str:
         plan_for(find_spec(fields))
     except SpecError as error:
         return f"{arch} has no kernel that computes the same: {error}"
-    return f"no shipped spec computes the same on {arch}, but this one does: {json.dumps(fields)}"
+    return f"no shipped spec computes the same on {arch}; this spec does: {json.dumps(fields)}"
 
 
 def suggest_for(spec: Spec, compute_capability: tuple[int, int]) -> str:
-    """Advice of :func:`suggest` for a device by its compute capability."""
+    """Advice of :func:`suggest` for a compute capability."""
     for arch in ARCHS.values():
         if arch.compute_capability == compute_capability:
             return suggest(spec, arch.name)
-    return f"there are kernels for {', '.join(ARCHS)}"
+    return f"supported architectures: {', '.join(ARCHS)}"
 
 
 def problem_of(spec: Spec) -> dict[str, object]:
-    """Fields of a spec that define what its kernel computes, as plain data; without options that are off."""
+    """Fields of a spec that define what its kernel computes, as plain data, without options that are off."""
     computes = operator_of(spec).computes
     defaults = {name: field.default for name, field in type(spec).model_fields.items()}
     if computes is None:

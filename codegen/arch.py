@@ -1,7 +1,7 @@
 """Architectures: limits, capabilities and legal combinations, one row each.
 
-Limits: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability". What a kernel needs of its
-architecture it reads off a capability here: the name alone says nothing.
+Limits: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability". Kernels
+test the capabilities below, never the name of an architecture.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 KIB = 1024
 WARP = 32  # threads
-PARTITIONS = 4  # of an SM
+PARTITIONS = 4  # per SM
 REGISTER_UNIT = 8  # a thread's registers are allocated in multiples of this
 
 
 @dataclass(frozen=True)
 class Combination:
-    """One way of building a kernel that a template set exists for."""
+    """A legal combination of instruction, copy and schedule: one set of templates."""
 
     op: str
     mma: str
@@ -26,12 +26,12 @@ class Combination:
 
 @dataclass(frozen=True)
 class Machine:
-    """A GPU of an architecture, as the model of plans knows it.
+    """A GPU in the performance model of plans.
 
     Attributes:
-        sms: SMs, and of each
-        flops: floating-point operations in a microsecond, and
-        bytes: bytes from the L2 in a microsecond.
+        sms: number of SMs.
+        flops: floating-point operations per SM and microsecond.
+        bytes: bytes from the L2 per SM and microsecond.
     """
 
     sms: int
@@ -41,27 +41,27 @@ class Machine:
 
 @dataclass(frozen=True)
 class Arch:
-    """What one architecture offers to a thread block, and which kernels are written for it.
+    """Limits and capabilities of an architecture, and the kernels that support it.
 
     Attributes:
-        name: its target in the compiler.
-        compute_capability: of its devices.
-        since_cuda: version of the first compiler that knows it.
+        name: compiler target, such as ``sm_90a``.
+        compute_capability: compute capability of its devices.
+        since_cuda: first CUDA version whose compiler supports it.
         shared_memory_per_block: bytes, opt-in maximum.
         shared_memory_per_sm: bytes.
-        warps_per_sm: resident warps.
-        machine: a typical device of it.
-        devices: names of its devices, by NVIDIA's list of CUDA GPUs.
-        combinations: kernels that are written for it.
-        registers_per_sm: 32-bit registers.
-        registers_per_thread: of these, at most.
-        has_tma: whether a copy engine moves boxes of tensors (TMA), completing mbarriers.
+        warps_per_sm: maximum of resident warps.
+        machine: a typical device.
+        devices: names of its devices in NVIDIA's list of CUDA GPUs.
+        combinations: legal combinations of its kernels.
+        registers_per_sm: number of 32-bit registers.
+        registers_per_thread: maximum of 32-bit registers.
+        has_tma: whether a copy engine moves boxes of tensors and completes mbarriers (TMA).
         has_wgmma: whether warpgroups multiply 64 rows at a time from shared memory (WGMMA).
-        has_fp8_mma_sync: whether mma.sync multiplies FP8. Elsewhere the compiler converts operands to fp16 in
-            registers, if the architecture has FP8 at all.
+        has_fp8_mma_sync: whether mma.sync multiplies FP8. If not, the compiler converts operands to fp16 in
+            registers, provided that the architecture supports FP8.
         has_fp8_wgmma: whether WGMMA multiplies FP8.
-        tensor_flops: floating-point operations of 16-bit products with fp32 sums that an SM does in a clock; None where
-            devices differ.
+        tensor_flops: floating-point operations per SM and clock, for 16-bit products with fp32 sums; None if devices
+            differ.
     """
 
     name: str
@@ -82,16 +82,16 @@ class Arch:
     tensor_flops: int | None = None
 
     def registers_for(self, threads: int, blocks: int) -> int:
-        """Return the most registers of a thread if ``blocks`` thread blocks of ``threads`` are to share an SM.
+        """Most registers per thread such that ``blocks`` thread blocks of ``threads`` threads fit an SM.
 
-        An SM has four partitions, each with a quarter of the registers, between which warps are dealt out.
+        An SM has four partitions with a quarter of the registers each; warps are distributed over them.
         """
-        warps = -(-threads * blocks // (WARP * PARTITIONS))  # of the partition that has most
+        warps = -(-threads * blocks // (WARP * PARTITIONS))  # in the partition with the most warps
         each = self.registers_per_sm // PARTITIONS // (WARP * warps)
         return min(self.registers_per_thread, each // REGISTER_UNIT * REGISTER_UNIT)
 
     def blocks_for(self, threads: int, registers: int) -> int:
-        """The number of thread blocks of ``threads``, with ``registers`` a thread, that fit the registers of an SM."""
+        """Number of thread blocks that fit the registers of an SM, with ``registers`` registers per thread."""
         each = -(-min(registers, self.registers_per_thread) // REGISTER_UNIT) * REGISTER_UNIT
         warps = PARTITIONS * (self.registers_per_sm // PARTITIONS // (WARP * each))
         return warps * WARP // threads
@@ -103,12 +103,12 @@ class Arch:
 
     @property
     def forward_compatible(self) -> bool:
-        """Whether newer devices run its PTX: that of an ``a`` architecture is for this one alone."""
+        """Whether newer devices run its PTX; PTX of an ``a`` architecture runs on that architecture only."""
         return not self.name.endswith("a")
 
     @property
     def has_fp8(self) -> bool:
-        """Whether it has FP8."""
+        """Whether the architecture supports FP8."""
         return self.has_fp8_mma_sync or self.has_fp8_wgmma
 
     def of(self, op: str) -> tuple[Combination, ...]:
@@ -136,15 +136,15 @@ MMA_SYNC = (
     Combination("tile_copy", "none", "cp_async", "multistage"),
     Combination("tile_copy", "none", "ld_global", "multistage"),
 )
-"""Kernels of sm_89, which compile unchanged for every architecture from sm_80 on. There they have never run."""
+"""Kernels of sm_89. They compile unchanged for every architecture from sm_80 on, but have only run on sm_89."""
 MMA_SYNC_FP8 = (*MMA_SYNC, Combination("quantize", "none", "ld_global", "multistage"))
-"""And those that want FP8, which sm_89 has first."""
+"""Kernels that need FP8; sm_89 is the first architecture that supports it."""
 
 
 ARCHS = {
     arch.name: arch
     for arch in (
-        # Machines: data sheets; the L2 of each serves an SM about 64 bytes a clock at most, half of that sustained.
+        # Machines: data sheets. Each L2 serves an SM at most about 64 bytes per clock, and sustains half of that.
         # Tensor FLOPs: data sheets of A100, L4 and H100 (peak over SMs and boost clock).
         Arch(
             name="sm_80",

@@ -1,6 +1,6 @@
-"""The cases of attention kernels, forward and backward: what is drawn for each, without a tensor.
+"""Test cases of attention kernels, forward and backward: parameters of their random inputs, without tensors.
 
-They stand here, and not beside the oracle, so that a receipt is compared with them where there is no torch.
+They are separate from the oracle, so that a receipt can be checked against them without torch.
 """
 
 from __future__ import annotations
@@ -17,41 +17,41 @@ from codegen.spec import AttentionBackwardSpec, AttentionSpec
 
 @dataclass(frozen=True)
 class Case:
-    """One set of inputs. Every case of CASES runs for every kernel; what its pattern does not have is left out.
+    """One set of inputs. Every kernel runs every case of CASES, without the inputs that its pattern does not have.
 
     Attributes:
         name: unique; also the seed.
-        lists: how the index lists are made: ``random`` (different blocks, shuffled), ``repeated`` (drawn with
-            replacement), ``out_of_range`` (some entries name no block; of tensors with one value for each batch, some
-            values are too small or too large), ``padded`` (different blocks, then entries that name none where a list
-            is longer than there are blocks; otherwise such a list repeats some).
-        counts: lengths of block_lists rows, and values of tensors with one for each batch: ``random`` (0 to all),
-            ``empty`` (all 0), ``full`` (all), ``mixed`` (each row 0 or all; of topk, about half the rows then name no
-            block), ``edges`` (of batches: 0, 1, an odd number in the middle, all but one and all, in turn),
-            ``block_edges`` (of batches: one less than a multiple of 64, the multiple, one more, in turn), ``left_out``
-            (of block_lists without a mask: every entry counts).
-        heads: a multiple of kv_heads; :func:`fitted` makes it one of the heads that a kernel packs too.
-        shared_lists: one list for all batches and heads.
-        overlap: of topk, the share of its entries that every second list has in common with the one before, in
-            another order; None if each list is drawn on its own. Different blocks are then different in both lists,
-            as far as there are as many.
-        full_lists: whether block_lists gets its second list.
-        masks: of block_lists with ``mask: bits``, what ``draw_bits`` makes of them; or ``few``, random ones of no more
+        lists: contents of the index lists: ``random`` (distinct blocks, shuffled), ``repeated`` (drawn with
+            replacement), ``out_of_range`` (some entries are not valid block indices; in tensors with one value per
+            batch, some values are too small or too large), ``padded`` (distinct blocks; if a list is longer than the
+            number of blocks, invalid entries follow, where the other modes repeat blocks).
+        counts: lengths of block_lists rows, and values of tensors with one value per batch: ``random`` (0 to all),
+            ``empty`` (all 0), ``full`` (all), ``mixed`` (each row 0 or all; with topk, about half of the rows have no
+            valid entry), ``edges`` (by batch: 0, 1, an odd number in the middle, all but one and all, in turn),
+            ``block_edges`` (by batch: one less than a multiple of 64, the multiple, one more, in turn), ``left_out``
+            (block_lists without a mask: every entry counts).
+        heads: a multiple of kv_heads; :func:`fitted` makes it a multiple of the packed heads too.
+        shared_lists: whether all batches and heads share one list.
+        overlap: for topk, the share of entries that every second list has in common with the list before it, in
+            another order; None if each list is drawn independently. If there are enough blocks, the remaining entries
+            of the two lists are distinct.
+        full_lists: whether block_lists gets its list of full blocks.
+        masks: for block_lists with ``mask: bits``, the mode of ``draw_bits``; or ``few``, random bits for no more
             entries than the longest list has.
-        width: of topk that leaves k out, the entries of a list.
+        width: for topk without k, the entries per list.
         layout: memory order of q, k, v: ``bhsd`` or ``bshd`` (a transposed view).
         expanded: k and v are one batch, expanded (stride 0).
-        values: what q, k and v hold: ``normal`` (random), ``equal_keys`` (all keys of a head are one: every weight is
-            the same), ``huge_logit`` (one key has the scaled logit HUGE_LOGIT for every fifth query, and values
-            in HUGE_LOGIT_VALUES; all else is normal), ``large_products`` (q.k reaches LARGEST_PRODUCT before scaling),
+        values: contents of q, k and v: ``normal`` (random), ``equal_keys`` (all keys of a head are equal, and so are
+            all weights), ``huge_logit`` (for every fifth query one key has the scaled logit HUGE_LOGIT, and values
+            in HUGE_LOGIT_VALUES; the rest is normal), ``large_products`` (q.k reaches LARGEST_PRODUCT before scaling),
             ``rising`` and ``falling`` (the scaled logits rise or fall by RISE from the first key to the last, so that
-            the keys of a block outweigh those of all blocks on one side of it).
+            the keys of a block outweigh the keys of all blocks on one side of it).
         spread: factor on q; large values make one key win.
         scale: the softmax scale, or None for the default.
-        columns: elements of a head, fewer than the kernel's; None for as many. NaN follows them in memory.
-        sinks: ``normal`` (of the size of an ordinary row's LSE) or ``huge`` (10000 and -10000 in turn).
-        window: keys before and after a query's own, of a pattern that leaves them to the call; :func:`fitted` draws
-            them where they are None.
+        columns: elements per head, fewer than the kernel's; None for the same number. NaN follows them in memory.
+        sinks: ``normal`` (similar to the LSE of an ordinary row) or ``huge`` (10000 and -10000 in turn).
+        window: keys before and after a query's own position, for a pattern that takes them from the call;
+            :func:`fitted` draws them if they are None.
         sink_keys: keys at the beginning, likewise.
     """
 
@@ -79,7 +79,7 @@ class Case:
     sink_keys: int | None = None
 
     def describe(self) -> str:
-        """Return the parameters that differ from a plain case."""
+        """Parameters that differ from the default case, in words."""
         text = (
             f"B{self.batch} H{self.heads}:{self.kv_heads} S{self.q_len}x{self.kv_len} {self.layout} lists {self.lists}"
         )
@@ -107,7 +107,7 @@ AnyCase = TypeVar("AnyCase", bound=Any)
 CASES = (
     Case("plain", batch=2, heads=4, kv_heads=4, q_len=1024, kv_len=1024),
     Case("long", q_len=8192, kv_len=8192, heads=2, kv_heads=1),
-    Case("many_tiles", heads=100, kv_heads=50, q_len=520, kv_len=900),  # several for each thread block
+    Case("many_tiles", heads=100, kv_heads=50, q_len=520, kv_len=900),  # several per thread block
     Case("odd_lengths", heads=3, kv_heads=3, q_len=333, kv_len=777),
     Case("one_query", batch=2, heads=2, kv_heads=1, q_len=1, kv_len=1000),
     Case("one_block", heads=1, kv_heads=1, q_len=17, kv_len=50, lists="repeated"),
@@ -142,8 +142,8 @@ CASES = (
     ),
     Case("own_scale", heads=2, kv_heads=2, q_len=400, kv_len=400, scale=0.31),
 )
-LARGEST_PAIRS = 2 * 8192 * 8192  # of a case, all heads counted: the oracle's matrices of them are float64
-# Logits far beyond the cap, so that 2^x in its tanh overflows: they come out as +-softcap.
+LARGEST_PAIRS = 2 * 8192 * 8192  # per case, over all heads: the oracle holds float64 matrices of this size
+# Logits far beyond the cap, so that 2^x in its tanh overflows: the capped logits are +-softcap.
 SOFTCAP_CASES = (Case("beyond_the_cap", heads=4, kv_heads=2, q_len=300, kv_len=500, spread=4000.0),)
 
 SINK_CASES = (
@@ -151,7 +151,7 @@ SINK_CASES = (
     Case("sinks_and_no_keys", heads=4, kv_heads=2, q_len=300, kv_len=100, counts="empty"),
 )
 
-# Lists of other lengths: none, one, a warp's lanes and one more, more than there are blocks.
+# Lists of other lengths: no entry, one entry, 33 entries (a warp and one more), more entries than blocks.
 WIDTH_CASES = (
     Case("no_entries", heads=2, kv_heads=1, q_len=300, kv_len=400, width=0),
     Case("one_entry", batch=2, heads=4, kv_heads=2, q_len=700, kv_len=900, width=1),
@@ -162,14 +162,14 @@ WIDTH_CASES = (
     Case("padded_lists", heads=2, kv_heads=2, q_len=512, kv_len=777, lists="padded", counts="mixed", width=101),
 )
 
-# A kernel that keeps the scale of a row's exponentials from step to step has to change it at each step of one of these.
+# A kernel that keeps the scale of a row's exponentials between steps must change it at each step of one of these cases.
 MONOTONE_CASES = (
     Case("rising_logits", heads=2, kv_heads=2, q_len=300, kv_len=1500, lists="padded", values="rising"),
     Case("falling_logits", heads=2, kv_heads=2, q_len=300, kv_len=1500, lists="padded", values="falling"),
 )
 
-# Lists of neighboring query blocks that have all, some or none of their entries in common. An odd number of query
-# blocks leaves one alone; 4100 keys are 65 blocks of 64, enough for two lists of 32 without a common entry.
+# Neighboring query blocks whose lists share all, some or none of their entries. With an odd number of query blocks, one
+# has no partner. 4100 keys are 65 blocks of 64, enough for two lists of 32 without a common entry.
 SHARE_KV_CASES = (
     Case("same_lists", heads=4, kv_heads=2, q_len=1000, kv_len=2500, overlap=1.0),
     Case("three_quarters_in_common", batch=2, heads=4, kv_heads=1, q_len=670, kv_len=5001, overlap=0.75),
@@ -180,14 +180,14 @@ SHARE_KV_CASES = (
     Case("long_in_common", heads=2, kv_heads=1, q_len=8192, kv_len=8192, overlap=0.75),
 )
 
-# Enough tiles for every thread block to have some after those that it takes as they come; more than a window's.
+# Enough tiles that every thread block has some after the early rounds, and more than a window holds.
 ORDER_QUERIES_CASES = (
     Case("many_in_common", batch=2, heads=40, kv_heads=20, q_len=1620, kv_len=1000, overlap=0.5),
     Case("many_out_of_range", heads=60, kv_heads=60, q_len=1300, kv_len=1500, lists="out_of_range", layout="bshd"),
     Case("two_windows", heads=4, kv_heads=2, q_len=18_700, kv_len=700, lists="repeated"),
 )
 
-# Of tensors with one value for each batch: several in one call, with more keys than queries and with fewer.
+# Tensors with one value per batch: several values in one call, with more keys than queries and with fewer.
 PER_BATCH_CASES = (
     Case("edges_of_batches", batch=5, heads=2, kv_heads=1, q_len=700, kv_len=700, counts="edges"),
     Case("edges_and_few_queries", batch=5, heads=2, kv_heads=2, q_len=70, kv_len=1111, counts="edges", layout="bshd"),
@@ -195,13 +195,13 @@ PER_BATCH_CASES = (
     Case("values_out_of_range", batch=9, heads=1, kv_heads=1, q_len=400, kv_len=500, lists="out_of_range"),
 )
 
-# Heads of fewer elements: one chunk of 16 bytes, parts of every group of 64 columns and of 32, all but one chunk.
+# Smaller heads: one chunk of 16 bytes, parts of every group of 64 columns and of 32, all but one chunk.
 HEAD_SIZE_CASES = tuple(
     Case(f"columns_{d}", batch=2, heads=4, kv_heads=2, q_len=333, kv_len=777, layout=layout, columns=d)
     for d, layout in zip((8, 32, 40, 56, 72, 80, 112, 120, 136, 160, 200, 248), ("bhsd", "bshd") * 6, strict=True)
 )
 
-# Lengths of batches beside the edges of blocks, which most batches leave out; without rows of keys, without any key.
+# Lengths next to block boundaries, which random lengths rarely hit; rows without keys; no keys at all.
 KV_LENGTH_CASES = (
     Case("block_edges", batch=9, heads=2, kv_heads=1, q_len=300, kv_len=1000, counts="block_edges"),
     Case("block_edges_and_one_query", batch=9, heads=4, kv_heads=2, q_len=1, kv_len=700, counts="block_edges"),
@@ -211,7 +211,7 @@ KV_LENGTH_CASES = (
 )
 
 
-# Windows of a call: of one key, within a block, of whole blocks, as long as the keys, longer than the sequence, to one
+# Windows set by the call: one key, within a block, whole blocks, as long as the keys, longer than the sequence, on one
 # side; sinks: none, those of a block, one of all keys, all keys and more.
 WINDOW_CASES = tuple(
     Case(f"window_{left}_{right}", 2, 4, 2, q_len, kv_len, window=(left, right), sink_keys=sinks)
@@ -230,7 +230,7 @@ WINDOW_CASES = tuple(
 
 
 def drawn_numbers(case: AnyCase, pattern: PatternBase) -> AnyCase:
-    """Return a case with the numbers that a pattern leaves to the call, drawn by its name where it has none."""
+    """Case with the numbers that the pattern takes from the call; missing ones are drawn, seeded by its name."""
     draw = random.Random(f"window of {case.name}")
     most = case.kv_len
     left = draw.choice((0, draw.randint(1, 70), draw.randint(1, 1 + most // 2), most - 1, most + case.q_len))
@@ -243,14 +243,14 @@ def drawn_numbers(case: AnyCase, pattern: PatternBase) -> AnyCase:
 
 
 def head_size_cases(spec: AttentionSpec) -> tuple[Case, ...]:
-    """Return the cases with heads of fewer elements than a kernel's, with heads that it can pack."""
+    """Cases with a smaller head_dim than the kernel's, and with numbers of heads that it can pack."""
     step = 16 // DTYPES[spec.dtype].bytes  # a row of a tensor has whole chunks of 16 bytes
     sizes = {case.columns or 0: case for case in HEAD_SIZE_CASES}
     return tuple(fitted(case, spec) for d, case in sizes.items() if d < spec.head_dim and d % step == 0)
 
 
-# Bits of the pairs of partial blocks: shared where lists are not, no pair visible beside full blocks and without any,
-# fewer entries than lists have.
+# Mask bits of partial blocks: shared while lists are not, no visible pair with and without full blocks, and
+# fewer entries than the lists have.
 BITS_CASES = (
     Case("shared_bits", batch=2, heads=4, kv_heads=2, q_len=700, kv_len=900, masks="shared"),
     Case("bits_of_shared_lists", batch=2, heads=4, kv_heads=2, q_len=555, kv_len=1111, shared_lists=True),
@@ -260,7 +260,7 @@ BITS_CASES = (
     Case("hidden_blocks", heads=2, kv_heads=2, q_len=300, kv_len=500, masks="hidden", full_lists=False, counts="full"),
 )
 
-# Lists without counts: every entry counts, -1 names no block.
+# Lists without counts: every entry counts, -1 marks an unused entry.
 WHOLE_LIST_CASES = (
     Case("whole_lists", batch=2, heads=4, kv_heads=2, q_len=700, kv_len=900, counts="left_out"),
     Case("whole_lists_padded", heads=2, kv_heads=2, q_len=333, kv_len=777, lists="out_of_range", counts="left_out"),
@@ -268,7 +268,7 @@ WHOLE_LIST_CASES = (
 
 
 def cases_of(spec: AttentionSpec) -> tuple[Case, ...]:
-    """Return the cases of a kernel: those of every kernel and those of its options, with heads that it can pack."""
+    """Cases of a kernel: the common cases and the cases of its options, with numbers of heads that it can pack."""
     cases = (*CASES, *(SOFTCAP_CASES if spec.softcap is not None else ()), *(SINK_CASES if spec.sink else ()))
     cases = (*cases, *(MONOTONE_CASES if spec.mma != "wmma" else ()), *(SHARE_KV_CASES if spec.share_kv_loads else ()))
     cases = (*cases, *(WIDTH_CASES if _takes_any_width(spec) else ()))
@@ -282,15 +282,15 @@ def cases_of(spec: AttentionSpec) -> tuple[Case, ...]:
 
 
 def _takes_any_width(spec: AttentionSpec) -> bool:
-    """Whether lists have as many entries as a call gives them, all of which count."""
+    """Whether the call decides the width of the lists, and all entries count."""
     tensors = spec.pattern.index_tensors
     return len(tensors) == 1 and tensors[0].dims[-1] == "any"
 
 
 def fitted(case: Case, spec: AttentionSpec) -> Case:
-    """Return a case with whole packs of heads to each K/V head, and for that no more pairs than the oracle can hold.
+    """Case with whole packs of heads per K/V head, and no more pairs than the oracle can hold.
 
-    Where the pattern leaves its numbers to the call, the case has some.
+    If the pattern takes its numbers from the call, the case has them.
     """
     heads = case.kv_heads * math.lcm(case.heads // case.kv_heads, spec.pack_gqa)
     most = LARGEST_PAIRS // (case.batch * heads * case.kv_len)
@@ -302,14 +302,14 @@ RANDOM_SHAPES = 100
 
 
 def random_cases() -> tuple[Case, ...]:
-    """Return RANDOM_SHAPES small cases of random shape, lists, layout and scale: the same ones every time."""
+    """RANDOM_SHAPES small cases with random shapes, lists, layouts and scales; the same cases on every call."""
     draw = random.Random(0)
 
     def length() -> int:
         kind = draw.random()
         if kind < 0.05:
             return draw.randint(701, 1500)
-        if kind < 0.3:  # at the edge of a block
+        if kind < 0.3:  # at a block boundary
             return 64 * draw.randint(1, 10) + draw.choice((-1, 0, 1))
         return draw.randint(1, 700)
 
@@ -335,10 +335,10 @@ def random_cases() -> tuple[Case, ...]:
     return tuple(case(number) for number in range(RANDOM_SHAPES))
 
 
-GRADIENT_PAIRS = 2 * 4096 * 4096  # the same of gradients, whose oracle keeps several matrices of them in float64
+GRADIENT_PAIRS = 2 * 4096 * 4096  # the same limit for gradients, whose oracle keeps several float64 matrices
 
 
 def gradient_cases_of(spec: AttentionBackwardSpec) -> tuple[Case, ...]:
-    """Return the cases of a kernel: those of the forward that the oracle has room for."""
+    """Cases of a backward kernel: the forward cases that fit the oracle's limit."""
     cases = (*cases_of(spec.forward), *head_size_cases(spec.forward))
     return tuple(case for case in cases if case.heads * case.batch * case.q_len * case.kv_len <= GRADIENT_PAIRS)

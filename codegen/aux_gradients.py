@@ -1,8 +1,8 @@
-"""Gradients of the aux tensors of a score: where it reads them, and over which pairs dS is summed up for an element.
+"""Gradients of the aux tensors of a score: where the score reads them, and the pairs whose dS is summed per element.
 
-An index counts batches, heads, queries, keys or distances (q_idx - kv_idx): that, or its negative, plus a number, held
-between numbers. Then the pairs that read an element are a row, a column or a diagonal of the scores, or several side by
-side.
+An index counts batches, heads, queries, keys or distances (q_idx - kv_idx): it is such a variable or its negative, plus
+a constant, clamped to constants. The pairs that read an element are then one or several adjacent rows, columns or
+diagonals of the scores.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from codegen.score import Score
 from codegen.wording import shown
 
 DISTANCE = "distance"
-"""What an index counts that is made of q_idx - kv_idx."""
+"""Name of the quantity q_idx - kv_idx, as an index counts it."""
 ROWS, COLUMNS, DIAGONALS = "rows", "columns", "diagonals"
 _LINES: Mapping[str, str] = {"q_idx": ROWS, "kv_idx": COLUMNS, DISTANCE: DIAGONALS}
 ALLOWED = "batch, head, q_idx, kv_idx or q_idx - kv_idx, plus numbers, in min() and max() with numbers"
 MOST_READS = 8
-"""Elements of tensors with a gradient that a score reads: each has sums of its own."""
+"""Most reads of tensors with a gradient in a score; each read has its own sums."""
 
 
 @dataclass(frozen=True)
 class Index:
-    """An index of a tensor: sign * what it counts + offset, held between two numbers.
+    """An index of a tensor: sign * count + offset, clamped to [low, high].
 
     Attributes:
-        counts: batch, head, q_idx, kv_idx or DISTANCE; empty for a number.
-        sign: 1 or -1; 0 for a number.
-        offset: is added.
-        low: the least.
-        high: the most.
+        counts: the variable: batch, head, q_idx, kv_idx or DISTANCE; empty for a constant.
+        sign: 1 or -1; 0 for a constant.
+        offset: constant that is added.
+        low: lower bound.
+        high: upper bound.
     """
 
     counts: str
@@ -50,12 +50,12 @@ class Index:
 
 @dataclass(frozen=True)
 class Read:
-    """A place where a score reads an element whose gradient is wanted, and is not the same whatever it is.
+    """A read of an element whose gradient is requested, and on which the score depends.
 
     Attributes:
         item: the element.
-        slope: the derivative of the score by it.
-        lines: which pairs share it: ROWS, where they are of one query or more; COLUMNS; or DIAGONALS.
+        slope: the derivative of the score with respect to it.
+        lines: the pairs that share it: ROWS, those of one or several queries; COLUMNS; or DIAGONALS.
     """
 
     item: Item
@@ -65,7 +65,7 @@ class Read:
 
 @dataclass(frozen=True)
 class _Linear:
-    """A sum of variables, each with a factor, and a number, held between two."""
+    """A linear combination of variables plus a constant, clamped to two bounds."""
 
     factors: tuple[tuple[str, int], ...]
     offset: int
@@ -78,20 +78,21 @@ class _Linear:
 
     @property
     def number(self) -> int | None:
-        """The number that it is, if it is one."""
+        """The constant, if it has no variables; else None."""
         return None if self.factors else int(max(self.low, min(self.offset, self.high)))
 
 
 @lru_cache(maxsize=256)
 def reads_of(score: Score, names: tuple[str, ...]) -> tuple[Read, ...]:
-    """Return where a score reads tensors, in the order of its text.
+    """Reads of tensors in a score, in the order of its text.
 
     Args:
         score: the score.
-        names: of the tensors whose gradients are wanted. Those that are read in conditions alone have none of it.
+        names: names of the tensors whose gradients are requested. A tensor that is only read in conditions has no
+            reads in the result.
 
     Raises:
-        SpecError: for a tensor that is not there or is no float, and for an index that ALLOWED does not name.
+        SpecError: for an unknown or non-floating-point tensor, and for an index that is not in ALLOWED.
     """
     _check(score, names)
     whole = as_float(score.expression)
@@ -106,27 +107,27 @@ def reads_of(score: Score, names: tuple[str, ...]) -> tuple[Read, ...]:
 
 
 def indices_of(item: Item, lengths: Mapping[str, int]) -> tuple[Index, ...]:
-    """Return the indices of an element.
+    """Indices of an element.
 
     Args:
         item: the element.
         lengths: q_len and kv_len.
 
     Raises:
-        SpecError: naming the tensor and an index that ALLOWED does not name.
+        SpecError: names the tensor and an index that is not in ALLOWED.
     """
     return tuple(_index(item, index, lengths) for index in item.indices)
 
 
 def sums_name(reads: Sequence[Read], number: int) -> str:
-    """Return the kernel parameter with the sums of a read: a tensor that is read again has further ones."""
+    """Name of the kernel parameter with the sums of a read; each further read of a tensor has its own."""
     aux = reads[number].item.aux
     again = sum(read.item.aux == aux for read in reads[:number])
-    return f"daux{again + 1 if again else ''}_{aux.name}"  # daux_b_2 would be of a tensor b_2
+    return f"daux{again + 1 if again else ''}_{aux.name}"  # daux_b_2 would belong to a tensor b_2
 
 
 def lines_of(read: Read, *, q_len: int, kv_len: int) -> int:
-    """The number of lines that have sums: queries, keys, or diagonals (one for each distance)."""
+    """Number of sums: queries, keys, or diagonals (one per distance)."""
     return {ROWS: q_len, COLUMNS: kv_len, DIAGONALS: q_len + kv_len - 1}[read.lines]
 
 
@@ -135,18 +136,18 @@ def _check(score: Score, names: tuple[str, ...]) -> None:
     for name in names:
         if name not in declared:
             raise SpecError(
-                "aux_gradients", f"has {shown(name)}, and the score has {', '.join(declared) or 'no tensor'}"
+                "aux_gradients", f"has {shown(name)}, but the score has {', '.join(declared) or 'no tensor'}"
             )
         if not declared[name].dtype.startswith(("fp", "bf")):
             raise SpecError(f"score.aux.{name}", f"is {declared[name]}; only floating-point tensors have a gradient")
 
 
 def _lines(item: Item) -> str:
-    """The kind of the pairs that share an element: rows, columns or diagonals."""
+    """Kind of the lines of pairs that share an element: rows, columns or diagonals."""
     counted = [index.counts for index in indices_of(item, {"q_len": 1, "kv_len": 1}) if index.counts]
     lines = [_LINES[counts] for counts in counted if counts in _LINES]
     if len(lines) > 1 or len(set(counted)) < len(counted):
-        reason = "several of its indices count queries, keys or distances, or the same: one index may"
+        reason = "only one of its indices may count queries, keys or distances, and no two may count the same"
         raise SpecError(f"score.aux.{item.aux.name}", f"has no gradient in {text_of(item)}: {reason}")
     return lines[0] if lines else ROWS
 
@@ -155,7 +156,7 @@ def _index(item: Item, node: Node, lengths: Mapping[str, int]) -> Index:
     found = _linear(node, lengths)
     index = None if found is None else _counting(found)
     if index is None:
-        reason = f"has no gradient: its index {text_of(node)} is none of {ALLOWED}"
+        reason = f"has no gradient: its index is {text_of(node)}, allowed: {ALLOWED}"
         raise SpecError(f"score.aux.{item.aux.name}", reason)
     return index
 
@@ -171,7 +172,7 @@ def _counting(found: _Linear) -> Index | None:
 
 
 def _linear(node: Node, lengths: Mapping[str, int]) -> _Linear | None:
-    """A tree of integers as a linear function of variables; None if it is none."""
+    """An integer tree as a linear function of variables; None if it is not linear."""
     if isinstance(node, Literal):
         return _Linear((), int(node.value))
     if isinstance(node, Variable):
@@ -216,7 +217,7 @@ _RULES: Mapping[str, Callable[..., _Linear | None]] = {
 
 
 def _items(root: Node) -> Sequence[Item]:
-    """Return the elements that a tree reads, from the left, each as often as it stands there."""
+    """Elements that a tree reads, from left to right, with repetitions."""
     found: list[Item] = []
     left = [root]
     while left:

@@ -1,6 +1,6 @@
 """Requirements of a receipt: the cases of its spec, and the largest tolerance of a case.
 
-Names alone: inputs and oracles are in ``runtime/verify``, whose tests hold its tables to these names.
+This module has only names. Inputs and oracles are in ``runtime/verify``; tests check that its tables match these names.
 """
 
 from __future__ import annotations
@@ -9,22 +9,22 @@ from codegen.operators import operator_of
 from codegen.plan import Plan
 
 RANDOM_SHAPES = "random_shapes"
-"""The case of attention that is many: all its random shapes."""
+"""The attention case that stands for all random shapes."""
 
-# Largest absolute difference allowed on normal inputs. bf16 has 8 times fewer digits than fp16.
+# Largest absolute error allowed on normal inputs. The rounding step of bf16 is 8 times that of fp16.
 ABSOLUTE = {"fp16": 2e-3, "bf16": 1.6e-2}
 BEYOND_FP8 = 1.0
-"""Of FP8, whose errors are held to emulations: results are about 1, and one that is off by as much is no result."""
+"""Tolerance of FP8, a sanity bound: results are about 1. Emulations of FP8 check the errors more tightly."""
 
 
 def case_names(plan: Plan) -> list[str]:
-    """Names of a kernel's cases, as ``codegen verify`` runs them; the random shapes count as one."""
+    """Names of the cases that ``codegen verify`` runs for a kernel; the random shapes are one case."""
     operator = operator_of(plan.spec)
     return [*operator.cases(plan, plan.spec), *((RANDOM_SHAPES,) if operator.random_shapes else ())]
 
 
 def most_allowed(plan: Plan) -> float:
-    """The largest tolerance that a case of a kernel has, whatever its inputs are."""
+    """Largest tolerance over the cases of a kernel, for any inputs."""
     tolerance = operator_of(plan.spec).tolerance
     if tolerance is not None:
         return tolerance

@@ -1,7 +1,7 @@
-"""The commands of ``codegen`` that need neither CUDA nor a GPU. ``runtime.cli`` adds the others to ``app``.
+"""Commands of ``codegen`` that need neither CUDA nor a GPU. ``runtime.cli`` adds the others to ``app``.
 
-A module called ``cli`` has names, options and help texts of commands, and imports nothing that takes long: a command
-imports its own modules when it is called, so that help and completion answer at once.
+A module named ``cli`` contains names, options and help texts of commands, and has no slow imports: each command imports
+its modules when it runs, so that help and completion respond at once.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 @contextmanager
 def reported_errors() -> Iterator[None]:
-    """Report an error in the user's input as one line on stderr with exit code 2, and Ctrl-C as one with 130."""
+    """Print an error in the user's input as one line on stderr and exit with code 2; on Ctrl-C, exit with code 130."""
     try:
         yield
     except KeyboardInterrupt as error:
@@ -56,7 +56,7 @@ def lines_of(error: CodegenError) -> list[str]:
 
 
 def _without_types(params: list[Any]) -> list[Any]:
-    """Parameters whose help shows no Python type: flags take no value, and arguments have names."""
+    """Parameters without Python types in their help: flags take no value, and arguments have names."""
     for param in params:
         if param.param_type_name == "argument":
             vars(param)["display_type_rich"] = lambda ctx: None
@@ -74,7 +74,7 @@ class Commands(TyperGroup):
     """A group of commands in the order of their panels, with plain help of its options."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """Parameters, without types that help only programmers."""
+        """Parameters, without Python types."""
         return _without_types(super().get_params(ctx))
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -87,10 +87,10 @@ class Commands(TyperGroup):
 
 
 class _Main(Commands):
-    """The group of all commands, wherever they are defined: it reports errors as ``reported_errors`` does."""
+    """Root group of the commands; reports errors like ``reported_errors``."""
 
     def make_context(self, *args: Any, **kwargs: Any) -> Any:
-        with reported_errors():  # --help and --version are printed here
+        with reported_errors():  # prints --help and --version
             return super().make_context(*args, **kwargs)
 
     def invoke(self, ctx: Any) -> Any:
@@ -112,8 +112,8 @@ app = typer.Typer(
 def command(name: str, panel: str, group: typer.Typer = app) -> Callable[[Function], Function]:
     """Register a function as a command: a decorator.
 
-    The help text is the function's docstring, with each paragraph on one line: a terminal breaks lines itself. Lines
-    that begin with spaces, such as examples, stay as they are.
+    The help text is the function's docstring, with each paragraph joined into one line that the terminal wraps. Lines
+    that begin with spaces, such as examples, are kept.
 
     Args:
         name: the command's name.
@@ -129,7 +129,7 @@ def command(name: str, panel: str, group: typer.Typer = app) -> Callable[[Functi
 
 
 def complete(incomplete: str) -> list[str]:
-    """Shipped specs whose names begin with a word of a command line."""
+    """Names of shipped specs that begin with the incomplete word of a command line."""
     return [name for name in index.names() if name.startswith(incomplete)]
 
 
@@ -145,7 +145,7 @@ def codegen_command(
         bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Take the options that belong to no command."""
+    """Handle the options that do not belong to a command."""
 
 
 SPEC_HELP = "A YAML file, the name of a shipped spec, or the fields of a spec as JSON: {...}."
@@ -153,7 +153,7 @@ SpecArgument = Annotated[str, typer.Argument(metavar="SPEC", help=SPEC_HELP, aut
 SpecsArgument = Annotated[
     list[str] | None, typer.Argument(metavar="SPEC", help=SPEC_HELP, autocompletion=complete, show_default=False)
 ]
-AllOption = Annotated[bool, typer.Option("--all", help="Every shipped spec.")]
+AllOption = Annotated[bool, typer.Option("--all", help="All shipped specs.")]
 
 
 @command("render", USE)
@@ -175,9 +175,10 @@ def render_command(
 ) -> None:
     """Render specs to CUDA sources.
 
-    Each spec becomes one self-contained .cu file, the same bytes every time. Files that are up to date are not written.
-    A twin such as h100_topk32_bf16 shares the file of its first type; with --out, it gets a file of its own. If a spec
-    has mistakes, all of them are printed, and the other specs are rendered; the exit code is then 1.
+    Each spec becomes one self-contained .cu file. The output is deterministic, and files that are up to date are not
+    rewritten.
+    A twin such as h100_topk32_bf16 shares the file of its first type; with --out, it gets its own file. If a spec has
+    errors, the command prints all of them, renders the other specs, and exits with code 1.
 
     [bold]Examples[/bold]
       codegen render h100_topk32
@@ -276,9 +277,9 @@ def explain_command(
 ) -> None:
     """Print the plan of a kernel: tiles, pipeline, shared memory, registers, parameters.
 
-    Also prints the state of its receipt and the place of its source. For a kernel without a receipt, it names the
-    nearest shipped kernel and the differences. With a problem, it says which kernel is chosen for it and why, and
-    whether a dense product was measured to be faster.
+    Also prints the state of its receipt and the path of its source. For a kernel without a receipt, it prints the
+    nearest shipped kernel and the differences. With --problem, it prints which kernel is chosen and why, and whether
+    a dense product was faster in measurements.
 
     [bold]Examples[/bold]
       codegen explain h100_topk32

@@ -1,4 +1,4 @@
-"""Combinations of fields that a spec may have: instructions of its architecture, options of attention."""
+"""Legal combinations of the fields of a spec: instructions of its architecture, options of attention."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from codegen.select.defaults import COMBINED
 from codegen.spec import AttentionBackwardSpec, AttentionSpec, Spec
 
 FP8_OPS: tuple[str, ...] = ("attention", "bsr_spmm", "bsr_sddmm")
-"""Operators with kernels for FP8."""
+"""Operators that support FP8."""
 FP8_OPTIONS = ("output", "accumulate_every", "scale_rows", "scales")
-"""Fields that say something of FP8 inputs alone."""
+"""Fields that only apply to FP8 inputs."""
 NO_KERNEL = "does not support it: leave it out"
 
 
 def check_combination(spec: Spec, given: Container[str]) -> None:
-    """Refuse the first of the given fields that no kernel has together with those before it.
+    """Reject the first of the given fields that no kernel supports together with the fields before it.
 
     Raises:
         SpecError: names the field.
@@ -38,7 +38,7 @@ def check_combination(spec: Spec, given: Container[str]) -> None:
 
 
 def check_fp8(spec: Spec) -> None:
-    """Refuse FP8 where no kernel has it, and a type of outputs where inputs are not FP8.
+    """Reject FP8 if no kernel supports it, and an output type for inputs that are not FP8.
 
     Raises:
         SpecError: names the field.
@@ -47,23 +47,23 @@ def check_fp8(spec: Spec) -> None:
         for option in FP8_OPTIONS if spec.op in ("attention", "bsr_spmm", "bsr_sddmm") else ():
             field = type(spec).model_fields.get(option)
             if field is not None and getattr(spec, option) != field.default:
-                reason = f"is {getattr(spec, option)}; it is for FP8 inputs, and dtype is {spec.dtype}: leave it out"
+                reason = f"is {getattr(spec, option)}; it requires FP8 inputs, and dtype is {spec.dtype}: leave it out"
                 raise SpecError(option, reason)
         return
     if spec.op not in FP8_OPS:
-        raise SpecError("dtype", f"is {spec.dtype}; {spec.op} has no kernel for FP8: use bf16")
+        raise SpecError("dtype", f"is {spec.dtype}; {spec.op} does not support FP8: use bf16")
     by_mma_sync = spec.mma == "mma" and ARCHS[spec.arch].has_fp8
     if spec.mma != "wgmma" and not (by_mma_sync and (spec.op == "attention" or spec.copy_ == "cp_async")):
         by_wgmma = " and ".join(arch.name for arch in ARCHS.values() if arch.has_fp8_wgmma)
         by_mma = " and ".join(arch.name for arch in ARCHS.values() if arch.has_fp8_mma_sync)
         first = next(arch.name for arch in ARCHS.values() if arch.has_fp8)
         where = f"from {first} on" if spec.op == "attention" else f"with cp_async on {by_mma}"
-        written = f"wgmma on {by_wgmma} and for mma {where}"
-        raise SpecError("dtype", f"is {spec.dtype}; FP8 is written for {written}: use bf16")
+        written = f"wgmma on {by_wgmma}, or mma {where}"
+        raise SpecError("dtype", f"is {spec.dtype}; FP8 requires {written}: use bf16")
 
 
 def check_options(spec: AttentionSpec) -> None:
-    """Refuse the first option of attention that no kernel has with the pattern, the architecture or another option.
+    """Reject the first option of attention that the pattern, the architecture or another option does not support.
 
     Raises:
         SpecError: names the option.
@@ -73,13 +73,13 @@ def check_options(spec: AttentionSpec) -> None:
     if has_wgmma and spec.warp_rows != 16:
         raise SpecError("warp_rows", f"is {spec.warp_rows}; {spec.arch} multiplies 64 rows at a time: leave it out")
     if spec.pad_heads and has_wgmma:
-        reason = f"is true; kernels for {spec.arch} take heads of fewer elements anyway: leave it out"
+        reason = f"is true; kernels for {spec.arch} always support smaller heads: leave it out"
         raise SpecError("pad_heads", reason)
     if spec.share_kv_loads and not one_list_by_wgmma:
         raise SpecError("share_kv_loads", f"is true; {kind} {NO_KERNEL}")
     by_expression = spec.pattern.expression
     if spec.pack_gqa > 1 and by_expression is not None and asks_head(by_expression):
-        raise SpecError("pack_gqa", f"is {spec.pack_gqa}; an expression asks for the head of a row: leave it out")
+        raise SpecError("pack_gqa", f"is {spec.pack_gqa}; an expression depends on the head: leave it out")
     _check_kv_splits(spec)
     _check_query_grouping(spec)
     if spec.l2_lockstep and not one_list_by_wgmma:
@@ -96,20 +96,22 @@ def check_options(spec: AttentionSpec) -> None:
 
 
 def check_gradients(spec: AttentionBackwardSpec) -> None:
-    """Refuse tensors whose gradients the kernel does not compute, and mma.sync where wgmma has the other gradients.
+    """Reject tensors whose gradients the kernel does not compute, and mma.sync if wgmma has the other gradients.
 
     Raises:
         SpecError: names the field.
     """
     if spec.aux_gradients and spec.gradients != "daux":
-        reason = f"names {len(spec.aux_gradients)} tensors; gradients {spec.gradients} are of none: leave it out"
+        reason = (
+            f"names {len(spec.aux_gradients)} tensors, but gradients {spec.gradients} do not include them: leave it out"
+        )
         raise SpecError("aux_gradients", reason)
     if ARCHS[spec.arch].has_wgmma and spec.mma == "mma" and spec.gradients != "daux":
         raise SpecError("mma", f"is mma; allowed on {spec.arch} with gradients {spec.gradients}: wgmma")
 
 
 def check_score(spec: AttentionSpec | AttentionBackwardSpec) -> None:
-    """Refuse a score beside a softcap, and tensors that it declares otherwise than the mask does.
+    """Reject a score together with a softcap, and tensors that the score and the mask declare differently.
 
     Raises:
         SpecError: names the field.
@@ -124,7 +126,7 @@ def check_score(spec: AttentionSpec | AttentionBackwardSpec) -> None:
     for tensor in spec.score.aux_tensors:
         other = of_mask.get(tensor.name, tensor)
         if other != tensor:
-            reason = f"is {tensor}, and pattern.aux has {other}: a name is one tensor, in the mask and in the score"
+            reason = f"is {tensor}, but pattern.aux has {other}: mask and score share tensors by name"
             raise SpecError(f"score.aux.{tensor.name}", reason)
     count = len({*of_mask, *(tensor.name for tensor in spec.score.aux_tensors)})
     if count > MOST_AUX:
@@ -132,7 +134,7 @@ def check_score(spec: AttentionSpec | AttentionBackwardSpec) -> None:
 
 
 def asks_head(node: Node) -> bool:
-    """Whether an expression depends on the head of its row: by name, or through a tensor that has heads."""
+    """Whether an expression depends on the head of its row: by name, or through a tensor with a head dimension."""
     if isinstance(node, Variable):
         return node.name == "head"
     of_heads = isinstance(node, Item) and "heads" in node.aux.dims
@@ -149,9 +151,7 @@ def _check_kv_splits(spec: AttentionSpec) -> None:
 def _check_query_grouping(spec: AttentionSpec) -> None:
     grouping = spec.query_grouping
     if grouping != "none" and not spec.share_kv_loads:
-        raise SpecError(
-            "query_grouping", f"is {grouping}; only tiles that share loads group query blocks: set share_kv_loads"
-        )
+        raise SpecError("query_grouping", f"is {grouping}; grouping requires share_kv_loads: true")
     if grouping == "search" and spec.l2_lockstep:
         raise SpecError(
             "l2_lockstep",

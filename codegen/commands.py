@@ -1,4 +1,4 @@
-"""The work of the commands in ``codegen.cli``."""
+"""Implementations of the commands in ``codegen.cli``."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from codegen.twins import WORDS
 
 
 def chosen(specs: Sequence[str] | None, every: bool, *, all_types: bool = False) -> list[NamedSpec]:
-    """Return the specs that a command line names.
+    """Specs that are named on a command line.
 
     Args:
         specs: names and files.
@@ -38,7 +38,7 @@ def chosen(specs: Sequence[str] | None, every: bool, *, all_types: bool = False)
         all_types: whether a file, or the name of its first type, stands for all types that it lists.
 
     Raises:
-        CodegenError: for a command line that names no spec, or names specs and has ``--all``.
+        CodegenError: if the command line names no spec, or has both names and ``--all``.
     """
     check_named(specs, every)
     if every:
@@ -53,17 +53,17 @@ def chosen(specs: Sequence[str] | None, every: bool, *, all_types: bool = False)
 
 
 def check_named(specs: Sequence[str] | None, every: bool) -> None:
-    """Refuse a command line that names no spec, or names specs and has ``--all``.
+    """Reject a command line that names no spec, or has both names and ``--all``.
 
     Raises:
-        CodegenError: for these.
+        CodegenError: in these cases.
     """
     if every == bool(specs):
         raise CodegenError("name one spec or more, or use --all" if not specs else "name specs or use --all, not both")
 
 
 def check_distinct(specs: Sequence[NamedSpec]) -> None:
-    """Refuse two specs of one name.
+    """Reject two specs with the same name.
 
     Raises:
         CodegenError: for the first such pair.
@@ -71,7 +71,7 @@ def check_distinct(specs: Sequence[NamedSpec]) -> None:
     seen: set[tuple[Path, str]] = set()
     for named in specs:
         if (named.subfolder, named.stem) in seen:
-            raise CodegenError(f"two of the specs are called {named.stem}: their files would have the same names")
+            raise CodegenError(f"two specs are named {named.stem}: their files would have the same names")
         seen.add((named.subfolder, named.stem))
 
 
@@ -103,7 +103,7 @@ def render_specs(specs: Sequence[str] | None, out: str | None, *, every: bool, c
 
 
 def _by_folder(specs: Iterable[NamedSpec], out: str | None) -> dict[Path, list[NamedSpec]]:
-    """Specs by the folder of their sources. Without ``--out``, a twin's source is that of its first type."""
+    """Specs, grouped by the folder of their sources. Without ``--out``, a twin uses the source of its first type."""
     found: dict[Path, list[NamedSpec]] = defaultdict(list)
     for named in dict.fromkeys(named.main if out is None else named for named in specs):
         found[Path(out) if out is not None else home_of(named)].append(named)
@@ -151,7 +151,7 @@ def _write_sources(
     *,
     as_json: bool,
 ) -> None:
-    """Write the sources that are not up to date, and the index of shipped kernels; say where those of twins are."""
+    """Write the sources that are not up to date and the index of shipped kernels; print the sources of twins."""
     with report(as_json=as_json) as told:
         for folder, group in by_folder.items():
             for path, changed in freshness.render_to(folder, group).items():
@@ -164,11 +164,11 @@ def _write_sources(
 
 
 def tell_twin(told: Report, named: NamedSpec) -> None:
-    """Say where the source of a twin is."""
+    """Print the path of a twin's source."""
     words = ", ".join(map(" -> ".join, WORDS.items()))
     told.say(
-        f"{named.stem}: its source is {named.source_file} with the name of the kernel and words replaced ({words}); "
-        f"to write it: codegen render {named.stem} --out DIR"
+        f"{named.stem}: its source is {named.source_file} with the kernel's name and some words replaced ({words}); "
+        f"to write it, run: codegen render {named.stem} --out DIR"
     )
 
 
@@ -183,7 +183,7 @@ def check(*, strict: bool, as_json: bool) -> None:
 def explain(
     spec: str | None, problem: str | None, provenance: Callable[[NamedSpec], Provenance] | None, *, as_json: bool
 ) -> None:
-    """``codegen explain``; ``provenance`` also knows receipts outside of the package, if it is given."""
+    """``codegen explain``; ``provenance``, if given, also finds receipts outside of the package."""
     named, choice = _kernel_asked_for(spec, problem)
     vouched = (provenance or provenance_of)(named)
     plan = plan_for(named)
@@ -202,7 +202,7 @@ def _kernel_asked_for(spec: str | None, problem: str | None) -> tuple[NamedSpec,
         return choice.named, choice
     named = find_spec(spec)
     if not is_chosen(named.spec):
-        choose(named, sizes or None)  # has no choice: refuses sizes
+        choose(named, sizes or None)  # an explicit kernel has no choice: rejects sizes
         return named, None
     said = said_by(named.spec)
     wrong = [name for name in sizes if name in said]
@@ -221,7 +221,7 @@ def schema(out: Path | None) -> None:
 
 
 def _render_once(specs: Sequence[NamedSpec]) -> None:
-    """Render specs and show the progress: later calls find the sources rendered."""
+    """Render specs with a progress bar; later calls use the cached sources."""
     with progress("rendering", len(specs)) as at:
         for named in specs:
             at(named.stem)

@@ -21,12 +21,12 @@ def is_data_center_blackwell(device: str) -> bool:
 
 
 def device_names() -> list[str]:
-    """Return the names of all devices, then those of architectures."""
+    """Names of all devices, then those of architectures."""
     return [*(name for names in DEVICES.values() for name in names), *ARCHS]
 
 
 def arch_of(device: str) -> str:
-    """Return the architecture of a device.
+    """Architecture of a device.
 
     Args:
         device: its name, with or without the maker's, spaces and capitals; or the name of an architecture.

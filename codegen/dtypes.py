@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class DType:
-    """How one element type is spelled in each language the generated sources use."""
+    """Spellings of one element type in the languages of the generated sources."""
 
     name: str
     bytes: int
     ptx: str  # type suffix of mma / wgmma / cvt
     packed_ptx: str  # two elements in 32 bits, for cvt
-    cuda: str  # C++ type of the CUDA headers (WMMA sources only; the others move raw bits)
+    cuda: str  # type of the CUDA headers (WMMA sources only; the others use raw bits)
     header: str
 
     @property
@@ -28,7 +28,7 @@ class DType:
 
     @property
     def chunk_elements(self) -> int:
-        """Elements of a chunk of 16 bytes."""
+        """Elements per 16-byte chunk."""
         return 16 // self.bytes
 
 
@@ -40,6 +40,6 @@ DTYPES = {
 }
 FP8 = ("e4m3", "e5m2")
 TWINS = ("fp16", "bf16")
-"""The types of a spec with a list of types. Sources of the second are those of the first with words replaced."""
+"""Types of a spec that lists several. A source of the second type is that of the first with words replaced."""
 LARGEST = {"e4m3": 448.0, "e5m2": 57344.0}
-"""The largest finite number of each FP8 type."""
+"""Largest finite number of each FP8 type."""

@@ -1,4 +1,4 @@
-"""The arguments of cuTensorMapEncodeTiled that a plan decides; the others are a call's: address, sizes and strides."""
+"""Arguments of cuTensorMapEncodeTiled that a plan fixes; address, sizes and strides come from a call."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from codegen.dtypes import DTYPES
 from codegen.plan import TensorMap
 
 STRIDE_BYTES = 16
-"""Of the driver API: what ``globalAddress`` and each of ``globalStrides``, in bytes, are multiples of."""
+"""Alignment of ``globalAddress`` and of each of ``globalStrides`` that the driver API requires, in bytes."""
 _DATA_TYPES = {"fp16": "FLOAT16", "bf16": "BFLOAT16", "fp32": "FLOAT32", "e4m3": "UINT8", "e5m2": "UINT8"}
 
 ELEMENT_BYTES = {"fp32": 4, **{name: dtype.bytes for name, dtype in DTYPES.items()}}
@@ -16,7 +16,7 @@ ELEMENT_BYTES = {"fp32": 4, **{name: dtype.bytes for name, dtype in DTYPES.items
 
 @dataclass(frozen=True)
 class EncodeTiled:
-    """Arguments of cuTensorMapEncodeTiled, in its order, with the driver API's names of their values.
+    """Arguments of cuTensorMapEncodeTiled, in order, with the driver API's names for their values.
 
     Attributes:
         data_type: ``tensorDataType``.
@@ -40,7 +40,7 @@ class EncodeTiled:
 
 
 def encode_tiled(how: TensorMap, dtype: str) -> EncodeTiled:
-    """Arguments of the driver for a tensor map of a tensor of ``dtype``, unless the map has a type of its own."""
+    """Arguments for a tensor map of a tensor of ``dtype``, unless the map sets its own type."""
     rank = len(how.box)
     return EncodeTiled(
         data_type=f"CU_TENSOR_MAP_DATA_TYPE_{_DATA_TYPES[how.dtype or dtype]}",

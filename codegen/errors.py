@@ -8,9 +8,9 @@ from pathlib import Path
 from codegen.wording import one_line
 
 MOST_OF_PLACE = 500
-"""Characters of a path in a message: one of a few folders is whole."""
+"""Most characters of a path in a message; short paths are not cut."""
 MOST_OF_MESSAGE = 2000
-"""Characters of a message that may name several files or values."""
+"""Most characters of a message that may list several files or values."""
 
 
 class CodegenError(Exception):
@@ -31,20 +31,20 @@ class FileError(CodegenError):
         super().__init__(f"{one_line(str(path), MOST_OF_PLACE)}: {self.reason}")
 
     def __reduce__(self) -> tuple[type[FileError], tuple[Path, str]]:
-        """The constructor and its arguments, for another process."""
+        """Constructor and arguments, for pickling."""
         return type(self), (self.path, self.reason)
 
 
 class MissingFileError(FileError):
-    """A file that is to be read, and is not there."""
+    """A file to read does not exist."""
 
 
 class SpecError(CodegenError):
-    """A spec that cannot become a kernel. Its message is one line of bounded length, whatever the spec holds.
+    """A spec that is not valid. The message is one line of bounded length, whatever the spec contains.
 
     Attributes:
-        field: dotted name of the offending field (``"tile.n"``), or ``""`` when the file as a whole is at fault.
-        reason: what the value was and what is allowed.
+        field: dotted name of the offending field (``"tile.n"``), or ``""`` if the error concerns the whole file.
+        reason: the value and the allowed values.
         location: ``"file.yaml:12"`` once the file is known, else ``""``.
         others: further mistakes of the same spec.
     """
@@ -71,4 +71,4 @@ class SpecError(CodegenError):
 
 
 class ExportError(FileError):
-    """A folder that is no exported kernel, is not as it was exported, or is of another version of the package."""
+    """A folder is not an exported kernel, was changed since the export, or has another version of the package."""

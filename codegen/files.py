@@ -1,4 +1,4 @@
-"""Files that a user names: read if they are what they should be, written so that a failure leaves the old one."""
+"""Reading and writing of files that a user names: checked reads, and writes that keep the old file on failure."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from codegen.errors import MOST_OF_PLACE, FileError, MissingFileError
 from codegen.wording import one_line
 
 MOST_BYTES = 1 << 20
-"""Of a file that is read: the largest of the project's own has a quarter of it."""
+"""Most bytes of a file to read; four times the largest file of the project."""
 
 
 def read_text(path: Path) -> str:
-    """Read a text file. Every text file that a user can name is read by this function.
+    """Text of a file. All text files that a user can name are read here.
 
     Raises:
-        MissingFileError: if it is not there.
-        FileError: if it cannot be read, is no regular file, is larger than MOST_BYTES or is not UTF-8.
+        MissingFileError: if the file does not exist.
+        FileError: if it cannot be read, is not a regular file, is larger than MOST_BYTES or is not UTF-8.
     """
     data = read_bytes(path)
     try:
@@ -33,20 +33,20 @@ def read_text(path: Path) -> str:
 
 
 def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
-    """The bytes of a file, at most ``most``.
+    """Bytes of a file of at most ``most`` bytes.
 
     Raises:
-        MissingFileError, FileError: as ``read_text`` does.
+        MissingFileError, FileError: like ``read_text``.
     """
     with errors_of(path, "cannot be read: "):
-        # Before it is opened too: a device may act on that. Opened so, a fifo in its place does not wait for a writer.
+        # Check before opening too, as opening a device may have effects. O_NONBLOCK: a fifo does not wait for a writer.
         _check_regular(path, path.stat())
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
         with os.fdopen(descriptor, "rb") as file:
             _check_regular(path, os.fstat(file.fileno()))
-            data = file.read(most + 1)  # it may say that it has 0 bytes, or grow
+            data = file.read(most + 1)  # its reported size may be 0, or it may grow
     if len(data) > most:
-        raise FileError(path, f"is too large: at most {most >> 20} MiB is read")
+        raise FileError(path, f"is too large: the limit is {most >> 20} MiB")
     return data
 
 
@@ -54,25 +54,25 @@ def _check_regular(path: Path, status: os.stat_result) -> None:
     if stat.S_ISDIR(status.st_mode):
         raise FileError(path, f"cannot be read: {os.strerror(errno.EISDIR)}")
     if not stat.S_ISREG(status.st_mode):
-        raise FileError(path, "is no regular file, and is not read: copy what it gives into one")
+        raise FileError(path, "is not a regular file and is not read: copy its contents to a file")
 
 
 def check_replaceable(path: Path) -> None:
-    """Refuse a place that anything but a regular file has: a device or a fifo would be gone, and all that use it fail.
+    """Reject a path of anything but a regular file: writing would replace a device or a fifo that others use.
 
     Raises:
-        FileError: for such a place.
+        FileError: for such a path.
     """
-    with errors_of(path), contextlib.suppress(FileNotFoundError, NotADirectoryError):  # of a folder its maker tells
+    with errors_of(path), contextlib.suppress(FileNotFoundError, NotADirectoryError):  # reported later
         mode = path.stat().st_mode
         if stat.S_ISDIR(mode):
             raise FileError(path, os.strerror(errno.EISDIR))
         if not stat.S_ISREG(mode):
-            raise FileError(path, "is no regular file, and is not written over: name another file")
+            raise FileError(path, "is not a regular file and is not overwritten: name another file")
 
 
 def is_file(path: Path) -> bool:
-    """Whether there is a regular file; False in a folder that cannot be read, and for an impossible name."""
+    """Whether a path is a regular file; False in a folder that cannot be read, and for an invalid name."""
     try:
         return path.is_file()
     except (OSError, ValueError):
@@ -80,7 +80,7 @@ def is_file(path: Path) -> bool:
 
 
 def resolved(path: Path) -> Path:
-    """Return a path without links and dots; one that leads nowhere, as a loop of links does, stays as it is."""
+    """Path without links and dots; a path that cannot be resolved, such as a loop of links, is returned unchanged."""
     try:
         return path.resolve()
     except (OSError, ValueError, RuntimeError):
@@ -96,10 +96,10 @@ def is_folder(path: Path) -> bool:
 
 
 def holds(path: Path, text: str) -> bool:
-    """Whether a file holds a text and nothing else.
+    """Whether the contents of a file equal a text.
 
     Raises:
-        FileError: if it cannot be read.
+        FileError: if the file cannot be read.
     """
     data = text.encode("utf-8")
     return is_file(path) and _size(path) == len(data) and read_bytes(path, max(MOST_BYTES, len(data))) == data
@@ -111,36 +111,36 @@ def _size(path: Path) -> int:
 
 
 def write_if_changed(path: Path, text: str) -> bool:
-    """Make ``path`` hold ``text`` (UTF-8) and return whether it had to be written.
+    """Write ``text`` (UTF-8) to ``path`` if the file differs; return whether it was written.
 
-    The new file takes the old one's place in one step: a reader sees either of them whole, and a failed write changes
+    The new file replaces the old one atomically: a reader sees one of them completely, and a failed write changes
     nothing.
 
     Raises:
-        FileError: when the folder cannot be written, or the path is one; it names ``path``.
+        FileError: if the folder cannot be written, or the path is a folder; names ``path``.
     """
     return write_all({path: text})[path]
 
 
 def write_all(texts: Mapping[Path, str]) -> dict[Path, bool]:
-    """Do the same for several files that belong together, and return of each whether it had to be written.
+    """Write several files that belong together, like ``write_if_changed``; return for each whether it was written.
 
-    All of them are written beside the old ones before the first takes a place: a full disk changes none.
+    All temporary files are written before the first one is renamed, so that a full disk changes nothing.
 
     Raises:
-        FileError: as above.
+        FileError: like ``write_if_changed``.
     """
     changed: dict[Path, bool] = {}
     staged: dict[Path, Path] = {}
     try:
         for path, text in texts.items():
-            with errors_of(path):  # it names the requested file, not its stand-in
+            with errors_of(path):  # errors name the requested file, not the temporary one
                 check_replaceable(path)
                 changed[path] = not holds(path, text)
                 if changed[path]:
                     _make_folder(path.parent)
                     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
-                    with temporary.open("xb") as file:  # x: a link that somebody put there is not followed
+                    with temporary.open("xb") as file:  # x: does not follow a link that somebody created there
                         staged[path] = temporary
                         file.write(text.encode("utf-8"))
         for path, temporary in staged.items():
@@ -155,12 +155,12 @@ def write_all(texts: Mapping[Path, str]) -> dict[Path, bool]:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keep other processes that lock a folder waiting: between reading a file of it and writing it anew.
+    """Hold an exclusive lock on a folder, for reading a file in it and rewriting it.
 
-    The folder is made if it is not there. On a file system without locks nobody waits.
+    The folder is created if it does not exist. On a file system without locks, nothing is locked.
 
     Raises:
-        FileError: if the folder cannot be made or opened.
+        FileError: if the folder cannot be created or opened.
     """
     _make_folder(folder)
     with errors_of(folder):
@@ -180,23 +180,23 @@ def _make_folder(folder: Path) -> None:
 
 @contextlib.contextmanager
 def errors_of(path: Path, doing: str = "") -> Iterator[None]:
-    """Turn what the file system says of a path into one error; the boundary to it."""
+    """Convert errors of the file system into a FileError with the path."""
     try:
         yield
     except FileNotFoundError as error:
         raise MissingFileError(path, f"{doing}{error.strerror or error}") from error
     except OSError as error:
         raise FileError(path, f"{doing}{error.strerror or error}") from error
-    except ValueError as error:  # a null byte, or a character that no file system has
+    except ValueError as error:  # a null byte, or a character that file names cannot have
         raise FileError(path, f"is not the name of a file: {error}") from None
 
 
 def display_path(path: Path) -> str:
-    """A path relative to the current folder, if it is inside, on one line."""
+    """A path on one line, relative to the current folder if it is inside."""
     return one_line(relative_to_here(path), MOST_OF_PLACE)
 
 
 def relative_to_here(path: Path) -> str:
-    """A path relative to the current folder, if it is inside."""
+    """A path, relative to the current folder if it is inside."""
     relative = os.path.relpath(path)
     return str(path) if relative.startswith("..") else relative

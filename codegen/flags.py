@@ -1,4 +1,4 @@
-"""Values that only template text reads: instruction shapes, suffixes, features of a kernel."""
+"""Values that only templates read: instruction shapes, suffixes, features of a kernel."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ Value = int | str | bool | tuple[Any, ...] | None
 
 @dataclass(frozen=True)
 class Flags:
-    """Base of the flags of a template, each a name in it; a field that is flags itself stands for all of its own."""
+    """Base of the flags of a template. Each field is a name in the template; fields of nested flags are names too."""
 
     def named(self) -> dict[str, Value]:
-        """Return the names that a template is rendered with, and their values."""
+        """Names and values for rendering a template."""
         found: dict[str, Value] = {}
         for field in fields(self):
             value = getattr(self, field.name)
@@ -26,15 +26,15 @@ class Flags:
 
 @dataclass(frozen=True)
 class AuxFlags:
-    """How a kernel looks a value of an aux tensor up.
+    """How a kernel reads a value of an aux tensor.
 
     Attributes:
-        name: of the tensor.
+        name: name of the tensor.
         declared: its type and sizes.
-        dtype: of an element.
-        value: type of the value, in C++.
-        parameters: of the function, after the kernel's: its indices.
-        place: what is added to the address, in elements.
+        dtype: type of an element.
+        value: C++ type of the value.
+        parameters: parameters of the load function after the kernel's parameters: the indices.
+        place: offset from the address, in elements, in C++.
     """
 
     name: str
@@ -50,15 +50,15 @@ class ExpressionFlags:
     """An expression as templates print it.
 
     Attributes:
-        text: the expression; empty: there is none.
-        row: what depends on the query alone.
-        column: what depends on the key alone.
-        used_row: what of ``row`` the rest names.
-        used_column: what of ``column`` it names.
-        pair: parts of the rest.
-        result: the expression in terms of these.
+        text: the expression; empty if there is none.
+        row: statements that depend on the query only.
+        column: statements that depend on the key only.
+        used_row: statements of ``row`` that the other statements use.
+        used_column: statements of ``column`` that the other statements use.
+        pair: statements per pair.
+        result: the expression in terms of these statements.
         helpers: device functions that it calls.
-        looks_up_keys: whether an element of a tensor depends on the key.
+        looks_up_keys: whether it reads a tensor element whose index depends on the key.
     """
 
     text: str
@@ -74,13 +74,13 @@ class ExpressionFlags:
 
 @dataclass(frozen=True)
 class MaskFlags(Flags):
-    """The mask of partial blocks, where it is an expression.
+    """The mask of partial blocks, if it is an expression.
 
     Attributes:
         mask_expression: the expression.
-        mask_lines: its text, in lines of a comment.
-        shares_row_parts: whether lanes of a warp share what it asks of the queries of a step.
-        shares_column_parts: the same of keys.
+        mask_lines: its text, as lines of a comment.
+        shares_row_parts: whether the lanes of a warp share its per-query values of a step.
+        shares_column_parts: whether they share its per-key values of a step.
     """
 
     mask_expression: ExpressionFlags
@@ -91,11 +91,11 @@ class MaskFlags(Flags):
 
 @dataclass(frozen=True)
 class PairFlags(Flags):
-    """The mask of the pairs that a built-in pattern hides.
+    """The mask of a built-in pattern.
 
     Attributes:
         pair_expression: the expression.
-        pair_lines: its text, in lines of a comment.
+        pair_lines: its text, as lines of a comment.
     """
 
     pair_expression: ExpressionFlags
@@ -104,13 +104,13 @@ class PairFlags(Flags):
 
 @dataclass(frozen=True)
 class ScoreFlags(Flags):
-    """What becomes of scores before the mask, where that is an expression.
+    """The transform of scores before the mask, if it is an expression.
 
     Attributes:
         score_expression: log2(e) times the expression.
-        score_lines: its text, in lines of a comment.
-        slope_expression: its derivative by the score, in gradients, if that is not 1.
-        slope_lines: the text of that.
+        score_lines: its text, as lines of a comment.
+        slope_expression: in gradients, its derivative with respect to the score, unless it is 1.
+        slope_lines: the text of the derivative.
     """
 
     score_expression: ExpressionFlags
@@ -124,11 +124,11 @@ class ExpressionsFlags(Flags):
     """The expressions of a spec.
 
     Attributes:
-        mask: that of partial blocks.
-        pairs: that of the pairs of a built-in pattern.
-        score: that of scores.
-        expression_helpers: device functions and constants that they need.
-        aux: the tensors that they look values up in.
+        mask: the mask of partial blocks.
+        pairs: the mask of a built-in pattern.
+        score: the transform of scores.
+        expression_helpers: device functions and constants that they use.
+        aux: the tensors that they read.
     """
 
     mask: MaskFlags
@@ -140,17 +140,17 @@ class ExpressionsFlags(Flags):
 
 @dataclass(frozen=True)
 class PatternFlags(Flags):
-    """Template parameters of patterns, which all kernels of attention and of its gradients include.
+    """Template parameters of patterns, for all kernels of attention and its gradients.
 
     Attributes:
         pattern_template: the pattern's template.
         lengths: lengths of the sequences.
-        partial_range: whether a ``KvBlockIterator`` can be restricted to some of its blocks.
+        partial_range: whether a ``KvBlockIterator`` can be restricted to a range of its blocks.
         skip_masked: whether warpgroups skip steps of their tile without visible keys.
-        block_steps: steps in a listed block.
-        step_blocks: listed blocks of a step.
-        divides_block: whether a tile has a part of the queries that share a list.
-        expressions: the mask of partial blocks, and what becomes of scores, where they are expressions.
+        block_steps: steps per listed block.
+        step_blocks: listed blocks per step.
+        divides_block: whether several tiles share the list of a query block.
+        expressions: the mask and the transform of scores, if they are expressions.
     """
 
     pattern_template: str
@@ -168,11 +168,11 @@ class AttentionMmaSyncFlags(PatternFlags):
     """Template parameters of attention/mma_sync.cu.j2.
 
     Attributes:
-        paired: whether K and V of a step are waited for together.
-        overlaps: whether exponentials of a group of keys overlap P V of the one before.
+        paired: whether the kernel waits for K and V of a step together.
+        overlaps: whether the exponentials of a group of keys overlap P V of the previous group.
         q_beyond: whether Q extends beyond the slots of the ring that are filled last.
-        rereads_thread: whether the thread's number is read at each use, as registers are few.
-        q_in_registers: whether Q is in registers throughout.
+        rereads_thread: whether the thread index is read at each use, to save registers.
+        q_in_registers: whether Q stays in registers.
     """
 
     paired: bool
@@ -187,13 +187,13 @@ class Fp8Flags:
     """Template parameters of FP8 inputs.
 
     Attributes:
-        piece_columns: columns of one product P V.
-        sums_by_mma: whether P V has the sums of P's rows.
+        piece_columns: columns of one P V product.
+        sums_by_mma: whether P V also computes the row sums of P.
         first_keys: keys of the first wgmma of Q K^T.
-        other_keys: keys of the second one; 0 without.
+        other_keys: keys of the second wgmma; 0 if there is none.
         fence_scores: whether a register fence keeps scores live across the step's P V, which shares their registers.
         narrow_v: whether rows of V^T in shared memory are narrower than the widest swizzle.
-        dequantizes: whether scores are multiplied by their scales before anything else.
+        dequantizes: whether scores are first multiplied by their scales.
     """
 
     piece_columns: int
@@ -211,18 +211,18 @@ class AttentionSm90aFlags(PatternFlags):
 
     Attributes:
         consumers: warpgroups that compute.
-        sub_tiles: parts of a tile with key blocks of their own.
+        sub_tiles: parts of a tile with their own key blocks.
         tile_stages: stages of Q in shared memory.
-        packed: whether rows are anything but consecutive queries of one head.
-        asks_heads: whether the kernel asks which head of its pack a row is of.
+        packed: whether rows are not consecutive queries of one head.
+        asks_heads: whether the kernel needs the head of a row within its pack.
         q_in_registers: whether all of Q is kept in registers.
-        q_slices: slices of 16 columns of Q that are kept there; 0 in FP8.
-        o_aliases_q: whether O is staged where Q was.
+        q_slices: slices of 16 columns of Q in registers; 0 in FP8.
+        o_aliases_q: whether O is staged in the buffer of Q.
         surplus_first: whether surplus rows of a head's tiles lie before query 0.
-        takes_work: whether the key blocks of a tile depend on the work tile: on its part of them, or on its round.
+        takes_work: whether the key blocks of a tile depend on its work tile: on its range of them, or on its round.
         may_be_empty: whether a tile or a sub-tile may have no step.
         uses_setmaxnreg: whether setmaxnreg moves registers from the producer to the consumers.
-        fp8: what FP8 inputs change; None of others.
+        fp8: flags of FP8 inputs; None for other types.
     """
 
     consumers: int
@@ -242,14 +242,14 @@ class AttentionSm90aFlags(PatternFlags):
 
 @dataclass(frozen=True)
 class EpilogueFlags(Flags):
-    """What is done to a product before it is stored.
+    """The epilogue: operations on a product before it is stored.
 
     Attributes:
         adds_bias: whether a bias is added.
         activation: name of the activation, and of the function that computes it.
         formula: C as a formula.
-        bias_rows: what a bias is, in words.
-        epilogue: the template of a consumer's end of a tile.
+        bias_rows: description of the bias.
+        epilogue: template of a consumer's epilogue.
     """
 
     adds_bias: bool
@@ -261,36 +261,36 @@ class EpilogueFlags(Flags):
 
 @dataclass(frozen=True)
 class WgmmaFlags(Flags):
-    """What kernels ask whose only choice is the N of their wgmma."""
+    """Template parameters of kernels that only vary the N of their wgmma."""
 
     mma_n: int
 
 
 @dataclass(frozen=True)
 class SddmmSm90aFlags(WgmmaFlags):
-    """What bsr_sddmm/sm90a.cu.j2 asks: ``by_rows``, whether parts of a tile lie one above the other, too."""
+    """Template parameters of bsr_sddmm/sm90a.cu.j2; ``by_rows``: whether warpgroups split a tile by rows."""
 
     by_rows: bool
 
 
 @dataclass(frozen=True)
 class SpgemmSm90aFlags(WgmmaFlags):
-    """What bsr_spgemm/sm90a.cu.j2 asks: ``tile_order``, the template of the order of C's tiles, too."""
+    """Template parameters of bsr_spgemm/sm90a.cu.j2; ``tile_order``: template of the order of C's tiles."""
 
     tile_order: str
 
 
 @dataclass(frozen=True)
 class SpmmFlags(WgmmaFlags):
-    """What kernels ask in which B is on the N side of a wgmma: bsr_spmm/sm90a_pairs.cu.j2 asks no more.
+    """Template parameters of kernels with B on the N side of a wgmma; all of those of bsr_spmm/sm90a_pairs.cu.j2.
 
     Attributes:
-        b_tile: the template of what a B tile is.
-        b_major: whether it is MN-major or K-major, in names of instructions.
-        b_and_c: how B and C are stored, in words.
-        grouped: operands that lie in column groups, in words.
-        b_columns: how B lies, where it does not, in words.
-        epilogue: what is done to the product.
+        b_tile: template of a B tile.
+        b_major: ``mn_major`` or ``k_major``, as in names of instructions.
+        b_and_c: description of the layouts of B and C.
+        grouped: names of the operands in column groups.
+        b_columns: description of the layout of B, if it is not in column groups.
+        epilogue: flags of the epilogue.
     """
 
     b_tile: str
@@ -303,13 +303,13 @@ class SpmmFlags(WgmmaFlags):
 
 @dataclass(frozen=True)
 class SpmmTransposedFlags(Flags):
-    """What bsr_spmm/sm90a_transposed.cu.j2 asks.
+    """Template parameters of bsr_spmm/sm90a_transposed.cu.j2.
 
     Attributes:
-        product: operands and product.
-        tile_place: the template of the order of tiles.
-        tile_rows: the parameter that says how many rows of tiles there are.
-        by_rows: whether the warpgroups' parts of a tile lie one above the other.
+        product: flags of the operands and the product.
+        tile_place: template of the order of tiles.
+        tile_rows: name of the parameter with the number of rows of tiles.
+        by_rows: whether warpgroups split a tile by rows.
     """
 
     product: SpmmFlags
@@ -323,11 +323,11 @@ class SchedulerFlags(Flags):
     """How thread blocks of BSR x dense get their work.
 
     Attributes:
-        scheduler: the template of the scheduler and of the producer.
-        work: what a thread block works on: a tile, or a unit.
-        work_type: its type.
-        walk_from: what a consumer needs to go through it.
-        next_block: how the producer goes on to the block of A that it loads next, in C++.
+        scheduler: template of the scheduler and of the producer.
+        work: noun for the work of a thread block: ``tile`` or ``unit``.
+        work_type: its C++ type.
+        walk_from: argument from which a consumer iterates over the work, in C++.
+        next_block: statement that advances the producer to its next block of A, in C++.
     """
 
     scheduler: str
@@ -339,19 +339,19 @@ class SchedulerFlags(Flags):
 
 @dataclass(frozen=True)
 class SpmmSm90aFlags(Flags):
-    """What bsr_spmm/sm90a.cu.j2 asks.
+    """Template parameters of bsr_spmm/sm90a.cu.j2.
 
     Attributes:
-        product: operands and product.
-        tile_place: the template of the order of tiles.
-        tile_rows: the parameter that says how many rows of tiles there are.
-        by_rows: whether the warpgroups' parts of a tile lie one above the other.
-        schedule: how thread blocks get their tiles.
-        a_row_bytes: bytes of a row of a tile of A.
-        b_bytes: bytes of a B tile, in C++.
-        clips: where a tile reaches beyond B, whether columns that are not there are neither loaded nor, by a warpgroup
-            that has no others, multiplied. One that has others multiplies what its stage had there before, and the
-            store of C leaves it out.
+        product: flags of the operands and the product.
+        tile_place: template of the order of tiles.
+        tile_rows: name of the parameter with the number of rows of tiles.
+        by_rows: whether warpgroups split a tile by rows.
+        schedule: flags of the scheduler.
+        a_row_bytes: bytes per row of an A tile.
+        b_bytes: bytes per B tile, in C++.
+        clips: whether a tile that extends beyond B skips the columns outside: they are not loaded, and a warpgroup with
+            only such columns does not multiply. A warpgroup with other columns too multiplies the previous contents of
+            the stage, and the store of C skips these columns.
     """
 
     product: SpmmFlags
@@ -366,20 +366,20 @@ class SpmmSm90aFlags(Flags):
 
 @dataclass(frozen=True)
 class SpmmSwapAbFlags(WgmmaFlags):
-    """What bsr_spmm/sm90a_swap_ab.cu.j2 asks.
+    """Template parameters of bsr_spmm/sm90a_swap_ab.cu.j2.
 
     Attributes:
-        a_row_bytes: bytes of a row of a block of A.
-        step_blocks: blocks of A of a step, at most.
-        step: the template of a step.
-        tile: the template of what a thread block works on.
-        tile_place: the template of the order of tiles, where that is a tile.
-        tile_rows: the parameter that says how many rows of tiles there are.
-        b_tile: the template of what a B tile is.
-        b_and_c: how B and C are stored, in words.
-        copies_b: whether B is copied by rows before.
-        schedule: how thread blocks get their work.
-        epilogue: what is done to the product.
+        a_row_bytes: bytes per row of a block of A.
+        step_blocks: most blocks of A per step.
+        step: template of a step.
+        tile: template of the work of a thread block.
+        tile_place: template of the order of tiles, if the work is a tile.
+        tile_rows: name of the parameter with the number of rows of tiles.
+        b_tile: template of a B tile.
+        b_and_c: description of the layouts of B and C.
+        copies_b: whether a prologue copies B by rows.
+        schedule: flags of the scheduler.
+        epilogue: flags of the epilogue.
     """
 
     a_row_bytes: int
@@ -397,12 +397,12 @@ class SpmmSwapAbFlags(WgmmaFlags):
 
 @dataclass(frozen=True)
 class BsrFp8Flags(WgmmaFlags):
-    """What products of BSR matrices in FP8 ask.
+    """Template parameters of FP8 products of BSR matrices by wgmma.
 
     Attributes:
-        products: the template of how products are summed up.
-        piece: the template of how a piece of C goes through shared memory.
-        pipeline: the template of how a consumer's products follow each other, in words.
+        products: template of the accumulation of products.
+        piece: template that stages a piece of C through shared memory.
+        pipeline: template of a comment on the order of a consumer's products.
     """
 
     products: str
@@ -412,13 +412,13 @@ class BsrFp8Flags(WgmmaFlags):
 
 @dataclass(frozen=True)
 class SddmmFp8Flags(Flags):
-    """What bsr_sddmm/sm90a_fp8.cu.j2 asks.
+    """Template parameters of bsr_sddmm/sm90a_fp8.cu.j2.
 
     Attributes:
-        fp8: products and pieces.
-        row_scales: whether rows of A and of B have scales of their own.
-        scaling: what the scales are, in words.
-        work: what a thread block works on, in words.
+        fp8: flags of FP8 products.
+        row_scales: whether rows of A and of B have their own scales.
+        scaling: description of the scales.
+        work: description of the work of a thread block.
     """
 
     fp8: BsrFp8Flags
@@ -429,15 +429,15 @@ class SddmmFp8Flags(Flags):
 
 @dataclass(frozen=True)
 class SpmmFp8Flags(Flags):
-    """What bsr_spmm/sm90a_fp8.cu.j2 asks.
+    """Template parameters of bsr_spmm/sm90a_fp8.cu.j2.
 
     Attributes:
-        fp8: products and pieces.
-        block_scales: whether blocks of A and of columns of B have scales of their own.
-        scaling: what the scales are, in words.
-        tile_place: the template of the order of tiles.
-        tile_rows: the parameter that says how many rows of tiles there are.
-        schedule: how thread blocks get their tiles.
+        fp8: flags of FP8 products.
+        block_scales: whether blocks of A and of columns of B have their own scales.
+        scaling: description of the scales.
+        tile_place: template of the order of tiles.
+        tile_rows: name of the parameter with the number of rows of tiles.
+        schedule: flags of the scheduler.
     """
 
     fp8: BsrFp8Flags
@@ -450,28 +450,28 @@ class SpmmFp8Flags(Flags):
 
 @dataclass(frozen=True)
 class SpmmGatheredFlags(WgmmaFlags):
-    """What bsr_spmm/sm90a_gathered.cu.j2 asks: ``a_row_bytes``, those of a row of a block of A, too."""
+    """Template parameters of bsr_spmm/sm90a_gathered.cu.j2; ``a_row_bytes``: bytes per row of a block of A."""
 
     a_row_bytes: int
 
 
 @dataclass(frozen=True)
 class SpmmGatheredMmaFlags(Flags):
-    """What bsr_spmm/sm90a_gathered_mma.cu.j2 asks: ``words_bytes``, a packet's for two rounds of all warps."""
+    """Template parameters of bsr_spmm/sm90a_gathered_mma.cu.j2; ``words_bytes``: bytes of a packet for two rounds."""
 
     words_bytes: int
 
 
 @dataclass(frozen=True)
 class MmaSyncFp8Flags:
-    """What products of BSR matrices in FP8 by mma.sync ask.
+    """Template parameters of FP8 products of BSR matrices by mma.sync.
 
     Attributes:
-        multiply: the template of products and sums of a slice.
-        strip: the template of C on its way out, by its type.
+        multiply: template of the products and sums of a slice.
+        strip: template of the store of C, by its type.
         element: C++ type of the elements of C.
-        scaling: what the scales are, in words.
-        one_scale: whether the scales of A and B are one each, by which C is multiplied on its way out.
+        scaling: description of the scales.
+        one_scale: whether A and B have a single scale each; the store of C multiplies by both.
     """
 
     multiply: str
@@ -486,8 +486,8 @@ class SddmmMmaFlags(Flags):
     """Template parameters of bsr_sddmm/mma.cu.j2.
 
     Attributes:
-        fp8: products and strips of FP8 operands; None of others.
-        row_scales: whether rows of A and of B have scales of their own, in FP8.
+        fp8: flags of FP8 operands; None for other types.
+        row_scales: whether rows of A and of B have their own scales, in FP8.
     """
 
     fp8: MmaSyncFp8Flags | None
@@ -499,14 +499,14 @@ class SpmmMmaFlags(Flags):
     """Template parameters of bsr_spmm/mma.cu.j2.
 
     Attributes:
-        b_tile: the template of tiles in shared memory, by how B is stored.
-        lanes: the template of where a lane's operands begin in them.
-        b_and_c: how B and C are stored, in words.
-        mainloop: the template of the main loop.
+        b_tile: template of tiles in shared memory, by the layout of B.
+        lanes: template of the offsets of a lane's operands in these tiles.
+        b_and_c: description of the layouts of B and C.
+        mainloop: template of the main loop.
         by_columns: whether B is stored by columns.
-        some_copy_a: whether an A tile has fewer chunks than there are threads.
-        fp8: products and strips of FP8 operands; None of others.
-        block_scales: whether blocks of A and of columns of B have scales of their own, in FP8.
+        some_copy_a: whether an A tile has fewer chunks than a thread block has threads.
+        fp8: flags of FP8 operands; None for other types.
+        block_scales: whether blocks of A and of columns of B have their own scales, in FP8.
     """
 
     b_tile: str
@@ -521,11 +521,11 @@ class SpmmMmaFlags(Flags):
 
 @dataclass(frozen=True)
 class SpmmFewColumnsFlags(Flags):
-    """What bsr_spmm/sm90a_few_columns.cu.j2 asks.
+    """Template parameters of bsr_spmm/sm90a_few_columns.cu.j2.
 
     Attributes:
         a_words: 32-bit words of a row of A that a lane loads for a step: 2 or 4.
-        b_words: those of a row of B: 1, 2 or 4.
+        b_words: 32-bit words of a row of B that a lane loads for a step: 1, 2 or 4.
     """
 
     a_words: int
@@ -539,7 +539,7 @@ class SpmmGemvFlags(Flags):
     Attributes:
         words: 32-bit words of a lane's part of a row of A, or of a column of B, in a step: 2 or 4.
         accumulate: whether c is added.
-        epilogue: what is done to the product.
+        epilogue: flags of the epilogue.
     """
 
     words: int
@@ -549,16 +549,16 @@ class SpmmGemvFlags(Flags):
 
 @dataclass(frozen=True)
 class SpmmWmmaFlags(Flags):
-    """What bsr_spmm/wmma.cu.j2 asks.
+    """Template parameters of bsr_spmm/wmma.cu.j2.
 
     Attributes:
-        load: the template of how tiles are loaded.
-        b_load: the template of how all threads load them.
-        mainloop: the template of the main loop.
-        loaders: who loads, in words.
-        tma: whether tiles come by TMA.
+        load: template of the loads of tiles.
+        b_load: template of loads by all threads.
+        mainloop: template of the main loop.
+        loaders: description of the threads that load.
+        tma: whether TMA loads tiles.
         by_columns: whether B is stored by columns.
-        b_and_c: how B and C are stored, in words.
+        b_and_c: description of the layouts of B and C.
         some_copy_a: whether an A tile has fewer chunks than its threads can copy.
     """
 
@@ -577,7 +577,7 @@ class AttentionBackwardPatternFlags(PatternFlags):
     """Template parameters of all kernels of attention_backward/.
 
     Attributes:
-        masks_pairs: whether the pattern hides some pairs of blocks that it shows.
+        masks_pairs: whether the pattern hides some pairs within visible blocks.
         transposes: whether the prologue transposes lists.
     """
 
@@ -591,7 +591,7 @@ class AttentionBackwardFlags(AttentionBackwardPatternFlags):
 
     Attributes:
         divides_key_blocks: whether several tiles share the list of a key block.
-        several_lists: whether lists are of partial and of full blocks, with counts.
+        several_lists: whether partial and full blocks have separate lists, with counts.
     """
 
     divides_key_blocks: bool
@@ -603,11 +603,11 @@ class AttentionBackwardSm90aFlags(Flags):
     """Template parameters of the kernels of dQ, dK and dV for sm_90a.
 
     Attributes:
-        walk: those of all kernels.
+        walk: flags of all kernels.
         consumers: warpgroups that compute.
-        divides_products: whether the consumers divide the products of the same keys (dK and dV).
+        divides_products: whether the consumers split the products of the same keys (dK and dV).
         short_v_ring: whether the ring of V has fewer stages than that of K (dQ).
-        dq_queries: queries of a step whose dQ a warpgroup computes, where one kernel has all gradients; else 0.
+        dq_queries: queries per step whose dQ a warpgroup computes, if one kernel has all gradients; else 0.
     """
 
     walk: AttentionBackwardFlags
@@ -622,9 +622,9 @@ class AttentionBackwardMmaSyncFlags(Flags):
     """Template parameters of the kernels of dQ, dK and dV by mma.sync.
 
     Attributes:
-        walk: those of all kernels.
-        divides_sums: whether one thread block sums up dK of its keys and another one dV (dK and dV).
-        q_in_registers: whether Q and dO are in registers throughout (dQ).
+        walk: flags of all kernels.
+        divides_sums: whether separate thread blocks accumulate dK and dV of the same keys (dK and dV).
+        q_in_registers: whether Q and dO stay in registers (dQ).
     """
 
     walk: AttentionBackwardFlags
@@ -634,15 +634,15 @@ class AttentionBackwardMmaSyncFlags(Flags):
 
 @dataclass(frozen=True)
 class AuxSumFlags:
-    """What is summed up for the elements of a tensor that a score reads in one place.
+    """The sums for one read of a tensor in a score.
 
     Attributes:
-        name: of the kernel's parameter with the sums.
-        number: of the place, which names of functions end in.
-        element: the element, as the score has it.
-        lines: which pairs share it: rows, columns or diagonals.
-        slope: the derivative of the score by it; without a text it is 1.
-        slope_lines: its text, in lines of a comment.
+        name: name of the kernel parameter with the sums.
+        number: number of the read, the suffix of function names.
+        element: text of the element in the score.
+        lines: the pairs that share an element: rows, columns or diagonals.
+        slope: the derivative of the score with respect to the element; 1 if its text is empty.
+        slope_lines: its text, as lines of a comment.
     """
 
     name: str
@@ -655,12 +655,12 @@ class AuxSumFlags:
 
 @dataclass(frozen=True)
 class AttentionBackwardAuxFlags(Flags):
-    """Template parameters of the kernel of gradients of tensors of a score.
+    """Template parameters of the kernel for gradients of a score's tensors.
 
     Attributes:
-        pattern: what all kernels of gradients ask.
-        aux_sums: what is summed up.
-        has_pairs: whether some of it goes through shared memory.
+        pattern: flags of all kernels of gradients.
+        aux_sums: the sums that it computes.
+        has_pairs: whether some sums go through shared memory.
     """
 
     pattern: AttentionBackwardPatternFlags
@@ -670,7 +670,7 @@ class AttentionBackwardAuxFlags(Flags):
 
 @dataclass(frozen=True)
 class SelectTopkFlags(Flags):
-    """What select_topk/select_topk.cu.j2 asks beside the plan: nothing."""
+    """Template parameters of select_topk/select_topk.cu.j2: none beyond those of the plan."""
 
 
 @dataclass(frozen=True)
@@ -678,14 +678,14 @@ class LookedFlags:
     """A part of a mask that is evaluated as a whole, as templates print it.
 
     Attributes:
-        name: of what it is over a block.
-        ctype: type of that.
-        over: function that finds it.
-        function: name of the function of one value.
-        index: parameter of that, in C++: the query or the key; empty where neither matters.
-        value: type of the value.
-        text: the part.
-        parts: statements that lead to the value.
+        name: name of its range over a block.
+        ctype: C++ type of the range.
+        over: function that computes the range.
+        function: name of the function that computes one value.
+        index: parameter of that function, in C++: the query or the key; empty if it depends on neither.
+        value: C++ type of the value.
+        text: text of the part.
+        parts: statements before the value.
         result: the value.
     """
 
@@ -705,11 +705,11 @@ class RangesFlags:
     """A mask over a whole block.
 
     Attributes:
-        rows: what of it is looked at of queries.
-        columns: what of it is looked at of keys.
-        functions: these, and what neither changes.
-        statements: what is made of them.
-        result: what the mask is.
+        rows: parts evaluated at each query.
+        columns: parts evaluated at each key.
+        functions: these parts, and parts that depend on neither.
+        statements: statements over these parts.
+        result: value of the mask.
     """
 
     rows: tuple[LookedFlags, ...]
@@ -721,15 +721,15 @@ class RangesFlags:
 
 @dataclass(frozen=True)
 class BlockMaskFlags(Flags):
-    """What block_mask/block_mask.cu.j2 asks.
+    """Template parameters of block_mask/block_mask.cu.j2.
 
     Attributes:
         expressions: the mask of a pair.
         mask_ranges: the mask of a block.
-        row_parameter: the parameter that is looked at of queries, in C++; empty without, as are the next three.
-        column_parameter: the same of keys.
-        row_argument: the argument for it, in C++.
-        column_argument: likewise.
+        row_parameter: parameter with the ranges of queries, in C++; empty if there are none.
+        column_parameter: parameter with the ranges of keys, in C++; empty if there are none.
+        row_argument: argument for ``row_parameter``, in C++.
+        column_argument: argument for ``column_parameter``, in C++.
     """
 
     expressions: ExpressionsFlags
@@ -742,20 +742,20 @@ class BlockMaskFlags(Flags):
 
 @dataclass(frozen=True)
 class QuantizeFlags(Flags):
-    """What the templates of quantize kernels ask.
+    """Template parameters of quantize kernels.
 
     Attributes:
         codes_name: type of the codes.
-        kept_piece: the template of what a thread keeps of a row.
-        chunk_type: type of a chunk of a loaded row, in C++.
-        rows_type: type of a head's rows, in C++.
-        rotary_pairs: the template that rotates the pairs of a row; empty without the rotary embedding.
-        column_statistic: the template of what is found of each column first; empty without.
-        product: whether rows are multiplied by the mean.
-        given_scale: the template of a row's scale where that is given; empty if it is found.
-        scale_of_rows: whether each row has a scale, and not a block of them.
-        joins_warps: whether a thread block has a number of each warp in shared memory.
-        signs: signs of columns before the rotation, in C++; none without.
+        kept_piece: template of the part of a row that a thread keeps.
+        chunk_type: C++ type of a chunk of a loaded row.
+        rows_type: C++ type of a head's rows.
+        rotary_pairs: template that rotates the pairs of a row; empty without the rotary embedding.
+        column_statistic: template of the column statistic that precedes quantization; empty if there is none.
+        product: whether the kernel computes products of rows and the mean.
+        given_scale: template of a row's scale if it is given; empty if the kernel computes it.
+        scale_of_rows: whether each row has its own scale, rather than a block of rows.
+        joins_warps: whether a thread block combines one number per warp in shared memory.
+        signs: signs of columns before the rotation, in C++; empty without rotation.
     """
 
     codes_name: str
@@ -773,7 +773,7 @@ class QuantizeFlags(Flags):
 
 @dataclass(frozen=True)
 class TileCopyFlags(Flags):
-    """What tile_copy/tile_copy.cu.j2 asks: whether tiles come by TMA, and whether they come into a ring."""
+    """Template parameters of tile_copy/tile_copy.cu.j2: whether TMA loads tiles, and whether they go to a ring."""
 
     tma: bool
     ring: bool

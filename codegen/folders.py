@@ -1,4 +1,4 @@
-"""Folders that a command writes: whole, or not at all."""
+"""Folders that a command writes completely or not at all."""
 
 from __future__ import annotations
 
@@ -14,49 +14,50 @@ from codegen.errors import FileError
 from codegen.files import MOST_BYTES, errors_of, is_file, read_bytes
 
 Owned = Callable[[Path], Collection[str]]
-"""The names of the files in a folder that are as the command wrote them, by their hashes."""
+"""Function from a folder to the names of its files that are unchanged since the command wrote them."""
 
 
 def check_folder(folder: Path, mark: str, owned: Owned, what: str = "export") -> None:
-    """Refuse to write a folder in a place that has something else.
+    """Reject a path at which a folder must not be written.
 
     Args:
-        folder: the place.
-        mark: the file that says what wrote a folder.
+        folder: the path.
+        mark: name of the file that identifies the command that wrote a folder.
         owned: the files that may be replaced.
-        what: the command, as messages call it.
+        what: name of the command in messages.
 
     Raises:
-        FileError: for a place that is no folder, or a folder that holds anything else, or a file that was changed.
+        FileError: if the path is not a folder, or the folder has other files or changed files.
     """
     with errors_of(folder):
         if not (os.path.lexists(folder)):
             return
         if folder.is_symlink() or not folder.is_dir():
-            raise FileError(folder, "is there, and no folder: name another one")
+            raise FileError(folder, "exists and is not a folder: name another one")
         held = sorted(each.name for each in folder.iterdir())
         names = owned(folder) if held else ()
     foreign = [name for name in held if name not in names or not is_file(folder / name)]
     if held and (foreign or mark not in held):
         holds = (foreign or held)[0]
-        reason = f"holds {holds}, which no {what} wrote as it is: nothing was replaced; name another folder"
+        reason = f"holds {holds}, which no {what} wrote in this form: nothing was replaced; name another folder"
         raise FileError(folder, reason)
 
 
 def write_folder(folder: Path, files: Mapping[str, bytes], mark: str, owned: Owned, what: str = "export") -> bool:
-    """Make a folder hold these files and nothing else; return whether it had to be written.
+    """Write a folder with exactly these files; return whether anything was written.
 
-    The files are written beside it, and take its place when all are there. Where an older one is replaced there is a
-    moment without any: never one with a part of the files.
+    The files are written to a temporary folder, which then replaces the old one. The folder is briefly absent during
+    the replacement, but never incomplete.
 
     Args:
-        folder: what to write.
-        files: what it holds.
-        mark: as ``check_folder`` has it, and
-        owned, what: likewise.
+        folder: the folder to write.
+        files: contents by file name.
+        mark: see ``check_folder``.
+        owned: see ``check_folder``.
+        what: see ``check_folder``.
 
     Raises:
-        FileError: as ``check_folder`` does, or when it cannot be written; it is then as it was.
+        FileError: like ``check_folder``, or if the folder cannot be written; the old folder is then unchanged.
     """
     check_folder(folder, mark, owned, what)
     if _holds(folder, files):
@@ -73,23 +74,23 @@ def write_folder(folder: Path, files: Mapping[str, bytes], mark: str, owned: Own
             _swap(fresh, folder, old, lambda: check_folder(old, mark, owned, what))
         finally:
             shutil.rmtree(fresh, ignore_errors=True)
-        shutil.rmtree(old, ignore_errors=True)  # not after an error: what could not be put back stays there
+        shutil.rmtree(old, ignore_errors=True)  # not after an error: files that could not be restored stay there
     return True
 
 
 def has_hash(path: Path, sha256: str, most: int = MOST_BYTES) -> bool:
-    """Whether a path is a file, not a link, of this SHA-256.
+    """Whether a path is a regular file, not a link, with this SHA-256.
 
     Raises:
-        FileError: for one that cannot be read, or of more than ``most`` bytes.
+        FileError: for a file that cannot be read, or has more than ``most`` bytes.
     """
     return is_file(path) and not path.is_symlink() and hashlib.sha256(read_bytes(path, most)).hexdigest() == sha256
 
 
 def _swap(fresh: Path, folder: Path, old: Path, check: Callable[[], None]) -> None:
-    """Put ``fresh`` in the place of ``folder``, which goes to ``old``, and comes back if that fails.
+    """Move ``folder`` to ``old`` and ``fresh`` to ``folder``; on failure, move ``old`` back.
 
-    ``check`` refuses ``old``, which will be removed: somebody may have put something into it meanwhile.
+    ``check`` verifies ``old`` before it is removed, as another process may have added files.
     """
     if not folder.exists():
         fresh.rename(folder)
@@ -107,7 +108,7 @@ def _swap(fresh: Path, folder: Path, old: Path, check: Callable[[], None]) -> No
 
 
 def _holds(folder: Path, files: Mapping[str, bytes]) -> bool:
-    """Whether a folder has all of these files, and no others."""
+    """Whether a folder has exactly these files."""
     if folder.is_dir() and len(list(folder.iterdir())) != len(files):
         return False
     return all(_is_file_of(folder / name, data) for name, data in files.items())

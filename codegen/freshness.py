@@ -1,4 +1,4 @@
-"""Freshness of the generated sources: they are what specs and templates render to, byte for byte."""
+"""Freshness of the generated sources: a byte comparison with the sources that specs and templates render to."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ Kind = Literal[
 
 @dataclass(frozen=True)
 class Problem:
-    """One file that is not what it should be.
+    """A problem of one file.
 
     Attributes:
         path: the file.
-        kind: what is wrong with it.
-        message: the same in words.
-        fix: the command that mends it.
+        kind: keyword of the problem.
+        message: the problem in words.
+        fix: the command that fixes it.
     """
 
     path: Path
@@ -46,40 +46,36 @@ class Problem:
     fix: str
 
     def __str__(self) -> str:
-        """Return one line."""
+        """The problem in one line."""
         return f"{display_path(self.path)}: {self.message}; run: {self.fix}"
 
 
 def render_to(folder: Path, specs: Sequence[NamedSpec]) -> dict[Path, bool]:
-    """Render specs into ``folder``, laid out as specs/ is; return each file and whether it changed.
+    """Render specs into ``folder`` with the layout of specs/; return each file and whether it changed.
 
-    A twin gets a file of its own name, which no folder of committed sources has.
-
-    Nothing is written unless all of them render.
+    A twin gets its own file, unlike in folders of committed sources. Nothing is written unless all specs render.
 
     Raises:
-        CodegenError: for a spec that cannot be rendered, or two specs of one name.
-        FileError: when the folder cannot be written.
+        CodegenError: for a spec that cannot be rendered, or two specs with the same name.
+        FileError: if the folder cannot be written.
     """
     texts: dict[Path, str] = {}
     for named in specs:
         path = folder / named.subfolder / f"{named.stem}.cu"
         if path in texts:
-            raise CodegenError(
-                f"two of the specs are called {named.stem}: both would be written to {display_path(path)}"
-            )
+            raise CodegenError(f"two specs are named {named.stem}: both would be written to {display_path(path)}")
         texts[path] = render(named)
     return {path: write_if_changed(path, text) for path, text in texts.items()}
 
 
 def check_sources(folder: Path, specs: Iterable[NamedSpec]) -> list[Problem]:
-    """Check the committed sources of ``specs`` in ``folder``, and what they say of twins; return their problems."""
+    """Problems of the committed sources of ``specs`` in ``folder``, including the sources of twins."""
     specs = list(specs)
     return check_files(folder, [named for named in specs if named.twin_of is None]) + check_twins(folder, specs)
 
 
 def check_files(folder: Path, specs: Iterable[NamedSpec]) -> list[Problem]:
-    """Check the files of ``specs`` in ``folder``, each by its own name; return their problems."""
+    """Problems of the files of ``specs`` in ``folder``, one file per spec."""
     problems = []
     for named in specs:
         path = folder / named.subfolder / f"{named.stem}.cu"
@@ -92,28 +88,28 @@ def check_files(folder: Path, specs: Iterable[NamedSpec]) -> list[Problem]:
         elif seal_is_intact(read_bytes(path).decode("utf-8", "replace")):
             problems.append(Problem(path, "stale", "its spec or templates changed after it was generated", fix))
         else:
-            message = "was edited by hand (its seal is broken); edits belong into the spec or a template"
+            message = "was edited by hand (its seal is broken); edit the spec or a template instead"
             problems.append(Problem(path, "hand_edited", message, fix))
     return problems
 
 
 def check_twins(folder: Path, specs: Iterable[NamedSpec]) -> list[Problem]:
-    """Compare the sources in ``folder``, with words replaced, with what the specs of twins render to.
+    """Problems of twins: the sources in ``folder``, with words replaced, differ from the rendered specs of twins.
 
-    A source that is not up to date is left out: it has a problem of its own.
+    Sources that are not up to date are skipped, as they are problems themselves.
     """
     problems = []
     for named in specs:
         source, path = render(named.main), folder / named.subfolder / f"{named.main.stem}.cu"
         if named.twin_of is not None and holds(path, source) and twin_source(source, named.main.stem) != render(named):
-            message = f"with its words replaced it is not what the spec of {named.stem} renders to"
+            message = f"with its words replaced, it differs from the rendered spec of {named.stem}"
             fix = f"diff <(codegen render {named.main.argument} --out -) <(codegen render {named.argument} --out -)"
             problems.append(Problem(path, "stale", message, fix))
     return problems
 
 
 def check_orphans(folder: Path, specs: Iterable[NamedSpec]) -> list[Problem]:
-    """Return the sources and receipts in ``folder`` that belong to none of the specs."""
+    """Problems of sources and receipts in ``folder`` without a spec."""
     known = {folder / named.subfolder / named.main.stem for named in specs}
     found = sorted(path for suffix in ("cu", "json") for path in folder.rglob(f"*.{suffix}"))
     return [
@@ -124,7 +120,7 @@ def check_orphans(folder: Path, specs: Iterable[NamedSpec]) -> list[Problem]:
 
 
 def check_receipts(folder: Path, specs: Iterable[NamedSpec]) -> list[Problem]:
-    """Return the receipts in ``folder`` that do not vouch for the present source."""
+    """Problems of receipts in ``folder`` that are not valid for the current source."""
     problems = []
     kinds: dict[ReceiptStatus, Kind] = {
         ReceiptStatus.MISSING: "receipt_missing",
@@ -153,24 +149,24 @@ def _has_receipt_of_no_type(named: NamedSpec, folder: Path) -> bool:
 
 
 def check(folder: Path, specs: Sequence[NamedSpec], *, strict: bool = False) -> list[Problem]:
-    """Compare a folder with everything that its specs render to.
+    """Problems of a folder of generated sources.
 
     Args:
-        folder: holds the sources and their receipts.
-        specs: all specs the folder is generated from.
-        strict: whether receipts count too.
+        folder: the folder of sources and receipts.
+        specs: all specs that the folder is generated from.
+        strict: whether receipts are checked too.
     """
     problems = check_sources(folder, specs) + check_orphans(folder, specs)
     return problems + (check_receipts(folder, specs) if strict else [])
 
 
 def render_command(named: NamedSpec) -> str:
-    """Return the command that renders a spec."""
+    """Command that renders a spec."""
     return f"codegen render {named.argument}"
 
 
 def _fix(named: NamedSpec, folder: Path) -> str:
-    """The command that renders the source of a spec in a folder anew."""
+    """Command that renders the source of a spec in a folder again."""
     if folder == GENERATED:
         return render_command(named) if IN_SOURCE_TREE else reinstall_command()
     return f"{render_command(named)} --out {in_shell(relative_to_here(folder))}"

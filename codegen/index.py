@@ -1,7 +1,7 @@
 """The index of shipped kernels: ``generated/index.jsonl``, one JSON object a line.
 
-``codegen render`` writes it (``codegen.indexing``). ``codegen list`` and shell completion read it instead of reading
-every spec. Nothing here imports the rest of the package, so that these commands start at once.
+``codegen render`` writes it (``codegen.indexing``). ``codegen list`` and shell completion read it instead of every
+spec. This module imports nothing else of the package, so that these commands start quickly.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MOST_BYTES = 16 << 20
 REMEDY = "codegen render --all"
 """Command that writes the index of a source tree."""
 OWN_FIELDS = ("file", "digest")
-"""Fields of a row for the index itself, which ``codegen list --json`` leaves out."""
+"""Internal fields of a row, which ``codegen list --json`` omits."""
 
 Row = Mapping[str, Any]
 
@@ -47,7 +47,7 @@ def read(folder: Path = GENERATED) -> list[dict[str, Any]]:
 
 
 def text_of(rows: Iterable[Row]) -> str:
-    """Text of an index: a line for each row, sorted by name."""
+    """Text of an index: one line per row, sorted by name."""
     return "".join(json.dumps(row) + "\n" for row in sorted(rows, key=lambda row: str(row["spec"])))
 
 

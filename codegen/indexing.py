@@ -42,7 +42,7 @@ def row_of(named: NamedSpec, found: ReceiptState) -> dict[str, Any]:
 
 
 def what(spec: Spec) -> str:
-    """The computation of a kernel and its options, in words."""
+    """Description of a kernel's computation and its options."""
     words = [_DIGEST_IN_NAME.sub(r"\1", operator_of(spec).title(spec))]
     for name in spec.options:
         value = getattr(spec, name)
@@ -68,8 +68,8 @@ def update(folder: Path, renewed: Iterable[NamedSpec] | None = None) -> bool:
 
     Args:
         folder: the folder. Only the source tree's own ``generated/`` has an index: for others, nothing is written.
-        renewed: kernels whose rows are computed anew; None for all. So are rows that are missing, or older than their
-            spec file or receipt. Rows of specs that are gone are dropped.
+        renewed: kernels whose rows are recomputed; None for all. Rows that are missing or older than their spec file or
+            receipt are recomputed too, and rows of removed specs are dropped.
     """
     if folder != GENERATED or not IN_SOURCE_TREE:
         return False
@@ -84,7 +84,7 @@ def update(folder: Path, renewed: Iterable[NamedSpec] | None = None) -> bool:
 
 
 def problems(folder: Path, specs: Iterable[NamedSpec]) -> list[Problem]:
-    """The problem of an index that is missing or stale; an empty list if it is up to date."""
+    """Problem of a missing or stale index; an empty list if it is up to date."""
     path = folder / index.NAME
     if holds(path, index.text_of(index_row(named, folder) for named in specs)):
         return []

@@ -1,4 +1,4 @@
-"""Commands that install what this package lacks. No registry has the package itself, so its place decides."""
+"""Commands that install missing dependencies. The package is on no registry, so its location decides."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def reinstall_command() -> str:
 def _place() -> str:
     try:
         return "." if Path.cwd() == _TREE else str(_TREE)
-    except OSError:  # the current folder is gone
+    except OSError:  # the current folder was removed
         return str(_TREE)
 
 
 @cache
 def _packages(extra: str) -> tuple[str, ...]:
-    """Requirements of an extra by the metadata of the installed wheel; none if there is no metadata."""
+    """Requirements of an extra, from the metadata of the installed wheel; empty if there is no metadata."""
     import importlib.metadata  # noqa: PLC0415 - commands start without
 
     try:

@@ -1,28 +1,28 @@
-"""JSON of records that people compare: one field, or one row of a table, on each line."""
+"""JSON for line-by-line comparison: one field, or one row of a table, per line."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
-OPEN_DEPTH = 2  # objects within objects that are spread over lines
+OPEN_DEPTH = 2  # nesting depth up to which objects are spread over lines
 
 
 def json_rows(document: dict[str, Any] | list[Any], parts: tuple[str, ...] = ()) -> str:
-    """JSON text of a document, with a field on each line and each object of a list on a line of its own.
+    """JSON text of a document, with one field, or one object of a list, per line.
 
     Args:
         document: plain data, without NaN and infinity.
-        parts: names of fields whose objects are written as documents of their own.
+        parts: names of fields whose objects are formatted like documents.
 
     Raises:
-        ValueError: for a number that JSON does not have.
+        ValueError: for a number that JSON cannot represent.
     """
     return _text(document, 0, 0, parts) + "\n"
 
 
 def _text(value: Any, depth: int, level: int, parts: tuple[str, ...]) -> str:
-    """JSON text of a value, whose lines but the first are indented by two spaces for each level."""
+    """JSON text of a value; lines after the first are indented by two spaces per level."""
     inner, outer = "\n" + "  " * (level + 1), "\n" + "  " * level
     if isinstance(value, dict) and value and depth < OPEN_DEPTH:
         texts = (

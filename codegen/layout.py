@@ -1,4 +1,4 @@
-"""Layout of insertions in a source: on the indentation of their line, and without a line if they are empty."""
+"""Layout of template insertions in a source: they keep the indentation of their line, and empty ones have no line."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ _EMPTY_LINE = re.compile(rf"(?m)^[ {_NOTHING}]*{_NOTHING}[ {_NOTHING}]*\n")
 
 
 def mark(value: object) -> object:
-    """Mark what an insertion of a template became, for ``lay_out``; the ``finalize`` of the environment."""
+    """Mark the text of an insertion for ``lay_out``; the ``finalize`` function of the template environment."""
     return f"{_BEGIN}{value}{_END}" if isinstance(value, str) and (not value or "\n" in value) else value
 
 
 def lay_out(text: str) -> str:
-    """Return a rendered text without marks.
+    """Rendered text without marks.
 
     Each line of an insertion gets the indentation of the line that the insertion is on. A line with nothing but empty
     insertions is dropped. Directives (``#``) stay at the beginning of their line.

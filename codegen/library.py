@@ -1,4 +1,4 @@
-"""Finding and reading of specs."""
+"""Lookup and parsing of specs."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ TEMPLATES = project.TEMPLATES
 SPECS = project.SPECS
 GENERATED = project.GENERATED
 OF_TWIN = f"_{TWINS[1]}"
-"""Ends the name of a twin."""
+"""Suffix of a twin's name."""
 
 
 @dataclass(frozen=True)
 class NamedSpec:
     """A spec with the name of its kernel.
 
-    A file with a list of types names two kernels, which differ in words of their sources. They share a generated file
-    and a receipt, by the name of the first.
+    A file that lists two types defines two kernels, whose sources differ in a few words. They share a generated file
+    and a receipt under the name of the first.
 
     Attributes:
-        stem: ``h100_topk32``; for a spec that came from no file, a name made of its fields and hash.
-        spec: the spec itself.
-        origin: ``specs/h100_topk32.yaml``, relative to the project; of a file elsewhere its name; "" for no file.
+        stem: name, such as ``h100_topk32``; for a spec without a file, a name made of its fields and hash.
+        spec: the spec.
+        origin: ``specs/h100_topk32.yaml``, relative to the project; only the name of a file elsewhere; "" without one.
         path: the file, if there is one.
         lines: line of each field in the file, by dotted name.
         has_twin: whether the file names a second type.
-        twin_of: of a kernel of the second type, that of the first.
+        twin_of: for a kernel of the second type, the kernel of the first.
     """
 
     stem: str
@@ -56,7 +56,7 @@ class NamedSpec:
     twin_of: NamedSpec | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a name that no kernel can have: it is written into the source.
+        """Reject an invalid name of a kernel: the source contains it.
 
         Raises:
             SpecError: for such a name.
@@ -65,31 +65,30 @@ class NamedSpec:
 
     @property
     def main(self) -> NamedSpec:
-        """The kernel whose name the generated file and the receipt carry: this one, or that of the first type."""
+        """The kernel that names the generated file and the receipt: this one, or that of the first type."""
         return self.twin_of or self
 
     @property
     def is_shipped(self) -> bool:
-        """Whether it is one of the project's own."""
+        """Whether the spec is shipped with the project."""
         return self.path is not None and resolved(self.path).is_relative_to(SPECS)
 
     @property
     def subfolder(self) -> Path:
-        """Folder of a shipped spec below specs/, and of its source and receipt below generated/; else ``.``."""
+        """Subfolder of a shipped spec in specs/, and of its source and receipt in generated/; else ``.``."""
         parent = SPECS if self.path is None else resolved(self.path).parent
         return parent.relative_to(SPECS) if parent.is_relative_to(SPECS) else Path()
 
     @property
     def source_file(self) -> str:
-        """Where its source belongs, relative to the project; that of a twin is this file with its words replaced."""
+        """Path of the source, relative to the project; a twin's source is this file with words replaced."""
         return ("generated" / self.subfolder / f"{self.main.stem}.cu").as_posix()
 
     @property
     def argument(self) -> str:
-        """How a command line names it: a shipped spec by its name, which an installed package knows too.
+        """Argument of a command line for this spec: for a shipped spec its name, which also works without a checkout.
 
-        A spec without a file is named by its canonical JSON, from which a command makes the same kernel. A file that is
-        not shipped stands for both of its types.
+        For a spec without a file it is the canonical JSON. A file that is not shipped stands for both of its types.
         """
         if self.path is None:
             return in_shell(self.spec.canonical_json())
@@ -102,7 +101,7 @@ class NamedSpec:
 
     @property
     def place(self) -> str:
-        """The file as messages name it: in the project its place there, elsewhere the path that was typed."""
+        """Path of the file in messages: relative to the project if it is inside, else as the user gave it."""
         inside = self.path is None or resolved(self.path).is_relative_to(ROOT)
         return self.origin if inside else str(self.path)
 
@@ -117,12 +116,12 @@ def _files(folder: Path) -> dict[str, Path]:
 
 
 def shipped_names() -> list[str]:
-    """Return the names of the shipped specs, twins among them, sorted."""
+    """Names of the shipped specs, twins among them, sorted."""
     return [named.stem for named in _specs(SPECS)]
 
 
 def shipped_file(name: str) -> Path | None:
-    """Return the file of the shipped spec, or of the twin, of that name; None if there is none."""
+    """File of the shipped spec or twin with this name; None if there is none."""
     shipped = shipped_files()
     if name in shipped:
         return shipped[name]
@@ -131,7 +130,7 @@ def shipped_file(name: str) -> Path | None:
 
 
 def file_of(name: str) -> Path:
-    """Return the file of the shipped spec, or of the twin, of that name.
+    """File of the shipped spec or twin with this name.
 
     Raises:
         SpecError: if there is none, with near matches.
@@ -155,18 +154,18 @@ def _hint_for(name: str) -> str:
 
 
 def shipped_specs() -> list[NamedSpec]:
-    """Return every shipped spec, twins among them, as a process first read it, in a list of the caller's own."""
+    """All shipped specs, including twins, as a new list; each process reads the files once."""
     return list(_specs(SPECS))
 
 
-@cache  # a spec takes 1 ms, and each advice for another architecture looks through all of them
+@cache  # a spec takes 1 ms, and advice for another architecture searches all of them
 def _specs(folder: Path) -> tuple[NamedSpec, ...]:
     specs = (named for path in _files(folder).values() for named in read_specs(path))
     return tuple(sorted(specs, key=lambda named: named.stem))
 
 
 def as_shipped(named: NamedSpec) -> NamedSpec:
-    """The shipped spec with the same fields, which has a committed source and a receipt; itself without one.
+    """The shipped spec with the same fields, which has a committed source and a receipt; else the spec itself.
 
     A spec from a file keeps the name of the file.
     """
@@ -179,7 +178,7 @@ def _by_hash(folder: Path) -> dict[str, NamedSpec]:
 
 
 def find_spec(source: str | Path | Mapping[str, Any] | Spec | NamedSpec) -> NamedSpec:
-    """Turn whatever a user may call a spec into a named spec.
+    """Named spec for any form in which a user gives a spec.
 
     Args:
         source: a path of a YAML file, the name of a shipped spec or of its twin, the fields as JSON (``{...}``) or as a
@@ -191,7 +190,7 @@ def find_spec(source: str | Path | Mapping[str, Any] | Spec | NamedSpec) -> Name
     if isinstance(source, NamedSpec):
         return source
     if isinstance(source, str) and source.startswith("{") and source.rstrip().endswith("}"):
-        source = read_yaml(source, "spec").fields  # JSON is YAML, and this reader refuses a field that is named twice
+        source = read_yaml(source, "spec").fields  # JSON is YAML, and this reader rejects duplicate fields
     if isinstance(source, str | Path):
         path = Path(source)
         if path.suffix in (".yaml", ".yml") or is_file(path):
@@ -202,30 +201,30 @@ def find_spec(source: str | Path | Mapping[str, Any] | Spec | NamedSpec) -> Name
 
 
 def find_specs(source: str | Path | Mapping[str, Any] | Spec | NamedSpec) -> tuple[NamedSpec, ...]:
-    """Turn whatever a user may call a spec into named specs: a file, or the name of its first type, stands for all.
+    """Named specs for any form of a spec: a file, or the name of its first type, stands for all of its types.
 
     Raises:
-        SpecError: as ``find_spec``.
+        SpecError: like ``find_spec``.
     """
     named = find_spec(source)
     return read_specs(named.path) if named.has_twin and named.path is not None else (named,)
 
 
 def unnamed_stem(spec: Spec) -> str:
-    """Return a readable, unique name for a spec that came from no file."""
+    """Readable, unique name for a spec without a file."""
     what = [spec.op, spec.arch, spec.dtype, *operator_of(spec).stem(spec)]
-    return "_".join([*what, spec.hash[:8]]).replace("-", "minus")  # sizes that a plan refuses have a name too
+    return "_".join([*what, spec.hash[:8]]).replace("-", "minus")  # sizes that a plan rejects have a name too
 
 
 def read_spec(path: Path, text: str | None = None) -> NamedSpec:
-    """Read one YAML spec file strictly; of one with a list of types, return the kernel of the first.
+    """Read one YAML spec file strictly; if it lists several types, return the kernel of the first.
 
     Args:
         path: the file.
-        text: what it will hold, if that is not what it holds.
+        text: contents to use instead of those of the file.
 
     Raises:
-        SpecError: as ``read_specs``.
+        SpecError: like ``read_specs``.
     """
     return read_specs(path, text)[0]
 
@@ -235,7 +234,7 @@ def read_specs(path: Path, text: str | None = None) -> tuple[NamedSpec, ...]:
 
     Args:
         path: the file.
-        text: what it will hold, if that is not what it holds.
+        text: contents to use instead of those of the file.
 
     Returns:
         The kernel of the file, or one for each type that it lists: ``NAME``, then ``NAME_bf16``.
@@ -263,13 +262,13 @@ def read_specs(path: Path, text: str | None = None) -> tuple[NamedSpec, ...]:
 
 
 def _parsed(document: Document, file: str) -> list[Spec]:
-    """The spec of a file, or those of its types, which differ in nothing else."""
+    """Specs of a file, one per type; they differ in the type only."""
     fields = document.fields
     dtypes = fields.get("dtype") if isinstance(fields, dict) else None
     if not isinstance(dtypes, list):
         return [parse_spec(fields, file)]
     if dtypes != [*TWINS]:
-        reason = "kernels of other types differ in more than words, and have specs of their own"
+        reason = "kernels of other types differ in more than words and need separate specs"
         raise SpecError("dtype", f"is {shown(dtypes)}; a list is [{', '.join(TWINS)}]: {reason}")
     specs = [parse_spec(fields | {"dtype": dtype}, file) for dtype in dtypes]
     first, other = (json.loads(spec.canonical_json()) for spec in specs)
@@ -278,12 +277,12 @@ def _parsed(document: Document, file: str) -> list[Spec]:
         raise SpecError("dtype", f"lists types whose {', '.join(different)} differ: write a spec for each")
     del first["dtype"]
     if re.search(rf"\b{TWINS[0]}\b", json.dumps(first)):
-        raise SpecError("dtype", f"lists types, and {TWINS[0]} is in another field too: give a spec to each")
+        raise SpecError("dtype", f"lists types, and {TWINS[0]} is in another field too: write a spec for each")
     return specs
 
 
 def spec_text(path: Path) -> str:
-    """Read a spec file.
+    """Text of a spec file.
 
     Raises:
         SpecError: for a file that cannot be read, is too large or is not UTF-8.
@@ -299,13 +298,13 @@ def spec_text(path: Path) -> str:
 
 
 def shown_place(path: Path) -> str:
-    """Return a spec file as messages name it: in the project its place there, elsewhere the path that was typed."""
+    """Path of a spec file in messages: relative to the project if it is inside, else as the user gave it."""
     return _origin(path) if resolved(path).is_relative_to(ROOT) else str(path)
 
 
 def _origin(path: Path) -> str:
-    """Return the path as a generated file has it: that in the project, or the name of a file that is elsewhere."""
+    """Path in a generated file: relative to the project, or only the name of a file elsewhere."""
     try:
         return resolved(path).relative_to(ROOT).as_posix()
     except ValueError:
-        return path.name  # however it was typed
+        return path.name  # independent of the path that the user gave

@@ -1,12 +1,12 @@
 """Former names of fields and values, for specs, receipts and rows that still have them.
 
-``codegen migrate`` rewrites spec files by this table and carries receipts and rows over; a spec with an old name gets
-an error that has the new one. Each change is one line, in the order in which they were made:
+``codegen migrate`` rewrites spec files with this table and carries receipts and rows over. A spec with an old name
+raises an error that gives the new one. Each change is one line, in chronological order:
 
     Renamed("attention", "share_kv", "share_kv_loads"),
     Renamed("attention", "schedule", "schedule", {"ping_pong": "pingpong"}),
 
-An old name or value must not be legal any more, or else nobody could tell which one is meant.
+An old name or value must no longer be legal; otherwise its meaning would be ambiguous.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from typing import Any, Final
 from codegen.errors import SpecError
 
 LEFT_OUT: Final = object()
-"""The new value of a field that says nothing now where it had a certain value."""
+"""Marks a value that is now expressed by leaving the field out."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """What one line of the table does to one spec.
+    """The effect of one line of the table on one spec.
 
     Attributes:
-        field: dotted name of the field, as the spec has it.
+        field: dotted name of the field in the spec.
         old: its value.
-        name: what the field is called now, without the fields that it is in.
-        new: the value it has now, or LEFT_OUT.
+        name: current name of the field, without parent fields.
+        new: current value, or LEFT_OUT.
     """
 
     field: str
@@ -52,28 +52,28 @@ class Change:
 
     @property
     def reason(self) -> str:
-        """What to tell somebody whose spec has the old name or value."""
+        """Message for a spec with the old name or value."""
         if self.new is LEFT_OUT and not self._is_renamed:
-            return "is not a field any more: leave it out"
+            return "is no longer a field: leave it out"
         if self.new is LEFT_OUT:
-            return f"is {self.name} now, which is left out for {spelt(self.old)}"
+            return f"is now {self.name}; leave it out for {spelt(self.old)}"
         if self.new is self.old:
-            return f"is called {self.name} now"
+            return f"is now named {self.name}"
         if self._is_renamed:
-            return f"is {spelt(self.old)}, which is {self.name}: {spelt(self.new)} now"
-        return f"is {spelt(self.old)}, which is called {spelt(self.new)} now"
+            return f"is {spelt(self.old)}, which is now {self.name}: {spelt(self.new)}"
+        return f"is {spelt(self.old)}, which is now {spelt(self.new)}"
 
 
 @dataclass(frozen=True)
 class Renamed:
-    """One line of the table: a field that has another name, or values that have.
+    """One line of the table: a renamed field, or renamed values of a field.
 
     Attributes:
-        op: the operator whose specs have it, as it was called at the time.
+        op: operator of the specs, by its name at the time.
         field: dotted name of the field.
-        name: what it is called now, without the fields that it is in; the same where only values changed.
-        values: of each old value the new one, or LEFT_OUT. A field whose values have not changed has none of them;
-            two booleans become one field with several values by two lines.
+        name: current name, without parent fields; equal to the last part of ``field`` if only values changed.
+        values: new value, or LEFT_OUT, for each old value; empty if the values did not change. Two lines merge two
+            booleans into one field with several values.
     """
 
     op: str
@@ -82,10 +82,10 @@ class Renamed:
     values: Mapping[Any, Any] | None = None
 
     def change(self, spec: object) -> Change | None:
-        """The change of a spec in plain data; None if the spec does not have the old name.
+        """Change of a spec in plain data; None if the spec does not have the old name.
 
         Raises:
-            SpecError: for a spec that has a field by both names.
+            SpecError: for a spec with both names of a field.
         """
         op = spec.get("op") if isinstance(spec, Mapping) else None
         if not isinstance(op, str) or op != self.op:
@@ -103,13 +103,13 @@ class Renamed:
                 return None
             (new,) = found
         if field != self.name and self.name in inner and new is not LEFT_OUT:
-            reason = f"is called {self.name} now, and that is given too: leave one of them out"
+            reason = f"is now named {self.name}, which is given too: leave one of them out"
             raise SpecError(self.field, reason)
         return Change(self.field, old, self.name, new)
 
 
 TABLE: tuple[Renamed, ...] = (
-    # Always 2 where tiles gather block rows, and nowhere else.
+    # Always 2 if tiles gather block rows, and never otherwise.
     Renamed("bsr_spmm", "cluster", "cluster", {1: LEFT_OUT, 2: LEFT_OUT}),
     Renamed("attention", "query_order", "query_grouping", {True: "given", False: LEFT_OUT}),
     Renamed("attention", "order_queries", "query_grouping", {True: "search", False: LEFT_OUT}),
@@ -127,10 +127,10 @@ TABLE: tuple[Renamed, ...] = (
 
 
 def migrated(spec: Mapping[str, Any]) -> tuple[dict[str, Any], list[Change]]:
-    """A spec as plain data with today's names, in its own order, and the changes.
+    """A spec as plain data with the current names, in its own order, and the changes.
 
     Raises:
-        SpecError: for a spec that has a field by its old name and by its new one.
+        SpecError: for a spec with both names of a field.
     """
     fields, changes = dict(spec), []
     for renamed in TABLE:
@@ -141,7 +141,7 @@ def migrated(spec: Mapping[str, Any]) -> tuple[dict[str, Any], list[Change]]:
 
 
 def applied(change: Change, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a spec after a change; those that were given stay as they are."""
+    """Fields of a spec after a change; the input is not modified."""
     return _applied(change, change.field.split("."), fields)
 
 
@@ -154,11 +154,11 @@ def _applied(change: Change, path: list[str], fields: Mapping[str, Any]) -> dict
 
 
 def outdated(spec: Mapping[str, Any], file: str = "") -> SpecError | None:
-    """Return the error of a spec that has a name of the table, or None if it has none.
+    """Error for a spec with an old name of the table, or None.
 
     Args:
-        spec: as plain data.
-        file: what ``codegen migrate`` is to be given, if the spec is in a file.
+        spec: the spec as plain data.
+        file: argument of ``codegen migrate``, if the spec is in a file.
     """
     try:
         _, changes = migrated(spec)
@@ -168,12 +168,12 @@ def outdated(spec: Mapping[str, Any], file: str = "") -> SpecError | None:
         return None
     first, *later = changes
     outer = first.field.rpartition(".")[0]
-    for change in later:  # of the same field: what it was called in between is of no use
+    for change in later:  # of the same field: skip intermediate names
         if change.field == (f"{outer}.{first.name}" if outer else first.name):
             first = replace(first, name=change.name, new=change.new)
     return SpecError(first.field, first.reason + (f"; run: codegen migrate {file}" if file else ""))
 
 
 def spelt(value: object) -> str:
-    """Return a value as a spec file has it."""
+    """Value in the spelling of spec files."""
     return value if isinstance(value, str) else json.dumps(value, default=str)

@@ -1,4 +1,4 @@
-"""Names that a kernel can have: each one is a symbol of its source."""
+"""Legal names of kernels; each name is a symbol of its source."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import re
 from codegen.errors import SpecError
 from codegen.wording import shown
 
-# A kernel's name is a symbol of its source: these have a meaning there. Names that only some sources have a use for are
-# found by render.
+# A kernel's name is a symbol of its source, and these names are reserved there. Rendering finds conflicts with names
+# that only some sources use.
 _KEYWORDS = """
 alignas alignof and and_eq asm auto bitand bitor bool break case catch char char8_t char16_t char32_t class co_await
 co_return co_yield compl concept const const_cast consteval constexpr constinit continue decltype default delete do
@@ -17,7 +17,7 @@ namespace new noexcept not not_eq nullptr operator or or_eq private protected pu
 return short signed sizeof static static_assert static_cast struct switch template this thread_local throw true try
 typedef typeid typename union unsigned using virtual void volatile wchar_t while xor xor_eq
 """
-# What NVRTC knows without an include or by cuda_fp16.h, cuda_bf16.h and mma.h, and a word of PTX.
+# Names that NVRTC defines itself or in cuda_fp16.h, cuda_bf16.h and mma.h, and a word of PTX.
 _CUDA_NAMES = """
 CUuuid MAJOR_VERSION MINOR_VERSION NULL PATCH_LEVEL WARP_SZ abs assert blockDim blockIdx clock64 clock_t dim3 free
 gridDim half half2 labs libraryPropertyType llabs llmax llmin malloc max min nv_bfloat16 nv_bfloat162 nv_half nv_half2
@@ -35,14 +35,14 @@ CPP_WORDS = frozenset(
     (_KEYWORDS + _CUDA_NAMES + _FUNCTIONS).split() + [f"{name}f" for name in _FUNCTIONS.split()]  # for floats
 )
 RESERVED = re.compile(r"k[A-Z].*|_([A-Z_].*)?|(cuda[A-Z]|CUDA|CU_|NV_).*")
-"""Our constants, what C++ keeps for the compiler (``_`` alone is PTX's), and the names of CUDA's own headers."""
+"""Our constants, names reserved for C++ compilers (``_`` alone is PTX's), and names of CUDA's headers."""
 
 
 def check_name(stem: str) -> None:
-    """Refuse a name that no kernel can have.
+    """Reject an invalid name of a kernel.
 
     Raises:
-        SpecError: for a name that is no C identifier, or has a meaning in CUDA C++.
+        SpecError: for a name that is not a C identifier, or is reserved in CUDA C++.
     """
     if not (stem.isidentifier() and stem.isascii()):
         raise SpecError("", f"{shown(stem)} names the kernel, so it must be a C identifier")

@@ -1,4 +1,4 @@
-"""Places of a kernel's files, and the command lines that name them."""
+"""Paths of a kernel's files, and command lines that name them."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from codegen.project import GENERATED, IN_SOURCE_TREE
 
 
 def home_of(named: NamedSpec) -> Path:
-    """Folder of a source, unless the user names another one."""
+    """Default folder of a source."""
     return GENERATED if IN_SOURCE_TREE and named.is_shipped else Path()
 
 
 def place_of(named: NamedSpec, suffix: str) -> Path:
-    """File of a kernel's source or receipt: in its home folder or, for a shipped spec, in the package.
+    """Path of a kernel's source or receipt: in its home folder or, for a shipped spec, in the package.
 
     A twin shares the files of its first type.
     """

@@ -1,4 +1,4 @@
-"""Plain data out of whatever a caller or a parser hands over, within bounds: pydantic is given nothing else."""
+"""Bounded conversion of input from callers and parsers to plain data, the only input of pydantic."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from codegen.errors import CodegenError, SpecError
 from codegen.wording import one_line, shown
 
 MOST_VALUES = 2000
-"""Of a spec, which has some dozens."""
+"""Most values of a spec; real specs have some dozens."""
 MOST_LEVELS = 20
-"""Of a spec, which has four."""
+"""Most nesting levels of a spec; real specs have four."""
 MOST_JSON_LEVELS = 100
 MOST_CHARACTERS = 10_000
-"""Of one text, which is a word: a number of a million digits takes a parser minutes."""
+"""Most characters of one text, which is a word: parsing a number of a million digits takes minutes."""
 INTEGER_BITS = 63
 _NOT_ITS_VALUE = frozenset({"missing", "extra_forbidden"})
-"""Kinds of errors that concern a field's name: its value is not shown."""
+"""Kinds of errors about a field's name; messages omit its value."""
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -33,15 +33,15 @@ class PlainCopy:
         self._values = 0
 
     def of(self, node: Any, name: str = "", level: int = 0) -> Any:
-        """Return the copy of a value; ``name`` is its field's.
+        """Copy of the value of field ``name``.
 
         Raises:
-            SpecError: for more values or levels than a spec has (what is named twice is copied twice, so a few lines
-                can be gigabytes), a number that no field could hold, a name that is none, or what is no plain data.
+            SpecError: for too many values or levels (YAML aliases are copied repeatedly, so a few lines can expand to
+                gigabytes), an oversized number, an invalid name, or a value that is not plain data.
         """
         self._values += 1
         if self._values > MOST_VALUES:
-            raise SpecError("", f"has more than {MOST_VALUES} values, where those of an alias count at each use")
+            raise SpecError("", f"has more than {MOST_VALUES} values; those of an alias count at each use")
         if level > MOST_LEVELS:
             raise SpecError("", f"is nested too deeply: at most {MOST_LEVELS} levels are allowed")
         if isinstance(node, BaseModel):
@@ -57,14 +57,14 @@ class PlainCopy:
         return plain, self.of(node[key], joined(name, plain), level + 1)
 
     def key(self, key: Any, name: str) -> str:
-        """Return the copy of a name in the mapping that is the field ``name``."""
+        """Copy of a key in the mapping of field ``name``."""
         plain = self.scalar(key, name)
         if not isinstance(plain, str):
-            raise SpecError(joined(name, plain), f"is of type {type(plain).__name__}; the name of a field is a word")
+            raise SpecError(joined(name, plain), f"is of type {type(plain).__name__}; names of fields are words")
         return plain
 
     def scalar(self, node: Any, name: str) -> bool | int | float | str | None:
-        """Return the copy of a value that has no parts."""
+        """Copy of a scalar value."""
         if node is None or isinstance(node, bool):
             return node
         if isinstance(node, int):
@@ -73,15 +73,15 @@ class PlainCopy:
             return float.__float__(node)
         if isinstance(node, str):
             return _text(str.__str__(node), name)
-        raise SpecError(name, f"is {shown(node)}; a mapping, a list, a word, a number, true, false or null is expected")
+        raise SpecError(name, f"is {shown(node)}; expected a mapping, a list, a word, a number, true, false or null")
 
 
 def _dumped(model: BaseModel, name: str) -> Any:
-    """Return a model as plain data: a copy of one with other fields (``model_copy``) was never checked."""
+    """Model as plain data, to be validated again: ``model_copy`` does not check changed fields."""
     try:
         return model.model_dump(mode="json", by_alias=True)
-    except Exception as error:  # whatever the fields are that it was given unchecked
-        raise SpecError(name, f"is no valid {type(model).__name__}: {error}") from None
+    except Exception as error:  # unchecked fields may raise anything
+        raise SpecError(name, f"is not a valid {type(model).__name__}: {error}") from None
 
 
 def _bounded(number: int, name: str) -> int:
@@ -96,22 +96,22 @@ def _text(text: str, name: str) -> str:
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
-        raise SpecError(name, f"is {shown(text)}; a half of a character (a surrogate) is none") from None
+        raise SpecError(name, f"is {shown(text)}; half of a surrogate pair is not a character") from None
     return text
 
 
 def joined(name: str, part: object) -> str:
     """Dotted name of a part of a field."""
-    spelt = part if isinstance(part, str) and part else shown(part)  # the empty word has quotes
+    spelt = part if isinstance(part, str) and part else shown(part)  # an empty name gets quotes
     return f"{name}.{spelt}" if name else spelt
 
 
 def json_value(text: str | bytes) -> Any:
-    """Parse a JSON text; the boundary to its parser.
+    """Parse a JSON text strictly.
 
     Raises:
-        CodegenError: for a text that is no JSON, in UTF-8 if it is bytes, is nested too deeply, has a name twice in one
-            object, or has a number that Python does not read or that is not finite (``NaN`` is no JSON).
+        CodegenError: for a text that is not JSON (bytes must be UTF-8), is nested too deeply, repeats a name in an
+            object, or has a number that Python cannot read or that is not finite (``NaN`` is not JSON).
     """
     try:
         given = text.decode("utf-8") if isinstance(text, bytes) else text
@@ -134,9 +134,9 @@ def json_model(model: type[Model], text: str | bytes) -> Model:
     """Parse a JSON text as a model.
 
     Raises:
-        CodegenError: as ``json_value`` does; for a field that is missing, unknown or not of its type, with its name.
+        CodegenError: like ``json_value``; also for a missing, unknown or mistyped field, with its name.
     """
-    json_value(text)  # pydantic's own parser takes the last of several values of a name, and NaN
+    json_value(text)  # pydantic's own parser accepts repeated names and NaN
     try:
         return model.model_validate_json(text)
     except ValidationError as error:
@@ -144,7 +144,7 @@ def json_model(model: type[Model], text: str | bytes) -> Model:
 
 
 def first_reason(error: ValidationError, *outer: str) -> str:
-    """The first field that an error names, dotted and below ``outer``, its value, and what is allowed."""
+    """First field of an error (dotted, below ``outer``), its value, and the allowed values."""
     first = error.errors(include_url=False)[0]
     field = one_line(".".join(map(str, (*outer, *first["loc"]))))
     shows = first["type"] not in _NOT_ITS_VALUE and not isinstance(first["input"], dict)
@@ -158,12 +158,12 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(value) != len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise CodegenError(f"has the name {shown(twice)} twice in one object; a name has one value")
+        raise CodegenError(f"has the name {shown(twice)} twice in one object")
     return value
 
 
 def _not_finite(token: str) -> float:
-    raise CodegenError(f"has the number {token}; JSON has finite numbers alone")
+    raise CodegenError(f"has the number {token}; JSON only has finite numbers")
 
 
 def _finite(token: str) -> float:

@@ -1,6 +1,6 @@
-"""The plan: every number of one kernel, worked out before a template is opened.
+"""The plan: all numbers of a kernel, computed before its template is rendered.
 
-A plan is what the templates read, what the runtime launches by, and what ``codegen explain`` prints.
+Templates, the runtime's launches and ``codegen explain`` read the plan.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from codegen.stream_k import StreamK
 
 ParamType = Literal["tensor_map", "pointer", "i32", "i64", "f32"]
 Arguments = Callable[["Plan", Any, int], LaunchArgs]
-"""From a plan, the shape of a problem of its operator, and how many thread blocks run at once."""
+"""Function from a plan, the shape of a problem, and the number of concurrent thread blocks to launch arguments."""
 Number = TypeVar("Number", int, float)
 PARAM_ABI: dict[ParamType, tuple[int, int]] = {
     "tensor_map": (128, 64),
@@ -41,11 +41,11 @@ class Param:
 
     Attributes:
         name: field name in the CUDA struct.
-        type: how it is passed; ``pointer`` is a 64-bit device address.
-        ctype: its C type in the source.
-        doc: the comment behind it.
+        type: kind of the parameter; ``pointer`` is a 64-bit device address.
+        ctype: C type in the source.
+        doc: its comment in the source.
         dims: names of the dimensions of a ``tensor_map``'s tensor, innermost first.
-        element: C type of what a ``pointer`` points to.
+        element: C type of the elements of a ``pointer``.
         writes: whether the kernel writes the tensor.
     """
 
@@ -59,12 +59,12 @@ class Param:
 
 
 def aligned(end: int, alignment: int) -> int:
-    """Return the first multiple of ``alignment`` from ``end`` on."""
+    """``end`` rounded up to a multiple of ``alignment``."""
     return -(-end // alignment) * alignment
 
 
 def param_offsets(params: Iterable[Param]) -> tuple[int, ...]:
-    """Return the byte offset of each field of a parameter struct, as C++ lays it out."""
+    """Byte offset of each field of a parameter struct, in C++'s layout."""
     offsets, end = [], 0
     for param in params:
         size, alignment = PARAM_ABI[param.type]
@@ -74,14 +74,14 @@ def param_offsets(params: Iterable[Param]) -> tuple[int, ...]:
 
 
 def params_size(params: Sequence[Param]) -> int:
-    """Return the bytes of a parameter struct, a multiple of its strictest alignment."""
+    """Bytes of a parameter struct, a multiple of its strictest alignment."""
     placed = zip(param_offsets(params), params, strict=True)
     end = max((offset + PARAM_ABI[param.type][0] for offset, param in placed), default=0)
     return aligned(end, params_alignment(params))
 
 
 def params_alignment(params: Iterable[Param]) -> int:
-    """Return the alignment of a parameter struct."""
+    """Alignment of a parameter struct."""
     return max((PARAM_ABI[param.type][1] for param in params), default=1)
 
 
@@ -90,9 +90,9 @@ def tensor_map(name: str, tensor: str, dims: tuple[str, ...], *, like: str = "",
 
     Args:
         name: field name in the CUDA struct.
-        tensor: its tensor, as the comment names it.
+        tensor: name of its tensor in the comment.
         dims: names of the tensor's dimensions, innermost first.
-        like: a tensor of the same dimensions, which the comment names in place of them.
+        like: name of a tensor of the same dimensions, which the comment gives instead of the dimensions.
         writes: whether the kernel writes the tensor.
     """
     doc = f"{tensor}, as {like}" if like else f"{tensor} ({', '.join(dims)})"
@@ -100,36 +100,36 @@ def tensor_map(name: str, tensor: str, dims: tuple[str, ...], *, like: str = "",
 
 
 def pointer(name: str, element: str, doc: str, *, writes: bool = False) -> Param:
-    """Return a device pointer parameter."""
+    """Device pointer parameter."""
     ctype = f"{element}*" if writes else f"const {element}*"
     return Param(name, "pointer", ctype, doc, element=element, writes=writes)
 
 
 def i32(name: str, doc: str) -> Param:
-    """Return a 32-bit integer parameter."""
+    """32-bit integer parameter."""
     return Param(name, "i32", "int", doc)
 
 
 def i64(name: str, doc: str) -> Param:
-    """Return a 64-bit integer parameter (strides, in elements)."""
+    """64-bit integer parameter (strides, in elements)."""
     return Param(name, "i64", "int64", doc)
 
 
 def f32(name: str, doc: str) -> Param:
-    """Return a float parameter."""
+    """Float parameter."""
     return Param(name, "f32", "float", doc)
 
 
 @dataclass(frozen=True)
 class TensorMap:
-    """How a TMA descriptor reads or writes its tensor.
+    """Access of a TMA descriptor to its tensor.
 
     Attributes:
         box: elements of one copy, innermost dimension first.
         swizzle: bytes of the shared-memory swizzle (128, 64, 32) or 0.
-        promotion: bytes that the L2 reads from device memory at a time, 256 or 128 (``CUtensorMapL2promotion`` of the
-            CUDA driver API). Results do not depend on it.
-        dtype: type of an element, where it is not the spec's.
+        promotion: bytes of L2 promotion, 256 or 128 (``CUtensorMapL2promotion`` of the CUDA driver API); does not
+            affect results.
+        dtype: element type, if it is not the spec's.
     """
 
     box: tuple[int, ...]
@@ -138,7 +138,7 @@ class TensorMap:
     dtype: str | None = None
 
     def describe(self) -> str:
-        """Return the box and the swizzle in words, as sources have them."""
+        """Box and swizzle, in the words of sources."""
         return f"box {' x '.join(map(str, self.box))}, swizzle {self.swizzle}"
 
 
@@ -152,24 +152,24 @@ class Constant:
 
     @property
     def ctype(self) -> str:
-        """Return the C++ type."""
+        """C++ type."""
         return {bool: "bool", float: "float"}.get(type(self.value), "int")
 
     @property
     def literal(self) -> str:
-        """Return the C++ literal."""
+        """C++ literal."""
         return {bool: str(self.value).lower(), float: f"{self.value!r}f"}.get(type(self.value), str(self.value))
 
 
 @dataclass(frozen=True)
 class Ring:
-    """Places of a shared-memory region that are filled and read in turn.
+    """Stages of a shared-memory region that are filled and read in turn.
 
     Attributes:
-        stages: places, those of all sub-tiles.
-        full: mbarrier that completes when a place is filled, as the source names it; "" where a barrier of the whole
-            thread block stands in for it.
-        empty: mbarrier that completes when a place has been read, likewise.
+        stages: number of stages, over all sub-tiles.
+        full: name in the source of the mbarrier that completes when a stage is filled; "" if a barrier of the whole
+            thread block replaces it.
+        empty: name of the mbarrier that completes when a stage has been read, likewise.
     """
 
     stages: int
@@ -182,13 +182,13 @@ class SharedRegion:
     """One named part of shared memory.
 
     Attributes:
-        name: k<Name>Offset in the source.
+        name: the source has ``k<Name>Offset``.
         offset: bytes from the start of shared memory.
-        bytes: its size.
-        doc: what it holds.
-        aliases: the first region that it lies over, whose memory it takes over while that is idle.
-        ring: its places, if they are filled in turn.
-        stores: whether results lie in it on their way to global memory.
+        bytes: size in bytes.
+        doc: description of its contents.
+        aliases: first region whose memory it reuses while that region is idle.
+        ring: its stages, if they are filled in turn.
+        stores: whether it stages results for global memory.
     """
 
     name: str
@@ -200,17 +200,17 @@ class SharedRegion:
     stores: bool = False
 
     def overlaps(self, other: SharedRegion) -> bool:
-        """Whether two regions have bytes in common."""
+        """Whether two regions share bytes."""
         return self.offset < other.offset + other.bytes and other.offset < self.offset + self.bytes
 
 
 @dataclass(frozen=True)
 class Epilogue:
-    """A kernel of the same source that is launched behind the main one, with the same parameters.
+    """A kernel of the same source that is launched after the main one, with the same parameters.
 
     Attributes:
         symbol: its name in the source.
-        threads: threads of a block.
+        threads: threads per block.
     """
 
     symbol: str
@@ -223,9 +223,9 @@ class Prologue:
 
     Attributes:
         symbol: its name in the source.
-        threads: threads of a block.
-        shared_bytes: dynamic shared memory of a thread block.
-        overlaps: whether the main kernel may begin before this one has ended (programmatic dependent launch).
+        threads: threads per block.
+        shared_bytes: dynamic shared memory per thread block.
+        overlaps: whether the main kernel may start before this one ends (programmatic dependent launch).
     """
 
     symbol: str
@@ -253,22 +253,22 @@ class SharedLayout:
 
 
 EXPRESSION_REGISTERS = 12
-"""Registers that an expression has in any kernel, however many its parts are."""
+"""Registers that any kernel has for an expression, for any number of parts."""
 HEAVY_EXPRESSION = 32
-"""Registers of an expression beyond which the compiler was seen to spill some bytes though there were as many."""
+"""Registers of an expression above which the compiler was observed to spill although they were available."""
 
 
 @dataclass(frozen=True)
 class Registers:
-    """Register budget of one thread that computes.
+    """Register budget of a computing thread.
 
     Attributes:
         accumulators: registers that hold accumulators and operand fragments for the whole main loop.
-        overhead: addresses, loop state, softmax state: an allowance with which the compiler does not spill. It takes
-            more where they are free, so their sum is no estimate of what it takes.
-        limit: registers a thread can have.
-        expression: those of ``overhead`` that an expression of the spec would have. Where there are fewer the compiler
-            reads a part again or spills some bytes, so a kernel is not refused for them.
+        overhead: addresses, loop state, softmax state: an allowance that avoids spills. The compiler uses more if they
+            are free, so the sum does not estimate its use.
+        limit: registers available per thread.
+        expression: registers of ``overhead`` for an expression of the spec. With fewer, the compiler recomputes parts
+            or spills some bytes, so a kernel is not rejected for them.
     """
 
     accumulators: int
@@ -278,56 +278,55 @@ class Registers:
 
     @property
     def needed(self) -> int:
-        """Return with how many the compiler makes do without spills."""
+        """Registers with which the compiler does not spill."""
         return self.accumulators + self.overhead
 
     @property
     def least(self) -> int:
-        """Least registers of a thread for which a tile is accepted; any expression adds a few."""
+        """Least registers per thread for which a tile is accepted; any expression adds a few."""
         return self.needed - max(0, self.expression - EXPRESSION_REGISTERS)
 
     @property
     def may_spill(self) -> bool:
-        """Whether an expression may spill some bytes: registers are short, or the expression is heavy."""
+        """Whether an expression may spill some bytes, as registers are few or the expression is large."""
         return self.needed > self.limit or self.expression > HEAVY_EXPRESSION
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything a template, the runtime and ``explain`` need to know about one kernel.
+    """Everything that templates, the runtime and ``explain`` need to know about a kernel.
 
     Attributes:
         spec: the spec this was made from.
         stem: name of the kernel: file, symbol and receipt.
         template: main template, relative to ``templates/``.
-        threads: threads of a block.
-        ctas_per_sm: thread blocks an SM must be able to hold (second argument of ``__launch_bounds__``).
-        persistent: whether the grid is one block per SM slot at most and each block loops over tiles.
+        threads: threads per block.
+        ctas_per_sm: thread blocks that must fit an SM (second argument of ``__launch_bounds__``).
+        persistent: whether the grid has at most one block per SM slot, and each block loops over tiles.
         shared: shared-memory map.
         registers: register budget.
         params: fields of the kernel's parameter struct, in order.
-        tensor_maps: how each ``tensor_map`` parameter addresses its tensor.
+        tensor_maps: access of each ``tensor_map`` parameter to its tensor.
         constants: named values at the top of the source.
-        flags: what only template text asks (instruction shapes, suffixes).
-        grid_summary: in words, which thread blocks a launch has.
+        flags: values that only templates read (instruction shapes, suffixes).
+        grid_summary: description of the thread blocks of a launch.
         summary: further lines for ``explain``: (label, text).
-        flops: floating-point operations of one tile step, and
-        bytes: the bytes it loads: their ratio bounds what the memory system allows.
-        arguments: how the arguments of a launch follow from the shape of a problem: see ``problem``.
-        headers: CUDA headers the source includes.
-        cluster: thread blocks of a cluster; a grid has whole clusters.
-        sized_by_launch: whether a launch may have smaller thread blocks than these (``LaunchArgs.block``).
+        flops: floating-point operations of one step of a tile.
+        bytes: bytes that the step loads; flops / bytes is its arithmetic intensity.
+        arguments: function from the shape of a problem to launch arguments; see ``problem``.
+        headers: CUDA headers that the source includes.
+        cluster: thread blocks per cluster; a grid has whole clusters.
+        sized_by_launch: whether a launch may have smaller thread blocks (``LaunchArgs.block``).
         dynamic_scheduler: whether thread blocks take tiles from a counter in device memory.
-        stream_k: division of tiles into work units, if there is one.
-        tile_queries: queries of a tile, in attention.
-        sub_tiles: sub-tiles of such a tile, with key blocks of their own: query blocks, or KV splits.
-        kv_bytes: bytes that K, or V, may extend over, if the kernel does not reach all.
-        row_cutting: split-K of long block rows, if there is one.
+        stream_k: division of tiles into work units, if the kernel has one.
+        tile_queries: queries per tile, in attention.
+        sub_tiles: sub-tiles per tile with their own key blocks, in attention: query blocks, or KV splits.
+        kv_bytes: largest extent of K and of V in bytes, if the kernel limits it.
+        row_cutting: split-K of long block rows, if the kernel has it.
         gathered: layout of prepared row clusters, if tiles gather block rows.
-        prologue: the kernel that is launched before this one, if there is one.
-        epilogue: the kernel that is launched behind it, likewise.
-        workspace_bytes: bytes of the workspace parameters whose size follows from other parameters, as an expression
-            of these.
+        prologue: kernel that is launched before this one, or None.
+        epilogue: kernel that is launched after this one, or None.
+        workspace_bytes: bytes of workspace parameters whose size depends on other parameters, as expressions.
     """
 
     spec: Spec
@@ -363,9 +362,9 @@ class Plan:
     workspace_bytes: Mapping[str, str] = field(default_factory=dict)
 
     def launch(self) -> dict[str, Any]:
-        """Arguments that a host passes to launch the kernel, as JSON data without names.
+        """Data that a host needs to launch the kernel, as JSON data without names.
 
-        Parameters are known by their place: the code reads a value from its offset.
+        Parameters are identified by position, as the kernel reads each value at its offset.
         """
         places = {param.name: i for i, param in enumerate(self.params)}
         before = self.prologue
@@ -387,17 +386,17 @@ class Plan:
 
     @property
     def launch_sha256(self) -> str:
-        """The hash of the launch, as receipts and rows of benchmarks carry it."""
+        """Hash of ``launch``, which receipts and rows of benchmarks store."""
         return hashlib.sha256(json.dumps(self.launch(), sort_keys=True).encode()).hexdigest()
 
     @property
     def promoted(self) -> str:
-        """Tensor maps with L2 promotion to 128 bytes, in words."""
+        """Names of the tensor maps with 128-byte L2 promotion, as a list in words."""
         return ", ".join(name for name, how in self.tensor_maps.items() if how.promotion == 128)
 
     @property
     def launch_notes(self) -> tuple[str, ...]:
-        """Notes for a host that launches the kernel, the lines above its parameters."""
+        """Notes for a host that launches the kernel; the source has them above the parameters."""
         clusters = f", clusters of {self.cluster}" if self.cluster > 1 else ""
         most = "at most " if self.sized_by_launch else ""
         notes = [
@@ -419,55 +418,55 @@ class Plan:
 
     @property
     def arch(self) -> Arch:
-        """Return the architecture's row."""
+        """The architecture."""
         return ARCHS[self.spec.arch]
 
     @property
     def dtype(self) -> DType:
-        """Return the element type's row."""
+        """The element type of the inputs."""
         return DTYPES[self.spec.dtype]
 
     @property
     def output(self) -> str:
-        """Name of the type of results: that of the inputs, or the spec's ``output`` with FP8 inputs."""
+        """Name of the output type: that of the inputs, or ``output`` of the spec for FP8 inputs."""
         said = str(getattr(self.spec, "output", self.spec.dtype))
         return said if self.spec.is_fp8 else self.spec.dtype
 
     @property
     def output_dtype(self) -> DType:
-        """The type of results, which has 16 bits here."""
+        """The output type, which must have 16 bits."""
         return DTYPES[self.output]
 
     def own(self, known: Mapping[str, Number]) -> dict[str, Number]:
-        """Return the numbers of ``known`` that are parameters; dimensions of tensor maps, for one, are not."""
+        """Numbers of ``known`` that are parameters; dimensions of tensor maps, for example, are not."""
         return {param.name: known[param.name] for param in self.params if param.name in known}
 
     def problem(self, shape: Shape, slots: int = 0) -> LaunchArgs:
-        """Return the arguments of a launch that follow from the shape of its problem.
+        """Launch arguments for the shape of a problem.
 
         Args:
-            shape: of the plan's operator.
-            slots: thread blocks that run at once: read where tiles are divided between them (``stream_k``).
+            shape: shape of the plan's operator.
+            slots: number of concurrent thread blocks; only used if they split tiles (``stream_k``).
         """
         args = self.arguments(self, shape, slots)
         return replace(args, numbers=self.own(args.numbers))
 
     @property
     def has_even_rounds(self) -> bool:
-        """Whether a persistent grid is no larger than the rounds of its largest number of tiles."""
-        # A dynamic scheduler and stream-K balance by themselves; and two thread blocks of an SM overlap.
+        """Whether a persistent grid is only as large as its number of rounds requires."""
+        # A dynamic scheduler and stream-K balance the load themselves, and two thread blocks per SM overlap.
         by_number = self.stream_k is None and not self.dynamic_scheduler
         return self.persistent and by_number and self.ctas_per_sm == 1
 
     def thread_blocks(self, tiles: int, slots: int) -> int:
         """Number of thread blocks of a launch.
 
-        Thread blocks that take their tiles by number, each of n every n-th, have ceil(tiles / slots) of them at most.
-        As few are launched as that takes: more would not end sooner, but draw power and share the L2's bandwidth.
+        If each of n thread blocks takes every n-th tile, it gets at most ceil(tiles / slots) tiles. The launch has the
+        fewest thread blocks with that maximum: more would not finish sooner, but draw power and L2 bandwidth.
 
         Args:
-            tiles: tiles of work, or parts of them if these are more; whole clusters.
-            slots: thread blocks that run at once.
+            tiles: number of tiles, or of their parts if tiles are split; whole clusters.
+            slots: number of concurrent thread blocks.
         """
         if not self.persistent:
             return tiles
@@ -478,10 +477,10 @@ class Plan:
 
 
 def check_budget(spec: Spec, shared_bytes: int, registers: Registers) -> None:
-    """Refuse a plan that does not fit its architecture.
+    """Reject a plan that exceeds its architecture.
 
     Raises:
-        SpecError: with the numbers.
+        SpecError: gives the numbers.
     """
     arch = ARCHS[spec.arch]
     if shared_bytes > arch.shared_memory_per_block:
@@ -493,7 +492,7 @@ def check_budget(spec: Spec, shared_bytes: int, registers: Registers) -> None:
     if registers.least > registers.limit:
         raise SpecError(
             "tile",
-            f"{_tile(spec)} needs about {registers.least} registers a thread ({registers.accumulators} of them "
+            f"{_tile(spec)} needs about {registers.least} registers per thread ({registers.accumulators} of them "
             f"accumulators and fragments), {registers.limit} are available; use a smaller tile",
         )
 
@@ -509,7 +508,7 @@ def require(condition: bool, field_name: str, reason: str) -> None:
 
 
 def require_left_out(spec: Spec, options: Sequence[str], where: str) -> None:
-    """Raise a SpecError if one of the options has another value than its default."""
+    """Raise a SpecError if one of the options differs from its default."""
     for option in options:
         value = getattr(spec, option)
         given = value == type(spec).model_fields[option].default

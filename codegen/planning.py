@@ -1,4 +1,4 @@
-"""The plan of a spec, whatever its operator."""
+"""The plan of a spec of any operator."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from codegen.tile_rules import Tile, tiles, with_tile
 
 
 def plan_for(named: NamedSpec) -> Plan:
-    """Work out the plan of a spec.
+    """Plan of a named spec.
 
     Raises:
-        SpecError: when the spec cannot work on its architecture, with the field, the numbers and the place in the file.
+        SpecError: if the spec cannot work on its architecture; gives field, numbers and location in the file.
     """
     try:
         return plan_of(named.spec, named.stem)
@@ -24,18 +24,18 @@ def plan_for(named: NamedSpec) -> Plan:
 
 
 def plan_of(spec: Spec, stem: str) -> Plan:
-    """Work out the plan of a spec that has no place in a file.
+    """Plan of a spec without a file.
 
     Raises:
-        SpecError: as :func:`plan_for` does, without the place.
+        SpecError: like :func:`plan_for`, without a location.
     """
     return operator_of(spec).plan(spec, stem)
 
 
 def tiles_of(spec: Spec) -> list[Tile]:
-    """Tiles that the rules of the kernels allow that compute what a spec says, whatever its own tile is.
+    """Tiles that the rules of a spec's kernels allow, for any tile of the spec itself.
 
-    Registers and shared memory may not have room for all of them: a plan tells.
+    Some may exceed registers or shared memory; planning them raises SpecError.
     """
     operator = operator_of(spec)
     specs = [spec, *(with_tile(spec, {"m": height}) for height in operator.heights)]

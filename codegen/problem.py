@@ -1,4 +1,4 @@
-"""Shapes of problems, and the launch arguments that a plan works out from one."""
+"""Shapes of problems, and the launch arguments that a plan derives from them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-SCHEDULER_COUNTERS = 2  # tiles taken, thread blocks that ended
-COUNTER_BYTES = 4  # of each counter in device memory
+SCHEDULER_COUNTERS = 2  # tiles taken, finished thread blocks
+COUNTER_BYTES = 4  # per counter in device memory
 SCHEDULER_BYTES = {"scheduler": str(SCHEDULER_COUNTERS * COUNTER_BYTES)}
 """Workspace of a dynamic tile scheduler."""
 
@@ -22,12 +22,12 @@ Layout = Literal["padded", "varlen"]
 
 @dataclass(frozen=True)
 class Lengths:
-    """Lengths of the sequences of attention, as a kernel finds them.
+    """Source of the sequence lengths in a kernel.
 
     Attributes:
         layout: arrangement of the sequences; ``templates/attention/seqlen_info/`` has a file for each.
-        by_batch: whether the keys of each batch end at a length of its own.
-        asks_keys: whether the kernel asks for the number of keys.
+        by_batch: whether each batch has its own number of keys.
+        asks_keys: whether the kernel reads the number of keys.
     """
 
     layout: Layout = "padded"
@@ -43,13 +43,13 @@ class AttentionShape:
         batch: batches.
         heads: query heads, a multiple of ``kv_heads``.
         kv_heads: heads of K and V.
-        q_len: queries of a head.
-        kv_len: keys of a head.
-        list_batches: batches that have index lists of their own, 1 where lists are shared, 0 without lists.
-        list_heads: heads, or packs of them, likewise.
-        list_length: entries of a list, where the pattern leaves their number to the call.
-        window_left: keys of a window before a query's own, where the pattern leaves the window to the call.
-        window_right: those after it, likewise.
+        q_len: queries per head.
+        kv_len: keys per head.
+        list_batches: batches with their own index lists; 1 if lists are shared, 0 without lists.
+        list_heads: heads, or packs of heads, likewise.
+        list_length: entries per list, if the pattern does not fix their number.
+        window_left: keys of the window before a query's own position, if the pattern takes the window from the call.
+        window_right: keys of the window after it, likewise.
         sink_keys: keys at the beginning that all later queries see, likewise.
         sequences: packed sequences of a batch of 1, whose q_len and kv_len are then those of all together; 0 where
             sequences are padded.
@@ -78,9 +78,9 @@ class SpmmShape:
         depth: rows of B.
         columns: columns of B and C.
         blocks: stored blocks of A.
-        b_row_stride: elements from one row of B to the next.
-        chunk_blocks: blocks of a chunk at most, where long block rows are cut.
-        groups: groups of block rows, where tiles gather them.
+        b_row_stride: row stride of B, in elements.
+        chunk_blocks: most blocks per chunk, if long block rows are split.
+        groups: groups of block rows, if tiles gather them.
         rounds: rounds of all groups.
     """
 
@@ -119,7 +119,7 @@ class SpgemmShape:
         rows: rows of A and C.
         depth: columns of A, rows of B.
         columns: columns of B and C.
-        blocks: stored blocks of a C in block-sparse rows; not read where C is dense.
+        blocks: stored blocks of a C in block-sparse rows; not used if C is dense.
     """
 
     rows: int
@@ -130,7 +130,7 @@ class SpgemmShape:
 
 @dataclass(frozen=True)
 class CopyShape:
-    """The shape of a matrix that is copied."""
+    """The shape of a matrix to copy."""
 
     rows: int
     columns: int
@@ -144,11 +144,11 @@ class SelectShape:
         batch: batches.
         heads: query heads, a multiple of ``kv_heads``.
         kv_heads: heads of K.
-        q_len: queries of a head.
-        kv_len: keys of a head.
-        head_dim: elements of a head.
-        block_q: queries of a block.
-        block_kv: keys of a block.
+        q_len: queries per head.
+        kv_len: keys per head.
+        head_dim: elements per head.
+        block_q: queries per block.
+        block_kv: keys per block.
     """
 
     batch: int
@@ -163,13 +163,13 @@ class SelectShape:
 
 @dataclass(frozen=True)
 class BlockMaskShape:
-    """The shape of an attention problem whose block lists are made.
+    """The shape of an attention problem whose block lists are built.
 
     Attributes:
-        batch: batches, 1 where lists are shared.
+        batch: batches; 1 if lists are shared.
         heads: query heads, likewise.
-        q_len: queries of a head.
-        kv_len: keys of a head.
+        q_len: queries per head.
+        kv_len: keys per head.
     """
 
     batch: int
@@ -180,14 +180,14 @@ class BlockMaskShape:
 
 @dataclass(frozen=True)
 class QuantizeShape:
-    """The shape of what is quantized.
+    """The shape of a tensor to quantize.
 
     Attributes:
         batch: batches.
         heads: heads.
-        length: rows of a head.
+        length: rows per head.
         kv_heads: heads of the mean, with ``mean: product``; otherwise 0.
-        is_given: 1 if the caller has the scales of columns, or the mean, 0 if they are found first.
+        is_given: 1 if the caller passes the column scales or the mean, 0 if the kernel computes them first.
     """
 
     batch: int
@@ -202,7 +202,7 @@ Shape = AttentionShape | SpmmShape | SddmmShape | SpgemmShape | CopyShape | Sele
 
 @dataclass(frozen=True)
 class BlockSize:
-    """Threads of a thread block, and bytes of its dynamic shared memory."""
+    """Threads and bytes of dynamic shared memory per thread block."""
 
     threads: int
     shared_bytes: int
@@ -210,19 +210,19 @@ class BlockSize:
 
 @dataclass(frozen=True)
 class LaunchArgs:
-    """What a launch is given that follows from the shape of its problem.
+    """Launch arguments that depend on the shape of a problem.
 
     Attributes:
-        numbers: values of the kernel's integer parameters, by name: all that the shape decides.
-        tiles: tiles of work, or parts of them if these are more; whole clusters. ``Plan.thread_blocks`` makes the grid
-            of them.
+        numbers: values of the kernel's integer parameters that depend on the shape, by name.
+        tiles: number of tiles, or of their parts if tiles are split; whole clusters. ``Plan.thread_blocks`` derives the
+            grid from it.
         prologue_grid: thread blocks of the plan's prologue.
         counters: 32-bit counters that are 0 between launches, by the pointer parameter that they are passed as.
         scratch: bytes of uninitialized device memory, by pointer parameter.
-        copy_stride: elements from one row to the next of the copy of B that the prologue writes; None without one.
-        block: a thread block's size where the shape decides it; None for the plan's, which is the largest.
+        copy_stride: row stride of the copy of B that the prologue writes, in elements; None if there is no copy.
+        block: size of thread blocks, if it depends on the shape; None for that of the plan, the largest.
         epilogue_grid: thread blocks of the plan's epilogue.
-        sums: bytes of device memory that is 0 before each launch, by pointer parameter.
+        sums: bytes of device memory that must be 0 before each launch, by pointer parameter.
     """
 
     numbers: Mapping[str, int]

@@ -1,6 +1,6 @@
 """The project's folders.
 
-In a source tree ``templates/``, ``specs/`` and ``generated/`` stand beside the package. In an installed wheel they are
+In a source tree, ``templates/``, ``specs/`` and ``generated/`` are next to the package; in an installed wheel, they are
 inside it.
 """
 

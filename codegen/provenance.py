@@ -1,4 +1,4 @@
-"""What vouches for a kernel, and where its source is: its receipt, or the nearest shipped kernel and what differs."""
+"""Receipt and source of a kernel; without a valid receipt, the nearest shipped kernel and its differences."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from codegen.spec import Spec
 from codegen.wording import one_line
 
 KEPT = 1024
-"""Specs whose fields are kept apart: as many as sources."""
+"""Most specs whose flat fields are cached: the same number as sources."""
 NONE = "none"
-"""A field that a spec does not have."""
+"""Stands for a field that a spec does not have."""
 
 
 @dataclass(frozen=True)
 class Vouched:
-    """A receipt, and what it says of a kernel as it is today.
+    """A receipt and its state for the current source of a kernel.
 
     Attributes:
-        file: where it is.
-        state: its standing, and why.
-        receipt: what it holds; None where it cannot be read, or is not there.
+        file: path of the receipt.
+        state: state of the receipt, with an explanation.
+        receipt: contents; None if the receipt cannot be read or does not exist.
     """
 
     file: str
@@ -48,18 +48,18 @@ class Vouched:
 
     @property
     def holds(self) -> bool:
-        """Whether a GPU passed all cases with the source of today."""
+        """Whether a GPU passed all cases with the current source."""
         return self.state.standing is ReceiptStatus.OK
 
     def __str__(self) -> str:
-        """The file, and its standing."""
+        """The file and the state of the receipt."""
         told = f"{self.file}: {self.state.explanation}"
         if not self.holds or self.receipt is None:
             return told
         return f"{told}; of this source, compiled by {one_line(self.receipt.cubin.compiler_package)}"
 
     def facts(self) -> dict[str, Any]:
-        """The same as JSON has it."""
+        """The same, as JSON data."""
         told: dict[str, Any] = {
             "file": self.file,
             "standing": self.state.standing.value,
@@ -75,16 +75,16 @@ class Vouched:
 
 
 Finder = Callable[[NamedSpec], Vouched | None]
-"""Finds the receipt of a kernel; None: there is none."""
+"""Function that finds the receipt of a kernel, or returns None."""
 
 
 class Difference(NamedTuple):
-    """A field in which two specs differ; values as JSON has them.
+    """A field in which two specs differ, with values as JSON.
 
     Attributes:
-        field: its dotted name.
-        ours: the value of the first spec.
-        theirs: that of the second one.
+        field: dotted name.
+        ours: value in the first spec.
+        theirs: value in the second spec.
     """
 
     field: str
@@ -98,12 +98,12 @@ class Difference(NamedTuple):
 
 @dataclass(frozen=True)
 class Sibling:
-    """The shipped kernel with the fewest fields that differ from those of another one.
+    """The shipped kernel with the fewest differing fields from another kernel.
 
     Attributes:
         named: its spec.
-        differences: the other kernel's fields against its own; () where only the name differs.
-        vouched: its receipt; None: it has none.
+        differences: differing fields, the other kernel's first; () if only the name differs.
+        vouched: its receipt, or None.
     """
 
     named: NamedSpec
@@ -111,27 +111,27 @@ class Sibling:
     vouched: Vouched | None
 
     def __str__(self) -> str:
-        """Its name, and the fields that differ."""
-        has = "" if self.is_verified else " (it has no receipt of its source either)"
+        """Its name and the differing fields."""
+        has = "" if self.is_verified else " (which has no valid receipt either)"
         what = ", ".join(map(str, self.differences)) or "its name"
-        return f"{self.named.stem}{has}, which differs by {what}"
+        return f"{self.named.stem}{has}, which differs in {what}"
 
     @property
     def is_verified(self) -> bool:
-        """Whether it has a receipt of its source as it is today."""
+        """Whether it has a valid receipt for the current source."""
         return self.vouched is not None and self.vouched.holds
 
 
 @dataclass(frozen=True)
 class Provenance:
-    """What vouches for a kernel, and where its source is.
+    """Receipt and source of a kernel.
 
     Attributes:
-        kernel: its name.
-        vouched: its receipt, whatever it says; None: there is none.
-        sibling: the nearest shipped kernel where the receipt does not hold; None elsewhere.
-        source: where its source is, or the command that prints it.
-        caveat: what the receipt does not say of the code of the compiler that is installed; "" for nothing.
+        kernel: name of the kernel.
+        vouched: its receipt, valid or not; None if there is none.
+        sibling: the nearest shipped kernel if the receipt is not valid; else None.
+        source: path of its source, or the command that prints it.
+        caveat: limits of the receipt with the installed compiler; "" if there are none.
     """
 
     kernel: str
@@ -142,23 +142,23 @@ class Provenance:
 
     @property
     def is_verified(self) -> bool:
-        """Whether it has a receipt of its source as it is today."""
+        """Whether it has a valid receipt for the current source."""
         return self.vouched is not None and self.vouched.holds
 
     @property
     def receipt(self) -> str:
-        """The standing of its receipt, or the nearest shipped kernel, in words."""
+        """State of its receipt, or the nearest shipped kernel, in words."""
         if self.is_verified:
             return f"{self.vouched}; {self.caveat}" if self.caveat else str(self.vouched)
         why = "no receipt" if self.vouched is None else f"no receipt of this source ({self.vouched})"
         return one_line(why if self.sibling is None else f"{why}: a sibling of {self.sibling}", MOST_OF_MESSAGE)
 
     def lines(self) -> list[str]:
-        """One line for the receipt, and one for the source."""
+        """One line on the receipt and one on the source."""
         return [f"receipt: {self.receipt}", f"source: {self.source}"]
 
     def facts(self) -> dict[str, Any]:
-        """The same as JSON has it."""
+        """The same, as JSON data."""
         sibling = None
         if self.sibling is not None:
             sibling = {
@@ -172,7 +172,7 @@ class Provenance:
 
 
 def packaged(named: NamedSpec) -> Vouched | None:
-    """The receipt that the package has of a kernel; None for a kernel that is not shipped, or has none."""
+    """Receipt of a kernel in the package; None if the kernel is not shipped or has none."""
     if not named.is_shipped:
         return None
     place = _shown(named, ".json")
@@ -186,11 +186,11 @@ def packaged(named: NamedSpec) -> Vouched | None:
 
 
 def provenance_of(named: NamedSpec, own: Finder | None = None) -> Provenance:
-    """What vouches for a kernel, and where its source is.
+    """Receipt and source of a kernel.
 
     Args:
-        named: its spec.
-        own: finds receipts that are not in the package.
+        named: spec of the kernel.
+        own: finds receipts outside of the package.
 
     Raises:
         SpecError: for a spec without a plan.
@@ -201,11 +201,11 @@ def provenance_of(named: NamedSpec, own: Finder | None = None) -> Provenance:
 
 
 def vouched(named: NamedSpec, own: Finder | None = None) -> Vouched | None:
-    """The receipt of a kernel: that of the package, or, if that does not hold, one that does; else the first found.
+    """Receipt of a kernel: that of the package or, if it is not valid, a valid one; else the first found.
 
     Args:
-        named: its spec.
-        own: finds receipts that are not in the package.
+        named: spec of the kernel.
+        own: finds receipts outside of the package.
     """
     shipped = packaged(named)
     if own is None or (shipped is not None and shipped.holds):
@@ -215,7 +215,7 @@ def vouched(named: NamedSpec, own: Finder | None = None) -> Vouched | None:
 
 
 def source_of(named: NamedSpec) -> str:
-    """Where the source of a kernel is, or the command that prints it."""
+    """Path of a kernel's source, or the command that prints it."""
     printed = f"codegen render {named.argument} --out -"
     if not named.is_shipped or not holds(GENERATED / named.subfolder / f"{named.main.stem}.cu", render(named.main)):
         return printed
@@ -224,9 +224,9 @@ def source_of(named: NamedSpec) -> str:
 
 
 def nearest_shipped(named: NamedSpec) -> Sibling | None:
-    """The shipped kernel whose spec differs in the fewest fields from that of a kernel, for the same architecture.
+    """The shipped kernel of the same architecture whose spec has the fewest differing fields.
 
-    Of several the one that computes the most alike; None if no kernel of the operator is shipped there.
+    Of several, the one that computes the most similar result; None if no kernel of the operator is shipped.
     """
     spec = named.spec
     others = [
@@ -241,7 +241,7 @@ def nearest_shipped(named: NamedSpec) -> Sibling | None:
 
 
 def differences(ours: Spec, theirs: Spec) -> tuple[Difference, ...]:
-    """The fields in which two specs differ, by their dotted names, sorted."""
+    """Fields in which two specs differ, sorted by dotted name."""
     first, second = _flat(ours.canonical_json()), _flat(theirs.canonical_json())
     names = sorted(name for name in first.keys() | second.keys() if first.get(name) != second.get(name))
     return tuple(Difference(name, first.get(name, NONE), second.get(name, NONE)) for name in names)
@@ -253,7 +253,7 @@ def _is_semantic(difference: Difference) -> bool:
 
 @lru_cache(maxsize=KEPT)
 def _flat(canonical: str) -> dict[str, str]:
-    """The fields of a spec by dotted name, each value as JSON."""
+    """Fields of a spec by dotted name, with values as JSON."""
     found: dict[str, str] = {}
 
     def add(value: Any, name: str) -> None:
@@ -268,6 +268,6 @@ def _flat(canonical: str) -> dict[str, str]:
 
 
 def _shown(named: NamedSpec, suffix: str) -> str:
-    """The file of a shipped kernel: relative to the project in a source tree, else where the package has it."""
+    """Path of a shipped kernel's file: relative to the project in a source tree, else inside the package."""
     inside = named.subfolder / f"{named.main.stem}{suffix}"
     return ("generated" / inside).as_posix() if IN_SOURCE_TREE else one_line(str(GENERATED / inside))

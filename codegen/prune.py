@@ -1,7 +1,7 @@
-"""Drop what a rendered source defines and does not use, as a linker does with unreferenced sections.
+"""Removes unused definitions of a rendered source, like a linker removes unreferenced sections.
 
-Templates may define every constant, function and struct that some kernel of theirs needs; a source has those of its
-kernel. Only definitions at the beginning of a line count, as all of the project's are.
+Templates may define all constants, functions and structs that any of their kernels needs; a source keeps those that its
+kernel uses. Only definitions at the start of a line are considered, as are all of the project's.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _WORD = re.compile(r"[A-Za-z_]\w*")
 
 @dataclass
 class _Item:
-    """A definition with the comment above it, or lines that are none.
+    """A definition with the comment above it, or other lines.
 
     Attributes:
         lines: its lines, without newlines.
-        names: what it defines; empty where it is no definition.
-        heading: number of its first lines that are for what follows too: a comment that ends in a colon.
+        names: defined names; empty if it is not a definition.
+        heading: number of leading lines that also introduce the following items: a comment that ends in a colon.
     """
 
     lines: list[str]
@@ -41,7 +41,7 @@ class _Item:
 
 
 def prune(text: str) -> str:
-    """Return a source without the definitions that its kernels do not refer to, directly or through others."""
+    """Source without definitions that its kernels do not use, directly or indirectly."""
     items = list(_items(text.split("\n")))
     defining: dict[str, list[_Item]] = {}
     for item in items:
@@ -62,7 +62,7 @@ def prune(text: str) -> str:
 
 
 def _items(lines: list[str]) -> Iterator[_Item]:
-    """Take a source apart: a definition and the comment directly above it are one item."""
+    """Items of a source; a definition and the comment directly above it are one item."""
     at = 0
     while at < len(lines):
         start = at
@@ -79,7 +79,7 @@ def _items(lines: list[str]) -> Iterator[_Item]:
 
 
 def _end(lines: list[str], at: int) -> int:
-    """Return the number of the line after a definition: its braces and parentheses are closed there."""
+    """Index of the line after a definition, once its braces and parentheses are closed."""
     depth = 0
     while True:
         code = _code([lines[at]])
@@ -90,7 +90,7 @@ def _end(lines: list[str], at: int) -> int:
 
 
 def _names(lines: list[str]) -> frozenset[str]:
-    """Return the names that a definition introduces; a kernel's entry and its parameters introduce none."""
+    """Names that a definition introduces; a kernel's entry and its parameters introduce none."""
     code = _code(lines)
     code = re.sub(r"^template <[^>]*>\s*", "", code)
     if code.startswith("constexpr "):
@@ -103,33 +103,33 @@ def _names(lines: list[str]) -> frozenset[str]:
 
 
 def _code(lines: list[str]) -> str:
-    """Return lines without their comments and the text of their strings."""
+    """Lines without their comments and the text of their strings."""
     return _STRING.sub('""', _COMMENT.sub("", "\n".join(lines)))
 
 
 def _without_headings_of_nothing(text: str) -> str:
-    """Drop comments that end in a colon and have nothing below them any more."""
+    """Lines without comments that end in a colon and introduce nothing any more."""
     return re.sub(r"(?m)(?:^//[^\n]*\n)*^//[^\n]*:\n(?=\n)", "", text)
 
 
 def without_comments(source: str) -> str:
-    """A source without comments, blank lines and blanks at ends of lines: what its machine code depends on."""
+    """A source without comments, blank lines and trailing blanks: the part that determines its machine code."""
     code = _LITERAL_OR_COMMENT.sub(lambda match: " " if match["comment"] else match[0], source)
     return "\n".join(line.rstrip() for line in code.split("\n") if line.strip())
 
 
 def same_code(one: str, other: str) -> bool:
-    """Whether two sources differ in comments and in the breaks of lines alone: their machine code is the same."""
+    """Whether two sources differ only in comments and line breaks, so that their machine code is the same."""
     return _unbroken(one) == _unbroken(other)
 
 
 def _unbroken(source: str) -> list[str]:
-    """A source without comments; lines between those of the preprocessor are one."""
+    """A source without comments, with the lines between preprocessor directives joined."""
     lines: list[str] = [""]
     for line in without_comments(source).split("\n"):
         if line.startswith("#"):
             lines += [line, ""]
         else:
-            gap = "" if lines[-1].endswith("(") else " "  # a line may break behind a parenthesis
+            gap = "" if lines[-1].endswith("(") else " "  # a line may break after a parenthesis
             lines[-1] += gap + line.strip()
     return lines

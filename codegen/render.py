@@ -1,4 +1,4 @@
-"""From a plan to one self-contained CUDA source, the same bytes every time."""
+"""Renders a plan to one self-contained CUDA source, deterministically."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from codegen.wording import in_comment, in_shell
 _MACRO = re.compile(r"\{%-? macro (\w+)")
 
 SEAL = "// seal: sha256 "
-"""Start of the line that carries the SHA-256 of all other lines."""
+"""Start of the line with the SHA-256 of all other lines."""
 _SEAL_LINE = re.compile(rf"^{re.escape(SEAL)}([0-9a-f]{{64}})\n", re.MULTILINE)
 
 OVERVIEW = ("Roles", "Barriers", "Pipeline")
-"""First words of the paragraphs that are the overview of a kernel."""
+"""First words of the paragraphs in the overview of a kernel."""
 
 BANNER = """\
 // Generated from {origin}. Do not edit:
@@ -40,7 +40,7 @@ BANNER = """\
 
 
 class _RecordingLoader(jinja2.FileSystemLoader):
-    """Loads templates and remembers which ones one rendering used."""
+    """Loads templates and records those that a rendering used."""
 
     def __init__(self) -> None:
         super().__init__(TEMPLATES)
@@ -51,14 +51,14 @@ class _RecordingLoader(jinja2.FileSystemLoader):
         self.used.add(template)
         source, filename, uptodate = super().get_source(environment, template)
         self.hooks[template] = frozenset(_MACRO.findall(source))
-        # Jinja encodes it, and a path may have bytes that are no text in this locale.
+        # Jinja encodes it, and a path may have bytes that are not valid text in this locale.
         return source, filename.encode("utf-8", "backslashreplace").decode(), uptodate
 
 
 class _Environment(jinja2.Environment):
-    """Lets a template define its macros under conditions: one that the conditions leave out prints nothing.
+    """Allows conditional macros in templates: a macro that is not defined under its conditions prints nothing.
 
-    A name that none of the alternatives of an imported file defines stays an error.
+    A name that no branch of an imported file defines remains an error.
     """
 
     def getattr(self, obj: Any, attribute: str) -> Any:
@@ -74,7 +74,7 @@ def _print_nothing(*_: object) -> str:
 
 
 class _CompiledTemplates(jinja2.BytecodeCache):
-    """Keeps what Jinja makes of a template, for the next environment of this process."""
+    """Cache of compiled templates, for other environments of this process."""
 
     def __init__(self) -> None:
         self._code: dict[str, bytes] = {}
@@ -91,7 +91,7 @@ _compiled_templates = _CompiledTemplates()
 
 
 def environment() -> jinja2.Environment:
-    """Return a Jinja environment as all of the project's are (undefined names are errors)."""
+    """Jinja environment with the project's settings (undefined names are errors)."""
     return _Environment(
         loader=_RecordingLoader(),
         bytecode_cache=_compiled_templates,
@@ -106,14 +106,14 @@ def environment() -> jinja2.Environment:
 
 @dataclass(frozen=True)
 class Generated:
-    """What a spec became.
+    """A rendered spec.
 
     Attributes:
         named: the spec and its name.
         plan: its plan.
-        source: its CUDA source, with banner and seal; ends in one newline.
-        templates: templates that it was rendered from, sorted.
-        overview: paragraphs of its opening comment on roles, barriers and the pipeline, without comment marks.
+        source: its CUDA source, with banner and seal; ends with one newline.
+        templates: names of the templates that it was rendered from, sorted.
+        overview: paragraphs of its opening comment on roles, barriers and the pipeline, without comment markers.
     """
 
     named: NamedSpec
@@ -125,38 +125,38 @@ class Generated:
 
 @dataclass(frozen=True)
 class _Rendered:
-    """A source, the templates it was rendered from, and the overview in its opening comment."""
+    """A source, its templates, and the overview in its opening comment."""
 
     source: str
     templates: tuple[str, ...]
     overview: tuple[str, ...]
 
 
-@lru_cache(maxsize=1024)  # the shipped ones, and as many of a process that makes new ones all the time: 27 KiB each
+@lru_cache(maxsize=1024)  # the shipped ones, and as many new ones of a long-running process: 27 KiB each
 def generate(named: NamedSpec) -> Generated:
-    """Plan and render a spec, once for calls that follow each other.
+    """Plan and render a spec; results are cached.
 
     Raises:
-        SpecError: when the spec cannot work on its architecture, or its kernel has a name that the source needs.
+        SpecError: if the spec cannot work on its architecture, or the kernel's name conflicts with the source.
     """
     plan = plan_for(named)
     made = _rendered(plan, named.origin)
     code = re.sub(r"//[^\n]*", "", made.source)
-    if len(re.findall(rf"\b{named.stem}\b", code)) > 1:  # its definition; labels of inline PTX are in the way too
+    if len(re.findall(rf"\b{named.stem}\b", code)) > 1:  # besides its definition; labels of inline PTX count
         raise named.located(taken(named.stem))
     return Generated(named, plan, made.source, made.templates, made.overview)
 
 
 def render(named: NamedSpec) -> str:
-    """Return the source of a spec, as ``generate`` does."""
+    """Source of a spec, by ``generate``."""
     return generate(named).source
 
 
 def render_plan(plan: Plan, origin: str = "") -> str:
-    """Render a plan; ``origin`` is the spec's file as the banner names it.
+    """Source of a plan; ``origin`` is the name of the spec's file in the banner.
 
     Raises:
-        SpecError: for a name that no kernel can have.
+        SpecError: for an invalid name of a kernel.
     """
     return _rendered(plan, origin).source
 
@@ -180,36 +180,36 @@ def _rendered(plan: Plan, origin: str) -> _Rendered:
 
 
 def _overview(body: str) -> tuple[str, ...]:
-    """Paragraphs on roles, barriers and the pipeline in the comment that opens a body, without comment marks."""
+    """Paragraphs on roles, barriers and the pipeline in the opening comment of a body, without comment markers."""
     opening = body.partition("\n\n")[0]
     text = "\n".join(line.removeprefix("//").removeprefix(" ") for line in opening.splitlines())
     return tuple(part.strip("\n") for part in text.split("\n\n") if part.strip("\n").startswith(OVERVIEW))
 
 
 def render_template(plan: Plan, name: str, env: jinja2.Environment | None = None) -> str:
-    """Render one of a plan's templates; ``env`` notes which ones that takes."""
+    """Render one of a plan's templates; ``env`` records the templates that it uses."""
     template = (env or environment()).get_template(name)
     return lay_out(template.render(plan=plan, spec=plan.spec, dtype=plan.dtype, **plan.flags.named()))
 
 
 def spec_json_of(source: str) -> str | None:
-    """Return the canonical JSON of the spec that a source was rendered from, by its banner; None if it has none."""
+    """Canonical JSON of a source's spec, from its banner; None if it has none."""
     match = re.search(r"^// spec: (\{.*\})$", source, re.MULTILINE)
     return match.group(1) if match else None
 
 
 def seal(text: str) -> str:
-    """Put the seal line behind the banner's last line."""
+    """Source with the seal line after the banner's last line."""
     head, blank, body = text.partition("\n\n")
     return f"{head}\n{SEAL}{hashlib.sha256(text.encode()).hexdigest()}{blank}{body}"
 
 
 def without_seal(text: str) -> str:
-    """A source without the line of its seal; one that has none stays as it is."""
+    """A source without its seal line; unchanged if it has none."""
     return _SEAL_LINE.sub("", text, count=1)
 
 
 def seal_is_intact(text: str) -> bool:
-    """Whether a source still is the one that ``seal`` returned: nothing but the generator changed it."""
+    """Whether a source equals the one that ``seal`` returned, and was not edited."""
     match = _SEAL_LINE.search(text)
     return match is not None and hashlib.sha256(without_seal(text).encode()).hexdigest() == match.group(1)

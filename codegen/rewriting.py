@@ -1,4 +1,4 @@
-"""Spec files with the names of today: what ``codegen migrate`` changes of a text, and nothing else of it."""
+"""Spec files with current names: the minimal text edits of ``codegen migrate``."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _SCALAR = re.compile(r"""(?P<quote>["'])(?:(?!(?P=quote)).)*(?P=quote)|[^\s,#\[\
 
 
 def rewritten(text: str, origin: str) -> tuple[str, list[Change]]:
-    """Text of a spec file with today's names, and the changes.
+    """Text of a spec file with the current names, and the changes.
 
-    Comments and layout stay as they are: only a name and a value are replaced, or what is left out is removed.
+    Comments and layout are kept: only names and values are replaced, or fields removed.
 
     Args:
         text: YAML.
-        origin: the file as messages name it.
+        origin: name of the file in messages.
 
     Raises:
         SpecError: for a text that is not YAML, or in which a name cannot be replaced; with file and line.
@@ -35,7 +35,7 @@ def rewritten(text: str, origin: str) -> tuple[str, list[Change]]:
                 if not _reads_as(text, applied(change, document.fields)):
                     raise _by_hand(change)
                 changes.append(change)
-                document = read_yaml(text, origin)  # places have moved
+                document = read_yaml(text, origin)  # offsets have changed
         except SpecError as error:
             raise error.at(location_of(origin, document.lines, error.field)) from None
     return text, changes
@@ -49,11 +49,11 @@ def _reads_as(text: str, fields: Any) -> bool:
 
 
 def _by_hand(change: Change) -> SpecError:
-    return SpecError(change.field, f"{change.reason}; it cannot be rewritten where it stands: change it by hand")
+    return SpecError(change.field, f"{change.reason}; it cannot be rewritten in place: change it by hand")
 
 
 def _edited(text: str, node: Node, change: Change) -> str:
-    """Return the text with one change, at the places of the nodes."""
+    """Text with one change, at the offsets of its nodes."""
     *outer, field = change.field.split(".")
     for part in outer:
         node = _entry(node, part, change).value
@@ -72,7 +72,7 @@ def _edited(text: str, node: Node, change: Change) -> str:
 
 def _entry(node: Node, name: str, change: Change) -> Entry:
     entry = node.entry(name) if isinstance(node, MappingNode) else None
-    if entry is None:  # an alias stands for a mapping
+    if entry is None:  # a mapping given by an alias
         raise _by_hand(change)
     return entry
 
@@ -85,7 +85,7 @@ def _end_of(pattern: re.Pattern[str], text: str, start: int, change: Change) -> 
 
 
 def _without(text: str, start: int, end: int, *, flow: bool) -> str:
-    """Return the text without a field: in braces with the comma that parted it, else with its line."""
+    """Text without a field, and without its comma in braces or its line elsewhere."""
     before, after = text[:start], text[end:]
     if flow:
         if (comma := re.match(r"\s*,[ \t]*", after)) is not None:

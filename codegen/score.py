@@ -1,4 +1,4 @@
-"""The change of the logits of attention before the softmax: an expression of a spec."""
+"""The transform of attention logits before the softmax: an expression of a spec."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Declared = tuple[tuple[str, str], ...]
 
 
 class Score(SpecModel):
-    """What becomes of the logit of each pair that is seen, scale * q.k, in fp32.
+    """Transform of the logit of each visible pair, scale * q.k, in fp32.
 
     An expression over ``score``, ``q_idx``, ``kv_idx``, ``batch``, ``head``, ``q_len``, ``kv_len`` and the tensors that
     ``aux`` declares (docs/reference/expressions.md).
@@ -31,7 +31,7 @@ class Score(SpecModel):
     aux: dict[str, str] = Field(
         default={}, description="tensors of the expression, by name: fp32[heads], fp16[heads, 2047], ..."
     )
-    value: str = Field(description="what the softmax is over in place of the logit: an expression")
+    value: str = Field(description="expression that replaces the logit in the softmax")
 
     def __hash__(self) -> int:
         return hash((self.value, *self.aux.items()))
@@ -47,12 +47,12 @@ class Score(SpecModel):
     @field_validator("value")
     @classmethod
     def _is_score(cls, value: str, info: ValidationInfo) -> str:
-        aux = info.data.get("aux")  # missing where it is wrong itself
+        aux = info.data.get("aux")  # missing if it is invalid itself
         return value if aux is None else _checked(value, tuple(aux.items()))
 
     @model_serializer(mode="wrap")
     def _without_unused(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave ``aux`` out where there is none."""
+        """Omit an empty ``aux``."""
         found: dict[str, Any] = serialize(self)
         if not self.aux:
             found.pop("aux", None)
@@ -65,31 +65,31 @@ class Score(SpecModel):
 
     @property
     def aux_tensors(self) -> tuple[Aux, ...]:
-        """Tensors of the expression, in the order of their names."""
+        """Tensors of the expression, sorted by name."""
         return _parsed(self.value, self._declared)[1]
 
     @property
     def log2(self) -> Node:
-        """log2(e) times the value as a kernel computes it, for 2^x."""
+        """log2(e) times the value, in kernel form, for 2^x."""
         return _forms(self.value, self._declared)[0]
 
     @property
     def slope(self) -> Node:
-        """The value's derivative by the score, as a tree."""
+        """Derivative of the value with respect to the score, as a tree."""
         return _forms(self.value, self._declared)[1]
 
     @property
     def slope_of_pair(self) -> Node:
-        """The derivative as a kernel computes it."""
+        """The derivative, in kernel form."""
         return _forms(self.value, self._declared)[2]
 
     @property
     def looks_up_pairs(self) -> bool:
-        """Whether an element is looked up for each pair: loads that are under way take registers."""
+        """Whether a tensor element is read per pair: loads in flight take registers."""
         return any("load_" in part.value for part in printed(self.log2).pair)
 
     def stem(self) -> str:
-        """Short name of the expression, different for different expressions."""
+        """Short unique name of the expression."""
         return "score" + hashlib.sha256(f"{self.value} {self.aux}".encode()).hexdigest()[:6]
 
     @property
@@ -99,7 +99,7 @@ class Score(SpecModel):
 
 @lru_cache(maxsize=256)
 def _parsed(value: str, declared: Declared) -> tuple[Node, tuple[Aux, ...]]:
-    """Return an expression, and the tensors that are declared."""
+    """Tree of the expression, and the declared tensors."""
     aux = parse_aux(dict(declared))
     return parse_expression(value, aux, score=True), tuple(aux.values())
 
@@ -113,23 +113,25 @@ def _forms(value: str, declared: Declared) -> tuple[Node, Node, Node]:
 
 @lru_cache(maxsize=256)
 def _checked(value: str, given: Declared) -> str:
-    """Return an expression in one spelling.
+    """Canonical text of an expression.
 
     Raises:
-        ValueError: for what is none, is no number, or leaves a tensor unused.
+        ValueError: for an invalid or Boolean expression, or an unused tensor.
     """
     declared = parse_aux(dict(given))
     try:
         node = parse_expression(value, declared, score=True)
         check_used(declared, node)
     except ExpressionError as error:
-        raise ValueError(f"{error}; an expression is expected, such as score + bias[head, q_idx, kv_idx]") from None
+        raise ValueError(f"{error}; expected an expression, such as score + bias[head, q_idx, kv_idx]") from None
     if node.type is Type.BOOL:
-        raise ValueError("its value is a truth value; a number is expected: where(it, score, -inf) hides pairs")
+        raise ValueError(
+            "its value is a Boolean; expected a number, such as where(condition, score, -inf), which hides pairs"
+        )
     if (divisor := divides_by_zero(node)) is not None:
-        raise ValueError(f"{text_of(divisor)} may divide by zero; by max(divisor, 1) it cannot")
+        raise ValueError(f"{text_of(divisor)} may divide by zero; divide by max(divisor, 1)")
     try:
         _forms(text_of(node), tuple((name, str(tensor)) for name, tensor in sorted(declared.items())))
-    except RecursionError:  # of a derivative, which is deeper than what it is of
-        raise ValueError("its derivative is nested too deeply: write it with fewer operators in each other") from None
+    except RecursionError:  # a derivative is deeper than its expression
+        raise ValueError("its derivative is nested too deeply: use fewer nested operators") from None
     return text_of(node)

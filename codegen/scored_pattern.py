@@ -1,4 +1,4 @@
-"""The pattern of an attention call and its score, as one value, and their JSON."""
+"""The pattern and the score of an attention call as one value, and their JSON."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ KEPT = 1024
 
 @dataclass(frozen=True, eq=False)
 class ScoredPattern:
-    """The pattern of a call, and its score; values with the same text are equal.
+    """The pattern and the score of a call; values with the same text are equal.
 
     Attributes:
-        pattern: a spec's pattern, except that the blocks of its lists may have any size.
-        score: a spec's score; None without one.
+        pattern: the pattern, whose list blocks may have any size.
+        score: the score, or None.
         score_names: names of the score's tensors, sorted.
-        aux_names: names of the mask's tensors, sorted, then of those that only the score has.
+        aux_names: names of the mask's tensors, sorted, followed by those that only the score has.
         text: JSON of the pattern, whose field ``score`` is the score; ``scored_pattern`` parses it.
     """
 
@@ -66,10 +66,10 @@ class ScoredPattern:
         return self.pattern.index_tensors
 
     def with_pattern(self, **fields: Any) -> ScoredPattern:
-        """The same with other fields of the pattern, or, with ``kind``, with another pattern.
+        """Copy with changed fields of the pattern, or, with ``kind``, with another pattern.
 
         Raises:
-            SpecError: for a field that is not legal, as ``pattern_of``.
+            SpecError: for an invalid field, like ``pattern_of``.
         """
         kept = self.pattern_fields if "kind" not in fields else {}
         return ScoredPattern(pattern_of({**kept, **fields}), self.score)
@@ -77,22 +77,22 @@ class ScoredPattern:
     @property
     def pattern_fields(self) -> dict[str, Any]:
         """The pattern as plain data, without fields that are None."""
-        return self.pattern.model_dump(mode="json", exclude_none=True, warnings=False)  # blocks of any size warn
+        return self.pattern.model_dump(mode="json", exclude_none=True, warnings=False)  # other block sizes warn
 
     @property
     def score_fields(self) -> dict[str, Any] | None:
-        """The score as plain data; None without one."""
+        """The score as plain data, or None."""
         return None if self.score is None else self.score.model_dump(mode="json")
 
 
 def pattern_of(fields: Mapping[str, Any]) -> PatternBase:
-    """Validate a pattern, whose lists may have blocks of any size.
+    """Validated pattern, whose list blocks may have any size.
 
     Args:
         fields: plain data.
 
     Raises:
-        SpecError: naming the first offending field, its value and what is allowed.
+        SpecError: names the first invalid field, its value and what is allowed.
     """
     model = PATTERNS.get(str(fields.get("kind")))
     if model is None or model.model_fields.get("block") is None or model.model_fields["block"].annotation is not Block:
@@ -112,42 +112,44 @@ def _block_of(sizes: Any) -> Block:
     """A block of any size."""
     whole = isinstance(sizes, Mapping) and set(sizes) == {"q", "kv"} and all(type(n) is int for n in sizes.values())
     if not whole or min(sizes.values()) < 1:
-        raise SpecError("pattern.block", f"is {shown(sizes)}; queries q and keys kv of a block are expected, 1 or more")
+        raise SpecError(
+            "pattern.block", f"is {shown(sizes)}; expected q and kv, the queries and keys per block, 1 or more"
+        )
     return Block.model_construct(q=sizes["q"], kv=sizes["kv"])
 
 
 @lru_cache(maxsize=KEPT)
 def scored_pattern(text: str) -> ScoredPattern:
-    """Parse the JSON of a pattern, whose field ``score`` is the score, and keep the value for the next such text.
+    """Parsed JSON of a pattern, whose field ``score`` is the score; values are cached by text.
 
     Raises:
-        SpecError: for a text that is not JSON, and naming the first offending field of the pattern or the score.
+        SpecError: for a text that is not JSON, or for an invalid field of the pattern or the score.
     """
     fields = _mapping("pattern", text)
     score = fields.pop("score", None)
     pattern = pattern_of(fields)
     if pattern.is_general:
         name = pattern.call_numbers[0].field
-        raise SpecError(f"pattern.{name}", "is missing: the pattern of a call has its numbers")
+        raise SpecError(f"pattern.{name}", "is missing; the pattern of a call must have it")
     return ScoredPattern(pattern, None if score is None else _score_of(score))
 
 
 @lru_cache(maxsize=KEPT)
 def pattern_with_score(pattern: str, score: str) -> ScoredPattern:
-    """Parse the JSON of a pattern and that of a score, and keep the value for the next such texts.
+    """Parsed JSON of a pattern and of a score; values are cached by text.
 
     Raises:
-        SpecError: as ``scored_pattern``.
+        SpecError: like ``scored_pattern``.
     """
     return ScoredPattern(scored_pattern(pattern).pattern, parse_score(score))
 
 
 @lru_cache(maxsize=KEPT)
 def parse_score(text: str) -> Score:
-    """Parse the JSON of a score, and keep the value for the next call with the same text.
+    """Parsed JSON of a score; values are cached by text.
 
     Raises:
-        SpecError: for a text that is not JSON, and naming the first offending field.
+        SpecError: for a text that is not JSON, or for an invalid field.
     """
     return _score_of(_mapping("score", text))
 

@@ -1,8 +1,8 @@
-"""Kernel specs: the complete, frozen description of one kernel.
+"""Kernel specs: complete, frozen descriptions of kernels.
 
-A spec object shows every decision: what a file leaves out is filled in by :mod:`codegen.parse`. What a spec may combine
-is in :mod:`codegen.arch` and :mod:`codegen.combinations`; whether it fits its architecture is found out by
-:mod:`codegen.plans`.
+A spec object has all decisions; :mod:`codegen.parse` fills in the fields that a file leaves out. :mod:`codegen.arch`
+and :mod:`codegen.combinations` define legal combinations; :mod:`codegen.plans` checks that a spec fits its
+architecture.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ ProductName = Literal["fp16", "bf16", "fp32"]
 
 
 class AttentionTile(SpecModel):
-    """What a thread block of an attention kernel works on at a time."""
+    """Tile of a thread block of an attention kernel."""
 
     m: int = Field(description="query rows")
-    n: int = Field(description="keys of one step")
+    n: int = Field(description="keys per step")
 
 
 class ScaleRows(SpecModel):
-    """How many rows of FP8 inputs share a scale."""
+    """Rows of FP8 inputs that share a scale."""
 
     q: Annotated[Literal[64, 128], StrictInt] = Field(default=128, description="rows of Q")
     k: Annotated[Literal[64, 128], StrictInt] = Field(default=128, description="rows of K")
 
 
 class GemmTile(SpecModel):
-    """What a thread block of a GEMM kernel works on at a time."""
+    """Tile of a thread block of a GEMM kernel."""
 
     m: int = Field(description="rows of C")
     n: int = Field(description="columns of C")
@@ -56,7 +56,7 @@ class GemmTile(SpecModel):
 
 
 class CopyTile(SpecModel):
-    """What a thread block of a copy moves at a time."""
+    """Tile of a thread block of a copy."""
 
     m: int = Field(description="rows")
     n: int = Field(description="columns")
@@ -65,38 +65,38 @@ class CopyTile(SpecModel):
 class BlockShape(SpecModel):
     """Shape of one stored block of a BSR matrix."""
 
-    rows: int = Field(description="rows of a block")
-    cols: int = Field(description="columns of a block")
+    rows: int = Field(description="rows per block")
+    cols: int = Field(description="columns per block")
 
 
 class Epilogue(SpecModel):
-    """What becomes of an element of a product before it is stored: activation(x + bias), in fp32."""
+    """Epilogue of a product: activation(x + bias) of each element in fp32, before it is stored."""
 
-    bias: bool = Field(default=False, description="bias of one element for each row of C")
+    bias: bool = Field(default=False, description="bias with one element per row of C")
     activation: Literal["none", "relu", "gelu", "silu"] = Field(default="none", description="function applied last")
 
     @model_validator(mode="after")
     def _does_something(self) -> Epilogue:
         if not self.bias and self.activation == "none":
-            raise ValueError("does nothing: without bias and activation, leave the epilogue out")
+            raise ValueError("has no effect without bias and activation: leave the epilogue out")
         return self
 
 
 def canonical(fields: Mapping[str, Any]) -> str:
-    """Return plain data in the one spelling of the canonical JSON."""
+    """Canonical JSON of plain data."""
     return json.dumps(fields, sort_keys=True, separators=(",", ":"))
 
 
 class SpecBase(SpecModel):
-    """Fields that every kernel has."""
+    """Fields of all kernels."""
 
-    arch: ArchName = Field(description="architecture that the kernel is written for")
+    arch: ArchName = Field(description="architecture of the kernel")
     dtype: DTypeName = Field(
-        default="fp16", description="type of the inputs and, but for FP8, outputs; accumulation is fp32"
+        default="fp16", description="type of the inputs and, except for FP8, of the outputs; accumulation is in fp32"
     )
     mma: Literal["wmma", "mma", "wgmma", "none"] = Field(description="matrix instruction")
     copy_: Literal["ld_global", "cp_async", "tma"] = Field(
-        alias="copy", description="path of tiles to shared memory; ld_global goes through registers"
+        alias="copy", description="copy instruction from global to shared memory; ld_global copies through registers"
     )
     schedule: Literal["multistage", "cooperative", "ping_pong"] = Field(
         description="division of loads and products between warps"
@@ -104,8 +104,8 @@ class SpecBase(SpecModel):
     stages: int = Field(ge=1, le=8, description="depth of the shared-memory ring")
 
     options: ClassVar[tuple[str, ...]] = ()
-    """Fields that are left out of the canonical JSON where they are off, as by default: kernels that do not use an
-    option keep their hash when it is added."""
+    """Options that the canonical JSON omits if they are off (the default), so that new options do not change the hashes
+    of kernels that do not use them."""
 
     @property
     def is_fp8(self) -> bool:
@@ -113,11 +113,11 @@ class SpecBase(SpecModel):
         return self.dtype in FP8
 
     def canonical_json(self) -> str:
-        """Canonical JSON of the spec, without unused options: the input of its hash."""
+        """Canonical JSON of the spec, without unused options; the input of its hash."""
         return canonical(self.model_dump(mode="json", by_alias=True, exclude=self._unused()))
 
     def _unused(self) -> set[str]:
-        """Return the options that are off, and would be if they were left out."""
+        """Options that are off, as they would be by default."""
         return {name for name in self.options if getattr(self, name) == type(self).model_fields[name].default}
 
     @property
@@ -126,14 +126,18 @@ class SpecBase(SpecModel):
         return hashlib.sha256(self.canonical_json().encode()).hexdigest()
 
 
-KV_LENGTHS = IndexTensor("kv_lengths", ("batch",), "keys of each batch; those behind them are hidden", upper="kv_len")
+KV_LENGTHS = IndexTensor(
+    "kv_lengths", ("batch",), "number of keys of each batch; later keys are hidden", upper="kv_len"
+)
 QUERY_ORDER = IndexTensor(
-    "query_order", ("batch", "heads", "query_blocks"), "query blocks, those of a tile together", upper="query_blocks"
+    "query_order", ("batch", "heads", "query_blocks"), "query blocks, grouped by tile", upper="query_blocks"
 )
 
 
 CU_SEQLENS = (
-    IndexTensor("cu_seqlens_q", ("bounds",), "bounds of the sequences in q: first tokens, and the end", upper=""),
+    IndexTensor(
+        "cu_seqlens_q", ("bounds",), "bounds of the sequences in q: first tokens, then the end of the last", upper=""
+    ),
     IndexTensor("cu_seqlens_k", ("bounds",), "bounds of the sequences in k and v", upper=""),
 )
 
@@ -142,30 +146,30 @@ class AttentionSpec(SpecBase):
     """softmax(scale * Q K^T) V over the key blocks that ``pattern`` selects."""
 
     op: Literal["attention"] = Field(description="operator")
-    head_dim: Annotated[Literal[64, 96, 128, 192, 256], StrictInt] = Field(description="elements of a head")
-    pattern: AnyPattern = Field(description="keys that a query sees")
-    tile: AttentionTile = Field(description="tile of one thread block")
-    lse: bool = Field(default=True, description="natural log-sum-exp of each row, beside O where a call asks for it")
+    head_dim: Annotated[Literal[64, 96, 128, 192, 256], StrictInt] = Field(description="elements per head")
+    pattern: AnyPattern = Field(description="pattern of the keys that each query sees")
+    tile: AttentionTile = Field(description="tile of a thread block")
+    lse: bool = Field(default=True, description="natural log-sum-exp of each row, returned in addition to O on request")
     softcap: float | None = Field(
         default=None,
         ge=0.001,
-        le=1000,  # beyond, fp32 loses digits that the softmax needs
+        le=1000,  # above, fp32 loses digits that the softmax needs
         description="cap of the logits before the mask: softcap * tanh(scale * q.k / softcap)",
     )
     score: Score | None = Field(
-        default=None, description="what becomes of the logits before the mask: an expression; not beside softcap"
+        default=None, description="transform of the logits before the mask: an expression; not together with softcap"
     )
     stream_k_tail: bool = Field(
         default=False,
-        description="stream-K tail: tiles of the last wave are divided by their key blocks between thread blocks",
+        description="stream-K tail: thread blocks share the tiles of the last wave, split by key blocks",
     )
     sink: bool = Field(
         default=False,
-        description="attention sink: a logit of each head, from the caller, in the sum of each of its rows",
+        description="attention sink: a logit per head, from the caller, that is added to the softmax sum of each row",
     )
     kv_lengths: bool = Field(
         default=False,
-        description="number of keys of each batch, from the caller: those behind it are hidden, on top of the pattern",
+        description="number of keys of each batch, from the caller; later keys are hidden, in addition to the pattern",
     )
     layout: Layout = Field(
         default="padded",
@@ -174,39 +178,39 @@ class AttentionSpec(SpecBase):
     )
     pad_heads: bool = Field(
         default=False,
-        description="heads of fewer elements, filled up to head_dim with zeros; what copies by TMA does so anyway",
+        description="smaller heads, padded to head_dim with zeros; kernels with TMA always support them",
     )
     kv_splits: Annotated[Literal[1, 2], StrictInt] = Field(
         default=1,
-        description="split-KV within a thread block: parts of a tile's keys, each with warpgroups of its own",
+        description="split-KV within a thread block: parts of a tile's keys, each with its own warpgroups",
     )
     pack_gqa: Annotated[Literal[1, 2, 4, 8, 16, 32, 64], StrictInt] = Field(
         default=1,
-        description="GQA packing: query heads of a K/V head in the rows of a tile, those of one query together",
+        description="GQA packing: query heads of a K/V head that share a tile; the heads of a query are adjacent rows",
     )
     warp_rows: Annotated[Literal[16, 32], StrictInt] = Field(
         default=16,
-        description="query rows of a warp; with 32 it reads K and V from shared memory half as often",
+        description="query rows per warp; with 32, a warp reads K and V from shared memory half as often",
     )
     share_kv_loads: bool = Field(
         default=False,
-        description="one load of a key block for all query blocks of a tile that list it",
+        description="load a key block once for all query blocks of a tile that list it",
     )
     query_grouping: Literal["none", "given", "search"] = Field(
         default="none",
-        description="query blocks that form a tile: neighbors, those that the caller's query_order puts together, or "
-        "those with overlapping lists, searched in each call",
+        description="query blocks that form a tile: adjacent ones, those that the caller's query_order groups, or "
+        "those with overlapping lists, found by a search in each call",
     )
     l2_lockstep: bool = Field(
         default=False,
-        description="lockstep of thread blocks, which read the same keys from the L2; for K and V that exceed it",
+        description="lockstep of thread blocks, which then read the same keys from the L2; for K and V that exceed it",
     )
-    output: HalfName = Field(default="bf16", description="type of O where the inputs are FP8")
-    scale_rows: ScaleRows = Field(default=ScaleRows(), description="rows that share a scale where the inputs are FP8")
+    output: HalfName = Field(default="bf16", description="type of O if the inputs are FP8")
+    scale_rows: ScaleRows = Field(default=ScaleRows(), description="rows that share a scale if the inputs are FP8")
     accumulate_every: Annotated[Literal[0, 1, 2, 3, 4, 8, 16, 64], StrictInt] = Field(
         default=1,
-        description="promotion interval where the inputs are FP8: steps whose P V the tensor core adds up, in about 14 "
-        "bits, before fp32 registers take it in; 0: all of a row",
+        description="promotion interval if the inputs are FP8: steps whose P V the tensor core accumulates, in about "
+        "14 bits, before promotion to fp32 registers; 0: all steps of a row",
     )
     options: ClassVar[tuple[str, ...]] = (
         "output",
@@ -229,20 +233,20 @@ class AttentionSpec(SpecBase):
 
     @property
     def can_split(self) -> bool:
-        """Whether there is a kernel with ``stream_k_tail``: it then has that unless the spec says no."""
+        """Whether the kernel supports ``stream_k_tail``, which is then on by default."""
         undivided = not self.share_kv_loads and self.kv_splits == 1 and self.layout == "padded"
         return ARCHS[self.arch].has_wgmma and self.pattern.supports_stream_k and undivided
 
     @property
     def index_tensors(self) -> tuple[IndexTensor, ...]:
-        """The int32 tensors that a call takes beside q, k and v."""
+        """int32 tensors that a call takes besides q, k and v."""
         order = (QUERY_ORDER,) if self.query_grouping == "given" else ()
         bounds = CU_SEQLENS if self.layout == "varlen" else ()
         return (*self.pattern.index_tensors, *order, *((KV_LENGTHS,) if self.kv_lengths else ()), *bounds)
 
     @property
     def aux_tensors(self) -> tuple[Aux, ...]:
-        """The tensors of expressions that a call takes by name, in the order of their names."""
+        """Tensors of expressions that a call takes by name, sorted by name."""
         if self.score is None:
             return self.pattern.aux_tensors
         of_both = {tensor.name: tensor for tensor in (*self.pattern.aux_tensors, *self.score.aux_tensors)}
@@ -255,7 +259,7 @@ class AttentionSpec(SpecBase):
         return tuple(node for node in (self.pattern.expression, of_score) if node is not None)
 
     def _unused(self) -> set[str]:
-        # Of these the default is not the field's: it depends on other fields.
+        # The defaults of these depend on other fields.
         by_warps = not ARCHS[self.arch].has_wgmma
         used = ({"stream_k_tail"} if self.can_split else set()) | ({"warp_rows"} if by_warps else set())
         return super()._unused() - used
@@ -264,52 +268,53 @@ class AttentionSpec(SpecBase):
 class AttentionBackwardTile(SpecModel):
     """Tile of a gradient of attention."""
 
-    m: int = Field(description="query rows: of a tile (dq, daux), or of one step (dkdv)")
-    n: int = Field(description="keys: of one step (dq, daux), or of a tile (dkdv)")
+    m: int = Field(description="query rows per tile (dq, daux), or per step (dkdv)")
+    n: int = Field(description="keys per step (dq, daux), or per tile (dkdv)")
 
 
 class AttentionBackwardSpec(SpecBase):
     """Gradients of softmax(scale * Q K^T) V over the key blocks that ``pattern`` selects.
 
-    A sink needs no field: the log-sum-exp that a call is given has it; its own gradient is a sum over statistics.
+    A sink needs no field: the log-sum-exp of the call includes it, and its own gradient is a sum over statistics.
     """
 
     op: Literal["attention_backward"] = Field(description="operator")
     gradients: Literal["dq", "dkdv", "dq_dkdv", "daux"] = Field(
-        description="what the kernel computes: dQ; dK and dV; all three, with five products in place of seven; or "
-        "gradients of tensors of the score"
+        description="gradients that the kernel computes: dQ; dK and dV; all three, with five products instead of "
+        "seven; or those of tensors of the score"
     )
-    head_dim: Annotated[Literal[64, 96, 128, 192, 256], StrictInt] = Field(description="elements of a head, at most")
-    pattern: AnyPattern = Field(description="keys that a query sees")
-    tile: AttentionBackwardTile = Field(description="tile of one thread block, and what a step adds to it")
+    head_dim: Annotated[Literal[64, 96, 128, 192, 256], StrictInt] = Field(description="most elements per head")
+    pattern: AnyPattern = Field(description="pattern of the keys that each query sees")
+    tile: AttentionBackwardTile = Field(description="tile of a thread block, and the size of a step")
     softcap: float | None = Field(
-        default=None, ge=0.001, le=1000, description="cap of the forward's logits: its derivative joins dS"
+        default=None, ge=0.001, le=1000, description="cap of the forward's logits; dS includes its derivative"
     )
     score: Score | None = Field(
-        default=None, description="what became of the forward's logits: its derivative joins dS; not beside softcap"
+        default=None,
+        description="transform of the forward's logits; dS includes its derivative; not together with softcap",
     )
     aux_gradients: tuple[str, ...] = Field(
         default=(),
-        strict=False,  # plain data has a list
+        strict=False,  # a list in plain data
         description="tensors of the score whose gradients the kernel computes (gradients: daux)",
     )
     kv_lengths: bool = Field(
-        default=False, description="number of keys of each batch, as the forward was given: later ones have zeros"
+        default=False, description="number of keys of each batch, as in the forward; gradients of later keys are zeros"
     )
     deterministic: bool = Field(
         default=True,
-        description="the same bits in every run; false: tiles add to dQ in any order (gradients: dq_dkdv alone)",
+        description="bitwise reproducible; false (only with gradients: dq_dkdv): tiles add to dQ in any order",
     )
     options: ClassVar[tuple[str, ...]] = ("softcap", "score", "aux_gradients", "kv_lengths", "deterministic")
 
     @property
     def by_queries(self) -> bool:
-        """Whether a tile has queries, and steps have keys, as the forward's."""
+        """Whether tiles are of queries and steps of keys, like in the forward kernel."""
         return self.gradients in ("dq", "daux")
 
     @property
     def forward(self) -> AttentionSpec:
-        """A forward kernel of the same problem: the text of its pattern is the same."""
+        """A forward kernel of the same problem, with the same pattern text."""
         return AttentionSpec(
             op="attention",
             arch=self.arch,
@@ -332,14 +337,14 @@ class BsrSpmmSpec(SpecBase):
 
     op: Literal["bsr_spmm"] = Field(description="operator")
     block: BlockShape = Field(description="shape of a stored block of A")
-    tile: GemmTile = Field(description="tile of C of one thread block, and the depth of one step")
+    tile: GemmTile = Field(description="tile of C per thread block, and the depth of a step")
     epilogue: Epilogue | None = Field(
         default=None, description="activation(x + bias) of each element of C, in fp32, before C is rounded"
     )
     accumulate: bool = Field(default=False, description="C = A B + beta c, in fp32; the caller passes c and beta")
     scheduler: Literal["static", "dynamic"] = Field(
         default="static",
-        description="dynamic tile scheduler, long rows first or, of small blocks, divided; for uneven rows",
+        description="dynamic tile scheduler for uneven rows: long rows first; with small blocks, long rows are split",
     )
     transpose_a: bool = Field(default=False, description="C = A^T B")
     b_layout: Literal["row_major", "column_major", "strided"] = Field(
@@ -348,17 +353,17 @@ class BsrSpmmSpec(SpecBase):
     )
     ctas_per_sm: Annotated[Literal[1, 2, 3], StrictInt] = Field(
         default=1,
-        description="thread blocks that share an SM, each with a ring of its own",
+        description="thread blocks per SM, each with its own ring",
     )
-    output: ProductName = Field(default="bf16", description="type of C where A and B are FP8")
+    output: ProductName = Field(default="bf16", description="type of C if A and B are FP8")
     accumulate_every: Annotated[Literal[0, 1, 2, 4], StrictInt] = Field(
         default=2,
-        description="promotion interval of FP8: steps that the tensor core accumulates, in about 14 bits, before sums "
-        "in fp32 take them in; 0: all of a row",
+        description="promotion interval of FP8: steps that the tensor core accumulates, in about 14 bits, before "
+        "promotion to fp32; 0: all steps of a row",
     )
     scales: Literal["tensor", "block"] = Field(
         default="tensor",
-        description="scales of FP8: one of A and one of B; or of each stored block and of 128 rows of a column of B",
+        description="scales of FP8: one each for A and B; or one per block of A and per 128 rows of a column of B",
     )
     options: ClassVar[tuple[str, ...]] = (
         "output",
@@ -379,40 +384,40 @@ class BsrSpmmSpec(SpecBase):
 
 
 class BsrSddmmSpec(SpecBase):
-    """The blocks of A @ B^T that a BSR pattern lists, A and B dense, row-major."""
+    """Sampled product: the blocks of A @ B^T in a BSR pattern, with A and B dense and row-major."""
 
     op: Literal["bsr_sddmm"] = Field(description="operator")
     block: BlockShape = Field(description="shape of a stored block of C")
-    tile: GemmTile = Field(description="stored blocks of C side by side that a thread block computes, depth of a step")
+    tile: GemmTile = Field(description="adjacent stored blocks of C per thread block, and the depth of a step")
     ctas_per_sm: Annotated[Literal[1, 2, 3], StrictInt] = Field(
         default=1,
-        description="thread blocks that share an SM, each with a ring of its own",
+        description="thread blocks per SM, each with its own ring",
     )
-    output: ProductName = Field(default="bf16", description="type of C where A and B are FP8")
+    output: ProductName = Field(default="bf16", description="type of C if A and B are FP8")
     accumulate_every: Annotated[Literal[0, 1, 2, 4], StrictInt] = Field(
         default=1,
-        description="promotion interval of FP8: steps that the tensor core accumulates, in about 14 bits, before sums "
-        "in fp32 take them in; 0: all of a row",
+        description="promotion interval of FP8: steps that the tensor core accumulates, in about 14 bits, before "
+        "promotion to fp32; 0: all steps of a row",
     )
     scales: Literal["tensor", "row"] = Field(
         default="tensor",
-        description="scales of FP8: one of A and one of B; or of 128 columns of each row of both (1 x 128)",
+        description="scales of FP8: one each for A and B; or one per 128 columns of each row of both (1 x 128)",
     )
     options: ClassVar[tuple[str, ...]] = ("output", "accumulate_every", "scales", "ctas_per_sm")
 
 
 class BsrSpgemmSpec(SpecBase):
-    """C = A @ B with A and B in block-sparse rows (BSR) of the same square blocks, C dense, row-major, or in BSR."""
+    """C = A @ B with A and B in block-sparse rows (BSR) of the same square blocks; C is dense, row-major, or in BSR."""
 
     op: Literal["bsr_spgemm"] = Field(description="operator")
     block: BlockShape = Field(description="shape of a stored block of A and of B")
-    tile: GemmTile = Field(description="tile of C of one thread block, and the depth of one step")
+    tile: GemmTile = Field(description="tile of C per thread block, and the depth of a step")
     output: Literal["dense", "bsr"] = Field(
         default="dense", description="form of C: dense, or the blocks of a BSR pattern from the caller"
     )
     scheduler: Literal["static", "dynamic"] = Field(
         default="static",
-        description="dynamic tile scheduler; for tiles that differ in how many blocks meet",
+        description="dynamic tile scheduler, for tiles with different numbers of products",
     )
     options: ClassVar[tuple[str, ...]] = ("output", "scheduler")
 
@@ -423,86 +428,86 @@ class BsrSpgemmSpec(SpecBase):
 
 
 class TileCopySpec(SpecBase):
-    """out = in, tile by tile through shared memory: measures one way of loading tiles."""
+    """out = in, tile by tile through shared memory; measures one copy instruction."""
 
     op: Literal["tile_copy"] = Field(description="operator")
-    tile: CopyTile = Field(description="what is copied at a time")
+    tile: CopyTile = Field(description="tile that is copied at a time")
 
 
 class SelectTile(SpecModel):
-    """What a thread block of a selection works on at a time."""
+    """Tile of a thread block of a selection."""
 
-    m: int = Field(description="query blocks, at most")
-    n: int = Field(description="key blocks of one step")
+    m: int = Field(description="most query blocks")
+    n: int = Field(description="key blocks per step")
 
 
 class SelectTopkSpec(SpecBase):
-    """For each query block the key blocks whose mean key has the largest product with the mean query."""
+    """For each query block, the key blocks whose mean key has the largest product with the mean query."""
 
     widest_head: ClassVar[int] = 256
-    """Elements of a head, at most: a call's may be any multiple of 8 up to that."""
+    """Most elements per head; a call may have any multiple of 8 up to that."""
     op: Literal["select_topk"] = Field(description="operator")
-    tile: SelectTile = Field(description="blocks that a thread block works on at a time")
+    tile: SelectTile = Field(description="blocks per thread block")
 
 
 class BlockMaskTile(SpecModel):
-    """What a thread block works on at a time that makes block lists."""
+    """Tile of a thread block that builds block lists."""
 
-    n: int = Field(description="key blocks, a thread each, of one query block")
+    n: int = Field(description="key blocks of one query block, one per thread")
 
 
 class BlockMaskSpec(SpecBase):
-    """Block lists of a mask: for each query block the key blocks of which it sees some pairs, and those of which all.
+    """Block lists of a mask: for each query block, the partially visible and the fully visible key blocks.
 
-    FlexAttention's ``create_block_mask``. The mask is an expression. ``dtype`` changes nothing: lists are int32.
+    FlexAttention's ``create_block_mask``. The mask is an expression. ``dtype`` has no effect: lists are int32.
     """
 
     op: Literal["block_mask"] = Field(description="operator")
-    pattern: AnyPattern = Field(description="block_lists, with the blocks and the mask of the lists")
-    tile: BlockMaskTile = Field(description="blocks that a thread block works on at a time")
+    pattern: AnyPattern = Field(description="block_lists with the blocks and the mask of the lists")
+    tile: BlockMaskTile = Field(description="blocks per thread block")
 
     @property
     def aux_tensors(self) -> tuple[Aux, ...]:
-        """The tensors of the mask, which a call takes by name."""
+        """Tensors of the mask, which a call takes by name."""
         return self.pattern.aux_tensors
 
     @property
     def expressions(self) -> tuple[Node, ...]:
-        """The mask; none where it is no expression."""
+        """The mask; empty if it is not an expression."""
         return () if self.pattern.expression is None else (self.pattern.expression,)
 
 
 class QuantizeTile(SpecModel):
-    """What a thread block of a quantize kernel works on at a time."""
+    """Tile of a thread block of a quantize kernel."""
 
-    m: int = Field(description="rows: those that share a scale with scales: row_block, else as many as fit")
+    m: int = Field(description="rows: those that share a scale with scales: row_block, else the most that fit")
 
 
 class QuantizeSpec(SpecBase):
-    """FP8 codes and fp32 scales of what attention or a product in FP8 takes: x = code * scale."""
+    """FP8 codes and fp32 scales of operands of FP8 attention or products: x = code * scale."""
 
     op: Literal["quantize"] = Field(description="operator")
     codes: Literal["e4m3", "e5m2"] = Field(default="e4m3", description="type of the codes")
     head_dim: Annotated[Literal[64, 96, 128, 192, 256], StrictInt] = Field(
-        description="elements of a head, or the columns of a matrix that share a scale"
+        description="elements per head, or the columns of a matrix that share a scale"
     )
     scales: Literal["row", "row_block", "channel", "given"] = Field(
-        description="what shares a scale: a row, tile.m rows (Q and K), or a column of a head, whose codes are then "
-        "transposed (V); given: the rows of a head, whose scale the caller has (static quantization)"
+        description="granularity of scales: a row, tile.m rows (Q and K), or a column of a head, whose codes are "
+        "transposed (V); given: one scale per head from the caller (static quantization)"
     )
     mean: Literal["none", "subtract", "product"] = Field(
         default="none",
-        description="mean of K over its keys: subtracted from K, or multiplied by each row of Q, for the log-sum-exp",
+        description="mean of K over its keys: subtract it from K, or multiply each row of Q by it, for the log-sum-exp",
     )
     hadamard: bool = Field(
-        default=False, description="Hadamard rotation of Q and K: outliers of one column are spread over all"
+        default=False, description="Hadamard rotation of Q and K, which spreads outliers of a column over all columns"
     )
     rotary: Literal["none", "half", "interleaved"] = Field(
         default="none",
-        description="rotary embedding of Q and K, before all else: of elements i and i + head_dim / 2 (Llama), or "
-        "2 i and 2 i + 1 (GPT-J)",
+        description="rotary embedding of Q and K, before the other steps: pairs are elements i and i + head_dim / 2 "
+        "(Llama), or 2 i and 2 i + 1 (GPT-J)",
     )
-    tile: QuantizeTile = Field(description="rows that a thread block works on at a time")
+    tile: QuantizeTile = Field(description="rows per thread block")
     options: ClassVar[tuple[str, ...]] = ("mean", "hadamard", "rotary")
 
 
@@ -520,20 +525,20 @@ Spec = (
 MODELS: tuple[type[SpecBase], ...] = get_args(Spec)
 OPS: tuple[str, ...] = tuple(get_args(model.model_fields["op"].annotation)[0] for model in MODELS)
 UnchosenSpec = AttentionBackwardSpec | BlockMaskSpec | QuantizeSpec | SelectTopkSpec | TileCopySpec
-"""Operators whose kernel follows from the arguments of a call: ``codegen.select`` chooses nothing."""
+"""Operators whose kernel follows from the arguments of a call, without ``codegen.select``."""
 SPEC_ADAPTER: TypeAdapter[Spec] = TypeAdapter(Annotated[Spec, Field(discriminator="op")])
 FILLED_IN = ("mma", "copy", "schedule", "stages", "tile")
-"""Fields a spec file may leave out although the model always has them."""
+"""Fields that a spec file may leave out although the model requires them."""
 
 
 def _allow_twins(dtype: dict[str, Any]) -> None:
-    """Let a file list the types of twins."""
+    """Allow a list of the types of twins in a file."""
     one = {name: dtype.pop(name) for name in ("enum", "type")}
     dtype["anyOf"] = [one, {"const": [*TWINS]}]
 
 
 def json_schema() -> dict[str, Any]:
-    """Return the JSON schema of a spec file, for editors."""
+    """JSON schema of a spec file, for editors."""
     schema = SPEC_ADAPTER.json_schema(by_alias=True)
     for model in MODELS:
         definition = schema["$defs"][model.__name__]

@@ -1,7 +1,7 @@
-"""OneOf of a tile that a kernel is written for, declared once.
+"""Rules for the tile sizes of a kernel, declared once.
 
-Plans check their specs by these rules, the page of specs tries the sizes that they allow, and so does the search for a
-kernel. What registers and shared memory have room for is not among them: a plan alone knows that.
+Plans check their specs with these rules; the page of specs and the search for kernels enumerate the sizes that they
+allow. The rules do not include limits of registers and shared memory, which only a plan checks.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class OneOf(Generic[S]):
 
     Attributes:
         field: the field: "m".
-        of: sizes in a spec, ascending. They may depend on fields whose sizes come before.
-        reason: what a message says behind "is 48; ", given the spec and the sizes in words.
+        of: allowed sizes for a spec, ascending; they may depend on fields with preceding rules.
+        reason: text of a message after "is 48; ", for the spec and the sizes in words.
     """
 
     field: str
@@ -35,18 +35,18 @@ class OneOf(Generic[S]):
         return _size(spec, self.field) in self.of(spec)
 
     def refusal(self, spec: S) -> str:
-        """What a message says about a size that is none of them."""
+        """Text of a message about a size that is not allowed."""
         return self.reason(spec, listed(self.of(spec)))
 
 
 @dataclass(frozen=True)
 class Fits(Generic[S]):
-    """A condition on one field of the tile beside its sizes.
+    """A further condition on a field of the tile.
 
     Attributes:
-        field: the field that a message names.
+        field: the field in a message.
         allows: the condition.
-        refusal: what a message says behind "is 48; ".
+        refusal: text of a message after "is 48; ".
     """
 
     field: str
@@ -58,7 +58,7 @@ Rule = OneOf[S] | Fits[S]
 
 
 def check_tile(spec: S, rules: Iterable[Rule[S]]) -> None:
-    """Refuse a tile by the first rule that does not allow it.
+    """Reject a tile that violates a rule.
 
     Raises:
         SpecError: names the field of the tile, its value and what is allowed.
@@ -69,7 +69,7 @@ def check_tile(spec: S, rules: Iterable[Rule[S]]) -> None:
 
 
 def tiles(spec: Any, rules: Sequence[Rule[Any]]) -> Iterator[Tile]:
-    """Tiles of a spec that the rules allow, in ascending order of the fields that have sizes first."""
+    """Tiles of a spec that the rules allow, in ascending order of the first fields."""
     sizes: dict[str, OneOf[Any]] = {}
     for rule in rules:
         if isinstance(rule, OneOf):
@@ -78,7 +78,7 @@ def tiles(spec: Any, rules: Sequence[Rule[Any]]) -> Iterator[Tile]:
 
 
 def _completed(spec: Any, rules: Sequence[Rule[Any]], sizes: Sequence[tuple[str, OneOf[Any]]]) -> Iterator[Tile]:
-    """Tiles whose fields in ``sizes`` are still open."""
+    """Tiles for all allowed values of the fields in ``sizes``."""
     if not sizes:
         if all(rule.allows(spec) for rule in rules):
             yield spec.tile.model_dump()
@@ -89,12 +89,12 @@ def _completed(spec: Any, rules: Sequence[Rule[Any]], sizes: Sequence[tuple[str,
 
 
 def with_tile(spec: Any, tile: Tile) -> Any:
-    """A spec with other sizes of its tile, which are not checked."""
+    """A spec with other tile sizes, without checks."""
     return spec.model_copy(update={"tile": spec.tile.model_copy(update=tile)})
 
 
 def listed(sizes: Iterable[int]) -> str:
-    """OneOf in words."""
+    """Sizes in words."""
     return ", ".join(map(str, sizes))
 
 

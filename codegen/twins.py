@@ -1,7 +1,7 @@
-"""The source of a twin: that of the first type, which is committed, with words replaced.
+"""The source of a twin: the committed source of the first type, with words replaced.
 
-A reader who knows the committed source knows that of the twin too. ``codegen check`` compares it with what the spec of
-the twin renders to.
+Reading the committed source is therefore enough to know the twin. ``codegen check`` compares it with the rendered spec
+of the twin.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ WORDS = {
     **{getattr(_FIRST, each): getattr(_TWIN, each) for each in ("name", "ptx", "packed_ptx", "cuda")},
     _FIRST.header.removesuffix(".h"): _TWIN.header.removesuffix(".h"),
 }
-"""Words of the first type, and what stands for each in the twin."""
+"""Words of the first type, and their replacements in the twin."""
 
 PASSAGES = {
     """\
@@ -46,20 +46,20 @@ __device__ __forceinline__ float widen(unsigned short bits) {
   found.y = __uint_as_float(pair & 0xFFFF0000);
 """,
 }
-"""Conversions to float: no instruction converts bf16 before sm_90, and its bits are the upper half of a float's."""
+"""Conversions to float: before sm_90 no instruction converts bf16, whose bits are the upper half of a float's."""
 
 KEPT = ("the most that fp16 can hold",)
-"""Remarks on the first type that both sources have."""
+"""Comments on the first type that both sources have."""
 
 _ANY = re.compile("|".join([*map(re.escape, KEPT), *(rf"\b{re.escape(word)}\b" for word in WORDS)]))
 
 
 def twin_source(source: str, stem: str) -> str:
-    """Return the source of the twin of a kernel.
+    """Source of the twin of a kernel.
 
     Args:
-        source: of the kernel of the first type, with its banner.
-        stem: its name.
+        source: source of the kernel of the first type, with its banner.
+        stem: name of that kernel.
     """
     banner, blank, body = without_seal(source).partition("\n\n")
     for passage, other in PASSAGES.items():
@@ -72,7 +72,7 @@ def twin_source(source: str, stem: str) -> str:
 
 
 def _twin_banner(banner: str) -> str:
-    """A banner with the spec of the twin and its hash."""
+    """Banner with the spec of the twin and its hash."""
     text = spec_json_of(banner)
     if text is None:
         return banner

@@ -1,7 +1,6 @@
-"""Composition of a YAML text into nodes that know their places, strictly and within bounds.
+"""Strict and bounded composition of a YAML text into nodes with offsets.
 
-PyYAML scans and parses; the scalars of YAML 1.2 are resolved here, since PyYAML resolves those of 1.1, where ``on`` is
-a boolean.
+PyYAML scans and parses. Scalars are resolved here by YAML 1.2, as PyYAML follows YAML 1.1, where ``on`` is a boolean.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from codegen.errors import SpecError
 from codegen.plain import MOST_CHARACTERS, MOST_LEVELS, MOST_VALUES
 
 LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""libyaml; PyYAML's slower parser in Python where PyYAML was built without it."""
+"""libyaml, or PyYAML's slower Python parser if PyYAML was built without it."""
 _WORDS: Final = {
     **dict.fromkeys(("true", "True", "TRUE"), True),
     **dict.fromkeys(("false", "False", "FALSE"), False),
@@ -54,11 +53,11 @@ class Entry:
 
     Attributes:
         key: node of the key.
-        value: node of the value, where an alias stands for it too.
-        line: line of the key, from 1.
+        value: node of the value, also if an alias gives it.
+        line: line of the key, counted from 1.
         key_start: offset of the key in the text.
         start: offset of the value.
-        end: offset behind the value.
+        end: offset of the end of the value.
     """
 
     key: Node
@@ -74,9 +73,9 @@ class MappingNode:
     """A mapping.
 
     Attributes:
-        is_flow: whether it stands in braces.
+        is_flow: whether it is in braces.
         start: offset of its opening brace, if it has one.
-        entries: keys with their values, in their order.
+        entries: keys with their values, in order.
     """
 
     is_flow: bool
@@ -84,7 +83,7 @@ class MappingNode:
     entries: list[Entry] = field(default_factory=list)
 
     def entry(self, name: str) -> Entry | None:
-        """The entry of a key; None where the mapping has no such key."""
+        """Entry of a key, or None."""
         return next(
             (each for each in self.entries if isinstance(each.key, ScalarNode) and each.key.value == name), None
         )
@@ -94,11 +93,11 @@ Node = ScalarNode | SequenceNode | MappingNode
 
 
 def compose(text: str, origin: str) -> Node:
-    """Compose the nodes of a text with one document; an empty text is the scalar null.
+    """Nodes of a text with one document; an empty text is the scalar null.
 
     Args:
         text: YAML 1.2, without tags and merge keys.
-        origin: the file as messages name it.
+        origin: name of the file in messages.
 
     Raises:
         SpecError: for a text beyond the bounds of a spec, a repeated key, a tag or a merge key.
@@ -109,12 +108,12 @@ def compose(text: str, origin: str) -> Node:
 
 
 class _Composer:
-    """Composer of nodes from the events of PyYAML's parser, which stops at the first one beyond the bounds.
+    """Composes nodes from the events of PyYAML's parser, and stops at the first one beyond the bounds.
 
     Args:
         text: YAML without a byte order mark.
-        origin: the file as messages name it.
-        offset: characters that stand before the text.
+        origin: name of the file in messages.
+        offset: number of characters before the text.
     """
 
     def __init__(self, text: str, origin: str, *, offset: int) -> None:
@@ -124,14 +123,14 @@ class _Composer:
         self._values = self._end = self._level = 0
 
     def document(self) -> Node:
-        """Compose the only document of the text."""
+        """Root node of the only document of the text."""
         next(self._events)  # start of the stream
         start = next(self._events)
         if isinstance(start, yaml.StreamEndEvent):
             return ScalarNode(None)
         if start.version is not None and tuple(start.version) != (1, 2):
             version = ".".join(map(str, start.version))
-            raise self._refusal(start, f"is YAML {version} by its directive; YAML 1.2 is expected")
+            raise self._refusal(start, f"declares YAML {version}; expected YAML 1.2")
         root = self._node(next(self._events))
         next(self._events)  # end of the document
         if not isinstance(more := next(self._events), yaml.StreamEndEvent):
@@ -142,7 +141,7 @@ class _Composer:
         return SpecError("", reason, f"{self._origin}:{event.start_mark.line + 1}")
 
     def _node(self, event: Any) -> Node:
-        """Compose the node that begins with an event."""
+        """Node that begins with an event."""
         self._values += 1
         if self._values > MOST_VALUES:
             raise self._refusal(event, f"has more than {MOST_VALUES} values")
@@ -192,7 +191,7 @@ class _Composer:
                 if identity in keys:
                     raise self._refusal(event, f'found duplicate key "{key.value}"')
                 if key.value == "<<":
-                    raise self._refusal(event, "has the merge key <<; write the fields out")
+                    raise self._refusal(event, "has the merge key <<, which is not supported; write the fields out")
                 keys.add(identity)
             value_event = next(self._events)
             value = self._node(value_event)
@@ -202,18 +201,18 @@ class _Composer:
         return mapping
 
     def _end_of_collection(self, start: Any, end: Any) -> None:
-        if start.flow_style:  # the end of one without brackets is where the next token begins
+        if start.flow_style:  # without brackets, the end is the start of the next token
             self._end = end.end_mark.index + self._offset
 
 
 def _resolved(text: str) -> bool | int | float | str | None:
-    """Plain data of a scalar without quotes, by the core schema of YAML 1.2."""
+    """Plain data of an unquoted scalar, by the core schema of YAML 1.2."""
     if text in _WORDS:
         return _WORDS[text]
     try:
         if _INTEGER.fullmatch(text):
             return int(text)
-    except ValueError:  # more digits than Python reads
+    except ValueError:  # more digits than Python parses
         return text
     if _OCTAL_OR_HEXADECIMAL.fullmatch(text):
         return int(text, 0)

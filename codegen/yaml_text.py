@@ -1,4 +1,4 @@
-"""Reading of YAML, strictly and within bounds, as plain data with the line of each field; and its values replaced."""
+"""Strict and bounded reading of YAML as plain data with the line of each field, and replacement of values."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _REST_OF_LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)?")
 
 @dataclass(frozen=True)
 class Document:
-    """A YAML text that was read.
+    """A parsed YAML text.
 
     Attributes:
         text: the text.
-        root: its node, with places in the text.
-        fields: the same as plain data.
+        root: root node, with offsets in the text.
+        fields: the document as plain data.
         lines: line of each field, by dotted name.
     """
 
@@ -38,14 +38,14 @@ class Document:
 
 
 def read_yaml(text: str, origin: str) -> Document:
-    """Read one YAML document; the boundary to the parser.
+    """Read one YAML document.
 
     Args:
         text: YAML.
-        origin: the file as messages name it.
+        origin: name of the file in messages.
 
     Raises:
-        SpecError: for a text that is not YAML, repeats a key or has more than a spec has; with file and line.
+        SpecError: for a text that is not YAML, repeats a key or exceeds the bounds of a spec; with file and line.
     """
     copy = _Copy()
     try:
@@ -56,13 +56,13 @@ def read_yaml(text: str, origin: str) -> Document:
     except yaml.MarkedYAMLError as error:
         line = f"{origin}:{error.problem_mark.line + 1}" if error.problem_mark else origin
         raise SpecError("", _problem(error, text), line) from None
-    except (yaml.YAMLError, ValueError, OverflowError) as error:  # characters and escapes that YAML does not have
+    except (yaml.YAMLError, ValueError, OverflowError) as error:  # invalid characters and escapes
         reason = str(error).strip().partition("\n")[0]
         raise SpecError("", f"is not YAML: {reason or type(error).__name__}", origin) from None
 
 
 def _problem(error: yaml.MarkedYAMLError, text: str) -> str:
-    """The parser's message in one line, with the character that it stopped at."""
+    """The parser's message in one line, with the offending character."""
     problem = str(error.problem or "is not YAML").partition("\n")[0]
     if problem == "found character that cannot start any token" and error.problem_mark:
         character = text.removeprefix("\ufeff")[error.problem_mark.index]
@@ -71,7 +71,7 @@ def _problem(error: yaml.MarkedYAMLError, text: str) -> str:
 
 
 def location_of(origin: str, lines: Mapping[str, int], field: str) -> str:
-    """Return file:line of a field, or of the nearest enclosing field that is in the file."""
+    """``file:line`` of a field, or of the nearest enclosing field in the file."""
     while field and field not in lines:
         field = field.rpartition(".")[0]
     return f"{origin}:{lines[field]}" if field else origin
@@ -100,19 +100,19 @@ class _Copy(PlainCopy):
             if not isinstance(entry.key, ScalarNode):
                 spelt = joined(name, self.of(entry.key, name, level + 1))
                 self.lines[spelt] = entry.line
-                raise SpecError(spelt, "is a mapping or a list; the name of a field is a word")
+                raise SpecError(spelt, "is a mapping or a list; names of fields are words")
             fields[entry.key.value] = entry.value
             self.lines[joined(name, entry.key.value)] = entry.line
         return super().of(fields, name, level)
 
 
 def with_values(document: Document, values: Mapping[str, Any]) -> str:
-    """Replace the values of some fields in a text; the rest of it stays as it is.
+    """Text with replaced values of some fields, and otherwise unchanged.
 
     Args:
         document: a mapping.
-        values: scalars, and mappings of one level; parts that they do not name stay. Fields that the document lacks
-            follow its last one.
+        values: scalars, and mappings of one level, which keep other entries. Missing fields are added after the last
+            one.
     """
     assert isinstance(document.root, MappingNode)
     edits = list(_edits(document.text, document.root, values))
@@ -123,7 +123,7 @@ def with_values(document: Document, values: Mapping[str, Any]) -> str:
 
 
 def _edits(text: str, mapping: MappingNode, values: Mapping[str, Any]) -> list[tuple[int, int, str]]:
-    """Edits that give fields of a mapping their values: start, end, and what replaces the text between them."""
+    """Edits that set fields of a mapping: start, end, and the replacement for the text in between."""
     edits: list[tuple[int, int, str]] = []
     added: dict[str, Any] = {}
     for name, value in values.items():
@@ -144,7 +144,7 @@ def _edits(text: str, mapping: MappingNode, values: Mapping[str, Any]) -> list[t
 
 
 def _addition(text: str, mapping: MappingNode, values: Mapping[str, Any]) -> tuple[int, int, str]:
-    """The edit that adds fields behind the last one of a mapping."""
+    """Edit that adds fields after the last one of a mapping."""
     parts = [f"{name}: {flow_text(value)}" for name, value in values.items()]
     if mapping.is_flow:
         end = mapping.entries[-1].end if mapping.entries else mapping.start + 1

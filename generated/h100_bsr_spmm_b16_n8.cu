@@ -3,7 +3,7 @@
 //     codegen render specs/h100_bsr_spmm_b16_n8.yaml
 // spec: {"arch":"sm_90a","b_layout":"strided","block":{"cols":16,"rows":16},"copy":"cp_async","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"multistage","stages":4,"tile":{"k":16,"m":16,"n":8}}
 // spec hash: 2dae318636d0a345a3945aaedfcb469318e0ffefea3bd72e54919da483aafa08
-// seal: sha256 e0decf08713cf0dff7eb52d9ffa90d10a36401eb39391397b25daefb6fdaa48d
+// seal: sha256 f8826133a5948acefbb5eaeb2ee0ea29c3e8df0e1b9cbb1393c40a89e8e7ad3f
 
 // BSR x dense for up to 8 columns, by mma.sync: C = A B with A in block-sparse rows. B and C are dense, with
 // any strides.
@@ -63,16 +63,16 @@ struct Params {
   const unsigned short* a;  // stored blocks of A (nnz, rows, cols), contiguous
   const unsigned short* b;  // B (K, N)
   unsigned short* c;  // C (M, N)
-  int64 b_row_stride;  // elements from one row of B to the next
-  int64 b_column_stride;  // elements from one column of B to the next
-  int64 c_row_stride;  // elements from one row of C to the next
-  int64 c_column_stride;  // elements from one column of C to the next
-  const int* crow_indices;  // first block of each block row, and one more
-  const int* col_indices;  // block column of each block
-  int index_words;  // 32-bit words of an index: 1 or 2, the low one is read
-  int block_columns;  // blocks across A, block rows of B; what lies outside counts as zeros
+  int64 b_row_stride;  // row stride of B, in elements
+  int64 b_column_stride;  // column stride of B, in elements
+  int64 c_row_stride;  // row stride of C, in elements
+  int64 c_column_stride;  // column stride of C, in elements
+  const int* crow_indices;  // row offsets: first block of each block row, then the end of the last
+  const int* col_indices;  // block column of each stored block
+  int index_words;  // 32-bit words per index, 1 or 2; the kernel reads the low word
+  int block_columns;  // block columns of A, block rows of B; blocks outside count as zeros
   int n;  // columns of B and C
-  int column_tiles;  // tiles side by side
+  int column_tiles;  // column tiles
 };
 
 using Element = unsigned short;  // the bits of one fp16

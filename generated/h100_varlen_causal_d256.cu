@@ -3,7 +3,7 @@
 //     codegen render specs/h100_varlen_causal_d256.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":256,"layout":"varlen","lse":true,"mma":"wgmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":80}}
 // spec hash: d1f9d47b3dcc7ec552ece7ed0416de67927362a9710a08440b1639058518f763
-// seal: sha256 c2b800490b59168f01d427165c7fbafe7eba24f2b06a1b93b71b77ea1eef3352
+// seal: sha256 aabdcd34fbb9b9064928bb0a86f19e3ae411fd7298b7f2bac37af439ad3bb209
 
 // Attention forward for sm_90a over the visible keys of the pattern, up to each batch's kv_lengths:
 //   O = softmax(scale * Q K^T) V
@@ -107,7 +107,7 @@ struct Params {
   int64 o_row_stride;  // row stride, in elements
   int head_chunks;  // 16-byte chunks of a row
   float* lse;  // log-sum-exp, (heads, q_len) contiguous; not stored if null
-  const int* cu_seqlens_q;  // bounds of the sequences in q: first tokens, and the end
+  const int* cu_seqlens_q;  // bounds of the sequences in q: first tokens, then the end of the last
   const int* cu_seqlens_k;  // bounds of the sequences in k and v
   int* scheduler;  // tiles drawn after each thread block's first, finished thread blocks; both are 0 between launches
   int heads_in_l2;  // (batch, query head) pairs whose tiles are scheduled together: their K and V fit the L2

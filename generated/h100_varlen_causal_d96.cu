@@ -3,7 +3,7 @@
 //     codegen render specs/h100_varlen_causal_d96.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":96,"layout":"varlen","lse":true,"mma":"wgmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":5,"tile":{"m":192,"n":64}}
 // spec hash: 5962773300112e7f6ac2feb3b13c78e91e59413ab8c817f3e169970130187348
-// seal: sha256 6ec537cb1cfa3389984acd00103a78cb59055917e30d8f38c19b0b2c81eaf778
+// seal: sha256 1b2ffd728658877d34c5c67498b06d656ffe37464403b66aed360938bf79e9ef
 
 // Attention forward for sm_90a over the visible keys of the pattern, up to each batch's kv_lengths:
 //   O = softmax(scale * Q K^T) V
@@ -106,7 +106,7 @@ struct Params {
   int64 o_row_stride;  // row stride, in elements
   int head_chunks;  // 16-byte chunks of a row
   float* lse;  // log-sum-exp, (heads, q_len) contiguous; not stored if null
-  const int* cu_seqlens_q;  // bounds of the sequences in q: first tokens, and the end
+  const int* cu_seqlens_q;  // bounds of the sequences in q: first tokens, then the end of the last
   const int* cu_seqlens_k;  // bounds of the sequences in k and v
   int* scheduler;  // tiles drawn after each thread block's first, finished thread blocks; both are 0 between launches
   int heads_in_l2;  // (batch, query head) pairs whose tiles are scheduled together: their K and V fit the L2

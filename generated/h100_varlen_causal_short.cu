@@ -3,7 +3,7 @@
 //     codegen render specs/h100_varlen_causal_short.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"layout":"varlen","lse":true,"mma":"wgmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"ping_pong","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 10ea3a23ddcf99109746969721e3b498a518926f9d054c81d2cdd0728d835acf
-// seal: sha256 7b62c82d7707e23bb2051beb64e9feec80dac1c7270772886e2b30593073f429
+// seal: sha256 f3bda4e5d5978a975c48605a662009f3add2cbcae83f6657cc78e3e41c2e4b15
 
 // Attention forward for sm_90a over the visible keys of the pattern, up to each batch's kv_lengths:
 //   O = softmax(scale * Q K^T) V
@@ -111,7 +111,7 @@ struct Params {
   int64 o_row_stride;  // row stride, in elements
   int head_chunks;  // 16-byte chunks of a row
   float* lse;  // log-sum-exp, (heads, q_len) contiguous; not stored if null
-  const int* cu_seqlens_q;  // bounds of the sequences in q: first tokens, and the end
+  const int* cu_seqlens_q;  // bounds of the sequences in q: first tokens, then the end of the last
   const int* cu_seqlens_k;  // bounds of the sequences in k and v
   int* scheduler;  // tiles drawn after each thread block's first, finished thread blocks; both are 0 between launches
   int heads_in_l2;  // (batch, query head) pairs whose tiles are scheduled together: their K and V fit the L2

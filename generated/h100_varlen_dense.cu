@@ -3,7 +3,7 @@
 //     codegen render specs/h100_varlen_dense.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"layout":"varlen","lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"dense"},"schedule":"cooperative","stages":2,"tile":{"m":192,"n":80}}
 // spec hash: 6269f6507dfa5b8d3d80976f06371c27d346914e63aef1ffd6e3e95016b43cd4
-// seal: sha256 07c760a836bdbd8e1be897432cdf6784dd3ccf42fb71ea803d5741c094619ae5
+// seal: sha256 0e6b94cfad57c5b9bdb6cdbc5a0f87d926a9e0d07d90adaa696101054d893ea0
 
 // Attention forward for sm_90a over the visible keys of the pattern, up to each batch's kv_lengths:
 //   O = softmax(scale * Q K^T) V
@@ -107,7 +107,7 @@ struct Params {
   int64 o_row_stride;  // row stride, in elements
   int head_chunks;  // 16-byte chunks of a row
   float* lse;  // log-sum-exp, (heads, q_len) contiguous; not stored if null
-  const int* cu_seqlens_q;  // bounds of the sequences in q: first tokens, and the end
+  const int* cu_seqlens_q;  // bounds of the sequences in q: first tokens, then the end of the last
   const int* cu_seqlens_k;  // bounds of the sequences in k and v
   int* scheduler;  // tiles drawn after each thread block's first, finished thread blocks; both are 0 between launches
   int heads_in_l2;  // (batch, query head) pairs whose tiles are scheduled together: their K and V fit the L2

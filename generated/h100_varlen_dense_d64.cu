@@ -3,7 +3,7 @@
 //     codegen render specs/h100_varlen_dense_d64.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"layout":"varlen","lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"dense"},"schedule":"cooperative","stages":3,"tile":{"m":192,"n":128}}
 // spec hash: 0bb9da2fcb5dd1ffff305395f2a7ae5ccaca736b89434751d9ecadce80a225b9
-// seal: sha256 5ffce0de8c711581b51dd2408f184f90aa7c6cf755a9c13e2ebcc95e96267ac9
+// seal: sha256 6d40304ae38651a6390ebd0ef0ae4a783256b005907052cbac04916dd4e81860
 
 // Attention forward for sm_90a over the visible keys of the pattern, up to each batch's kv_lengths:
 //   O = softmax(scale * Q K^T) V
@@ -107,7 +107,7 @@ struct Params {
   int64 o_row_stride;  // row stride, in elements
   int head_chunks;  // 16-byte chunks of a row
   float* lse;  // log-sum-exp, (heads, q_len) contiguous; not stored if null
-  const int* cu_seqlens_q;  // bounds of the sequences in q: first tokens, and the end
+  const int* cu_seqlens_q;  // bounds of the sequences in q: first tokens, then the end of the last
   const int* cu_seqlens_k;  // bounds of the sequences in k and v
   int* scheduler;  // tiles drawn after each thread block's first, finished thread blocks; both are 0 between launches
   int heads_in_l2;  // (batch, query head) pairs whose tiles are scheduled together: their K and V fit the L2

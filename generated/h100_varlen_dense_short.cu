@@ -3,7 +3,7 @@
 //     codegen render specs/h100_varlen_dense_short.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"layout":"varlen","lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"dense"},"schedule":"ping_pong","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 64d12c75dacefdbf0cc84ce787da0041f469e57f2dbf5b28a3f27a35fd79c094
-// seal: sha256 75e8aa31bf6ded9c246330e42bf4ea9937c6aa41bb39fdabd42e6c19ceecf5eb
+// seal: sha256 7ca03af808345107bb83d11db24071d4ddcb5df9c2ee9015184968b7e61eb667
 
 // Attention forward for sm_90a over the visible keys of the pattern, up to each batch's kv_lengths:
 //   O = softmax(scale * Q K^T) V
@@ -110,7 +110,7 @@ struct Params {
   int64 o_row_stride;  // row stride, in elements
   int head_chunks;  // 16-byte chunks of a row
   float* lse;  // log-sum-exp, (heads, q_len) contiguous; not stored if null
-  const int* cu_seqlens_q;  // bounds of the sequences in q: first tokens, and the end
+  const int* cu_seqlens_q;  // bounds of the sequences in q: first tokens, then the end of the last
   const int* cu_seqlens_k;  // bounds of the sequences in k and v
   int* scheduler;  // tiles drawn after each thread block's first, finished thread blocks; both are 0 between launches
   int heads_in_l2;  // (batch, query head) pairs whose tiles are scheduled together: their K and V fit the L2

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_varlen_window.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"layout":"varlen","lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"sliding_window","left":null,"right":null},"schedule":"cooperative","stages":3,"tile":{"m":192,"n":64}}
 // spec hash: 9e8b88e0f1e161a2da6e3f9c74d684b0cdee8ffc78199f6d65c8313cdb9e962e
-// seal: sha256 1679679f3817a8683e66ba7b318701a04965e5f04f690477c8f3f040ec00170c
+// seal: sha256 f66f9907daf5e81760a3756e2436d8d97b8b342bda79ab388c25c2bf676e31f7
 
 // Attention forward for sm_90a over the visible keys of the pattern, up to each batch's kv_lengths:
 //   O = softmax(scale * Q K^T) V
@@ -106,7 +106,7 @@ struct Params {
   int64 o_row_stride;  // row stride, in elements
   int head_chunks;  // 16-byte chunks of a row
   float* lse;  // log-sum-exp, (heads, q_len) contiguous; not stored if null
-  const int* cu_seqlens_q;  // bounds of the sequences in q: first tokens, and the end
+  const int* cu_seqlens_q;  // bounds of the sequences in q: first tokens, then the end of the last
   const int* cu_seqlens_k;  // bounds of the sequences in k and v
   int window_left;  // keys seen before the query's own position
   int window_right;  // keys seen after the query's own position

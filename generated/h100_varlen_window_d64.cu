@@ -3,7 +3,7 @@
 //     codegen render specs/h100_varlen_window_d64.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"layout":"varlen","lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"sliding_window","left":null,"right":null},"schedule":"cooperative","stages":3,"tile":{"m":192,"n":128}}
 // spec hash: 328befef89d1283d4e93e0164b62dbcac25cb9a02328f1733e6b26c3b85b7e3d
-// seal: sha256 1a7056f37d5b44cb7010a9cc9eec05ed06eeda7a20e6bba414469d16e6f08b11
+// seal: sha256 8a2ae08e3000decc5fbb8ec33d52cab71654c7b875b90aecfe5c4c8947891e4d
 
 // Attention forward for sm_90a over the visible keys of the pattern, up to each batch's kv_lengths:
 //   O = softmax(scale * Q K^T) V
@@ -107,7 +107,7 @@ struct Params {
   int64 o_row_stride;  // row stride, in elements
   int head_chunks;  // 16-byte chunks of a row
   float* lse;  // log-sum-exp, (heads, q_len) contiguous; not stored if null
-  const int* cu_seqlens_q;  // bounds of the sequences in q: first tokens, and the end
+  const int* cu_seqlens_q;  // bounds of the sequences in q: first tokens, then the end of the last
   const int* cu_seqlens_k;  // bounds of the sequences in k and v
   int window_left;  // keys seen before the query's own position
   int window_right;  // keys seen after the query's own position

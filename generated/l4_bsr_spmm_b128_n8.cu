@@ -3,7 +3,7 @@
 //     codegen render specs/l4_bsr_spmm_b128_n8.yaml
 // spec: {"arch":"sm_89","b_layout":"strided","block":{"cols":128,"rows":128},"copy":"cp_async","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"multistage","stages":3,"tile":{"k":64,"m":16,"n":8}}
 // spec hash: 9df6ae28abdd4fe65818d3d2d8f2dad427ecee0eca1f53ed8d2ecf210c8fa300
-// seal: sha256 9a5e12d984f366d67f2a3f1a586a45e29aba123d2e80bd4a1a6a9503b22d4b46
+// seal: sha256 1bd0d9325d0f63378bc88ee85259fc2ba02ef15d4134915897c3e64d179dc233
 
 // BSR x dense for up to 8 columns, by mma.sync: C = A B with A in block-sparse rows. B and C are dense, with
 // any strides.
@@ -63,16 +63,16 @@ struct Params {
   const unsigned short* a;  // stored blocks of A (nnz, rows, cols), contiguous
   const unsigned short* b;  // B (K, N)
   unsigned short* c;  // C (M, N)
-  int64 b_row_stride;  // elements from one row of B to the next
-  int64 b_column_stride;  // elements from one column of B to the next
-  int64 c_row_stride;  // elements from one row of C to the next
-  int64 c_column_stride;  // elements from one column of C to the next
-  const int* crow_indices;  // first block of each block row, and one more
-  const int* col_indices;  // block column of each block
-  int index_words;  // 32-bit words of an index: 1 or 2, the low one is read
-  int block_columns;  // blocks across A, block rows of B; what lies outside counts as zeros
+  int64 b_row_stride;  // row stride of B, in elements
+  int64 b_column_stride;  // column stride of B, in elements
+  int64 c_row_stride;  // row stride of C, in elements
+  int64 c_column_stride;  // column stride of C, in elements
+  const int* crow_indices;  // row offsets: first block of each block row, then the end of the last
+  const int* col_indices;  // block column of each stored block
+  int index_words;  // 32-bit words per index, 1 or 2; the kernel reads the low word
+  int block_columns;  // block columns of A, block rows of B; blocks outside count as zeros
   int n;  // columns of B and C
-  int column_tiles;  // tiles side by side
+  int column_tiles;  // column tiles
 };
 
 using Element = unsigned short;  // the bits of one fp16

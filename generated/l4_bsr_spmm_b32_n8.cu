@@ -3,7 +3,7 @@
 //     codegen render specs/l4_bsr_spmm_b32_n8.yaml
 // spec: {"arch":"sm_89","b_layout":"strided","block":{"cols":32,"rows":32},"copy":"cp_async","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"multistage","stages":3,"tile":{"k":32,"m":16,"n":8}}
 // spec hash: 3ddadeaa5045425b2a8155521f476ec355bf48951dca20eddb1a61818f9f149b
-// seal: sha256 766f3a72e89246811a60d9c98a74be189a991d7eed25b83cd0882486c027d048
+// seal: sha256 9eaf0057de60e3dee64e6fc54ece15647ab16fe9138795c3e3586d413d9a885d
 
 // BSR x dense for up to 8 columns, by mma.sync: C = A B with A in block-sparse rows. B and C are dense, with
 // any strides.
@@ -63,16 +63,16 @@ struct Params {
   const unsigned short* a;  // stored blocks of A (nnz, rows, cols), contiguous
   const unsigned short* b;  // B (K, N)
   unsigned short* c;  // C (M, N)
-  int64 b_row_stride;  // elements from one row of B to the next
-  int64 b_column_stride;  // elements from one column of B to the next
-  int64 c_row_stride;  // elements from one row of C to the next
-  int64 c_column_stride;  // elements from one column of C to the next
-  const int* crow_indices;  // first block of each block row, and one more
-  const int* col_indices;  // block column of each block
-  int index_words;  // 32-bit words of an index: 1 or 2, the low one is read
-  int block_columns;  // blocks across A, block rows of B; what lies outside counts as zeros
+  int64 b_row_stride;  // row stride of B, in elements
+  int64 b_column_stride;  // column stride of B, in elements
+  int64 c_row_stride;  // row stride of C, in elements
+  int64 c_column_stride;  // column stride of C, in elements
+  const int* crow_indices;  // row offsets: first block of each block row, then the end of the last
+  const int* col_indices;  // block column of each stored block
+  int index_words;  // 32-bit words per index, 1 or 2; the kernel reads the low word
+  int block_columns;  // block columns of A, block rows of B; blocks outside count as zeros
   int n;  // columns of B and C
-  int column_tiles;  // tiles side by side
+  int column_tiles;  // column tiles
 };
 
 using Element = unsigned short;  // the bits of one fp16

@@ -3,7 +3,7 @@
 //     codegen render specs/l4_varlen_causal.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"layout":"varlen","lse":true,"mma":"mma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"multistage","stages":4,"tile":{"m":128,"n":48},"warp_rows":32}
 // spec hash: 338317bd36c10cf1ba1a2e759afc4d1bd8fb0f717be50014a440ad5145ca3ce8
-// seal: sha256 657c5454e541921ffa0a5bb9380ab393523334ec097e5cadc41e389c4727d656
+// seal: sha256 ba2667dec4082edaa896c222b4f8c655552e524a417712867cf27dd8c8fed65c
 
 // Attention forward for sm_89 over the visible keys of the pattern, up to each batch's kv_lengths:
 //   O = softmax(scale * Q K^T) V
@@ -85,7 +85,7 @@ struct Params {
   int64 o_head_stride;  // head stride, in elements
   int64 o_row_stride;  // row stride, in elements
   float* lse;  // log-sum-exp, (heads, q_len) contiguous; not stored if null
-  const int* cu_seqlens_q;  // bounds of the sequences in q: first tokens, and the end
+  const int* cu_seqlens_q;  // bounds of the sequences in q: first tokens, then the end of the last
   const int* cu_seqlens_k;  // bounds of the sequences in k and v
   int q_len;  // queries of all sequences
   int kv_len;  // keys of all sequences

@@ -3,7 +3,7 @@
 //     codegen render specs/l4_varlen_causal_d64.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":64,"layout":"varlen","lse":true,"mma":"mma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"multistage","stages":4,"tile":{"m":128,"n":64},"warp_rows":32}
 // spec hash: 9db39be26f509c895f3b8a8e3391a7e2693f91ace7e624739948b41115faacb6
-// seal: sha256 39c98d1ba47bb1452ad7e8b57064cc818c7b51a8e4acd7c2a758e459d6a2dacc
+// seal: sha256 25e347c73f65c28b21ff22f0e8eaa799047c2e4d0f7bdfeab7c8157d1c381923
 
 // Attention forward for sm_89 over the visible keys of the pattern, up to each batch's kv_lengths:
 //   O = softmax(scale * Q K^T) V
@@ -87,7 +87,7 @@ struct Params {
   int64 o_head_stride;  // head stride, in elements
   int64 o_row_stride;  // row stride, in elements
   float* lse;  // log-sum-exp, (heads, q_len) contiguous; not stored if null
-  const int* cu_seqlens_q;  // bounds of the sequences in q: first tokens, and the end
+  const int* cu_seqlens_q;  // bounds of the sequences in q: first tokens, then the end of the last
   const int* cu_seqlens_k;  // bounds of the sequences in k and v
   int q_len;  // queries of all sequences
   int kv_len;  // keys of all sequences

@@ -3,7 +3,7 @@
 //     codegen render specs/l4_varlen_dense.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"layout":"varlen","lse":true,"mma":"mma","op":"attention","pattern":{"kind":"dense"},"schedule":"multistage","stages":4,"tile":{"m":128,"n":48},"warp_rows":32}
 // spec hash: e2202c497add4915354b947d0e723de67458adaea37170dfe498c774753e7eeb
-// seal: sha256 3d1f893098d2f871791259ed45e3ca882fdf977ffb75934a56bc76645856242c
+// seal: sha256 39fe575f5303e277ce6c5f58599aae53c55418930674dcf68b8c88d2e4391985
 
 // Attention forward for sm_89 over the visible keys of the pattern, up to each batch's kv_lengths:
 //   O = softmax(scale * Q K^T) V
@@ -85,7 +85,7 @@ struct Params {
   int64 o_head_stride;  // head stride, in elements
   int64 o_row_stride;  // row stride, in elements
   float* lse;  // log-sum-exp, (heads, q_len) contiguous; not stored if null
-  const int* cu_seqlens_q;  // bounds of the sequences in q: first tokens, and the end
+  const int* cu_seqlens_q;  // bounds of the sequences in q: first tokens, then the end of the last
   const int* cu_seqlens_k;  // bounds of the sequences in k and v
   int q_len;  // queries of all sequences
   int kv_len;  // keys of all sequences

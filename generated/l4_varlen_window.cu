@@ -3,7 +3,7 @@
 //     codegen render specs/l4_varlen_window.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"layout":"varlen","lse":true,"mma":"mma","op":"attention","pattern":{"kind":"sliding_window","left":null,"right":null},"schedule":"multistage","stages":3,"tile":{"m":64,"n":64},"warp_rows":16}
 // spec hash: 1e6596c94b426a406eea9e333c60652b28dbfd5af2f23768cea6ae9fd2669ece
-// seal: sha256 92bd4c0b144e2537fe1a6286471754469240a5b8fca683560dab653a281f2d77
+// seal: sha256 489810661d4928282ddbdebd744a846add779b25e9973aec7ccece60b0e85128
 
 // Attention forward for sm_89 over the visible keys of the pattern, up to each batch's kv_lengths:
 //   O = softmax(scale * Q K^T) V
@@ -88,7 +88,7 @@ struct Params {
   int64 o_head_stride;  // head stride, in elements
   int64 o_row_stride;  // row stride, in elements
   float* lse;  // log-sum-exp, (heads, q_len) contiguous; not stored if null
-  const int* cu_seqlens_q;  // bounds of the sequences in q: first tokens, and the end
+  const int* cu_seqlens_q;  // bounds of the sequences in q: first tokens, then the end of the last
   const int* cu_seqlens_k;  // bounds of the sequences in k and v
   int window_left;  // keys seen before the query's own position
   int window_right;  // keys seen after the query's own position

@@ -17,7 +17,7 @@ NOTEBOOK = Path(__file__).resolve().parents[1] / "examples" / "masks.ipynb"
 
 
 def executed(notebook: dict[str, Any]) -> dict[str, Any]:
-    """Return a notebook with the outputs of its cells, which share their names, as in Jupyter."""
+    """Notebook with the outputs of its cells, which share their names, as in Jupyter."""
     names: dict[str, Any] = {"__name__": "__main__"}
     cells, count = [], 0
     for number, cell in enumerate(notebook["cells"]):

@@ -57,7 +57,7 @@ def staged(folder: Path, repository: str | None = None) -> Path:
 
 
 def linked(text: str, path: str, places: dict[str, str], repository: str | None) -> str:
-    """Return a page with its links as they are on the site.
+    """Page with its links as they are on the site.
 
     Args:
         text: the page.
@@ -87,7 +87,7 @@ def linked(text: str, path: str, places: dict[str, str], repository: str | None)
 
 
 def navigation() -> list[dict[str, Any]]:
-    """Return the site's menu: each part has its index page first, then the pages in the order of the index."""
+    """Site's menu: each part has its index page first, then the pages in the order of the index."""
     menu: list[dict[str, Any]] = [{"Home": HOME}]
     for part in PARTS:
         index = f"docs/{part}/README.md"
@@ -117,7 +117,7 @@ def linked_pages(path: str) -> Iterator[tuple[str, str]]:
 
 
 def title(path: str) -> str:
-    """Return the heading of a page."""
+    """Heading of a page."""
     (found,) = re.findall(r"\A# (.+)$", _read(path), re.MULTILINE)
     return str(found)
 

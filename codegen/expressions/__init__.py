@@ -1,5 +1,5 @@
-"""Expressions over a query and a key, which say what a kernel hides and what becomes of a score.
+"""Expressions over a query and a key, which define masks and score functions.
 
-Text, or a Python function, becomes a typed tree (``nodes``). Everything else reads the tree: it is evaluated, bounded,
-differentiated and printed as CUDA. Nothing is pasted as text.
+Text or a Python function is parsed into a typed tree (``nodes``). The other modules evaluate, bound and differentiate
+the tree, and print it as CUDA. User text is never pasted into a source.
 """

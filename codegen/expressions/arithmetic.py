@@ -1,6 +1,6 @@
-"""Sums, products and quotients of trees, with what is known of numbers folded: 1 * x is x, 2 * 3 is 6.
+"""Sums, products and quotients of trees, with constant folding: 1 * x is x, 2 * 3 is 6.
 
-Nothing is refused here: a divisor may turn out to be 0 only as a tree is simplified, and is what float32 makes of it.
+These functions do not raise errors: if simplification yields a divisor of 0, the result follows float32.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ ZERO, ONE = Literal(0.0), Literal(1.0)
 LARGEST = (2 - 2.0**-23) * 2.0**127
 """The largest float32."""
 LEAST_NORMAL = 2.0**-126
-"""The least float32 above 0 that has all of its digits."""
+"""The smallest normal float32 above 0."""
 
 
 def is_number(node: Node, value: float) -> bool:
@@ -20,19 +20,19 @@ def is_number(node: Node, value: float) -> bool:
 
 
 def as_float(node: Node) -> Node:
-    """Return a node as a float."""
+    """Node as a float."""
     if node.type is Type.FLOAT:
         return node
     return Literal(float(node.value)) if isinstance(node, Literal) else operation("float", node)
 
 
 def _number(value: float) -> Literal | None:
-    """Return a number that is worked out here, None if float32 may make something else of it."""
+    """Number computed at generation time; None if float32 arithmetic may give another result."""
     return Literal(value) if value == 0 or LEAST_NORMAL <= abs(value) <= LARGEST else None
 
 
 def sum_of(a: Node, b: Node) -> Node:
-    """Return a + b."""
+    """Sum ``a + b``."""
     if isinstance(a, Literal) and isinstance(b, Literal) and (folded := _number(a.value + b.value)):
         return folded
     if is_number(a, 0.0):
@@ -43,14 +43,14 @@ def sum_of(a: Node, b: Node) -> Node:
 
 
 def minus(a: Node) -> Node:
-    """Return -a."""
+    """Negation ``-a``."""
     if isinstance(a, Literal):
         return Literal(-float(a.value))
     return a.operands[0] if isinstance(a, Operation) and a.name == "neg" else operation("neg", a)
 
 
 def product(a: Node, b: Node) -> Node:
-    """Return a * b, both as floats."""
+    """Product ``a * b``, both as floats."""
     a, b = as_float(a), as_float(b)
     if is_number(a, 0.0) or is_number(b, 0.0):
         return ZERO
@@ -65,7 +65,7 @@ def product(a: Node, b: Node) -> Node:
 
 
 def quotient(a: Node, b: Node) -> Node:
-    """Return a / b."""
+    """Quotient ``a / b``, simplified."""
     if is_number(a, 0.0):
         return ZERO
     if isinstance(a, Literal) and isinstance(b, Literal) and b.value and (folded := _number(a.value / b.value)):
@@ -74,12 +74,12 @@ def quotient(a: Node, b: Node) -> Node:
 
 
 def divided(a: Node, b: Node) -> Node:
-    """Return a / b as it stands."""
+    """Quotient ``a / b``, not simplified."""
     return Operation("/", (a, b), Type.FLOAT)
 
 
 def chosen(condition: Node, one: Node, other: Node) -> Node:
-    """Return where(condition, one, other)."""
+    """Node ``where(condition, one, other)``."""
     if isinstance(condition, Literal):
         return one if condition.value else other
     if one is other or (isinstance(one, Literal) and isinstance(other, Literal) and one.value == other.value):

@@ -1,7 +1,7 @@
-"""Properties of a tree for any values of its tensors: bounds of its integers, parts that never change.
+"""Properties of a tree for all values of its tensors: bounds of integers, and parts that are constant.
 
-A query's number is less than ``q_len``, a key's less than ``kv_len``, and so on, which a kernel has to see to itself
-where its tiles go beyond. A part that occurs twice is looked at once.
+A query index is less than ``q_len``, a key index less than ``kv_len``, and so on; kernels whose tiles extend beyond the
+sequence must ensure this. A part that occurs twice is visited once.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, Mapping
 from codegen.expressions.intervals import INT32, INT64, INTEGERS, TRUTH, TRUTHS, Interval
 from codegen.expressions.nodes import PATTERN_VARIABLES, SIZES, Item, Literal, Node, Operation, Type, Variable, children
 
-_MOST_KEYS = 2**24  # that a number of a pattern may count
+_MOST_KEYS = 2**24  # upper bound of a number of keys in a pattern
 MOST_POSITIONS = 2**30
-"""Queries, and keys, of a head that kernels with an expression take: differences and sums of two have 32 bits."""
+"""Most queries and keys per head in kernels with an expression: sums and differences of two indices fit 32 bits."""
 _VARIABLES: Mapping[str, Interval] = {
     **dict.fromkeys(("q_idx", "kv_idx", "batch", "head", "first_key"), Interval(0, MOST_POSITIONS - 1)),
     **dict.fromkeys(("q_len", "kv_len"), Interval(1, MOST_POSITIONS)),
@@ -23,7 +23,7 @@ _DTYPES: Mapping[str, Interval] = {"int32": INT32, "int64": INT64, "bool": TRUTH
 
 
 def bounds_of(node: Node) -> Interval:
-    """Return an interval that every value of an integer or a truth value lies in; all of int64 where it may wrap.
+    """Interval of the values of an integer or a Boolean; all of int64 if the value may wrap.
 
     Raises:
         ValueError: for a floating-point number.
@@ -34,13 +34,13 @@ def bounds_of(node: Node) -> Interval:
 
 
 def constant_of(node: Node) -> bool | None:
-    """Return the value that a truth value always has, or None if it may be either."""
+    """Constant value of a Boolean, or None if it may be true or false."""
     bounds = bounds_of(node)
     return bool(bounds.low) if node.type is Type.BOOL and bounds.is_one else None
 
 
 def divides_by_zero(node: Node) -> Node | None:
-    """Return the first ``//`` or ``%`` whose divisor may be 0, or None. ``/`` gives infinity and NaN then."""
+    """First ``//`` or ``%`` whose divisor may be 0, or None. ``/`` by 0 gives infinity or NaN and is allowed."""
     known = _intervals(node)
     for each in _each(node):
         if isinstance(each, Operation) and each.name in ("//", "%") and 0 in known[id(each.operands[1])]:
@@ -49,9 +49,10 @@ def divides_by_zero(node: Node) -> Node | None:
 
 
 def is_inside(item: Item, axis: int) -> bool:
-    """Whether an index of an element is always within its dim, so that it need not be clamped.
+    """Whether an index of an element is always within its dimension, so that no clamp is needed.
 
-    It is if it is the variable that counts the dim, or 0 and the dim has a name: nothing runs where there is nothing.
+    True for the variable that counts the dimension, and for 0 if the dimension is a named size: kernels do not run for
+    empty sizes.
     """
     index, size = item.indices[axis], item.aux.dims[axis]
     if isinstance(size, int):
@@ -60,7 +61,7 @@ def is_inside(item: Item, axis: int) -> bool:
 
 
 def _each(root: Node) -> Iterator[Node]:
-    """Give each node once, what it is made of before it, from the left."""
+    """Yield each node once, operands first, from left to right."""
     seen: set[int] = set()
     left: list[tuple[Node, bool]] = [(root, False)]
     while left:
@@ -74,7 +75,7 @@ def _each(root: Node) -> Iterator[Node]:
 
 
 def _intervals(root: Node) -> dict[int, Interval]:
-    """Return the intervals of a node and all it is made of, floating-point numbers left out, by id."""
+    """Intervals of a node and its descendants by id, without floating-point numbers."""
     known: dict[int, Interval] = {}
     for node in _each(root):
         if node.type is not Type.FLOAT:
@@ -83,7 +84,7 @@ def _intervals(root: Node) -> dict[int, Interval]:
 
 
 def _interval(node: Node, known: Mapping[int, Interval]) -> Interval:
-    """Return the interval of a node whose operands are known."""
+    """Interval of a node, from the intervals of its operands."""
     match node:
         case Literal():
             return Interval(int(node.value), int(node.value))
@@ -92,7 +93,7 @@ def _interval(node: Node, known: Mapping[int, Interval]) -> Interval:
         case Item():
             return _DTYPES[node.aux.dtype]
     operands = [known.get(id(operand)) for operand in node.operands]
-    if None in operands:  # of a floating-point number
+    if None in operands:  # a floating-point operand
         return TRUTH if node.type is Type.BOOL else INT64
     rules: Mapping[str, Callable[..., Interval]] = TRUTHS if node.type is Type.BOOL else INTEGERS
     return rules[node.name](*operands)

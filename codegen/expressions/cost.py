@@ -1,7 +1,7 @@
-"""Cost of an expression: estimated instructions once for a query, once for a key, and for each pair.
+"""Cost of an expression: estimated instructions per query, per key, and per pair.
 
-Of 32-bit integers and float32; where a part has 64 bits, twice as many. Addresses of elements are counted, what the
-compiler folds is not: the figures rank masks and scores, they do not time them.
+The counts apply to 32-bit integers and float32; parts with 64 bits count twice. They include addresses of elements, and
+ignore optimizations of the compiler: they rank masks and scores, but do not predict times.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from codegen.expressions.parts import Part, Parts
 from codegen.expressions.places import Place, uses_of
 
 _FUNCTIONS: Mapping[str, int] = {"exp": 2, "tanh": 6, "log2": 2, "sqrt": 2, "/": 8, "inverse_of_1_plus_exp2": 3}
-_DIVISION = 20  # of integers by a number that is not known, rounded down
-_DIVISION_BY_NUMBER = 6  # a product's upper half, a shift, and the rounding
-_LOAD, _DIM, _CLAMP = 1, 2, 2  # an element: the load, and for each index its share of the address, and its bounds
+_DIVISION = 20  # floor division of integers by an unknown divisor
+_DIVISION_BY_NUMBER = 6  # multiply-high, shift and rounding, for a constant divisor
+_LOAD, _DIM, _CLAMP = 1, 2, 2  # an element: the load; per index, the address computation and the clamp
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Instructions of an expression, about.
+    """Estimated instructions of an expression.
 
     Attributes:
-        row: once for a query.
-        column: once for a key.
-        pair: for each pair.
+        row: instructions per query.
+        column: instructions per key.
+        pair: instructions per pair.
     """
 
     row: int
@@ -37,12 +37,12 @@ class Cost:
 
     def __str__(self) -> str:
         once = {"query": self.row, "key": self.column}
-        hoisted = ", ".join(f"{count} a {what}" for what, count in once.items() if count)
-        return f"about {self.pair} instructions a pair" + (f", beside {hoisted}" if hoisted else "")
+        hoisted = ", ".join(f"{count} per {what}" for what, count in once.items() if count)
+        return f"about {self.pair} instructions per pair" + (f", plus {hoisted}" if hoisted else "")
 
 
 def cost_of(node: Node) -> Cost:
-    """Count the instructions of an expression where they are computed (codegen/expressions/places.py)."""
+    """Estimated instructions of an expression, by place of computation (codegen/expressions/places.py)."""
     parts = Parts()
     root = parts.add(node)
     found = dict.fromkeys(Place, 0)
@@ -52,7 +52,7 @@ def cost_of(node: Node) -> Cost:
 
 
 def _own(part: Part, parts: list[Part]) -> int:
-    """Return the instructions of a part beside those of its operands."""
+    """Instructions of a part, without its operands."""
     node = part.node
     if isinstance(node, Item):
         return _LOAD + sum(_DIM + _CLAMP * (not is_inside(node, axis)) for axis in range(len(node.indices)))

@@ -1,4 +1,4 @@
-"""An expression as CUDA that reads as if written by hand: what a query has, what a key has, what is left for a pair."""
+"""Prints an expression as readable CUDA, split into parts per query, per key and per pair."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ HELPERS = (
     *(f"expression_{name}" for name in ("exp", "log2", "sqrt", "tanh", "min", "max")),
     *("kInfinity", "kMinusInfinity", "kNan"),
 )
-"""Functions and constants that printed expressions may need: those of templates/expressions/helpers.cuh.j2."""
+"""Functions and constants that printed expressions may use, from templates/expressions/helpers.cuh.j2."""
 MOST_COLUMNS = 100
-"""Columns of a statement, if names are of ordinary length."""
+"""Most columns of a statement, if names have ordinary lengths."""
 _MOST_OF_VALUE = MOST_COLUMNS - len("const int64 column_10 = ;")
 _SHORTEST_NAMED = 12
 
 
 @dataclass(frozen=True)
 class Statement:
-    """A value with a name.
+    """A named value.
 
     Attributes:
         ctype: bool, int, int64 or float.
@@ -46,12 +46,12 @@ class Printed:
     """An expression as CUDA.
 
     Attributes:
-        row: what depends on the query alone, and on what no key changes.
-        column: what depends on the key alone, and on what no query changes; uses nothing of ``row``.
-        pair: what else has a name, for each pair; uses ``row`` and ``column``.
-        result: the value, which may be one of the names.
-        helpers: those of HELPERS that these need.
-        reads: aux tensors that are read, in the order in which they first are.
+        row: statements that depend on the query only, or do not depend on the key.
+        column: statements that depend on the key only, or do not depend on the query; they do not use ``row``.
+        pair: the other statements, evaluated per pair; they use ``row`` and ``column``.
+        result: the value; may be a name.
+        helpers: entries of HELPERS that the statements use.
+        reads: aux tensors that are read, in the order of first use.
     """
 
     row: tuple[Statement, ...]
@@ -67,9 +67,9 @@ def printed(node: Node, *, score: str = "score", rows_have_heads: bool = False, 
 
     Args:
         node: the expression.
-        score: what the score is called: a name, or something else that needs no parentheses.
-        rows_have_heads: whether queries side by side are of several heads.
-        in_one_place: whether all of it is for a pair: ``row`` and ``column`` are empty.
+        score: text of the score: a name, or another text that needs no parentheses.
+        rows_have_heads: whether adjacent rows belong to several heads.
+        in_one_place: whether all statements are evaluated per pair, so that ``row`` and ``column`` are empty.
 
     Raises:
         ExpressionError: for an integer of more than 64 bits.
@@ -103,7 +103,7 @@ class _Printer:
         return Printed(row, column, pair, result, tuple(name for name in HELPERS if name in words), tuple(reads))
 
     def _fitting(self, part: int, place: Place) -> Term:
-        """Return a term of one line: while it is longer, its longest operand gets a name."""
+        """Term that fits one line: while it is too long, its longest operand gets a name."""
         operands = [(operand, place_of(operand, self._depends, place)) for operand in self._parts[part].operands]
         while True:
             term = term_of(self._parts[part].node, tuple(self._terms[use] for use in operands), self._score)
@@ -118,7 +118,7 @@ class _Printer:
         return is_operation and not term.text.isidentifier() and len(term.text) >= _SHORTEST_NAMED
 
     def _name(self, part: int, place: Place) -> None:
-        """Make a statement of a term, which is its name from then on; what prints alike (x, x // 1) has one."""
+        """Add a statement for a term and replace the term by its name; equal texts (x, x // 1) share a statement."""
         node = self._parts[part].node
         term = narrowed(node, self._terms[part, place])
         name = next((each.name for each in self._statements[place] if each.value == term.text), None)
@@ -128,7 +128,7 @@ class _Printer:
         self._terms[part, place] = Term(name, term.ctype)
 
     def _new_name(self, node: Node, place: Place) -> str:
-        """A new name for a value: that of the tensor it is read from, or a number."""
+        """Unused name for a value: derived from the tensor that it is read from, or numbered."""
         stem = f"{node.aux.name}_of_{place.value}" if isinstance(node, Item) else place.value
         number = 0
         name = stem if isinstance(node, Item) else f"{stem}_0"

@@ -1,4 +1,4 @@
-"""The aux tensors of a spec, as it declares them: ``q_doc: "int32[batch, q_len]"``."""
+"""Declarations of the aux tensors of a spec, such as ``q_doc: "int32[batch, q_len]"``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from codegen.names import CPP_WORDS, RESERVED
 from codegen.wording import alternatives, one_line, shown
 
 MOST_AUX = 8
-"""Aux tensors of a kernel."""
+"""Most aux tensors per kernel."""
 MOST_NAME = 32
 MOST_SIZE = 2**31 - 1
 _MOST_TEXT = 200
@@ -31,16 +31,16 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 _DECLARED = re.compile(r" *([A-Za-z0-9_]+) *\[([^\[\]]*)\] *")
 _NUMBER = re.compile(r"[1-9][0-9]{0,9}")
 _OF_ANOTHER = re.compile(r"(\w+)_(?:stride|size)[0-9]")
-_SOFT_WORDS = frozenset(("case", "match", "type"))  # of the latest Python: specs mean the same with each
+_SOFT_WORDS = frozenset(("case", "match", "type"))  # of the latest Python, so that specs do not depend on the version
 LOADED = frozenset(("prefix_len",))
-"""What kernels of attention look up by a function that is declared as that of an aux tensor: load_prefix_len."""
+"""Names that attention kernels load by a function named like that of an aux tensor: load_prefix_len."""
 
 
 def parse_aux(declared: Mapping[str, str]) -> dict[str, Aux]:
-    """Read the declarations of aux tensors, by name.
+    """Aux tensors by name, parsed from their declarations.
 
     Raises:
-        ExpressionError: on one line, with the name, what it was and what is allowed.
+        ExpressionError: for an invalid declaration; one line with the name, the value and what is allowed.
     """
     if len(declared) > MOST_AUX:
         raise ExpressionError(f"{len(declared)} aux tensors, at most {MOST_AUX} are allowed")
@@ -51,10 +51,10 @@ def parse_aux(declared: Mapping[str, str]) -> dict[str, Aux]:
 
 
 def check_used(aux: Mapping[str, Aux], *expressions: Node) -> None:
-    """Refuse aux tensors that no expression looks into.
+    """Reject aux tensors that no expression reads.
 
     Raises:
-        ExpressionError: naming them.
+        ExpressionError: names them.
     """
     used, seen, left = set(), set(), list(expressions)
     while left:
@@ -66,17 +66,17 @@ def check_used(aux: Mapping[str, Aux], *expressions: Node) -> None:
         if isinstance(node, Item):
             used.add(node.aux.name)
     if unused := [name for name in aux if name not in used]:
-        raise ExpressionError(f"{', '.join(unused)}: declared, and used by no expression")
+        raise ExpressionError(f"{', '.join(unused)}: declared, but no expression uses it")
 
 
 def meets(name: str, others: Collection[str]) -> str | None:
-    """Return the aux tensor with whose strides or sizes another one's name meets in a source, or None."""
+    """Aux tensor whose stride or size parameters collide with another tensor's name in a source, or None."""
     found = _OF_ANOTHER.fullmatch(name) if isinstance(name, str) else None
     return found[1] if found and found[1] in others else None
 
 
 def _parsed(name: str, text: str) -> Aux:
-    """Read one declaration."""
+    """One parsed declaration."""
     if reason := wrong_name(name):
         raise ExpressionError(f"{shown(name)} cannot be the name of an aux tensor: {reason}")
     try:
@@ -86,27 +86,25 @@ def _parsed(name: str, text: str) -> Aux:
 
 
 def wrong_name(name: str) -> str:
-    """Return why a name cannot be one of an aux tensor, or nothing."""
+    """Reason why a name is not legal for an aux tensor; empty if it is."""
     if not isinstance(name, str) or not _NAME.fullmatch(name) or len(name) > MOST_NAME or "__" in name:
-        return (
-            f"names are ASCII letters, digits and single _, at most {MOST_NAME} of them, and the first one is a letter"
-        )
+        return f"a name has at most {MOST_NAME} ASCII letters, digits and single _, and starts with a letter"
     if name in VARIABLES or name in FUNCTIONS or name == INFINITY:
-        return "it has a meaning in expressions"
+        return "it is reserved in expressions"
     if keyword.iskeyword(name) or name in _SOFT_WORDS:
-        return "it is a word of Python"
+        return "it is a Python keyword"
     if name in CPP_WORDS or name in LOADED or RESERVED.fullmatch(name):
-        return "it has a meaning in CUDA C++ or in the source"
+        return "it is reserved in CUDA C++ or in the source"
     return ""
 
 
 def _typed(name: str, text: str) -> Aux:
     parts = _DECLARED.fullmatch(text) if isinstance(text, str) and len(text) <= _MOST_TEXT else None
     if parts is None:
-        raise ExpressionError(f"{shown(text)} is no type with sizes, such as int32[batch, q_len] or fp32[]")
+        raise ExpressionError(f"{shown(text)} is not a type with sizes, such as int32[batch, q_len] or fp32[]")
     dtype, sizes = parts.groups()
     if dtype not in DTYPES:
-        raise ExpressionError(f"{shown(dtype)} is no type of elements, {alternatives(dtype, DTYPES)}")
+        raise ExpressionError(f"{shown(dtype)} is not an element type; {alternatives(dtype, DTYPES)}")
     dims = tuple(_size(size.strip(" ")) for size in sizes.split(",")) if sizes.strip(" ") else ()
     if len(dims) > MOST_DIMS:
         raise ExpressionError(f"has {len(dims)} sizes, at most {MOST_DIMS} are allowed")
@@ -119,5 +117,5 @@ def _size(text: str) -> str | int:
     if _NUMBER.fullmatch(text) and int(text) <= MOST_SIZE:
         return int(text)
     raise ExpressionError(
-        f'"{one_line(text)}" is no size, expected {", ".join(SIZES)}, or a number from 1 to 2**31 - 1'
+        f'"{one_line(text)}" is not a size; expected {", ".join(SIZES)}, or a number from 1 to 2**31 - 1'
     )

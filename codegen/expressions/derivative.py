@@ -1,8 +1,8 @@
-"""Derivatives of expressions, as expressions: by the score, and by what is looked up in an aux tensor.
+"""Derivatives of expressions, as expressions, with respect to the score or to an element of an aux tensor.
 
-They are torch's: min and max share theirs where both are equal, abs has none at 0, and a condition, a comparison or an
-integer has none anywhere. The rules name the derivative of each operand once, so that no chain of them doubles, and the
-value itself where it is a part of its derivative, so that both are computed once.
+They follow torch: min and max split the derivative evenly between equal operands, that of abs at 0 is 0, and those of
+conditions, comparisons and integers are 0. The rules use the derivative of each operand once, so that chains do not
+grow exponentially, and reuse the value if it is a part of its derivative.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ _Rule = Callable[[Operation, Sequence[Node]], Node]
 
 
 def derivative(node: Node, of: Node) -> Node:
-    """Return the derivative of an expression, simplified.
+    """Derivative of an expression, simplified.
 
     Args:
         node: the expression.
-        of: what it is derived by: the score, or an element of an aux tensor; wherever it stands, it is the same.
+        of: the variable of differentiation: the score, or an element of an aux tensor, at all of its occurrences.
 
     Raises:
-        ExpressionError: for something that is no float: there is no derivative by it.
+        ExpressionError: if ``of`` is not a float.
     """
     if of.type is not Type.FLOAT:
         raise ExpressionError(f"a derivative is by a float, not by {of.type}")
@@ -54,14 +54,14 @@ def _of_product(node: Operation, inner: Sequence[Node]) -> Node:
 
 
 def _of_quotient(node: Operation, inner: Sequence[Node]) -> Node:
-    """Return a' / b - (a / b) / b b'."""
+    """Derivative ``a' / b - (a / b) / b * b'`` of a quotient."""
     b = node.operands[1]
     less = ZERO if is_number(inner[1], 0.0) else product(quotient(node, b), inner[1])
     return sum_of(quotient(inner[0], b), minus(less))
 
 
 def _of_extreme(node: Operation, inner: Sequence[Node]) -> Node:
-    """Return the derivative of the operand that is taken; of equal ones half of both."""
+    """Derivative of the selected operand; half of both if they are equal."""
     a, b = node.operands
     if inner[0] is inner[1]:
         return inner[0]
@@ -103,4 +103,4 @@ _RULES: Mapping[str, _Rule] = {
     "sqrt": lambda node, inner: quotient(inner[0], product(Literal(2.0), node)),
     "float": lambda node, inner: inner[0],
 }
-"""Rules of the operations whose value is a float, of what their operands' derivatives are."""
+"""Derivatives of the operations with float values, given the derivatives of their operands."""

@@ -1,7 +1,7 @@
-"""Intervals of integers, and what operators make of them.
+"""Interval arithmetic of integers.
 
-Each result has every value that the operator can give for values of its operands, and few more. Integers are int64 and
-wrap, as torch's: what may wrap may be anything.
+Each result contains every value that the operator can give for values of its operands, and few others. Integers are
+int64 and wrap, like torch's: the interval of a value that may wrap is all of int64.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ class Interval:
         return self.low <= value <= self.high
 
     def within(self, other: Interval) -> bool:
-        """Whether the interval lies in another one."""
+        """Whether another interval contains this one."""
         return other.low <= self.low and self.high <= other.high
 
     @property
     def is_one(self) -> bool:
-        """Whether it has one value."""
+        """Whether the interval has a single value."""
         return self.low == self.high
 
 
@@ -37,24 +37,24 @@ ALWAYS, NEVER = Interval(1, 1), Interval(0, 0)
 
 
 def _around(values: Iterable[int]) -> Interval:
-    """Return the interval of values, or all of int64 if one of them wraps."""
+    """Smallest interval around some values; all of int64 if one of them wraps."""
     known = list(values)
     interval = Interval(min(known), max(known))
     return interval if interval.within(INT64) else INT64
 
 
 def union(*intervals: Interval) -> Interval:
-    """Return the interval around some."""
+    """Smallest interval around some intervals."""
     return Interval(min(each.low for each in intervals), max(each.high for each in intervals))
 
 
 def _by_ends(operator: Callable[[int, int], int]) -> Callable[[Interval, Interval], Interval]:
-    """Return an operator on intervals that is monotonic in each operand: its extremes are at their ends."""
+    """Interval operator for a function that is monotonic in each operand: its extremes are at the ends."""
     return lambda a, b: _around(operator(x, y) for x in (a.low, a.high) for y in (b.low, b.high))
 
 
 def _divisors(b: Interval) -> list[Interval]:
-    """Return the negative and the positive divisors; a division by 0 has no value."""
+    """Intervals of the negative and of the positive divisors; division by 0 has no value."""
     parts = [Interval(b.low, min(b.high, -1)), Interval(max(b.low, 1), b.high)]
     return [part for part in parts if part.low <= part.high]
 
@@ -70,7 +70,7 @@ def _remainder(a: Interval, b: Interval) -> Interval:
 
 
 def _remainder_by(a: Interval, b: Interval) -> Interval:
-    """Return remainders by divisors of one sign, which is theirs."""
+    """Remainders by divisors of one sign; the remainder has the sign of the divisor."""
     if b.is_one and a.low // b.low == a.high // b.low:
         return Interval(a.low % b.low, a.high % b.low)
     if b.high < 0:  # -x % -y == -(x % y)
@@ -82,7 +82,7 @@ def _remainder_by(a: Interval, b: Interval) -> Interval:
 
 
 def _power_above(*intervals: Interval) -> int:
-    """Return the least 2**n such that all values lie from -2**n to 2**n - 1."""
+    """Smallest 2**n such that all values lie between -2**n and 2**n - 1."""
     ends = [end for each in intervals for end in (each.low, each.high)]
     return 1 << max((end if end >= 0 else ~end).bit_length() for end in ends)
 
@@ -95,9 +95,9 @@ def _and(a: Interval, b: Interval) -> Interval:
     if a.is_one and b.is_one:
         return Interval(a.low & b.low, a.low & b.low)
     limits = [each.high for each in (a, b) if each.low >= 0]
-    if limits:  # its bits are some of theirs
+    if limits:  # its bits are a subset of theirs
         return Interval(0, min(limits))
-    negative = a.high < 0 and b.high < 0  # no more than either then
+    negative = a.high < 0 and b.high < 0  # then at most either operand
     return Interval(-_power_above(a, b), min(a.high, b.high) if negative else max(a.high, b.high))
 
 
@@ -165,7 +165,7 @@ TRUTHS: Mapping[str, _Rule] = {
     "bool": lambda a: _opposite(_equal(a, NEVER)),
     "where": _chosen,
 }
-"""Operators that make truth values, of integers or truth values: what they make of intervals."""
+"""Interval operators with Boolean results, for integer or Boolean operands."""
 INTEGERS: Mapping[str, _Rule] = {
     "+": _by_ends(lambda x, y: x + y),
     "-": _by_ends(lambda x, y: x - y),
@@ -185,4 +185,4 @@ INTEGERS: Mapping[str, _Rule] = {
     "where": _chosen,
     "int": lambda a: a,
 }
-"""Operators that make integers, of integers or truth values: what they make of intervals."""
+"""Interval operators with integer results, for integer or Boolean operands."""

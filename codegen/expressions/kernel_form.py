@@ -1,18 +1,18 @@
-"""The form of a score that a kernel computes: the same value, in fewer instructions for each pair.
+"""The form of a score that a kernel computes: the same value with fewer instructions per pair.
 
-A factor that the value is wanted with (log2(e), for 2^x) goes inwards, to where something is multiplied once for many
-pairs: ``score`` is the product of q.k and scale, and tanh and exp are 2^x of what they are given, so each has a factor
-to take others in. By what no pair changes is multiplied, not divided. And a part that is linear in the key is worked
-out at the first key that a thread has of a step, exactly as it is written; further keys add a slope:
+A factor of the result (log2(e), for 2^x) is moved inwards, to a place where one multiplication serves many pairs:
+``score`` is the product of q.k and scale, and tanh and exp are computed as 2^x of a scaled operand, so these have a
+factor that absorbs others. Divisions by values that are the same for all pairs become multiplications. A part that is
+linear in the key is evaluated exactly as written at the first key of a thread in a step; the other keys add a slope:
 
     score + slope[head] * (kv_idx - q_idx)  ->  qk * scale_log2 + (a * column + b)
 
-where ``column`` is a constant of the source, a is slope * log2(e), and b what is added at the first key.
-Results differ from those of the text by roundings of float32.
+where ``column`` is a constant of the source, a is slope * log2(e), and b is the value at the first key. Results differ
+from those of the text by float32 rounding.
 
-A number may not leave float32's range on its way: a mask that adds the least float where it hides would be
--infinity * 0 = NaN where it does not. What hides pairs, a number times a truth value, is held at the largest float.
-Where other numbers are that large, or that small, the text is computed as it is written, and multiplied at the end.
+Intermediate numbers must stay in float32's range: a mask that adds the lowest float to hidden pairs would give
+-infinity * 0 = NaN at visible pairs. A mask of that kind, a number times a Boolean, is therefore clamped to the largest
+float. If other numbers are that large or that small, the text is computed as written and scaled at the end.
 """
 
 from __future__ import annotations
@@ -38,32 +38,32 @@ from codegen.expressions.intervals import INT64
 from codegen.expressions.nodes import Item, Literal, Node, Operation, Type, Variable, children, operation
 
 LOG2_E = math.log2(math.e)
-"""Factor of a logit whose weight is 2^x."""
+"""Factor of a logit if its weight is computed as 2^x."""
 _QK, _SCALE_LOG2, _FIRST = (Variable(name) for name in ("qk", "scale_log2", "first_key"))
 _COLUMN, _COLUMN_OF_PAIR = (Variable(name) for name in ("column", "column_of_pair"))
 _KEY, _SCORE = Variable("kv_idx"), Variable("score")
 _FACTORS = 2.0**-100, 2.0**100
-"""The least and the largest factor that is taken inwards: beside it there is room for what it is multiplied by."""
+"""Smallest and largest factor that is moved inwards; they leave room for the other factor of the product."""
 _THROUGH = ("abs", "min", "max", "where", "neg")
-"""Operations of integers that give the same float if their operands become floats first."""
+"""Integer operations that give the same float if their operands are converted to float first."""
 
 
 def kernel_form(node: Node, factor: float = 1.0) -> Node:
-    """Return a score, or its derivative, as a kernel computes it.
+    """A score or its derivative in the form that a kernel computes.
 
     Args:
         node: the expression.
-        factor: a positive number that its value is multiplied by.
+        factor: positive factor of the value.
     """
     return _Columns().of(_Scaled().whole(as_float(node), factor))
 
 
 class _OutOfRange(Exception):
-    """A number that would leave float32's range, times the factor that it is given."""
+    """A number times its factor would leave float32's range."""
 
 
 class _Scaled:
-    """Takes a factor inwards. A part that several others share is taken once with each factor."""
+    """Moves a factor inwards. A part that several others share is transformed once per factor."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[int, float], tuple[Node, Node | None]] = {}
@@ -86,30 +86,30 @@ class _Scaled:
         }
 
     def whole(self, node: Node, by: float) -> Node:
-        """Return by * node of a whole expression: of what is finite the largest float where that is beyond it."""
+        """``by * node`` of a whole expression; finite values beyond float32's range become the largest float."""
         if (masked := self._masked(node, by)) is not None:
             return masked[0]
         if isinstance(node, Operation) and node.name in ("where", "min", "max"):
             values = [self.whole(operand, by) for operand in node.operands[-2:]]
             return operation(node.name, *map(self._exact, node.operands[:-2]), *values)
         value = self.of(node, 1.0)
-        held = operation("min", _times(by, value), Literal(LARGEST))  # below, -infinity hides a pair as well
+        held = operation("min", _times(by, value), Literal(LARGEST))  # no lower bound: -infinity hides a pair as well
         return operation("where", operation("<", value, Literal(math.inf)), held, value)
 
     def of(self, node: Node, by: float) -> Node:
-        """Return by * node, as a float.
+        """``by * node``, as a float.
 
         Raises:
-            _OutOfRange: if a number leaves float32's range; never where the factor is 1.
+            _OutOfRange: if a number leaves float32's range; never if the factor is 1.
         """
         key = id(node), by
         if key not in self._known:
             form: Node | None
             try:
                 form = self._of(node, by)
-            except _OutOfRange:  # where the factor is 1, of numbers that join each other
+            except _OutOfRange:  # with a factor of 1: constants that are folded into each other
                 form = self._as_written(node) if by == 1.0 else None
-            self._known[key] = node, form  # with the node, whose identity is the key
+            self._known[key] = node, form  # keeps the node alive: its id is the key
         found = self._known[key][1]
         if found is None:
             raise _OutOfRange
@@ -129,15 +129,15 @@ class _Scaled:
         return tuple(self.of(operand, by) for operand in node.operands)
 
     def _as_written(self, node: Node) -> Node:
-        """Return a product or a quotient whose numbers remain apart."""
+        """Product or quotient without folding of its constants."""
         assert isinstance(node, Operation)
         one, other = self._each(node, 1.0)
         return product(one, other) if node.name == "*" else divided(one, other)
 
     def _masked(self, node: Node, by: float) -> tuple[Node, int] | None:
-        """Return by * node, and the sign of the numbers in it that are held at the largest float, 0 for none.
+        """``by * node``, and the sign of its numbers that are clamped to the largest float; 0 if there are none.
 
-        None, if there are others, or of both signs: what is left of two of them would be another number.
+        None if other numbers are out of range, or if clamped numbers have both signs: their sum would be wrong.
         """
         try:
             return self.of(node, by), 0
@@ -156,7 +156,7 @@ class _Scaled:
         return sum_of(one[0], second[0]), one[1] or second[1]
 
     def _held(self, node: Node, by: float) -> Node:
-        """Return by * node of what ``_sign_of_mask`` knows, its number held at the largest float."""
+        """``by * node`` of a node that ``_sign_of_mask`` accepts, its number clamped to the largest float."""
         if isinstance(node, Literal):
             return Literal(max(-LARGEST, min(float(node.value) * by, LARGEST)))
         assert isinstance(node, Operation)
@@ -169,13 +169,13 @@ class _Scaled:
         return product(self._held(number, by), as_float(self._exact(truth)))
 
     def _exact(self, node: Node) -> Node:
-        """The node, unchanged: an operand of a comparison or of a conversion to integer may be just beside a limit."""
+        """The node with its exact value: operands of comparisons and of integer conversions may be next to a limit."""
         if not self._has_score(node):
             return node
         return self.of(node, 1.0) if node == _SCORE else _of_parts(node, tuple(map(self._exact, children(node))))
 
     def _exponent(self, node: Operation, by: float) -> Node:
-        """Return by times the operand of exp or tanh, which are the same of what is beyond float32 and of infinity."""
+        """``by`` times the operand of exp or tanh, which treat values beyond float32's range like infinity."""
         try:
             return self.of(node.operands[0], by)
         except _OutOfRange:
@@ -186,7 +186,7 @@ class _Scaled:
         return operation("where", self._exact(condition), self.of(one, by), self.of(other, by))
 
     def _product(self, node: Operation, by: float) -> Node:
-        """Return by * a * b: the factor joins a number, else what is not of each pair, else the one with the score."""
+        """``by * a * b``: the factor goes to a constant, else to an operand that is not per pair, else to the score."""
         a, b = node.operands
         for one, other in ((a, b), (b, a)):
             if isinstance(one, Literal) and _is_factor(by, by * one.value):
@@ -197,7 +197,7 @@ class _Scaled:
         return self._joined(other, one, a) or self._joined(one, other, b) or product(one, other)
 
     def _joined(self, one: Node, other: Node, what: Node) -> Node | None:
-        """Return one * other as qk * (x * other), if one is qk * x and other, made of ``what``, is not of each pair."""
+        """``one * other`` as qk * (x * other), if one is qk * x and other, the form of ``what``, is not per pair."""
         is_scaled = isinstance(one, Operation) and (one.name, one.operands[0]) == ("*", _QK)
         if not is_scaled or self._pairs.on_all(what):
             return None
@@ -210,7 +210,7 @@ class _Scaled:
         return "score" in self._pairs.of(node)
 
     def _quotient(self, node: Operation, by: float) -> Node:
-        """Return by * a / b: times 1 / b, where that is worked out once for many pairs."""
+        """``by * a / b``, as a product with 1 / b if 1 / b serves many pairs."""
         a, b = node.operands
         divisor = self.of(b, 1.0)
         if isinstance(divisor, Literal):
@@ -222,16 +222,16 @@ class _Scaled:
         return divided(self.of(a, by), divisor)
 
     def _tanh(self, node: Operation, by: float) -> Node:
-        """Return by * tanh(x) = by - 2 by / (1 + 2^y), y = 2 log2(e) x: where 2^y is infinite or 0, that is +-by."""
+        """``by * tanh(x)`` = by - 2 by / (1 + 2^y) with y = 2 log2(e) x; it is +-by if 2^y is infinite or 0."""
         inverse = operation("inverse_of_1_plus_exp2", self._exponent(node, 2 * LOG2_E))
         return operation("-", Literal(by), product(Literal(2 * by), inverse))
 
 
 def _is_factor(by: float, joined: float) -> bool:
-    """Whether a factor that has joined a number is taken inwards; 0, infinity and NaN remain where they are.
+    """Whether a factor is folded into a constant, with the product ``joined``; never into 0, infinity or NaN.
 
     Raises:
-        _OutOfRange: if there is a factor, and what has come of it is too large or too small.
+        _OutOfRange: if the factor is not 1 and the product is too large or too small.
     """
     least, largest = _FACTORS
     if least <= abs(joined) <= largest:
@@ -242,15 +242,15 @@ def _is_factor(by: float, joined: float) -> bool:
 
 
 def _is_far(node: Node) -> bool:
-    """Whether a node is a number that is too large or too small to be a factor."""
+    """Whether a node is a constant that is too large or too small for a factor."""
     return isinstance(node, Literal) and bool(node.value) and not _FACTORS[0] <= abs(node.value) <= _FACTORS[1]
 
 
 def _number(value: float, of: Literal) -> Literal:
-    """Return a number that has a factor.
+    """Constant ``of`` after scaling to ``value``.
 
     Raises:
-        _OutOfRange: if no float32 is as large as it has become, or as small.
+        _OutOfRange: if the scaling leaves the range of normal float32 numbers.
     """
     grown, shrunk = abs(value) > abs(of.value), abs(value) < abs(of.value)
     if math.isfinite(of.value) and ((grown and abs(value) > LARGEST) or (shrunk and abs(value) < LEAST_NORMAL)):
@@ -259,7 +259,7 @@ def _number(value: float, of: Literal) -> Literal:
 
 
 def _sign_of_mask(node: Node) -> int:
-    """Return the sign of a number, alone or where a condition holds, as masks are added; 0 for anything else."""
+    """Sign of a mask term: a number, or a number under a condition; 0 for anything else."""
     if isinstance(node, Literal):
         return 0 if math.isinf(node.value) else (node.value > 0) - (node.value < 0)
     if not isinstance(node, Operation):
@@ -277,7 +277,7 @@ def _are_finite(nodes: Iterable[Node]) -> bool:
 
 
 def _is_truth(node: Node) -> bool:
-    """Whether a node is a truth value, or one as a number."""
+    """Whether a node is a Boolean, or a Boolean converted to a number."""
     is_number = isinstance(node, Operation) and node.name in ("float", "int")
     return _is_truth(children(node)[0]) if is_number else node.type is Type.BOOL
 
@@ -287,10 +287,10 @@ def _times(by: float, node: Node) -> Node:
 
 
 class _Depending:
-    """What a node depends on, of some variables.
+    """Dependencies of nodes on groups of variables.
 
     Args:
-        groups: the variables; a node has all that a group stands for if it depends on each of the group.
+        groups: groups of variable names.
     """
 
     def __init__(self, *groups: tuple[str, ...]) -> None:
@@ -299,7 +299,7 @@ class _Depending:
         self._known: dict[int, tuple[Node, frozenset[str]]] = {}
 
     def of(self, node: Node) -> frozenset[str]:
-        """Return those of the variables that it depends on."""
+        """Variables that a node depends on."""
         if id(node) not in self._known:
             found = frozenset[str]().union(*map(self.of, children(node)))
             if isinstance(node, Variable) and node.name in self._names:
@@ -308,12 +308,12 @@ class _Depending:
         return self._known[id(node)][1]
 
     def on_all(self, node: Node) -> bool:
-        """Whether a node depends on all of one of the groups."""
+        """Whether a node depends on all variables of at least one group."""
         return any(self.of(node).issuperset(group) for group in self._groups)
 
 
 class _Columns:
-    """Works out what is linear in the key at a thread's first one, and adds a slope for each further one."""
+    """Evaluates parts that are linear in the key at a thread's first key, and adds a slope for the other keys."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[Node, Node]] = {}
@@ -321,7 +321,7 @@ class _Columns:
         self._depends, self._queries = _Depending(("kv_idx",), ("qk",)), _Depending(("q_idx",))
 
     def of(self, node: Node) -> Node:
-        """Return a node with its parts that are linear in the key in this form, the largest ones."""
+        """Node with its largest linear parts in this form."""
         if node.type is not Type.FLOAT or not isinstance(node, Operation) or "kv_idx" not in self._depends.of(node):
             return node
         if id(node) not in self._known:
@@ -331,13 +331,13 @@ class _Columns:
     def _of(self, node: Node) -> Node:
         slope = self._slope(node)
         if slope is not None:
-            # Of a query's part too, as one multiplication with an addition; else what follows is once for a column.
+            # If the part depends on the query too, one FMA per pair; else the sum is computed once per column.
             column = _COLUMN_OF_PAIR if "q_idx" in self._queries.of(node) else _COLUMN
             return sum_of(product(slope, column), _at_first_key(node))
         return _of_parts(node, tuple(map(self.of, children(node))))
 
     def _slope(self, node: Node) -> Node | None:
-        """The difference of a node between a key and the next one; None where it is not the same everywhere."""
+        """Difference of a node between adjacent keys; None if it is not constant."""
         if id(node) not in self._slopes:
             self._slopes[id(node)] = node, self._slope_of(node)
         return self._slopes[id(node)][1]
@@ -345,12 +345,12 @@ class _Columns:
     def _slope_of(self, node: Node) -> Node | None:
         if node == _KEY:
             return ONE
-        if not self._depends.of(node):  # not on the key, nor on q.k
+        if not self._depends.of(node):  # neither on the key nor on q.k
             return ZERO
         if not isinstance(node, Operation) or node.type is Type.BOOL or "qk" in self._depends.of(node):
             return None
         may_wrap = node.type is Type.INT and bounds_of(node) == INT64
-        if may_wrap or (node.name in ("*", "/") and any(map(_is_far, node.operands))):  # or leaves float32's range
+        if may_wrap or (node.name in ("*", "/") and any(map(_is_far, node.operands))):  # or may leave float32's range
             return None
         slopes = [slope for slope in map(self._slope, node.operands) if slope is not None]
         if node.name not in _SLOPES or len(slopes) < len(node.operands):
@@ -380,14 +380,14 @@ _SLOPES: Mapping[str, Callable[[tuple[Node, ...], list[Node]], Node | None]] = {
 
 
 def _at_first_key(node: Node) -> Node:
-    """Return a node, whose parts are few where the key is, at the first key that a thread has."""
+    """Linear node, evaluated at the first key of a thread."""
     if node == _KEY:
         return _FIRST
     return _of_parts(node, tuple(map(_at_first_key, children(node))))
 
 
 def _of_parts(node: Node, parts: tuple[Node, ...]) -> Node:
-    """Return a node of other parts."""
+    """Node with other operands."""
     if isinstance(node, Operation):
         return Operation(node.name, parts, node.type)
     return Item(node.aux, parts) if isinstance(node, Item) else node

@@ -1,8 +1,7 @@
-"""The typed tree of an expression, and what may be put together.
+"""The typed tree of an expression, and its type rules.
 
-Integers are 64 bits wide by definition, as torch's; the plan narrows them where their bounds allow it. Floating-point
-numbers are float32. ``//`` and ``%`` round down, as Python's do. Two trees are equal if they say the same with the same
-operators: parentheses, spaces and the spelling of numbers are not part of them.
+Integers have 64 bits, like torch's; plans narrow them if their bounds allow it. Floating-point numbers are float32.
+``//`` and ``%`` round down, like Python's. Trees do not depend on parentheses, spaces or the spelling of numbers.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from codegen.errors import CodegenError
 
 
 class ExpressionError(CodegenError):
-    """Says what is wrong with an expression, without the place: who reads the text, or the function, adds it."""
+    """An expression is not valid. The message has no location; the reader of the text or of the function adds it."""
 
 
 class Type(Enum):
@@ -32,34 +31,34 @@ class Type(Enum):
 
 
 VARIABLES: Mapping[str, tuple[Type, str]] = {
-    "q_idx": (Type.INT, "number of the query, from 0"),
-    "kv_idx": (Type.INT, "number of the key, from 0"),
-    "batch": (Type.INT, "number of the batch"),
-    "head": (Type.INT, "number of the query head"),
-    "q_len": (Type.INT, "queries of a head"),
-    "kv_len": (Type.INT, "keys of a head"),
-    "score": (Type.FLOAT, "scale * q.k, in scores alone"),
+    "q_idx": (Type.INT, "index of the query, from 0"),
+    "kv_idx": (Type.INT, "index of the key, from 0"),
+    "batch": (Type.INT, "index of the batch"),
+    "head": (Type.INT, "index of the query head"),
+    "q_len": (Type.INT, "queries per head"),
+    "kv_len": (Type.INT, "keys per head"),
+    "score": (Type.FLOAT, "scale * q.k, only in scores"),
 }
-"""Names that an expression may have beside its aux tensors: type and meaning."""
+"""Variables of expressions: type and meaning of each name."""
 
 KERNEL_VARIABLES: Mapping[str, tuple[Type, str]] = {
     "qk": (Type.FLOAT, "q.k"),
     "scale_log2": (Type.FLOAT, "scale * log2(e)"),
-    "first_key": (Type.INT, "number of the first key that a thread has of a step"),
-    "column": (Type.FLOAT, "number of the key, counted from that one"),
-    "column_of_pair": (Type.FLOAT, "the same, in what is computed for each pair"),
+    "first_key": (Type.INT, "index of a thread's first key of a step"),
+    "column": (Type.FLOAT, "index of the key, relative to that key"),
+    "column_of_pair": (Type.FLOAT, "the same, in per-pair statements"),
 }
-"""Names that a score has as kernels compute it (``kernel_form``), and nobody can write."""
+"""Internal variables of scores in ``kernel_form``; users cannot write them."""
 
 PATTERN_VARIABLES: Mapping[str, tuple[Type, str]] = {
-    "window_left": (Type.INT, "keys that a window has before the query's own position"),
-    "window_right": (Type.INT, "keys that it has after it"),
+    "window_left": (Type.INT, "keys of the window before the query's own position"),
+    "window_right": (Type.INT, "keys of the window after the query's own position"),
     "sink_keys": (Type.INT, "keys at the beginning that every later query sees"),
 }
-"""Numbers of built-in patterns that a call decides, which nobody can write."""
+"""Internal variables for numbers of built-in patterns that the call sets; users cannot write them."""
 
 INFINITY = "inf"
-"""The number that has a name."""
+"""Name of infinity."""
 
 DTYPES: Mapping[str, Type] = {
     "int32": Type.INT,
@@ -69,7 +68,7 @@ DTYPES: Mapping[str, Type] = {
     "bf16": Type.FLOAT,
     "bool": Type.BOOL,
 }
-"""Element types of aux tensors, and what a value of them is in an expression."""
+"""Element types of aux tensors, and the type of their values in expressions."""
 
 SIZES: Mapping[str, str] = {
     "batch": "batch",
@@ -77,20 +76,20 @@ SIZES: Mapping[str, str] = {
     "q_len": "q_idx",
     "kv_len": "kv_idx",
 }
-"""Names of sizes of aux tensors, and the variable that is always less."""
+"""Named sizes of aux tensors, and the variable that is always less than each."""
 
 MOST_DIMS = 4
 
 
 @dataclass(frozen=True)
 class Aux:
-    """An aux tensor: what a kernel is given to look values up in.
+    """An aux tensor: a kernel input from which expressions read values.
 
     Attributes:
         name: its name, an identifier.
         dtype: a key of DTYPES.
-        dims: sizes: a key of SIZES, or a number; none for a tensor with one value. Where a name of SIZES stands, a
-            tensor of size 1 has its element for all.
+        dims: sizes: keys of SIZES, or numbers; empty for a tensor with one value. In a dimension with a named size, a
+            tensor of size 1 is broadcast.
     """
 
     name: str
@@ -103,11 +102,11 @@ class Aux:
 
 @dataclass(frozen=True)
 class Literal:
-    """A number or a truth value.
+    """A number or a Boolean.
 
     Attributes:
         value: the value.
-        name: of the constant that a source has of it; "" for what is written as a number.
+        name: name of the constant in the source; "" if it is printed as a number.
     """
 
     value: bool | int | float
@@ -115,10 +114,10 @@ class Literal:
 
     @property
     def type(self) -> Type:
-        """Its type."""
+        """Type of the value."""
         return {bool: Type.BOOL, int: Type.INT, float: Type.FLOAT}[type(self.value)]
 
-    def __eq__(self, other: object) -> bool:  # 1, 1.0 and True are equal to Python
+    def __eq__(self, other: object) -> bool:  # 1, 1.0 and True are equal in Python
         return isinstance(other, Literal) and (repr(other.value), other.name) == (repr(self.value), self.name)
 
     def __hash__(self) -> int:
@@ -127,19 +126,19 @@ class Literal:
 
 @dataclass(frozen=True)
 class Variable:
-    """One of VARIABLES, of KERNEL_VARIABLES or of PATTERN_VARIABLES."""
+    """A variable of VARIABLES, KERNEL_VARIABLES or PATTERN_VARIABLES."""
 
     name: str
 
     @property
     def type(self) -> Type:
-        """Its type."""
+        """Type of the value."""
         return (VARIABLES.get(self.name) or PATTERN_VARIABLES.get(self.name) or KERNEL_VARIABLES[self.name])[0]
 
 
 @dataclass(frozen=True)
 class Item:
-    """An element of an aux tensor. An index beyond an end is that end's: nothing outside is read."""
+    """An element of an aux tensor. Indices are clamped, so that kernels never read out of bounds."""
 
     aux: Aux
     indices: tuple[Node, ...]
@@ -152,7 +151,7 @@ class Item:
 
 @dataclass(frozen=True)
 class Operation:
-    """An operator or a function of OPERATIONS with its operands, which ``operation`` has checked."""
+    """An operator or a function of OPERATIONS with operands; ``operation`` checks them."""
 
     name: str
     operands: tuple[Node, ...]
@@ -164,7 +163,7 @@ _Rule = Callable[..., Type]
 
 
 def _numbers(*types: Type) -> Type:
-    """The common type of numbers: truth values count as 0 and 1."""
+    """Common type of numbers; Booleans count as 0 and 1."""
     return Type.FLOAT if Type.FLOAT in types else Type.INT
 
 
@@ -173,13 +172,13 @@ def _integers(*types: Type) -> Type:
 
 
 def _bits(*types: Type) -> Type:
-    """The type of & | ^: truth values of truth values, integers of integers."""
+    """Type of & | ^: Boolean for Booleans, integer for integers."""
     wanted = {Type.BOOL} if set(types) == {Type.BOOL} else {Type.INT, Type.BOOL}
-    return _only("integers or truth values", wanted, types, Type.BOOL if wanted == {Type.BOOL} else Type.INT)
+    return _only("integers or Booleans", wanted, types, Type.BOOL if wanted == {Type.BOOL} else Type.INT)
 
 
 def _truths(*types: Type) -> Type:
-    return _only("truth values (compare numbers: x != 0)", {Type.BOOL}, types, Type.BOOL)
+    return _only("Booleans (compare numbers: x != 0)", {Type.BOOL}, types, Type.BOOL)
 
 
 def _floats(*types: Type) -> Type:
@@ -193,15 +192,15 @@ def _compared(*types: Type) -> Type:
 
 
 def _chosen(condition: Type, one: Type, other: Type) -> Type:
-    """The type of where()."""
-    _only("a truth value as its first argument", {Type.BOOL}, (condition,), Type.BOOL)
+    """Type of where()."""
+    _only("a Boolean as its first argument", {Type.BOOL}, (condition,), Type.BOOL)
     return one if one == other else _numbers(one, other)
 
 
 def _only(wanted: str, allowed: set[Type], types: tuple[Type, ...], result: Type) -> Type:
     for which in types:
         if which not in allowed:
-            raise ExpressionError(f"takes {wanted}, and is given {', '.join(map(str, types))}")
+            raise ExpressionError(f"takes {wanted}, but got {', '.join(map(str, types))}")
     return result
 
 
@@ -223,27 +222,27 @@ OPERATIONS: Mapping[str, tuple[_Rule, int, int]] = {
     "float": (lambda of: Type.FLOAT, 1, 1),
     "bool": (lambda of: Type.BOOL, 1, 1),
 }
-"""Operators and functions by name: what type comes out, and how many operands they have, at least and at most.
+"""Operators and functions by name: type rule, and least and largest number of operands.
 
-``int`` rounds towards zero; ``-`` has two operands, ``neg`` one; of ``min`` and ``max`` with more, each has two.
+``int`` rounds towards zero. ``-`` has two operands, ``neg`` one. ``min`` and ``max`` of more operands are nested.
 """
 KERNEL_OPERATIONS: Mapping[str, tuple[_Rule, int, int]] = dict.fromkeys(
     ("exp2", "inverse_of_1_plus_exp2"), (_floats, 1, 1)
 )
-"""Operations that a score has as kernels compute it, and nobody can write: 2^x, 1 / (1 + 2^x)."""
+"""Internal operations of scores in ``kernel_form``; users cannot write them: 2^x, 1 / (1 + 2^x)."""
 FUNCTIONS = ("min", "max", "abs", "where", "exp", "tanh", "log2", "sqrt", "int", "float", "bool")
-"""Those of OPERATIONS that are called."""
+"""Operations with call syntax."""
 
 
 INT64 = (-(2**63), 2**63 - 1)
-"""The least and the largest integer."""
+"""Smallest and largest integer."""
 
 
 def literal(value: bool | int | float) -> Literal:
-    """Write a number or a truth value down.
+    """Literal of a number or a Boolean.
 
     Raises:
-        ExpressionError: for integers beyond int64, and numbers that float32 has only as infinity, NaN or 0.
+        ExpressionError: for integers beyond int64, and numbers that float32 rounds to infinity, NaN or 0.
     """
     if isinstance(value, float):
         _check_float(value)
@@ -258,20 +257,20 @@ def _check_float(value: float) -> None:
     except OverflowError:
         single = math.inf
     if not math.isfinite(single):
-        raise ExpressionError("a float32 is finite: up to 3.4e38")
+        raise ExpressionError("the largest float32 is 3.4e38")
     if value and not single:
-        raise ExpressionError("a float32 of less than 1e-45 is 0")
+        raise ExpressionError("float32 rounds numbers below 1e-45 to 0")
 
 
 def operation(name: str, *operands: Node) -> Operation:
-    """Put operands together.
+    """Checked operation of operands.
 
     Raises:
-        ExpressionError: for types that do not go together, a wrong number of operands, and a division by the literal 0.
+        ExpressionError: for incompatible types, a wrong number of operands, and a division by the literal 0.
     """
     rule, least, most = OPERATIONS.get(name) or KERNEL_OPERATIONS[name]
     if not least <= len(operands) <= most:
-        raise ExpressionError(f"{name} takes {least} operand{'s' * (least > 1)}, and is given {len(operands)}")
+        raise ExpressionError(f"{name} takes {least} operand{'s' * (least > 1)}, but got {len(operands)}")
     if name in ("//", "%", "/") and isinstance(operands[1], Literal) and operands[1].value == 0:
         raise ExpressionError(f"{name} divides by zero")
     if name in ("<<", ">>"):
@@ -285,13 +284,13 @@ def operation(name: str, *operands: Node) -> Operation:
 
 
 def item(aux: Aux, *indices: Node) -> Item:
-    """Look an element up.
+    """Checked element of an aux tensor.
 
     Raises:
-        ExpressionError: for a wrong number of indices, and for indices that are no integers.
+        ExpressionError: for a wrong number of indices, and for indices that are not integers.
     """
     if len(indices) != len(aux.dims):
-        raise ExpressionError(f"{aux.name} is {aux}, and has {len(indices)} indices here")
+        raise ExpressionError(f"{aux.name} is {aux}, but has {len(indices)} indices here")
     for index in indices:
         if index.type is not Type.INT:
             raise ExpressionError(f"an index of {aux.name} is {index.type}, expected int")
@@ -299,14 +298,14 @@ def item(aux: Aux, *indices: Node) -> Item:
 
 
 def children(node: Node) -> tuple[Node, ...]:
-    """The operands of a node, or the indices of an element."""
+    """Operands of a node, or indices of an element."""
     if isinstance(node, Operation):
         return node.operands
     return node.indices if isinstance(node, Item) else ()
 
 
 def nodes_of(root: Node) -> int:
-    """Return the nodes of a tree; a part that occurs twice counts twice, though it is looked at once."""
+    """Number of nodes of a tree; a part that occurs twice counts twice, but is visited once."""
     counts: dict[int, int] = {}
 
     def count(node: Node) -> int:
@@ -318,16 +317,16 @@ def nodes_of(root: Node) -> int:
 
 
 MOST_NODES = 1000
-"""Nodes of an expression; a part that occurs twice counts twice."""
+"""Most nodes of an expression; a part that occurs twice counts twice."""
 MOST_DEPTH = 150
-"""Nodes from the root to a leaf: who reads a tree may call itself for each, and Python's parser takes 200 brackets."""
+"""Most nodes from the root to a leaf: readers of a tree may recurse, and Python's parser accepts 200 brackets."""
 
 
 def check_size(node: Node) -> None:
-    """Refuse a tree of more than MOST_NODES nodes, or of more than MOST_DEPTH in each other.
+    """Reject a tree of more than MOST_NODES nodes, or deeper than MOST_DEPTH.
 
     Raises:
-        ExpressionError: naming the limit.
+        ExpressionError: names the limit.
     """
     total, left = 0, [(node, 1)]
     while left:
@@ -336,5 +335,5 @@ def check_size(node: Node) -> None:
         if total > MOST_NODES:
             raise ExpressionError(f"has more than {MOST_NODES} operators, names and numbers")
         if depth > MOST_DEPTH:
-            raise ExpressionError(f"has more than {MOST_DEPTH} operators in each other")
+            raise ExpressionError(f"has more than {MOST_DEPTH} nested operators")
         left += [(child, depth + 1) for child in children(each)]

@@ -1,7 +1,7 @@
-"""Each operator and function of expressions as C++, of operands that are C++ already.
+"""Operators and functions of expressions as C++, for operands that are already C++.
 
-C++ narrows where an expression does not: what may need 64 bits is cast before it is computed, and division, shifts and
-comparisons of truth values mean the same as in Python.
+The printed C++ keeps the semantics of expressions: operands are cast first if a result may need 64 bits, and division,
+shifts and comparisons of Booleans behave as in Python.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ VARIABLES: Mapping[str, str] = {
     **{name: name for name in ("qk", "column", "first_key")},
     "column_of_pair": "column",
 }
-"""What variables are called in kernels, beside the score."""
+"""Names of variables in kernels, except for the score."""
 
 _Print = Callable[[Operation, tuple[Term, ...]], Term]
 
 
 def term_of(node: Node, operands: tuple[Term, ...], score: str) -> Term:
-    """Return a node as C++."""
+    """A node as C++."""
     if isinstance(node, Literal):
         return replace(number(node.value), text=node.name, binding=Binding.PRIMARY) if node.name else number(node.value)
     if isinstance(node, Variable):
@@ -43,12 +43,12 @@ def term_of(node: Node, operands: tuple[Term, ...], score: str) -> Term:
 
 
 def narrowed(node: Node, term: Term) -> Term:
-    """Return a term as a variable keeps it: in 32 bits where the bounds of its node allow it."""
+    """Term with the type of its variable: 32 bits if the bounds of its node allow it."""
     return cast(term, "int") if term.ctype == "int64" and not _is_wide(node) else term
 
 
 def _item(item: Item, indices: tuple[Term, ...]) -> Term:
-    """Return a call of the function that looks up; an index that may be outside is clamped."""
+    """Call of the load function of an element; indices that may be out of bounds are clamped."""
     arguments = [Term("p", "Params")]
     for axis, (size, index) in enumerate(zip(item.aux.dims, indices, strict=True)):
         if is_inside(item, axis):
@@ -70,20 +70,20 @@ def _is_never_negative(*nodes: Node) -> bool:
 
 
 def _is_wide(node: Node) -> bool:
-    """Whether an integer may be beyond 32 bits for some values of its operands."""
+    """Whether an integer may exceed 32 bits for some values of its operands."""
     bounds = bounds_of(node)
     return bounds.low < -(2**31) or bounds.high >= 2**31
 
 
 def _integers(*terms: Term) -> list[Term]:
-    """Return terms without truth values, of one type: C++ has no function of an int and an int64."""
+    """Terms as integers of one type: C++ has no overloads for an int and an int64."""
     of_numbers = [cast(term, "int") if term.ctype == "bool" else term for term in terms]
     wide = any(term.ctype == "int64" for term in of_numbers)
     return [cast(term, "int64") for term in of_numbers] if wide else of_numbers
 
 
 def _widened(node: Operation, terms: tuple[Term, ...]) -> list[Term]:
-    """Return operands of which one, if the result may need it, has 64 bits: a number, else the first."""
+    """Operands with one cast to 64 bits if the result may need it: a literal, else the first operand."""
     integers = [cast(term, "int") if term.literal is not None and term.ctype == "bool" else term for term in terms]
     if not _is_wide(node) or any(term.ctype == "int64" for term in integers):
         return integers
@@ -97,13 +97,13 @@ def _type_of(*terms: Term) -> str:
 
 
 def _arithmetic(node: Operation, terms: tuple[Term, ...]) -> Term:
-    """Return a sum, a difference or a product; << is given here as the product that it is."""
+    """Sum, difference or product; a left shift arrives here as a product."""
     of = list(terms) if node.type is Type.FLOAT else _widened(node, terms)
     return binary("*" if node.name == "<<" else node.name, of[0], of[1], _type_of(*of))
 
 
 def _quotient(node: Operation, terms: tuple[Term, ...]) -> Term:
-    """Return a division of floats: of integers, the first becomes one, and C++ makes the other one."""
+    """Floating-point division; of two integers, the first is cast, and C++ converts the second."""
     a, b = terms if _type_of(*terms) == "float" else (cast(terms[0], "float"), terms[1])
     return binary("/", a, b, "float")
 
@@ -128,7 +128,7 @@ def _extreme(node: Operation, terms: tuple[Term, ...]) -> Term:
 
 
 def _bits_of_power(term: Term) -> int | None:
-    """Return the number of zeros of a power of two, None of anything else."""
+    """Exponent of a power of two; None for anything else."""
     value = term.literal
     if isinstance(value, bool) or not isinstance(value, int) or value < 1 or value & (value - 1):
         return None
@@ -136,7 +136,7 @@ def _bits_of_power(term: Term) -> int | None:
 
 
 def _floor(node: Operation, terms: tuple[Term, ...]) -> Term:
-    """Return // or %: by a power of two one instruction, whatever the sign; C++'s own where there is none."""
+    """``//`` or ``%``: one instruction for a power of two; C++'s operator if operands are never negative."""
     bits = _bits_of_power(terms[1])
     if bits is not None:
         return _shifted(terms[0], bits) if node.name == "//" else _lowest(terms[0], bits)
@@ -149,7 +149,7 @@ def _floor(node: Operation, terms: tuple[Term, ...]) -> Term:
 
 
 def _shifted(term: Term, bits: int) -> Term:
-    """Return a term shifted to the right, which rounds down; in 32 bits no shift is farther than 31."""
+    """Term shifted to the right, which rounds down; 32-bit shifts are limited to 31."""
     (of,) = _integers(term)
     by = number(bits if of.ctype == "int64" else min(bits, 31))
     return of if bits == 0 else binary(">>", of, by, of.ctype)
@@ -162,7 +162,7 @@ def _lowest(term: Term, bits: int) -> Term:
 
 
 def _shift(node: Operation, terms: tuple[Term, ...]) -> Term:
-    """Return << or >>; what may be negative is multiplied, for C++ before 20 does not shift it to the left."""
+    """``<<`` or ``>>``; a value that may be negative is multiplied, as C++ before 20 cannot shift it to the left."""
     bits = terms[1].literal
     assert isinstance(bits, int)
     if node.name == ">>":
@@ -170,7 +170,7 @@ def _shift(node: Operation, terms: tuple[Term, ...]) -> Term:
     if not _is_never_negative(node.operands[0]):
         return _arithmetic(node, (terms[0], number(1 << bits)))
     (value,) = _integers(*_widened(node, terms[:1]))
-    value = cast(value, "int64") if bits > 31 else value  # of 0 alone the result has 32 bits
+    value = cast(value, "int64") if bits > 31 else value  # only 0 has a 32-bit result
     return binary("<<", value, number(bits), value.ctype)
 
 
@@ -185,7 +185,7 @@ def _inverted(node: Operation, terms: tuple[Term, ...]) -> Term:
 
 
 def _compared(node: Operation, terms: tuple[Term, ...]) -> Term:
-    """Return a comparison; with a float all is float, and truth values are compared as numbers but for equality."""
+    """Comparison, of floats if an operand is a float; Booleans are compared as numbers, except for equality."""
     types = {term.ctype for term in terms}
     if types == {"bool"} and node.name in ("==", "!="):
         return binary(node.name, terms[0], terms[1], "bool")
@@ -196,12 +196,12 @@ def _compared(node: Operation, terms: tuple[Term, ...]) -> Term:
 
 
 def _logical(node: Operation, terms: tuple[Term, ...]) -> Term:
-    """Return & or |: both operands are computed, since the branch of && costs a pair more than what it skips."""
+    """``&`` or ``|`` for and, or: evaluating both operands costs a pair less than the branch of ``&&``."""
     return binary("&" if node.name == "and" else "|", terms[0], terms[1], "bool")
 
 
 def _chosen(node: Operation, terms: tuple[Term, ...]) -> Term:
-    """Return where(): numbers and truth values together are numbers, numbers with a float are floats."""
+    """``where()``: a number and a Boolean give a number, a number and a float give a float."""
     condition, *of = terms
     if node.type is Type.FLOAT:
         of = [cast(term, "float") if term.literal is not None or term.ctype == "bool" else term for term in of]

@@ -1,7 +1,6 @@
-"""From an expression's text to its tree.
+"""Parses the text of an expression into its tree.
 
-Python's parser reads the text, and what it makes is taken over node by node, from a list of what is allowed. Nothing is
-evaluated.
+Python's parser reads the text, and each of its nodes is converted, from a list of allowed nodes. Nothing is evaluated.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ _REFUSED: Mapping[type[ast.expr], str] = {
     ast.Slice: "a slice",
     ast.Starred: "a * before an argument",
 }
-_DEEPEST = 2 * nodes.MOST_DEPTH + 2  # an index of several is a tuple, and a sign is a node of Python's
+_DEEPEST = 2 * nodes.MOST_DEPTH + 2  # several indices are a tuple, and a sign is a separate node in Python
 
 
 def parse_expression(
@@ -64,14 +63,14 @@ def parse_expression(
     """Read an expression.
 
     Args:
-        text: the expression, as Python has it; any white space is a space.
-        aux: the aux tensors that it may look values up in, by name.
-        score: whether it is about a score, and may use it.
-        constants: numbers that the source has names for, by these.
-        parameters: those of PATTERN_VARIABLES that it may have.
+        text: the expression in Python's syntax; any white space counts as a space.
+        aux: the aux tensors that it may read, by name.
+        score: whether it may use the score.
+        constants: named constants of the source.
+        parameters: names of PATTERN_VARIABLES that it may use.
 
     Raises:
-        ExpressionError: on one line, with the column and the piece of the text that is at fault.
+        ExpressionError: for an invalid expression; one line with the column and the offending text.
     """
     line = spaced(text)
     before = len(line) - len(line.lstrip())
@@ -82,7 +81,7 @@ def parse_expression(
         _check_depth(root)
         node = reader.read(root)
         nodes.check_size(node)
-    except RecursionError:  # the caller's own calls are many
+    except RecursionError:  # the caller is already deep in the stack
         raise at(line, before, len(line), "nested too deeply") from None
     except ExpressionError as error:
         raise error if isinstance(error, _PlacedError) else at(line, before, len(line), str(error)) from None
@@ -90,18 +89,18 @@ def parse_expression(
 
 
 class _PlacedError(ExpressionError):
-    """An error that has its place."""
+    """An error with a location."""
 
 
 def _parsed(line: str, before: int) -> ast.expr:
-    """Parse a text by Python's parser, without the space before and behind it."""
+    """Python's syntax tree of a text, without surrounding spaces."""
     try:
         return ast.parse(line.strip(), mode="eval").body
     except SyntaxError as error:
-        offset = error.offset or len(line.strip()) + 1  # 0 where something is missing at the end
+        offset = error.offset or len(line.strip()) + 1  # 0 if something is missing at the end
         start, length = before + offset - 1, (error.end_offset or 0) - offset
         raise at(line, start, start + length if length > 0 else len(line), error.msg) from None
-    except (RecursionError, MemoryError, ValueError):  # as the version has it
+    except (RecursionError, MemoryError, ValueError):  # depends on the Python version
         raise at(line, before, len(line), "nested too deeply") from None
 
 
@@ -110,19 +109,19 @@ def _check_depth(root: ast.expr) -> None:
     while left:
         node, depth = left.pop()
         if depth > _DEEPEST:
-            raise ExpressionError(f"has more than {nodes.MOST_DEPTH} operators in each other")
+            raise ExpressionError(f"has more than {nodes.MOST_DEPTH} nested operators")
         left += [(child, depth + 1) for child in ast.iter_child_nodes(node) if isinstance(child, ast.expr)]
 
 
 class _Reader:
-    """Takes Python's nodes over.
+    """Converts Python's nodes.
 
     Args:
         line: the whole text.
-        before: spaces before it, which Python has not seen.
+        before: leading spaces, which Python's parser did not see.
         aux: the aux tensors by name.
-        variables: the variables that it may have.
-        constants: numbers by their names.
+        variables: allowed variables.
+        constants: named constants.
     """
 
     def __init__(
@@ -151,10 +150,10 @@ class _Reader:
         self._variables = variables
 
     def read(self, node: ast.expr) -> Node:
-        """Return the tree of a node."""
+        """Tree of a node."""
         way = self._ways.get(type(node))
         if way is None:
-            raise self._refused(node, _REFUSED.get(type(node), f"what Python calls {type(node).__name__}"))
+            raise self._refused(node, _REFUSED.get(type(node), f"the Python construct {type(node).__name__}"))
         return way(node)
 
     def _constant(self, node: ast.Constant) -> Node:
@@ -176,9 +175,9 @@ class _Reader:
         if node.id in self._aux:
             return self._put(node, nodes.item, self._aux[node.id])
         if node.id in nodes.FUNCTIONS:
-            raise self._error(node, f"{node.id} is a function, and takes arguments")
+            raise self._error(node, f"{node.id} is a function and takes arguments")
         if node.id in nodes.VARIABLES:
-            raise self._error(node, "the score is not known to a mask, only to an expression of scores")
+            raise self._error(node, "a mask cannot use the score, only a score expression can")
         raise self._error(node, f"no such name, {alternatives(node.id, [*self._variables, *self._aux])}")
 
     def _unary(self, node: ast.UnaryOp) -> Node:
@@ -204,9 +203,9 @@ class _Reader:
         return self._operation(node, "where", *(self.read(each) for each in (node.test, node.body, node.orelse)))
 
     def _known(self, node: ast.expr, names: Mapping[Any, str], operator: ast.AST) -> str:
-        """Return our name of an operator."""
+        """Name of an operator in OPERATIONS."""
         if type(operator) not in names:
-            raise self._refused(node, f"the operator that Python calls {type(operator).__name__}")
+            raise self._refused(node, f"the operator {type(operator).__name__}")
         return names[type(operator)]
 
     def _comparison(self, node: ast.Compare) -> Node:
@@ -220,7 +219,7 @@ class _Reader:
     def _call(self, node: ast.Call) -> Node:
         function = node.func
         if not isinstance(function, ast.Name):
-            raise self._refused(function, f"a call of {_REFUSED.get(type(function), 'what is no name')}")
+            raise self._refused(function, f"a call of {_REFUSED.get(type(function), 'something other than a name')}")
         if function.id not in nodes.FUNCTIONS:
             raise self._error(function, self._no_function(function.id))
         operands = [self.read(argument) for argument in node.args]
@@ -230,17 +229,19 @@ class _Reader:
 
     def _no_function(self, name: str) -> str:
         if name in self._aux:
-            return f"an aux tensor, {self._aux[name]}: its indices stand in square brackets"
+            return f"an aux tensor, {self._aux[name]}: its indices go in square brackets"
         if name in nodes.VARIABLES:
-            return "a number, and no function"
+            return "a number, not a function"
         return f"no such function, {alternatives(name, nodes.FUNCTIONS)}"
 
     def _item(self, node: ast.Subscript) -> Node:
         tensor = node.value
         if not isinstance(tensor, ast.Name):
-            raise self._refused(tensor, f"an index of {_REFUSED.get(type(tensor), 'what is no aux tensor')}")
+            raise self._refused(
+                tensor, f"an index of {_REFUSED.get(type(tensor), 'something other than an aux tensor')}"
+            )
         if tensor.id in nodes.VARIABLES or tensor.id in nodes.FUNCTIONS:
-            raise self._error(tensor, "no aux tensor, and has no elements")
+            raise self._error(tensor, "not an aux tensor, so it has no elements")
         if tensor.id not in self._aux:
             raise self._error(tensor, f"no such aux tensor{self._nearest_aux(tensor.id)}")
         index = node.slice
@@ -251,14 +252,14 @@ class _Reader:
         return f", {alternatives(name, self._aux)}" if self._aux else ", none are declared"
 
     def _folded(self, node: ast.expr, name: str, operands: list[Node]) -> Node:
-        """Fold an operator of two over more operands, from the left."""
+        """Left fold of a binary operator over several operands."""
         return reduce(lambda left, right: self._operation(node, name, left, right), operands)
 
     def _operation(self, node: ast.expr, name: str, *operands: Node) -> Node:
         return self._put(node, nodes.operation, name, *operands)
 
     def _put(self, node: ast.expr, build: Callable[..., Node], *parts: object) -> Node:
-        """Build a node; an error gets the place of the text."""
+        """Build a node; an error gets the location in the text."""
         try:
             return build(*parts)
         except ExpressionError as error:

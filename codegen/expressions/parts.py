@@ -1,4 +1,4 @@
-"""The parts of trees as a list, each once and operands first, for what goes over all of a tree without recursion."""
+"""The parts of trees as a list, each once and operands first, for traversals without recursion."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from codegen.expressions.nodes import Item, Literal, Node, Variable, children
 
 @dataclass(frozen=True)
 class Part:
-    """A node, and where its operands are.
+    """A node and the positions of its operands.
 
     Attributes:
-        node: the node; of equal ones, the first.
-        operands: their places in the list, all before its own.
+        node: the node; the first one of equal nodes.
+        operands: positions in the list, all less than its own.
     """
 
     node: Node
@@ -21,17 +21,17 @@ class Part:
 
 
 class Parts:
-    """A list that grows by trees. Parts that are equal are one, of several trees too."""
+    """A growing list of the parts of trees. Equal parts are stored once, even across trees."""
 
     def __init__(self) -> None:
         self.all: list[Part] = []
         self._places: dict[object, int] = {}
-        # Nodes by identity: those of a derivative are shared, and would be walked over again and again. The nodes are
-        # kept, for the identity of one that is gone may come again.
+        # Nodes by identity: derivatives share nodes, which would be traversed repeatedly. The nodes are kept alive,
+        # as the identity of a deleted node may be reused.
         self._known: dict[int, tuple[Node, int]] = {}
 
     def add(self, root: Node) -> int:
-        """Add a tree and return the place of its root."""
+        """Add a tree and return the position of its root."""
         left = [root]
         while left:
             node = left[-1]
@@ -54,7 +54,7 @@ class Parts:
 
 
 def _key(node: Node) -> object:
-    """The part of a node beside its operands: a leaf itself, the tensor of an element, or a name."""
+    """A node without its operands: a leaf, the tensor of an element, or an operation's name."""
     if isinstance(node, Item):
         return node.aux
     return node if isinstance(node, Literal | Variable) else node.name

@@ -1,7 +1,7 @@
-"""Where each part of an expression is computed: once for a query, once for a key, or for each pair of them.
+"""Where each part of an expression is computed: once per query, once per key, or once per pair.
 
-A part has the place of all that it depends on. What depends on neither is computed beside what uses it: a key's
-statements do not use a query's, for a kernel may have them in another loop.
+Dependencies determine the place of a part. A part that depends on neither index is computed at the place of its users:
+statements of a key do not use those of a query, as a kernel may have them in another loop.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from codegen.expressions.parts import Part
 
 
 class Place(Enum):
-    """Where a statement stands; the value is what it is called in names."""
+    """Place of a statement; the value is used in names."""
 
     ROW = "row"
     COLUMN = "column"
@@ -23,20 +23,20 @@ class Place(Enum):
 
 
 _NAMED_FROM = 2
-"""Cost from which a part of a row or a column has a name: one sum or comparison folds into what uses it."""
+"""Least cost of a named part of a row or a column; a single sum or comparison is inlined into its user."""
 _ALSO: Mapping[str, set[str]] = {"qk": {"score"}, "column": {"kv_idx"}, "column_of_pair": {"kv_idx", "q_idx"}}
-"""What variables of kernels depend on, of those that one can write."""
+"""Dependencies of internal variables on the variables of users."""
 _CHEAP = frozenset(("+", "-", "neg", "==", "!=", "<", "<=", ">", ">=", "and", "or", "not", "&", "|", "^", "~", "bool"))
 _Use = tuple[int, Place]
 
 
 @dataclass
 class Uses:
-    """The parts that are computed, with their places, and those of them that have a name.
+    """Computed parts with their places, and the named parts among them.
 
     Attributes:
-        used: pairs of the number of a part and its place, in the order in which they are computed.
-        named: those with a name.
+        used: pairs of a part's position and its place, in the order of computation.
+        named: the pairs whose part has a name.
     """
 
     used: list[_Use]
@@ -44,7 +44,7 @@ class Uses:
 
 
 def place_of(part: int, depends: list[frozenset[str]], of_user: Place) -> Place:
-    """Return where a part is computed that is used by something in another place, or in the same."""
+    """Place where a part is computed, given the place of its user."""
     on = depends[part]
     if "score" in on or {"q_idx", "kv_idx"} <= on:
         return Place.PAIR
@@ -56,11 +56,11 @@ def place_of(part: int, depends: list[frozenset[str]], of_user: Place) -> Place:
 
 
 def dependencies(parts: list[Part], *, rows_have_heads: bool = False) -> list[frozenset[str]]:
-    """Names on which each part depends: variables, and ``""`` if it is looked up; nothing for a constant.
+    """Names on which each part depends: variables, and ``""`` for a read of a tensor; empty for a constant.
 
     Args:
         parts: the parts.
-        rows_have_heads: whether queries side by side are of several heads: a row's is then known with its query.
+        rows_have_heads: whether adjacent rows belong to several heads; the head of a row is then known with its query.
     """
     also = {**_ALSO, "head": {"q_idx"}} if rows_have_heads else _ALSO
     found: list[frozenset[str]] = []
@@ -73,7 +73,7 @@ def dependencies(parts: list[Part], *, rows_have_heads: bool = False) -> list[fr
 
 
 def _costs(parts: list[Part], depends: list[frozenset[str]]) -> list[int]:
-    """Return roughly how many instructions each part is, once what it looks up has a name."""
+    """Approximate instructions of each part, if its tensor reads have names."""
     costs: list[int] = []
     for part, on in zip(parts, depends, strict=True):
         if not on or not isinstance(part.node, Operation):
@@ -85,12 +85,12 @@ def _costs(parts: list[Part], depends: list[frozenset[str]]) -> list[int]:
 
 
 def uses_of(parts: list[Part], root: int, depends: list[frozenset[str]] | None = None) -> Uses:
-    """Places of the computations for the last of some parts, which is used for each pair.
+    """Places of the computations for a root part that is used per pair.
 
     Args:
         parts: the parts.
-        root: the last one.
-        depends: what they depend on, where that is more than ``dependencies`` tells.
+        root: position of the root.
+        depends: dependencies of the parts; by default, those of ``dependencies``.
     """
     depends = dependencies(parts) if depends is None else depends
     costs = _costs(parts, depends)

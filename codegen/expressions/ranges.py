@@ -1,8 +1,9 @@
-"""A mask over a whole block of queries and keys, as CUDA: by intervals, may it show a pair, may it hide one.
+"""A mask over a whole block of queries and keys, as CUDA: interval arithmetic bounds whether it shows or hides pairs.
 
-What depends on the query alone is looked at once for each block of queries, what depends on the key alone likewise:
-``Looked``. The statements here put these together, an operator each, by the functions of
-templates/expressions/ranges.cuh.j2. What they cannot tell, as of an element that each pair looks up, may be anything.
+Parts that depend on the query only are evaluated at each query of a block, and parts that depend on the key only at
+each key: ``Looked``. The statements combine their ranges, one operator each, with the functions of
+templates/expressions/ranges.cuh.j2. Parts that intervals cannot bound, such as an element read per pair, may have any
+value.
 """
 
 from __future__ import annotations
@@ -20,25 +21,25 @@ from codegen.expressions.terms import number
 from codegen.expressions.text import text_of
 
 CTYPES: Mapping[Type, str] = {Type.INT: "Range", Type.FLOAT: "FloatRange", Type.BOOL: "Truth"}
-"""What holds the values of a part over a block, the widest first."""
+"""C++ types of the range of a part over a block, the widest first."""
 BYTES: Mapping[str, int] = {"Range": 16, "FloatRange": 8, "Truth": 4}
 _VALUES: Mapping[Type, str] = {Type.INT: "int64", Type.FLOAT: "float", Type.BOOL: "bool"}
 _PREFIX: Mapping[Type, str] = {Type.INT: "range_", Type.FLOAT: "float_range_", Type.BOOL: "truth_"}
 _INDICES: Mapping[str, str] = {"q_idx": "queries", "kv_idx": "keys"}
 _BY_ENDS = frozenset(("+", "-", "neg", "min", "max", "int"))
-"""Operators that are exact of intervals of consecutive numbers, and cheap: nothing is gained by looking at each."""
+"""Operators that are exact and cheap on intervals of consecutive numbers, so that single values need no evaluation."""
 
 
 @dataclass(frozen=True)
 class Looked:
-    """A part that is evaluated as a whole: for each query or key of a block, or once for what neither changes.
+    """A part that is evaluated as a whole: at each query or key of a block, or once if it depends on neither.
 
     Attributes:
-        name: of what it is over a block.
-        ctype: one of CTYPES.
-        value: type of one value, in C++.
-        text: the part.
-        printed: its value.
+        name: name of its range over a block.
+        ctype: C++ type of the range, in CTYPES.
+        value: C++ type of one value.
+        text: text of the part.
+        printed: the part as CUDA.
     """
 
     name: str
@@ -53,11 +54,11 @@ class Ranges:
     """A mask over a block.
 
     Attributes:
-        rows: what is looked at of queries.
-        columns: what is looked at of keys.
-        fixed: what neither changes.
-        statements: what is made of these, of ``queries`` and of ``keys``, in order.
-        result: a Truth.
+        rows: parts evaluated at each query.
+        columns: parts evaluated at each key.
+        fixed: parts that depend on neither.
+        statements: statements over these parts, ``queries`` and ``keys``, in order.
+        result: value of the mask, a ``Truth``.
     """
 
     rows: tuple[Looked, ...]
@@ -68,13 +69,13 @@ class Ranges:
 
 
 def bytes_of(looked: tuple[Looked, ...]) -> int:
-    """Return the size of the struct that has them, as C++ lays it out: the widest come first."""
+    """Bytes of the C++ struct with these ranges, the widest first."""
     alignment = 8 if any(each.ctype == "Range" for each in looked) else 4
     return -(-sum(BYTES[each.ctype] for each in looked) // alignment) * alignment
 
 
 def list_sizes(mask: Node, batch: int, heads: int) -> tuple[int, int]:
-    """Return for how many batches and heads a mask has lists: one for all where it does not ask which it is."""
+    """Numbers of batches and heads with their own lists: 1 if the mask does not depend on the index."""
     parts = Parts()
     root = parts.add(mask)
     on = dependencies(parts.all)[root]
@@ -82,7 +83,7 @@ def list_sizes(mask: Node, batch: int, heads: int) -> tuple[int, int]:
 
 
 def ranges_of(mask: Node) -> Ranges:
-    """Print what a mask is over a block."""
+    """Ranges of a mask over a block."""
     return _Printer(mask).ranges()
 
 
@@ -110,7 +111,7 @@ class _Printer:
         return Ranges(rows, columns, fixed, tuple(statements), result)
 
     def _reached(self) -> list[int]:
-        """Parts that need a name, operands first, without those inside parts that stay whole."""
+        """Parts that need a name, operands first, without the inner parts of whole parts."""
         reached, left = set[int](), [self._root]
         while left:
             place = left.pop()
@@ -120,9 +121,9 @@ class _Printer:
         return sorted(reached)
 
     def _is_whole(self, place: int) -> bool:
-        """Whether a part is taken as a whole.
+        """Whether a part is evaluated as a whole.
 
-        Not floating-point operations: what uses them may be fused with them, and round elsewhere.
+        Floating-point operations are not: the compiler may fuse them with their users, which changes rounding.
         """
         node = self._parts[place].node
         if not isinstance(node, Operation):
@@ -130,7 +131,7 @@ class _Printer:
         return node.type is not Type.FLOAT and len(self._sides[place]) < len(_INDICES) and self._needs_a_look[place]
 
     def _name_of(self, place: int) -> str:
-        """Return the name of a part, which has a statement or is looked at from now on."""
+        """Name of a part; adds its statement or its evaluation."""
         part, sides = self._parts[place], self._sides[place]
         node = part.node
         if isinstance(node, Literal):
@@ -146,14 +147,14 @@ class _Printer:
         return self._stated(node, self._look(node, "fixed", f"{_PREFIX[node.type]}of({{}}_{{}}(p, batch, head))"))
 
     def _stated(self, node: Node, value: str) -> str:
-        """Return the name of a value."""
+        """Name of a new statement with this value."""
         name = f"part_{len(self._statements)}"
         self._statements.append(Statement(CTYPES[node.type], name, value))
         return name
 
     def _look(self, node: Node, side: str, use: str) -> str:
         looked = self._looked[side]
-        taken = {*CTYPES.values(), *(each.name for each in looked)}  # a member cannot be called as a type is
+        taken = {*CTYPES.values(), *(each.name for each in looked)}  # a member cannot have the name of a type
         name = node.aux.name if isinstance(node, Item) else f"part_{len(looked)}"
         while name in taken:
             name += "_"
@@ -179,7 +180,7 @@ class _Printer:
 
 
 def _which_need_a_look(parts: list[Part]) -> list[bool]:
-    """Return of which parts something in them is not exact, or not cheap, of intervals."""
+    """Whether each part has an operation that is not exact or not cheap on intervals."""
     found: list[bool] = []
     for part in parts:
         node = part.node
@@ -195,7 +196,7 @@ def _literal(node: Literal) -> str:
 
 
 def _anything(node: Node) -> str:
-    """Return all that a part of a type may be, whatever its tensors hold."""
+    """Range of all values that a part may have, for any tensor contents."""
     if node.type is not Type.INT:
         return "kEither" if node.type is Type.BOOL else "every_float()"
     bounds = bounds_of(node)
@@ -203,7 +204,7 @@ def _anything(node: Node) -> str:
 
 
 def _as(wanted: Type, name: str, has: Type) -> str:
-    """Return a part as one of another type."""
+    """Range converted to another type."""
     if has is wanted:
         return name
     if wanted is Type.BOOL:
@@ -258,4 +259,4 @@ _FUNCTIONS: Mapping[Type, Mapping[str, str]] = {
     Type.FLOAT: _SHARED,
     Type.BOOL: {"&": "and", "and": "and", "|": "or", "or": "or", "^": "xor", "~": "not", "not": "not"},
 }
-"""Functions of the template, without the prefix of their type; what has none may be anything."""
+"""Functions of the template, without the prefix of their type; operations without a function may have any value."""

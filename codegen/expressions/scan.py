@@ -1,7 +1,7 @@
 """Tokens of an expression's text, before Python's parser sees it.
 
-Only words, numbers and operators that a tree can have get there: no string, comment or second statement, and no name
-that Python folds into another (as it does outside ASCII). What is refused here is named with its place.
+Only words, numbers and operators of expressions pass: no strings, comments or further statements, and no names that
+Python normalizes to others (as it does outside ASCII). Errors give the location.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from codegen.expressions.nodes import ExpressionError
 from codegen.wording import one_line, shown
 
 MOST_TEXT = 4000
-"""Characters of an expression."""
+"""Most characters of an expression."""
 _MOST_PIECE = 60
 _NUMBER = (
     r"(?:0[xX][0-9a-fA-F_]+|0[bB][01_]+|0[oO][0-7_]+|(?:[0-9][0-9_]*\.?[0-9_]*|\.[0-9][0-9_]*)(?:[eE][+-]?[0-9_]+)?)"
@@ -31,7 +31,7 @@ _REFUSED = {
     "&&": "&& is not allowed, write and",
     "||": "|| is not allowed, write or",
     "!": "! is not allowed, write not",
-    "?": "? is not allowed, write: this if condition else that",
+    "?": "? is not allowed, write: x if condition else y",
     '"': "a string is not allowed",
     "'": "a string is not allowed",
     "#": "a comment is not allowed",
@@ -44,13 +44,13 @@ _REFUSED = {
 
 
 def at(text: str, start: int, end: int, reason: str) -> ExpressionError:
-    """Return the error of a piece of a text.
+    """Error in a piece of a text.
 
     Args:
         text: the whole text.
-        start: where the piece begins, from 0.
-        end: where the next piece begins.
-        reason: what is wrong.
+        start: index of the first character of the piece.
+        end: index after its last character.
+        reason: the error.
     """
     piece = text[start:end].strip()
     which = f'"{one_line(piece, _MOST_PIECE)}"' if piece else "the end" if start >= len(text.rstrip()) else "a space"
@@ -58,13 +58,13 @@ def at(text: str, start: int, end: int, reason: str) -> ExpressionError:
 
 
 def spaced(text: str) -> str:
-    """Return a text on one line, as long as it was: any white space is a space.
+    """Text on one line, of the same length: any white space becomes a space.
 
     Raises:
-        ExpressionError: for what no expression has, with its place.
+        ExpressionError: for a token that expressions cannot have, with its location.
     """
     if not isinstance(text, str):
-        raise ExpressionError(f"an expression is text, and this is {shown(text)}")
+        raise ExpressionError(f"an expression is text, but this is {shown(text)}")
     if len(text) > MOST_TEXT:
         raise ExpressionError(f"has {len(text)} characters, at most {MOST_TEXT} are allowed")
     line = text.translate(_SPACES)
@@ -77,13 +77,13 @@ def spaced(text: str) -> str:
 
 
 def _end_of_token(line: str, start: int) -> int:
-    """Return where the token that begins here ends."""
+    """End of the token that begins here."""
     token = _TOKEN.match(line, start)
     if token is None:
-        raise at(line, start, start + 1, "no character of an expression")
+        raise at(line, start, start + 1, "expressions cannot have this character")
     word = token.group()
     if token["refused"] or (keyword.iskeyword(word) and word not in _WORDS):
-        raise at(line, start, token.end(), _REFUSED.get(word, f"{one_line(word)} has no meaning in an expression"))
+        raise at(line, start, token.end(), _REFUSED.get(word, f"{one_line(word)} is not valid in an expression"))
     if token["number"]:
         raise at(line, start, token.end(), "neither an integer nor a floating-point number")
     return token.end()

@@ -1,4 +1,4 @@
-"""One operator, name or number as C++: its text, how tightly it binds, and its type."""
+"""Pieces of C++: text, precedence and type of an operator, name or number."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from codegen.wording import shown
 
 
 class Binding(IntEnum):
-    """How tightly the outermost operator of a term binds; of C++, higher is tighter."""
+    """Precedence of the outermost operator of a term in C++; higher binds tighter."""
 
     CHOICE = 2
     OR = 3
@@ -35,9 +35,9 @@ class Term:
 
     Attributes:
         text: the piece.
-        ctype: bool, int, int64 or float. What is bool may be an int that is 0 or 1 to C++.
-        binding: of its outermost operator.
-        literal: its value, if it is a number.
+        ctype: bool, int, int64 or float. A bool may be an int of 0 or 1 in C++.
+        binding: precedence of its outermost operator.
+        literal: its value, if it is a literal.
     """
 
     text: str
@@ -46,7 +46,7 @@ class Term:
     literal: bool | int | float | None = None
 
     def within(self, least: Binding) -> str:
-        """Return the text as an operand that has to bind at least so tightly."""
+        """Text as an operand of at least this precedence, in parentheses if needed."""
         return self.text if self.binding >= least else f"({self.text})"
 
 
@@ -58,8 +58,8 @@ BINDINGS = {
     **dict.fromkeys(("+", "-"), Binding.SUM),
     **dict.fromkeys(("*", "/", "%"), Binding.PRODUCT),
 }
-# Operands that bind less are in parentheses. gcc warns of fewer than C++ needs where people err: sums in shifts, && in
-# ||, comparisons of comparisons, whatever is less than a product in & ^ |.
+# Operands of lower precedence get parentheses. gcc warns about some that C++ does not need: sums in shifts, && in
+# ||, comparisons of comparisons, anything below a product in & ^ |.
 _LEAST_OF_OPERANDS = {
     Binding.OR: Binding.BITS_OR,
     Binding.AND: Binding.BITS_OR,
@@ -77,7 +77,7 @@ _NO_NOT = (Binding.BITS_OR, Binding.BITS_XOR, Binding.BITS_AND, Binding.EQUALITY
 
 
 def binary(operator: str, a: Term, b: Term, ctype: str) -> Term:
-    """Return an operator between two terms, with the parentheses that C++ and gcc's warnings ask for."""
+    """Binary operator, with the parentheses that C++ and gcc's warnings require."""
     binding = BINDINGS[operator]
     left, right = (_operand(binding, term, is_right=is_right) for term, is_right in ((a, False), (b, True)))
     return Term(f"{left} {operator} {right}", ctype, binding)
@@ -95,24 +95,24 @@ def _operand(binding: Binding, term: Term, *, is_right: bool) -> str:
 
 
 def unary(operator: str, a: Term, ctype: str) -> Term:
-    """Return an operator before a term; two signs never touch."""
+    """Unary operator; two signs never touch."""
     return Term(operator + a.within(Binding.PRIMARY), ctype, Binding.UNARY)
 
 
 def choice(condition: Term, one: Term, other: Term, ctype: str) -> Term:
-    """Return the conditional operator."""
+    """Conditional operator."""
     at_least = Binding(Binding.CHOICE + 1)
     text = f"{condition.within(at_least)} ? {one.within(at_least)} : {other.within(Binding.CHOICE)}"
     return Term(text, ctype, Binding.CHOICE)
 
 
 def call(function: str, *arguments: Term, ctype: str) -> Term:
-    """Return the call of a function."""
+    """Call of a function."""
     return Term(f"{function}({', '.join(argument.text for argument in arguments)})", ctype)
 
 
 def number(value: bool | int | float, ctype: str = "") -> Term:
-    """Return a number, of its own type or of another.
+    """Number, of its own type or of ``ctype``.
 
     Raises:
         ExpressionError: for an integer of more than 64 bits.
@@ -129,16 +129,16 @@ def _integer(value: int, *, wide: bool) -> Term:
         raise ExpressionError(f"{shown(value)} is not an integer of 64 bits")
     wide = wide or not -(2**31) <= value < 2**31
     ctype, suffix = ("int64", "LL") if wide else ("int", "")
-    if value in (-(2**63), -(2**31)):  # to C++ the minus of a number that is too large for its type
+    if value in (-(2**63), -(2**31)):  # in C++ the negation of a number that overflows its type
         return Term(f"{value + 1}{suffix} - 1", ctype, Binding.SUM, value)
     return Term(f"{value}{suffix}", ctype, Binding.UNARY if value < 0 else Binding.PRIMARY, value)
 
 
 def as_float32(value: float) -> float:
-    """Nearest float32; an integer of any size is rounded once."""
+    """Nearest float32; integers of any size are rounded once."""
     if isinstance(value, int) and abs(value) >= 2**53:
         rest = abs(value).bit_length() - 53
-        sticky = int(abs(value) & ((1 << rest) - 1) != 0)  # keeps what is rounded here from looking like a tie there
+        sticky = int(abs(value) & ((1 << rest) - 1) != 0)  # avoids double rounding at ties
         value = math.copysign(float((abs(value) >> rest | sticky) << rest), value)
     try:
         return float(struct.unpack("f", struct.pack("f", value))[0])
@@ -152,13 +152,13 @@ def _floating(value: float) -> Term:
         return Term("kNan", "float", literal=exact)
     if math.isinf(exact):
         return Term("kInfinity" if exact > 0 else "kMinusInfinity", "float", literal=exact)
-    texts = (f"{exact:.{digits}g}" for digits in range(1, 10))  # nine digits tell all of them apart
+    texts = (f"{exact:.{digits}g}" for digits in range(1, 10))  # nine digits distinguish all of them
     text = next(repr(float(text)) for text in texts if as_float32(float(text)) == exact)
     return Term(f"{text}f", "float", Binding.UNARY if text.startswith("-") else Binding.PRIMARY, exact)
 
 
 def cast(term: Term, ctype: str) -> Term:
-    """Return a term of another type: a number is written as one of it."""
+    """Term converted to another type; a literal is rewritten."""
     if term.ctype == ctype:
         return term
     if term.literal is not None and ctype != "bool" and not (term.ctype == "float" and ctype != "float"):

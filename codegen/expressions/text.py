@@ -1,6 +1,6 @@
-"""The canonical text of a tree: one for each tree, and ``parse_expression`` makes the same tree of it.
+"""The canonical text of a tree, which ``parse_expression`` parses to the same tree.
 
-Parentheses stand where they are needed; a condition is ``where(...)``, a chain of comparisons its pairs.
+It has parentheses only if needed; a condition is ``where(...)``, and a chain of comparisons becomes pairs.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _PREFIX: Mapping[str, str] = {"not": "not ", "neg": "-", "~": "~"}
 
 
 def text_of(node: Node) -> str:
-    """Return the canonical text of a tree that ``check_size`` accepts, and whose numbers ``literal`` has checked."""
+    """Canonical text of a tree; ``check_size`` and ``literal`` must have accepted it."""
     return _text(node)[0]
 
 
 def _text(node: Node) -> tuple[str, int]:
-    """Text of a tree, and the precedence of its outermost operator."""
+    """Text of a tree and precedence of its outermost operator."""
     match node:
         case Literal():
             text = node.name or repr(node.value)
@@ -53,12 +53,12 @@ def _operation(node: Operation) -> tuple[str, int]:
     if node.name in _PREFIX:
         return _PREFIX[node.name] + _number_apart(node) + _held(node.operands[0], level), level
     left, right = node.operands
-    # From the left, but a < b < c is another thing than (a < b) < c.
+    # Left-associative, except that a < b < c differs from (a < b) < c.
     return f"{_held(left, level + (level == _COMPARISON))} {node.name} {_held(right, level + 1)}", level
 
 
 def _arguments(node: Operation) -> list[Node]:
-    """Return the arguments of a call: min and max of more than two are one call."""
+    """Arguments of a call; nested min and max become one call."""
     arguments: list[Node] = list(node.operands)
     while node.name in ("min", "max") and isinstance(arguments[0], Operation) and arguments[0].name == node.name:
         arguments[:1] = arguments[0].operands
@@ -66,7 +66,7 @@ def _arguments(node: Operation) -> list[Node]:
 
 
 def _number_apart(node: Operation) -> str:
-    """The plus that keeps the sign of a negated number from being a part of it, or "": ``-1`` is a number."""
+    """A plus sign that separates the minus of a negated literal, as ``-1`` would be a literal; else ""."""
     operand = node.operands[0]
     if node.name != "neg" or not isinstance(operand, Literal) or isinstance(operand.value, bool):
         return ""
@@ -74,6 +74,6 @@ def _number_apart(node: Operation) -> str:
 
 
 def _held(node: Node, level: int) -> str:
-    """Return the text of an operand, in parentheses if it holds together less tightly than needed."""
+    """Text of an operand, in parentheses if its precedence is too low."""
     text, own = _text(node)
     return text if own >= level else f"({text})"

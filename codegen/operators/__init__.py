@@ -1,4 +1,4 @@
-"""The operators, a record each: what differs between them, in one place."""
+"""One record per operator, with everything that differs between operators."""
 
 from __future__ import annotations
 

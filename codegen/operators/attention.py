@@ -32,7 +32,7 @@ def _cases(spec: AttentionSpec) -> tuple[Case | varlen_cases.VarlenCase, ...]:
 
 
 def _units(spec: AttentionSpec, sizes: Sizes) -> list[Unit]:
-    return [("heads", sizes["kv_heads"] * spec.pack_gqa, "the heads of K times those that are packed")]
+    return [("heads", sizes["kv_heads"] * spec.pack_gqa, "the heads of K times the packed heads")]
 
 
 ATTENTION_OPERATOR = Operator(

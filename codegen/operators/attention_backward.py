@@ -55,5 +55,5 @@ ATTENTION_BACKWARD_OPERATOR = Operator(
     },
     cases=lambda plan, spec: [case.name for case in gradient_cases_of(spec)],
     random_shapes=True,
-    tolerance=1.0,  # errors are shares of what is allowed
+    tolerance=1.0,  # errors are fractions of the allowed error
 )

@@ -1,4 +1,4 @@
-"""The record of block lists of a mask."""
+"""The record of the operator that builds block lists from a mask."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BLOCK_MASK_OPERATOR = Operator(
     rows=BLOCK_MASK,
     stem=lambda spec: [spec.pattern.stem()],
     title=lambda spec: spec.op,
-    computes=lambda spec: ("pattern",),  # lists are int32, whatever the type
+    computes=lambda spec: ("pattern",),  # lists are int32 for any type
     cases=lambda plan, spec: _CASES.split(),
     tolerance=0.0,  # bit for bit
 )

@@ -28,7 +28,7 @@ def _kernel(spec: BsrSddmmSpec) -> Kernel:
     require(
         spec.ctas_per_sm == 1,
         "ctas_per_sm",
-        f"is {spec.ctas_per_sm}; more than 1 is written for wgmma with blocks of 16 and 32 rows",
+        f"is {spec.ctas_per_sm}; more than 1 requires wgmma with blocks of 16 or 32 rows",
     )
     return bsr_sddmm_sm90a if spec.mma == "wgmma" else bsr_sddmm_multistage
 

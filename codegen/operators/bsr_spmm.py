@@ -23,7 +23,7 @@ from codegen.select.variations import spmm_variations
 from codegen.spec import BsrSpmmSpec
 
 MANY_COLUMNS = 1 << 24
-"""Of B: more than any kernel has at once."""
+"""Columns of B: more than those of any tile."""
 _CASES = (
     "plain uneven_rows int32 odd_n narrow_n padded_n one_block no_blocks long_rows many_tiles repeated_columns "
     "rising_columns uneven_rising columns_out_of_range strided batch batch_strided"
@@ -71,7 +71,7 @@ def _require_one_cta(spec: BsrSpmmSpec) -> None:
     require(
         spec.ctas_per_sm == 1,
         "ctas_per_sm",
-        f"is {spec.ctas_per_sm}; more than 1 is written for wgmma with blocks of 16 and 32 rows, not transposed",
+        f"is {spec.ctas_per_sm}; more than 1 requires wgmma with blocks of 16 or 32 rows, not transposed",
     )
 
 
@@ -107,7 +107,7 @@ def _cases(plan: Plan, spec: BsrSpmmSpec) -> list[str]:
 
 
 def grouped_column_tiles(plan: Plan, spec: BsrSpmmSpec) -> int:
-    """Column tiles that a kernel by WGMMA computes as a group; 1 without groups."""
+    """Column tiles that a WGMMA kernel computes as a group; 1 without groups."""
     if spec.mma != "wgmma" or spec.transpose_a:
         return 1
     wide = SpmmShape(rows=3 * spec.block.rows, depth=8192, columns=MANY_COLUMNS, blocks=0)

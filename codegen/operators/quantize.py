@@ -1,4 +1,4 @@
-"""The record of quantizing to FP8."""
+"""The record of quantization to FP8."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _CASES = (
 
 def _computes(spec: QuantizeSpec) -> tuple[str, ...]:
     fields = ("dtype", "codes", "head_dim", "scales")
-    return (*fields, "tile") if spec.scales == "row_block" else fields  # whose rows share a scale
+    return (*fields, "tile") if spec.scales == "row_block" else fields  # rows of a tile share a scale
 
 
 def _units(spec: QuantizeSpec, sizes: Sizes) -> list[Unit]:
     del spec
-    return [("heads", sizes.get("kv_heads") or 1, "the heads of the mean")]  # without a mean, of none
+    return [("heads", sizes.get("kv_heads") or 1, "the heads of the mean")]  # without a mean, any number
 
 
 QUANTIZE_OPERATOR = Operator(

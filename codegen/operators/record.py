@@ -1,4 +1,4 @@
-"""The record of an operator: all that the rest of the package asks by operator."""
+"""The record of an operator: everything in the package that depends on the operator."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from codegen.tile_rules import Rule
 S = TypeVar("S", bound=SpecBase)
 Sizes = Mapping[str, int]
 Unit = tuple[str, int, str]
-"""A size, its divisor, and the meaning of that."""
+"""A size, its divisor, and the meaning of the divisor."""
 
 
 def no_preference(spec: SpecBase) -> tuple[Choice | None, Fields]:
-    """Default features of a spec: no preferred combination, and fields alone."""
+    """Default features of a spec: no preferred combination, and no features beyond its fields."""
     del spec
     return None, {}
 
 
 class Kernel(Protocol):
-    """A module of a kernel."""
+    """A module that plans a kernel."""
 
     __name__: str
     TILE: tuple[Rule[Any], ...]
@@ -37,27 +37,27 @@ class Kernel(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Operator(Generic[S]):
-    """An operator. Its functions take specs of its model; those that take a plan take that of the spec.
+    """An operator. Its functions take specs of its model, or the plan of such a spec.
 
     Attributes:
         model: model of its specs.
         shape: model of the sizes of a problem.
-        kernel: kernel of a spec; raises SpecError for an option that none has.
-        heights: heights of tiles for which it has kernels of their own.
-        rows: tiles and stages of specs that leave them out.
-        features: preferred combination of a partial spec, and the features that ``rows`` ask for beside its fields.
-        variations: tunings that are tried for a problem; empty for operators whose kernels follow from a call.
-        check: checks of fields that go together, which raise SpecError.
-        stem: words of the name of a spec without a file, behind operator, architecture and type.
-        title: words of a listing, before the options.
-        computes: fields of a spec that define what its kernel computes, beside the operator and options that are on;
-            None for operators with problems (``codegen.select.problem``).
+        kernel: kernel of a spec; raises SpecError for an option that no kernel supports.
+        heights: tile heights that have separate kernels.
+        rows: default tiles and stages of specs.
+        features: preferred combination of a partial spec, and the features that ``rows`` needs beyond its fields.
+        variations: tunings to try for a problem; empty for operators whose kernels follow from a call.
+        check: checks of combinations of fields, which raise SpecError.
+        stem: words in the name of a spec without a file, after operator, architecture and type.
+        title: words in a listing, before the options.
+        computes: fields of a spec that define what its kernel computes, besides the operator and enabled options; None
+            for operators with problems (``codegen.select.problem``).
         units: divisors of sizes.
-        counts: sizes with a default; a kernel needs each of them to be at least 1.
+        counts: sizes with a default; each must be at least 1.
         smallest: sizes with a default in the smallest problem of a kernel.
         cases: names of the cases of a kernel.
-        random_shapes: whether it has a case of many random shapes too.
-        tolerance: largest tolerance of its cases; None: that of the type of its results.
+        random_shapes: whether it also has a case of many random shapes.
+        tolerance: largest tolerance of its cases; None for that of its output type.
     """
 
     model: type[S]
@@ -79,7 +79,7 @@ class Operator(Generic[S]):
     tolerance: float | None = None
 
     def plan(self, spec: S, stem: str) -> Plan:
-        """Plan of the kernel of a spec, which has a stem for its name."""
+        """Plan of the kernel of a spec, named ``stem``."""
         return self.kernel(spec).plan(spec, stem)
 
     @property

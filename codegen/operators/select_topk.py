@@ -9,7 +9,7 @@ from codegen.select.default_tables import SELECT_TOPK
 from codegen.spec import SelectTopkSpec
 
 CLOSE_PRODUCTS = 1e-3
-"""Products that differ by as much never change places."""
+"""Products that differ by at least this much are never reordered."""
 _CASES = (
     "plain causal causal_short_queries causal_more_queries ties ties_causal one_block more_than_there_are odd_lengths "
     "narrow_head odd_head wide_head many_key_blocks many_query_blocks always_beyond always_near"
@@ -28,7 +28,7 @@ SELECT_TOPK_OPERATOR = Operator(
     rows=SELECT_TOPK,
     stem=lambda spec: [f"{spec.tile.m}x{spec.tile.n}"],
     title=lambda spec: spec.op,
-    computes=lambda spec: ("dtype",),  # the number of blocks is each call's
+    computes=lambda spec: ("dtype",),  # the call decides the number of blocks
     units=_units,
     cases=lambda plan, spec: _CASES.split(),
     tolerance=CLOSE_PRODUCTS,

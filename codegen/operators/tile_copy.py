@@ -1,4 +1,4 @@
-"""The record of copies of tiles."""
+"""The record of tile copies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sparsity patterns of attention. Every module of this package that defines a pattern is found by itself."""
+"""Sparsity patterns of attention. Modules of this package that define a pattern are discovered automatically."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ PATTERNS: dict[str, type[PatternBase]] = dict(sorted(_discover().items()))
 
 
 def pattern_union() -> Any:
-    """Return the union of all patterns, for a discriminated field."""
+    """Union of all patterns, for a discriminated field."""
     return reduce(or_, PATTERNS.values())
 
 
 def without_gradient(kind: str) -> str:
-    """Return why attention over the patterns of a kind has no gradient, and what has one; "" if it has."""
+    """Reason why a kind of pattern has no gradient, with the kinds that have one; "" if it has one."""
     if PATTERNS[kind].queries is not None:
         return ""
     written = ", ".join(name for name, each in PATTERNS.items() if each.queries is not None)

@@ -1,4 +1,4 @@
-"""FlexAttention's BlockMask: a count and a list of key blocks per query block, full and partial blocks apart."""
+"""FlexAttention's BlockMask: per query block, a count and a list of partial key blocks, and one of full key blocks."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from codegen.expressions.parse import check_used, parse_aux, parse_expression
 from codegen.expressions.text import text_of
 from codegen.patterns.base import NO_VALUES, Block, IndexTensor, PatternBase
 
-WORD = 32  # keys that a word of mask_bits is about
+WORD = 32  # keys per word of mask_bits
 NAMED_MASKS = ("none", "causal", "bits")
-"""Masks of partial blocks that are no expressions."""
+"""Masks of partial blocks that are not expressions."""
 
 
 def expression_of(mask: str, aux: Mapping[str, str]) -> Node:
-    """Return the tree of a mask that has been accepted as an expression, whatever the size of blocks."""
+    """Tree of a valid mask expression."""
     return _parsed(mask, tuple(aux.items()))[0]
 
 
 @lru_cache(maxsize=256)
 def _parsed(mask: str, declared: tuple[tuple[str, str], ...]) -> tuple[Node, tuple[Aux, ...]]:
-    """Return an expression that has been accepted, and the tensors in it."""
+    """Tree and tensors of a valid expression."""
     aux = parse_aux(dict(declared))
     return parse_expression(mask, aux, score=False), tuple(aux.values())
 
@@ -35,12 +35,12 @@ def _parsed(mask: str, declared: tuple[tuple[str, str], ...]) -> tuple[Node, tup
 class BlockLists(PatternBase):
     """Each query block sees the first ``kv_num_blocks`` entries of its list, and those of an optional second list.
 
-    Blocks of the first list are partial: ``mask`` says which of their pairs are visible. Blocks of the second list
-    (``full_*``) are full: every pair is visible, whatever ``mask`` is.
+    Blocks of the first list are partial: ``mask`` decides which of their pairs are visible. Blocks of the second list
+    (``full_*``) are full: all of their pairs are visible, for any ``mask``.
 
-    With ``mask: bits`` a tensor of the caller has a bit for each pair of the partial blocks, in the order in which they
-    are listed: bit c % 32, from the lowest on, of word r * (block.kv / 32) + c // 32 of the i-th one is 1 if query r of
-    the query block sees key c of the key block.
+    With ``mask: bits``, the caller passes a tensor with one bit per pair of the partial blocks, in list order. For the
+    i-th entry, bit c % 32 (0 is the lowest) of word r * (block.kv / 32) + c // 32 is 1 if query r of the query block
+    sees key c of the key block.
 
     Any other ``mask`` is an expression over ``q_idx``, ``kv_idx``, ``batch``, ``head``, ``q_len``, ``kv_len`` and the
     tensors that ``aux`` declares (docs/reference/expressions.md).
@@ -55,7 +55,7 @@ class BlockLists(PatternBase):
     )
     mask: str = Field(
         default="none",
-        validate_default=True,  # there are no aux tensors without an expression
+        validate_default=True,  # only expressions have aux tensors
         description="mask of the partial blocks: none, causal (key <= query + kv_len - q_len), bits (mask_bits has "
         "a bit for each pair; block.kv is 32 or more), or an expression",
     )
@@ -74,11 +74,10 @@ class BlockLists(PatternBase):
     @field_validator("mask")
     @classmethod
     def _is_known(cls, mask: str, info: ValidationInfo) -> str:
-        block, aux = info.data.get("block"), info.data.get("aux")  # missing where they are wrong themselves
+        block, aux = info.data.get("block"), info.data.get("aux")  # missing if they are invalid themselves
         if mask == "bits" and block is not None and block.kv % WORD:
-            raise ValueError(
-                f"a word of mask_bits holds {WORD} keys; allowed with block.kv 32, 64, 128, not {block.kv}"
-            )
+            reason = f"a multiple of the {WORD} keys per word, but block.kv is {block.kv}"
+            raise ValueError(f"it needs block.kv of 32, 64 or 128, {reason}")
         if aux is None:
             return mask
         if mask in NAMED_MASKS:
@@ -89,7 +88,7 @@ class BlockLists(PatternBase):
 
     @model_serializer(mode="wrap")
     def _without_unused(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave ``aux`` out where there is none, as specs did before there were expressions."""
+        """Omit an empty ``aux``, to keep the format of older specs without expressions."""
         found: dict[str, Any] = serialize(self)
         if not self.aux:
             found.pop("aux", None)
@@ -97,19 +96,19 @@ class BlockLists(PatternBase):
 
     @property
     def expression(self) -> Node | None:
-        """The mask as a tree; None where it is a named one."""
+        """The mask as a tree; None for a named mask."""
         if self.mask in NAMED_MASKS:
             return None
         return expression_of(self.mask, self.aux)
 
     @property
     def pair_mask(self) -> str:
-        """The condition of a visible pair of a partial block, as an expression's text; "" for masks without a name."""
+        """Condition of a visible pair of a partial block, as an expression's text; "" unless ``mask`` is causal."""
         return "kv_idx <= q_idx + kv_len - q_len" if self.mask == "causal" else ""
 
     @property
     def aux_tensors(self) -> tuple[Aux, ...]:
-        """Tensors of the expression, in the order of their names."""
+        """Tensors of the expression, sorted by name."""
         return () if self.mask in NAMED_MASKS else _parsed(self.mask, tuple(self.aux.items()))[1]
 
     @property
@@ -119,12 +118,12 @@ class BlockLists(PatternBase):
 
     @property
     def masks_pairs(self) -> bool:
-        """Partial blocks are masked unless the predicate is trivial."""
+        """Partial blocks are masked unless ``mask`` is none."""
         return self.mask != "none"
 
     @property
     def shift_invariant(self) -> bool:
-        """Whether a pair is hidden depends on the distance of key and query."""
+        """Visibility of a pair depends only on the distance between key and query."""
         return self.mask in ("none", "causal")
 
     @property
@@ -134,7 +133,7 @@ class BlockLists(PatternBase):
 
     @property
     def index_tensors(self) -> tuple[IndexTensor, ...]:
-        """The two counts and the two lists; then the bits, if they are the mask."""
+        """Two counts and two lists, followed by the bits if they are the mask."""
         count = ("batch", "heads", "query_blocks")
         lists: tuple[str | int, ...] = (*count, "any")
         words = self.block.q * self.block.kv // WORD
@@ -155,38 +154,38 @@ class BlockLists(PatternBase):
 
     @property
     def load_imbalanced(self) -> bool:
-        """Rows differ in length."""
+        """Rows have different lengths."""
         return True
 
     def visible(self, q: Any, k: Any, q_len: int, kv_len: int, values: Mapping[str, Any] = NO_VALUES) -> Any:
-        """Whether query ``q`` sees key ``k`` of a partial block, if bits or an expression do not hide it."""
+        """Whether query ``q`` sees key ``k`` of a partial block, unless bits or an expression hide it."""
         inside = super().visible(q, k, q_len, kv_len, values)
         return inside & (k <= q + (kv_len - q_len)) if self.mask == "causal" else inside
 
     def describe(self) -> str:
-        """Return the pattern in words."""
+        """Description of the pattern."""
         return (
             f"each block of {self.block.q} queries sees the blocks of {self.block.kv} keys in its two lists; "
             f"mask of the partial blocks: {self.mask}"
         )
 
     def stem(self) -> str:
-        """Return a short name."""
+        """Short name of the pattern."""
         named = "" if self.mask == "none" else f"_{self.mask}"
         return f"lists_b{self.block.q}x{self.block.kv}" + (named if self.expression is None else f"_{_digest(self)}")
 
 
 def _digest(pattern: BlockLists) -> str:
-    """A word that tells an expression from others in a name."""
+    """Short hash of an expression for names."""
     return "mask" + hashlib.sha256(f"{pattern.mask} {pattern.aux}".encode()).hexdigest()[:6]
 
 
 @lru_cache(maxsize=256)
 def _expression(mask: str, aux: tuple[tuple[str, str], ...]) -> str:
-    """Return an expression in one spelling.
+    """Canonical text of an expression.
 
     Raises:
-        ValueError: for what is none, hides everything, or leaves a tensor unused.
+        ValueError: for an invalid expression, one that hides everything, or an unused tensor.
     """
     try:
         declared = parse_aux(dict(aux))

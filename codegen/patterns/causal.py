@@ -28,7 +28,7 @@ class Causal(PatternBase):
 
     @property
     def wider(self) -> PatternBase | None:
-        """A window that holds every key before a query; None for one that is not aligned as windows are."""
+        """An equivalent window; None if the diagonal is not aligned like a window's."""
         if self.align != "bottom_right":
             return None
         return SlidingWindow(kind="sliding_window", left=MOST_KEYS, right=0)
@@ -40,26 +40,26 @@ class Causal(PatternBase):
 
     @property
     def banded(self) -> bool:
-        """Keys begin with the first one, and end later from query to query."""
+        """Ranges start at the first key and end later from query to query."""
         return True
 
     @property
     def shift_invariant(self) -> bool:
-        """Whether a pair is hidden depends on the distance of key and query."""
+        """Visibility of a pair depends only on the distance between key and query."""
         return True
 
     @property
     def load_imbalanced(self) -> bool:
-        """Rows differ in length."""
+        """Rows have different lengths."""
         return True
 
     @property
     def surplus_first(self) -> bool:
-        """The first queries see fewest keys."""
+        """The first queries see the fewest keys."""
         return True
 
     def seen_keys(self, kv_len: int, queries: int) -> tuple[float, float]:
-        """The number of keys that a tile sees: the mean one, and the last one."""
+        """Keys that a tile sees: mean over tiles, and for the last tile."""
         return min(float(kv_len), (kv_len + queries) / 2), float(kv_len)
 
     def visible(self, q: Any, k: Any, q_len: int, kv_len: int, values: Mapping[str, Any] = NO_VALUES) -> Any:
@@ -69,13 +69,13 @@ class Causal(PatternBase):
 
     @property
     def pair_mask(self) -> str:
-        """The condition of a visible pair, as the text of an expression."""
+        """Condition of a visible pair, as the text of an expression."""
         return f"kv_idx <= q_idx{' + (kv_len - q_len)' if self.align == 'bottom_right' else ''}"
 
     def describe(self) -> str:
-        """Return the pattern in words."""
+        """Description of the pattern."""
         return f"query i sees the keys up to its own position, diagonal aligned {self.align}"
 
     def stem(self) -> str:
-        """Return a short name."""
+        """Short name of the pattern."""
         return "causal"

@@ -20,23 +20,23 @@ class Dense(PatternBase):
 
     @property
     def wider(self) -> PatternBase:
-        """A window that holds every key."""
+        """An equivalent window."""
         return SlidingWindow(kind="sliding_window", left=MOST_KEYS, right=MOST_KEYS)
 
     @property
     def never_empty(self) -> bool:
-        """Every query has all key blocks, at least one."""
+        """Every query sees all key blocks, at least one."""
         return True
 
     def stream_k_units(self, kv_len: int, rows: int, keys: int, listed: int = 0) -> int:
-        """Return the number of steps."""
+        """Number of steps."""
         del rows, listed
         return -(-kv_len // keys)
 
     def describe(self) -> str:
-        """Return the pattern in words."""
+        """Description of the pattern."""
         return "every query sees every key"
 
     def stem(self) -> str:
-        """Return a short name."""
+        """Short name of the pattern."""
         return "dense"

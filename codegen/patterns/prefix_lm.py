@@ -1,4 +1,4 @@
-"""Queries see a prefix of the keys, and those up to their own position."""
+"""Queries see a prefix of the keys, and the keys up to their own position."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from codegen.patterns.base import NO_VALUES, IndexTensor, PatternBase
 
-MEAN_SHARE = 0.625  # of the keys that a query sees on average, with a prefix of half of them
+MEAN_SHARE = 0.625  # fraction of the keys that a query sees on average, if the prefix is half of the keys
 
 
 class PrefixLM(PatternBase):
@@ -25,26 +25,26 @@ class PrefixLM(PatternBase):
 
     @property
     def masks_pairs(self) -> bool:
-        """Blocks on the diagonal are partly visible; so is the last one of the prefix."""
+        """Blocks on the diagonal and at the end of the prefix are partly visible."""
         return True
 
     @property
     def banded(self) -> bool:
-        """Keys begin with the first one, and end no earlier from query to query."""
+        """Ranges start at the first key and never end earlier from query to query."""
         return True
 
     @property
     def load_imbalanced(self) -> bool:
-        """Queries behind the prefix differ in length."""
+        """Queries after the prefix see different numbers of keys."""
         return True
 
     @property
     def surplus_first(self) -> bool:
-        """The first queries see fewest keys."""
+        """The first queries see the fewest keys."""
         return True
 
     def seen_keys(self, kv_len: int, queries: int) -> tuple[float, float]:
-        """The number of keys that a tile sees: the mean one, and the last one."""
+        """Keys that a tile sees: mean over tiles, and for the last tile."""
         del queries
         return MEAN_SHARE * kv_len, float(kv_len)
 
@@ -55,13 +55,13 @@ class PrefixLM(PatternBase):
 
     @property
     def pair_mask(self) -> str:
-        """The condition of a visible pair, as the text of an expression."""
+        """Condition of a visible pair, as the text of an expression."""
         return "kv_idx < prefix_len[batch] or kv_idx <= q_idx + kv_len - q_len"
 
     def describe(self) -> str:
-        """Return the pattern in words."""
+        """Description of the pattern."""
         return "query i sees the keys of its batch's prefix and those up to i (positions aligned at the end)"
 
     def stem(self) -> str:
-        """Return a short name."""
+        """Short name of the pattern."""
         return "prefix_lm"

@@ -16,8 +16,8 @@ SINK = PatternNumber("sink", "sink_keys", "kSink", "sink_keys", "keys at the beg
 class SinkWindow(PatternBase):
     """Query i sees key j if j <= c + right and (j < sink or j >= c - left), where c = i + kv_len - q_len.
 
-    That is a sliding window and the first ``sink`` keys; these do not reach beyond the window's right end, so that a
-    causal window stays causal. A spec without ``sink``, ``left`` and ``right`` is of any window: calls decide.
+    This is a sliding window plus the first ``sink`` keys, limited by the window's right end, so that a causal window
+    stays causal. A spec without ``sink``, ``left`` and ``right`` takes them from the call.
     """
 
     packs_sequences: ClassVar[bool] = True
@@ -43,11 +43,11 @@ class SinkWindow(PatternBase):
 
     @property
     def ramps_up(self) -> bool:
-        """Windows of the first queries begin before the first key."""
+        """Windows of the first queries start before the first key."""
         return True
 
     def seen_keys(self, kv_len: int, queries: int) -> tuple[float, float]:
-        """The number of keys that a tile sees: the mean one, and the last one."""
+        """Keys that a tile sees: mean over tiles, and for the last tile."""
         if self.is_general:
             return super().seen_keys(kv_len, queries)
         assert self.sink is not None and self.left is not None and self.right is not None
@@ -62,12 +62,12 @@ class SinkWindow(PatternBase):
 
     @property
     def pair_mask(self) -> str:
-        """The condition of a visible pair, as the text of an expression."""
+        """Condition of a visible pair, as the text of an expression."""
         sink, left, right = map(self.name_of, ("sink", "left", "right"))
         return f"(kv_idx < {sink} or {OFFSET} >= -{left}) and {OFFSET} <= {right}"
 
     def describe(self) -> str:
-        """Return the pattern in words."""
+        """Description of the pattern."""
         numbers = self.sink, self.left, self.right
         sink, left, right = ("sink", "left", "right") if self.is_general else numbers
         return (
@@ -76,5 +76,5 @@ class SinkWindow(PatternBase):
         )
 
     def stem(self) -> str:
-        """Return a short name."""
+        """Short name of the pattern."""
         return "sink_window" if self.is_general else f"sink{self.sink}_window{self.left}_{self.right}"

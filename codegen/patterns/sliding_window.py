@@ -9,7 +9,7 @@ from pydantic import Field
 
 from codegen.patterns.base import MOST_KEYS, NO_VALUES, PatternBase, PatternNumber
 
-OFFSET = "(kv_idx - (q_idx + kv_len - q_len))"  # of a key from the query's own position
+OFFSET = "(kv_idx - (q_idx + kv_len - q_len))"  # of a key relative to the query's own position
 LEFT = PatternNumber("left", "window", "kWindowLeft", "window_left", "keys seen before the query's own position", 2047)
 RIGHT = PatternNumber("right", "window", "kWindowRight", "window_right", "keys seen after the query's own position", 0)
 
@@ -17,7 +17,7 @@ RIGHT = PatternNumber("right", "window", "kWindowRight", "window_right", "keys s
 class SlidingWindow(PatternBase):
     """Query i sees key j if -left <= j - (i + kv_len - q_len) <= right (FlashAttention's window_size).
 
-    A spec without ``left`` and ``right`` is of any window: calls decide.
+    A spec without ``left`` and ``right`` takes them from the call.
     """
 
     supports_stream_k: ClassVar[bool] = True
@@ -44,37 +44,37 @@ class SlidingWindow(PatternBase):
 
     @property
     def banded(self) -> bool:
-        """Keys begin and end later from query to query."""
+        """Ranges start and end later from query to query."""
         return True
 
     @property
     def left_bounded(self) -> bool:
-        """Late queries see a window that begins after the first key."""
+        """Windows of late queries start after the first key."""
         return True
 
     @property
     def shift_invariant(self) -> bool:
-        """Whether a pair is hidden depends on the distance of key and query."""
+        """Visibility of a pair depends only on the distance between key and query."""
         return True
 
     @property
     def ramps_up(self) -> bool:
-        """Windows of the first queries begin before the first key."""
+        """Windows of the first queries start before the first key."""
         return True
 
     @property
     def window(self) -> int | None:
-        """Keys of the window; None where calls decide."""
+        """Keys of the window; None if the call sets it."""
         return None if self.is_general else self._around + 1
 
     @property
     def _around(self) -> int:
-        """Keys of the window beside the query's own position."""
+        """Keys of the window other than the query's own position."""
         assert self.left is not None and self.right is not None
         return self.left + self.right
 
     def seen_keys(self, kv_len: int, queries: int) -> tuple[float, float]:
-        """The number of keys that a tile sees: the mean one, and the last one."""
+        """Keys that a tile sees: mean over tiles, and for the last tile."""
         if self.is_general:
             return super().seen_keys(kv_len, queries)
         band = float(min(kv_len, self._around + queries))
@@ -86,20 +86,20 @@ class SlidingWindow(PatternBase):
         return super().visible(q, k, q_len, kv_len, values) & (k >= center - self.left) & (k <= center + self.right)
 
     def stream_k_units(self, kv_len: int, rows: int, keys: int, listed: int = 0) -> int:
-        """Return the most steps that the windows of neighboring queries touch."""
+        """Most steps that the windows of adjacent queries touch."""
         del listed
         return min(-(-kv_len // keys), (self._around + rows + keys - 2) // keys + 1)
 
     @property
     def pair_mask(self) -> str:
-        """The condition of a visible pair, as the text of an expression."""
+        """Condition of a visible pair, as the text of an expression."""
         return f"{OFFSET} >= -{self.name_of('left')} and {OFFSET} <= {self.name_of('right')}"
 
     def describe(self) -> str:
-        """Return the pattern in words."""
+        """Description of the pattern."""
         left, right = ("left", "right") if self.is_general else (self.left, self.right)
         return f"query i sees the keys from i - {left} to i + {right} (positions aligned at the end)"
 
     def stem(self) -> str:
-        """Return a short name."""
+        """Short name of the pattern."""
         return "window" if self.is_general else f"window{self.left}_{self.right}"

@@ -11,16 +11,16 @@ from codegen.patterns.base import NO_VALUES, PatternBase, StrictInt
 
 
 class Strided(PatternBase):
-    """Query i sees key j if block b of key j is local to it or a stripe, and j is not in its future.
+    """Query i sees key j if the block of key j is local to it or a stripe, and j is not in its future.
 
-    Keys are counted in blocks of ``block`` keys: b = j // block. A query's own block o is the one that holds the
-    diagonal: o = (i + kv_len - q_len) // block. Then, // rounding down,
+    Key j is in block b = j // block. The query's own block contains the diagonal: o = (i + kv_len - q_len) // block.
+    With // rounding down,
 
     - local: o - b <= ``local``; if not causal, b - o <= ``local`` too;
-    - stripe: b % ``stride`` == 0, the same blocks for all queries, the first one (an attention sink) among them;
+    - stripe: b % ``stride`` == 0, the same blocks for all queries, including the first block (an attention sink);
     - future, if causal: j > i + kv_len - q_len.
 
-    The definition is of single queries: the tile does not change it.
+    The definition applies to single queries and does not depend on the tile.
     """
 
     queries: ClassVar[str | None] = "strided"
@@ -34,12 +34,12 @@ class Strided(PatternBase):
 
     @property
     def block_keys(self) -> int:
-        """Stripes begin and end with a step, or lie in one that holds no other."""
+        """Stripes align with steps, or lie in a step with no other stripe."""
         return self.block
 
     @property
     def masks_pairs(self) -> bool:
-        """Blocks on the diagonal are partly visible; so are local ones where a tile has several own blocks."""
+        """Blocks on the diagonal are partly visible, and so are local blocks if a tile has several own blocks."""
         return True
 
     @property
@@ -48,7 +48,7 @@ class Strided(PatternBase):
         return self.causal
 
     def seen_keys(self, kv_len: int, queries: int) -> tuple[float, float]:
-        """The number of keys that a tile sees: the mean one, and the last one."""
+        """Keys that a tile sees: mean over tiles, and for the last tile."""
         near = (self.local + 1) * self.block + queries
         last = near + kv_len / self.stride
         mean = near + kv_len / self.stride / 2 if self.causal else last
@@ -65,7 +65,7 @@ class Strided(PatternBase):
         return inside & ((before <= self.local) & (before >= -self.local) | stripe)
 
     def constants(self) -> dict[str, tuple[int, str]]:
-        """Return the pattern's lengths in keys."""
+        """Lengths of the pattern, in keys."""
         sides = "before" if self.causal else "on either side of"
         return {
             "kBlock": (self.block, "keys of a block of the pattern, and of a stripe"),
@@ -74,7 +74,7 @@ class Strided(PatternBase):
         }
 
     def describe(self) -> str:
-        """Return the pattern in words."""
+        """Description of the pattern."""
         sides, limit = ("before it", ", none after i") if self.causal else ("on either side", "")
         return (
             f"query i sees its own block of {self.block} keys, {self.local} {sides}, and one block in {self.stride} "
@@ -82,5 +82,5 @@ class Strided(PatternBase):
         )
 
     def stem(self) -> str:
-        """Return a short name."""
+        """Short name of the pattern."""
         return f"strided{self.stride}_local{self.local}_b{self.block}" + ("" if self.causal else "_both")

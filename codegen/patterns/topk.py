@@ -1,4 +1,4 @@
-"""As many key blocks for each query block, chosen by the caller at run time."""
+"""The same number of key blocks for each query block, chosen by the caller at run time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from codegen.patterns.block_lists import BlockLists
 
 
 class TopK(PatternBase):
-    """Each query block sees the key blocks listed for it, k or any number; a block counts as often as it is listed."""
+    """Each query block sees the key blocks in its list, with k or any number of entries; repeated entries all count."""
 
     lists: ClassVar[int] = 1
     supports_stream_k: ClassVar[bool] = True
@@ -29,7 +29,7 @@ class TopK(PatternBase):
 
     @property
     def wider(self) -> PatternBase | None:
-        """Lists of blocks without a mask, all of whose entries count; None for lists of a fixed length."""
+        """Equivalent block lists without a mask; None for lists of a fixed length."""
         return None if self.k is not None else BlockLists(kind="block_lists", block=self.block)
 
     @property
@@ -39,7 +39,7 @@ class TopK(PatternBase):
 
     @property
     def list_length(self) -> int | None:
-        """Entries of a list, unless the call decides."""
+        """Entries per list; None if the call decides."""
         return self.k
 
     @property
@@ -56,23 +56,23 @@ class TopK(PatternBase):
 
     @property
     def never_empty(self) -> bool:
-        """A list of fixed length has an entry at least."""
+        """A list of fixed length has at least one entry."""
         return self.k is not None
 
     def stream_k_units(self, kv_len: int, rows: int, keys: int, listed: int = 0) -> int:
-        """Return the number of listed blocks, or of steps where they hold more than one."""
+        """Number of listed blocks, or of steps if a step has several blocks."""
         del kv_len, rows
         return -(-(listed if self.k is None else self.k) // max(1, keys // self.block.kv))
 
     def constants(self) -> dict[str, tuple[int, str]]:
-        """Return the length of the lists, if it is fixed."""
+        """Length of the lists, if it is fixed."""
         return {} if self.k is None else {"kTopK": (self.k, "key blocks listed for each query block")}
 
     def describe(self) -> str:
-        """Return the pattern in words."""
+        """Description of the pattern."""
         blocks = "the listed" if self.k is None else f"{self.k} listed"
         return f"each block of {self.block.q} queries sees {blocks} blocks of {self.block.kv} keys"
 
     def stem(self) -> str:
-        """Return a short name."""
+        """Short name of the pattern."""
         return f"topk{self.k or ''}_b{self.block.q}x{self.block.kv}"

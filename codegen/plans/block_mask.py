@@ -1,4 +1,4 @@
-"""Plan of the block lists of a mask: intervals over blocks, then pairs where these do not tell, then lists of bits."""
+"""Plan of the block lists of a mask: intervals over blocks, pairs of inconclusive blocks, then lists from bits."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from codegen.tile_rules import OneOf, Rule, check_tile
 WIDTHS = (128, 256)
 OVERHEAD_REGISTERS = 40  # addresses and loop state: an allowance
 WORD = 4  # bytes
-SCRATCH_UNIT = 16  # bytes: each part of the scratch memory begins at a multiple
+SCRATCH_UNIT = 16  # bytes: alignment of each part of the scratch memory
 
 TILE: tuple[Rule[BlockMaskSpec], ...] = (OneOf("n", lambda spec: WIDTHS, lambda spec, sizes: f"allowed: {sizes}"),)
 
 
 def plan(spec: BlockMaskSpec, stem: str) -> Plan:
-    """Work out every number of the kernel."""
+    """Plan of the kernel of a spec."""
     arch, block, mask = ARCHS[spec.arch], spec.pattern.fixed_block, spec.pattern.expression
     kind = spec.pattern.kind
     require(kind == "block_lists", "pattern.kind", f"is {kind}; allowed: block_lists")
@@ -47,7 +47,7 @@ def plan(spec: BlockMaskSpec, stem: str) -> Plan:
     shared = SharedLayout()
     shared.add("Undecided", WORD * width // WARP, "bits of key blocks that interval arithmetic cannot classify")
     limit = arch.registers_for(width, 1)
-    kept = min(expression_registers(spec), limit - OVERHEAD_REGISTERS)  # a mask that takes more spills
+    kept = min(expression_registers(spec), limit - OVERHEAD_REGISTERS)  # larger masks spill
     registers = Registers(accumulators=kept, overhead=OVERHEAD_REGISTERS, limit=limit)
     check_budget(spec, shared.size, registers)
     found = ranges_of(mask)
@@ -154,7 +154,7 @@ def _looked(each: Looked, side: str, index: str) -> LookedFlags:
 
 
 def _arguments(plan: Plan, shape: BlockMaskShape, slots: int) -> LaunchArgs:
-    """Work out a launch."""
+    """Launch arguments."""
     del slots
     assert isinstance(plan.spec, BlockMaskSpec)
     block, mask, warps = plan.spec.pattern.fixed_block, plan.spec.pattern.expression, plan.threads // WARP

@@ -24,25 +24,25 @@ from codegen.problem import LaunchArgs, QuantizeShape
 from codegen.spec import QuantizeSpec
 from codegen.tile_rules import OneOf, Rule, check_tile
 
-CHUNK = 8  # elements of 16 bytes
+CHUNK = 8  # elements per 16 bytes
 WARP = 32  # threads
-ROW_LANES = {64: 4, 96: 4, 128: 4, 192: 8, 256: 8}  # threads of a row: so that each has 2 to 4 chunks of it
+ROW_LANES = {64: 4, 96: 4, 128: 4, 192: 8, 256: 8}  # threads per row, so that each has 2 to 4 chunks
 ROW_THREADS = 256
-FLOAT_ROWS_AT_ONCE = 64  # rows that are kept as floats want threads with as many registers
-BLOCK_ROWS = (64, 128)  # that attention has one scale for
-CHANNEL_THREADS = 256  # a thread at least for each column
-CHANNEL_LANES = 8  # threads of a row: they load 128 bytes together
-STATISTIC_ROWS = 512  # of a thread block that adds up columns
-COLUMN_UNROLL = 1  # rows of a thread that are loaded at a time: with two the sums would spill
-AHEAD = 96  # chunks of columns that lie between the last one of a head and its rows, so that nobody waits
+FLOAT_ROWS_AT_ONCE = 64  # most rows that threads can keep as floats in registers
+BLOCK_ROWS = (64, 128)  # rows per scale in attention
+CHANNEL_THREADS = 256  # at least one thread per column
+CHANNEL_LANES = 8  # threads per row: together they load 128 bytes
+STATISTIC_ROWS = 512  # per thread block that reduces columns
+COLUMN_UNROLL = 1  # rows that a thread loads at a time: with two, the sums would spill
+AHEAD = 96  # chunks of columns between the last one of a head and its rows, so that thread blocks do not wait
 OVERHEAD_REGISTERS = 32  # addresses and loop state: an allowance
-COLUMN_REGISTERS = 16  # sums of columns, or what is subtracted from them: likewise
+COLUMN_REGISTERS = 16  # column sums, or values to subtract: likewise
 ROTARY_REGISTERS = 16  # cosines and sines: likewise
 FLOAT = 4  # bytes
 
 
 def plan(spec: QuantizeSpec, stem: str) -> Plan:
-    """Work out every number of the kernel."""
+    """Plan of the kernel of a spec."""
     require(spec.stages == 1, "stages", f"is {spec.stages}; rows stay in registers, without a ring; allowed: 1")
     if spec.scales == "channel":
         return _channels(spec, stem)
@@ -50,13 +50,13 @@ def plan(spec: QuantizeSpec, stem: str) -> Plan:
 
 
 def _rows(spec: QuantizeSpec, stem: str) -> Plan:
-    """Work out a kernel whose scales are of rows."""
+    """Plan of a kernel with scales of rows."""
     rows, lanes, head_dim = spec.tile.m, ROW_LANES[spec.head_dim], spec.head_dim
     _check_rows(spec)
     in_floats = spec.hadamard or spec.rotary != "none"
     smooth, is_given = spec.mean == "subtract", spec.scales == "given"
     threads = FLOAT_ROWS_AT_ONCE * lanes if in_floats else ROW_THREADS
-    elements = rows * head_dim // threads  # of a thread
+    elements = rows * head_dim // threads  # per thread
     return _plan(
         spec,
         stem,
@@ -100,7 +100,7 @@ TILE: tuple[Rule[QuantizeSpec], ...] = (
 
 
 def _check_rows(spec: QuantizeSpec) -> None:
-    """Refuse what kernels whose scales are of rows are not written for.
+    """Reject specs that kernels with scales of rows do not support.
 
     Raises:
         SpecError: names the field.
@@ -126,7 +126,7 @@ def _check_rows(spec: QuantizeSpec) -> None:
 
 
 def _row_params(spec: QuantizeSpec) -> tuple[Param, ...]:
-    """Return the parameters of kernels whose scales are of rows."""
+    """Parameters of kernels with scales of rows."""
     is_given = spec.scales == "given"
     return (
         pointer("codes", "Code", "codes, as x", writes=True),
@@ -156,7 +156,7 @@ def _row_params(spec: QuantizeSpec) -> tuple[Param, ...]:
 
 
 def _channels(spec: QuantizeSpec, stem: str) -> Plan:
-    """Work out a kernel whose scales are of columns, and which transposes."""
+    """Plan of the kernel with scales of columns, which transposes."""
     check_tile(spec, TILE)
     require(
         spec.mean == "none", "mean", f"is {spec.mean}; columns with their own scales (V) have no mean: leave it out"
@@ -167,7 +167,7 @@ def _channels(spec: QuantizeSpec, stem: str) -> Plan:
         "rotary",
         f"is {spec.rotary}; columns with their own scales (V) are not rotated: leave it out",
     )
-    assert tuple(KEY_ORDER[:4]) == (0, 1, 8, 9)  # what the template takes together
+    assert tuple(KEY_ORDER[:4]) == (0, 1, 8, 9)  # the template relies on this order
     return _plan(
         spec,
         stem,
@@ -215,7 +215,7 @@ def _plan(
     constants: tuple[Constant, ...],
     flags: QuantizeFlags,
 ) -> Plan:
-    """Return the plan of either kind of kernel."""
+    """Common part of both plans."""
     arch, dtype, head_dim = ARCHS[spec.arch], DTYPES[spec.dtype], spec.head_dim
     until = "until they are quantized" if flags.given_scale else "while their scale is computed"
     shared = SharedLayout()
@@ -229,7 +229,7 @@ def _plan(
     asks_columns = statistic or flags.product or flags.signs
     overhead = OVERHEAD_REGISTERS + (COLUMN_REGISTERS if statistic or flags.product else 0)
     overhead += ROTARY_REGISTERS if flags.rotary_pairs else 0
-    joined = min(4 * threads // head_dim, threads // WARP)  # a thread has four columns
+    joined = min(4 * threads // head_dim, threads // WARP)  # each thread has four columns
     registers = Registers(kept, overhead, arch.registers_for(threads, 1))
     ctas_per_sm = max(
         1,
@@ -316,7 +316,7 @@ def _rotary_flags(spec: QuantizeSpec) -> dict[str, str]:
 
 
 def _rotary_params() -> tuple[Param, ...]:
-    """Return the parameters of the rotary embedding."""
+    """Parameters of the rotary embedding."""
     axes = ("batch", "row")
     return (
         pointer("cosines", "float", "cosines (batch or none, length, head_dim / 2)"),
@@ -339,9 +339,10 @@ def _statistic_params(statistic: str) -> tuple[Param, ...]:
 
 
 def _arguments(plan: Plan, shape: QuantizeShape, slots: int) -> LaunchArgs:
-    """Work out a launch.
+    """Launch arguments.
 
-    Columns are added up one head and a little more before rows are read again: from the L2, if a head is not too large.
+    Columns are reduced slightly more than one head ahead of the second read of the rows, which then hits the L2 if a
+    head is not too large.
     """
     del slots
     spec = plan.spec
@@ -354,7 +355,7 @@ def _arguments(plan: Plan, shape: QuantizeShape, slots: int) -> LaunchArgs:
         return LaunchArgs(numbers, all_heads * chunks)
     parts = 0 if shape.is_given else -(-shape.length // STATISTIC_ROWS)
     lead = min(all_heads * parts, parts + AHEAD)
-    share = STATISTIC_ROWS // spec.tile.m  # chunks of rows for each of columns
+    share = STATISTIC_ROWS // spec.tile.m  # chunks of rows per chunk of columns
     return LaunchArgs(
         {**numbers, "all_heads": all_heads, "statistic_chunks": parts, "lead": lead},
         lead + all_heads * parts * (share + 1) if parts else all_heads * chunks,

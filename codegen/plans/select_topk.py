@@ -1,4 +1,4 @@
-"""Plan of the selection of key blocks: means of blocks, their products in fp32, and the largest ones of each row."""
+"""Plan of the selection of key blocks: means of blocks, their products in fp32, and the largest of each row."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from codegen.problem import BlockSize, LaunchArgs, SelectShape
 from codegen.spec import SelectTopkSpec
 from codegen.tile_rules import OneOf, Rule, check_tile
 
-WARPS = (8, 4, 2, 1)  # of a thread block: as many as the ranks of their rows have room for
-WARP_ROWS = 4  # query blocks of a warp
+WARPS = (8, 4, 2, 1)  # per thread block: as many as shared memory for the ranks allows
+WARP_ROWS = 4  # query blocks per warp
 WIDTHS = (32, 64, 128)
-DEPTH = 32  # columns of the means that are in shared memory at a time
-PAD = 4  # floats behind such columns: eight lanes that read 16 bytes each begin in different banks
+DEPTH = 32  # columns of the means in shared memory at a time
+PAD = 4  # floats after these columns, so that eight 16-byte reads start in different banks
 MEAN_THREADS = 256
 OVERHEAD_REGISTERS = 48  # addresses, ranks and loop state: an allowance
-FLOAT = 4  # bytes, of a rank too
+FLOAT = 4  # bytes, also per rank
 
 TILE: tuple[Rule[SelectTopkSpec], ...] = (
     OneOf("m", lambda spec: (WARPS[0] * WARP_ROWS,), lambda spec, sizes: f"allowed: {sizes}"),
@@ -38,7 +38,7 @@ TILE: tuple[Rule[SelectTopkSpec], ...] = (
 
 
 def plan(spec: SelectTopkSpec, stem: str) -> Plan:
-    """Work out every number of the kernel."""
+    """Plan of the kernel of a spec."""
     arch, dtype = ARCHS[spec.arch], DTYPES[spec.dtype]
     rows, width = WARPS[0] * WARP_ROWS, spec.tile.n
     check_tile(spec, TILE)
@@ -115,11 +115,11 @@ def plan(spec: SelectTopkSpec, stem: str) -> Plan:
 
 
 def _arguments(plan: Plan, shape: SelectShape, slots: int) -> LaunchArgs:
-    """Work out a launch: as many warps as share means of K, where thread blocks still suffice for all SMs."""
+    """Launch arguments, with the most warps that share means of K for which all SMs have thread blocks."""
     query_blocks, key_blocks = -(-shape.q_len // shape.block_q), -(-shape.kv_len // shape.block_kv)
     batch_heads = shape.batch * shape.heads
     ranks = next(region for region in plan.shared if region.name == "Ranks")
-    row_bytes = FLOAT * WARP_ROWS * key_blocks  # of a warp
+    row_bytes = FLOAT * WARP_ROWS * key_blocks  # per warp
     fitting = [warps for warps in WARPS if warps * row_bytes <= ranks.bytes] or [WARPS[-1]]
     tiles_of = {warps: -(-query_blocks // (WARP_ROWS * warps)) for warps in fitting}
     warps = next((warps for warps in fitting if batch_heads * tiles_of[warps] >= slots), fitting[-1])

@@ -1,7 +1,7 @@
-"""The one place that knows which kernel is fast: from a problem, or a partial spec, to a spec.
+"""Selection of fast kernels: the spec for a problem or a partial spec.
 
-:mod:`codegen.select.choice` asks the table of measurements; :mod:`codegen.select.defaults` has the rules by which
-``parse_spec`` fills in what a spec leaves out.
+:mod:`codegen.select.choice` uses the table of measurements; :mod:`codegen.select.defaults` has the rules with which
+``parse_spec`` fills in missing fields.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from codegen.select.choice import Choice, choose, planned
     from codegen.select.problem import AttentionProblem, BsrProblem, Problem, parse_problem
 
-# Imported on first use: codegen.parse reads the rules, and the choice needs codegen.parse.
+# Imported on first use: codegen.parse reads the rules, and the choice imports codegen.parse.
 _HOMES = {
     "AttentionProblem": "codegen.select.problem",
     "BsrProblem": "codegen.select.problem",
@@ -28,7 +28,7 @@ __all__ = ["AttentionProblem", "BsrProblem", "Choice", "Problem", "choose", "par
 
 
 def __getattr__(name: str) -> Any:
-    """Import what the package offers."""
+    """Import a public name on first use."""
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'codegen.select' has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""Choice of kernels for the gradients of attention: of dQ, of dK and dV, of all three, by rules for fields left out."""
+"""Selection of kernels for the gradients of attention (dQ; dK and dV; all three), by rules for missing fields."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from codegen.wording import shown
 
 OP = "attention_backward"
 HEAD_DIMS = {"wgmma": (64, 96, 128, 192, 256), "mma": attention_backward_mma_sync.HEAD_DIMS}
-"""Head sizes that the kernels are made for, by instruction: others are filled up to the next."""
+"""Head sizes of the kernels, by instruction; other sizes are padded to the next."""
 DAUX_HEAD_DIMS = attention_backward_daux.HEAD_DIMS
-"""The same of those that compute gradients of tensors of a score."""
+"""Head sizes of the kernels for gradients of a score's tensors."""
 DQ_DKDV_HEAD_DIMS = attention_backward_dq_dkdv.HEAD_DIMS
-"""The same of those that compute all gradients: the sums of others are more registers than there are."""
+"""Head sizes of the kernels for all gradients: the sums of other sizes exceed the registers."""
 DQ_DKDV_KEYS = attention_backward_dq_dkdv.KEYS
-"""Keys of the blocks of lists that these take, in any order."""
+"""Keys per list block in these kernels, with nondeterministic order."""
 BLOCK_SIZES = (64, 128)
-"""Queries, and keys, of the blocks of lists."""
+"""Legal queries and keys per list block."""
 
 
 @dataclass(frozen=True)
@@ -37,10 +37,10 @@ class BackwardKernels:
     """The kernels of the gradients of one kind of attention.
 
     Attributes:
-        dq: computes dQ.
-        dkdv: computes dK and dV.
-        dq_dkdv: computes all three where all are wanted, with five products in place of seven; None: no kernel does.
-        daux: computes those of tensors of the score; None: no gradient that is not 0 is requested.
+        dq: kernel of dQ.
+        dkdv: kernel of dK and dV.
+        dq_dkdv: kernel of all three, with five products instead of seven; None if there is none.
+        daux: kernel of the gradients of the score's tensors; None if no nonzero gradient is requested.
     """
 
     dq: NamedSpec
@@ -49,34 +49,34 @@ class BackwardKernels:
     daux: NamedSpec | None = None
 
     def of_a_step(self) -> list[NamedSpec]:
-        """Those that compute the gradients of q, k and v together, and of tensors of the score."""
+        """Kernels of a training step: those of the gradients of q, k and v together, and of the score's tensors."""
         whole = [self.dq, self.dkdv] if self.dq_dkdv is None else [self.dq_dkdv]
         return whole if self.daux is None else [*whole, self.daux]
 
 
 def backward_archs() -> tuple[str, ...]:
-    """Return the architectures that have kernels of gradients."""
+    """Architectures with gradient kernels."""
     return tuple(name for name, arch in ARCHS.items() if arch.of(OP))
 
 
 def check_arch(arch: str) -> None:
-    """Refuse an architecture without kernels of gradients.
+    """Reject an architecture without gradient kernels.
 
     Raises:
-        SpecError: naming those that have them.
+        SpecError: names those that have them.
     """
     if arch not in backward_archs():
-        raise SpecError("arch", f"is {arch}, and gradients of attention are written for {', '.join(backward_archs())}")
+        raise SpecError("arch", f"is {arch}; gradients of attention support {', '.join(backward_archs())}")
 
 
 def check_pattern(pattern: PatternBase) -> None:
-    """Refuse a pattern that has no gradient.
+    """Reject a pattern that has no gradient.
 
     Args:
-        pattern: of a spec; its blocks may be of any size.
+        pattern: pattern of a spec; its blocks may have any size.
 
     Raises:
-        SpecError: naming ``pattern``, and the patterns that have one.
+        SpecError: names ``pattern`` and the patterns with a gradient.
     """
     if reason := without_gradient(pattern.kind):
         raise SpecError("pattern", reason)
@@ -98,30 +98,30 @@ def backward_kernels(
     """Choose the kernels of the gradients.
 
     Args:
-        pattern: of the forward kernel's spec.
+        pattern: pattern of the forward kernel's spec.
         arch: architecture of the device.
         dtype: ``fp16`` or ``bf16``.
-        head_dim: elements of a head.
-        softcap: cap of the logits; None: they have none.
-        score: what becomes of the logits, of the forward kernel's spec; None: nothing.
-        aux_gradients: tensors of the score whose gradients are wanted.
-        kv_lengths: whether each batch has a number of keys of its own.
-        deterministic: whether dQ has the same bits in every run; otherwise it may be added up in any order, where that
-            is faster.
-        holds: whether a kernel has a receipt: kernels that have are preferred to all others that compute the same.
+        head_dim: elements per head.
+        softcap: cap of the logits, or None.
+        score: score of the forward kernel's spec, or None.
+        aux_gradients: names of the score's tensors whose gradients are requested.
+        kv_lengths: whether each batch has its own number of keys.
+        deterministic: whether dQ must be bitwise reproducible; otherwise it may be summed in any order if that is
+            faster.
+        holds: whether a kernel has a valid receipt; such kernels are preferred among those with the same result.
 
     Returns:
-        Their specs, by their shipped names where they have some.
+        Their specs, with shipped names if they are shipped.
 
     Raises:
-        SpecError: naming the field, what it is and what has a gradient.
+        SpecError: names the field, its value and what has a gradient.
     """
     check_arch(arch)
     instruction = ARCHS[arch].of(OP)[0].mma
     sizes = HEAD_DIMS[instruction]
     if head_dim > sizes[-1]:
-        where = f"gradients are written for heads of up to {sizes[-1]} on {arch}"
-        raise SpecError("head_dim", f"is {head_dim}, and {where}")
+        where = f"gradients support heads of up to {sizes[-1]} on {arch}"
+        raise SpecError("head_dim", f"is {head_dim}; {where}")
     check_pattern(pattern)
     block = pattern.fixed_block
     for side, length in (("q", block.q), ("kv", block.kv)) if block is not None else ():
@@ -161,7 +161,7 @@ def _kernels_of(
     *,
     deterministic: bool = True,
 ) -> BackwardKernels:
-    """The kernels for a pattern as it is."""
+    """The kernels for exactly this pattern."""
     fields = {**fields, "pattern": pattern.model_dump(mode="json", exclude_none=True)}
     instruction = ARCHS[fields["arch"]].of(OP)[0].mma
     dq, dkdv = (_named({**fields, "gradients": which}) for which in ("dq", "dkdv"))
@@ -177,7 +177,7 @@ def _kernels_of(
 
 
 def _of_aux(fields: Mapping[str, Any], head_dim: int, names: Sequence[str]) -> NamedSpec | None:
-    """Return the kernel of gradients of tensors of a score; None where all are 0."""
+    """Kernel of gradients of a score's tensors; None if all are 0."""
     if not names:
         return None
     read = aux_with_gradients(fields["score"], tuple(names))
@@ -188,27 +188,27 @@ def _of_aux(fields: Mapping[str, Any], head_dim: int, names: Sequence[str]) -> N
 
 
 def aux_with_gradients(score: Score | None, names: Sequence[str]) -> tuple[str, ...]:
-    """Return those tensors of a score, of some, whose gradients a kernel computes: of others they are 0.
+    """The given tensors of a score whose gradients a kernel computes; gradients of the others are 0.
 
     Raises:
-        SpecError: naming a tensor that has no gradient, and the index that is the reason.
+        SpecError: names a tensor without a gradient, and the index that is the reason.
     """
     if score is None:
-        raise SpecError("aux_gradients", f"has {', '.join(map(shown, names))}, and there is no score")
+        raise SpecError("aux_gradients", f"has {', '.join(map(shown, names))}, but there is no score")
     read = {read.item.aux.name for read in reads_of(score, tuple(names))}
     return tuple(name for name in names if name in read)
 
 
 def _is_faster_in_any_order(pattern: PatternBase, head_dim: int) -> bool:
-    """Whether tiles that add to dQ without turns were measured to be faster (docs/guide/training.md)."""
+    """Whether nondeterministic additions to dQ were measured to be faster (docs/guide/training.md)."""
     block = pattern.fixed_block
     if block is not None:
-        return block.kv == DQ_DKDV_KEYS and pattern.expression is None  # which takes its registers
+        return block.kv == DQ_DKDV_KEYS and pattern.expression is None  # needs the registers of an expression
     return pattern.unordered_dq and head_dim == DQ_DKDV_HEAD_DIMS[0]
 
 
 def _named(fields: Mapping[str, Any]) -> NamedSpec:
-    """Return a spec by its shipped name, which has a receipt, if it has one."""
+    """Spec with its shipped name, which has a receipt, if it is shipped."""
     found = find_spec(fields)
-    plan_for(found)  # refuses what no kernel has
+    plan_for(found)  # rejects unsupported specs
     return as_shipped(found)

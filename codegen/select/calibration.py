@@ -1,8 +1,8 @@
-"""The model of plans, calibrated by measurements.
+"""The performance model of plans, calibrated by measurements.
 
-The model (:mod:`codegen.select.estimate`) knows how sizes change a kernel's time: waves, steps, bytes. How well a
-kernel does what the model counts, it does not know; measured rows do: a kernel that took longer than others of a row,
-by more than the model says, is taken to do so elsewhere. Near rows count more than far ones.
+The model (:mod:`codegen.select.estimate`) predicts how sizes change a kernel's time: waves, steps, bytes. It does not
+know the efficiency of a kernel. Measured rows provide it: a kernel that was slower than others of a row, by more than
+the model predicts, is assumed to be slower elsewhere too. Near rows have more weight than distant ones.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from codegen.select.estimate import estimate
 from codegen.select.problem import Problem
 from codegen.select.table import Measurement
 
-# Found by leaving out, of 171 tuned problems, each in turn.
-REACH = 2.0  # factors of two from a row over which its weight falls to 1 / e
-ANOTHER_KEY = 6.0  # factors of two that a row of another pattern, head dimension or block is further away
-DOUBT = 0.5  # of a kernel that no row has: as a logarithm, how much slower than the mean of others it is taken to be
-DOUBT_WEIGHT = 0.02  # of that, beside the weights of rows
-FEWEST = 4  # kernels of a row by which others can be told apart
+# Fitted by leave-one-out cross-validation over 171 tuned problems.
+REACH = 2.0  # distance, in factors of two, at which the weight of a row falls to 1 / e
+ANOTHER_KEY = 6.0  # additional distance, in factors of two, of a row with another pattern, head dimension or block
+DOUBT = 0.5  # log of the slowdown, against the mean of others, that is assumed for a kernel without rows
+DOUBT_WEIGHT = 0.02  # weight of that assumption, relative to the weights of rows
+FEWEST = 4  # least kernels per row for a comparison
 
 
 @dataclass
 class _Correction:
-    """The weighted mean of what rows say of a kernel."""
+    """The weighted mean of a kernel's deviations in rows."""
 
     total: float = DOUBT * DOUBT_WEIGHT
     weight: float = DOUBT_WEIGHT
@@ -41,15 +41,15 @@ class _Correction:
 
 
 def predicted(problem: Problem, kernels: Mapping[str, NamedSpec], rows: Sequence[Measurement]) -> dict[str, float]:
-    """The expected time of each kernel, up to a factor that all have in common.
+    """Expected time of each kernel, up to a common factor.
 
     Args:
         problem: the problem.
         kernels: specs that compute it, by :attr:`Timing.label`.
-        rows: of the same operator and architecture.
+        rows: rows of the same operator and architecture.
 
     Returns:
-        Expected times by label, without kernels that the model cannot estimate: it needs the sizes.
+        Expected times by label, without kernels that the model cannot estimate because sizes are missing.
     """
     corrections: dict[str, _Correction] = {label: _Correction() for label in kernels}
     for row in rows:
@@ -69,11 +69,11 @@ def predicted(problem: Problem, kernels: Mapping[str, NamedSpec], rows: Sequence
 
 _known: dict[
     int, tuple[Measurement, dict[str, float]]
-] = {}  # by the row's id; the row is kept, so that it stays its own
+] = {}  # by id of the row; the row is kept alive, so that its id is not reused
 
 
 def deviations(row: Measurement) -> dict[str, float]:
-    """Logarithm of each kernel's time over that of the model, beside the mean of its row."""
+    """Log of the ratio of measured and modeled time of each kernel, relative to the mean of its row."""
     if id(row) not in _known:
         _known[id(row)] = row, _deviations(row)
     return _known[id(row)][1]
@@ -85,7 +85,7 @@ def _deviations(row: Measurement) -> dict[str, float]:
         try:
             spec = parse_spec({**row.problem.fields(), **timing.tuning})
             guess = estimate(plan_of(spec, "row"), row.problem)
-        except SpecError:  # of an earlier day
+        except SpecError:  # an older row that is no longer legal
             continue
         if guess is not None:
             found[timing.label] = math.log(cost / guess.microseconds)

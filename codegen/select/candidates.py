@@ -1,4 +1,4 @@
-"""Kernels worth timing for a problem: the shipped ones that compute it, and variations that the model ranks best."""
+"""Kernels worth timing for a problem: shipped kernels that compute it, and variations that the model ranks best."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from codegen.select.problem import (
 )
 from codegen.spec import Spec
 
-OF_A_TILE = 2  # of them with the same tile, in which the model hardly tells kernels apart
-SLOW = "wmma"  # shipped as steps of a ladder, and beside kernels with the same tile that are faster
+OF_A_TILE = 2  # most candidates with the same tile, which the model can hardly distinguish
+SLOW = "wmma"  # shipped as steps of the ladder; kernels with the same tile are faster
 STAGES = (8, 6, 5, 4, 3, 2, 1)
 
 
 def candidates(problem: Problem, most: int = MOST) -> list[NamedSpec]:
-    """Return the shipped kernels that compute a problem, then up to ``most`` variations, the best by the model first.
+    """Shipped kernels that compute a problem, then up to ``most`` variations, sorted by the model.
 
     Raises:
         SpecError: if no kernel computes it.
@@ -66,7 +66,7 @@ def _unnamed(spec: Spec) -> NamedSpec:
 
 
 def is_allowed(spec: Spec, problem: Problem) -> bool:
-    """Whether A is prepared as a kernel needs it."""
+    """Whether A is prepared in the form that a kernel needs."""
     needs = preparation_of(spec)
     if needs is None or isinstance(problem, AttentionProblem):
         return True
@@ -76,9 +76,9 @@ def is_allowed(spec: Spec, problem: Problem) -> bool:
 
 
 def _ranked(problem: Problem) -> list[Spec]:
-    """Return the variations that have a plan, with as many stages as it accepts, the fastest by the model first.
+    """Variations with a valid plan, with the most stages that it accepts, sorted by the model's time.
 
-    Without sizes they are in the order in which they come.
+    Without sizes, they keep their order.
     """
     fields = problem.fields()
     found: list[tuple[float, int, Spec]] = []
@@ -94,19 +94,19 @@ def _ranked(problem: Problem) -> list[Spec]:
 
 
 def _deepest(fields: Fields, numbers: Iterable[int]) -> tuple[Spec, Plan] | None:
-    """The spec with the first of these numbers of stages that has a plan."""
+    """Spec with the first of these numbers of stages that has a valid plan."""
     for stages in numbers:
         try:
             spec = parse_spec({**fields, "stages": stages})
             return spec, plan_of(spec, "candidate")
         except SpecError as error:
-            if error.field.startswith("tile."):  # by a rule of the kernel, whatever the stages
+            if error.field.startswith("tile."):  # a rule of the kernel, independent of stages
                 return None
     return None
 
 
 def _accepted(fields: Fields) -> tuple[Spec, Plan] | None:
-    """Return a spec with its plan, if it has one."""
+    """Spec with its plan, if the plan is valid."""
     try:
         spec = parse_spec(fields)
         return spec, plan_of(spec, "candidate")

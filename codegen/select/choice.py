@@ -1,6 +1,6 @@
-"""The choice of a kernel for a problem: the table of measurements first, then rules for what was not measured.
+"""Selection of a kernel for a problem: by the table of measurements, else by rules for unmeasured problems.
 
-What a spec says is never changed: of a partial one only the fields that it leaves out are chosen.
+Fields that a spec gives are never changed; for a partial spec, only missing fields are chosen.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ Fields = dict[str, Any]
 Given = str | Path | Mapping[str, Any] | Spec | NamedSpec | Problem
 Rule = Literal["written", "measured", "predicted", "nearest", "shipped", "model", "default"]
 WORTH = 1.02
-"""How much longer a shipped kernel, which has a receipt, may take than one without."""
+"""Largest ratio of the time of a shipped kernel, which has a receipt, to that of a kernel without."""
 STRIDED_COLUMNS = 8
 """Columns of B up to which a kernel reads B and writes C with any strides."""
 FEW_COLUMNS_COPY = "ld_global"
-"""How products with at most FEW_COLUMNS columns load the blocks of A."""
+"""Copy instruction of the kernel for at most FEW_COLUMNS columns."""
 WHOLE = ("tile", "stages")
-"""Fields of a mapping that leaves nothing to choose: the rest of what it leaves out follows by rules."""
+"""Fields of a mapping with nothing to choose: rules fill in the rest."""
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,9 @@ class Timed:
     earlier_source: bool
 
     def __str__(self) -> str:
-        """Return whose time it is, in words."""
+        """The timed kernel, in words."""
         since = ", whose source has changed since" if self.earlier_source else ""
-        return f"of this kernel{since}" if self.chosen else f"of a sibling, {self.named.stem}{since}"
+        return f"of this kernel{since}" if self.chosen else f"of a similar kernel, {self.named.stem}{since}"
 
 
 @dataclass(frozen=True)
@@ -75,14 +75,14 @@ class Choice:
 
     Attributes:
         named: the spec.
-        rule: how it was found: ``written``, the spec was whole; ``measured``, the problem is in the table;
-            ``predicted``, by the model of plans, calibrated by the table; ``nearest``, one like it is in the table;
-            ``shipped``, a kernel for such problems is shipped; ``model``, by an estimate from plans; ``default``, by
-            the rules for fields left out.
-        reason: the same in a sentence.
-        rows: the rows of the table that were asked.
-        dense: what a library's dense product takes where it is the faster one by those rows; "" elsewhere.
-        timed: the kernel whose time the reason quotes; None where it quotes none.
+        rule: rule of the choice: ``written``, the spec was complete; ``measured``, the problem is in the table;
+            ``predicted``, by the performance model, calibrated by the table; ``nearest``, a similar problem is in the
+            table; ``shipped``, a kernel for similar problems is shipped; ``model``, by the performance model;
+            ``default``, by the rules for missing fields.
+        reason: the rule in a sentence.
+        rows: rows of the table behind the choice.
+        dense: time of a library's dense product, if it is faster in those rows; else "".
+        timed: kernel whose time the reason quotes; None if it quotes none.
     """
 
     named: NamedSpec
@@ -100,7 +100,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class _Kernel:
-    """A kernel of the rows that were asked, as it would compute the problem."""
+    """A kernel of the rows, applied to the problem."""
 
     named: NamedSpec
     label: str
@@ -111,10 +111,10 @@ class _Kernels:
     """The kernels of a problem.
 
     Attributes:
-        written: fields that their specs have.
+        written: required fields of their specs.
         problem: the problem.
-        shipped: those that are shipped, or those with a receipt, by the label of their tuning.
-        only: whether no others will do.
+        shipped: shipped kernels, or kernels with a receipt, by the label of their tuning.
+        only: whether other kernels are excluded.
     """
 
     written: Fields
@@ -124,20 +124,20 @@ class _Kernels:
 
     @property
     def are_preferred(self) -> bool:
-        """Whether shipped kernels go before others that the model expects to be faster.
+        """Whether shipped kernels are preferred to others that the model expects to be faster.
 
-        Those for uneven matrices are too few for that.
+        For uneven matrices, too few kernels are shipped.
         """
         longest = None if isinstance(self.problem, AttentionProblem) else self.problem.longest_row
         return longest is None or longest < UNEVEN
 
     @property
     def kind(self) -> str:
-        """Those of ``shipped``, in words."""
+        """Kind of the kernels in ``shipped``, in words."""
         return "kernels with receipts" if self.only else "shipped kernels"
 
     def of(self, timing: Timing) -> NamedSpec | None:
-        """The kernel that computes the problem as a measured one does; None if what was written differs."""
+        """Kernel for the problem with the tuning of a measured one; None if required fields differ."""
         if timing.label in self.shipped:
             return self.shipped[timing.label].named
         if self.only:
@@ -155,25 +155,24 @@ def choose(
     general: bool = False,
     verified: Verified | None = None,
 ) -> Choice:
-    """Choose a kernel: a shipped one, which has a receipt, unless one without was measured to be faster by over 2%.
+    """Choose a kernel: a shipped one, which has a receipt, unless another was measured to be over 2% faster.
 
     Args:
-        given: a problem; or a partial spec, a mapping without ``tile`` or ``stages``. What else
-            :func:`~codegen.library.find_spec` takes, and a mapping with both, is a whole spec and is returned as it
-            is.
-        problem: beside a spec, its problem, or some of its sizes as a mapping.
-        device: name of the GPU: of rows for the same problem its own are preferred.
-        rows: the table; by default the committed one.
-        general: whether a kernel will do that computes more: one that takes the numbers of the pattern from the call,
-            or fills heads up. The caller then passes those numbers.
-        verified: the kernels with receipts, to choose from these alone; a whole spec is returned as it is.
+        given: a problem, or a partial spec: a mapping without ``tile`` or ``stages``. A mapping with both, and any
+            other argument of :func:`~codegen.library.find_spec`, is a complete spec and is returned unchanged.
+        problem: for a spec, its problem, or some of its sizes as a mapping.
+        device: name of the GPU; its rows are preferred among those for the same problem.
+        rows: the table; by default, the committed one.
+        general: whether more general kernels are allowed, which take the numbers of the pattern from the call or pad
+            heads. The caller then passes those numbers.
+        verified: kernels with receipts, to choose only from these; a complete spec is returned unchanged.
 
     Returns:
-        The spec of the kernel, and by which rule and rows it was found.
+        The spec of the kernel, and the rule and the rows of the choice.
 
     Raises:
-        SpecError: for an illegal spec or problem, or two that contradict one another; with ``verified``, if none of
-            its kernels computes the problem.
+        SpecError: for an invalid spec or problem, or contradictions between them; with ``verified``, if none of its
+            kernels computes the problem.
     """
     if isinstance(given, AttentionProblem | BsrProblem):
         if problem is not None:
@@ -183,7 +182,7 @@ def choose(
     if not isinstance(given, Mapping):
         named = as_shipped(find_spec(given))
         _checked_problem(named.spec, problem)
-        return Choice(named, "written", "the spec is whole: it is used as it is")
+        return Choice(named, "written", "the spec is complete and used unchanged")
     spec = parse_spec(given)
     asked = _checked_problem(spec, problem)
     if asked is None:
@@ -192,7 +191,7 @@ def choose(
             why = f"no kernel of dtype {spec.dtype} is in the table of measurements"
         return Choice(_named(spec), "default", f"{why}: the default")
     if all(given.get(name) for name in WHOLE):
-        reason = "tile and stages are written: what else is left out follows by rules"
+        reason = "tile and stages are given; rules fill in the other fields"
         return Choice(_named(spec), "written", reason)
     return _chosen(_kernels(dict(given), asked, general, verified), device, rows)
 
@@ -218,16 +217,16 @@ def _strided(
 
 
 def planned(choice: Choice) -> Choice:
-    """Return a choice as it is, if its kernel has a plan: the default of the rules need not have one.
+    """Check that a chosen kernel has a valid plan, as the default of the rules may not have one.
 
     Args:
-        choice: what ``choose`` returned, or a choice made otherwise.
+        choice: result of ``choose``, or another choice.
 
     Returns:
         The same choice.
 
     Raises:
-        SpecError: naming the field that no kernel supports.
+        SpecError: names the field that no kernel supports.
     """
     if not isinstance(choice, Choice):
         raise SpecError("choice", f"is {type(choice).__name__}, expected what choose returns")
@@ -236,15 +235,15 @@ def planned(choice: Choice) -> Choice:
 
 
 def _checked_problem(spec: Spec, problem: Problem | Mapping[str, Any] | None) -> Problem | None:
-    """Return the problem of a spec, with sizes.
+    """Problem of a spec, with sizes.
 
     Raises:
-        SpecError: where they contradict one another.
+        SpecError: if they contradict one another.
     """
     if not is_chosen(spec):
         if problem is not None:
             which = f"a {spec.op} of dtype {spec.dtype}" if has_problem(spec) else f"a {spec.op}"
-            raise SpecError("problem", f"is given: {which} has none to choose for")
+            raise SpecError("problem", f"is given, but {which} is not chosen by problem")
         return None
     if not isinstance(problem, AttentionProblem | BsrProblem):
         own, sizes = said_by(spec), plain_fields({} if problem is None else problem)
@@ -258,7 +257,7 @@ def _check_same(spec: Fields, problem: Fields) -> None:
     for name in problem.keys() | spec.keys() if "op" in problem else problem:
         told, asked = spec.get(name), problem.get(name)
         if told != asked:
-            raise SpecError(f"problem.{name}", f"is {shown(asked)}, and the spec's is {shown(told)}")
+            raise SpecError(f"problem.{name}", f"is {shown(asked)}, but {shown(told)} in the spec")
 
 
 def _named(spec: Spec) -> NamedSpec:
@@ -269,7 +268,7 @@ def _kernels(written: Fields, problem: Problem, general: bool, verified: Verifie
     """The kernels of a problem.
 
     Raises:
-        SpecError: if only those with receipts will do, and there is none.
+        SpecError: if only kernels with receipts are allowed, and none computes the problem.
     """
     found = serving(written, problem, general=general, verified=verified)
     if verified is None:
@@ -281,12 +280,12 @@ def _kernels(written: Fields, problem: Problem, general: bool, verified: Verifie
 
 
 def _chosen(kernels: _Kernels, device: str | None, rows: Sequence[Measurement] | None) -> Choice:
-    """The choice for a problem, among specs that agree with the given fields."""
+    """Choice for a problem, among specs with the given fields."""
     written, problem = kernels.written, kernels.problem
     every = measurements() if rows is None else rows
     in_fp8 = problem.is_fp8
     table = [row for row in every if row.problem.key() == problem.key() and row.problem.is_fp8 == in_fp8]
-    if in_fp8 and not table and not kernels.only:  # rows of 16 bits, and the model fitted to them, say nothing of it
+    if in_fp8 and not table and not kernels.only:  # 16-bit rows, and the model fitted to them, do not apply
         reason = f"no kernel of dtype {problem.dtype} was measured: the default"
         return Choice(_named(parse_spec(written)), "default", reason)
     for away, group in _by_distance(problem, table):
@@ -302,11 +301,11 @@ def _chosen(kernels: _Kernels, device: str | None, rows: Sequence[Measurement] |
 
 
 def _by_rules(kernels: _Kernels, has_rows: bool) -> Choice:
-    """The choice where no row and no model calibrated by rows tells.
+    """Choice without applicable rows and without a calibrated model.
 
     Args:
-        kernels: of the problem.
-        has_rows: whether problems like it were measured.
+        kernels: kernels of the problem.
+        has_rows: whether similar problems were measured.
     """
     if not has_rows and (choice := _unmeasured(kernels)):
         return choice
@@ -318,7 +317,7 @@ def _by_rules(kernels: _Kernels, has_rows: bool) -> Choice:
 
 
 def _by_distance(problem: Problem, table: Iterable[Measurement]) -> Iterator[tuple[float, list[Measurement]]]:
-    """Yield the rows in groups that are equally far from a problem, the nearest first."""
+    """Yield the rows in groups of equal distance from a problem, nearest first."""
     far = sorted(((distance(problem, row.problem), i, row) for i, row in enumerate(table)), key=lambda each: each[:2])
     while far:
         nearest = far[0][0]
@@ -328,22 +327,23 @@ def _by_distance(problem: Problem, table: Iterable[Measurement]) -> Iterator[tup
 
 
 def _allowed(timing: Timing, problem: Problem) -> bool:
-    """Whether a kernel gets A in the form with which it was measured, and one for few columns no more of them."""
+    """Whether a kernel applies: A has the form of its measurement, and a kernel for few columns gets few."""
     if isinstance(problem, AttentionProblem):
         return True
     if timing.tuning.get("copy") == FEW_COLUMNS_COPY and (problem.n or 0) > FEW_COLUMNS:
         return False
     if timing.prepared is None:
         return True
-    if problem.prepared is None:  # others take A as it is, too; kernels that gather block rows do not
+    if problem.prepared is None:  # kernels that gather block rows require a prepared A; others do not
         return bool(timing.tuning["tile"]["m"] != GATHERED_ROWS)
     return problem.prepared in ("packed", timing.prepared)
 
 
 def _winner(kernels: _Kernels, rows: Sequence[Measurement], *, measured: bool) -> tuple[_Kernel, str] | None:
-    """The kernel that wins most rows or loses least, and the time of a dense product where that is faster.
+    """Best kernel on average over the rows, and the time of a dense product if that is faster.
 
-    A shipped kernel wins over others that gain less than ``WORTH``, and over all in rows of another problem.
+    A shipped kernel is preferred to others that are faster by less than ``WORTH``, and to all others in rows of another
+    problem.
     """
     losses: list[dict[str, float]] = []
     labels: dict[str, Timing] = {}
@@ -377,19 +377,19 @@ def _winner(kernels: _Kernels, rows: Sequence[Measurement], *, measured: bool) -
 
 
 def _dense(rows: Sequence[Measurement], label: str) -> str:
-    """The time of a dense product, in words, in the first row where it is faster than a kernel; "" without one."""
+    """Time of a dense product, in words, in the first row in which it is faster than a kernel; else ""."""
     for row in rows:
         timing = next((each for each in row.kernels if each.label == label), None)
         if timing is not None and row.dense is not None and row.dense_wins(timing):
-            ours = f"the measured kernel {timing.single_us:.4g}"
-            return f"{row.dense.name} takes {row.dense.single_us:.4g} us there, {ours}"
+            ours = f"the measured kernel {timing.single_us:.4g} us"
+            return f"{row.dense.name} {row.dense.single_us:.4g} us ({ours})"
     return ""
 
 
 def _as_measured(written: Fields, problem: Problem, timing: Timing) -> Spec | None:
-    """The spec that computes a problem as a measured kernel does; None if what was written differs.
+    """Spec for a problem with the tuning of a measured kernel; None if required fields differ.
 
-    Sizes of a problem are no part of its spec: it need not have the name of the measured one.
+    Sizes of a problem are not in its spec, so its name may differ from that of the measured kernel.
     """
     semantic, tuning = problem.fields(), timing.tuning
     try:
@@ -404,7 +404,7 @@ def _as_measured(written: Fields, problem: Problem, timing: Timing) -> Spec | No
 
 
 def _told(kernel: _Kernel, problem: Problem, rows: Sequence[Measurement], away: float, dense: str) -> Choice:
-    """Return the choice with its reason."""
+    """Choice with its reason."""
     first = next(row for row in rows if kernel.label in {each.label for each in row.kernels})
     timing = next(each for each in first.kernels if each.label == kernel.label)
     figures = f"{timing.single_us:.4g} us"
@@ -418,7 +418,7 @@ def _told(kernel: _Kernel, problem: Problem, rows: Sequence[Measurement], away: 
         reason = f"measured: {where}"
     elif away <= NEAR:
         rule = "measured"
-        reason = f"wins, or loses least, in {len(rows)} measured rows that agree; one of them: {first.problem}: {where}"
+        reason = f"best on average over {len(rows)} matching measurements; one of them: {first.problem}: {where}"
     else:
         rule = "nearest"
         reason = f"not measured; the nearest measured problem is {first.problem}: {where}"
@@ -426,7 +426,7 @@ def _told(kernel: _Kernel, problem: Problem, rows: Sequence[Measurement], away: 
 
 
 def _timed(named: NamedSpec, row: Measurement, timing: Timing) -> Timed | None:
-    """The kernel that was timed in a row, beside the one that is chosen by it; None for a row of no kernel of today."""
+    """Kernel that was timed in a row, compared to the chosen one; None if the row's kernel is no longer legal."""
     try:
         spec = parse_spec({**row.problem.fields(), **timing.tuning})
     except SpecError:
@@ -437,10 +437,10 @@ def _timed(named: NamedSpec, row: Measurement, timing: Timing) -> Timed | None:
 
 
 def _predicted(kernels: _Kernels, every: Sequence[Measurement], nearest: Sequence[Measurement]) -> Choice | None:
-    """The kernel that the calibrated model expects to be fastest; None where it cannot tell.
+    """Kernel that the calibrated model expects to be fastest; None if it cannot decide.
 
-    Kernels are the shipped ones; without one, those of rows for such problems, or, without such rows, of all rows, and
-    shipped ones for such problems.
+    It considers shipped kernels; if there are none, kernels of rows for similar problems (or, without such rows, of all
+    rows) and shipped kernels for similar problems.
     """
     problem = kernels.problem
     rows = [row for row in every if (row.problem.op, row.problem.arch) == (problem.op, problem.arch)]
@@ -453,19 +453,19 @@ def _predicted(kernels: _Kernels, every: Sequence[Measurement], nearest: Sequenc
         return None
     label = min(expected, key=lambda each: expected[each])
     which = kernels.kind if label in kernels.shipped else "kernels"
-    reason = f"of {len(expected)} {which} the fastest by the model of waves and steps, calibrated by {len(rows)} rows"
+    reason = f"the fastest of {len(expected)} {which} in a model of waves and steps, calibrated by {len(rows)} rows"
     if nearest:
         reason += f"; the nearest measured problem is {nearest[0].problem}"
     return Choice(tried[label], "predicted", reason, tuple(nearest), _dense(nearest, label))
 
 
 def _candidates(kernels: _Kernels, rows: Iterable[Measurement]) -> dict[str, NamedSpec]:
-    """Kernels to estimate, by the label of their tuning: the shipped ones; without one, those of rows and alike."""
+    """Kernels to estimate, by the label of their tuning: the shipped ones; else those of rows, and similar ones."""
     problem = kernels.problem
     timings = [each.timing for each in kernels.shipped.values() if _allowed(each.timing, problem)]
     if not kernels.only and not (timings and kernels.are_preferred):
         timings = [*(each for row in rows for each in row.kernels), *alike(problem)]
-    tried: dict[str, NamedSpec | None] = {}  # rows name the same kernels again and again
+    tried: dict[str, NamedSpec | None] = {}  # rows repeat kernels
     for timing in timings:
         if (label := timing.label) not in tried and _allowed(timing, problem):
             tried[label] = kernels.of(timing)
@@ -473,11 +473,10 @@ def _candidates(kernels: _Kernels, rows: Iterable[Measurement]) -> dict[str, Nam
 
 
 def _unmeasured(kernels: _Kernels) -> Choice | None:
-    """The choice where nothing was measured: a shipped kernel, the fastest by the model; None without one.
+    """Choice without measurements: the shipped kernel that the model expects to be fastest, or None.
 
-    Without one for the very problem, the tuning of one for such problems.
-
-    The model does not tell instructions apart: kernels are compared that have those of the default.
+    If no shipped kernel computes the problem, the tuning of one for similar problems. The model does not distinguish
+    instructions, so only kernels with the default instructions are compared.
     """
     problem = kernels.problem
     shipped = [each.timing for each in kernels.shipped.values()] or ([] if kernels.only else alike(problem))
@@ -485,28 +484,28 @@ def _unmeasured(kernels: _Kernels) -> Choice | None:
     named = list({each.spec.hash: each for each in found if each is not None}.values())
     default = parse_spec(kernels.written)
     named = [each for each in named if (each.spec.mma, each.spec.copy_) == (default.mma, default.copy_)]
-    reason = f"not measured: the {'kernel with a receipt' if kernels.only else 'shipped kernel for such problems'}"
+    reason = f"not measured: the {'kernel with a receipt' if kernels.only else 'shipped kernel for similar problems'}"
     if len(named) == 1:
         return Choice(named[0], "shipped", reason)
     return _fastest_by_the_model(kernels, named) if named else None
 
 
 def _fastest_by_the_model(kernels: _Kernels, named: Sequence[NamedSpec]) -> Choice | None:
-    """The fastest of some kernels by the model of plans; None where it lacks sizes.
+    """Fastest of some kernels by the performance model; None if sizes are missing.
 
-    Where it lacks the entries of lists alone, the shipped kernel of the shortest name.
+    If only the length of the lists is missing, the shipped kernel with the shortest name.
     """
     problem = kernels.problem
     guesses = [estimate(plan_of(each.spec, "choice"), problem) for each in named]
     times = [guess.microseconds for guess in guesses if guess is not None]
     those = f"not measured: of {len(named)} {kernels.kind}"
     if len(times) == len(named):
-        reason = f"{those} the fastest by the model of waves and steps"
+        reason = f"{those} the fastest in a model of waves and steps"
         return Choice(named[times.index(min(times))], "model", reason)
     if not (kernels.shipped and isinstance(problem, AttentionProblem) and problem.kv_len):
         return None
     first = min(named, key=lambda each: (len(each.stem), each.stem))
-    return Choice(first, "shipped", f"{those} that of the shortest name")
+    return Choice(first, "shipped", f"{those} the one with the shortest name")
 
 
 __all__ = ["Choice", "choose", "distance", "planned"]

@@ -1,7 +1,7 @@
-"""Tiles and stages of specs that leave them out: for each operator a table, best measured or most that fits.
+"""Default tiles and stages, one table per operator: the best measured ones, or the largest that fit.
 
-A row is for specs with certain values of fields, of ``rows`` and ``cols`` of a block, and of what
-:mod:`codegen.select.defaults` works out from them.
+A row applies to specs with certain values of fields, of ``rows`` and ``cols`` of a block, and of features that
+:mod:`codegen.select.defaults` derives from them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 Fields = dict[str, Any]
 
 FP8: Fields = {"dtype": ("e4m3", "e5m2")}
-GATHERED_ROWS = 384  # of a tile of many small block rows
+GATHERED_ROWS = 384  # rows per tile of many small block rows
 
 
 @dataclass(frozen=True)
@@ -21,9 +21,9 @@ class Row:
     """One row of a table of defaults.
 
     Attributes:
-        where: values of features of the spec that the row is for; several values of one in a tuple.
-        tile: the sizes; a name is the feature that has the size.
-        stages: numbers of stages, of which the first one is taken that a plan accepts.
+        where: values of features of the specs that the row applies to; a tuple allows several values.
+        tile: the sizes; a name refers to the feature with the size.
+        stages: numbers of stages; the first one that a plan accepts is used.
         options: values of other fields.
     """
 
@@ -33,14 +33,14 @@ class Row:
     options: Mapping[str, object] = field(default_factory=dict)
 
     def fits(self, features: Mapping[str, Any]) -> bool:
-        """Whether the row is for a spec with these features."""
+        """Whether the row applies to a spec with these features."""
         return all(
             features[name] in (value if isinstance(value, tuple) else (value,)) for name, value in self.where.items()
         )
 
 
 Rows = tuple[Row, ...]
-"""Rows of an operator; the first that fits applies."""
+"""Rows of an operator; the first one that fits applies."""
 WMMA: Fields = {"mma": "wmma"}
 MMA: Fields = {"mma": "mma"}
 WGMMA: Fields = {"mma": "wgmma"}
@@ -61,7 +61,7 @@ ATTENTION: Rows = (
         for rows, m in (({"rows": (16, 32)}, "rows"), ({}, 64))
         for head, n in (({"head_dim": 64}, 64), ({}, 32))
     ),
-    Row(MMA | FP8, ("m", "n"), (4,)),  # whole steps, in as many bytes as two stages of 16 bits
+    Row(MMA | FP8, ("m", "n"), (4,)),  # whole steps, with the bytes of two 16-bit stages
     Row({"tall": True}, ("m", "n"), (2,), {"warp_rows": 32}),
     Row({}, ("m", "n"), (2,)),
 )
@@ -69,7 +69,7 @@ ATTENTION_BACKWARD: Rows = (
     Row({"gradients": "daux"}, ("rows", "step"), (2,)),
     Row(MMA | {"gradients": "dq", "head_dim": (192, 256)}, ("rows", "step"), (2,)),
     Row(MMA | {"gradients": "dq", "rows": 64}, ("rows", "step"), (3, 2)),
-    Row(MMA | {"gradients": "dq"}, ("rows", "step"), (4, 2)),  # Q and dO come in through the ring
+    Row(MMA | {"gradients": "dq"}, ("rows", "step"), (4, 2)),  # Q and dO are loaded through the ring
     Row(MMA | {"keys": 64, "head_dim": 64}, ("step", "keys"), (3, 2)),
     Row(MMA, ("step", "keys"), (2,)),
     Row({"gradients": "dq"}, ("rows", "step"), (2,)),
@@ -100,13 +100,13 @@ BSR_SPMM: Rows = (
     Row(MMA | FP8 | {"scales": "block"}, ("rows", 256, 64), (3,)),
     Row(MMA | FP8 | {"rows": 128}, ("rows", 128, 32), (4,)),
     Row(MMA | FP8, ("rows", 256, 32), (3,)),
-    # As many stages as leave room for two thread blocks on an SM.
+    # The most stages with which two thread blocks fit an SM.
     Row(MMA | {"rows": 128}, ("rows", 128, "depth"), (3,)),
     Row(MMA | {"depth": 16}, ("rows", 256, "depth"), (3,)),
     Row(MMA, ("rows", 256, "depth"), (2,)),
     Row(SMALL | {"one_block_row": False}, ("rows", 128, "cols"), (3,)),
-    # Small blocks are bound by loads: a wide tile, many stages. Thread blocks share the registers of an SM: handing
-    # out takes some of them; what is added takes memory beside large blocks of A.
+    # Small blocks are bound by loads: a wide tile, many stages. Thread blocks share the registers of an SM: a dynamic
+    # scheduler takes some of them; the addend takes memory in addition to large blocks of A.
     *(
         Row(blocks | where, ("rows", n, "cols"), range(most, 1, -1))
         for blocks, most in ((ADDING, 5), (SMALL, 6))
@@ -125,18 +125,18 @@ BSR_SPMM: Rows = (
 )
 BSR_SDDMM: Rows = (
     Row(WGMMA | FP8, ("rows", 256, 128), (5, 4)),
-    # As many bytes as steps of 16 bits have.
+    # The same bytes as 16-bit steps.
     Row(MMA | FP8 | {"rows": 128}, ("rows", 128, 64), (3,)),
     Row(MMA | FP8 | {"rows": 32}, ("rows", 256, 128), (2,)),
     Row(MMA | FP8, ("rows", 256, 64), (2,)),
-    # Bound by loads: thread blocks that wait at different times, or wide tiles of larger copies.
+    # Bound by loads: several thread blocks that wait at different times, or wide tiles with larger copies.
     Row(WGMMA | {"rows": 32, "ctas_per_sm": 3}, ("rows", 128, 64), (3, 2)),
     Row(SMALL | {"ctas_per_sm": (2, 3)}, ("rows", 256, 64), (3, 2)),
     Row(SMALL | {"cols": 32}, ("rows", 512, 64), (3,)),
     Row(SMALL | {"tuned": False}, ("rows", 256, 64), (3,), {"ctas_per_sm": 2}),
     Row(SMALL, ("rows", 256, 64), (3,)),
     Row(WGMMA, ("rows", 256, 64), (4,)),
-    # Two thread blocks and more share an SM.
+    # Two or more thread blocks share an SM.
     Row(MMA | {"rows": 128}, ("rows", 128, 32), (3,)),
     *(
         Row(MMA | where | rows, ("rows", n, k), stages)
@@ -146,7 +146,7 @@ BSR_SDDMM: Rows = (
     Row({"rows": 16}, ("rows", 128, 64), (2,)),
     Row({}, ("rows", 128, 32), (2,)),
 )
-BSR_SPGEMM: Rows = (  # as many stages as let several thread blocks share an SM
+BSR_SPGEMM: Rows = (  # the most stages with which several thread blocks share an SM
     Row(WGMMA | {"rows": 64}, ("rows", "rows", 64), (4,)),
     Row(WGMMA, ("rows", "rows", 64), (3,)),
     Row(MMA | {"rows": 16, "arch": "sm_90a"}, ("rows", "rows", 16), (2,)),

@@ -1,7 +1,7 @@
-"""Features of partial specs, which the tables of tiles and stages ask for.
+"""Features of partial specs, for the tables of tiles and stages.
 
-A partial spec is valid field by field; what it leaves out is None. :mod:`codegen.parse` fills it in: the combination of
-instructions is the first one of the architecture that agrees with it, the tile and the stages are those of
+Each field of a partial spec is valid; missing fields are None. :mod:`codegen.parse` fills them in: the combination of
+instructions is the first legal one of the architecture, and tile and stages come from
 :mod:`codegen.select.default_tables`.
 """
 
@@ -29,17 +29,17 @@ STRIDED: Choice = ("mma", "cp_async", "multistage")  # B and C with any strides
 COMBINED = ("mma", "copy", "schedule")
 NARROW_64 = ("accumulate", "transpose_a")
 """Options whose default tiles of 64 rows are not wide: ``accumulate`` takes the memory of a stage, and the transposed
-kernel has no such tiles. Nor has the one for B stored by columns."""
+kernel, like the one for B stored by columns, has no such tiles."""
 
 
 def _size(given: Spec, name: str, default: int) -> int:
-    """Return a size of the tile, or the default where it was left out."""
+    """Size of the tile, or its default if it is missing."""
     size: int | None = getattr(given.tile, name)
     return default if size is None else size
 
 
 def _block(given: AttentionSpec | AttentionBackwardSpec, side: str, default: int) -> int:
-    """Return a side of the blocks of the pattern's lists, or the default where it has none."""
+    """Side of the blocks of the pattern's lists, or the default without lists."""
     block = given.pattern.fixed_block
     return default if block is None else int(getattr(block, side))
 
@@ -58,12 +58,12 @@ def attention_features(given: AttentionSpec) -> tuple[Choice | None, Fields]:
     step = _size(given, "n", keys) * -(-given.head_dim // 64) * 64  # elements of K in shared memory
     if given.is_fp8 and given.kv_splits == 1:
         keys = _fp8_keys(given, keys)
-    # Steps of 128 keys of the widest heads would not fit beside their output, neither registers nor shared memory.
+    # With the widest heads, steps of 128 keys and the output exceed both registers and shared memory.
     wide = given.head_dim in (192, 256) and given.kv_splits == 1
     features: Fields = {
         "rows": _block(given, "q", 64),
         "keys": 64 if wide else keys,
-        "step": next((most for most in (64 * 64, 64 * 128) if step <= most), None),  # there are rings for each part
+        "step": next((most for most in (64 * 64, 64 * 128) if step <= most), None),  # each part has its own rings
         "kind": given.pattern.kind,
         "can_split": given.can_split and not (given.is_fp8 and given.head_dim > 128),
     }
@@ -78,9 +78,9 @@ def attention_features(given: AttentionSpec) -> tuple[Choice | None, Fields]:
 
 
 def has_few_registers(given: AttentionSpec) -> bool:
-    """True if steps of 128 keys with FP8 inputs spill on sm_90a: 32 packed heads and a table of four axes do.
+    """Whether steps of 128 keys with FP8 inputs spill on sm_90a: with 32 packed heads and a table of four axes.
 
-    Found by compiling: other packs, smaller tables and heads of 96 do not.
+    Found by compilation; other packs, smaller tables and heads of 96 do not spill.
     """
     if given.score is None or given.pack_gqa != 32 or given.head_dim <= 96:
         return False
@@ -88,38 +88,38 @@ def has_few_registers(given: AttentionSpec) -> bool:
 
 
 def _fp8_keys(given: AttentionSpec, keys: int) -> int:
-    """Return the keys of a step with FP8 inputs on sm_90a: two blocks, where registers suffice."""
+    """Keys per step with FP8 inputs on sm_90a: two blocks, if registers suffice."""
     if given.head_dim > 128 or has_few_registers(given):
         return 64
-    # A producer with two kinds of lists for each half of a tile, or more scales, takes registers from consumers.
+    # A producer with two kinds of lists per half of a tile, or with more scales, takes registers from consumers.
     halves = given.pattern.lists > 1 and _block(given, "q", 128) * given.pack_gqa < 128
     scales = given.pattern.lists > 0 and keys == 128 and given.scale_rows.k == 64
     return keys if halves or scales else 2 * keys
 
 
 def _load_part(given: AttentionSpec) -> int:
-    """Return the largest power of two that divides the keys of a load on sm_89, a block or a step: 16 at least."""
+    """Largest power of two, at least 16, that divides the keys per load on sm_89, a block or a step."""
     keys = _size(given, "n", 32)
     keys = min(keys, _block(given, "kv", keys))
     return max(16, keys & -keys)
 
 
 def _copies_few_rows(given: AttentionSpec) -> bool:
-    """Whether more than two warps would copy more rows at a time than a load has: rows of 192 bytes."""
+    """Whether more than two warps would copy more rows at a time than a load has, with rows of 192 bytes."""
     return given.head_dim == 96 and _load_part(given) == 16
 
 
 def _mma_sync_tile(given: AttentionSpec) -> tuple[int, int]:
-    """Return the sizes of the tile for mma.sync: two thread blocks fit 100 KB."""
+    """Tile sizes for mma.sync, with which two thread blocks fit 100 KB."""
     head_dim, wide = given.head_dim, given.head_dim in (192, 256)
     warp_rows = given.warp_rows if "warp_rows" in given.model_fields_set else None
     largest = 64 if wide else 128
     if _copies_few_rows(given):
         largest = 64 if given.pack_gqa == 64 else 32  # the heads of a query stay together
-    elif warp_rows == 16 and not wide:  # a warp copies 8 rows of 192 bytes at a time, or 4, and all no more than a load
+    elif warp_rows == 16 and not wide:  # warps copy 8 or 4 rows of 192 bytes each, together at most a load
         largest = min(largest, 16 * _load_part(given) // (8 if head_dim == 96 else 4))
     m = _size(given, "m", min(_block(given, "q", largest) * given.pack_gqa, largest))
-    # Warps of 32 rows have no registers for more scores beside O of 128 elements, where pairs are hidden or a step has
+    # With O of 128 elements, warps of 32 rows have no registers for more scores if pairs are masked or a step has
     # several loads.
     several = _block(given, "kv", 64) in (16, 32) or given.pattern.masks_pairs
     narrow = warp_rows == 32 and head_dim == 128 and several
@@ -128,8 +128,8 @@ def _mma_sync_tile(given: AttentionSpec) -> tuple[int, int]:
 
 
 def _mma_sync_fp8_tile(given: AttentionSpec) -> tuple[int, int]:
-    """Return the sizes of the tile for mma.sync with FP8 inputs: threads copy at most the rows of a load at a time."""
-    of_pass = {64: 2, 96: 1, 192: 2}.get(given.head_dim, 4)  # rows of the tile to each that is copied at a time
+    """Tile sizes for mma.sync with FP8 inputs: threads copy at most the rows of a load at a time."""
+    of_pass = {64: 2, 96: 1, 192: 2}.get(given.head_dim, 4)  # rows of the tile per row that is copied at a time
     asks_much = _has_heavy_score(given) or (given.head_dim == 192 and given.pattern.expression is not None)
     n = _size(given, "n", 32 if given.head_dim == 256 or asks_much else 64)
     largest = min(64, of_pass * min(n, _block(given, "kv", n)))
@@ -163,29 +163,29 @@ def bsr_sddmm_features(given: BsrSddmmSpec) -> tuple[Choice | None, Fields]:
 
 def bsr_spgemm_features(given: BsrSpgemmSpec) -> tuple[Choice | None, Fields]:
     """Preferred combination and features of BSR x BSR."""
-    small = ARCHS[given.arch].has_wgmma and given.block.rows in (16, 32)  # fewer rows than the 64 of a wgmma
+    small = ARCHS[given.arch].has_wgmma and given.block.rows in (16, 32)  # fewer than the 64 rows of a wgmma
     return ("mma", "cp_async", "multistage") if small else None, {"rows": given.block.rows}
 
 
 STEP_OF_GRADIENTS = {
     "dq": {64: 128, 96: 128, 128: 128, 192: 96, 256: 64},
     "dkdv": {64: 128, 96: 96, 128: 80, 192: 96, 256: 64},
-    "dq_dkdv": {64: 128, 96: 80, 128: 80, 192: 80, 256: 80},  # only 64 and 128 have one
+    "dq_dkdv": {64: 128, 96: 80, 128: 80, 192: 80, 256: 80},  # only 64 and 128 have a kernel
 }
-"""Keys, or queries, of a step, by head size: the most for which registers and shared memory have room."""
+"""Keys or queries per step, by head size: the most that fit registers and shared memory."""
 
 
 MMA_SYNC_STEP_OF_GRADIENTS = {64: 64, 128: 32, 192: 32, 256: 16}
-"""Keys, or queries, of a step by mma.sync, by head size: the most for which registers and shared memory have room."""
+"""Keys or queries per step with mma.sync, by head size: the most that fit registers and shared memory."""
 
 
 def _mma_sync_gradient(given: AttentionBackwardSpec, rows: int, keys: int) -> Fields:
-    """Return the features of a gradient by mma.sync, whose lists have blocks of so many rows and keys."""
-    step = MMA_SYNC_STEP_OF_GRADIENTS.get(given.head_dim, 64)  # other sizes are refused later
+    """Features of an mma.sync gradient, for list blocks of these rows and keys."""
+    step = MMA_SYNC_STEP_OF_GRADIENTS.get(given.head_dim, 64)  # other sizes are rejected later
     if given.head_dim > 128:  # more than 64 rows and their ring do not fit shared memory
         return {"rows": 64, "keys": 64, "step": step}
     if given.gradients == "dkdv" and keys == 64:
-        step //= 2  # and so two thread blocks fit an SM
+        step //= 2  # so that two thread blocks fit an SM
     return {"rows": rows, "keys": keys, "step": step}
 
 
@@ -198,13 +198,13 @@ def attention_backward_features(given: AttentionBackwardSpec) -> tuple[Choice | 
     if not ARCHS[given.arch].has_wgmma:
         return None, _mma_sync_gradient(given, rows, keys)
     if given.gradients == "dkdv" and given.head_dim > 128:
-        keys = 64  # of dK, or of dV, a consumer has 64 keys in registers
+        keys = 64  # a consumer has registers for 64 keys of dK or dV
     most = STEP_OF_GRADIENTS[given.gradients][given.head_dim]
     if given.pattern.fixed_block is not None and (most < 128 or keys < 128):
-        most = 64  # a step is an equal part of a block; two thread blocks of one consumer have less room
+        most = 64  # a step is an equal part of a block; two thread blocks with one consumer have less memory
     if given.gradients == "dq" and given.pattern.block_keys is not None and most < 128:
-        most = 64  # nor is it one of blocks that the pattern fixes
-    if given.pattern.expression is not None or given.score is not None:  # room for what it asks of queries and keys
+        most = 64  # for blocks of the pattern likewise
+    if given.pattern.expression is not None or given.score is not None:  # registers for its row and column values
         most = 32 if given.gradients == "dq" and given.head_dim == 256 else 64
     if _has_heavy_score(given) and given.gradients != "dq":
         most = 32

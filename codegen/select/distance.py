@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from codegen.select.problem import Problem
 
-OPTIONS_APART = 4.0  # factors of two that a measured problem with other options is further away
-ANOTHER_TYPE = 64.0  # beyond every problem of the same type
+OPTIONS_APART = 4.0  # additional distance of a measured problem with other options, in factors of two
+ANOTHER_TYPE = 64.0  # larger than any distance within a type
 NEAR = 1e-6
 
 
 def distance(problem: Problem, measured: Problem) -> float:
-    """The distance of a measured problem: factors of two, summed over the axes on which both are known."""
+    """Distance of a measured problem: factors of two, summed over the axes on which both are known."""
     axes, others = problem.places(), measured.places()
     away = sum(abs(a - b) for name, a in axes.items() if a is not None and (b := others.get(name)) is not None)
     away += OPTIONS_APART * (problem.options() != measured.options())

@@ -1,6 +1,6 @@
-"""A model of how long a kernel takes, from its plan: waves of tiles, steps of a tile, arithmetic and bytes of a step.
+"""Performance model of a kernel, from its plan: waves of tiles, steps per tile, arithmetic and bytes per step.
 
-It ranks kernels of one problem with the same instructions; its microseconds are no prediction.
+It ranks kernels of a problem with the same instructions; its microseconds are not predictions.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from codegen.plan import Plan
 from codegen.select.problem import AttentionProblem, BsrProblem, Problem
 from codegen.spec import AttentionSpec, BsrSddmmSpec, BsrSpmmSpec, UnchosenSpec
 
-LATENCY_US = 0.8  # of a load from device memory: a step takes no less than this over the loads under way
-TILE_US = 1.5  # of a tile beside its steps: first loads, output
+LATENCY_US = 0.8  # of a load from device memory: a step takes at least this divided by the loads in flight
+TILE_US = 1.5  # per tile in addition to its steps: first loads, output
 SPLIT_STEPS = 8  # of a stream-K tail, in steps
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Waves of a launch, steps of a tile, bytes loaded in all, and the time that the model makes of them."""
+    """Waves per launch, steps per tile, total bytes loaded, and modeled time."""
 
     waves: float
     steps: float
@@ -29,7 +29,7 @@ class Estimate:
 
 
 def estimate(plan: Plan, problem: Problem, sms: int | None = None) -> Estimate | None:
-    """Return the estimate for a plan; None where a size that it needs is not known."""
+    """Estimate for a plan; None if a required size is unknown."""
     counts = _attention(plan, problem) if isinstance(problem, AttentionProblem) else _bsr(plan, problem)
     if counts is None or not plan.flops:
         return None
@@ -45,7 +45,7 @@ def estimate(plan: Plan, problem: Problem, sms: int | None = None) -> Estimate |
     )
     waves = tiles / slots
     if plan.dynamic_scheduler or plan.stream_k is not None:
-        # Balanced: the last wave is shared out, at a price.
+        # Balanced: the last wave is distributed, at a cost.
         spread = waves * steps + (SPLIT_STEPS if plan.stream_k is not None and waves % 1 else 0)
         busy = min(math.ceil(waves) * steps, max(spread, min(1.0, waves) * steps))
         split = plan.row_cutting is not None or plan.stream_k is not None
@@ -57,7 +57,7 @@ def estimate(plan: Plan, problem: Problem, sms: int | None = None) -> Estimate |
 
 
 def _attention(plan: Plan, problem: AttentionProblem) -> tuple[float, float, float] | None:
-    """Return tiles, steps of the mean tile and of the longest one."""
+    """Number of tiles, and steps of the mean and of the longest tile."""
     spec = plan.spec
     assert isinstance(spec, AttentionSpec)
     q_len, kv_len = problem.q_len or problem.kv_len, problem.kv_len or problem.q_len
@@ -67,7 +67,7 @@ def _attention(plan: Plan, problem: AttentionProblem) -> tuple[float, float, flo
     tiles = (problem.batch or 1) * problem.heads // spec.pack_gqa * math.ceil(q_len / plan.tile_queries)
     mean, most = keys
     if spec.share_kv_loads and spec.pattern.fixed_block is not None:
-        # A key block that several query blocks of a tile list is loaded once: the step is of all that list it.
+        # A key block in the lists of several query blocks of a tile is loaded once: all of them share the step.
         blocks = max(1, plan.tile_queries // spec.pattern.fixed_block.q)
         common = problem.overlap or min(1.0, mean / kv_len)
         mean, most = (value * (blocks - (blocks - 1) * common) for value in (mean, most))
@@ -76,7 +76,7 @@ def _attention(plan: Plan, problem: AttentionProblem) -> tuple[float, float, flo
 
 
 def seen_keys(problem: AttentionProblem, queries: int) -> tuple[float, float] | None:
-    """Return the keys that a tile of ``queries`` sees: of the mean one and of the last one; None if not known."""
+    """Keys that a tile of ``queries`` sees: mean over tiles, and for the last tile; None if unknown."""
     pattern = problem.pattern
     kv_len = problem.kv_len or problem.q_len
     if pattern.fixed_block is not None:

@@ -1,4 +1,4 @@
-"""Limits of a search that a command line shows."""
+"""Limits of a search, as shown on the command line."""
 
 MOST = 12
-"""Variations of a problem, beside the shipped kernels."""
+"""Most variations of a problem, in addition to shipped kernels."""

@@ -1,7 +1,7 @@
-"""Problems: what a kernel is to compute, and in which sizes.
+"""Problems: the computation of a kernel and its sizes.
 
-A field that is None is not known. What a problem says of its kernel (operator, type, pattern, block, options) is
-written into the spec; its sizes decide which kernel is fast.
+A field that is None is unknown. The operator, type, pattern, block and options of a problem go into the spec; its sizes
+decide which kernel is fast.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ Fields = dict[str, Any]
 Size = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
 EVENNESS = {"even": 1.0, "uneven": 8.0}
-"""Longest row over mean row where a problem has a word for it: "uneven" lies between the measured power laws."""
+"""Ratio of longest to mean row for each word of a problem; "uneven" lies between the measured power laws."""
 OVERLAP_WEIGHT = 4.0
-"""Factors of two of another size that two shares, 0 and 1, are apart."""
+"""Distance between the shares 0 and 1, in factors of two of other sizes."""
 TUNING_FIELDS = frozenset(
     {
         "mma",
@@ -57,7 +57,7 @@ TUNING_FIELDS = frozenset(
         "scheduler",
     }
 )
-"""Fields of specs that say how a kernel computes. ``query_grouping: given`` is none: the caller has the order."""
+"""Tuning fields of specs. ``query_grouping: given`` is not tuning, as the caller passes the order."""
 
 
 class _Problem(SpecModel):
@@ -67,7 +67,7 @@ class _Problem(SpecModel):
     dtype: DTypeName = Field(default="fp16", description="type of inputs and outputs")
 
     said: ClassVar[tuple[str, ...]] = ()
-    """Fields that its kernel's spec has too, beside ``op``, ``arch`` and ``dtype``."""
+    """Fields that the kernel's spec has too, besides ``op``, ``arch`` and ``dtype``."""
 
     @property
     def is_fp8(self) -> bool:
@@ -75,7 +75,7 @@ class _Problem(SpecModel):
         return self.dtype in FP8
 
     def fields(self) -> Fields:
-        """Fields of the kernel's spec that the problem fixes, as plain data, without options that are off."""
+        """Fields of the kernel's spec that the problem sets, as plain data, without options that are off."""
         every = self.model_dump(mode="json", include={"op"}) | self.model_dump(mode="json", exclude_defaults=True)
         return {
             "op": every["op"],
@@ -85,7 +85,7 @@ class _Problem(SpecModel):
         }
 
     def text(self) -> str:
-        """Return the problem as ``codegen explain --problem`` and ``codegen tune`` take it; see ``problem_fields``."""
+        """Problem in the syntax of ``codegen explain --problem`` and ``codegen tune``; see ``problem_fields``."""
         every = self.model_dump(mode="json", include={"op"}) | self.model_dump(mode="json", exclude_defaults=True)
         return ",".join(f"{name}={_plain(value)}" for name, value in _flat(every))
 
@@ -94,15 +94,17 @@ class AttentionProblem(_Problem):
     """An attention problem."""
 
     op: Literal["attention"] = "attention"
-    head_dim: Annotated[Literal[64, 96, 128, 192, 256], StrictInt] = Field(description="elements of a head")
-    pattern: AnyPattern = Field(description="keys that a query sees")
-    lse: bool = Field(default=True, description="log-sum-exp of each row, returned beside O")
+    head_dim: Annotated[Literal[64, 96, 128, 192, 256], StrictInt] = Field(description="elements per head")
+    pattern: AnyPattern = Field(description="pattern of the keys that each query sees")
+    lse: bool = Field(default=True, description="log-sum-exp of each row, returned in addition to O")
     softcap: float | None = Field(default=None, description="cap of the logits")
-    score: Score | None = Field(default=None, description="what becomes of the logits: an expression")
-    sink: bool = Field(default=False, description="attention sink: a logit of each head in its rows' sums")
+    score: Score | None = Field(default=None, description="transform of the logits: an expression")
+    sink: bool = Field(
+        default=False, description="attention sink: a logit per head, added to the softmax sums of its rows"
+    )
     kv_lengths: bool = Field(default=False, description="number of keys of each batch, from the caller")
     layout: Layout = Field(default="padded", description="arrangement of sequences: padded or packed (varlen)")
-    pad_heads: bool = Field(default=False, description="heads of fewer elements than head_dim; not for sm_90a")
+    pad_heads: bool = Field(default=False, description="heads smaller than head_dim; not for sm_90a")
     pack_gqa: Annotated[Literal[1, 2, 4, 8, 16, 32, 64], StrictInt] = Field(
         default=1, description="query heads that share their lists"
     )
@@ -110,11 +112,13 @@ class AttentionProblem(_Problem):
     batch: Size | None = Field(default=None, description="batches")
     heads: Size | None = Field(default=None, description="query heads")
     kv_heads: Size | None = Field(default=None, description="heads of K and V")
-    q_len: Size | None = Field(default=None, description="queries of a head")
-    kv_len: Size | None = Field(default=None, description="keys of a head")
-    list_length: Size | None = Field(default=None, description="entries of a list, where the pattern fixes no number")
+    q_len: Size | None = Field(default=None, description="queries per head")
+    kv_len: Size | None = Field(default=None, description="keys per head")
+    list_length: Size | None = Field(
+        default=None, description="entries per list, if the pattern does not fix their number"
+    )
     overlap: Share | None = Field(
-        default=None, description="share of its entries that a list has in common with the one before; random: 0"
+        default=None, description="share of entries that a list has in common with the previous one; 0 for random lists"
     )
 
     said: ClassVar[tuple[str, ...]] = (
@@ -130,11 +134,11 @@ class AttentionProblem(_Problem):
         )
 
     def options(self) -> tuple[object, ...]:
-        """Optional features of little cost; ties between measured problems go to the one with the same features."""
+        """Optional features of low cost; a measured problem with the same features wins ties."""
         return (self.lse, self.softcap is not None, self.score is not None, self.sink, self.kv_lengths, self.pad_heads)
 
     def places(self) -> dict[str, float | None]:
-        """Return the problem's place on each axis, in factors of two; None where that is not known."""
+        """Coordinate of the problem on each axis, in factors of two; None if unknown."""
         pattern = self.pattern
         listed = pattern.list_length or self.list_length
         return {
@@ -149,7 +153,7 @@ class AttentionProblem(_Problem):
         }
 
     def __str__(self) -> str:
-        """Return the problem in words."""
+        """Problem in words."""
         sizes = [
             f"{name} {value}"
             for name in ("batch", "heads", "kv_heads", "q_len", "kv_len", "list_length", "overlap")
@@ -172,51 +176,52 @@ class BsrProblem(_Problem):
     b_layout: Literal["row_major", "column_major", "strided"] = Field(
         default="row_major", description="memory layout of B; strided: of B and C, any strides"
     )
-    epilogue: Epilogue | None = Field(default=None, description="what becomes of C before it is stored")
+    epilogue: Epilogue | None = Field(default=None, description="epilogue of C")
     accumulate: bool = Field(default=False, description="C = A B + beta c")
     transpose_a: bool = Field(default=False, description="C = A^T B")
     output: Literal["dense", "bsr"] = Field(default="dense", description="form of C of bsr_spgemm")
     m: Size | None = Field(default=None, description="rows of C")
     n: Size | None = Field(default=None, description="columns of C")
     k: Size | None = Field(default=None, description="depth of the product")
-    density: Share | None = Field(default=None, description="share of the blocks that is stored")
+    density: Share | None = Field(default=None, description="share of blocks that are stored")
     evenness: Literal["even", "uneven"] | Annotated[float, Field(ge=1)] | None = Field(
-        default=None, description="stored blocks of the longest block row over those of the mean one"
+        default=None, description="ratio of stored blocks in the longest and the mean block row"
     )
     overlap: Share | None = Field(
-        default=None, description="share of its columns that a block row has in common with the one before; random: 0"
+        default=None,
+        description="share of columns that a block row has in common with the previous one; 0 for random rows",
     )
     prepared: Literal["none", "rows", "packed"] | None = Field(
         default=None,
-        description="what is done to A once, before many calls: rows: kernel.prepare(a); packed: with pack=True",
+        description="preparation of A, once before many calls: rows: kernel.prepare(a); packed: with pack=True",
     )
 
     said: ClassVar[tuple[str, ...]] = ("block", "b_layout", "epilogue", "accumulate", "transpose_a", "output")
 
     @classmethod
     def of_lengths(cls, row_lengths: Sequence[int], **fields: Any) -> BsrProblem:
-        """Return a problem with density and evenness as the stored blocks of each block row have them.
+        """Problem with the density and evenness of given block rows.
 
         Args:
-            row_lengths: stored blocks of each block row of the matrix that is sparse (of A, of the C of a sampled
+            row_lengths: stored blocks of each block row of the sparse matrix (A, or C of a sampled product).
+            fields: the other fields, including the number of columns of that matrix (``k``; ``n`` of a sampled
                 product).
-            fields: the other fields, with the size across those rows (``k``; ``n`` of a sampled product).
 
         Returns:
-            The problem, with the size down those rows, in elements.
+            The problem, with the number of rows of that matrix, in elements.
 
         Raises:
-            SpecError: without rows, or without that size; for a field that is none.
+            SpecError: without rows, without that number of columns, or for an unknown field.
         """
         if not len(row_lengths):
-            raise SpecError("row_lengths", "is empty: a matrix has one block row or more")
+            raise SpecError("row_lengths", "is empty: a matrix has at least one block row")
         known = parse_problem(fields)
         if not isinstance(known, cls):
             raise SpecError("problem.op", f"is {shown(known.op)}; only products with BSR matrices have block rows")
         down, across = ("k", "m") if known.transpose_a else ("m", "n" if known.op == "bsr_sddmm" else "k")
         columns = getattr(known, across)
         if columns is None:
-            raise SpecError(across, "is missing: density is the share of a block row that is stored")
+            raise SpecError(across, "is missing; density needs the length of a block row")
         total, mean = sum(row_lengths), sum(row_lengths) / len(row_lengths)
         found = parse_problem(
             {
@@ -231,7 +236,7 @@ class BsrProblem(_Problem):
 
     @property
     def longest_row(self) -> float | None:
-        """The longest row over the mean one, as a number."""
+        """Ratio of the longest to the mean row."""
         return EVENNESS[self.evenness] if isinstance(self.evenness, str) else self.evenness
 
     def key(self) -> tuple[object, ...]:
@@ -239,11 +244,11 @@ class BsrProblem(_Problem):
         return (self.op, self.arch, self.block, self.b_layout, self.transpose_a, self.output)
 
     def options(self) -> tuple[object, ...]:
-        """Optional features of little cost; ties between measured problems go to the one with the same features."""
+        """Optional features of low cost; a measured problem with the same features wins ties."""
         return (self.epilogue is not None, self.accumulate)
 
     def places(self) -> dict[str, float | None]:
-        """Return the problem's place on each axis, in factors of two; None where that is not known."""
+        """Coordinate of the problem on each axis, in factors of two; None if unknown."""
         return {
             "m": _log(self.m),
             "n": _log(self.n),
@@ -254,7 +259,7 @@ class BsrProblem(_Problem):
         }
 
     def __str__(self) -> str:
-        """Return the problem in words."""
+        """Problem in words."""
         sizes = [f"{name} {value}" for name in ("m", "n", "k") if (value := getattr(self, name)) is not None]
         sizes += [f"density {self.density:.3g}"] if self.density is not None else []
         sizes += [f"longest row {self.longest_row:.3g} x mean"] if self.longest_row is not None else []
@@ -273,16 +278,16 @@ PROBLEM_ADAPTER: TypeAdapter[Problem] = TypeAdapter(Annotated[Problem, Field(dis
 
 
 def _log(*factors: float | None) -> float | None:
-    """Return the binary logarithm of a product; None if a factor is not known."""
+    """Binary logarithm of a product; None if a factor is unknown."""
     known = [factor for factor in factors if factor is not None]
     return math.log2(math.prod(known)) if len(known) == len(factors) else None
 
 
 def parse_problem(data: Mapping[str, Any]) -> Problem:
-    """Build a problem from plain data.
+    """Validated problem from plain data.
 
     Args:
-        data: fields of ``AttentionProblem`` or ``BsrProblem`` by name, ``op`` among them; sizes in elements.
+        data: fields of ``AttentionProblem`` or ``BsrProblem`` by name, including ``op``; sizes in elements.
 
     Returns:
         The problem, with its defaults filled in.
@@ -299,13 +304,13 @@ def parse_problem(data: Mapping[str, Any]) -> Problem:
 
 
 def plain_fields(data: Mapping[str, Any]) -> Fields:
-    """Return fields of a problem as plain data, within bounds.
+    """Fields of a problem as plain data, within bounds.
 
     Raises:
-        SpecError: for what is no mapping, and naming the field that is no plain data.
+        SpecError: if it is not a mapping, or a field is not plain data.
     """
     if not isinstance(data, Mapping):
-        raise SpecError("problem", f"is a mapping of fields, this is {type(data).__name__}")
+        raise SpecError("problem", f"must be a mapping of fields, this is {type(data).__name__}")
     try:
         plain: Fields = PlainCopy().of(data)
     except SpecError as error:
@@ -314,18 +319,18 @@ def plain_fields(data: Mapping[str, Any]) -> Fields:
 
 
 def problem_fields(text: str) -> Fields:
-    """Read FIELD=VALUE,... of a command line: numbers and true as JSON has them, inner fields by dots.
+    """Fields from FIELD=VALUE,... of a command line: numbers and booleans as in JSON, nested fields with dots.
 
-    ``block=64`` is a square block, ``pattern=causal`` a pattern's kind; the operator follows from a field ``head_dim``.
+    ``block=64`` is a square block, and ``pattern=causal`` a kind of pattern; a field ``head_dim`` implies the operator.
 
     Raises:
-        SpecError: for a part that is no FIELD=VALUE, or a field that is given twice.
+        SpecError: for a part that is not FIELD=VALUE, or a repeated field.
     """
     fields: Fields = {}
     for part in filter(None, text.replace(" ", "").split(",")):
         name, equals, value = part.partition("=")
         if not (name and equals and value):
-            raise SpecError("problem", f"has {shown(part)}; parts are FIELD=VALUE, with commas between them")
+            raise SpecError("problem", f"has {shown(part)}; expected FIELD=VALUE,..., separated by commas")
         *outer, last = name.split(".")
         inner = fields
         for each in outer:
@@ -343,7 +348,7 @@ def problem_fields(text: str) -> Fields:
 
 
 def _flat(fields: Fields, outer: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield plain fields by name, inner ones with dots."""
+    """Yield plain fields by name, nested fields with dots."""
     for name, value in fields.items():
         if isinstance(value, dict):
             yield from _flat(value, f"{outer}{name}.")
@@ -352,12 +357,12 @@ def _flat(fields: Fields, outer: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _plain(value: Any) -> str:
-    """Return a value as ``_spelt`` reads it."""
+    """Value in the syntax of ``_spelt``."""
     return value if isinstance(value, str) else json.dumps(value)
 
 
 def _spelt(name: str, value: str) -> Any:
-    """Return a value of a command line as plain data."""
+    """Value of a command line as plain data."""
     try:
         plain = json_value(value)
     except CodegenError:
@@ -368,7 +373,7 @@ def _spelt(name: str, value: str) -> Any:
 
 
 def _square_block(pattern: Fields) -> None:
-    """Make a shape of a pattern's block that is given as one number, if the pattern's blocks have two."""
+    """Expand a pattern's block from one number to a shape, if the pattern's blocks have two sizes."""
     model, block = PATTERNS.get(str(pattern.get("kind"))), pattern.get("block")
     known = None if model is None else model.model_fields.get("block")
     if known is not None and known.annotation is Block and isinstance(block, int):
@@ -376,18 +381,18 @@ def _square_block(pattern: Fields) -> None:
 
 
 def has_problem(spec: Spec) -> bool:
-    """Whether a problem says what kernels of the operator compute; others follow from the arguments of a call."""
+    """Whether the operator has problems; other kernels follow from the arguments of a call."""
     return spec.op in _BY_OP
 
 
 def said_by(spec: Spec) -> Fields:
-    """Fields of the problem that a spec fixes.
+    """Fields of the problem that a spec sets.
 
     Raises:
-        SpecError: for an operator without problems to choose for.
+        SpecError: for an operator without problems.
     """
     if not has_problem(spec):
-        raise SpecError("op", f"is {spec.op}; there is a choice for attention and the bsr_ operators")
+        raise SpecError("op", f"is {spec.op}; only attention and the bsr_ operators have problems")
     fields: Fields = json.loads(spec.canonical_json())
     if fields.get("query_grouping") == "search":
         fields.pop("query_grouping")
@@ -396,12 +401,12 @@ def said_by(spec: Spec) -> Fields:
 
 
 def is_chosen(spec: Spec) -> bool:
-    """Whether kernels like this one are chosen by their problem: BSR products in FP8 are in no table yet."""
+    """Whether kernels like this one are chosen by problem; the table has no BSR products in FP8 yet."""
     return has_problem(spec) and not (spec.is_fp8 and _BY_OP[spec.op] is BsrProblem)
 
 
 def problem_of(spec: Spec, sizes: Mapping[str, Any] | None = None) -> Problem:
-    """Return the problem that a spec computes, with some sizes."""
+    """Problem of a spec, with some sizes."""
     return parse_problem({**said_by(spec), **(sizes or {})})
 
 
@@ -413,7 +418,7 @@ def tuning_of(spec: Spec) -> Fields:
 
 
 def preparation_of(spec: Spec, packed: bool = False) -> Literal["rows", "packed"] | None:
-    """Preparation of A, once before many calls, that a kernel uses; None without one."""
+    """Preparation of A, once before many calls, that a kernel uses, or None."""
     if not isinstance(spec, BsrSpmmSpec):
         return None
     gathers = spec.tile.m == GATHERED_ROWS

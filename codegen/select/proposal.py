@@ -1,4 +1,4 @@
-"""A spec file with another tuning, as a diff of its text."""
+"""Proposals of another tuning for a spec file, as text diffs."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from codegen.yaml_text import read_yaml, with_values
 
 @dataclass(frozen=True)
 class Proposal:
-    """A text beside the one that there is.
+    """A proposed text and the current one.
 
     Attributes:
-        place: the file, as messages name it; a stem where there is none.
-        old: the text of today.
-        new: the proposed one.
+        place: name of the file in messages; a stem if there is no file.
+        old: current text.
+        new: proposed text.
     """
 
     place: str
@@ -31,7 +31,7 @@ class Proposal:
     new: str
 
     def diff(self) -> str:
-        """Return the unified diff; "" if nothing differs."""
+        """Unified diff; "" if nothing differs."""
         lines = difflib.unified_diff(
             self.old.splitlines(), self.new.splitlines(), f"a/{self.place}", f"b/{self.place}", lineterm=""
         )
@@ -39,25 +39,25 @@ class Proposal:
 
 
 def check_writable(current: NamedSpec) -> None:
-    """Refuse a spec that a proposal cannot be written to: before anything is measured.
+    """Reject a spec whose file cannot be changed, before anything is measured.
 
     Raises:
-        CodegenError: for a spec without a file, or one of an installed package.
+        CodegenError: for a spec without a file, or from an installed package.
     """
     if current.path is None:
-        raise CodegenError("--write: the current spec is of no file; name one with --spec FILE")
+        raise CodegenError("--write: the current spec has no file; name one with --spec FILE")
     if current.is_shipped and not IN_SOURCE_TREE:
         raise CodegenError(
-            f"--write: {current.stem} belongs to the installed package; copy its spec into a file of your own, "
-            "and name that with --spec FILE"
+            f"--write: {current.stem} belongs to the installed package; copy its spec to your own file, "
+            "and name it with --spec FILE"
         )
 
 
 def propose(current: NamedSpec, best: Spec) -> Proposal:
-    """Return the file of a spec with the tuning of another one; comments and layout stay.
+    """Proposal: the file of a spec with the tuning of another one, with the same comments and layout.
 
     Raises:
-        CodegenError: if the file has changed since it was read, or cannot be changed so.
+        CodegenError: if the file has changed since it was read, or cannot be edited.
     """
     if current.path is None:
         return Proposal(current.stem, yaml_of(current.spec), yaml_of(best))
@@ -68,25 +68,25 @@ def propose(current: NamedSpec, best: Spec) -> Proposal:
         raise CodegenError(f"{place}: has changed since it was read; run again")
     new = with_values(read_yaml(old, place), tuning)
     if _read(current, new) != best:
-        raise CodegenError(f"{place}: cannot be changed where its fields stand; by hand: {tuning}")
+        raise CodegenError(f"{place}: cannot be edited in place; change by hand: {tuning}")
     return Proposal(place, old, new)
 
 
 def _read(current: NamedSpec, text: str) -> Spec | None:
-    """The spec of a kernel in the text of its file; None if the text is of no kernel of that name."""
+    """Spec of a kernel in the text of its file; None if the text has no kernel of that name."""
     assert current.path is not None
     return next((named.spec for named in read_specs(current.path, text) if named.stem == current.stem), None)
 
 
 def write_proposal(current: NamedSpec, proposal: Proposal) -> bool:
-    """Write a proposal to the spec's file; return whether that changed."""
+    """Write a proposal to the spec's file; return whether the file changed."""
     check_writable(current)
     assert current.path is not None
     return write_if_changed(resolved(current.path), proposal.new)
 
 
 def _written_tuning(current: Spec, best: Spec) -> Mapping[str, Any]:
-    """Return the fields of the tuning that differ; an option that is off now, but was on, by its value when off."""
+    """Differing tuning fields; an option that is now off has its off value."""
     one, other = tuning_of(best), tuning_of(current)
     dumped = best.model_dump(mode="json", by_alias=True)
     return {name: dumped[name] for name in {**other, **one} if one.get(name) != other.get(name)}

@@ -1,4 +1,4 @@
-"""Quality of the model's ranking of kernels that were timed since."""
+"""Quality of the model's ranking, compared to measured times."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from codegen.select.estimate import estimate
 from codegen.select.problem import Problem
 
 FEWEST = 3
-"""Kernels of a ranking: of two, every order is a perfect one, or its reverse."""
+"""Least kernels of a ranking: with two, any order is perfect or reversed."""
 
 
 @dataclass(frozen=True)
 class Ranking:
-    """A model's order beside that of measured times.
+    """Comparison of a model's order with that of measured times.
 
     Attributes:
-        kernels: how many have both.
+        kernels: number of kernels with an estimate and a time.
         spearman: Spearman's rank correlation: 1 for the same order, 0 for none, -1 for the reverse; None for fewer than
-            three kernels, or where all have the same estimate or time.
-        first: kernels that the model puts first: several may have the same estimate.
-        loss: what those take, in the mean, over the fastest.
+            three kernels, or if all have the same estimate or time.
+        first: number of kernels that the model ranks first; several may have the same estimate.
+        loss: ratio of their mean time to that of the fastest kernel.
     """
 
     kernels: int
@@ -34,16 +34,17 @@ class Ranking:
     loss: float
 
     def told(self) -> str:
-        """Return it in words."""
+        """The comparison in words."""
         known = "not defined" if self.spearman is None else f"{self.spearman:.2f}"
-        first = "its first one takes" if self.first == 1 else f"its first {self.first}, which it ranks alike, take"
-        return f"rank correlation (Spearman) {known} over {self.kernels} kernels; {first} {self.loss:.3f} x the fastest"
+        first = "its first one takes" if self.first == 1 else f"its first {self.first}, ranked equal, take"
+        loss = f"{first} {self.loss:.3f} x the time of the fastest"
+        return f"rank correlation (Spearman) {known} over {self.kernels} kernels; {loss}"
 
 
 def spearman(one: Sequence[float], other: Sequence[float]) -> float | None:
-    """Return Spearman's rank correlation: that of the ranks, equal values having the mean of theirs.
+    """Spearman's rank correlation, with mean ranks for equal values.
 
-    None for fewer than three values, or where all values of one side are equal: it is not defined there.
+    None for fewer than three values, or if all values of one side are equal, where it is undefined.
     """
     if len(one) < FEWEST or len(set(one)) == 1 or len(set(other)) == 1:
         return None
@@ -52,20 +53,20 @@ def spearman(one: Sequence[float], other: Sequence[float]) -> float | None:
 
 def _ranks(values: Sequence[float]) -> list[float]:
     ordered = sorted(values)
-    # Of equal values: the middle between the first place that one has and the last.
+    # For equal values, the mean of the first and the last rank.
     return [ordered.index(value) + (ordered.count(value) - 1) / 2 for value in values]
 
 
 def ranking(problem: Problem, named: Sequence[NamedSpec], costs: Sequence[float]) -> Ranking | None:
-    """Compare the model's estimates with measured costs.
+    """Comparison of the model's estimates with measured costs.
 
     Args:
-        problem: what the kernels computed.
+        problem: problem of the kernels.
         named: the kernels.
-        costs: of each, in any unit.
+        costs: cost of each kernel, in any unit.
 
     Returns:
-        The comparison; None if the model has no estimate of any of them.
+        The comparison; None if the model has no estimates.
     """
     pairs = []
     for each, cost in zip(named, costs, strict=True):

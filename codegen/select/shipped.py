@@ -1,4 +1,4 @@
-"""The kernels that are there to compute a problem: shipped ones, or those with a receipt."""
+"""Available kernels for a problem: shipped ones, or those with a receipt."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Shipped(NamedTuple):
 
     Attributes:
         named: the spec.
-        timing: its tuning, as rows of the table have it, with a time that says nothing.
+        timing: its tuning, in the form of the table's rows, with a placeholder time.
     """
 
     named: NamedSpec
@@ -44,8 +44,8 @@ class Verified:
     """Kernels with receipts, to choose from.
 
     Attributes:
-        holds: whether a kernel has a receipt of today's source.
-        own: kernels with receipts beside the shipped ones.
+        holds: whether a kernel has a receipt for the current source.
+        own: kernels with receipts other than shipped ones.
     """
 
     holds: Callable[[NamedSpec], bool]
@@ -58,10 +58,10 @@ def serving(
     """Shipped kernels that compute a problem, by the label of their tuning.
 
     Args:
-        written: fields that the kernel's spec must have.
+        written: required fields of the kernel's spec.
         problem: the problem.
-        general: whether kernels that take numbers of the pattern from the call, or fill heads up, will do too.
-        verified: the kernels with receipts, if others will not do.
+        general: whether kernels that take numbers of the pattern from the call, or pad heads, are allowed too.
+        verified: kernels with receipts, if only these are allowed.
     """
     if not general:
         found = _that_compute(problem.fields(), verified)
@@ -80,11 +80,11 @@ def serving(
 
 
 def cases_of(pattern: PatternBase, reach: int = 0) -> Iterator[list[PatternBase]]:
-    """Patterns of kernels that compute one, those of its own kind first: with its numbers, then without them.
+    """Patterns of kernels that compute a given pattern, those of its own kind first: with its numbers, then without.
 
     Args:
-        pattern: of a call.
-        reach: keys that a window must hold on either side to hold all.
+        pattern: pattern of a call.
+        reach: keys on either side of a window that covers all keys.
     """
     for case in (pattern, pattern.wider):
         if case is not None and (case is pattern or case.window is None or reach <= MOST_KEYS):
@@ -92,10 +92,10 @@ def cases_of(pattern: PatternBase, reach: int = 0) -> Iterator[list[PatternBase]
 
 
 def _that_compute(fields: Fields, verified: Verified | None) -> dict[str, Shipped]:
-    """Shipped kernels of a problem as it is, by the label of their tuning; or all of it with receipts."""
+    """Shipped kernels, or all kernels with receipts, of exactly this problem, by the label of their tuning."""
     try:
         semantics = canonical(said_by(parse_spec(fields)))
-    except SpecError:  # no kernel fills heads up on this architecture
+    except SpecError:  # no kernel pads heads on this architecture
         return {}
     found = _by_semantics().get(semantics, ())
     if verified is not None:
@@ -106,7 +106,7 @@ def _that_compute(fields: Fields, verified: Verified | None) -> dict[str, Shippe
 
 
 def alike(problem: Problem) -> list[Timing]:
-    """Tunings of shipped kernels for problems that compare with one: with other numbers of the pattern, or options."""
+    """Tunings of shipped kernels for similar problems, with other numbers of the pattern or other options."""
     return [
         shipped.timing
         for kernels in _by_semantics().values()
@@ -118,7 +118,7 @@ def alike(problem: Problem) -> list[Timing]:
 
 
 def _agrees(written: Mapping[str, Any], named: NamedSpec) -> bool:
-    """Whether a spec has all fields that are written, of ``tile`` those that are."""
+    """Whether a spec has all required fields, including given parts of ``tile``."""
     spec = named.spec
     tile = {**spec.tile.model_dump(), **written.get("tile", {})}
     own = spec.model_dump(mode="json", by_alias=True, exclude_none=True)
@@ -130,7 +130,7 @@ def _agrees(written: Mapping[str, Any], named: NamedSpec) -> bool:
 
 @cache
 def _by_semantics() -> dict[str, tuple[Shipped, ...]]:
-    """Shipped kernels by the fields that say what they compute, without the steps of the ladder and WMMA."""
+    """Shipped kernels by the fields that define their computation, without steps of the ladder and WMMA."""
     found: dict[str, list[Shipped]] = {}
     for named in shipped_specs():
         if has_problem(named.spec) and named.spec.mma != "wmma" and named.subfolder.name != "ladder":

@@ -1,4 +1,4 @@
-"""Spaces of candidates that are given by hand: the tuning of a spec, with some fields replaced by values in turn."""
+"""Explicit spaces of candidates: the tuning of a spec, with lists of values for some fields."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from codegen.wording import alternatives, one_line, shown
 
 OPTION = "--over"
 MOST_POINTS = 100_000
-"""Combinations of a space: a plan of each is tried."""
+"""Most combinations of a space; each is planned."""
 MOST_TOLD = 5
-"""Of the fields that rule candidates out, in a message."""
+"""Most fields in a message about ruled-out candidates."""
 _SIZE = re.compile(r"[0-9]{1,9}")
 Axes = Mapping[str, tuple[Any, ...]]
 
@@ -37,9 +37,9 @@ class Ruled:
     """Combinations that one field rules out.
 
     Attributes:
-        field: the field that is at fault, dotted.
-        count: how many.
-        example: one of them, and why.
+        field: dotted name of the offending field.
+        count: number of combinations.
+        example: one of them, and the reason.
     """
 
     field: str
@@ -52,11 +52,11 @@ class Space:
     """A space of candidates.
 
     Attributes:
-        current: the spec that the others differ from; the first candidate, whether the axes have it or not.
-        axes: values of each field, by its dotted name.
-        members: the legal combinations by their values as a command line has them, in the order of the axes.
-        ruled_out: what became of the others, the most frequent first.
-        points: combinations in all.
+        current: base spec; always the first candidate.
+        axes: values of each field, by dotted name.
+        members: legal combinations by their values on the command line, in the order of the axes.
+        ruled_out: reasons for the others, most frequent first.
+        points: total number of combinations.
     """
 
     current: NamedSpec
@@ -67,34 +67,34 @@ class Space:
 
     @property
     def candidates(self) -> list[NamedSpec]:
-        """The kernels to try: the current one, then the others of the space."""
+        """Kernels to try: the current one, then the others of the space."""
         others = {named.spec.hash: named for named in self.members.values()}
         others.pop(self.current.spec.hash, None)
         return [self.current, *others.values()]
 
     def told(self) -> str:
-        """The number of legal combinations, and the reasons that ruled out the others, in words."""
+        """Number of legal combinations, and reasons against the others, in words."""
         text = f"{len(self.members)} of {self.points} combinations are legal"
         return f"{text}; {told_ruled_out(self.ruled_out)}" if self.ruled_out else text
 
 
 def told_ruled_out(ruled_out: Sequence[Ruled]) -> str:
-    """The reasons that ruled candidates out, in words."""
+    """Reasons against ruled-out candidates, in words."""
     parts = [f"{each.field} rules out {each.count} ({each.example})" for each in ruled_out[:MOST_TOLD]]
     rest = sum(each.count for each in ruled_out[MOST_TOLD:])
     return "; ".join(parts) + (f"; {rest} others" if rest else "")
 
 
 def parse_axes(texts: Sequence[str], spec: Spec) -> dict[str, tuple[Any, ...]]:
-    """Read FIELD=VALUE,VALUE,... of a command line: ``tile.m=64,128``, ``tile=128x128,192x80``, ``stages=2,3``.
+    """Axes from FIELD=VALUE,VALUE,... of a command line: ``tile.m=64,128``, ``tile=128x128,192x80``, ``stages=2,3``.
 
     Args:
-        texts: of each option; one may have several fields: ``tile.m=64,128,stages=2,3``.
-        spec: of the kernels, whose model has the fields.
+        texts: the options; one may have several fields: ``tile.m=64,128,stages=2,3``.
+        spec: spec of the kernels, whose model has the fields.
 
     Raises:
-        SpecError: for a field that is none of those that say how such a kernel computes, or is given twice; for a value
-            that is not allowed, or is given twice.
+        SpecError: for a field that is not a tuning field or is repeated, and for a value that is not allowed or is
+            repeated.
     """
     axes: dict[str, list[Any]] = {}
     for text in texts:
@@ -109,13 +109,13 @@ def parse_axes(texts: Sequence[str], spec: Spec) -> dict[str, tuple[Any, ...]]:
             else:
                 value = part
             if not name or not value:
-                raise _error("", f"has {shown(part)} of {shown(text)}; FIELD=VALUE,VALUE,... is expected")
+                raise _error("", f"has {shown(part)} of {shown(text)}; expected FIELD=VALUE,VALUE,...")
             checked = _value(name, value, spec)
             if checked in axes[name]:
                 raise _error(name, f"has {shown(value)} twice")
             axes[name].append(checked)
     if "tile" in axes and any(name.startswith("tile.") for name in axes):
-        raise _error("tile", "is given whole, and by its parts: say one of them")
+        raise _error("tile", "is given both as a whole and by parts: use one of them")
     return {name: tuple(values) for name, values in axes.items()}
 
 
@@ -124,7 +124,7 @@ def _error(field: str, reason: str) -> SpecError:
 
 
 def _field(name: str, spec: Spec) -> str:
-    """Dotted name of a tuning field; SpecError for another field."""
+    """Dotted name of a tuning field; raises SpecError for other fields."""
     model = type(spec)
     fields = [field.alias or each for each, field in model.model_fields.items()]
     parts = [f"tile.{each}" for each in type(spec.tile).model_fields]
@@ -132,12 +132,12 @@ def _field(name: str, spec: Spec) -> str:
     if name in known:
         return name
     if name.partition(".")[0] in fields and not name.startswith("tile"):
-        raise _error(one_line(name), "says what a kernel computes, not how: it belongs into the problem")
-    raise _error(one_line(name), f"is not a field of this spec that says how it computes; {alternatives(name, known)}")
+        raise _error(one_line(name), "defines what a kernel computes: put it into the problem")
+    raise _error(one_line(name), f"is not a tuning field of this spec; {alternatives(name, known)}")
 
 
 def _value(name: str, text: str, spec: Spec) -> Any:
-    """Return a value of a field as plain data, if the spec's model takes it by itself."""
+    """Value of a field as plain data, if the spec's model accepts it."""
     plain = _plain(name, text, spec)
     try:
         PARTIAL_ADAPTER.validate_python(PlainCopy().of(with_tuning(json.loads(spec.canonical_json()), {name: plain})))
@@ -150,7 +150,9 @@ def _plain(name: str, text: str, spec: Spec) -> Any:
     if name == "tile":
         sizes, parts = text.split("x"), list(type(spec.tile).model_fields)
         if len(sizes) != len(parts) or not all(map(_SIZE.fullmatch, sizes)):
-            raise _error(name, f"has {shown(text)}; {'x'.join(part.upper() for part in parts)} is expected, as 128x64")
+            raise _error(
+                name, f"has {shown(text)}; expected {'x'.join(part.upper() for part in parts)}, such as 128x64"
+            )
         return {part: int(size) for part, size in zip(parts, sizes, strict=True)}
     try:
         return json_value(text)
@@ -159,7 +161,7 @@ def _plain(name: str, text: str, spec: Spec) -> Any:
 
 
 def with_tuning(fields: Fields, tuning: Mapping[str, Any]) -> Fields:
-    """Return the fields of a spec with some replaced, those of its tile by dotted names."""
+    """Fields of a spec with some replaced; fields of the tile have dotted names."""
     changed = dict(fields)
     for name, value in tuning.items():
         outer, dot, inner = name.partition(".")
@@ -168,9 +170,10 @@ def with_tuning(fields: Fields, tuning: Mapping[str, Any]) -> Fields:
 
 
 def base_fields(current: Spec, problem: Problem) -> Fields:
-    """Fields of a space's specs before the axes: those of the problem, and the current spec's where it has none.
+    """Base fields of a space's specs: those of the problem, else those of the current spec.
 
-    A problem of FP8 operands does not say the granularity of their scales; kernels of another one are no candidates.
+    A problem with FP8 operands does not define the granularity of scales; kernels with another granularity are not
+    candidates.
     """
     fields: Fields = json.loads(current.canonical_json())
     unsaid = {name: value for name, value in fields.items() if name not in {*problem.said, *TUNING_FIELDS}}
@@ -178,19 +181,19 @@ def base_fields(current: Spec, problem: Problem) -> Fields:
 
 
 def space(current: NamedSpec, problem: Problem, axes: Axes) -> Space:
-    """Return the space of the combinations of values.
+    """Space of the combinations of values.
 
     Args:
-        current: the spec that has the other fields.
-        problem: what the kernels compute.
-        axes: values by the dotted names of fields, as ``parse_axes`` returns them.
+        current: spec with the other fields.
+        problem: problem of the kernels.
+        axes: values by dotted name of the field, from ``parse_axes``.
 
     Raises:
-        CodegenError: if no combination is legal, with what ruled them out; if there are more than are looked at.
+        CodegenError: if no combination is legal, with the reasons; or if there are too many.
     """
     points = math.prod(map(len, axes.values()))
     if points > MOST_POINTS:
-        raise _error("", f"has {points} combinations; at most {MOST_POINTS} are looked at: give fewer values")
+        raise _error("", f"has {points} combinations; at most {MOST_POINTS} are allowed: give fewer values")
     base = base_fields(current.spec, problem)
     known = {each.spec.hash: each for each in [*shipped_specs(), current]}
     members: dict[tuple[str, ...], NamedSpec] = {}
@@ -201,7 +204,7 @@ def space(current: NamedSpec, problem: Problem, axes: Axes) -> Space:
             spec = parse_spec(with_tuning(base, tuning))
             plan_of(spec, "candidate")
             if not is_allowed(spec, problem):
-                raise SpecError("prepared", "a kernel that wants A prepared, and the problem says otherwise")
+                raise SpecError("prepared", "a kernel that requires a prepared A, unlike the problem")
         except SpecError as error:
             text = ", ".join(f"{name} {spelt(value)}" for name, value in tuning.items())
             errors.setdefault(error.field, []).append(f"{text}: {one_line(error.reason)}")
@@ -217,14 +220,14 @@ def space(current: NamedSpec, problem: Problem, axes: Axes) -> Space:
 
 
 def spelt(value: Any) -> str:
-    """Return a value as a command line has it."""
+    """Value in the syntax of the command line."""
     if isinstance(value, dict):
         return "x".join(map(str, value.values()))
     return value if isinstance(value, str) else json.dumps(value)
 
 
 def differences(spec: Spec, current: Spec) -> dict[str, Any]:
-    """Tuning fields in which a spec differs from another, by dotted names; an option that is off is None."""
+    """Tuning fields in which two specs differ, by dotted name; an option that is off is None."""
     one, other = _flat(tuning_of(spec)), _flat(tuning_of(current))
     return {name: one.get(name) for name in {**one, **other} if one.get(name) != other.get(name)}
 

@@ -1,7 +1,7 @@
-"""The table of measurements: which kernels were timed for which problem, on which device, and how long they took.
+"""The table of measurements: times of kernels by problem and device.
 
-``measurements.jsonl`` has one row a line, written by ``benchmarks/measurement_rows.py`` from the results of benchmarks
-and by ``codegen tune --export``; nothing in it is typed by hand.
+``measurements.jsonl`` has one row per line. ``benchmarks/measurement_rows.py`` and ``codegen tune --export`` write it
+from the results of benchmarks; it is never edited by hand.
 """
 
 from __future__ import annotations
@@ -26,42 +26,42 @@ from codegen.wording import one_line
 
 TABLE = Path(__file__).with_name("measurements.jsonl")
 SAME = 0.03
-"""Two devices of an architecture share a row where the choice of one loses no more than this on the other."""
+"""Two devices of an architecture share a row if the choice for one loses at most this much on the other."""
 UNMEASURED = 1.25
-"""What a kernel is taken to lose in a row in which it was not measured: more than the tuned one of the next row."""
+"""Assumed loss of a kernel in a row without its measurement: more than that of the next row's best kernel."""
 Fields = dict[str, Any]
 Microseconds = Annotated[float, Field(gt=0)]
 
 
 class TableError(CodegenError):
-    """A table of measurements that cannot be read."""
+    """A table of measurements cannot be read."""
 
 
 class Timing(SpecModel):
-    """How long one kernel took."""
+    """Times of one kernel."""
 
-    spec: str | dict[str, Any] = Field(description="name of a shipped spec, or the fields that say how it computes")
-    single_us: Microseconds = Field(description="of a single call after a pause, median")
-    back_to_back_us: Microseconds | None = Field(default=None, description="of a call among others back to back")
+    spec: str | dict[str, Any] = Field(description="name of a shipped spec, or tuning fields")
+    single_us: Microseconds = Field(description="median time of a single call after a pause")
+    back_to_back_us: Microseconds | None = Field(default=None, description="time of a call in a back-to-back sequence")
     prepared: Literal["rows", "packed"] | None = Field(
-        default=None, description="what was done to A before: see BsrProblem; None if the kernel makes no use of it"
+        default=None, description="preparation of A, see BsrProblem; None if the kernel does not use it"
     )
-    earlier_source: bool = Field(default=False, description="whether its source has changed since")
+    earlier_source: bool = Field(default=False, description="whether its source has changed since the measurement")
 
     @model_validator(mode="after")
     def _is_whole(self) -> Timing:
         if not isinstance(self.spec, str) and not {"tile", "stages"} <= self.spec.keys():
-            raise ValueError("spec has no tile or no stages: it is none that was timed")
+            raise ValueError("spec has no tile or no stages, so it is not a timed kernel")
         return self
 
     @property
     def tuning(self) -> Fields:
-        """The fields that say how it computes."""
+        """Its tuning fields."""
         return dict(_tuning(self.spec)) if isinstance(self.spec, str) else self.spec
 
     @property
     def label(self) -> str:
-        """Its tuning in one spelling, unique within its problem."""
+        """Canonical text of its tuning, unique within its problem."""
         return canonical(self.tuning)
 
 
@@ -71,7 +71,7 @@ def _tuning(stem: str) -> Fields:
 
 
 class Dense(SpecModel):
-    """The fastest dense product or dense attention of a library, on the same problem."""
+    """The fastest dense product or dense attention of a library for the same problem."""
 
     name: str
     single_us: Microseconds
@@ -79,19 +79,21 @@ class Dense(SpecModel):
 
 
 class Measurement(SpecModel):
-    """One row: the kernels that were timed for a problem on a device, the fastest first."""
+    """One row: kernels that were timed for a problem on a device, fastest first."""
 
     problem: Annotated[Problem, Field(discriminator="op")]
-    device: str = Field(description="as torch names it")
-    date: str = Field(pattern=r"^\d{4}-\d\d-\d\d$", description="of the measurement; of converted rows, of its file")
-    source: str = Field(description="where it is from")
+    device: str = Field(description="name in torch")
+    date: str = Field(
+        pattern=r"^\d{4}-\d\d-\d\d$", description="date of the measurement; for converted rows, of its file"
+    )
+    source: str = Field(description="source of the row")
     kernels: Annotated[tuple[Timing, ...], Field(min_length=1)]
     dense: Dense | None = None
 
     def costs(self) -> list[float]:
-        """The cost of each kernel in microseconds: the mean of both figures where all have both, else single calls.
+        """Cost of each kernel in microseconds: geometric mean of both times if all have both, else of single calls.
 
-        The mean is geometric: a kernel is not to win by long calls alone.
+        The geometric mean gives both times equal weight.
         """
         if all(each.back_to_back_us for each in self.kernels):
             return [math.sqrt(each.single_us * (each.back_to_back_us or 0)) for each in self.kernels]
@@ -102,31 +104,31 @@ class Measurement(SpecModel):
         return self.dense is not None and self.dense.single_us < timing.single_us
 
     def line(self) -> str:
-        """Return the row as the file has it."""
+        """Row as a line of the file."""
         return json.dumps(self.model_dump(mode="json", exclude_defaults=True) | {"problem": _plain(self.problem)})
 
 
 def _plain(problem: Problem) -> Fields:
-    """Return a problem as plain data, ``op`` first."""
+    """Problem as plain data, ``op`` first."""
     return {"op": problem.op, "arch": problem.arch, **problem.model_dump(mode="json", exclude_defaults=True)}
 
 
 def place_of(row: Measurement) -> tuple[str, str]:
-    """The key of a row: its problem, in one spelling, and its device."""
+    """Key of a row: canonical text of its problem, and its device."""
     return json.dumps(_plain(row.problem), sort_keys=True), row.device
 
 
 def ordered(row: Measurement) -> Measurement:
-    """Return a row with its fastest kernel first."""
+    """Row with its fastest kernel first."""
     by_cost = sorted(zip(row.costs(), range(len(row.kernels)), strict=True))
     return row.model_copy(update={"kernels": tuple(row.kernels[i] for _, i in by_cost)})
 
 
 def read_rows(path: Path) -> tuple[Measurement, ...]:
-    """Read a file of rows.
+    """Rows of a file.
 
     Raises:
-        TableError: for a file that cannot be read, or a line that is no row: with its number.
+        TableError: for a file that cannot be read, or an invalid line, with its number.
     """
     try:
         lines = read_text(path).split("\n")
@@ -143,17 +145,17 @@ def read_rows(path: Path) -> tuple[Measurement, ...]:
 
 @cache
 def measurements() -> tuple[Measurement, ...]:
-    """Return the committed rows, as a process first read them."""
+    """Committed rows; each process reads them once."""
     return read_rows(TABLE)
 
 
 def written(rows: Iterable[Measurement]) -> str:
-    """Return the text of a file of rows, in one order."""
+    """Text of a file of rows, in canonical order."""
     return "".join(f"{row.line()}\n" for row in sorted(rows, key=lambda row: (row.line(), row.device)))
 
 
 def merged(rows: Iterable[Measurement]) -> list[Measurement]:
-    """Return one row for each problem on each device: of a kernel in several, the latest figures, in their order."""
+    """Rows merged by problem and device; a kernel in several rows has its latest times."""
     found: dict[tuple[str, str], Measurement] = {}
     for row in sorted(rows, key=lambda row: row.date):
         place = place_of(row)
@@ -169,9 +171,9 @@ def merged(rows: Iterable[Measurement]) -> list[Measurement]:
 
 
 def shared(rows: Sequence[Measurement]) -> list[Measurement]:
-    """Return the rows without those of a second device whose choice is that of the first, or loses little by it.
+    """Rows without those of a second device for which the first device's choice is the same or loses little.
 
-    The first device is the one with most rows.
+    The first device is the one with the most rows.
     """
     devices = sorted({row.device for row in rows}, key=lambda name: (-sum(r.device == name for r in rows), name))
     kept: dict[str, list[Measurement]] = {}
@@ -184,7 +186,7 @@ def shared(rows: Sequence[Measurement]) -> list[Measurement]:
 
 
 def _agree(first: Measurement, second: Measurement) -> bool:
-    """Whether the choice of one row loses little in another one, among those that any preparation allows."""
+    """Whether the choice of one row loses little in another one, for every preparation."""
     for prepared in (None, "rows", "packed"):
         chosen, best = _best(first, prepared), _best(second, prepared)
         if chosen is None or best is None:
@@ -192,7 +194,7 @@ def _agree(first: Measurement, second: Measurement) -> bool:
                 return False
             continue
         costs = {each.label: cost for each, cost in zip(second.kernels, second.costs(), strict=True)}
-        if chosen.label not in costs:  # the first row knows more kernels, if that one lost there
+        if chosen.label not in costs:  # the first row may have more kernels
             if best.label not in {each.label for each in first.kernels}:
                 return False
         elif costs[chosen.label] > (1 + SAME) * costs[best.label]:

@@ -1,4 +1,4 @@
-"""Tunings to try for a problem; a plan may refuse any of them. Without stages where as many as fit are best."""
+"""Tunings to try for a problem; plans may reject some. They have no stages if the most that fit are best."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from codegen.select.defaults import GATHERING
 from codegen.select.problem import AttentionProblem, BsrProblem, Fields
 
 UNEVEN = 1.2
-"""Longest row over the mean one from which a dynamic scheduler is tried on large products; on small ones it is anyway,
-as it cuts rows."""
-FEW_COLUMNS = 128  # of B, up to which its own kernel is tried
+"""Ratio of longest to mean row from which a dynamic scheduler is tried on large products; small products always try it,
+as it splits rows."""
+FEW_COLUMNS = 128  # of B; up to this number, the kernel for few columns is tried
 FEW_TILES = 4096 * 2048  # elements of C
 WGMMA: Fields = {"mma": "wgmma", "copy": "tma", "schedule": "cooperative"}
 MMA: Fields = {"mma": "mma", "copy": "cp_async", "schedule": "multistage"}
 WIDTHS = (64, 128, 192, 256, 384, 512)
-"""Columns of a tile."""
+"""Columns per tile."""
 
 
 def attention_variations(problem: AttentionProblem) -> Iterator[Fields]:
@@ -80,17 +80,17 @@ def _instructions(problem: BsrProblem) -> list[Fields]:
 
 
 def _depths(problem: BsrProblem) -> list[int]:
-    """Depths of a step."""
+    """Depths of a step to try."""
     return [k for k in (16, 32, 64, 128) if k <= max(64, problem.block.cols)]
 
 
 def _resident(problem: BsrProblem) -> tuple[int, ...]:
-    """Thread blocks of an SM."""
+    """Thread blocks per SM to try."""
     return (1, 2, 3) if problem.block.rows in (16, 32) and ARCHS[problem.arch].has_wgmma else (1,)
 
 
 def _may_be_uneven(problem: BsrProblem) -> bool:
-    """Whether a dynamic scheduler may pay."""
+    """Whether a dynamic scheduler may pay off."""
     if problem.prepared == "none":
         return False
     small = problem.m is None or problem.n is None or problem.m * problem.n <= FEW_TILES

@@ -1,1 +1,1 @@
-"""The tools of the command that need neither torch nor a GPU: new specs, listings, explanations, exports."""
+"""Tools of the command line that need neither torch nor a GPU: new specs, listings, explanations, exports."""

@@ -1,4 +1,4 @@
-"""The facts of an exported kernel as a C header: macros, and the parameter struct with its offsets asserted."""
+"""C header of an exported kernel: macros, and the parameter struct with assertions of its offsets."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _C_TYPES = {
 
 
 def c_header(facts: KernelFacts, launch: LaunchRecord | None) -> str:
-    """Return the header; it needs cuda.h, and C11 or C++11."""
+    """Text of the header; it requires cuda.h, and C11 or C++11."""
     prefix = facts.symbol.upper()
     lines = [
-        f"/* {facts.symbol}: what a host passes to launch it, as kernel.json beside this file has it.",
+        f"/* {facts.symbol}: data for its launch, as in kernel.json next to this file.",
         " * Written by `codegen export`; docs/guide/export.md of sparse-kernel-codegen describes it. Do not edit. */",
         f"#ifndef {prefix}_H",
         f"#define {prefix}_H",
@@ -33,7 +33,7 @@ def c_header(facts: KernelFacts, launch: LaunchRecord | None) -> str:
         "",
         *_defines(prefix, _macros(facts)),
         "",
-        "/* Named values of the source, to which the comments below refer. */",
+        "/* Constants of the source that the comments below refer to. */",
         *_defines(prefix, ((name, _literal(value)) for name, value in facts.constants.items())),
         "",
         *(line for told in facts.tensor_maps for line in (*_tensor_map(prefix, told), "")),
@@ -69,11 +69,11 @@ def _macros(facts: KernelFacts) -> Iterator[tuple[str, object]]:
 
 
 def _tensor_map(prefix: str, told: TensorMapRecord) -> list[str]:
-    """Return the arguments of cuTensorMapEncodeTiled that are the kernel's."""
+    """Macros of the arguments of cuTensorMapEncodeTiled that the kernel fixes."""
     name = told.param.upper()
     dims = ", ".join(told.global_dim)
     return [
-        f"/* {told.param}: of the tensor {told.tensor}, globalDim {{{_words(dims)}}}. */",
+        f"/* {told.param}: tensor map of {told.tensor}, globalDim {{{_words(dims)}}}. */",
         *_defines(
             f"{prefix}_{name}",
             [
@@ -91,7 +91,7 @@ def _tensor_map(prefix: str, told: TensorMapRecord) -> list[str]:
 
 
 def _struct(facts: KernelFacts) -> list[str]:
-    """The parameter struct, and assertions of its layout."""
+    """The parameter struct and assertions of its layout."""
     name = f"{facts.symbol}_params"
     lines = _tensor_map_type(facts) if facts.tensor_maps else []
     lines += ["/* The kernel's only parameter, by value. */", f"struct {name} {{"]
@@ -110,10 +110,10 @@ def _struct(facts: KernelFacts) -> list[str]:
 
 
 def _tensor_map_type(facts: KernelFacts) -> list[str]:
-    """Return the type of a tensor map as the kernel has it: cuda.h of CUDA 13 aligns CUtensorMap to 128 bytes."""
+    """Type of a tensor map with the kernel's alignment: cuda.h of CUDA 13 aligns CUtensorMap to 128 bytes."""
     prefix = facts.symbol.upper()
     return [
-        "/* The bytes of a CUtensorMap: encode one and copy them (in some versions its alignment is another one). */",
+        "/* The bytes of a CUtensorMap: encode one and copy it (its alignment depends on the CUDA version). */",
         "typedef struct {",
         f"  {prefix}_ALIGNAS(64) unsigned char bytes[128];",
         f"}} {facts.symbol}_tensor_map;",
@@ -122,7 +122,7 @@ def _tensor_map_type(facts: KernelFacts) -> list[str]:
 
 
 def _dialect(prefix: str) -> list[str]:
-    """Lines of macros that C and C++ spell in different ways."""
+    """Macros that differ between C and C++."""
     return [
         "#ifdef __cplusplus",
         f"#define {prefix}_ASSERT static_assert",
@@ -135,7 +135,7 @@ def _dialect(prefix: str) -> list[str]:
 
 
 def _launch(prefix: str, launch: LaunchRecord) -> list[str]:
-    """Return the launch of the problem whose shape was named."""
+    """Launch of the problem of the given shape."""
     macros: list[tuple[str, object]] = [(f"SHAPE_{name.upper()}", size) for name, size in launch.shape.items()]
     macros += [
         ("LAUNCH_SM_COUNT", launch.sm_count),
@@ -150,10 +150,10 @@ def _launch(prefix: str, launch: LaunchRecord) -> list[str]:
     macros += [(f"WORKSPACE_{name.upper()}_BYTES", size) for name, size in launch.workspace.items()]
     assigned = [f"    (params)->{name} = {value}; \\" for name, value in launch.numbers.items()]
     return [
-        "/* A launch of a problem of this shape, on a device of so many multiprocessors. */",
+        "/* A launch of a problem of this shape, on a device with this number of multiprocessors. */",
         *_defines(prefix, macros),
         "",
-        "/* Sets the parameters that the shape decides. */",
+        "/* Sets the parameters that depend on the shape. */",
         f"#define {prefix}_SET_NUMBERS(params) \\",
         "  do { \\",
         *assigned,
@@ -167,7 +167,7 @@ def _defines(prefix: str, macros: Iterable[tuple[str, object]]) -> list[str]:
 
 
 def _literal(value: float) -> str:
-    """Return a number as C spells it; true is 1."""
+    """Number as a C literal; true is 1."""
     return f"{value!r}f" if isinstance(value, float) else str(int(value))
 
 
@@ -176,5 +176,5 @@ def _braces(values: Iterable[int]) -> str:
 
 
 def _words(text: str) -> str:
-    """Return a text that does not end the comment it is in."""
+    """Text that cannot end its comment."""
     return in_comment(text).replace("*/", "* /")

@@ -1,6 +1,6 @@
-"""What a host has to know to launch a kernel, as data: all of it is read off the plan that the runtime launches by.
+"""Data that a host needs to launch a kernel, from the plan that the runtime uses.
 
-``codegen export`` writes it as ``kernel.json``; docs/guide/export.md describes the fields for those who read that file.
+``codegen export`` writes it as ``kernel.json``; docs/guide/export.md describes the fields.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from codegen.tools.sized_launch import SizedLaunch, smallest_shape
 Size = Annotated[int, Field(ge=0)]
 Dim3 = tuple[int, int, int]
 WORKSPACE_ALIGNMENT = 256
-"""Bytes: what cuMemAlloc promises, and more than any kernel asks for."""
-# Type that a pointer parameter points to -> bytes that its address is a multiple of. Elements of matrices are loaded 16
-# bytes at a time, and statistics of rows copied so.
+"""Alignment in bytes that cuMemAlloc guarantees; more than any kernel requires."""
+# Element type of a pointer parameter -> alignment of its address, in bytes. Kernels load matrix elements and copy row
+# statistics in units of 16 bytes.
 _POINTEES = {"int": 4, "float": 4, "int2": 8, "int64": 8, "unsigned char": 1}
 _POINTEES |= dict.fromkeys(
     ("int4", "uint4", "uint32", "unsigned short", "RowStats", "RowRanges", "ColumnRanges", "Code"), 16
@@ -32,26 +32,26 @@ _POINTEES |= {dtype.cuda: 16 for dtype in DTYPES.values()}
 
 
 class ParamRecord(SpecModel):
-    """A field of the kernel's one parameter, a struct that is passed by value."""
+    """A field of the kernel's only parameter, a struct that is passed by value."""
 
     name: str
     type: ParamType = Field(description="tensor_map: a CUtensorMap; pointer: a CUdeviceptr; else a number")
     offset: Size = Field(description="bytes from the struct's first")
     size: Size = Field(description="bytes")
-    points_to: str | None = Field(description="C type of what a pointer points to")
-    address_alignment: Size | None = Field(description="bytes that the address of a tensor is a multiple of")
+    points_to: str | None = Field(description="C type of the elements of a pointer")
+    address_alignment: Size | None = Field(description="alignment of the address of a tensor, in bytes")
     what: str
 
 
 class TensorMapRecord(SpecModel):
-    """Arguments of cuTensorMapEncodeTiled for one parameter; the others are a call's own."""
+    """Arguments of cuTensorMapEncodeTiled for one parameter; the call provides the others."""
 
     param: str
-    tensor: str = Field(description="whose address is globalAddress")
+    tensor: str = Field(description="tensor at globalAddress")
     data_type: str = Field(description="tensorDataType")
     rank: Size = Field(description="tensorRank")
     global_dim: tuple[str, ...] = Field(description="globalDim: names of the sizes, innermost first")
-    stride_alignment: Size = Field(description="bytes that each of globalStrides is a multiple of")
+    stride_alignment: Size = Field(description="alignment of each of globalStrides, in bytes")
     box_dim: tuple[int, ...] = Field(description="boxDim: elements of one copy, innermost dimension first")
     element_strides: tuple[int, ...] = Field(description="elementStrides")
     interleave: str
@@ -61,11 +61,13 @@ class TensorMapRecord(SpecModel):
 
 
 class GridRecord(SpecModel):
-    """Of how many thread blocks a launch is: docs/guide/export.md has the rule that these decide."""
+    """Inputs of the rule for the number of thread blocks of a launch (docs/guide/export.md)."""
 
-    persistent: bool = Field(description="thread blocks loop over tiles: no more of them than run at once")
-    even_rounds: bool = Field(description="and no more than the rounds of the most tiles of one of them take")
-    ctas_per_sm: int = Field(description="thread blocks that an SM runs at once")
+    persistent: bool = Field(
+        description="thread blocks loop over tiles; the grid has at most the concurrent thread blocks"
+    )
+    even_rounds: bool = Field(description="and at most those that the number of rounds requires")
+    ctas_per_sm: int = Field(description="concurrent thread blocks per SM")
     what: str
 
 
@@ -81,7 +83,7 @@ class PrologueRecord(SpecModel):
 
 
 class EpilogueRecord(SpecModel):
-    """A kernel of the same cubin that is launched behind the main one, on the same stream, with the same parameter."""
+    """A kernel of the same cubin that is launched after the main one, on the same stream, with the same parameter."""
 
     symbol: str
     block: Dim3
@@ -91,19 +93,19 @@ Kind = Literal["counters", "scratch", "sums"]
 
 
 class WorkspaceRecord(SpecModel):
-    """Device memory that a launch needs beside its arguments."""
+    """Device memory that a launch needs in addition to its arguments."""
 
     param: str
     kind: Kind = Field(
-        description="counters: int32, 0 before the first launch, and left at 0 by each; scratch: whatever is in it; "
+        description="counters: int32, 0 before the first launch, reset to 0 by each launch; scratch: any contents; "
         "sums: 0 before each launch"
     )
     alignment: Size
-    bytes: str | None = Field(description="expression of parameters; null: a launch of a known shape has it")
+    bytes: str | None = Field(description="expression of parameters; null if only a launch of known shape has it")
 
 
 class LaunchRecord(SpecModel):
-    """A launch of a problem whose shape is known: ``codegen export --shape``."""
+    """A launch of a problem of known shape: ``codegen export --shape``."""
 
     shape: dict[str, int]
     sm_count: int
@@ -112,24 +114,26 @@ class LaunchRecord(SpecModel):
     dynamic_shared_bytes: Size
     prologue_grid: Dim3 | None
     epilogue_grid: Dim3 | None = None
-    numbers: dict[str, int] = Field(description="values of parameters that the shape decides")
-    workspace: dict[str, int] = Field(description="bytes, by parameter; 0: the parameter is a null pointer")
-    copy_stride: int | None = Field(description="elements of a row of the copy of B that the prologue writes")
+    numbers: dict[str, int] = Field(description="values of parameters that depend on the shape")
+    workspace: dict[str, int] = Field(description="bytes, by parameter; 0 for a null pointer")
+    copy_stride: int | None = Field(description="row stride of the copy of B that the prologue writes, in elements")
 
 
 class KernelFacts(SpecModel):
-    """All that a plan says of a kernel to a host."""
+    """All data about a kernel for a host."""
 
-    symbol: str = Field(description="of the kernel in the cubin, for cuModuleGetFunction")
+    symbol: str = Field(description="name of the kernel in the cubin, for cuModuleGetFunction")
     op: str
     spec: dict[str, Any]
     spec_hash: str
     arch: str
-    compute_capability: tuple[int, int] = Field(description="of the devices that run the cubin")
-    block: Dim3 = Field(description="threads; the most, if sized_by_launch")
+    compute_capability: tuple[int, int] = Field(description="compute capability of devices that run the cubin")
+    block: Dim3 = Field(description="threads per block; the most, if sized_by_launch")
     dynamic_shared_bytes: Size = Field(description="sharedMemBytes, the most if sized_by_launch")
-    sized_by_launch: bool = Field(description="block and shared memory depend on the shape")
-    cluster: Dim3 = Field(description="thread blocks; compiled in: a launch needs no attribute, but whole clusters")
+    sized_by_launch: bool = Field(description="whether block and shared memory depend on the shape")
+    cluster: Dim3 = Field(
+        description="thread blocks per cluster; compiled in: a launch needs whole clusters, but no attribute"
+    )
     grid: GridRecord
     prologue: PrologueRecord | None
     epilogue: EpilogueRecord | None = None
@@ -138,12 +142,12 @@ class KernelFacts(SpecModel):
     params: tuple[ParamRecord, ...]
     tensor_maps: tuple[TensorMapRecord, ...]
     workspace: tuple[WorkspaceRecord, ...]
-    constants: dict[str, int | float | bool] = Field(description="named values of the source, to which words refer")
-    launch_sha256: str = Field(description="as receipts have it")
+    constants: dict[str, int | float | bool] = Field(description="constants of the source that descriptions refer to")
+    launch_sha256: str = Field(description="launch hash, as in receipts")
 
 
 def facts_of(plan: Plan) -> KernelFacts:
-    """Facts of a plan that a host needs."""
+    """Data of a plan that a host needs."""
     workspace = _workspace(plan)
     kinds = {record.param for record in workspace}
     prologue = plan.prologue
@@ -189,7 +193,7 @@ def facts_of(plan: Plan) -> KernelFacts:
 
 
 def launch_record(sized: SizedLaunch) -> LaunchRecord:
-    """Return a launch of a known shape as data."""
+    """Launch of a known shape, as data."""
     args, size = sized.args, sized.block
     counters = {name: COUNTER_BYTES * count for name, count in args.counters.items()}
     return LaunchRecord(
@@ -207,7 +211,7 @@ def launch_record(sized: SizedLaunch) -> LaunchRecord:
 
 
 def asdict_without_none(shape: Any) -> dict[str, int]:
-    """Return the fields of a shape that have a value."""
+    """Fields of a shape that have a value."""
     return {name: value for name, value in asdict(shape).items() if value is not None}
 
 
@@ -236,7 +240,7 @@ def _tensor_map(plan: Plan, name: str) -> TensorMapRecord:
 
 
 def _workspace(plan: Plan) -> tuple[WorkspaceRecord, ...]:
-    """Return the memory that launches need, by the names that the launch of the smallest problem has."""
+    """Memory of launches, with the names in the launch of the smallest problem."""
     args = plan.problem(smallest_shape(plan), slots=1)
     named: tuple[tuple[Kind, Any], ...] = (("counters", args.counters), ("scratch", args.scratch), ("sums", args.sums))
     return tuple(

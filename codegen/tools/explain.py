@@ -1,4 +1,4 @@
-"""A plan in words and numbers, for people."""
+"""A plan in words and numbers."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ from codegen.select.choice import Choice
 from codegen.select.problem import tuning_of
 from codegen.spec import AttentionSpec, QuantizeSpec
 
-SYSTEM_SHARED_BYTES = KIB  # that every thread block costs beyond its own (CUDA C++ Programming Guide, 8.0 and later)
+SYSTEM_SHARED_BYTES = KIB  # reserved by the system per thread block (CUDA C++ Programming Guide, 8.0 and later)
 
 
 def blocks_by_shared_memory(plan: Plan) -> int:
-    """The number of thread blocks that fit the shared memory of an SM."""
+    """Thread blocks that fit the shared memory of an SM."""
     return plan.arch.shared_memory_per_sm // (plan.shared_bytes + SYSTEM_SHARED_BYTES)
 
 
 def blocks_by_threads(plan: Plan) -> int:
-    """The number of thread blocks that fit the warp slots of an SM."""
+    """Thread blocks that fit the warp slots of an SM."""
     return plan.arch.warps_per_sm * 32 // plan.threads
 
 
 def blocks_by_registers(plan: Plan) -> int:
-    """The number of thread blocks that fit the registers of an SM, if a thread has as many as the plan reckons with.
+    """Thread blocks that fit the registers of an SM, with the registers per thread of the plan.
 
-    That is what the compiler makes do with, not what it takes where more are free: ``plan.ctas_per_sm`` holds it to
-    the number of that. Warps that hand registers over all start with the same number.
+    The compiler can fit that number, although it uses more if they are free; ``plan.ctas_per_sm`` limits it. Warps that
+    hand over registers all start with the same number.
     """
     each = plan.registers.needed if plan.spec.schedule == "multistage" else launch_registers(plan)
     return plan.arch.blocks_for(plan.threads, each)
 
 
 def occupancy(plan: Plan) -> str:
-    """The resident warps of an SM, and the resource that limits them, in words."""
+    """Resident warps of an SM and the limiting resource, in words."""
     fits = {
         "shared memory": blocks_by_shared_memory(plan),
         "registers": blocks_by_registers(plan),
@@ -53,17 +53,17 @@ def occupancy(plan: Plan) -> str:
 
 
 def launch_registers(plan: Plan) -> int:
-    """Return the most registers a thread can start with if ``plan.ctas_per_sm`` blocks are to fit an SM."""
+    """Most registers per thread at launch with which ``plan.ctas_per_sm`` blocks fit an SM."""
     return plan.arch.registers_for(plan.threads, plan.ctas_per_sm)
 
 
 def explain(plan: Plan, provenance: Provenance, choice: Choice | None = None) -> RenderableType:
-    """Return the plan as something that rich prints.
+    """Printable description of a plan, for rich.
 
     Args:
         plan: the plan.
-        provenance: what vouches for the kernel.
-        choice: what codegen.select chooses for the problem that is asked about.
+        provenance: receipt and source of the kernel.
+        choice: kernel that codegen.select chooses for the given problem.
     """
     spec = plan.spec
     facts = [*_facts(plan), ("receipt", provenance.receipt), ("source", provenance.source)]
@@ -76,7 +76,7 @@ def explain(plan: Plan, provenance: Provenance, choice: Choice | None = None) ->
 
 
 def explained(plan: Plan, provenance: Provenance | None = None, choice: Choice | None = None) -> dict[str, Any]:
-    """Return the same as JSON has it."""
+    """The same, as JSON data."""
     told: dict[str, Any] = {
         "kernel": plan.stem,
         "spec": json.loads(plan.spec.canonical_json()),
@@ -119,14 +119,12 @@ def explained(plan: Plan, provenance: Provenance | None = None, choice: Choice |
 
 
 def _short_of(registers: Registers) -> str:
-    """A warning of a heavy expression, as the end of a sentence; "" for others."""
-    return (
-        f"; its expression would have about {registers.expression}: some bytes may spill" if registers.may_spill else ""
-    )
+    """Warning about a large expression, as the end of a sentence; "" for others."""
+    return f"; its expression needs about {registers.expression}: some bytes may spill" if registers.may_spill else ""
 
 
 def _facts(plan: Plan) -> list[tuple[str, str]]:
-    """Facts of a plan: a name and a line each."""
+    """Facts of a plan, each with a name and a line."""
     spec, arch, registers = plan.spec, plan.arch, plan.registers
     written = spec.codes if isinstance(spec, QuantizeSpec) else plan.output
     out = "and out" if written == spec.dtype else f"and {written} out"
@@ -136,21 +134,21 @@ def _facts(plan: Plan) -> list[tuple[str, str]]:
         ("instructions", f"mma: {spec.mma}, copy: {spec.copy_}, schedule: {spec.schedule}, stages: {spec.stages}"),
         *plan.summary,
         ("grid", plan.grid_summary),
-        ("threads", f"{plan.threads} in a block ({plan.threads // 32} warps)"),
+        ("threads", f"{plan.threads} per block ({plan.threads // 32} warps)"),
         (
             "blocks per SM",
-            f"{plan.ctas_per_sm} wanted; shared memory fits {blocks_by_shared_memory(plan)}, "
+            f"{plan.ctas_per_sm} required; shared memory fits {blocks_by_shared_memory(plan)}, "
             f"registers fit {blocks_by_registers(plan)}, warps fit {blocks_by_threads(plan)}",
         ),
         ("occupancy", occupancy(plan)),
         (
             "registers",
-            f"accumulators and fragments take {registers.accumulators} of {registers.limit} in a thread that computes, "
-            f"the compiler has the rest; at most {launch_registers(plan)} at launch{_short_of(registers)}",
+            f"accumulators and fragments take {registers.accumulators} of {registers.limit} per computing thread, "
+            f"the rest is for the compiler; at most {launch_registers(plan)} at launch{_short_of(registers)}",
         ),
         (
             "one step",
-            f"{plan.flops / 1e6:.2f} MFLOP on {plan.bytes / KIB:.1f} KB loaded: "
+            f"{plan.flops / 1e6:.2f} MFLOP for {plan.bytes / KIB:.1f} KB loaded: "
             f"{plan.flops / plan.bytes:.0f} FLOP/byte",
         ),
         ("template", f"templates/{plan.template}"),
@@ -159,13 +157,13 @@ def _facts(plan: Plan) -> list[tuple[str, str]]:
 
 
 def _dims(spec: AttentionSpec) -> list[tuple[IndexTensor, list[str]]]:
-    """Return the index tensors of a kernel with the sizes of their dimensions."""
+    """Index tensors of a kernel, with the sizes of their dimensions."""
     packs = "heads" if spec.pack_gqa == 1 else f"heads / {spec.pack_gqa}"
     return [(tensor, [packs if dim == "heads" else str(dim) for dim in tensor.dims]) for tensor in spec.index_tensors]
 
 
 def _timed(choice: Choice) -> dict[str, Any] | None:
-    """The kernel whose time the reason quotes, as JSON has it."""
+    """The kernel whose time the reason quotes, as JSON data."""
     timed = choice.timed
     if timed is None:
         return None
@@ -179,7 +177,7 @@ def _timed(choice: Choice) -> dict[str, Any] | None:
 
 
 def _choice(plan: Plan, choice: Choice) -> list[RenderableType]:
-    """The kernel that is chosen for a problem, and the reason."""
+    """The chosen kernel for a problem, and the reason."""
     chosen = choice.named.stem
     if choice.spec == plan.spec:
         chosen = f"this one ({chosen})" if chosen != plan.stem else "this one"
@@ -187,7 +185,7 @@ def _choice(plan: Plan, choice: Choice) -> list[RenderableType]:
         chosen = f"{chosen}: {json.dumps(tuning_of(choice.spec))}"
     rows = [("chosen", chosen), ("rule", choice.rule), ("why", choice.reason)]
     if choice.dense:
-        rows.append(("dense", f"by the table a dense product is faster: {choice.dense}"))
+        rows.append(("dense", f"a dense product is faster there: {choice.dense}"))
     title = Text("Choice", style="bold")
     title.append(" for its problem; docs/reference/select.md", style="not bold")
     return [title, _rows(rows)]
@@ -223,7 +221,7 @@ def _index_tensors(spec: AttentionSpec) -> list[RenderableType]:
     if not tensors:
         title.append(": none", style="not bold")
         return [title]
-    title.append(", int32, beside q, k and v", style="not bold")
+    title.append(", int32, in addition to q, k and v", style="not bold")
     rows = []
     for tensor, dims in _dims(spec):
         rows.append((tensor.name, f"({', '.join(dims)}){' optional' if tensor.optional else ''}: {tensor.doc}"))

@@ -1,6 +1,6 @@
 """Exported kernels: a folder with source, cubin, header, receipt, and ``kernel.json``, which describes and seals them.
 
-docs/guide/export.md is their page.
+docs/guide/export.md describes them.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from codegen.tools.sized_launch import SizedLaunch, sized_launch
 from codegen.wording import one_line
 
 RECORD = "kernel.json"
-"""The file by which an exported kernel is known."""
-MOST_NAMED = 8  # folders, in a message
+"""The file that identifies an exported kernel."""
+MOST_NAMED = 8  # most folders in a message
 MOST_OF_CUBIN = 64 << 20
-"""Bytes: the largest of the project's own has a third of a MiB."""
+"""Most bytes per file; the largest of the project's has a third of a MiB."""
 
 
 class FileRecord(SpecModel):
@@ -45,32 +45,32 @@ class FileRecord(SpecModel):
 
 
 class KernelRecord(SpecModel):
-    """What ``kernel.json`` holds."""
+    """Contents of ``kernel.json``."""
 
     schema_version: Literal[1] = 1
     made_by: str = Field(description="codegen and its version")
     kernel: KernelFacts
-    launch: LaunchRecord | None = Field(description="of the shape that was named, if one was")
+    launch: LaunchRecord | None = Field(description="launch of the given shape, if any")
     source: FileRecord
     cubin: FileRecord
     header: FileRecord
     receipt: FileRecord
     compiler_log: str
-    seal: str = Field(description="SHA-256 of all others, as compact JSON with sorted keys")
+    seal: str = Field(description="SHA-256 of all other fields, as compact JSON with sorted keys")
 
     def sealed(self) -> KernelRecord:
-        """A copy of the record with the seal that fits its fields."""
+        """A copy of the record with the seal of its fields."""
         return self.model_copy(update={"seal": _seal_of(self.model_dump(mode="json"))})
 
 
 @dataclass(frozen=True)
 class Export:
-    """An exported kernel that was read.
+    """An exported kernel.
 
     Attributes:
-        generated: the spec, its plan, and the source as exported.
+        generated: the spec, its plan, and the exported source.
         cubin: the machine code.
-        record: what ``kernel.json`` says.
+        record: contents of ``kernel.json``.
         receipt: the receipt.
     """
 
@@ -85,31 +85,31 @@ def _sha256(data: bytes) -> str:
 
 
 def names_of(stem: str) -> dict[str, str]:
-    """Files of the folder of a kernel by kind, without ``kernel.json``."""
+    """Names of the files of an exported kernel by kind, without ``kernel.json``."""
     return {"source": f"{stem}.cu", "cubin": f"{stem}.cubin", "header": f"{stem}.h", "receipt": f"{stem}.json"}
 
 
 def check_exportable(named: NamedSpec) -> None:
-    """Refuse a kernel whose receipt would have the name of the record.
+    """Reject a kernel whose receipt would have the name of the record.
 
     Raises:
         SpecError: for that name.
     """
     if RECORD in names_of(named.stem).values():
-        raise SpecError("", f"{named.stem} names a kernel whose receipt would be {RECORD}: name its file otherwise")
+        raise SpecError("", f"{named.stem} names a kernel whose receipt would be {RECORD}: rename its file")
 
 
 def files_of(
     generated: Generated, cubin: bytes, log: str, receipt: Receipt, sized: SizedLaunch | None = None
 ) -> dict[str, bytes]:
-    """Return the files of an exported kernel: always the same bytes for the same facts.
+    """Files of an exported kernel, deterministic for the same inputs.
 
     Args:
         generated: the spec, its plan and its source.
-        cubin: what was compiled of it.
-        log: what the compiler said.
-        receipt: of that cubin.
-        sized: the launch of a problem of known shape, if one is to be told.
+        cubin: the compiled binary.
+        log: output of the compiler.
+        receipt: receipt of that cubin.
+        sized: launch of a problem of known shape, or None.
     """
     facts = facts_of(generated.plan)
     launch = None if sized is None else launch_record(sized)
@@ -131,15 +131,15 @@ def files_of(
 
 
 def _seal_of(fields: Mapping[str, Any]) -> str:
-    """The SHA-256 of a record's fields without its seal."""
+    """SHA-256 of a record's fields without its seal."""
     sealed = {name: value for name, value in fields.items() if name != "seal"}
     return _sha256(json.dumps(sealed, sort_keys=True, separators=(",", ":")).encode())
 
 
 def exported_names(folder: Path, symbol: str) -> tuple[str, ...]:
-    """The files of a folder that are as an export of a kernel wrote them; none if its record is not.
+    """Files of a folder that are unchanged since the export of a kernel; empty if its record was changed.
 
-    The export may be of another version: seal and hashes are all that is read of the record.
+    The export may be of another version: only seal and hashes of the record are read.
 
     Args:
         folder: the folder.
@@ -152,15 +152,19 @@ def exported_names(folder: Path, symbol: str) -> tuple[str, ...]:
         hashes = {each.get("file"): str(each.get("sha256")) for each in record.values() if isinstance(each, dict)}
         names = [name for name in names_of(symbol).values() if name in hashes]
         return (RECORD, *(name for name in names if has_hash(folder / name, hashes[name], MOST_OF_CUBIN)))
-    except (CodegenError, TypeError, ValueError):  # a "file" that is a list, an integer that Python does not print
+    except (
+        CodegenError,
+        TypeError,
+        ValueError,
+    ):  # such as a "file" that is a list, or a huge integer
         return ()
 
 
 def read_export(folder: Path) -> Export:
-    """Read an exported kernel, and check that it is what was exported and what this version launches.
+    """Read an exported kernel, and check that it is unchanged and that this version can launch it.
 
     Raises:
-        ExportError: naming the file, what it was and what helps.
+        ExportError: names the file, its state and a remedy.
         FileError: for a file that cannot be read.
     """
     record = _record(folder)
@@ -181,37 +185,37 @@ def _record(folder: Path) -> KernelRecord:
     try:
         text = read_text(path)
     except MissingFileError:
-        raise ExportError(folder, f"is no exported kernel, it has no {RECORD}{_inside(folder)}") from None
+        raise ExportError(folder, f"is not an exported kernel: it has no {RECORD}{_inside(folder)}") from None
     try:
         record = json_model(KernelRecord, text)
-        check_name(record.kernel.symbol)  # it is a part of the names of files
+        check_name(record.kernel.symbol)  # file names contain it
         fits = record.sealed().seal == record.seal
-    except (CodegenError, ValueError, RecursionError) as error:  # an integer that Python does not print, for one
+    except (CodegenError, ValueError, RecursionError) as error:  # for example an integer too large to print
         raise ExportError(path, f"{error}; export the kernel again") from None
     if not fits:
-        raise ExportError(path, "was changed after it was exported: its seal does not fit; export the kernel again")
+        raise ExportError(path, "was changed after the export: its seal does not match; export the kernel again")
     return record
 
 
 def _inside(folder: Path) -> str:
-    """The exported kernels in a folder, as the end of a message; "" without any."""
+    """Exported kernels in a folder, as the end of a message; "" if there are none."""
     try:
         found = sorted(each.name for each in folder.iterdir() if is_file(each / RECORD))
     except OSError:
         return ""
     named = ", ".join(map(one_line, found[:MOST_NAMED]))
-    return f"; exported kernels in it: {named}: name one of these folders" if found else ""
+    return f"; it has exported kernels: {named}: name one of these folders" if found else ""
 
 
 def _checked(folder: Path, name: str, told: FileRecord) -> bytes:
-    """Read a file of an export, and check its name and its hash."""
+    """Contents of a file of an export, after checks of its name and hash."""
     path = folder / name
     if told.file != name:
-        raise ExportError(folder / RECORD, f"names the file {one_line(told.file)}, where {name} is expected")
+        raise ExportError(folder / RECORD, f"names the file {one_line(told.file)}, expected {name}")
     data = read_bytes(path, MOST_OF_CUBIN)
     found = _sha256(data)
     if found != told.sha256:
-        reason = f"is not the file that was exported: its SHA-256 is {found}, {RECORD} says {told.sha256}"
+        reason = f"is not the exported file: its SHA-256 is {found}, expected {told.sha256} ({RECORD})"
         raise ExportError(path, f"{reason}; export the kernel again")
     return data
 
@@ -224,7 +228,7 @@ def _receipt(path: Path, data: bytes) -> Receipt:
 
 
 def _check_receipt(path: Path, receipt: Receipt, record: KernelRecord) -> None:
-    """Refuse a receipt of other files: the seal tells only that the folder is as it was sealed.
+    """Reject a receipt of other files: the seal only proves that the folder is unchanged.
 
     Raises:
         ExportError: for such a receipt.
@@ -253,20 +257,20 @@ def _text(path: Path, data: bytes) -> str:
 
 
 def _generated(folder: Path, record: KernelRecord, source: str, origin: str) -> Generated:
-    """Generate the spec by this version, with the source as it was exported; their code is the same."""
+    """The spec as generated by this version, with the exported source; their code must be the same."""
     try:
         own = generate(NamedSpec(stem=record.kernel.symbol, spec=parse_spec(record.kernel.spec), origin=origin))
     except CodegenError as error:
         raise ExportError(folder, f"{_another(record)}: {error}") from None
-    if facts_of(own.plan).model_dump_json() != record.kernel.model_dump_json():  # to ==, true is 1
-        raise ExportError(folder, f"{_another(record)}, which launches this kernel in another way")
+    if facts_of(own.plan).model_dump_json() != record.kernel.model_dump_json():  # == treats true as 1
+        raise ExportError(folder, f"{_another(record)}, which launches this kernel differently")
     if not _same_but_for_names(own.source, source):
-        raise ExportError(folder, f"{_another(record)}, which makes another source of this spec")
+        raise ExportError(folder, f"{_another(record)}, which renders this spec differently")
     return replace(own, source=source)
 
 
 def _check_launch(folder: Path, record: KernelRecord, generated: Generated) -> None:
-    """Refuse a launch of a known shape that is not what this version makes of that shape.
+    """Reject a launch of a known shape that differs from this version's launch.
 
     Raises:
         ExportError: for such a launch.
@@ -278,18 +282,18 @@ def _check_launch(folder: Path, record: KernelRecord, generated: Generated) -> N
     except CodegenError as error:
         raise ExportError(folder / RECORD, f"launch: {error}; export the kernel again") from None
     if own.model_dump_json() != record.launch.model_dump_json():
-        raise ExportError(folder, f"{_another(record)}, which launches a problem of this shape in another way")
+        raise ExportError(folder, f"{_another(record)}, which launches a problem of this shape differently")
 
 
 def _another(record: KernelRecord) -> str:
     made_by = one_line(record.made_by)
-    return f"export it again, or load it with what exported it ({made_by}); this is codegen {__version__}"
+    return f"export it again, or load it with the version that exported it ({made_by}); this is codegen {__version__}"
 
 
 def _same_but_for_names(own: str, source: str) -> bool:
-    """Whether a source is this version's, but for names of files in its banner, and as it was sealed.
+    """Whether a source equals this version's, except for file names in its banner, and has an intact seal.
 
-    The banner ends where that of this version does: what comes behind it is code.
+    The banner ends where this version's banner ends; everything after it is code.
     """
     lines = own.partition("\n\n")[0].count("\n") + 1
     (*own_banner, own_code), (*banner, code) = own.split("\n", lines), source.split("\n", lines)

@@ -1,4 +1,4 @@
-"""Lines of ``codegen list``: one for each kernel."""
+"""Lines of ``codegen list``, one per kernel."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from codegen.project import GENERATED, IN_SOURCE_TREE, SPECS
 from codegen.wording import alternatives
 
 NAME_COLUMNS = 36
-"""Columns of names: longer ones push the rest of their lines."""
+"""Columns of names; longer names shift the rest of their lines."""
 _COLORS = {"ok": "green", "failed": "red", "unreadable": "red"}
 
 
 def selected(rows: Iterable[Row], globs: Sequence[str], **fields: str | None) -> list[Row]:
-    """Rows whose name matches a glob, if there are any, and whose fields have the given values.
+    """Rows whose names match a glob, if any is given, and whose fields have the given values.
 
     Raises:
         CodegenError: for a name that matches no kernel, or a value that no kernel has.
@@ -32,7 +32,7 @@ def selected(rows: Iterable[Row], globs: Sequence[str], **fields: str | None) ->
         known = sorted({str(row[field]) for row in found})
         if value is not None and value not in known:
             option = {"operator": "op", "type": "dtype"}.get(field, field)
-            raise CodegenError(f"--{option}: no listed kernel has {value!r}; there are {', '.join(known)}")
+            raise CodegenError(f"--{option}: no listed kernel has {value!r}; values: {', '.join(known)}")
         found = [row for row in found if value in (None, row[field])]
     names = [str(row["spec"]) for row in found]
     for glob in globs:
@@ -47,8 +47,8 @@ def lines_of(rows: Sequence[Row], width: int | None, *, verbose: bool = False) -
 
     Args:
         rows: rows of the index.
-        width: columns of the terminal: a line of a kernel is cut there. None for a file or a pipe: fields are whole,
-            and a tab separates them.
+        width: columns of the terminal, to which lines are cut. None for a file or a pipe: fields are complete and
+            separated by tabs.
         verbose: whether tile, instructions and the receipt's summary are listed too.
     """
     if width is None:
@@ -78,12 +78,12 @@ def _cut(text: str, width: int) -> str:
 
 
 def public(row: Row) -> dict[str, Any]:
-    """Fields of a row for ``--json``: all but those of the index itself."""
+    """Fields of a row for ``--json``, without internal ones."""
     return {name: value for name, value in row.items() if name not in index.OWN_FIELDS}
 
 
 def current_rows() -> list[Row]:
-    """Rows of the index. In a source tree, rows of specs and receipts that changed since are computed anew.
+    """Rows of the index. In a source tree, rows of changed specs and receipts are recomputed.
 
     Raises:
         CodegenError: for an index or a spec that cannot be read.
@@ -103,5 +103,5 @@ def current_rows() -> list[Row]:
 
 
 def terminal_width() -> int | None:
-    """Columns of the terminal; None if standard output is none."""
+    """Columns of the terminal; None if standard output is not a terminal."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None

@@ -40,10 +40,10 @@ class NewSpec:
     """A spec file before it is written.
 
     Attributes:
-        named: the spec, by the name that its file gives it.
-        text: what the file will hold.
-        problem: what it is for.
-        choice: how it was chosen.
+        named: the spec, named by its file.
+        text: contents of the file.
+        problem: its problem.
+        choice: the choice of its kernel.
         plan: its plan.
     """
 
@@ -55,7 +55,7 @@ class NewSpec:
 
     @property
     def shipped(self) -> str:
-        """Name of the shipped kernel that has the same spec; "" if none has."""
+        """Name of the shipped kernel with the same spec, or ""."""
         return next((each.stem for each in shipped_specs() if each.spec == self.named.spec), "")
 
     @property
@@ -76,7 +76,7 @@ class NewSpec:
         if not any(place is not None for name, place in self.problem.places().items() if name in SIZES):
             told["sizes"] = f"not given, so they did not decide; to give them: --problem {self._sizes}"
         if self.choice.dense:
-            told["dense"] = f"by the table a dense product is faster: {self.choice.dense}"
+            told["dense"] = f"a dense product is faster there: {self.choice.dense}"
         if self.shipped:
             told["shipped"] = f"{self.shipped} is the same kernel: use that name. {self._receipt}"
         room = self.plan.arch.shared_memory_per_block
@@ -95,9 +95,9 @@ def problem_asked_for(
 
     Args:
         device: a GPU or an architecture.
-        head_dim: elements of a head.
-        pattern: its kind, then its fields: ``topk,k=32,block=128``.
-        rest: any other fields of the problem: ``FIELD=VALUE,...``.
+        head_dim: elements per head.
+        pattern: kind and fields, such as ``topk,k=32,block=128``.
+        rest: other fields of the problem: ``FIELD=VALUE,...``.
 
     Raises:
         SpecError: for an option that is missing, given twice or illegal.
@@ -119,7 +119,7 @@ def problem_asked_for(
 
 
 def pattern_fields(text: str) -> Any:
-    """Read a pattern of a command line: its kind, then its fields.
+    """Fields of a pattern from a command line: its kind, followed by its fields.
 
     Raises:
         SpecError: for a part that is not FIELD=VALUE.
@@ -130,20 +130,20 @@ def pattern_fields(text: str) -> Any:
 
 
 def _measured_device(device: str | None) -> str | None:
-    """Return the name that rows of the table have for a device, if they have it."""
+    """Name of a device in rows of the table, if they have it."""
     words = re.findall(r"\w+", device or "")
     names = sorted({row.device for row in measurements()})
     return next((name for name in names if words and words[-1].lower() in name.lower().split()), None)
 
 
 def new_spec(path: Path, problem: Problem, device: str | None = None) -> NewSpec:
-    """Choose a kernel for a problem, and return the file that would hold its spec.
+    """Choose a kernel for a problem, and return the file for its spec.
 
     Raises:
         SpecError: for an illegal name, or a problem without a kernel.
     """
     if path.suffix not in SUFFIXES:
-        raise SpecError("FILE", f"is {shown(str(path))}; a spec's ends in {' or '.join(SUFFIXES)}")
+        raise SpecError("FILE", f"is {shown(str(path))}; the name of a spec file ends in {' or '.join(SUFFIXES)}")
     choice = planned(choose(problem, device=device))
     text = text_of(problem, choice)
     named = read_spec(path, text)
@@ -164,14 +164,14 @@ def check_may_write(path: Path, text: str | None, *, force: bool) -> None:
 
 
 def text_of(problem: Problem, choice: Choice) -> str:
-    """Text of a spec file, with its purpose as a comment on top."""
+    """Text of a spec file, with its purpose as a comment at the top."""
     remarks = [f"For {problem}.", f"Chosen by codegen new ({choice.rule}): {choice.reason}."]
     comments = [line for remark in remarks for line in textwrap.wrap(in_comment(remark), _WIDTH)]
     return "\n".join(f"# {line}" for line in comments) + "\n" + yaml_of(choice.spec)
 
 
 def yaml_of(spec: Spec) -> str:
-    """Return a spec as a file has it: options that are off are left out."""
+    """Spec as YAML, without options that are off."""
     used = json.loads(spec.canonical_json())
     every = spec.model_dump(mode="json", by_alias=True, exclude_none=True)
     fields = {name: value for name, value in every.items() if name in used}

@@ -18,7 +18,7 @@ WIDTH = 80  # columns of printed text
 def _complete_device(incomplete: str) -> list[str]:
     from codegen.devices import device_names
 
-    names = (name.replace(" ", "") for name in device_names())  # a shell would take two words
+    names = (name.replace(" ", "") for name in device_names())  # no blanks, which a shell would split
     return [name for name in names if name.startswith(incomplete)]
 
 
@@ -43,14 +43,14 @@ def new_command(
         ),
     ] = None,
     head_dim: Annotated[
-        int | None, typer.Option("--head-dim", metavar="N", help="Attention: elements of a head.", show_default=False)
+        int | None, typer.Option("--head-dim", metavar="N", help="Attention: elements per head.", show_default=False)
     ] = None,
     pattern: Annotated[
         str | None,
         typer.Option(
             "--pattern",
             metavar="KIND,FIELD=VALUE,...",
-            help="Attention: the keys that a query sees.",
+            help="Attention: pattern of the keys that each query sees.",
             show_default=False,
             autocompletion=_complete_pattern,
         ),
@@ -83,7 +83,7 @@ def new_command(
     from codegen.tools.new import check_may_write, new_spec, problem_asked_for
 
     if interactive:
-        check_may_write(file, None, force=force)  # before the questions
+        check_may_write(file, None, force=force)  # before asking
         device = device or wizard.ask_device()
         head_dim = head_dim or wizard.ask_head_dim()
         pattern = pattern or wizard.ask_pattern(head_dim)

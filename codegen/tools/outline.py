@@ -1,4 +1,4 @@
-"""The function of a generated source that a line is in, by which machine code is assigned to stages."""
+"""Functions of a generated source by line, which assign machine code to stages."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 _NO_CODE = re.compile(r'"(?:\\.|[^"\\])*"|//.*')
-"""Strings and comments, whose braces open nothing."""
+"""Strings and comments, whose braces are ignored."""
 _FUNCTION = re.compile(r"\b__(?:device|global)__\b(?!.*;\s*$)")
 _TYPE = re.compile(r"^struct (?:alignas\(\d+\) )?(\w+)")
 
@@ -17,10 +17,10 @@ class Function:
     """A function of a source.
 
     Attributes:
-        name: ``consume``; of a member with its type: ``Tile::at``.
-        first: number of its first line, from 1 on, and
-        last: of its last.
-        is_instruction: whether it is a PTX instruction by another name: its body is inline assembly.
+        name: name, such as ``consume``; members have their type: ``Tile::at``.
+        first: number of its first line, counted from 1.
+        last: number of its last line.
+        is_instruction: whether it wraps a PTX instruction: its body is inline assembly.
     """
 
     name: str
@@ -30,7 +30,7 @@ class Function:
 
 
 def functions(source: str) -> tuple[Function, ...]:
-    """Return the functions of a generated source in its order."""
+    """Functions of a generated source, in source order."""
     lines = source.splitlines()
     bare = [_NO_CODE.sub("", line) for line in lines]
     return tuple(_functions(lines, bare))
@@ -55,7 +55,7 @@ def _functions(lines: Sequence[str], bare: Sequence[str]) -> Iterator[Function]:
 
 
 def _end(bare: Sequence[str], first: int) -> int:
-    """Return the index of the line on which the braces of a function are closed, or of the last line."""
+    """Index of the line with the closing brace of a function, or of the last line."""
     depth, opened = 0, False
     for number in range(first, len(bare)):
         depth += bare[number].count("{") - bare[number].count("}")
@@ -74,11 +74,11 @@ def _name(text: str) -> str:
 
 @dataclass(frozen=True)
 class Stage:
-    """Where in a source an instruction is from.
+    """Origin of an instruction in a source.
 
     Attributes:
-        name: the functions that it was inlined through, the outer one first, two at most: ``consume / apply_mask``.
-        line: the line of the inner one.
+        name: at most two functions through which it was inlined, outer one first: ``consume / apply_mask``.
+        line: line in the inner one.
     """
 
     name: str
@@ -92,21 +92,21 @@ class Outline:
         self.functions = functions(source)
 
     def at(self, line: int) -> Function | None:
-        """Return the function that a line is in."""
+        """Function of a line."""
         return next((each for each in self.functions if each.first <= line <= each.last), None)
 
     def stage(self, lines: Sequence[int]) -> Stage | None:
-        """Return the stage of an instruction.
+        """Stage of an instruction.
 
         Args:
-            lines: the line that it is from, then those that it was inlined at, the outermost last.
+            lines: its line, followed by the lines at which it was inlined, outermost last.
 
         Returns:
-            The stage; None if no function has the lines. Functions that are one PTX instruction are no stages, and the
-            kernel is one where nothing else is.
+            The stage; None if no function has the lines. Wrappers of PTX instructions are not stages, and the kernel is
+            one only if there is no other.
         """
         known = [(found, line) for line in reversed(lines) if (found := self.at(line))]
-        # A lambda of the kernel is on its lines too.
+        # A lambda of the kernel has lines of the kernel too.
         inner = [pair for pair in known if pair[0] is not known[0][0] and not pair[0].is_instruction][:2] or known[:1]
         if not inner:
             return None

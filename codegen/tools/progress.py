@@ -1,4 +1,4 @@
-"""Progress of a command on standard error: a bar on a terminal; elsewhere a line every few seconds."""
+"""Progress of a command on standard error: a bar on a terminal, else a line every few seconds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 FIRST = 2.0
-"""Seconds before the first line: a shorter command prints none."""
+"""Seconds before the first line; shorter commands print none."""
 EVERY = 10.0
 """Seconds between lines."""
 
@@ -29,7 +29,7 @@ def steps(what: str, items: Iterable[Item], name: Callable[[Item], str]) -> Gene
 
 @contextmanager
 def progress(what: str, total: int) -> Iterator[At]:
-    """Show progress over ``total`` items: the block calls the yielded function with the name of each item it begins."""
+    """Show progress over ``total`` items: the block calls the yielded function with the name of each item it starts."""
     with _bar(what, total) if sys.stderr.isatty() else _lines(what, total) as at:
         yield at
 

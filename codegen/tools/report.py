@@ -1,4 +1,4 @@
-"""Reports of commands: lines as soon as they are known, or with ``--json`` one document, even after an error."""
+"""Reports of commands: immediate lines, or one document with ``--json``, even after an error."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ JsonOption = Annotated[
 
 
 class Report:
-    """Rows of a command, and remarks about them.
+    """Rows of a command, and notes about them.
 
     Attributes:
         rows: the fields of each row.
@@ -44,44 +44,44 @@ class Report:
         self.document: dict[str, Any] = {"complete": False, "rows": self.rows}
 
     def steps(self, what: str, items: Iterable[Item], name: Callable[[Item], str]) -> Iterator[Item]:
-        """Yield items and show the current one, as ``codegen.tools.progress`` does, until the report ends."""
+        """Yield items and show the current one, like ``codegen.tools.progress``, until the report ends."""
         each = steps(what, items, name)
         self.open.callback(each.close)
         return each
 
     def row(self, fields: dict[str, Any], text: str = "") -> None:
-        """Add a row: its fields for JSON, and its text for people, which may be empty."""
+        """Add a row: fields for JSON, and a printed text, which may be empty."""
         self.rows.append(fields)
         if text:
             self.say(text)
 
     def note(self, name: str, value: Any, text: str = "") -> None:
-        """Add a fact about all rows: a field for JSON, and a text for people, which may be empty."""
+        """Add a fact about all rows: a field for JSON, and a printed text, which may be empty."""
         self.document[name] = value
         if text:
             self.say(text)
 
     def say(self, text: str) -> None:
-        """Print a line for people; with ``--json``, print nothing."""
+        """Print a line; with ``--json``, print nothing."""
         if not self.as_json:
             typer.echo(text)
 
     def show(self, what: RenderableType) -> None:
-        """Print a table for people; with ``--json``, print nothing."""
+        """Print a table; with ``--json``, print nothing."""
         if not self.as_json:
             show(what)
 
 
 @contextmanager
 def report(*, as_json: bool) -> Iterator[Report]:
-    """Yield a report. With ``--json``, print it when the block ends, even by an error or Ctrl-C."""
+    """Yield a report. With ``--json``, print it when the block ends, even after an error or Ctrl-C."""
     made = Report(as_json=as_json)
     try:
         with made.open:
             yield made
         made.document["complete"] = True
     except typer.Exit:
-        made.document["complete"] = True  # with the exit code that the rows are worth
+        made.document["complete"] = True  # with the exit code of the rows
         raise
     finally:
         if as_json:
@@ -89,7 +89,7 @@ def report(*, as_json: bool) -> Iterator[Report]:
 
 
 def show(what: RenderableType) -> None:
-    """Print what rich renders: to the width of a terminal, or without trailing blanks to a file or a pipe."""
+    """Print a rich object, to the width of a terminal, or without trailing blanks to a file or a pipe."""
     from rich.console import Console  # noqa: PLC0415 - slow to import, and not every command prints with it
 
     console = Console()

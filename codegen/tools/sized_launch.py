@@ -1,4 +1,4 @@
-"""A launch of a problem whose shape is known beforehand: its grid, its numbers, its memory."""
+"""A launch of a problem of known shape: grid, numbers, memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from codegen.plan import Plan
 from codegen.problem import BlockSize, LaunchArgs, Shape
 from codegen.wording import alternatives, shown
 
-MOST = 2**30  # of a size: kernels count in 32 bits
+MOST = 2**30  # largest size: kernels count in 32 bits
 
 
 @dataclass(frozen=True)
@@ -19,12 +19,12 @@ class SizedLaunch:
     """A launch.
 
     Attributes:
-        plan: of the kernel.
-        shape: of the problem.
+        plan: plan of the kernel.
+        shape: shape of the problem.
         sm_count: multiprocessors of the device.
-        args: what follows from the shape.
+        args: arguments that depend on the shape.
         grid: thread blocks.
-        block: threads of each, and bytes of its dynamic shared memory.
+        block: threads and bytes of dynamic shared memory per thread block.
     """
 
     plan: Plan
@@ -36,34 +36,34 @@ class SizedLaunch:
 
 
 def sized_launch(plan: Plan, sizes: Mapping[str, int], sm_count: int) -> SizedLaunch:
-    """Work out the launch of a problem.
+    """Launch of a problem.
 
     Args:
-        plan: of the kernel.
+        plan: plan of the kernel.
         sizes: fields of the operator's shape (``codegen.problem``).
         sm_count: multiprocessors of the device.
 
     Raises:
-        SpecError: for sizes that are no problem of this kernel's.
+        SpecError: for sizes that are not a problem of this kernel.
     """
     shape = _shape(plan, sizes)
     slots = sm_count * plan.ctas_per_sm
     args = plan.problem(shape, slots)
     size = args.block or BlockSize(plan.threads, plan.shared_bytes)
     if size.shared_bytes > plan.shared_bytes:
-        most = f"which takes {size.shared_bytes} bytes of shared memory, {plan.shared_bytes} are there"
-        raise SpecError("shape.block_kv", f"makes {args.numbers['key_blocks']} key blocks, {most}")
+        most = f"which needs {size.shared_bytes} bytes of shared memory, but has {plan.shared_bytes}"
+        raise SpecError("shape.block_kv", f"gives {args.numbers['key_blocks']} key blocks, {most}")
     return SizedLaunch(plan, shape, sm_count, args, plan.thread_blocks(args.tiles, slots), size)
 
 
 def _shape(plan: Plan, sizes: Mapping[str, int]) -> Shape:
-    """Return the shape that sizes are of."""
+    """Shape with these sizes."""
     operator = operator_of(plan.spec)
     kind = operator.shape
     known = {field.name: field for field in fields(kind)}
     for name, size in sizes.items():
         if name not in known:
-            raise SpecError(f"shape.{name}", f"is no size of {plan.spec.op}; {alternatives(name, known)}")
+            raise SpecError(f"shape.{name}", f"is not a size of {plan.spec.op}; {alternatives(name, known)}")
         if isinstance(size, bool) or not isinstance(size, int) or not (_least(known[name]) <= size <= MOST):
             raise SpecError(f"shape.{name}", f"is {shown(size)}, expected {_least(known[name])} to 2^30")
     for name, field in known.items():
@@ -83,7 +83,7 @@ def _least(field: object) -> int:
 
 
 def smallest_shape(plan: Plan) -> Shape:
-    """The shape of the smallest problem of a kernel: one tile, one block, one query."""
+    """Shape of the smallest problem of a kernel: one tile, one block, one query."""
     operator = operator_of(plan.spec)
     sizes = {field.name: 1 for field in fields(operator.shape) if field.default is MISSING}
     sizes |= {name: unit for name, unit, _ in operator.units(plan.spec, sizes)}

@@ -1,4 +1,4 @@
-"""The questions of ``codegen new --interactive``: one for each field of a problem that is not known yet."""
+"""Questions of ``codegen new --interactive``, one for each unknown field of a problem."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ SIZES = ("batch", "heads", "kv_heads", "q_len", "kv_len")
 
 
 def ask(question: str, read: Callable[[str], Answer], default: str = "") -> Answer:
-    """Ask until an answer can be parsed: an error is printed, and the question repeated.
+    """Ask until an answer can be parsed; errors are printed, and the question is repeated.
 
     Raises:
-        CodegenError: when the input ends.
+        CodegenError: if the input ends.
     """
     while True:
         typer.echo(f"{question}{f' [{default}]' if default else ''}: ", nl=False, err=True)
         line = sys.stdin.readline()
         if not line:
             typer.echo(err=True)
-            raise CodegenError("the answers end before the questions do; nothing was written")
+            raise CodegenError("the input ended before all questions were answered; nothing was written")
         try:
             return read(line.strip() or default)
         except CodegenError as error:
@@ -49,16 +49,16 @@ def ask_device() -> str:
 
 
 def ask_head_dim() -> int:
-    """Ask for the elements of a head."""
+    """Ask for the head dimension."""
     return int(ask(f"Head dimension ({', '.join(map(str, HEADS))})", _number("head_dim", HEADS), "128"))
 
 
 def ask_pattern(head_dim: int) -> str:
-    """Ask for a pattern and its fields; return it as ``--pattern`` takes it."""
+    """Ask for a pattern and its fields; return it in the syntax of ``--pattern``."""
 
     def read_kind(text: str) -> str:
         if text not in PATTERNS:
-            raise CodegenError(f"there are {', '.join(PATTERNS)}")
+            raise CodegenError(f"expected one of {', '.join(PATTERNS)}")
         return text
 
     while True:
@@ -70,7 +70,7 @@ def ask_pattern(head_dim: int) -> str:
             hint = ", one number if square, in elements" if field.annotation is Block else ""
             text += f",{name}={ask(f'  {name} ({field.description}{hint})', _number(name))}"
         if kind == "topk":
-            k = ask("  k (key blocks of a query block; empty: as many as lists are wide)", _number("k", empty=True))
+            k = ask("  k (key blocks per query block; if empty, the width of the lists)", _number("k", empty=True))
             text += f",k={k}" if k else ""
         try:
             parse_problem({"op": "attention", "head_dim": head_dim, "pattern": pattern_fields(text)})
@@ -81,24 +81,24 @@ def ask_pattern(head_dim: int) -> str:
 
 
 def ask_sizes() -> str:
-    """Ask for the sizes that decide which kernel is fast; return those that are known as ``--problem`` takes them."""
+    """Ask for the sizes that decide which kernel is fast; return the known ones in the syntax of ``--problem``."""
     told = {}
     for name in SIZES:
         what = AttentionProblem.model_fields[name].description
-        told[name] = ask(f"{name}: {what} (empty: not known)", _number(name, empty=True))
+        told[name] = ask(f"{name}: {what} (empty if unknown)", _number(name, empty=True))
     return ",".join(f"{name}={value}" for name, value in told.items() if value)
 
 
 def _number(name: str, allowed: tuple[int, ...] = (), *, empty: bool = False) -> Callable[[str], Any]:
-    """A function that reads a number, or None of an empty answer where that is allowed."""
+    """A function that parses a number, or None for an empty answer if that is allowed."""
 
     def read(text: str) -> int | None:
         if not text and empty:
             return None
         if not (text.isascii() and text.isdigit() and len(text) <= 9):
-            raise CodegenError(f"{name} is a number")
+            raise CodegenError(f"{name} must be a number")
         if allowed and int(text) not in allowed:
-            raise CodegenError(f"{name} is one of {', '.join(map(str, allowed))}")
+            raise CodegenError(f"{name} must be one of {', '.join(map(str, allowed))}")
         return int(text)
 
     return read

@@ -74,8 +74,8 @@ def test_every_advice_holds(request: pytest.FixtureRequest) -> None:
 def check_advice(named: NamedSpec) -> None:
     for arch in ("sm_80", "sm_89", "sm_90a", "sm_120"):
         said = suggest(named.spec, arch)
-        if "but this one does: " in said:
-            spec = find_spec(json.loads(said.partition("but this one does: ")[2]))
+        if "this spec does: " in said:
+            spec = find_spec(json.loads(said.partition("this spec does: ")[2]))
             assert spec.spec.arch == arch and problem_of(spec.spec) == problem_of(named.spec)
             plan_for(spec)
         elif said.startswith("choose "):
@@ -86,7 +86,7 @@ def check_advice(named: NamedSpec) -> None:
 
 
 def test_an_architecture_without_kernels_is_told_of_those_that_have_some() -> None:
-    assert suggest_for(find_spec(ADA).spec, (7, 5)) == "there are kernels for sm_80, sm_86, sm_89, sm_90a, sm_120"
+    assert suggest_for(find_spec(ADA).spec, (7, 5)) == "supported architectures: sm_80, sm_86, sm_89, sm_90a, sm_120"
 
 
 @pytest.mark.parametrize(
@@ -95,9 +95,9 @@ def test_an_architecture_without_kernels_is_told_of_those_that_have_some() -> No
         (ADA, (8, 9), False, None),
         (ADA, (9, 0), True, None),
         (ADA, (9, 0), False, f"choose {ALL_HOPPER} the same on sm_90a, or pass forward_compatible=True"),
-        (ADA, (8, 0), True, "but this one does"),
+        (ADA, (8, 0), True, "this spec does"),
         (HOPPER, (8, 9), True, f"choose {ALL_ADA} the same on sm_89$"),
-        (HOPPER, (12, 0), True, "but this one does: .*}$"),  # PTX of sm_90a is for sm_90a alone
+        (HOPPER, (12, 0), True, "this spec does: .*}$"),  # PTX of sm_90a is for sm_90a alone
     ],
 )
 def test_devices(

@@ -126,7 +126,7 @@ def test_strict_counts_receipts(folder: Path, specs: list[NamedSpec], receipt: M
 
 
 def test_two_specs_of_one_name(tmp_path: Path, specs: list[NamedSpec]) -> None:
-    with pytest.raises(CodegenError, match="two of the specs are called h100_dense"):
+    with pytest.raises(CodegenError, match="two specs are named h100_dense"):
         render_to(tmp_path, [*specs, specs[1]])
     assert list(tmp_path.iterdir()) == []
 

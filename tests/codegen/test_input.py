@@ -135,20 +135,20 @@ CYCLE["tile"] = CYCLE
     [
         ("stages", 10**5000, "stages: is an integer of 16610 bits; at most 63 are allowed"),
         ("stages", 1 << 63, "stages: is an integer of 64 bits"),
-        ("op", "\ud800", "op: is '\\ud800'; a half of a character (a surrogate) is none"),
-        ("x\ud800", 1, "is 'x\\ud800'; a half of a character"),
+        ("op", "\ud800", "op: is '\\ud800'; half of a surrogate pair is not a character"),
+        ("x\ud800", 1, "is 'x\\ud800'; half of a surrogate pair"),
         ("dtype", "x" * 10**6, f"dtype: has 1000000 characters; at most {MOST_CHARACTERS} are allowed"),
         ("dtype", "x" * 9999, "dtype: is 'xxx"),
         ("tile", deep(50_000), "is nested too deeply"),
         ("tile", CYCLE, "is nested too deeply"),
         ("tile", [[[1]]] * 3000, "has more than 2000 values"),
         ("tile", Odd(), "tile: is a value of type Odd that cannot be printed"),
-        ("tile", {1, 2}, "tile: is {1, 2}; a mapping, a list, a word, a number"),
-        ("tile", b"x", "tile: is b'x'; a mapping"),
-        ("tile", BlockShape.model_construct(rows=Odd()), "tile: is no valid BlockShape"),
-        ("pattern", {None: 1}, "pattern.None: is of type NoneType; the name of a field is a word"),
+        ("tile", {1, 2}, "tile: is {1, 2}; expected a mapping, a list, a word, a number"),
+        ("tile", b"x", "tile: is b'x'; expected a mapping"),
+        ("tile", BlockShape.model_construct(rows=Odd()), "tile: is not a valid BlockShape"),
+        ("pattern", {None: 1}, "pattern.None: is of type NoneType; names of fields are words"),
         (10**5000, 1, "is an integer of 16610 bits"),
-        ((1, 2), 1, "is (1, 2); a mapping"),
+        ((1, 2), 1, "is (1, 2); expected a mapping"),
         ("a\nb" * 1000, 1, "a\\nba\\nb"),
     ],
     ids=lambda value: f"{type(value).__name__}",
@@ -161,7 +161,7 @@ def test_fields_that_are_refused(attention: dict[Any, Any], field: Any, value: A
 
 def test_a_model_that_was_never_checked_is(named: NamedSpec) -> None:
     wrong: Spec = named.spec.model_copy(update={"tile": object(), "stages": 10**5000})
-    assert "is no valid AttentionSpec" in refusal(lambda: parse_spec(wrong))
+    assert "is not a valid AttentionSpec" in refusal(lambda: parse_spec(wrong))
 
 
 @pytest.mark.parametrize(
@@ -183,11 +183,11 @@ def test_json_that_is_refused(text: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ('{"a": 1, "a": 1}', "has the name 'a' twice in one object; a name has one value"),
-        ('[{"b": {"a": 1, "c": 2, "a": 3}}]', "has the name 'a' twice in one object; a name has one value"),
-        ("NaN", "has the number NaN; JSON has finite numbers alone"),
-        ('{"a": [-Infinity]}', "has the number -Infinity; JSON has finite numbers alone"),
-        ("1e999", "has the number 1e999; JSON has finite numbers alone"),
+        ('{"a": 1, "a": 1}', "has the name 'a' twice in one object"),
+        ('[{"b": {"a": 1, "c": 2, "a": 3}}]', "has the name 'a' twice in one object"),
+        ("NaN", "has the number NaN; JSON only has finite numbers"),
+        ('{"a": [-Infinity]}', "has the number -Infinity; JSON only has finite numbers"),
+        ("1e999", "has the number 1e999; JSON only has finite numbers"),
     ],
 )
 def test_json_of_two_meanings_is_refused(text: str, says: str) -> None:
@@ -215,7 +215,7 @@ def test_problems_that_are_refused(text: str, message: str) -> None:
 
 
 def test_problems_that_are_no_mappings() -> None:
-    assert refusal(lambda: parse_problem([])) == "problem: is a mapping of fields, this is list"  # type: ignore[arg-type]
+    assert refusal(lambda: parse_problem([])) == "problem: must be a mapping of fields, this is list"  # type: ignore[arg-type]
     assert "block" in refusal(lambda: BsrProblem.of_lengths([1], op="bsr_spmm", k=64))
     assert "op" in refusal(lambda: BsrProblem.of_lengths([1], block={"rows": 64, "cols": 64}, k=64))
     assert "block" in refusal(lambda: BsrProblem.of_lengths([1], op="bsr_spmm", block={"rows": 64}, k=64))
@@ -234,9 +234,9 @@ def special(folder: Path) -> dict[str, tuple[Path, str]]:
     (folder / "folder.yaml").mkdir()
     (folder / "zero.yaml").symlink_to("/dev/zero")
     (folder / "deep.yaml").symlink_to(fifo)
-    irregular = "is no regular file"
+    irregular = "is not a regular file"
     return {
-        "large": (large, f"is too large: at most {MOST_BYTES >> 20} MiB is read"),
+        "large": (large, f"is too large: the limit is {MOST_BYTES >> 20} MiB"),
         "fifo": (fifo, irregular),
         "link to a fifo": (folder / "deep.yaml", irregular),
         "device": (folder / "zero.yaml", irregular),
@@ -316,7 +316,7 @@ def test_what_is_no_file_is_not_written_over(tmp_path: Path) -> None:
     os.mkfifo(fifo)
     device.symlink_to("/dev/null")
     for path in (fifo, device):
-        assert "is no regular file, and is not written over" in refusal(
+        assert "is not a regular file and is not overwritten" in refusal(
             lambda path=path: write_if_changed(path, "text")
         )  # type: ignore[misc]
     assert fifo.is_fifo() and device.is_symlink() and len(list(tmp_path.iterdir())) == 2

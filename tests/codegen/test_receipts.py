@@ -117,7 +117,7 @@ def test_version_1_is_stale(named: NamedSpec, data: dict[str, Any], tmp_path: Pa
     written(tmp_path, named, data | {"schema_version": 1})
     found = state(named, render(named) + comment, tmp_path)
     assert found.standing is ReceiptStatus.STALE and found.explanation.endswith(
-        "it is of version 1, whose launch hash is over names too"
+        "it has version 1, whose launch hash includes names"
     )
     assert ("source changed" in found.explanation) is bool(comment)
 

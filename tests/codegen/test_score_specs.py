@@ -70,12 +70,12 @@ def test_a_mask_and_a_score_have_one_name_space() -> None:
             {"score": {"value": "scor"}},
             r"score.value: is 'scor'; column 1 \(\"scor\"\): no such name, did you mean score",
         ),
-        ({"score": {"value": "score > 1"}}, "score.value: .*truth value"),
+        ({"score": {"value": "score > 1"}}, "score.value: .*Boolean"),
         (
             {"score": {"value": "score", "aux": {"w": "fp32[3]"}}},
-            "score.value: .*w: declared, and used by no expression",
+            "score.value: .*w: declared, but no expression uses it",
         ),
-        ({"score": {"value": "score", "aux": {"w": "fp99[3]"}}}, "score.aux: .*'fp99' is no type"),
+        ({"score": {"value": "score", "aux": {"w": "fp99[3]"}}}, "score.aux: .*'fp99' is not an element type"),
         ({"score": {"value": "score + q_idx // kv_idx"}}, "score.value: .*may divide by zero"),
         ({"score": {"valu": "score"}}, "score.valu: .*is not a field.*did you mean value"),
         ({"score": {}}, "score.value: is missing"),
@@ -83,7 +83,7 @@ def test_a_mask_and_a_score_have_one_name_space() -> None:
         ({"softcap": 30}, r"softcap: is 30; .*write the tanh in score.value, as in 30 \* tanh\(score / 30\)"),
         (
             {"pattern": DOCUMENTS, "score": {"value": "score + doc", "aux": {"doc": "fp32[]"}}},
-            r"score.aux.doc: is fp32\[\], and pattern.aux has int32\[batch, kv_len\]: a name is one tensor",
+            r"score.aux.doc: is fp32\[\], but pattern.aux has int32\[batch, kv_len\]: mask and score share",
         ),
         (
             {
@@ -144,7 +144,7 @@ def test_a_listing_has_a_short_name() -> None:
 
 def test_explained() -> None:
     told = json.dumps(explained(plan_for(find_spec(spec(score=TABLE)))))
-    assert "instructions a pair" in told and TABLE["value"] in told and "aux bias" in told
+    assert "instructions per pair" in told and TABLE["value"] in told and "aux bias" in told
 
 
 def test_heavy_scores_have_smaller_steps_and_none_is_refused() -> None:

@@ -414,8 +414,8 @@ def test_an_epilogue_that_is_left_out_is_not_in_the_hash(spmm: Fields) -> None:
 @pytest.mark.parametrize(
     ("epilogue", "field", "says"),
     [
-        ({}, "epilogue", "does nothing"),
-        ({"bias": False, "activation": "none"}, "epilogue", "does nothing"),
+        ({}, "epilogue", "has no effect"),
+        ({"bias": False, "activation": "none"}, "epilogue", "has no effect"),
         ({"activation": "tanh"}, "epilogue.activation", "is 'tanh'; allowed: 'none', 'relu', 'gelu' or 'silu'"),
         ({"bias": 1}, "epilogue.bias", "is 1"),
         ({"beta": 1.0}, "epilogue.beta", "is not a field"),

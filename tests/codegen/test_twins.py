@@ -131,7 +131,7 @@ def test_the_schema_has_lists() -> None:
 def test_names_of_twins_that_there_are_not() -> None:
     for name in ("h100_e4m3_dense_bf16", f"{TWIN}_bf16", f"{NAME}_fp16", "_bf16"):
         assert library.shipped_file(name) is None
-        with pytest.raises(SpecError, match="no spec is called"):
+        with pytest.raises(SpecError, match="no spec is named"):
             find_spec(name)
 
 
@@ -146,7 +146,7 @@ def test_rendering_a_twin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(places, "GENERATED", tmp_path / "generated")
     code, out = run("render", TWIN)
     assert code == 0 and "wrote  generated/h100_topk32.cu\n" in out
-    assert f"{TWIN}: its source is generated/h100_topk32.cu with the name of the kernel and words replaced" in out
+    assert f"{TWIN}: its source is generated/h100_topk32.cu with the kernel's name and some words replaced" in out
     assert "fp16 -> bf16" in out and f"codegen render {TWIN} --out DIR" in out
     assert [path.name for path in (tmp_path / "generated").iterdir()] == ["h100_topk32.cu"]
     assert run("render", TWIN, "--check") == (0, "every file is up to date\n")
@@ -174,7 +174,7 @@ def test_a_receipt_has_both_types(tmp_path: Path, receipt: Make) -> None:
     path = receipt_path(twin, tmp_path)
     assert path == receipt_path(first, tmp_path) == tmp_path / "h100_topk32.json"
     own, other = receipt(first, render(first)), receipt(twin, render(twin))
-    with pytest.raises(MissingReceipt, match="none of h100_topk32, which comes first"):
+    with pytest.raises(MissingReceipt, match="no receipt of h100_topk32, the first type"):
         write_receipt(twin, other, path)
     assert not path.exists()
     assert write_receipt(first, own, path)
@@ -241,7 +241,7 @@ def test_a_twin_has_no_twins(tmp_path: Path, receipt: Make) -> None:
     other = json.loads(receipt(twin, render(twin)).text)
     path = tmp_path / "h100_topk32.json"
     for twins, reason in (
-        ({"bf16": other | {"twins": {"bf16": other}}}, "a twin has no twins"),
+        ({"bf16": other | {"twins": {"bf16": other}}}, "a twin cannot have twins"),
         ({"fp16": other}, "twins.fp16"),
         ({"bf16": {}}, "twins.bf16.spec"),
         ([], "twins"),
@@ -291,6 +291,6 @@ def test_a_command_that_verifies_takes_all_types(tmp_path: Path) -> None:
     assert [named.stem for named in commands.chosen([str(path)], False)] == ["my_kernel"]
     assert [named.stem for named in commands.chosen([NAME, TWIN], False, all_types=True)] == [NAME, TWIN]
     assert [named.stem for named in commands.chosen([TWIN], False, all_types=True)] == [TWIN]
-    with pytest.raises(CodegenError, match="two of the specs are called my_kernel"):
+    with pytest.raises(CodegenError, match="two specs are named my_kernel"):
         (tmp_path / "other").mkdir()
         commands.chosen([str(path), str(own_file(tmp_path / "other"))], False, all_types=True)

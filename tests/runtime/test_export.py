@@ -194,9 +194,9 @@ def test_a_word_is_a_shipped_spec_before_it_is_a_folder(
     monkeypatch.chdir(tmp_path)
     Path(KERNEL).mkdir()
     assert gpu(KERNEL).compiled.named.is_shipped
-    with pytest.raises(ExportError, match=r"is no exported kernel, it has no kernel\.json"):
+    with pytest.raises(ExportError, match=r"is not an exported kernel: it has no kernel\.json"):
         gpu(Path(KERNEL))
-    with pytest.raises(ExportError, match=r"is no exported kernel"):
+    with pytest.raises(ExportError, match=r"is not an exported kernel"):
         gpu(f"./{KERNEL}")
 
 
@@ -210,7 +210,7 @@ def test_what_does_not_fit_a_folder_is_refused(tmp_path: Path, gpu: Any, monkeyp
         gpu(tmp_path / KERNEL, {"rows": 1})
     path = tmp_path / KERNEL / f"{KERNEL}.cubin"
     path.write_bytes(path.read_bytes()[:-1] + b"!")
-    with pytest.raises(ExportError, match=f"{KERNEL}.cubin: is not the file that was exported"):
+    with pytest.raises(ExportError, match=f"{KERNEL}.cubin: is not the exported file"):
         gpu(tmp_path / KERNEL)
     assert RECORD in {each.name for each in (tmp_path / KERNEL).iterdir()}
 

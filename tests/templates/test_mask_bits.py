@@ -366,5 +366,5 @@ def test_bits_are_an_index_tensor() -> None:
 
 
 def test_a_word_is_of_32_keys() -> None:
-    with pytest.raises(SpecError, match=r"pattern\.mask: is 'bits'; a word has the bits of 32 keys, and .* is 16"):
+    with pytest.raises(SpecError, match=r"pattern\.mask: is 'bits'; it needs block\.kv of 32, 64 or 128, .* is 16"):
         lists(16)

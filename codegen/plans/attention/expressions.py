@@ -1,4 +1,4 @@
-"""What kernels are given, and what templates print, for the expressions of a spec."""
+"""Kernel parameters and template parameters for the expressions of a spec."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ ELEMENTS = {
     "bf16": "unsigned short",
     "bool": "unsigned char",
 }
-"""What an element of an aux tensor is to a kernel."""
+"""C++ type of the elements of an aux tensor in a kernel."""
 VALUES = {"int32": "int", "int64": "int64", "fp32": "float", "fp16": "float", "bf16": "float", "bool": "bool"}
-"""What a kernel makes of it."""
+"""C++ type of the value after loading."""
 _AXES = "ijkl"
-LINE = 110  # letters of a line of a comment
-MOST_NODES_SHOWN = 200  # of a derivative, whose text would repeat what its tree shares
-# Both were found by trying masks.
-PAIR_LOAD_REGISTERS = 14  # of a value that is read for each pair
-AUX_REGISTERS = 6  # of a tensor: its address and a stride
-SCORE_REGISTERS = 8  # of a score in a forward kernel, at most: it is worked out beside few other values of a pair
+LINE = 110  # characters per line of a comment
+MOST_NODES_SHOWN = 200  # of a derivative, whose text repeats parts that its tree shares
+# The first two were found by experiments with masks.
+PAIR_LOAD_REGISTERS = 14  # per value that is read per pair
+AUX_REGISTERS = 6  # per tensor: its address and a stride
+SCORE_REGISTERS = 8  # most registers of a score in a forward kernel, where few other values of a pair are live
 
 
 def aux_params(spec: AttentionSpec | BlockMaskSpec) -> list[Param]:
-    """Return the kernel parameters of the aux tensors: address, strides, and sizes that an index is held to."""
+    """Kernel parameters of the aux tensors: addresses, strides, and sizes for clamped indices."""
     found: list[Param] = []
-    names = [aux.name for aux in spec.aux_tensors]  # those of a mask and of a score, which have not met before
+    names = [aux.name for aux in spec.aux_tensors]  # of the mask and of the score, not checked against each other yet
     for aux in spec.aux_tensors:
         if (other := meets(aux.name, names)) is not None:
             reason = f"collides with the stride or size parameters of {other}: rename one of them"
@@ -80,12 +80,12 @@ def _items(node: Node) -> list[Item]:
 def expressions_flags(
     spec: AttentionSpec | BlockMaskSpec, shared: Side = "", *, gradients: bool = False
 ) -> ExpressionsFlags:
-    """Template parameters of the mask and the score; for gradients, of the score's derivative too.
+    """Template parameters of the mask and the score; for gradients, also of the score's derivative.
 
     Args:
-        spec: of the attention, or of the lists of a mask.
-        shared: which parts of a mask the lanes of a warp may work out for each other: a thread has many of a step.
-        gradients: whether they are of gradients.
+        spec: spec of an attention or of a block mask.
+        shared: places of mask parts that the lanes of a warp may compute for each other.
+        gradients: whether the kernel computes gradients.
     """
     mask = _expression_flags(spec.pattern.expression)
     score = slope = _expression_flags(None)
@@ -111,9 +111,10 @@ def expressions_flags(
 
 
 def _shares(parts: Sequence[Statement]) -> bool:
-    """Whether lanes of a warp work parts out for each other. Loads are worth a shuffle, arithmetic is not.
+    """Whether the lanes of a warp compute parts for each other: a load is worth a shuffle, arithmetic is not.
 
-    Measured on an H100, one call at a time: shared loads of documents are 10% faster, shared divisions 4% slower.
+    Measured on an H100, one call at a time: sharing the loads of document ids is 10% faster, sharing divisions is 4%
+    slower.
     """
     return any("load_" in part.value for part in parts)
 
@@ -129,7 +130,7 @@ def aux_sum_flags(reads: Sequence[Read]) -> tuple[AuxSumFlags, ...]:
 
 
 def with_helpers_of(found: ExpressionsFlags, sums: Sequence[AuxSumFlags]) -> ExpressionsFlags:
-    """Return the expressions of a spec with the helpers that derivatives need too."""
+    """Expressions of a spec, with the helpers of derivatives added."""
     helpers = {*found.expression_helpers, *(name for each in sums for name in each.slope.helpers)}
     return replace(found, expression_helpers=tuple(name for name in HELPERS if name in helpers))
 
@@ -139,14 +140,14 @@ def _lines(expression: ExpressionFlags) -> tuple[str, ...]:
 
 
 def _score_flags(score: Score, pack_gqa: int) -> ExpressionFlags:
-    """Return a score as a kernel computes it, times log2(e); its text is the user's."""
+    """Score in kernel form, times log2(e); its text is that of the user."""
     made = _printed_flags(score.log2, rows_have_heads=pack_gqa > 1)
     looks_up_keys = any(_depends_on_key(item) for item in _items(score.expression))
     return replace(made, text=text_of(score.expression), looks_up_keys=looks_up_keys)
 
 
 def _slope_flags(slope: Node, as_computed: Node) -> ExpressionFlags:
-    """Return a derivative of a score as a kernel computes it; empty if it is 1."""
+    """Derivative of a score in kernel form; empty if it is 1."""
     if slope == ONE:
         return _expression_flags(None)
     short = nodes_of(slope) <= MOST_NODES_SHOWN
@@ -171,7 +172,7 @@ def _aux_flags(aux: Aux) -> AuxFlags:
 
 
 def _expression_flags(node: Node | None, *, in_one_place: bool = False) -> ExpressionFlags:
-    """Return an expression as templates print it; of none all is empty."""
+    """Flags of an expression; empty for None."""
     if node is None:
         return ExpressionFlags(text="", row=(), column=(), used_row=(), used_column=(), pair=(), result="", helpers=())
     return replace(_printed_flags(node, in_one_place=in_one_place), text=text_of(node))
@@ -188,7 +189,7 @@ def _of_one_sequence(flags: ExpressionFlags) -> ExpressionFlags:
 
 
 def _printed_flags(node: Node, *, rows_have_heads: bool = False, in_one_place: bool = False) -> ExpressionFlags:
-    """Return an expression as templates print it, without a text."""
+    """Flags of an expression, without its text."""
     made: Printed = printed(node, rows_have_heads=rows_have_heads, in_one_place=in_one_place)
     words = set(re.findall(r"\w+", " ".join([made.result, *(part.value for part in made.pair)])))
     used_row, used_column = (tuple(part for part in parts if part.name in words) for parts in (made.row, made.column))
@@ -200,12 +201,12 @@ def _printed_flags(node: Node, *, rows_have_heads: bool = False, in_one_place: b
         used_column=used_column,
         pair=made.pair,
         result=made.result,
-        helpers=tuple(name for name in made.helpers if name != "kMinusInfinity"),  # which kernels have anyway
+        helpers=tuple(name for name in made.helpers if name != "kMinusInfinity"),  # every kernel has it
     )
 
 
 def expressions_summary(spec: AttentionSpec) -> list[tuple[str, str]]:
-    """Return lines for ``explain``: what expressions cost, and which indices of tensors are held to sizes."""
+    """Lines for ``explain``: the cost of expressions, and which tensor indices are clamped."""
     node = spec.pattern.expression
     lines = [] if node is None else [("mask", f"{cost_of(node)}; evaluated in partial blocks")]
     if spec.score is not None:
@@ -219,7 +220,7 @@ def expressions_summary(spec: AttentionSpec) -> list[tuple[str, str]]:
 
 
 def expression_registers(spec: AttentionSpec | BlockMaskSpec, *, gradients: bool = False) -> int:
-    """Allowance of registers for a mask and a score; for gradients, for the score's derivative too."""
+    """Registers to allow for a mask and a score; for gradients, also for the score's derivative."""
     of_mask = 0 if spec.pattern.expression is None else _kept_of(printed(spec.pattern.expression))
     if isinstance(spec, BlockMaskSpec) or spec.score is None:
         return of_mask
@@ -230,14 +231,14 @@ def expression_registers(spec: AttentionSpec | BlockMaskSpec, *, gradients: bool
 
 
 def aux_slope_registers(reads: Sequence[Read]) -> int:
-    """Allowance of registers for derivatives by elements of aux tensors, one at a time."""
+    """Registers to allow for derivatives with respect to elements of aux tensors, one at a time."""
     return max((_kept_of(printed(kernel_form(read.slope))) for read in reads if read.slope != ONE), default=0)
 
 
 def _kept_of(made: Printed) -> int:
-    """Allowance of registers for an expression: for parts of two queries, of a key, and of their pair.
+    """Registers to allow for an expression: parts of two queries, of a key, and of their pair.
 
-    A load for each pair has its address in 64 bits, and the next ones are under way with it.
+    A load per pair has a 64-bit address, and the next loads are in flight with it.
     """
     kept = 2 * sum(map(_width, made.row)) + sum(map(_width, made.column + made.pair))
     kept += AUX_REGISTERS * len(made.reads)

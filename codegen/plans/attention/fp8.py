@@ -1,7 +1,7 @@
-"""What FP8 changes in the plan of an sm_90a attention kernel: operands of one byte, their scales, V^T.
+"""FP8 in the plan of an sm_90a attention kernel: one-byte operands, their scales, V^T.
 
-WGMMA's 8-bit operands are K-major, so V is given transposed, and its keys in the order in which the scores of a thread
-are an A operand.
+WGMMA's 8-bit operands are K-major, so the kernel takes V transposed, with its keys permuted such that the scores of a
+thread form an A operand.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from codegen.tile_rules import Fits, Rule, check_tile, listed
 STEPS = (64, 128, 256)
 FMA_GROUPS = 2
 SUM_COLUMNS = 8
-"""Rows behind those of V^T in shared memory: one of ones, so that P V has the sums of P's rows, as rounded, and seven
-of zeros, as wgmma counts columns in eights."""
-PIECE = 64  # columns of O that are worked on at a time, where registers do not suffice for all
-MOST_KEYS_PENDING = 128  # of a step, where P V of several steps has registers of its own
+"""Extra rows after those of V^T in shared memory: one row of ones, so that P V also gives the sums of P's rounded rows,
+and seven rows of zeros, as wgmma has columns in multiples of eight."""
+PIECE = 64  # columns of O that are computed at a time, if registers do not suffice for all
+MOST_KEYS_PENDING = 128  # most keys per step, if P V of several steps has its own registers
 UNWRITTEN = ("share_kv_loads", "kv_splits", "query_grouping", "l2_lockstep", "pad_heads")
 
 
@@ -48,14 +48,14 @@ TILE: tuple[Rule[AttentionSpec], ...] = (
 
 
 def check_fp8_tile(spec: AttentionSpec) -> None:
-    """Refuse an FP8 spec that the kernel is not written for.
+    """Reject an FP8 spec that the kernel cannot support.
 
     Raises:
         SpecError: names the field.
     """
     n = spec.tile.n
     require_left_out(spec, UNWRITTEN, f"dtype {spec.dtype}")
-    if spec.head_dim > 128:  # a partial O beside that of a tile spills
+    if spec.head_dim > 128:  # a partial O in addition to the tile's O spills
         require_left_out(spec, ("stream_k_tail",), f"dtype {spec.dtype} and head_dim {spec.head_dim}")
     check_tile(spec, TILE)
     every = spec.accumulate_every
@@ -78,51 +78,51 @@ def fp8_flags(sizes: Sizes) -> Fp8Flags:
 
 
 def v_group_keys(sizes: Sizes) -> int:
-    """Return the keys of a row of V^T in shared memory: those of a load, 128 at most."""
+    """Keys per row of V^T in shared memory: those of a load, at most 128."""
     return min(SWIZZLE, sizes.spec.tile.n // sizes.step_blocks)
 
 
 def scale_keys(sizes: Sizes) -> int:
-    """Return the keys of a step that share a scale of K."""
+    """Keys of a step that share a scale of K."""
     return min(sizes.spec.scale_rows.k, sizes.spec.tile.n // sizes.step_blocks)
 
 
 def output_columns(spec: AttentionSpec) -> int:
-    """Return the columns of the product P V: those of O, and with SUM_COLUMNS the sum of each row of P."""
+    """Columns of the P V product: those of O, plus SUM_COLUMNS for the row sums of P."""
     return spec.head_dim + sum_columns(spec)
 
 
 def sum_columns(spec: AttentionSpec) -> int:
-    """Columns of P V behind those of O, for row sums; 0 where registers are short and O is computed in pieces."""
+    """Columns of P V after those of O, for row sums; 0 if registers are few and O is computed in pieces."""
     fits = spec.head_dim + SUM_COLUMNS < spec.tile.n or spec.accumulate_every != 1
     return SUM_COLUMNS if spec.head_dim <= 128 and fits else 0
 
 
 def pieces(spec: AttentionSpec) -> int:
-    """Return the parts of O's columns that P V is worked out for one after the other."""
+    """Pieces of O's columns for which P V is computed one after the other."""
     return 1 if spec.head_dim <= 128 or spec.accumulate_every == 0 else spec.head_dim // PIECE
 
 
 def first_keys(spec: AttentionSpec) -> int:
-    """Return the keys of the first wgmma of Q K^T: as many as P V has columns, where registers are tied."""
+    """Keys of the first wgmma of Q K^T: the number of columns of P V, if registers are shared."""
     return min(spec.tile.n, output_columns(spec) // pieces(spec)) if fences_scores(spec) else spec.tile.n
 
 
 def fences_scores(spec: AttentionSpec) -> bool:
     """Whether a register fence keeps scores live across the step's P V, which shares their registers.
 
-    Without it the compiler spills where registers are few.
+    Without it the compiler spills if registers are few.
     """
     return spec.accumulate_every == 1
 
 
 def v_bytes(sizes: Sizes) -> int:
-    """Return the bytes of V^T of one step."""
+    """Bytes of V^T per step."""
     return sizes.spec.tile.n * output_columns(sizes.spec)
 
 
 def registers(spec: AttentionSpec) -> int:
-    """Return the accumulators and fragments of a consumer thread: of scores, or of weights and a step's output."""
+    """Accumulators and fragments per consumer thread: scores, or weights and a step's output."""
     scores, weights = spec.tile.n // 2, spec.tile.n // 8
     output = output_columns(spec) // 2
     if spec.accumulate_every != 1:
@@ -131,10 +131,10 @@ def registers(spec: AttentionSpec) -> int:
 
 
 def producer_has_more(sizes: Sizes) -> bool:
-    """Whether a producer thread spills in 40 registers: with lists of many scales, or two scales for each sub-tile.
+    """Whether a producer thread spills with 40 registers: with lists of many scales, or two scales per sub-tile.
 
-    One list of 64-key blocks does not, where tiles are divided and lengths are those of tensors; with 40 it is 1 to 2%
-    faster (771 / 709 and 757 / 700 TFLOPS of topk32, H200).
+    One list of 64-key blocks does not spill if tiles are split and all sequences have full length; with 40 registers it
+    is 1 to 2% faster (771 / 709 and 757 / 700 TFLOPS of topk32, H200).
     """
     spec, lists = sizes.spec, sizes.spec.pattern.lists
     blocks_of_64 = lists == 1 and v_group_keys(sizes) < SWIZZLE
@@ -144,7 +144,7 @@ def producer_has_more(sizes: Sizes) -> bool:
 
 
 def fp8_constants(sizes: Sizes) -> list[Constant]:
-    """Return the constants of FP8."""
+    """Constants of FP8."""
     spec, every = sizes.spec, sizes.spec.accumulate_every
     keys, rows = v_group_keys(sizes), output_columns(spec)
     o_columns = SWIZZLE // DTYPES[spec.output].bytes
@@ -174,35 +174,35 @@ def fp8_constants(sizes: Sizes) -> list[Constant]:
 
 
 def fma_groups(spec: AttentionSpec) -> int:
-    """Groups of 16 keys, of four, in which FMA computes a quarter of the exponentials.
+    """Groups of 16 keys, of every four, in which FMA computes a quarter of the exponentials.
 
-    None where fp32 weights are added up: those by FMA are never 0.
+    0 if fp32 weights are summed: exponentials by FMA are never 0.
     """
     return FMA_GROUPS if sum_columns(spec) else 0
 
 
 def asks_groups(sizes: Sizes) -> bool:
-    """Whether the kernel loops over groups of keys: those of one load, or of the rows of ones."""
+    """Whether the kernel loops over groups of keys: those of one load, or of the row of ones."""
     return sizes.step_blocks == 1 or sum_columns(sizes.spec) > 0
 
 
 def o_groups(spec: AttentionSpec) -> int:
-    """Return the column groups of O."""
+    """Column groups of O."""
     return -(-spec.head_dim * DTYPES[spec.output].bytes // SWIZZLE)
 
 
 def o_bytes(spec: AttentionSpec) -> int:
-    """Return the bytes of a tile of O on its way out."""
+    """Bytes of a staged tile of O."""
     return o_groups(spec) * spec.tile.m * SWIZZLE
 
 
 def fp8_params() -> tuple[Param, ...]:
-    """Parameters of the scales and of their number."""
+    """Parameters of the scales, and the last column of a head."""
     return (*scale_params(), i32("last_column", "last column of a head"))
 
 
 def scale_params() -> tuple[Param, ...]:
-    """Return the parameters of the scales."""
+    """Parameters of the scales."""
     return (
         *_scale("q", "of Q", "row", "group of rows"),
         *_scale("k", "of K", "row", "group of rows"),
@@ -220,13 +220,13 @@ def _scale(name: str, of: str, axis: str, unit: str) -> tuple[Param, ...]:
 
 
 def add_scales(shared: SharedLayout, sizes: Sizes, depth: int) -> None:
-    """Lay out the scales of the steps in flight."""
+    """Allocate the scales of the steps in flight in shared memory."""
     parts = sizes.spec.tile.n // scale_keys(sizes)
     shared.add("KScales", 4 * depth * parts, "scales of the keys in the K rings", align=4)
 
 
 def fp8_maps(sizes: Sizes, maps: dict[str, TensorMap]) -> dict[str, TensorMap]:
-    """Return the tensor maps of an FP8 kernel: V^T has keys as its columns, and O is wider."""
+    """Tensor maps of an FP8 kernel: columns of V^T are keys, and O is wider."""
     spec, keys = sizes.spec, v_group_keys(sizes)
     o_columns = SWIZZLE // DTYPES[spec.output].bytes
     return {

@@ -1,7 +1,7 @@
-"""What ``kv_splits`` changes in the plan of an sm_90a attention kernel, and its conditions.
+"""Changes of ``kv_splits`` to the plan of an sm_90a attention kernel, and its conditions.
 
-The keys of a tile are two sub-tiles, each with rings and warpgroups of its own. Warpgroups of the second one store O,
-maxima and sums in shared memory (partials), and those of the first one merge them.
+The keys of a tile are split into two sub-tiles, each with its own rings and warpgroups. The warpgroups of the second
+sub-tile store O, maxima and sums in shared memory (partials), and those of the first merge them.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from codegen.plans.attention.rows import WARPGROUP_ROWS
 from codegen.spec import AttentionSpec
 from codegen.tile_rules import Fits, Rule, check_tile
 
-WIDEST_HEAD = 128  # with steps of 128 keys: two rings each of K and V of wider ones exceed shared memory
-ONE, TWO = WARPGROUP_ROWS, 2 * WARPGROUP_ROWS  # rows of one warpgroup of a sub-tile, and of two
-HIGH = (64, 64)  # head_dim and keys of a step with which the registers of four warpgroups suffice
+WIDEST_HEAD = 128  # with steps of 128 keys; for wider heads, two rings each of K and V exceed shared memory
+ONE, TWO = WARPGROUP_ROWS, 2 * WARPGROUP_ROWS  # rows of one or two warpgroups per sub-tile
+HIGH = (64, 64)  # head_dim and keys per step for which the registers of four warpgroups suffice
 
 
 def _is_listed_step(spec: AttentionSpec) -> bool:
@@ -43,10 +43,10 @@ TILE: tuple[Rule[AttentionSpec], ...] = (
 
 
 def check_kv_splits(spec: AttentionSpec) -> None:
-    """Refuse a spec with KV splits for which the kernel is not written.
+    """Reject a spec with KV splits that the kernel does not support.
 
     Raises:
-        SpecError: names the first field that is in the way.
+        SpecError: names the first unsupported field.
     """
     given = f"is {spec.schedule}; allowed with kv_splits {spec.kv_splits}, which does not order warpgroups: cooperative"
     require(spec.schedule == "cooperative", "schedule", given)
@@ -62,12 +62,12 @@ def check_kv_splits(spec: AttentionSpec) -> None:
 
 
 def what_sub_tiles_are(spec: AttentionSpec) -> str:
-    """Comment of the number of sub-tiles."""
+    """Comment on the number of sub-tiles."""
     return "sub-tiles of a tile: KV splits" if spec.kv_splits > 1 else "sub-tiles of a tile: query blocks"
 
 
 def computing(spec: AttentionSpec) -> str:
-    """Return the doc of the number of warpgroups that compute."""
+    """Comment on the number of consumer warpgroups."""
     return (
         "warpgroups that compute, two for each 64 rows"
         if spec.kv_splits > 1
@@ -76,12 +76,12 @@ def computing(spec: AttentionSpec) -> str:
 
 
 def partial_constants(spec: AttentionSpec, floats: int) -> list[Constant]:
-    """Return the constant of a warpgroup's partial."""
+    """Constants of a warpgroup's partial result."""
     return [Constant("kPartialFloats", floats, "floats of a warpgroup's partial result")] if spec.kv_splits > 1 else []
 
 
 def add_partials(shared: SharedLayout, spec: AttentionSpec, floats: int) -> int:
-    """Lay out the partials in shared memory; return how many barriers these need."""
+    """Allocate the partial results in shared memory; return the number of their barriers."""
     if spec.kv_splits == 1:
         return 0
     places = spec.tile.m // WARPGROUP_ROWS

@@ -1,4 +1,4 @@
-"""From the shape of an attention problem to the arguments of its launch."""
+"""Launch arguments for the shape of an attention problem."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from codegen.stream_k import StreamK
 
 
 def arguments(plan: Plan, shape: AttentionShape, slots: int) -> LaunchArgs:
-    """Work out a launch on a device that runs ``slots`` thread blocks at once."""
+    """Launch arguments for a device that runs ``slots`` thread blocks concurrently."""
     spec = plan.spec
     assert isinstance(spec, AttentionSpec)
     heads, group = shape.heads // spec.pack_gqa, shape.heads // shape.kv_heads // spec.pack_gqa
@@ -58,10 +58,10 @@ def arguments(plan: Plan, shape: AttentionShape, slots: int) -> LaunchArgs:
 
 
 def pattern_numbers(spec: AttentionSpec | AttentionBackwardSpec, shape: AttentionShape) -> dict[str, int]:
-    """Return the numbers of the pattern that a call decides, by kernel parameter.
+    """Numbers of the pattern that the call sets, by kernel parameter.
 
     Raises:
-        SpecError: for a number that the shape lacks, that is too large, or that the kernel does not take.
+        SpecError: for a number that is missing in the shape, is too large, or is not a parameter of the kernel.
     """
     numbers = {name: getattr(shape, name) for name in PATTERN_VARIABLES}
     taken = spec.pattern.number_params
@@ -75,11 +75,11 @@ def pattern_numbers(spec: AttentionSpec | AttentionBackwardSpec, shape: Attentio
 
 
 def workspace_bytes(spec: AttentionSpec, stream_k: StreamK | None, *, dynamic: bool) -> dict[str, str]:
-    """Bytes of the workspace parameters whose size follows from other parameters.
+    """Bytes of workspace parameters whose size depends on other parameters.
 
     Args:
-        spec: the kernel's.
-        stream_k: division of its tiles, if there is one.
+        spec: spec of the kernel.
+        stream_k: division of its tiles, or None.
         dynamic: whether thread blocks take tiles from a counter.
     """
     return {

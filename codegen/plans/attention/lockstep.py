@@ -1,4 +1,4 @@
-"""What ``l2_lockstep`` adds to the plan of an sm_90a attention kernel, and its conditions."""
+"""Additions of ``l2_lockstep`` to the plan of an sm_90a attention kernel, and its conditions."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from codegen.plan import Constant, Param, pointer, require
 from codegen.spec import AttentionSpec
 
 LEAD_SHARE = 8  # a quarter of a tile is up to 3% slower on an H100, a sixteenth 0.5% on an H200
-MOST_TRIES = 32  # bounds the wait for thread blocks that do not run
+MOST_TRIES = 32  # bounds the wait for thread blocks that are not resident
 
 
 def check_lockstep(spec: AttentionSpec, sub_tiles: int) -> None:
-    """Refuse a spec whose tiles have several producers, each of which would count them.
+    """Reject a spec whose tiles have several producers, as each of them would count the tile.
 
     Raises:
         SpecError: names ``l2_lockstep``.
@@ -20,7 +20,7 @@ def check_lockstep(spec: AttentionSpec, sub_tiles: int) -> None:
 
 
 def lockstep_constants(spec: AttentionSpec) -> list[Constant]:
-    """Return the constants of ``l2_lockstep``."""
+    """Constants of ``l2_lockstep``."""
     if not spec.l2_lockstep:
         return []
     return [
@@ -32,12 +32,12 @@ def lockstep_constants(spec: AttentionSpec) -> list[Constant]:
 
 
 def lockstep_params(spec: AttentionSpec) -> list[Param]:
-    """Return the parameter of ``l2_lockstep``."""
+    """Parameter of ``l2_lockstep``."""
     doc = "tiles started by all thread blocks, then finished thread blocks; 0 between launches"
     return [pointer("progress", "int", doc, writes=True)] if spec.l2_lockstep else []
 
 
 def lockstep_summary(spec: AttentionSpec) -> list[tuple[str, str]]:
-    """Return the line for ``explain``."""
+    """Line for ``explain``."""
     doc = "thread blocks that are ahead wait, so that all of them stream the same K and V through the L2"
     return [("lockstep", doc)] if spec.l2_lockstep else []

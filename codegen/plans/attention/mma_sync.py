@@ -46,27 +46,27 @@ from codegen.tile_rules import Fits, OneOf, Rule, check_tile, multiples
 
 WARP = 32  # threads
 TILE_ROWS = 16  # rows of one mma.sync
-# Shared memory the system takes from each block (CUDA C++ Programming Guide, "Compute Capability 8.x").
+# Shared memory that the system reserves per block (CUDA C++ Programming Guide, "Compute Capability 8.x").
 RESERVED = 1 * KIB
-# Addresses, loop state, softmax state, operands in flight. The compiler takes a few more where they are free, and would
+# Addresses, loop state, softmax state, operands in flight. The compiler uses a few more if they are free, and would
 # spill with fewer.
 REGISTER_OVERHEAD = 46
-MASK_OVERHEAD = 8  # more of them, where a pattern hides some pairs of a block
-LOAD_OVERHEAD = 8  # and for each further load of a step
-LENGTH_OVERHEAD = 2  # and for kv_lengths, where a listed block is several steps
-# Spare registers of a thread below which values that follow from its number are recomputed at each use: kept, they
-# would be spilled.
+MASK_OVERHEAD = 8  # additional, if a pattern hides some pairs of a block
+LOAD_OVERHEAD = 8  # additional, per further load of a step
+LENGTH_OVERHEAD = 2  # additional, for kv_lengths if a listed block has several steps
+# Spare registers per thread below which values derived from the thread index are recomputed at each use, as they would
+# spill.
 FEW_LEFT = 4
 ROWS = (16, 32, 64, 128, 256)
 KEYS = range(32, 129, 16)
 NARROW_HEAD = 64  # elements
-WIDEST_OF_HIGH_WARPS = 128  # elements of a head of which O of 32 rows fits a thread's registers
-GROUP_KEYS = 16  # of a wider head: the depth of one mma.sync
-KV_BYTES = 2**32 * 16  # that K, or V, may extend over: chunks of 16 bytes are counted in 32 bits
+WIDEST_OF_HIGH_WARPS = 128  # largest head_dim for which O of 32 rows fits a thread's registers
+GROUP_KEYS = 16  # for wider heads: the depth of one mma.sync
+KV_BYTES = 2**32 * 16  # largest extent of K and of V: 16-byte chunks are counted in 32 bits
 
 
 def plan(spec: AttentionSpec, stem: str) -> Plan:
-    """Work out every number of the kernel."""
+    """Plan of the kernel of a spec."""
     arch, dtype, pattern = ARCHS[spec.arch], DTYPES[spec.dtype], spec.pattern
     block = pattern.fixed_block
     m, n, d = spec.tile.m, spec.tile.n, spec.head_dim
@@ -78,11 +78,11 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
     warps = m // spec.warp_rows
     threads = warps * WARP
     row_tiles = spec.warp_rows // TILE_ROWS
-    # With room for two whole steps, K and V of a step are waited for together: one __syncthreads a step, not two.
+    # With room for two whole steps, the kernel waits for K and V of a step together: one __syncthreads per step.
     paired = spec.stages >= 4 and spec.stages % 2 == 0
     ahead = spec.stages - 2 if paired else spec.stages - 1
-    # With wide heads the P V products of one group of keys hide the exponentials of the next. Else all weights of a
-    # step (or half) come first: fewer votes, and longer runs of products.
+    # With wide heads the P V products of a group of keys hide the exponentials of the next group. Otherwise all weights
+    # of a step (or half) come first: fewer votes, and longer runs of products.
     in_one_go = n if paired else n // 2
     group_keys = in_one_go if d <= NARROW_HEAD and in_one_go % GROUP_KEYS == 0 else GROUP_KEYS
     listed = block is not None
@@ -94,9 +94,9 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
     q_bytes, slot_bytes = m * row_bytes, n * row_bytes
 
     scores, output, queries = (spec.warp_rows * size // WARP for size in (n, d, row_bytes // 4))
-    # Weights of 16 keys, and of 16 more. Where a group has more keys, its weights take the places of their scores.
+    # Weights of 16 keys, and of 16 more. If a group has more keys, its weights overwrite their scores.
     fragments = 2 * 4 * row_tiles
-    # Q stays in registers if these last.
+    # Q stays in registers if they suffice.
     kept = scores + output + queries + fragments
     overhead = _overhead(spec, loads=n // load_keys, block_steps=block_steps)
     q_in_registers = kept + overhead <= arch.registers_per_thread
@@ -200,7 +200,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
 
 
 def _overhead(spec: AttentionSpec, *, loads: int, block_steps: int) -> int:
-    """Return the registers of a thread beside accumulators and fragments, with so many loads of a step."""
+    """Registers per thread besides accumulators and fragments, for ``loads`` loads per step."""
     lengths = lengths_of(spec).by_batch and block_steps > 1
     masks = MASK_OVERHEAD * spec.pattern.masks_pairs
     lists = LOAD_OVERHEAD * (loads - 1) + LENGTH_OVERHEAD * lengths
@@ -245,10 +245,10 @@ TILE = (*SIZES, *OF_BLOCK, FP8_STEP)
 
 
 def _check_tile(spec: AttentionSpec) -> None:
-    """Refuse a tile that the kernel is not written for."""
+    """Reject a tile that the kernel cannot support."""
     name, block, m = spec.arch, spec.pattern.fixed_block, spec.tile.m
     heads = spec.pack_gqa
-    if block is not None:  # before the tile, whose default follows from the block
+    if block is not None:  # before the tile, whose default depends on the block
         sizes = query_sizes(heads)
         packed = f" with pack_gqa {heads}" if heads > 1 else ""
         require(block.q in sizes, "pattern.block.q", f"is {block.q}; allowed on {name}{packed}: {_list(sizes)}")
@@ -267,7 +267,7 @@ def _may_be_high(spec: AttentionSpec) -> bool:
 
 
 def _check_copies(spec: AttentionSpec, load_keys: int, line_chunks: int) -> None:
-    """Refuse a tile whose threads copy more rows at a time than a step or a listed block has, or no equal part."""
+    """Reject a tile if the rows that its threads copy at a time do not divide a step or a listed block."""
     m, warp_rows = spec.tile.m, spec.warp_rows
 
     def pass_rows(rows: int, of_warp: int) -> int:
@@ -288,7 +288,7 @@ def _check_copies(spec: AttentionSpec, load_keys: int, line_chunks: int) -> None
 
 
 def _pack_constants(heads: int, tile_queries: int) -> list[Constant]:
-    """Return whose the rows of a tile are."""
+    """Constants of packed rows."""
     return [
         Constant("kPackGqa", heads, "query heads of a pack: row = query * kPackGqa + head"),
         Constant("kTileQueries", tile_queries, "queries of a tile"),
@@ -296,7 +296,7 @@ def _pack_constants(heads: int, tile_queries: int) -> list[Constant]:
 
 
 def _pattern_constants(spec: AttentionSpec, ahead: int, tile_queries: int) -> list[Constant]:
-    """Constants of the walk over key blocks, with ``ahead`` K and V tiles in flight."""
+    """Constants of the loop over key blocks, with ``ahead`` K and V tiles in flight."""
     pattern, block = spec.pattern, spec.pattern.fixed_block
     found = []
     if block is not None:
@@ -307,7 +307,7 @@ def _pattern_constants(spec: AttentionSpec, ahead: int, tile_queries: int) -> li
 
 
 def _tile_summary(spec: AttentionSpec, q_in_registers: bool) -> tuple[str, str]:
-    """Return the line on the tile for ``explain``."""
+    """Summary line of the tile, for ``explain``."""
     rows, place = "rows" if spec.pack_gqa > 1 else "queries", "registers" if q_in_registers else "shared memory"
     return ("tile", f"{spec.tile.m} {rows} x {spec.tile.n} keys, Q in {place}")
 

@@ -1,6 +1,6 @@
-"""What the type of the inputs changes in an mma.sync attention kernel: of FP8 they have one byte, scales, and V^T.
+"""Changes by input type in an mma.sync attention kernel: FP8 has one-byte operands, scales, and V^T.
 
-The order of V's keys is that of wgmma: the A operand of m16n8k32 has the same columns in a thread.
+The order of V's keys is the same as for wgmma: the A operand of m16n8k32 has the same columns per thread.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from codegen.spec import AttentionSpec
 from codegen.tile_rules import Fits, Rule, check_tile, listed
 
 CHUNK = 16  # bytes of one cp.async, and of one row of an 8 x 8 matrix of ldmatrix
-BANK_BYTES = 128  # of shared memory that one access can reach: 32 banks
-STEPS = (32, 64, 128)  # keys, of which a row of V^T has all: a power of two of chunks
+BANK_BYTES = 128  # of shared memory per conflict-free access: 32 banks
+STEPS = (32, 64, 128)  # keys; a row of V^T has all keys of a step, in a power of two of chunks
 STAGES = (4, 6, 8)
 PROMOTED = (0, 1)
-REGISTERS = 12  # beside accumulators: scales of Q and K, the operand of ones
+REGISTERS = 12  # besides accumulators: scales of Q and K, the operand of ones
 
 
 FP8_STEP: Rule[AttentionSpec] = Fits(
@@ -30,7 +30,7 @@ FP8_STEP: Rule[AttentionSpec] = Fits(
 
 
 def check_operands(spec: AttentionSpec) -> None:
-    """Refuse an FP8 spec that the kernel is not written for.
+    """Reject an FP8 spec that the kernel cannot support.
 
     Raises:
         SpecError: names the field.
@@ -49,27 +49,27 @@ def check_operands(spec: AttentionSpec) -> None:
 
 
 def line_bytes(row_bytes: int) -> int:
-    """Return the bytes of a line of a row: all banks, or an equal part of them; a row is whole lines."""
+    """Bytes per line of a row: all banks, or an equal part of them; a row has whole lines."""
     return gcd(row_bytes, BANK_BYTES)
 
 
 def o_row_bytes(spec: AttentionSpec) -> int:
-    """Bytes of a row of O: without FP8 those of a row of Q."""
+    """Bytes per row of O; without FP8, the same as a row of Q."""
     return spec.head_dim * (DTYPES[spec.output].bytes if is_fp8(spec) else DTYPES[spec.dtype].bytes)
 
 
 def registers(spec: AttentionSpec) -> int:
-    """Return the registers of a thread that inputs in FP8 want beside those of others."""
+    """Additional registers per thread for FP8 inputs."""
     return REGISTERS if is_fp8(spec) else 0
 
 
 def rows_of(spec: AttentionSpec) -> str:
-    """Return whose rows are as wide as those of Q, in words."""
+    """Names of the tensors whose rows are as wide as Q's."""
     return "Q and K" if is_fp8(spec) else "Q, K, V, O"
 
 
 def operand_constants(spec: AttentionSpec, load_keys: int, group_keys: int) -> list[Constant]:
-    """Return the constants of FP8, with so many keys of a load; of other inputs that of a group of keys."""
+    """Constants of FP8, for ``load_keys`` keys per load; for other types, the constant of a group of keys."""
     if not is_fp8(spec):
         doc = "keys whose weights are computed together before their product"
         return [Constant("kGroupKeys", group_keys, doc)]
@@ -92,7 +92,7 @@ def operand_constants(spec: AttentionSpec, load_keys: int, group_keys: int) -> l
 
 
 def operand_params(spec: AttentionSpec) -> list[Param]:
-    """Return the parameters of Q, K, V and O, and of scales."""
+    """Parameters of Q, K, V and O, and of scales."""
     codes, bits = DTYPES[spec.dtype].bits, DTYPES[spec.output].bits
     if spec.layout == "varlen":
         return [

@@ -1,4 +1,4 @@
-"""What lies where in the shared memory of an mma.sync attention kernel."""
+"""Shared memory layout of an mma.sync attention kernel."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ IN_RING = "staging of the O tile: in the ring, once it is idle"
 
 
 def shared_regions(spec: AttentionSpec, q_in_registers: bool, ahead: int) -> tuple[SharedRegion, ...]:
-    """Lay out the shared memory, with so many K and V tiles in flight."""
+    """Shared memory regions, with ``ahead`` K and V tiles in flight."""
     row_bytes, stages = spec.head_dim * DTYPES[spec.dtype].bytes, spec.stages
     q_bytes, slot_bytes, o_bytes = spec.tile.m * row_bytes, spec.tile.n * row_bytes, spec.tile.m * o_row_bytes(spec)
     shared = SharedLayout()
     slots = f"{stages} slots, each K or V of one step"
     if q_in_registers:
-        # Q arrives in the slots that are filled last, O is staged in the ring: neither has memory of its own.
+        # Q is loaded to the slots that are filled last, and O is staged in the ring: neither has its own memory.
         before, where = ahead * slot_bytes, "slot that is" if ahead == stages - 1 else "slots that are"
         free = (stages - ahead) * slot_bytes
         rest, beyond = (", then space for the rest of Q", " and the space after it") if q_bytes > free else ("", "")

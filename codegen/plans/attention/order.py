@@ -7,9 +7,7 @@ from codegen.plan import Param, i32, pointer
 from codegen.plans.bsr.balance import SCHEDULER
 from codegen.spec import AttentionSpec
 
-L2_BYTES = (
-    32 << 20
-)  # half of the L2 (H100: 50 MB, H200: 60 MB): the rest is for Q, O and lines that are being written back
+L2_BYTES = 32 << 20  # half of the L2 (H100: 50 MB, H200: 60 MB); the rest holds Q, O and lines that are written back
 
 
 def is_ordered(spec: AttentionSpec) -> bool:
@@ -18,7 +16,7 @@ def is_ordered(spec: AttentionSpec) -> bool:
 
 
 def order_params(spec: AttentionSpec) -> list[Param]:
-    """Return the parameters of the order, where tiles are not all equally long."""
+    """Parameters of the tile order, if tiles have different lengths."""
     if not is_ordered(spec):
         return []
     return [
@@ -28,6 +26,6 @@ def order_params(spec: AttentionSpec) -> list[Param]:
 
 
 def heads_in_l2(spec: AttentionSpec, kv_len: int, heads_per_kv_head: int, heads: int) -> int:
-    """Heads (or packs of heads) that are scheduled together, of all ``heads``: at least those of one K/V head."""
+    """Heads (or packs of heads) of ``heads`` that are scheduled together: at least those of one K/V head."""
     kv_head_bytes = kv_len * 2 * spec.head_dim * DTYPES[spec.dtype].bytes
     return min(max(1, L2_BYTES // kv_head_bytes) * heads_per_kv_head, heads)

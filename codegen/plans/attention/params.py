@@ -26,7 +26,7 @@ def tensor_params(name: str, element: str, doc: str, *, writes: bool = False, ha
 
 
 def sub_tile_doc(listed: bool) -> str:
-    """Return the doc of the queries that walk over the key blocks together."""
+    """Comment on the queries that iterate over key blocks together."""
     return "queries of a tile" + (": they share a list of key blocks" if listed else ", over one range of keys")
 
 
@@ -37,7 +37,7 @@ def asks_heads(spec: AttentionSpec) -> bool:
 
 
 def lse_params(spec: AttentionSpec) -> list[Param]:
-    """Return the parameter of the log-sum-exp, if the spec has one."""
+    """Parameter of the log-sum-exp, if the spec has one."""
     heads = "heads * kPackGqa" if spec.pack_gqa > 1 else "heads"
     shape = f"({heads}, q_len)" if spec.layout == "varlen" else f"(batch, {heads}, q_len)"
     doc = f"log-sum-exp, {shape} contiguous; not stored if null"
@@ -45,20 +45,20 @@ def lse_params(spec: AttentionSpec) -> list[Param]:
 
 
 def sink_params(spec: AttentionSpec) -> list[Param]:
-    """Return the parameter of the sinks, if the spec has them."""
+    """Parameter of the sinks, if the spec has them."""
     heads = "heads * kPackGqa" if spec.pack_gqa > 1 else "heads"
     doc = f"attention sink: logit added to the softmax sum of each row, ({heads})"
     return [pointer("sink", "float", doc)] if spec.sink else []
 
 
 def padding_params(spec: AttentionSpec) -> list[Param]:
-    """Return the parameter of ``pad_heads``."""
+    """Parameter of ``pad_heads``."""
     doc = "16-byte chunks per row of Q, K, V and O; the remaining columns up to kHeadDim are zeros"
     return [i32("head_chunks", doc)] if spec.pad_heads else []
 
 
 def size_params(spec: AttentionSpec) -> list[Param]:
-    """Return the sizes of a problem and its softmax scale."""
+    """Sizes of a problem and its softmax scale."""
     return [
         *length_params(lengths_of(spec)),
         *(_pack_sizes(spec) if spec.pack_gqa > 1 else _head_sizes()),
@@ -68,7 +68,7 @@ def size_params(spec: AttentionSpec) -> list[Param]:
 
 
 def index_params(spec: AttentionSpec) -> list[Param]:
-    """Return the parameters of the pattern: its numbers, and of its tensors address, strides and length of free lists.
+    """Parameters of the pattern: addresses, strides and list lengths of its tensors, and its numbers.
 
     Aux tensors come last.
     """
@@ -98,12 +98,12 @@ def is_step_of_pattern(spec: AttentionSpec | AttentionBackwardSpec) -> bool:
 
 
 def step_of_pattern(spec: AttentionSpec | AttentionBackwardSpec) -> str:
-    """That condition in words."""
+    """The legal steps of ``is_step_of_pattern``, in words."""
     return f"a block of the pattern, {spec.pattern.block_keys} keys, an equal part of one, or two"
 
 
 def block_of(spec: AttentionSpec | AttentionBackwardSpec) -> Block:
-    """Block of the lists of a pattern that has them."""
+    """Block of the lists of a pattern that has lists."""
     block = spec.pattern.fixed_block
     assert block is not None
     return block
@@ -112,8 +112,8 @@ def block_of(spec: AttentionSpec | AttentionBackwardSpec) -> Block:
 def needs_query_blocks(spec: AttentionSpec) -> bool:
     """Whether the kernel needs the number of lists.
 
-    A tile for sm_90a may have several, the last of which are not there. A tile with one begins with a query, so its
-    list is there.
+    A tile for sm_90a may have several lists, of which the last may not exist. A tile with one list starts with a query,
+    so its list exists.
     """
     block = spec.pattern.fixed_block
     if block is None:
@@ -123,7 +123,7 @@ def needs_query_blocks(spec: AttentionSpec) -> bool:
 
 
 def list_constants(block: Block, block_steps: int) -> list[Constant]:
-    """Constants of the units that index lists count in."""
+    """Constants of the blocks of index lists."""
     return [
         Constant("kBlockKeys", block.kv, "keys of a listed block"),
         *([Constant("kBlockSteps", block_steps, "steps in a listed block")] if block_steps > 1 else []),
@@ -131,7 +131,7 @@ def list_constants(block: Block, block_steps: int) -> list[Constant]:
 
 
 def block_constants(block: Block, m: int, n: int) -> list[Constant]:
-    """Constants of the units that index lists count in, for a tile of m queries and steps of n keys."""
+    """Constants of the blocks of index lists, for a tile of m queries and steps of n keys."""
     queries = Constant("kBlockQueries", block.q, "queries that share a list")
     return [*list_constants(block, max(1, block.kv // n)), *([queries] if block.q > m else [])]
 
@@ -183,7 +183,7 @@ def logit_constants(spec: AttentionSpec) -> list[Constant]:
 
 
 def options_summary(spec: AttentionSpec) -> list[tuple[str, str]]:
-    """Return a line for ``explain`` for each option that the spec uses."""
+    """Lines for ``explain``, one for each option that the spec uses."""
     lines = []
     if spec.softcap is not None:
         lines.append(("softcap", f"logits are {spec.softcap:g} tanh(scale q.k / {spec.softcap:g})"))

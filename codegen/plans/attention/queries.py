@@ -1,4 +1,4 @@
-"""How much of Q the consumers of an sm_90a attention kernel keep in registers."""
+"""The part of Q that consumers of an sm_90a attention kernel keep in registers."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from codegen.plan import Constant
 from codegen.plans.attention.share_kv import has_long_tiles
 from codegen.spec import AttentionSpec
 
-SLICE_COLUMNS = 16  # of Q: what one wgmma multiplies
-SLICE_REGISTERS = 4  # of a thread, for 64 rows of them
+SLICE_COLUMNS = 16  # of Q: the depth of one wgmma
+SLICE_REGISTERS = 4  # per thread, for 64 rows
 
 
 def q_slices(spec: AttentionSpec, registers: int) -> int:
-    """Return the number of slices of Q in registers, where those of a thread do not suffice for all.
+    """Number of slices of Q in registers, if registers do not suffice for all slices.
 
-    With kv_splits tiles are too short to gain. Softcap needs some of the registers that are left by count: the compiler
-    would spill.
+    With kv_splits, tiles are too short to gain. With softcap, the compiler needs some of the apparently free registers
+    and would spill.
     """
     if spec.kv_splits > 1 or (spec.share_kv_loads and not has_long_tiles(spec)):
         return 0
@@ -23,6 +23,6 @@ def q_slices(spec: AttentionSpec, registers: int) -> int:
 
 
 def q_slice_constants(spec: AttentionSpec, slices: int) -> list[Constant]:
-    """Return the constant of the part of Q that is in registers, where it is not all or nothing."""
+    """Constant of the part of Q in registers, unless it is all of Q or nothing."""
     comment = "slices of 16 columns of Q in registers; the others stay in shared memory"
     return [Constant("kQSlices", slices, comment)] if 0 < slices < spec.head_dim // SLICE_COLUMNS else []

@@ -1,4 +1,4 @@
-"""What ``query_grouping: search`` adds to the plan of an attention kernel: a prologue kernel that finds the order."""
+"""Additions of ``query_grouping: search`` to the plan of an attention kernel: a prologue that finds the order."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from codegen.plans.attention.share_kv import list_length
 from codegen.plans.bsr.balance import SCHEDULER
 from codegen.spec import AttentionSpec
 
-WINDOW_TILES = {2: 128, 3: 96}  # by query blocks of a tile; steps 75 and 82 of the ladder have others
-LIST_BITS = 1024  # bits of a list: key blocks modulo 1024, 64 K keys in blocks of 64
-PAD = 16  # bytes behind a list, and behind the weights of a tile: eight of them then begin in different banks
+WINDOW_TILES = {2: 128, 3: 96}  # by query blocks per tile; steps 75 and 82 of the ladder measure others
+LIST_BITS = 1024  # bits per list: key blocks modulo 1024, 64 K keys in blocks of 64
+PAD = 16  # bytes after a list, and after the weights of a tile, so that eight of them start in different banks
 ORDER_THREADS = 1024
 WINDOW_ALIGN = 16
-HALVES = 2  # of a thread block: each has a window at a time
-BLOCK_WINDOWS = 4  # of a thread block: few, as thread blocks of the main kernel wait for their SMs
-EARLY_ENTRIES = 32  # of a list: the search most likely takes less time than one tile of such lists
+HALVES = 2  # per thread block; each processes one window at a time
+BLOCK_WINDOWS = 4  # per thread block: few, as thread blocks of the main kernel wait for the SMs
+EARLY_ENTRIES = 32  # per list: the search most likely takes less time than one tile of such lists
 
 
 class OrderSearch(NamedTuple):
@@ -24,8 +24,8 @@ class OrderSearch(NamedTuple):
 
     Attributes:
         values: kernel parameters.
-        thread_blocks: of the kernel that finds it.
-        bytes: global memory for the order.
+        thread_blocks: thread blocks of the prologue.
+        bytes: bytes of global memory for the order.
     """
 
     values: dict[str, int]
@@ -34,7 +34,7 @@ class OrderSearch(NamedTuple):
 
 
 def order_search(batches: int, heads: int, query_blocks: int, *, query_tiles: int, sub_tiles: int) -> OrderSearch:
-    """Return the launch for lists (batches, heads, query_blocks, k), ``query_tiles`` a head."""
+    """Launch for lists (batches, heads, query_blocks, k), with ``query_tiles`` tiles per head."""
     values = {
         "order_heads": heads,
         "query_order_head_stride": query_blocks if heads > 1 else 0,
@@ -46,13 +46,13 @@ def order_search(batches: int, heads: int, query_blocks: int, *, query_tiles: in
 
 
 class OrderWindow(NamedTuple):
-    """Shared memory of half a thread block of the kernel that finds an order.
+    """Shared memory of half a thread block of the prologue.
 
     Attributes:
         offered: query blocks of a window offered to its tiles.
-        list_stride: words from a list to the next.
-        weight_stride: numbers of two bytes from the weights of a tile to those of the next.
-        bytes: of all.
+        list_stride: stride between lists, in words.
+        weight_stride: stride between the weights of adjacent tiles, in 16-bit numbers.
+        bytes: total size.
     """
 
     offered: int
@@ -62,7 +62,7 @@ class OrderWindow(NamedTuple):
 
 
 def order_window(sub_tiles: int) -> OrderWindow:
-    """Lay out a window of tiles of ``sub_tiles`` query blocks: the fields of the template's Window in their order."""
+    """Layout of a window of tiles of ``sub_tiles`` query blocks, in the order of the template's Window."""
     tiles, others = WINDOW_TILES[sub_tiles], sub_tiles - 1
     offered = tiles * others
     list_stride, weight_stride = (LIST_BITS // 8 + PAD) // 4, offered + PAD // 2
@@ -73,7 +73,7 @@ def order_window(sub_tiles: int) -> OrderWindow:
 
 
 def query_order_prologue(spec: AttentionSpec, stem: str, sub_tiles: int) -> Prologue | None:
-    """Return the kernel that finds the order."""
+    """Prologue that finds the order, or None."""
     if spec.query_grouping != "search":
         return None
     shared_bytes = HALVES * order_window(sub_tiles).bytes
@@ -81,7 +81,7 @@ def query_order_prologue(spec: AttentionSpec, stem: str, sub_tiles: int) -> Prol
 
 
 def query_order_constants(spec: AttentionSpec, sub_tiles: int) -> list[Constant]:
-    """Return the constants of that kernel."""
+    """Constants of the prologue."""
     if spec.query_grouping != "search":
         return []
     window = order_window(sub_tiles)
@@ -106,7 +106,7 @@ def query_order_constants(spec: AttentionSpec, sub_tiles: int) -> list[Constant]
 
 
 def query_order_params(spec: AttentionSpec) -> list[Param]:
-    """Return the parameters of the order."""
+    """Parameters of the order."""
     if spec.query_grouping != "search":
         return []
     return [

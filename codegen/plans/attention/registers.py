@@ -1,21 +1,21 @@
-"""Why a step of an sm_90a attention kernel is no wider: the registers of a consumer thread, in words."""
+"""Why a step of an sm_90a attention kernel is not wider: the registers of a consumer thread, in words."""
 
 from __future__ import annotations
 
 from codegen.plan import Registers
 from codegen.spec import AttentionSpec
 
-STEP_KEYS = 16  # a step has a multiple of these
+STEP_KEYS = 16  # a step has a multiple of this
 WIDEST_STEP = 256  # N of the widest wgmma
 
 
 def register_sum(spec: AttentionSpec, registers: Registers, *, holds_q: bool) -> str:
-    """Uses of the registers, in words, and how many a wider step would need if that exceeds the budget.
+    """Uses of the registers, in words, and the registers of a wider step if they exceed the budget.
 
     Args:
         spec: the spec.
         registers: the budget of a consumer thread.
-        holds_q: whether some of them hold Q. A wider step would leave it in shared memory.
+        holds_q: whether some of them hold Q, which a wider step would leave in shared memory.
     """
     held = "s, p_frag, o, q" if holds_q else "s, p_frag, o"
     taken = f"{registers.accumulators} of {held} + {registers.overhead} = {registers.needed} of {registers.limit}"

@@ -1,4 +1,4 @@
-"""Whose queries the rows of an sm_90a attention tile are."""
+"""Assignment of queries to the rows of an sm_90a attention tile."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ SWIZZLE = 128  # bytes: width of one column group in shared memory
 Q_DIMS = ("head_dim", "q_len", "heads", "batch")
 """Dimensions of the tensor maps of Q, O and their gradients, innermost first."""
 KV_DIMS = ("head_dim", "kv_len", "kv_heads", "batch")
-"""Those of K, V and their gradients."""
+"""Dimensions of the tensor maps of K, V and their gradients, innermost first."""
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Whose queries a tile's rows are.
+    """Assignment of queries to the rows of a tile.
 
-    A sub-tile is the warpgroups whose rows belong to one query block: they share a list, hence K and V. Where a query
-    block fills less than a warpgroup, the rest of the warpgroup's rows is padding.
+    The warpgroups of a sub-tile belong to one query block: they share a list, hence K and V. If a query block does not
+    fill a warpgroup, the remaining rows of the warpgroup are padding.
 
     Attributes:
         heads: query heads packed into the rows of a query.
-        sub_tiles: query blocks of a tile with lists of their own.
-        sub_tile_queries: queries of a sub-tile.
-        warpgroup_queries: queries of a warpgroup.
-        boxes: copies that a column group of Q takes: one, or where there is padding one for each sub-tile.
-        packed: whether rows are anything but consecutive queries of one head.
-        asks_heads: whether the kernel asks which of its heads a row is of.
+        sub_tiles: query blocks per tile, each with its own list.
+        sub_tile_queries: queries per sub-tile.
+        warpgroup_queries: queries per warpgroup.
+        boxes: copies per column group of Q: one, or one per sub-tile if there is padding.
+        packed: whether rows are not consecutive queries of one head.
+        asks_heads: whether the kernel needs the head of a row.
     """
 
     heads: int
@@ -44,7 +44,7 @@ class Rows:
 
     @classmethod
     def of(cls, spec: AttentionSpec) -> Rows:
-        """Divide the rows of a tile."""
+        """Rows of the tile of a spec."""
         block, heads, m = spec.pattern.fixed_block, spec.pack_gqa, spec.tile.m
         block_rows = m if block is None else min(m, block.q * heads)
         sub_tiles = m // max(block_rows, WARPGROUP_ROWS)
@@ -66,20 +66,20 @@ class Rows:
 
     @property
     def tile_queries(self) -> int:
-        """Queries of a tile."""
+        """Queries per tile."""
         return self.sub_tiles * self.sub_tile_queries
 
     @property
     def box_queries(self) -> int:
-        """Queries of one copy of Q."""
+        """Queries per copy of Q."""
         return self.tile_queries // self.boxes
 
     def box(self, queries: int) -> tuple[int, ...]:
-        """Return the box of ``queries`` queries in a tensor map, without its columns."""
+        """Box of ``queries`` queries in a tensor map, without the columns."""
         return (self.heads, queries, 1, 1) if self.packed else (queries, 1, 1)
 
     def constants(self, groups: int, block: Block | None) -> list[Constant]:
-        """Return the constants of packed rows."""
+        """Constants of packed rows."""
         load_bytes = groups * self.boxes * self.box_queries * self.heads * SWIZZLE
         listed = [] if block is None else [Constant("kBlockQueries", block.q, "queries that share a list")]
         padding = "" if self.warpgroup_queries * self.heads == WARPGROUP_ROWS else "; its other rows are padding"

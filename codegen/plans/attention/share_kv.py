@@ -1,4 +1,4 @@
-"""What ``share_kv_loads`` changes in the plan of an sm_90a attention kernel, and its conditions."""
+"""Changes of ``share_kv_loads`` to the plan of an sm_90a attention kernel, and its conditions."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from codegen.plans.attention.rows import WARPGROUP_ROWS
 from codegen.spec import AttentionSpec
 from codegen.tile_rules import Fits, Rule, check_tile
 
-QUERY_BLOCKS = (2, 3)  # of a tile
+QUERY_BLOCKS = (2, 3)  # per tile
 HEIGHTS = [WARPGROUP_ROWS * count for count in QUERY_BLOCKS]  # rows of a tile
-ORDERS = 2  # tiles whose loads are in order: the current one, and the next one
-LONGEST_LIST = 128  # matching lists takes time with the square of their length
-MOST_STAGES = 8  # full barriers are numbered with six bits: seven sets of warpgroups, eight places
-WIDEST_HEAD = 128  # wider ones leave no registers
-NARROW_HEAD, LARGE_STEP = 64, 128  # of wider heads three stages of so many keys do not fit beside three query blocks
-LONG_TILE = 64  # entries of a list from which it pays to begin a tile with loads of Q slices to registers
+ORDERS = 2  # schedules in flight: the current tile's, and the next one's
+LONGEST_LIST = 128  # the time to match lists grows with the square of their length
+MOST_STAGES = 8  # indices of full barriers have six bits: seven sets of warpgroups, eight stages
+WIDEST_HEAD = 128  # wider heads leave no registers
+NARROW_HEAD, LARGE_STEP = 64, 128  # with wider heads, three stages of that many keys and three query blocks do not fit
+LONG_TILE = 64  # least entries per list for which loading Q slices to registers at the start of a tile pays off
 
 
 def _has_room(spec: AttentionSpec) -> bool:
-    """Whether three stages fit, or the tile needs but two."""
+    """Whether three stages fit, or the tile needs only two."""
     if not spec.share_kv_loads or spec.tile.m == HEIGHTS[0]:
         return True
     return block_of(spec).kv < LARGE_STEP or spec.head_dim <= NARROW_HEAD
@@ -48,15 +48,15 @@ TILE: tuple[Rule[AttentionSpec], ...] = (
 
 
 def check_share_kv_loads(spec: AttentionSpec) -> None:
-    """Refuse a spec for which the kernel is not written.
+    """Reject a spec that the kernel does not support.
 
     Raises:
-        SpecError: names the first field that is in the way.
+        SpecError: names the first unsupported field.
     """
     block, m = block_of(spec), spec.tile.m
     given = f"is {spec.schedule}; share_kv_loads with tile.m {m} does not order warpgroups: cooperative"
     require(spec.schedule == "cooperative", "schedule", given)
-    # Before the tile, whose default follows from head_dim.
+    # Before the tile, whose default depends on head_dim.
     require(spec.head_dim <= WIDEST_HEAD, "head_dim", f"is {spec.head_dim}; allowed with share_kv_loads: 64, 96, 128")
     require(spec.pack_gqa == 1, "pack_gqa", f"is {spec.pack_gqa}; allowed with share_kv_loads: 1")
     require(
@@ -67,25 +67,25 @@ def check_share_kv_loads(spec: AttentionSpec) -> None:
     require(spec.pattern.list_length is not None, "pattern.k", unknown)
     length = list_length(spec)
     require(length <= LONGEST_LIST, "pattern.k", f"is {length}; allowed with share_kv_loads: 1 to {LONGEST_LIST}")
-    least = m // WARPGROUP_ROWS  # the template says why
+    least = m // WARPGROUP_ROWS  # the template explains why
     places = f"is {spec.stages}; allowed with share_kv_loads and {least} query blocks a tile: {least} to {MOST_STAGES}"
     require(least <= spec.stages <= MOST_STAGES, "stages", places)
 
 
 def list_length(spec: AttentionSpec) -> int:
-    """Entries of a list; :func:`check_share_kv_loads` requires a fixed number."""
+    """Entries per list; :func:`check_share_kv_loads` requires a fixed number."""
     length = spec.pattern.list_length
     assert length is not None
     return length
 
 
 def has_long_tiles(spec: AttentionSpec) -> bool:
-    """Whether tiles have so many steps that a longer prologue of the tile pays."""
+    """Whether tiles have enough steps for a longer start of the tile to pay off."""
     return spec.share_kv_loads and (spec.l2_lockstep or list_length(spec) >= LONG_TILE)
 
 
 def order_constants(sub_tiles: int) -> list[Constant]:
-    """Return the constants of orders. The users of a load, one, two or all, have equal parts of the arrivals."""
+    """Constants of load schedules. The one, two or three users of a load contribute equal parts of the arrivals."""
     arrivals = math.lcm(*range(1, sub_tiles + 1))
     return [
         Constant("kTileStages", ORDERS, "depth of the ring of schedules"),
@@ -94,12 +94,12 @@ def order_constants(sub_tiles: int) -> list[Constant]:
 
 
 def q_places(number: int) -> list[Constant]:
-    """Return the constant of the places of Q, where it stays in shared memory."""
+    """Constant of the Q buffers in shared memory."""
     return [Constant("kQPlaces", number, "Q buffers of each warpgroup")]
 
 
 def add_orders(shared: SharedLayout, spec: AttentionSpec, sub_tiles: int) -> None:
-    """Lay out barriers, load orders of tiles and the lists that these are made from in shared memory."""
+    """Allocate barriers, load schedules of tiles, and the lists that they are made from in shared memory."""
     sets, entries = (1 << sub_tiles) - 1, sub_tiles * list_length(spec)
     barriers = sub_tiles + 2 * ORDERS + 2 * (sets + 1) * spec.stages
     shared.add("Barriers", 8 * barriers, "mbarriers", align=8)
@@ -123,12 +123,12 @@ def add_orders(shared: SharedLayout, spec: AttentionSpec, sub_tiles: int) -> Non
 
 
 def sub_tile_owns(spec: AttentionSpec) -> str:
-    """Key blocks or parts of them that each sub-tile owns, in words."""
+    """The resources that each sub-tile owns, in words."""
     return "list" if spec.share_kv_loads else "key blocks and K/V rings"
 
 
 def shared_summary(spec: AttentionSpec) -> list[tuple[str, str]]:
-    """Return the lines of ``explain`` on loads that lists of a tile share."""
+    """Lines for ``explain`` on the loads that lists of a tile share."""
     if not spec.share_kv_loads:
         return []
     order = [("order", "the caller chooses the query blocks of each tile")] if spec.query_grouping == "given" else []
@@ -142,7 +142,7 @@ def shared_summary(spec: AttentionSpec) -> list[tuple[str, str]]:
 
 
 def producers(spec: AttentionSpec) -> str:
-    """Return the producer warps, in words."""
+    """Producer warps, in words."""
     return (
         "one warp for K, one for V, one that schedules loads"
         if spec.share_kv_loads
@@ -151,5 +151,5 @@ def producers(spec: AttentionSpec) -> str:
 
 
 def flight_owner(spec: AttentionSpec) -> str:
-    """Return the owner of the blocks in flight, in words."""
+    """Owner of the blocks in flight, in words."""
     return "" if spec.share_kv_loads else " for each sub-tile"

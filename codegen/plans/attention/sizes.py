@@ -1,4 +1,4 @@
-"""Sizes of an sm_90a attention kernel that follow from the tile of its spec."""
+"""Sizes of an sm_90a attention kernel, derived from the tile of its spec."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Sizes:
     Attributes:
         spec: the spec.
         rows: whose queries a tile's rows are.
-        sub_tiles: parts of a tile with key blocks of their own.
+        sub_tiles: parts of a tile with their own key blocks.
         consumers: warpgroups that compute.
     """
 
@@ -30,7 +30,7 @@ class Sizes:
 
     @classmethod
     def of(cls, spec: AttentionSpec) -> Sizes:
-        """Share out the tile of a spec."""
+        """Sizes for the tile of a spec."""
         rows = Rows.of(spec)
         consumers = spec.tile.m // WARPGROUP_ROWS * spec.kv_splits
         return cls(spec, rows, max(rows.sub_tiles, spec.kv_splits), consumers)
@@ -42,50 +42,50 @@ class Sizes:
 
     @property
     def columns(self) -> int:
-        """Columns of a column group."""
+        """Columns per column group."""
         return SWIZZLE // DTYPES[self.spec.dtype].bytes
 
     @property
     def groups(self) -> int:
-        """Column groups of a head. TMA fills one that reaches beyond it with zeros, and stores none of it."""
+        """Column groups per head. TMA zero-fills a group beyond the head, and does not store that part."""
         return -(-self.spec.head_dim // self.columns)
 
     @property
     def fills_groups(self) -> bool:
-        """Whether no column group reaches beyond the head."""
+        """Whether no column group extends beyond the head."""
         return self.spec.head_dim % self.columns == 0
 
     @property
     def q_rows(self) -> int:
-        """Rows of Q that lie together in shared memory: a warpgroup's, or a tile's."""
+        """Contiguous rows of Q in shared memory: those of a warpgroup or of a tile."""
         return WARPGROUP_ROWS if self.spec.share_kv_loads else self.spec.tile.m
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes of K, or of V, of one step."""
+        """Bytes of K, or of V, per step."""
         return self.spec.tile.n * self.groups * SWIZZLE
 
     @property
     def block_steps(self) -> int:
-        """Steps in a listed block; 1 too where a step holds more than one."""
+        """Steps per listed block; also 1 if a step has several blocks."""
         return 1 if self.block is None else max(1, self.block.kv // self.spec.tile.n)
 
     @property
     def step_blocks(self) -> int:
-        """Loads of a step: listed blocks, if it holds more than one."""
+        """Loads per step: its listed blocks, if it has several."""
         return 1 if self.block is None else max(1, self.spec.tile.n // self.block.kv)
 
     @property
     def partial_floats(self) -> int:
-        """Floats of a warpgroup's partial: O, two maxima and two sums of each thread."""
+        """Floats of a warpgroup's partial result: O, and two maxima and two sums per thread."""
         return WARPGROUP * (WARPGROUP_ROWS * self.spec.head_dim // WARPGROUP + 4)
 
     @property
     def skip_masked(self) -> bool:
         """Whether warpgroups skip steps of their tile without visible keys.
 
-        With ping_pong all take part in each step. A step wider than the distance of the first warpgroup from the last
-        is hardly ever hidden from one of them.
+        With ping_pong all warpgroups take part in each step. A step wider than the distance between the first and the
+        last warpgroup is hardly ever fully masked for one of them.
         """
         spec, apart = self.spec, self.spec.tile.m - WARPGROUP_ROWS
         alone = self.rows.sub_tiles == spec.kv_splits == 1 and not self.rows.packed and spec.schedule == "cooperative"

@@ -29,9 +29,9 @@ from codegen.spec import AttentionSpec
 from codegen.stream_k import StreamK
 from codegen.tile_rules import Fits, OneOf, Rule, check_tile, multiples
 
-# By consumer warpgroups: registers of a producer and of a consumer thread. The first split that fits is taken. The
-# producer gives up what the consumers take (PTX ISA, "setmaxnreg"). One consumer's are for two thread blocks on an SM;
-# where there is room for one only, every thread starts with as many as it can have.
+# By consumer warpgroups: registers per producer and per consumer thread; the first split that fits is used. The
+# producer releases the registers that the consumers take (PTX ISA, "setmaxnreg"). The split for one consumer is for two
+# thread blocks per SM; if only one fits, every thread starts with the maximum.
 Splits = tuple[tuple[int, int], ...]
 REGISTER_SPLITS: dict[int, Splits] = {
     1: ((40, 216), (32, 224)),
@@ -39,18 +39,18 @@ REGISTER_SPLITS: dict[int, Splits] = {
     3: ((32, 160), (56, 152)),
     4: ((32, 112), (64, 104)),
 }
-# Least registers of a producer that iterates over two kinds of lists, or over several entries for a step: it spilled
-# with 32. All others make do with these.
+# Least registers of a producer that iterates over two kinds of lists, or over several entries per step: it spilled with
+# 32. All other producers fit these.
 LIST_PRODUCER = 40
-# Addresses, loop state, softmax state. With more warpgroups there is less, and the compiler makes do with it: of three,
-# 24 beside heads of 128 and steps of 96 keys were too few, and of four 24 beside heads of 64 and steps of 64, and it
-# spilled in the main loop.
+# Addresses, loop state, softmax state. With more warpgroups there are fewer registers, and the compiler copes. With 24
+# it spilled in the main loop: for three warpgroups with heads of 128 and steps of 96 keys, and for four with heads of
+# 64 and steps of 64.
 REGISTER_OVERHEAD = {1: 32, 2: 32, 3: 28, 4: 28}
-# A softcap beside shared K/V loads: without these a step of 128 keys spilled, with three warpgroups and heads of 64.
+# For a softcap with shared K/V loads: without these, a step of 128 keys spilled with three warpgroups and heads of 64.
 SHARED_SOFTCAP = 8
-TILE_STAGES = 2  # tiles in flight: the next tile's Q is there before this one's last block is done
+TILE_STAGES = 2  # tiles in flight: the next tile's Q arrives before this tile's last block is done
 # (q_in_registers, tile_stages, o_aliases_q), best first; the first that fits is used. Two stages prefetch the next
-# tile's Q; O with a region of its own is stored while that arrives. Q in registers frees its stage at once.
+# tile's Q; a separate region for O allows storing it meanwhile. Q in registers frees its stage at once.
 ARRANGEMENTS = (
     Arrangement(True, TILE_STAGES, False),
     Arrangement(True, 1, False),
@@ -65,11 +65,11 @@ SHARED_ARRANGEMENTS = (  # with share_kv_loads
 )
 FP8_ARRANGEMENTS = (*(at for at in ARRANGEMENTS if not at.o_aliases_q), Arrangement(False, 1, False))
 STEP_KEYS = range(64, 257, 16)
-LEAST_ENTRIES = 2  # numbers of tiles alternate between two places even where Q has one (the template says why)
+LEAST_ENTRIES = 2  # indices of tiles alternate between two entries even if Q has one (the template explains why)
 
 
 def plan(spec: AttentionSpec, stem: str) -> Plan:
-    """Work out every number of the kernel."""
+    """Plan of the kernel of a spec."""
     check_layout(spec)
     _check_tile(spec)
     sizes = Sizes.of(spec)
@@ -78,7 +78,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
     arch, consumers = ARCHS[spec.arch], sizes.consumers
     splits = _splits(sizes)
     most = max(consumer for _, consumer in splits)
-    # Two thread blocks of one warpgroup share an SM where shared memory and registers suffice for both.
+    # Two thread blocks of one warpgroup share an SM if shared memory and registers suffice for both.
     overhead = _overhead(sizes)
     fit_registers = accumulators + overhead <= most
     fit_memory = 2 * (shared.size + KIB) <= arch.shared_memory_per_sm
@@ -118,7 +118,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
 
 
 def _arrange(sizes: Sizes) -> tuple[Arrangement, SharedLayout, int]:
-    """Return the first arrangement that fits, its shared memory, and the accumulators and fragments of a thread."""
+    """First arrangement that fits, its shared memory, and the accumulators and fragments per thread."""
     spec = sizes.spec
     scores, output, queries = (
         WARPGROUP_ROWS * size // WARPGROUP for size in (spec.tile.n, spec.head_dim, spec.head_dim)
@@ -126,7 +126,7 @@ def _arrange(sizes: Sizes) -> tuple[Arrangement, SharedLayout, int]:
     accumulators = scores + scores // 2 + output
     if fp8.is_fp8(spec):
         accumulators, queries = fp8.registers(spec), queries // 2
-    # Q in registers saves a fifth of the reads of shared memory, and with them power, which limits the chip.
+    # Q in registers saves a fifth of the shared memory reads and their power, which limits the chip.
     kept = accumulators + queries // 2 + _overhead(sizes)
     splits = _splits(sizes)
     has_room = kept <= max(consumer for _, consumer in splits)
@@ -138,21 +138,21 @@ def _arrange(sizes: Sizes) -> tuple[Arrangement, SharedLayout, int]:
         return at, shared, accumulators + (queries // 2 if at.q_in_registers else 0)
     if at.q_in_registers:
         return replace(at, q_slices=spec.head_dim // SLICE_COLUMNS), shared, accumulators + queries // 2
-    # Slices of Q use registers that consumers have left; the split with the producers stays.
+    # Slices of Q use free registers of the consumers; the split with the producer is unchanged.
     left = _split(splits, accumulators + _overhead(sizes))[1] - accumulators - _overhead(sizes)
     slices = q_slices(spec, left)
     return replace(at, q_slices=slices), shared, accumulators + slices * SLICE_REGISTERS
 
 
 def _arrangements(spec: AttentionSpec) -> tuple[Arrangement, ...]:
-    """Return where Q and O may be, best first. O of FP8 inputs is wider than Q: it has a region of its own."""
+    """Arrangements of Q and O, best first. O of FP8 inputs is wider than Q and has its own region."""
     if spec.share_kv_loads:
         return SHARED_ARRANGEMENTS
     return FP8_ARRANGEMENTS if fp8.is_fp8(spec) else ARRANGEMENTS
 
 
 def _is_whole_query_blocks(spec: AttentionSpec) -> bool:
-    """Whether a tile is whole query blocks, or an equal part of one."""
+    """Whether a tile consists of whole query blocks, or is an equal part of one."""
     block = spec.pattern.fixed_block
     rows = spec.tile.m if block is None else block.q * spec.pack_gqa
     return spec.tile.m % rows == 0 or rows % spec.tile.m == 0
@@ -177,7 +177,7 @@ TILE = (HEIGHTS, *STEPS, *KV_SPLITS_TILE, *SHARE_KV_TILE, *fp8.TILE)
 
 
 def _check_tile(spec: AttentionSpec) -> None:
-    """Refuse a tile that the kernel is not written for."""
+    """Reject a tile that the kernel cannot support."""
     block, m = spec.pattern.fixed_block, spec.tile.m
     check_tile(spec, (HEIGHTS,))
     if spec.kv_splits > 1:
@@ -198,7 +198,7 @@ def _check_tile(spec: AttentionSpec) -> None:
 
 
 def _splits(sizes: Sizes) -> Splits:
-    """Register splits with enough for the producer; for FP8 the split by which neither side spills."""
+    """Register splits with enough registers for the producer; for FP8, the split in which neither side spills."""
     spec, every = sizes.spec, REGISTER_SPLITS[sizes.consumers]
     if fp8.is_fp8(spec):
         return (max(every) if fp8.producer_has_more(sizes) else min(every),)
@@ -207,21 +207,21 @@ def _splits(sizes: Sizes) -> Splits:
 
 
 def _overhead(sizes: Sizes) -> int:
-    """Return the registers of a consumer thread beside accumulators and fragments: an allowance."""
+    """Registers to allow per consumer thread besides accumulators and fragments."""
     spec = sizes.spec
     softcap = SHARED_SOFTCAP if spec.share_kv_loads and spec.softcap is not None else 0
     return REGISTER_OVERHEAD[sizes.consumers] + softcap + expression_registers(spec)
 
 
 def _split(splits: Splits, needed: int) -> tuple[int, int]:
-    """Return the registers of a producer and of a consumer thread: the first split that fits, or the largest one."""
+    """Registers per producer and per consumer thread: the first split that fits, else the largest one."""
     return next((split for split in splits if needed <= split[1]), max(splits, key=lambda split: split[1]))
 
 
 def _registers(
     sizes: Sizes, splits: Splits, resident: int, accumulators: int, most: int
 ) -> tuple[Registers, tuple[Constant, Constant] | tuple[()]]:
-    """Register budget of a consumer thread, and setmaxnreg values (none if all registers are allocated at launch)."""
+    """Register budget per consumer thread, and setmaxnreg values (none if all registers are allocated at launch)."""
     overhead, expression = _overhead(sizes), expression_registers(sizes.spec)
     if sizes.consumers == resident == 1:
         return Registers(accumulators, overhead, most, expression), ()
@@ -246,7 +246,7 @@ def _kv_ring(sizes: Sizes, name: str, depth: int) -> Ring:
 
 
 def _shared(sizes: Sizes, at: Arrangement) -> SharedLayout:
-    """Lay out the shared memory: the rings of tiles, of K and of V, and what belongs to them."""
+    """Shared memory layout: the rings of tiles, K and V, and their barriers and metadata."""
     spec = sizes.spec
     q_bytes = sizes.groups * spec.tile.m * SWIZZLE
     depth = spec.stages * (1 if spec.share_kv_loads else sizes.sub_tiles)
@@ -274,7 +274,7 @@ def _shared(sizes: Sizes, at: Arrangement) -> SharedLayout:
     entries = f"ring of work tiles: index,{units} number{'s' if sizes.sub_tiles > 1 else ''} of steps"
     size = 4 * max(at.tile_stages, LEAST_ENTRIES) * words
     shared.add("WorkTiles", size, entries, align=4, ring=tiles)
-    if not sizes.skip_masked:  # else consumers know which blocks come
+    if not sizes.skip_masked:  # otherwise consumers know the blocks
         shared.add("BlockMeta", 4 * depth * sizes.step_blocks, "metadata of the loads in the K rings", align=4)
     if in_fp8:
         fp8.add_scales(shared, sizes, depth)

@@ -39,10 +39,10 @@ def flags(sizes: Sizes, at: Arrangement, *, uses_setmaxnreg: bool) -> AttentionS
 
 
 def may_be_empty(sizes: Sizes) -> bool:
-    """Whether a work tile, or a sub-tile of it, may have no step.
+    """Whether a work tile, or one of its sub-tiles, may have no steps.
 
-    Each tile begins with a query, and every query of a dense matrix has keys, unless its batch has none. A list of
-    fixed length has as many steps, whatever they show.
+    Each tile starts with a query, and every query of a dense matrix has keys, unless its batch is empty. A list of
+    fixed length has a fixed number of steps, even if they are masked.
     """
     pattern = sizes.spec.pattern
     without_keys = lengths_of(sizes.spec).by_batch and sizes.block is None

@@ -1,4 +1,4 @@
-"""What the source of an sm_90a attention kernel is made of: constants, parameters, tensor maps, flags, summary."""
+"""Parts of the source of an sm_90a attention kernel: constants, parameters, tensor maps, flags, summary."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ STREAM_K_PARAMS = (
 
 @dataclass(frozen=True)
 class Arrangement:
-    """Where a kernel keeps Q and O.
+    """Location of Q and O in a kernel.
 
     Attributes:
         q_in_registers: whether all of Q is kept in registers.
         tile_stages: stages of Q in shared memory.
-        o_aliases_q: whether O is staged where its tile's Q was.
+        o_aliases_q: whether O is staged in the buffer of its tile's Q.
         q_slices: slices of 16 columns of Q in registers.
     """
 
@@ -67,13 +67,13 @@ class Arrangement:
 def constants(
     sizes: Sizes, at: Arrangement, setmaxnreg: tuple[Constant, ...], registers: Registers
 ) -> tuple[Constant, ...]:
-    """Return the constants at the top of the source.
+    """Constants at the top of the source.
 
     Args:
-        sizes: what follows from the tile.
-        at: where Q and O are kept.
-        setmaxnreg: the registers that it is given.
-        registers: the budget of a consumer thread.
+        sizes: sizes derived from the tile.
+        at: location of Q and O.
+        setmaxnreg: operands of setmaxnreg.
+        registers: budget per consumer thread.
     """
     spec = sizes.spec
     step = register_sum(spec, registers, holds_q=at.q_slices > 0)
@@ -109,7 +109,7 @@ def _sub_tile_rows(sizes: Sizes) -> list[Constant]:
     every_key = block is None and not sizes.spec.pattern.masks_pairs
     in_part = block is not None and block.q > rows.sub_tile_queries
     if not rows.packed and sizes.sub_tiles == 1 and (every_key or in_part):
-        return []  # no key depends on the query, or kBlockQueries is what counts
+        return []  # visible keys do not depend on the query, or kBlockQueries is used
     part = "a part of a tile with its own key blocks" if rows.sub_tiles > 1 else "here a whole tile"
     doc = f"{'queries' if rows.packed else 'query rows'} of a sub-tile, {part}"
     return [Constant("kSubTileRows", rows.sub_tile_queries, doc)]
@@ -146,7 +146,7 @@ def _group_constants(sizes: Sizes, at: Arrangement) -> list[Constant]:
     """Constants of the layout of Q, K, V and O in shared memory, by column group."""
     spec = sizes.spec
     o_group = Constant("kOGroupBytes", WARPGROUP_ROWS * SWIZZLE, "bytes of one column group of a warpgroup's O")
-    if at.o_aliases_q and not spec.share_kv_loads:  # a warpgroup's rows of O lie where its rows of Q were
+    if at.o_aliases_q and not spec.share_kv_loads:  # a warpgroup's rows of O replace its rows of Q
         doc = "stride between column groups of a warpgroup's O, in bytes"
         o_group = Constant("kOGroupBytes", spec.tile.m * SWIZZLE, doc)
     filled = "" if sizes.fills_groups else "; TMA zero-fills the last"
@@ -170,7 +170,7 @@ def _block_constants(sizes: Sizes) -> list[Constant]:
 
 
 def params(sizes: Sizes) -> tuple[Param, ...]:
-    """Return the kernel's parameters."""
+    """Parameters of the kernel."""
     spec = sizes.spec
     return (
         tensor_map("q_map", "Q", sizes.rows.dims),
@@ -205,7 +205,7 @@ def tensor_maps(sizes: Sizes) -> dict[str, TensorMap]:
 
 
 def summary(sizes: Sizes) -> tuple[tuple[str, str], ...]:
-    """Return the lines for ``explain``."""
+    """Lines for ``explain``."""
     spec, rows, parts = sizes.spec, sizes.rows, sizes.spec.kv_splits
     workers = "one consumer warpgroup" if sizes.consumers == 1 else f"{sizes.consumers} consumer warpgroups"
     heads = f" of {spec.pack_gqa} heads" if spec.pack_gqa > 1 else ""

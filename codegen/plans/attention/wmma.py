@@ -33,19 +33,19 @@ from codegen.spec import AttentionSpec
 from codegen.tile_rules import Fits, OneOf, Rule, check_tile
 
 WARP = 32  # threads
-MMA = 16  # rows, columns and depth of one WMMA product; rows of a warp
+MMA = 16  # rows, columns and depth of one WMMA product; rows per warp
 CHUNK = 16  # bytes of one cp.async
-# One chunk more makes a row an odd number of chunks long: eight rows of a fragment fall on distinct banks.
+# With one extra chunk, a row has an odd number of chunks, so that eight rows of a fragment use distinct banks.
 PADDING_BYTES = 16
-# Of a strip, in elements. As floats, four rows begin 8 banks apart, so that neither accumulators on their way in nor
-# lanes that read rows meet in a bank; as 16-bit elements, a row is an odd number of chunks long.
+# Padding of a strip, in elements. As floats, rows start 8 banks apart, so that neither stores of accumulators nor reads
+# of rows have bank conflicts; as 16-bit elements, a row has an odd number of chunks.
 STRIP_PADDING = 8
-FACTOR_PADDING = 4  # floats: a strip of 32 keys has room for no more behind its P
-RESERVED = 1 * KIB  # shared memory the system takes from each block
-FRAGMENT_REGISTERS = 8  # of an accumulator, and at most of an operand
+FACTOR_PADDING = 4  # floats: a strip of 32 keys has no room for more after its P
+RESERVED = 1 * KIB  # shared memory that the system reserves per block
+FRAGMENT_REGISTERS = 8  # per accumulator, and at most per operand
 OVERHEAD_REGISTERS = 64  # addresses, loop state, softmax state, operands in flight: an allowance
-MASK_OVERHEAD = 8  # more of them, where a pattern hides some pairs of a block
-LOAD_OVERHEAD = 4  # and for each further load of a step
+MASK_OVERHEAD = 8  # additional, if a pattern hides some pairs of a block
+LOAD_OVERHEAD = 4  # additional, per further load of a step
 HEAD_DIMS = (64, 128)
 ROWS = (16, 32, 64, 128)
 KEYS = (32, 64, 128)
@@ -63,7 +63,7 @@ TILE = (*SIZES, OF_BLOCK)
 
 
 def plan(spec: AttentionSpec, stem: str) -> Plan:
-    """Work out every number of the kernel."""
+    """Plan of the kernel of a spec."""
     arch, dtype, pattern = ARCHS[spec.arch], DTYPES[spec.dtype], spec.pattern
     block = pattern.fixed_block
     m, n, d = spec.tile.m, spec.tile.n, spec.head_dim
@@ -90,7 +90,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
     slots = f"{spec.stages} slots, each K or V of one step"
     shared.add("Ring", spec.stages * slot_bytes, slots, ring=Ring(spec.stages))
     shared.add("Strips", warps * strip_bytes, f"a strip for each warp, {MMA} rows of {strip_stride} floats", align=128)
-    # Q is in fragments before the last slot and the strips are used.
+    # Q is loaded to fragments before the last slot and the strips are used.
     doc = "Q tile: in the slot that is filled last" + (", and the strips after it" if m > n else "")
     waiting = SharedRegion("Q", (spec.stages - 1) * slot_bytes, m * row_stride * dtype.bytes, doc, "Ring")
     shared_bytes = max(shared.size, waiting.offset + waiting.bytes)
@@ -187,7 +187,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
 
 
 def _check(spec: AttentionSpec) -> None:
-    """Refuse what the kernel is not written for."""
+    """Reject specs that the kernel does not support."""
     block, packed = spec.pattern.fixed_block, spec.pack_gqa
     require(spec.head_dim in HEAD_DIMS, "head_dim", f"is {spec.head_dim}; allowed with wmma: {_list(HEAD_DIMS)}")
     require(spec.softcap is None, "softcap", f"is {spec.softcap}; attention with wmma does not support it")

@@ -1,4 +1,4 @@
-"""Plan of the gradients of tensors of a score: by mma.sync, over query tiles, each thread block with its own sums."""
+"""Plan of the gradients of a score's tensors: by mma.sync, over query tiles, with sums per thread block."""
 
 from __future__ import annotations
 
@@ -51,19 +51,19 @@ from codegen.tile_rules import OneOf, Rule, check_tile
 from codegen.wording import shown
 
 HEAD_DIMS = (64, 128, 192, 256)
-QUERIES = 64  # of a tile: four warps have threads for all its diagonals
-STEPS = (16, 32, 64)  # keys of a step
-OVERHEAD_REGISTERS = 50  # as in the kernels of dQ
-READ_REGISTERS = 10  # of an element whose gradient is summed up: with them no kernel that was tried spills
-BLOCKS = 512  # thread blocks at most that share the tiles of all heads, but one for each head
+QUERIES = 64  # per tile: four warps have a thread for each of its diagonals
+STEPS = (16, 32, 64)  # keys per step
+OVERHEAD_REGISTERS = 50  # like the kernels of dQ
+READ_REGISTERS = 10  # per element whose gradient is summed: no tested kernel spills with this allowance
+BLOCKS = 512  # most thread blocks that share the tiles of all heads, but at least one per head
 SUM_BYTES = (
     64 << 20
-)  # of all thread blocks' sums of keys and distances, at most, if a head has one thread block or more
-WORD_KEYS = 32  # whose bits a word has
+)  # most bytes of all thread blocks' sums over keys and distances, with at least one thread block per head
+WORD_KEYS = 32  # bits per word
 
 
 def plan(spec: AttentionBackwardSpec, stem: str) -> Plan:
-    """Work out every number of the kernel."""
+    """Plan of the kernel of a spec."""
     reads = _checked(spec)
     arch, m, n, d = ARCHS[spec.arch], spec.tile.m, spec.tile.n, spec.head_dim
     warps = m // TILE_ROWS
@@ -121,7 +121,7 @@ TILE = (*SIZES, *OF_BLOCKS)
 
 
 def _checked(spec: AttentionBackwardSpec) -> tuple[Read, ...]:
-    """Refuse what the kernel is not written for; return what it sums up."""
+    """Reject specs that the kernel does not support; return the reads whose gradients it sums."""
     check_pattern(spec)
     require(spec.mma == "mma", "mma", f"is {spec.mma}; allowed with gradients daux: mma")
     require(spec.score is not None, "score", "is missing; gradients daux are those of its tensors")
@@ -144,7 +144,7 @@ def _checked(spec: AttentionBackwardSpec) -> tuple[Read, ...]:
 def _shared(
     spec: AttentionBackwardSpec, reads: tuple[Read, ...], row_bytes: int
 ) -> tuple[tuple[SharedRegion, ...], int]:
-    """Lay out the shared memory: the ring, in whose place Q and dO arrive, and pairs on their way to sums."""
+    """Shared memory layout: the ring, which first receives Q and dO, and the pairs for sums across warps."""
     stages, shared = spec.stages, SharedLayout()
     q_bytes, kv_bytes = spec.tile.m * row_bytes, spec.tile.n * row_bytes
     doc = f"{stages} stages, each K and V of a step"
@@ -166,11 +166,11 @@ def _has_pairs(reads: tuple[Read, ...]) -> bool:
 
 
 def _pair_stride(spec: AttentionBackwardSpec) -> int:
-    return spec.tile.n + 1  # so that neither a column's nor a diagonal's neighbors share a bank
+    return spec.tile.n + 1  # neither adjacent elements of a column nor of a diagonal share a bank
 
 
 def _operands(reads: tuple[Read, ...]) -> tuple[Param, ...]:
-    """Return the operands and the sums."""
+    """Operands and the sums."""
     shapes = {
         ROWS: "(batch, heads, q_len)",
         COLUMNS: "(batch, heads, splits, kv_len), 0 initially",
@@ -190,11 +190,11 @@ def _operands(reads: tuple[Read, ...]) -> tuple[Param, ...]:
 
 
 SCALES = ("kScoreScale", "kCappedScale")
-"""Of logits on their way to gradients of q and k, which this kernel has not."""
+"""Constants of logits that only the gradients of q and k need; this kernel has neither."""
 
 
 def _constants(spec: AttentionBackwardSpec, threads: int, row_bytes: int, *, has_pairs: bool) -> tuple[Constant, ...]:
-    """Return the named values at the top of the source."""
+    """Constants of the source."""
     line_chunks, n = BANK_BYTES // CHUNK, spec.tile.n
     apart = "stride between the pairs of adjacent queries, in floats: kTileN + 1"
     words = f"words of {WORD_KEYS} bits for a query and a step"
@@ -224,7 +224,7 @@ def _flags(spec: AttentionBackwardSpec, reads: tuple[Read, ...]) -> AttentionBac
 
 
 def _arguments(plan: Plan, shape: AttentionShape, slots: int) -> LaunchArgs:
-    """Work out a launch: sums, and so the order in which they are added up, depend on the shape alone."""
+    """Launch arguments. The sums, and hence the order of additions, depend on the shape only."""
     of_tiles = arguments(plan, shape, slots)
     spec = plan.spec
     assert isinstance(spec, AttentionBackwardSpec)

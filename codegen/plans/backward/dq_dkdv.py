@@ -1,4 +1,4 @@
-"""Plan of all gradients of attention on sm_90a, by key tiles: five products, dQ added up in one order, or in any."""
+"""Plan of all gradients of attention on sm_90a, by key tiles: five products; dQ is summed in fixed or any order."""
 
 from __future__ import annotations
 
@@ -45,26 +45,26 @@ from codegen.spec import AttentionBackwardSpec
 from codegen.tile_rules import OneOf, Rule, check_tile, multiples
 
 HEAD_DIMS = (64, 128)
-KEYS = 128  # of a tile: two consumer warpgroups
-DQ_WARPS = 2  # that add to dQ, each every other step
+KEYS = 128  # per tile: two consumer warpgroups
+DQ_WARPS = 2  # warps that add to dQ, in alternate steps
 CONVERT_THREADS = 256
-# Registers of a producer and of a consumer thread; the first split that fits is taken.
+# Registers per producer and per consumer thread; the first split that fits is used.
 REGISTER_SPLITS = (40, 232), (24, 240)
-OVERHEAD_REGISTERS = 12  # addresses, loop state, statistics: as in the kernel of dK and dV
-EXPRESSION_OVERHEAD = 8  # with which no mask that was tried spills
-# Tiles in flight, and those that begin meanwhile: so many heads take turns that the tiles of one head begin one after
-# another, as they have to wait for each other's dQ. More heads would have more of dQ than the L2 holds.
+OVERHEAD_REGISTERS = 12  # addresses, loop state, statistics, like the kernel of dK and dV
+EXPRESSION_OVERHEAD = 8  # no tested mask spills with this allowance
+# Tiles in flight, and tiles that start meanwhile: enough heads are interleaved that the tiles of a head start one after
+# another, as they wait for each other's dQ. With more heads, dQ would exceed the L2.
 TILES_IN_TURNS, UNEVEN_TILES_IN_TURNS = 256, 512
 
 
 def plan(spec: AttentionBackwardSpec, stem: str) -> Plan:
-    """Work out every number of the kernel."""
+    """Plan of the kernel of a spec."""
     _check(spec)
     columns = SWIZZLE // DTYPES[spec.dtype].bytes
     groups, m, n = -(-spec.head_dim // columns), spec.tile.m, spec.tile.n
     shared = _shared(spec, groups)
-    # A thread has half a column of what 64 rows of a product have, and of an operand in 16 bits a quarter: dK, dV; S^T
-    # and dP^T, or dQ in their place; P^T.
+    # Per thread and column of 64 rows: half a register for a product, a quarter for a 16-bit operand. dK, dV; S^T and
+    # dP^T, or dQ in their place; P^T.
     accumulators = spec.head_dim + m + m // 4
     overhead = OVERHEAD_REGISTERS + EXPRESSION_OVERHEAD * bool(spec.forward.expressions)
     expression = expression_registers(spec.forward, gradients=True)
@@ -104,7 +104,7 @@ def plan(spec: AttentionBackwardSpec, stem: str) -> Plan:
 
 
 def _steps(spec: AttentionBackwardSpec) -> range:
-    """Queries of a step: with heads of 64 a warpgroup has dQ of half of them."""
+    """Legal queries per step; with heads of 64, a warpgroup computes dQ of half of them."""
     step = 32 if spec.head_dim == 64 else 16
     return range(step, 129, step)
 
@@ -117,7 +117,7 @@ TILE = (WIDTH, STEP, *OF_BLOCKS)
 
 
 def _check(spec: AttentionBackwardSpec) -> None:
-    """Refuse a pattern and a tile that the kernel is not written for."""
+    """Reject a pattern and a tile that the kernel cannot support."""
     check_pattern(spec)
     written = spec.pattern.dq_order is not None or not spec.deterministic
     reason = f"is {spec.pattern.kind}, whose key tiles cannot add to dQ in a fixed order; use dq, dkdv"
@@ -130,12 +130,12 @@ def _check(spec: AttentionBackwardSpec) -> None:
 
 
 def _dq_queries(spec: AttentionBackwardSpec) -> int:
-    """Queries whose dQ a warpgroup computes: each has 64 columns of a head, so with heads of 64 half the queries."""
+    """Queries whose dQ a warpgroup computes, in 64 columns of a head; with heads of 64, half of the queries."""
     return spec.tile.m // 2 if spec.head_dim == 64 else spec.tile.m
 
 
 def _shared(spec: AttentionBackwardSpec, groups: int) -> SharedLayout:
-    """Lay out the shared memory: what a tile keeps, the ring of what its steps need, and what they hand on."""
+    """Shared memory layout: operands of the tile, the ring of its steps, and results that steps pass on."""
     stages, m = spec.stages, spec.tile.m
     q_bytes, kv_bytes = m * groups * SWIZZLE, spec.tile.n * groups * SWIZZLE
     shared = SharedLayout()
@@ -157,7 +157,7 @@ def _shared(spec: AttentionBackwardSpec, groups: int) -> SharedLayout:
 
 
 def _params(spec: AttentionBackwardSpec) -> tuple[Param, ...]:
-    """Return the kernel's parameters."""
+    """Parameters of the kernel."""
     turns = (
         pointer(
             "dq_semaphore", "int", "tiles already added to each step of dQ, (batch, heads, query_steps)", writes=True
@@ -176,7 +176,7 @@ def _params(spec: AttentionBackwardSpec) -> tuple[Param, ...]:
 
 
 def _tensor_maps(spec: AttentionBackwardSpec, columns: int) -> dict[str, TensorMap]:
-    """Tensor maps of the operands and gradients: a warpgroup stores dK and dV 64 rows at a time."""
+    """Tensor maps of the operands and gradients; a warpgroup stores dK and dV 64 rows at a time."""
     q, kv, out = (TensorMap((columns, rows, 1, 1), SWIZZLE) for rows in (spec.tile.m, spec.tile.n, WARPGROUP_ROWS))
     return {"q_map": q, "k_map": kv, "v_map": kv, "dout_map": q, "dk_map": out, "dv_map": out}
 
@@ -184,7 +184,7 @@ def _tensor_maps(spec: AttentionBackwardSpec, columns: int) -> dict[str, TensorM
 def _constants(
     spec: AttentionBackwardSpec, groups: int, columns: int, *, producer: int, consumer: int
 ) -> tuple[Constant, ...]:
-    """Return the named values at the top of the source."""
+    """Constants of the source."""
     m, n = spec.tile.m, spec.tile.n
     return (
         *size_constants(spec),
@@ -217,11 +217,11 @@ def _flags(spec: AttentionBackwardSpec) -> AttentionBackwardSm90aFlags:
 
 
 def _arguments(plan: Plan, shape: AttentionShape, slots: int) -> LaunchArgs:
-    """Work out a launch: one thread block for each tile."""
+    """Launch arguments, with one thread block per tile."""
     spec, args = plan.spec, arguments(plan, shape, slots)
     assert isinstance(spec, AttentionBackwardSpec)
     tiles, block = max(1, args.numbers["key_tiles"]), spec.pattern.fixed_block
-    rows = spec.tile.m if block is None else block.q  # of lists all steps of a block come, beyond the last query too
+    rows = spec.tile.m if block is None else block.q  # with lists, all steps of a block run, even beyond the last query
     steps = -(-shape.q_len // rows) * (rows // spec.tile.m)
     all_steps = shape.batch * shape.heads * steps
     dq_accum = {"dq_accum": all_steps * spec.tile.m * spec.head_dim * 4}

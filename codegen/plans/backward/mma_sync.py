@@ -1,4 +1,4 @@
-"""Plan of the gradients of attention on sm_89: those of sm_90a by mma.sync, operands through a ring of cp.async."""
+"""Plan of the gradients of attention on sm_89: like sm_90a, but by mma.sync with a cp.async ring."""
 
 from __future__ import annotations
 
@@ -44,16 +44,16 @@ from codegen.spec import AttentionBackwardSpec
 from codegen.tile_rules import OneOf, Rule, check_tile, listed, multiples
 
 HEAD_DIMS = (64, 128, 192, 256)
-LARGEST_WHOLE = 128  # elements of a head of which 16 rows of dK and dV, or of dQ, Q and dO, fit a thread's registers
-RESIDENT = (64, 128)  # rows of a tile, 16 a warp
-STEPS = range(16, 129, 16)  # keys, or queries, of a step
+LARGEST_WHOLE = 128  # largest head_dim for which 16 rows of dK and dV, or of dQ, Q and dO, fit a thread's registers
+RESIDENT = (64, 128)  # rows per tile, 16 per warp
+STEPS = range(16, 129, 16)  # keys or queries per step
 BITS_OF_WORD = 32
-# Addresses, loop state, statistics, operands in flight: an allowance with which nothing spills.
+# Addresses, loop state, statistics, operands in flight: an allowance that avoids spills.
 OVERHEAD_REGISTERS = 50
 
 
 def plan(spec: AttentionBackwardSpec, stem: str) -> Plan:
-    """Work out every number of the kernel."""
+    """Plan of the kernel of a spec."""
     _check(spec)
     arch, m, n, d = ARCHS[spec.arch], spec.tile.m, spec.tile.n, spec.head_dim
     is_dq, whole = spec.gradients == "dq", _is_whole(spec)
@@ -114,28 +114,28 @@ def plan(spec: AttentionBackwardSpec, stem: str) -> Plan:
 
 
 def _is_whole(spec: AttentionBackwardSpec) -> bool:
-    """Whether registers hold a whole tile; otherwise dK and dV have thread blocks of their own."""
+    """Whether registers hold a whole tile; otherwise dK and dV have separate thread blocks."""
     return spec.head_dim <= LARGEST_WHOLE
 
 
 def _blocks_and_products(spec: AttentionBackwardSpec) -> tuple[int, int]:
-    """Return the thread blocks of a tile, and the products of its steps: S is worked out for dV and for dK."""
+    """Thread blocks per tile, and products per step; with two thread blocks, both compute S."""
     if spec.gradients == "dq":
         return 1, 3
     return (1, 4) if _is_whole(spec) else (2, 5)
 
 
 def _arguments_of_two(plan: Plan, shape: AttentionShape, slots: int) -> LaunchArgs:
-    """Work out a launch of two thread blocks for each tile."""
+    """Launch arguments, with two thread blocks per tile."""
     of_tiles = arguments(plan, shape, slots)
     return replace(of_tiles, tiles=2 * of_tiles.tiles)
 
 
 def _accumulators(spec: AttentionBackwardSpec) -> int:
-    """Return the registers of sums and operands: of 16 rows of a product half a column, in 16 bits a quarter."""
+    """Registers of sums and operands. Per column of 16 rows: half a register for products, a quarter for 16 bits."""
     d, whole = spec.head_dim, _is_whole(spec)
     if spec.gradients == "dq":
-        step, sums, operands = spec.tile.n, d // 2, 2 * (d // 4) if whole else 0  # Q and dO, if they stay
+        step, sums, operands = spec.tile.n, d // 2, 2 * (d // 4) if whole else 0  # Q and dO, if they stay in registers
     else:
         step, sums, operands = spec.tile.m, d // 2 * (2 if whole else 1), 0
     return sums + operands + 2 * (step // 2) + step // 4
@@ -148,12 +148,12 @@ def _words(sizes: Sequence[int]) -> str:
 
 
 def _rows(spec: AttentionBackwardSpec) -> Sequence[int]:
-    """Queries of a tile, or of a step."""
+    """Queries per tile, or per step."""
     return RESIDENT if spec.gradients == "dq" else STEPS
 
 
 def _keys(spec: AttentionBackwardSpec) -> Sequence[int]:
-    """Keys of a step, or of a tile."""
+    """Keys per step, or per tile."""
     return STEPS if spec.gradients == "dq" else RESIDENT
 
 
@@ -165,7 +165,7 @@ TILE = (*SIZES, *OF_BLOCKS)
 
 
 def _check(spec: AttentionBackwardSpec) -> None:
-    """Refuse a pattern and a tile that the kernels are not written for."""
+    """Reject a pattern and a tile that the kernels cannot support."""
     check_pattern(spec)
     require(spec.gradients != "dq_dkdv", "gradients", f"is dq_dkdv; allowed on {spec.arch}: dq, dkdv")
     d = spec.head_dim
@@ -178,7 +178,7 @@ def _check(spec: AttentionBackwardSpec) -> None:
 
 
 def _shared(spec: AttentionBackwardSpec, row_bytes: int) -> tuple[tuple[SharedRegion, ...], int]:
-    """Lay out the shared memory: what a tile keeps, and the ring of what its steps need."""
+    """Shared memory layout: operands of the tile, and the ring of its steps."""
     stages, shared = spec.stages, SharedLayout()
     q_bytes, kv_bytes = spec.tile.m * row_bytes, spec.tile.n * row_bytes
     over: tuple[SharedRegion, ...] = ()
@@ -193,7 +193,7 @@ def _shared(spec: AttentionBackwardSpec, row_bytes: int) -> tuple[tuple[SharedRe
         shared.add("Dout", stages * q_bytes, "dO ring", ring=Ring(stages))
         shared.add("Stats", stages * spec.tile.m * STATS_BYTES, "statistics of the queries in the ring", align=16)
     elif _is_whole(spec):
-        # Q and dO, which registers keep, arrive in the ring's place before it is used.
+        # Q and dO, which stay in registers, are loaded to the ring's memory before the ring is used.
         ring = shared.add("Ring", max(stages * 2 * kv_bytes, 2 * q_bytes), ring_holds, ring=Ring(stages))
         over = (
             SharedRegion("Q", ring.offset, q_bytes, f"Q of the tile, initially; {at_end}", "Ring", stores=True),
@@ -210,7 +210,7 @@ def _shared(spec: AttentionBackwardSpec, row_bytes: int) -> tuple[tuple[SharedRe
 
 
 def _operands(spec: AttentionBackwardSpec) -> tuple[Param, ...]:
-    """Return the operands and the gradients."""
+    """Parameters of the operands and the gradients."""
     gradients = {"dq": (("dq", "dQ, as Q"),), "dkdv": (("dk", "dK, as K"), ("dv", "dV, as K"))}[spec.gradients]
     return (
         *tensor_params("q", ELEMENT, "Q (batch, heads, q_len, head_dim)"),
@@ -221,7 +221,7 @@ def _operands(spec: AttentionBackwardSpec) -> tuple[Param, ...]:
 
 
 def _constants(spec: AttentionBackwardSpec, threads: int, row_bytes: int) -> tuple[Constant, ...]:
-    """Return the named values at the top of the source."""
+    """Constants of the source."""
     line_chunks, m, n = BANK_BYTES // CHUNK, spec.tile.m, spec.tile.n
     if spec.gradients == "dq":
         ring = [Constant("kKvBytes", n * row_bytes, "bytes of K, or of V, of a step")]

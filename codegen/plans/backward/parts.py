@@ -1,4 +1,4 @@
-"""What the plans of the gradients of attention share: parameters, the walk over a tile's steps, launches."""
+"""Shared by the plans of the gradients of attention: parameters, the loop over a tile's steps, launches."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from codegen.spec import AttentionBackwardSpec
 from codegen.tile_rules import Fits, Rule, check_tile
 
 PIECES = "attention_backward"  # folder of templates
-STATS_BYTES = 8  # of a query: log-sum-exp and delta
+STATS_BYTES = 8  # per query: log-sum-exp and delta
 STATS_ROWS = 128  # rows of the largest tile, and of the largest step
-ELEMENT = "unsigned short"  # what an element is to the kernel
-PROLOGUE_THREADS = 1024  # the warps of a thread block divide the lists of a head
+ELEMENT = "unsigned short"  # C++ type of an element in the kernel
+PROLOGUE_THREADS = 1024  # the warps of a thread block split the lists of a head
 
 
 def check_pattern(spec: AttentionBackwardSpec) -> None:
-    """Refuse a pattern that the gradients of no architecture are written for, and an order that the kernel has not."""
+    """Reject a pattern without gradients, and an order of sums that the kernel does not have."""
     reason = without_gradient(spec.pattern.kind)
     require(not reason, "pattern", reason)
     ordered = spec.deterministic or spec.gradients == "dq_dkdv"
@@ -42,7 +42,7 @@ def check_pattern(spec: AttentionBackwardSpec) -> None:
 
 
 def _is_part(field: str, side: str) -> Callable[[AttentionBackwardSpec], bool]:
-    """Condition that a field of the tile is a block of the lists, or an equal part of one."""
+    """Condition that a side of the tile is a block of the lists, or an equal part of one."""
 
     def holds(spec: AttentionBackwardSpec) -> bool:
         block = spec.pattern.fixed_block
@@ -69,11 +69,11 @@ OF_BLOCKS: tuple[Rule[AttentionBackwardSpec], ...] = (
     Fits("m", _is_part("m", "q"), _of_queries),
     Fits("n", _is_part("n", "kv"), _of_keys),
 )
-"""Rules of the tiles of all gradients."""
+"""Rules for the tiles of all gradients."""
 
 
 def check_blocks(spec: AttentionBackwardSpec) -> None:
-    """Refuse blocks that are neither the tile, nor whole steps or tiles of it."""
+    """Reject list blocks that are not whole tiles or steps."""
     block = spec.pattern.fixed_block
     if block is not None:
         for name, size in (("q", block.q), ("kv", block.kv)):
@@ -82,7 +82,7 @@ def check_blocks(spec: AttentionBackwardSpec) -> None:
 
 
 def params(spec: AttentionBackwardSpec, operands: tuple[Param, ...]) -> tuple[Param, ...]:
-    """Return the kernel's parameters: those of the operands and the gradients, then what all kernels have."""
+    """Parameters of the kernel: operands and gradients, then the common parameters."""
     is_dq = spec.by_queries
     lists = index_params(spec.forward)
     if transposes(spec):
@@ -130,7 +130,7 @@ def params(spec: AttentionBackwardSpec, operands: tuple[Param, ...]) -> tuple[Pa
 
 
 def step_meta(shared: SharedLayout, spec: AttentionBackwardSpec) -> None:
-    """Add what is known of the steps in the ring, where pairs are hidden: of an expression with the head of each."""
+    """Allocate metadata of the steps in the ring, if pairs are masked; for expressions, with the head."""
     is_dq, stages = spec.by_queries, spec.stages
     if spec.pattern.masks_by_bits and not is_dq:
         shared.add("StepBits", 8 * stages, "start of the mask bits of each step in the ring", align=8)
@@ -140,12 +140,12 @@ def step_meta(shared: SharedLayout, spec: AttentionBackwardSpec) -> None:
 
 
 def step_places(shared: SharedLayout, spec: AttentionBackwardSpec) -> None:
-    """Add whose queries the steps in the ring are, for a score."""
+    """Allocate the first query and head of the steps in the ring, for a score."""
     shared.add("StepPlaces", 8 * spec.stages, "first query and head of the steps in the ring", align=8)
 
 
 def transposes(spec: AttentionBackwardSpec) -> bool:
-    """Whether the kernel walks over transposed lists."""
+    """Whether the kernel iterates over transposed lists."""
     return not spec.by_queries and spec.pattern.fixed_block is not None
 
 
@@ -156,12 +156,12 @@ def divides_key_blocks(spec: AttentionBackwardSpec) -> bool:
 
 
 def row_lanes(spec: AttentionBackwardSpec) -> int:
-    """Return the threads of a row in the prologue: a power of two, as whole rows share a warp; some may be idle."""
+    """Threads per row in the prologue: a power of two, so that a warp has whole rows; some threads may be idle."""
     return 1 << (spec.head_dim // 8 - 1).bit_length()
 
 
 def size_constants(spec: AttentionBackwardSpec) -> tuple[Constant, ...]:
-    """Return the sizes of a tile and its steps."""
+    """Sizes of a tile and its steps."""
     is_dq, block, m, n = spec.by_queries, spec.pattern.fixed_block, spec.tile.m, spec.tile.n
     asks_rows = is_dq and (spec.pattern.masks_pairs if block is None else block.q <= m)
     return (
@@ -174,7 +174,7 @@ def size_constants(spec: AttentionBackwardSpec) -> tuple[Constant, ...]:
 
 
 def walk_constants(spec: AttentionBackwardSpec) -> tuple[Constant, ...]:
-    """Constants of the prologue and of the walk over a tile's steps."""
+    """Constants of the prologue and of the loop over a tile's steps."""
     block, m, n = spec.pattern.fixed_block, spec.tile.m, spec.tile.n
     listed: list[Constant] = []
     if block is not None and spec.by_queries:
@@ -215,7 +215,7 @@ def pattern_flags(spec: AttentionBackwardSpec) -> AttentionBackwardPatternFlags:
 
 
 def walk_flags(spec: AttentionBackwardSpec) -> AttentionBackwardFlags:
-    """Template parameters of the pattern and of the walk over the steps of a tile."""
+    """Template parameters of the pattern and of the loop over the steps of a tile."""
     of_pattern = pattern_flags(spec)
     return AttentionBackwardFlags(
         **{field.name: getattr(of_pattern, field.name) for field in fields(of_pattern)},
@@ -225,7 +225,7 @@ def walk_flags(spec: AttentionBackwardSpec) -> AttentionBackwardFlags:
 
 
 def arguments(plan: Plan, shape: AttentionShape, slots: int) -> LaunchArgs:
-    """Work out a launch: one thread block for each tile."""
+    """Launch arguments, with one thread block per tile."""
     del slots
     spec = plan.spec
     assert isinstance(spec, AttentionBackwardSpec)
@@ -274,5 +274,5 @@ def arguments(plan: Plan, shape: AttentionShape, slots: int) -> LaunchArgs:
 
 
 def padded_rows(q_len: int) -> int:
-    """Return the rows of statistics of a head: no tile or step that begins with a query reaches beyond them."""
+    """Rows of statistics per head; tiles and steps that start at a query do not extend beyond them."""
     return -(-q_len // STATS_ROWS) * STATS_ROWS + STATS_ROWS

@@ -1,4 +1,4 @@
-"""What the threads and the shared memory of a gradient of attention hold, by the size of its heads."""
+"""Registers and shared memory of attention gradients, by head size."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ from codegen.plans.attention.rows import SWIZZLE, WARPGROUP_ROWS
 from codegen.plans.backward.parts import STATS_BYTES, step_meta, step_places
 from codegen.spec import AttentionBackwardSpec
 
-# By consumer warpgroups: registers of a producer and of a consumer thread; the first split that fits is taken. Those
-# of one consumer are for two thread blocks on an SM.
+# By consumer warpgroups: registers per producer and per consumer thread; the first split that fits is used. The splits
+# for one consumer are for two thread blocks per SM.
 REGISTER_SPLITS = {1: ((40, 216), (24, 232)), 2: ((40, 232), (24, 240))}
-# Addresses, loop state, statistics: an allowance with which nothing spills, and ptxas need not wait behind each wgmma.
-# dQ has S of a step and dS of the one before at once, which the sum of its accumulators leaves out.
+# Addresses, loop state, statistics: an allowance that avoids spills and serialization of wgmmas by ptxas. dQ holds S of
+# a step and dS of the previous step at the same time, which the sum of its accumulators does not count.
 OVERHEAD_REGISTERS = {"dq": 40, "dkdv": 12}
-RUNS_REGISTERS = 8  # more, in dQ, for masks of patterns that show several runs of keys: more bounds are compared with
-LARGEST_SUMMED = 128  # elements of a head of which one warpgroup has room for dK and dV of 64 keys
+RUNS_REGISTERS = 8  # more, in dQ, for masks of patterns with several ranges of keys: they compare with more bounds
+LARGEST_SUMMED = 128  # largest head_dim for which one warpgroup has registers for dK and dV of 64 keys
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """What the sizes of a spec come to.
+    """Sizes derived from a spec.
 
     Attributes:
-        columns: of a column group.
-        groups: column groups of a head.
+        columns: columns per column group.
+        groups: column groups per head.
         consumers: warpgroups that compute.
-        divides_products: whether the consumers divide the products of the same 64 keys: one sums up dV, the other dK.
-            Otherwise each has 64 rows of its own, and all products of them.
-        v_stages: stages of the ring of V (dQ): one fewer than of K's, which are in use for longer, where both do not
-            fit.
-        q_bytes: of Q, or of dO, of a tile or step.
-        kv_bytes: of K, or of V, of a step or tile.
-        shared: the shared memory.
-        producer: registers of a thread of the producer.
-        registers: those of a thread that computes.
+        divides_products: whether the consumers split the products of the same 64 keys: one accumulates dV, the other
+            dK. Otherwise each has its own 64 rows, with all of their products.
+        v_stages: stages of the ring of V (dQ): one fewer than that of K, whose stages are in use for longer, if both
+            do not fit.
+        q_bytes: bytes of Q, or of dO, of a tile or step.
+        kv_bytes: bytes of K, or of V, of a step or tile.
+        shared: shared memory layout.
+        producer: registers per producer thread.
+        registers: register budget per consumer thread.
     """
 
     columns: int
@@ -54,7 +54,7 @@ class Sizes:
 
     @classmethod
     def of(cls, spec: AttentionBackwardSpec) -> Sizes:
-        """Work them out; whether they fit is not asked."""
+        """Sizes of a spec, without a check that they fit."""
         columns = SWIZZLE // DTYPES[spec.dtype].bytes
         groups, m, n = -(-spec.head_dim // columns), spec.tile.m, spec.tile.n
         is_dq = spec.gradients == "dq"
@@ -65,9 +65,9 @@ class Sizes:
         v_stages, shared = spec.stages, _shared(spec, q_bytes, kv_bytes, spec.stages)
         if is_dq and spec.stages > 1 and shared.size > ARCHS[spec.arch].shared_memory_per_block:
             v_stages, shared = spec.stages - 1, _shared(spec, q_bytes, kv_bytes, spec.stages - 1)
-        # A thread has half a column of what 64 rows of a product have, and of an operand in 16 bits a quarter.
+        # Per thread and column of 64 rows: half a register for a product, a quarter for a 16-bit operand.
         sums = spec.head_dim // 2 * (1 if is_dq or divided else 2)
-        operand = 0 if is_dq else step // 4  # P^T beside S^T and dP^T; dS takes their place
+        operand = 0 if is_dq else step // 4  # P^T in addition to S^T and dP^T; dS replaces them
         accumulators = sums + 2 * (step // 2) + operand
         splits, overhead = REGISTER_SPLITS[consumers], OVERHEAD_REGISTERS[spec.gradients]
         runs = spec.pattern.masks_pairs and not spec.pattern.banded and spec.pattern.fixed_block is None
@@ -85,7 +85,7 @@ def divides_products(spec: AttentionBackwardSpec) -> bool:
 
 
 def _shared(spec: AttentionBackwardSpec, q_bytes: int, kv_bytes: int, v_stages: int) -> SharedLayout:
-    """Lay out the shared memory: what a tile keeps, and the ring of what its steps need."""
+    """Shared memory layout: operands of the tile, and the ring of its steps."""
     stages, rows = spec.stages, spec.tile.m
     shared = SharedLayout()
     barriers = 2 * stages + 1

@@ -46,12 +46,12 @@ DKDV_MAPS = (
     tensor_map("dk_map", "dK", KV_DIMS, like="K", writes=True),
     tensor_map("dv_map", "dV", KV_DIMS, like="K", writes=True),
 )
-STEPS = {"dq": range(64, 161, 16), "dkdv": range(16, 129, 16)}  # keys, or queries, of a step
-NARROWEST_OF_WIDE_HEADS = 32  # keys of a step of dQ with heads of more than 128, whose steps fill shared memory
+STEPS = {"dq": range(64, 161, 16), "dkdv": range(16, 129, 16)}  # keys or queries per step
+NARROWEST_OF_WIDE_HEADS = 32  # keys per step of dQ with heads of more than 128, whose steps fill shared memory
 
 
 def plan(spec: AttentionBackwardSpec, stem: str) -> Plan:
-    """Work out every number of the kernel."""
+    """Plan of the kernel of a spec."""
     _check(spec)
     arch, sizes, m, n = ARCHS[spec.arch], Sizes.of(spec), spec.tile.m, spec.tile.n
     is_dq, shared, consumers = spec.gradients == "dq", sizes.shared, sizes.consumers
@@ -87,19 +87,19 @@ def plan(spec: AttentionBackwardSpec, stem: str) -> Plan:
 
 
 def _steps(spec: AttentionBackwardSpec) -> range:
-    """Keys of a step of dQ, queries of one of dK and dV."""
+    """Legal keys per step of dQ, or queries per step of dK and dV."""
     steps = STEPS[spec.gradients]
     is_wide = spec.gradients == "dq" and spec.head_dim > 128
     return range(NARROWEST_OF_WIDE_HEADS, steps.stop, steps.step) if is_wide else steps
 
 
 def _rows(spec: AttentionBackwardSpec) -> Sequence[int]:
-    """Queries of a tile, or of a step."""
+    """Queries per tile, or per step."""
     return (64, 128) if spec.gradients == "dq" else _steps(spec)
 
 
 def _keys(spec: AttentionBackwardSpec) -> Sequence[int]:
-    """Keys of a step, or of a tile."""
+    """Keys per step, or per tile."""
     if spec.gradients == "dq":
         return _steps(spec)
     return (64,) if divides_products(spec) else (64, 128)
@@ -121,17 +121,17 @@ TILE = (*SIZES, *OF_BLOCKS)
 
 
 def _check(spec: AttentionBackwardSpec) -> None:
-    """Refuse a pattern and a tile that the kernels are not written for."""
+    """Reject a pattern and a tile that the kernels cannot support."""
     check_pattern(spec)
     check_tile(spec, SIZES)
     if spec.gradients == "dq" or divides_products(spec):
-        # A step is issued before the one before it has ended, and frees its stage.
+        # A step is issued before the previous step has ended and freed its stage.
         require(spec.stages > 1, "stages", f"is {spec.stages}; allowed: 2 or more (two steps are in flight)")
     check_blocks(spec)
 
 
 def _tensor_map_params(spec: AttentionBackwardSpec) -> tuple[Param, ...]:
-    """Return the operands and the gradients, as TMA reads and writes them."""
+    """Tensor map parameters of the operands and the gradients."""
     gradients = {
         "dq": (tensor_map("dq_map", "dQ", Q_DIMS, like="Q", writes=True),),
         "dkdv": DKDV_MAPS,
@@ -140,14 +140,14 @@ def _tensor_map_params(spec: AttentionBackwardSpec) -> tuple[Param, ...]:
 
 
 def _tensor_maps(spec: AttentionBackwardSpec, columns: int) -> dict[str, TensorMap]:
-    """Tensor maps of the operands and gradients: a warpgroup stores gradients 64 rows at a time."""
+    """Tensor maps of the operands and gradients; a warpgroup stores gradients 64 rows at a time."""
     q, kv, out = (TensorMap((columns, rows, 1, 1), SWIZZLE) for rows in (spec.tile.m, spec.tile.n, WARPGROUP_ROWS))
     gradients = {"dq_map": out} if spec.gradients == "dq" else {"dk_map": out, "dv_map": out}
     return {"q_map": q, "k_map": kv, "v_map": kv, "dout_map": q, **gradients}
 
 
 def _constants(spec: AttentionBackwardSpec, sizes: Sizes) -> tuple[Constant, ...]:
-    """Return the named values at the top of the source."""
+    """Constants of the source."""
     is_dq, m, n = spec.gradients == "dq", spec.tile.m, spec.tile.n
     groups, columns, consumers = sizes.groups, sizes.columns, sizes.consumers
     rows = "queries" if is_dq else "keys"

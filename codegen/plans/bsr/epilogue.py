@@ -1,4 +1,4 @@
-"""What ``epilogue`` and ``accumulate`` add to the plans of BSR x dense kernels."""
+"""Additions of ``epilogue`` and ``accumulate`` to the plans of BSR x dense kernels."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from codegen.spec import BsrSpmmSpec
 
 
 def epilogue_params(spec: BsrSpmmSpec) -> tuple[Param, ...]:
-    """Return the parameters that are read before C is stored."""
+    """Parameters that the epilogue reads."""
     params: tuple[Param, ...] = ()
     if spec.accumulate:
         params += (
@@ -21,7 +21,7 @@ def epilogue_params(spec: BsrSpmmSpec) -> tuple[Param, ...]:
 
 
 def barriers(spec: BsrSpmmSpec, warpgroups: int) -> tuple[int, str]:
-    """Return the bytes of a kernel's mbarriers, and their order, for as many consumers."""
+    """Bytes and description of a kernel's mbarriers, for ``warpgroups`` consumers."""
     kinds = [(spec.stages, "full"), (spec.stages, "empty")]
     kinds += [(warpgroups, "c_in of each warpgroup")] if spec.accumulate else []
     size = 8 * sum(count for count, _ in kinds)
@@ -29,7 +29,7 @@ def barriers(spec: BsrSpmmSpec, warpgroups: int) -> tuple[int, str]:
 
 
 def epilogue_constants(spec: BsrSpmmSpec, c_bytes: int) -> tuple[Constant, ...]:
-    """Constants of c; a warpgroup loads ``c_bytes`` of it."""
+    """Constants of c; a warpgroup loads ``c_bytes`` bytes of it."""
     return (Constant("kCInBytes", c_bytes, "bytes of c per warpgroup and tile"),) if spec.accumulate else ()
 
 
@@ -56,7 +56,7 @@ def epilogue_flags(spec: BsrSpmmSpec) -> EpilogueFlags:
 
 
 def epilogue_summary(spec: BsrSpmmSpec) -> tuple[tuple[str, str], ...]:
-    """Return the line for ``explain``, if something is done to A B."""
+    """Line for ``explain``, if there is an epilogue."""
     if spec.epilogue is None and not spec.accumulate:
         return ()
     return (("epilogue", f"C = {epilogue_flags(spec).formula}, in fp32"),)

@@ -1,7 +1,7 @@
-"""What the plans of BSR products in FP8 share.
+"""Shared by the plans of BSR products in FP8.
 
-A product is computed transposed: columns of C are the M side of a wgmma, rows of a block its N side. Both operands are
-K-major, as those of 8 bits always are.
+A product is computed transposed: columns of C are the M side of a wgmma, and rows of a block its N side. Both operands
+are K-major, as 8-bit operands must be.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from codegen.tile_rules import Fits, OneOf, Rule, check_tile
 
 SIZES = (32, 64, 128)  # rows and columns of a block
 CONVERTED_ROWS = 32
-"""The most rows of a block by mma.sync on an architecture whose tensor cores have FP8 by wgmma alone: a mma.sync
-converts its operands to fp16 in registers there. Warps with 64 rows spill."""
+"""Most rows per block for mma.sync on an architecture whose tensor cores support FP8 with wgmma only: mma.sync
+then converts its operands to fp16 in registers, and warps with 64 rows spill."""
 CONVERSION_OVERHEAD = 64  # registers of such conversions
-MMA_SYNC_DEPTH = 32  # of an m16n8k32, bytes: as many as those of 16 elements of 16 bits
+MMA_SYNC_DEPTH = 32  # of an m16n8k32, in bytes: the same as 16 elements of 16 bits
 GROUP_COLUMNS = 64  # M side of one wgmma: columns of C
-PIECE_ROWS = 32  # of C, that a warpgroup stores at a time of a group
-STAGING_BYTES = 16 << 10  # of pieces of a warpgroup
-MOST_ACCUMULATORS = 128  # of a thread for all groups: more would not fit beside those of the tensor core
-COPY_COLUMNS = 256  # columns of B that one copy loads, at most
-SCALE_COLUMNS = 128  # of A, and rows of a column of B, that share a scale of their own
+PIECE_ROWS = 32  # of C that a warpgroup stores at a time, per group
+STAGING_BYTES = 16 << 10  # for the pieces of a warpgroup
+MOST_ACCUMULATORS = 128  # per thread for all groups: more do not fit in addition to those of the tensor core
+COPY_COLUMNS = 256  # most columns of B per copy
+SCALE_COLUMNS = 128  # columns of A, and rows of a column of B, that share a scale
 OUTPUT_BYTES = {"fp16": 2, "bf16": 2, "fp32": 4}
 SCALED = {"block": "scaled", "row": "scaled_rows"}
-"""Names of templates, by the scales of a spec that are not of tensors."""
+"""Names of templates by the scales of a spec, except for scales of tensors."""
 Fp8Spec = BsrSpmmSpec | BsrSddmmSpec
 
 TENSOR_SCALES = (
@@ -55,7 +55,7 @@ MMA_SYNC_STEP: Fits[Any] = Fits(
 
 
 def check_mma_sync(spec: Fp8Spec) -> None:
-    """Refuse what kernels by mma.sync are not written for.
+    """Reject specs that mma.sync kernels do not support.
 
     Raises:
         SpecError: names the field.
@@ -78,17 +78,17 @@ def check_mma_sync(spec: Fp8Spec) -> None:
 
 
 def mma_sync_overhead(spec: Fp8Spec, overhead: int) -> int:
-    """Return the registers of a thread beside sums and fragments: more where operands are converted."""
+    """Registers per thread besides sums and fragments: more if operands are converted."""
     return overhead + (0 if ARCHS[spec.arch].has_fp8_mma_sync else CONVERSION_OVERHEAD)
 
 
 def mma_sync_depths(spec: Fp8Spec) -> tuple[int, ...]:
-    """Return the depths of a step by mma.sync: four slices of a warp's 64 rows, unrolled, spill."""
+    """Legal depths of a step with mma.sync: four unrolled slices of a warp's 64 rows would spill."""
     return (32, 64, 128) if spec.block.rows < 64 else (32, 64)
 
 
 def check_scales(spec: Fp8Spec) -> None:
-    """Refuse scales of blocks or rows beside what does not go with them.
+    """Reject fields that are incompatible with scales of blocks or rows.
 
     Raises:
         SpecError: names the field.
@@ -102,7 +102,7 @@ def check_scales(spec: Fp8Spec) -> None:
 
 
 def mma_sync_flags(spec: Fp8Spec) -> MmaSyncFp8Flags:
-    """Template parameters of kernels by mma.sync."""
+    """Template parameters of mma.sync kernels."""
     kind = SCALED.get(spec.scales, "promoted" if spec.accumulate_every else "fast")
     return MmaSyncFp8Flags(
         multiply=f"bsr_fp8/multiply_{kind}.cuh.j2",
@@ -114,14 +114,14 @@ def mma_sync_flags(spec: Fp8Spec) -> MmaSyncFp8Flags:
 
 
 def mma_sync_summary(spec: Fp8Spec) -> tuple[tuple[str, str], ...]:
-    """How products are summed, for ``explain``."""
+    """Lines for ``explain``: scales and accumulation."""
     promoted = spec.accumulate_every or spec.scales != "tensor"
     sums = "promoted to fp32 after each product of depth 32" if promoted else "in the tensor core over a whole row"
     return (("scales", scaling(spec)), ("sums", sums))
 
 
 def scaling(spec: Fp8Spec) -> str:
-    """The scales, in words."""
+    """Description of the scales."""
     if spec.scales == "block":
         return f"A has a scale for each stored block, B one for each {SCALE_COLUMNS} rows of a column"
     if spec.scales == "row":
@@ -130,7 +130,7 @@ def scaling(spec: Fp8Spec) -> str:
 
 
 def mma_sync_scale_params(spec: Fp8Spec) -> tuple[Param, ...]:
-    """Return the parameters of the scales of a kernel by mma.sync."""
+    """Parameters of the scales of an mma.sync kernel."""
     if spec.scales == "block":
         return (
             pointer("a_scale", "float", "scales of the stored blocks of A (nnz,)"),
@@ -148,7 +148,7 @@ def mma_sync_scale_params(spec: Fp8Spec) -> tuple[Param, ...]:
 
 
 def add_mma_sync_scales(spec: Fp8Spec, ring: SharedLayout) -> tuple[Constant, ...]:
-    """Lay out the scales of the stages of a kernel by mma.sync; return their constants."""
+    """Allocate the scales of the stages of an mma.sync kernel; return their constants."""
     m, n = spec.tile.m, spec.tile.n
     of_a = Constant("kAScaleBytes", 4 * m, "bytes of the scales of an A tile")
     of_b = Constant("kBScaleBytes", 4 * n, "bytes of the scales of a B tile")
@@ -163,7 +163,7 @@ def add_mma_sync_scales(spec: Fp8Spec, ring: SharedLayout) -> tuple[Constant, ..
 
 
 def _widths(spec: Fp8Spec) -> list[int]:
-    """Columns of a tile whose accumulators a thread has registers for."""
+    """Legal columns of a tile, by the registers for its accumulators."""
     widest = CONSUMERS * GROUP_COLUMNS * MOST_ACCUMULATORS // products(spec)
     return [n for n in (128, 256, 512, 1024) if n <= widest]
 
@@ -176,11 +176,11 @@ BLOCK_TILE: tuple[Rule[Fp8Spec], ...] = (
         lambda spec, sizes: f"allowed where dtype is {spec.dtype} and block.rows is {spec.block.rows}: {sizes}",
     ),
 )
-"""Heights and widths of tiles by wgmma."""
+"""Rules for the rows and columns of wgmma tiles."""
 
 
 def check_blocks(spec: Fp8Spec) -> None:
-    """Refuse blocks and tiles that the kernels are not written for."""
+    """Reject blocks and tiles that the kernels cannot support."""
     rows, cols = spec.block.rows, spec.block.cols
     sizes = ", ".join(map(str, SIZES))
     for side, size in (("rows", rows), ("cols", cols)):
@@ -197,41 +197,41 @@ def check_blocks(spec: Fp8Spec) -> None:
 
 
 def interval(spec: Fp8Spec) -> int:
-    """Steps that the tensor core accumulates: 1 with scales of blocks or rows, as each step has its own."""
+    """Steps that the tensor core accumulates; 1 with scales of blocks or rows, as each step has its own scales."""
     return spec.accumulate_every if spec.scales == "tensor" else 1
 
 
 def products(spec: Fp8Spec) -> int:
-    """Return the accumulators of a thread for one column group."""
+    """Accumulators per thread and column group."""
     return spec.block.rows * GROUP_COLUMNS // WARPGROUP
 
 
 def groups(spec: Fp8Spec) -> int:
-    """Return the column groups of a warpgroup."""
+    """Column groups per warpgroup."""
     return spec.tile.n // CONSUMERS // GROUP_COLUMNS
 
 
 def registers(spec: Fp8Spec) -> Registers:
-    """Return the register budget of a consumer: sums and, where they are added to them, products of one group."""
+    """Register budget per consumer thread: sums and, if products are promoted, the products of one group."""
     accumulators = products(spec) * (groups(spec) + (interval(spec) > 0))
     return Registers(accumulators=accumulators, overhead=40, limit=CONSUMER_REGISTERS)
 
 
 def _box_row_bytes(spec: Fp8Spec) -> int:
-    """Return the bytes of a row of a box of C: those of 64 columns, or of a block of a sampled product, at most 128."""
+    """Bytes per row of a box of C: 64 columns, or those of a block of a sampled product, at most 128 bytes."""
     columns = GROUP_COLUMNS if isinstance(spec, BsrSpmmSpec) else min(GROUP_COLUMNS, spec.block.cols)
     return min(128, columns * OUTPUT_BYTES[spec.output])
 
 
 def c_map(spec: Fp8Spec) -> TensorMap:
-    """Tensor map of C: in a sampled product a box lies in one stored block."""
+    """Tensor map of C; in a sampled product, a box lies in one stored block."""
     columns = _box_row_bytes(spec) // OUTPUT_BYTES[spec.output]
     further = () if isinstance(spec, BsrSpmmSpec) else (1,)
     return TensorMap((columns, PIECE_ROWS, *further), _box_row_bytes(spec), dtype=spec.output)
 
 
 def staging_pieces(spec: Fp8Spec) -> int:
-    """Return the pieces of C that a warpgroup may have in flight; scales of a ring leave room for fewer."""
+    """Pieces of C that a warpgroup may have in flight; scales of a ring leave room for fewer."""
     most_bytes = STAGING_BYTES if spec.scales == "tensor" else STAGING_BYTES // 2
     return min(most_bytes // _piece_bytes(spec), groups(spec) * spec.block.rows // PIECE_ROWS)
 
@@ -241,7 +241,7 @@ def _piece_bytes(spec: Fp8Spec) -> int:
 
 
 def shared_layout(spec: Fp8Spec, pieces: int) -> SharedLayout:
-    """Return the shared memory of a kernel, as far as both have it."""
+    """The shared memory that both kernels have."""
     m, n, k = spec.tile.m, spec.tile.n, spec.tile.k
     shared, ring = SharedLayout(), stage_ring(spec.stages)
     shared.add("A", spec.stages * m * k, f"ring of A tiles, {m} rows of {k} bytes", ring=ring)
@@ -251,7 +251,7 @@ def shared_layout(spec: Fp8Spec, pieces: int) -> SharedLayout:
 
 
 def constants(spec: Fp8Spec, pieces: int) -> tuple[Constant, ...]:
-    """Return the constants that both kernels have."""
+    """Constants that both kernels have."""
     m, n, k, row_bytes = spec.tile.m, spec.tile.n, spec.tile.k, _box_row_bytes(spec)
     return (
         Constant("kTileM", m, "rows of a C tile: one block row"),
@@ -278,7 +278,7 @@ def constants(spec: Fp8Spec, pieces: int) -> tuple[Constant, ...]:
 
 
 def _interval_constant(spec: Fp8Spec) -> tuple[Constant, ...]:
-    """Return the constant of the promotion interval, where a kernel has one."""
+    """Constant of the promotion interval, if the kernel has one."""
     if not spec.accumulate_every or spec.scales != "tensor":
         return ()
     return (

@@ -1,7 +1,7 @@
-"""What the plans share of sm_90a BSR x dense kernels whose tiles gather block rows, for blocks of 16 and 32 rows.
+"""Shared by the plans of sm_90a BSR x dense kernels whose tiles gather block rows of 16 or 32 rows.
 
-Rows of B that a tile has loaded are used by all block rows that have a block there: which rows a tile gathers, and in
-which order it meets the columns of A, is worked out once for a matrix (:mod:`runtime.prepare.row_clusters`).
+All block rows of a tile with a block in a column use the same loaded rows of B. The assignment of block rows to tiles
+and the order of the columns of A are computed once per matrix (:mod:`runtime.prepare.row_clusters`).
 """
 
 from __future__ import annotations
@@ -31,55 +31,55 @@ from codegen.select.default_tables import GATHERED_ROWS
 from codegen.spec import BsrSpmmSpec
 from codegen.tile_rules import OneOf, Rule, check_tile
 
-BLOCK_ROWS = {"mma": 16, "wgmma": 32}  # that kernels are written for
+BLOCK_ROWS = {"mma": 16, "wgmma": 32}  # supported rows per block
 BLOCK_COLUMNS = (16, 32)
 CONSUMERS = 3  # warpgroups that compute
-ROWS, COLUMNS = GATHERED_ROWS, 128  # of a tile: its accumulators fill the registers
-GROUP_COLUMNS = 64  # of a column group: rows of 128 bytes in shared memory
+ROWS, COLUMNS = GATHERED_ROWS, 128  # per tile: its accumulators fill the registers
+GROUP_COLUMNS = 64  # per column group: rows of 128 bytes in shared memory
 CLUSTER = 2  # thread blocks that load A together
 THREADS = (CONSUMERS + 1) * WARPGROUP
 # 128 registers x 4 warpgroups at launch = 32 + 3 x 160 afterwards (PTX ISA, "setmaxnreg").
 PRODUCER_REGISTERS, CONSUMER_REGISTERS = 32, 160
 CONSUMERS_TAKE = "registers per consumer thread; 32 + 3 x 160 equals the 4 x 128 at launch"
 PACK_THREADS = 256
-CHUNK_BYTES = 16  # of A, that a thread packs at a time
-COLUMN_WARPS = WARPGROUP // 32 - 1  # of those that load: the last one loads A
-RECORDS = 4  # of rounds, that a producer warp prefetches
-ENTRY_BYTES = 4  # of a slot in a packet: where its block finds its rows of B, or half of that for two rounds
-STAGING_BYTES = 8192  # a warpgroup's, of C
+CHUNK_BYTES = 16  # of A that a thread packs at a time
+COLUMN_WARPS = WARPGROUP // 32 - 1  # producer warps for B; the last producer warp loads A
+RECORDS = 4  # of rounds that a producer warp prefetches
+ENTRY_BYTES = 4  # per slot of a packet: the location of its block's rows of B, or half of that for two rounds
+STAGING_BYTES = 8192  # of C, per warpgroup
 
 
 def gathers_rows(spec: BsrSpmmSpec) -> bool:
-    """Whether a tile has many block rows, which the caller has grouped."""
+    """Whether a tile has many block rows, grouped by the caller."""
     if spec.mma == "wgmma":
         return not spec.transpose_a and spec.block.rows in BLOCK_ROWS.values() and spec.tile.m > spec.block.rows
     return spec.mma == "mma" and spec.copy_ == "tma"
 
 
 def slots(spec: BsrSpmmSpec) -> int:
-    """Return the block rows of a tile."""
+    """Block rows per tile."""
     return ROWS // spec.block.rows
 
 
 def packet_bytes(spec: BsrSpmmSpec) -> int:
-    """Largest bytes of A in a round: a block for each slot, and the places of its rows of B."""
+    """Most bytes of A per round: a block for each slot, and the locations of its rows of B."""
     needed = slots(spec) * (block_bytes(spec) + ENTRY_BYTES)
-    unit = 16 * CLUSTER  # parts are copied, each by one thread block of the cluster
+    unit = 16 * CLUSTER  # each thread block of the cluster copies a part
     return -(-needed // unit) * unit
 
 
 def ring_columns(spec: BsrSpmmSpec) -> int:
-    """Block columns whose rows of B fit the ring, which takes the rest of shared memory."""
+    """Block columns whose rows of B fit the ring, which uses the rest of shared memory."""
     return (ARCHS[spec.arch].shared_memory_per_block - _layout(spec, 0).size) // column_bytes(spec)
 
 
 def block_bytes(spec: BsrSpmmSpec) -> int:
-    """Return the bytes of a block of A."""
+    """Bytes of a block of A."""
     return spec.block.rows * spec.block.cols * DTYPES[spec.dtype].bytes
 
 
 def column_bytes(spec: BsrSpmmSpec) -> int:
-    """Return the bytes of the rows of B that match a block column, as wide as a tile."""
+    """Bytes of the rows of B of a block column, for the columns of a tile."""
     return spec.block.cols * COLUMNS * DTYPES[spec.dtype].bytes
 
 
@@ -95,7 +95,7 @@ TILE: tuple[Rule[BsrSpmmSpec], ...] = (
 
 
 def check_fields(spec: BsrSpmmSpec) -> None:
-    """Refuse fields that gathered block rows are not written for."""
+    """Reject fields that kernels with gathered block rows do not support."""
     rows, cols, written = spec.block.rows, spec.block.cols, BLOCK_ROWS[spec.mma]
     if spec.mma == "wgmma":
         gathered = f"{ROWS}, rows gathered" + ("" if rows == written else ", with mma: mma and copy: tma")
@@ -125,21 +125,21 @@ def build(
     tile: str,
     consumers: str,
 ) -> Plan:
-    """Return the plan of a kernel whose fields are checked.
+    """Plan of a kernel after the check of its fields.
 
     Args:
-        spec: of the kernel.
-        stem: its name.
-        template: its template.
-        accumulators: of a thread that computes.
-        constants: of what computes; those of what loads are put before them.
-        flags: of the template.
-        a_element: what it reads A as.
-        tile: what the head of the source says of a tile.
-        consumers: what it says of the threads that compute.
+        spec: spec of the kernel.
+        stem: name of the kernel.
+        template: template of the kernel.
+        accumulators: accumulators per consumer thread.
+        constants: constants of the consumers, added after those of the producer.
+        flags: template parameters.
+        a_element: C++ type through which the kernel reads A.
+        tile: description of a tile in the source.
+        consumers: description of the consumers in the source.
     """
     rows, cols, groups = spec.block.rows, spec.block.cols, COLUMNS // GROUP_COLUMNS
-    shared = _layout(spec, max(ring_columns(spec), min(ROUND_COLUMNS, slots(spec))))  # room for one round at least
+    shared = _layout(spec, max(ring_columns(spec), min(ROUND_COLUMNS, slots(spec))))  # room for at least one round
     registers = Registers(accumulators=accumulators, overhead=32, limit=CONSUMER_REGISTERS)
     check_budget(spec, shared.size, registers)
     return Plan(
@@ -172,7 +172,7 @@ def build(
 
 
 def _constants(spec: BsrSpmmSpec) -> tuple[Constant, ...]:
-    """Constants of the producers of rounds, and those that both sides use."""
+    """Constants of the producer, and of both producer and consumers."""
     chunks = block_bytes(spec) // CHUNK_BYTES
     assert slots(spec) * chunks % PACK_THREADS == 0, "threads that pack have equally many chunks"
     return (
@@ -210,7 +210,7 @@ def _constants(spec: BsrSpmmSpec) -> tuple[Constant, ...]:
 
 
 def _params(spec: BsrSpmmSpec, a_element: str) -> tuple[Param, ...]:
-    """Return the parameters: matrices, and the rounds of each cluster of block rows."""
+    """Parameters: matrices, and the rounds of each cluster of block rows."""
     return (
         *b_params(spec, "K"),
         C_MAP,
@@ -228,7 +228,7 @@ def _params(spec: BsrSpmmSpec, a_element: str) -> tuple[Param, ...]:
 
 
 def _summary(spec: BsrSpmmSpec, tile: str, consumers: str) -> tuple[tuple[str, str], ...]:
-    """Summary of the kernel at the head of its source."""
+    """Summary of the kernel, for ``explain`` and the source."""
     return (
         ("blocks of A", f"{spec.block.rows} x {spec.block.cols}"),
         ("tile", f"{tile}: {slots(spec)} block rows, grouped in advance by the columns they share"),
@@ -243,13 +243,13 @@ def _summary(spec: BsrSpmmSpec, tile: str, consumers: str) -> tuple[tuple[str, s
 
 
 def _stage_bytes(spec: BsrSpmmSpec) -> int:
-    """Return the bytes from one packet in shared memory to the next: whole repeats of the swizzle."""
+    """Stride between packets in shared memory, in bytes: whole repeats of the swizzle."""
     repeat = 8 * spec.block.cols * DTYPES[spec.dtype].bytes
     return -(-packet_bytes(spec) // repeat) * repeat
 
 
 def _layout(spec: BsrSpmmSpec, columns: int) -> SharedLayout:
-    """Lay out shared memory, with room for the rows of B of so many block columns."""
+    """Shared memory layout, with room for the rows of B of ``columns`` block columns."""
     cols, width = spec.block.cols, COLUMNS // GROUP_COLUMNS
     shared = SharedLayout()
     doc = f"ring of rows of B, {columns} x {width} column groups of {cols} rows of {SWIZZLE} bytes"

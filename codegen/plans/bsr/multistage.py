@@ -1,4 +1,4 @@
-"""What the plans of BSR kernels share whose warps all load and compute: copies, parts of a tile, occupancy."""
+"""Shared by the plans of BSR kernels in which all warps load and compute: copies, parts of a tile, occupancy."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from codegen.spec import BsrSddmmSpec, BsrSpgemmSpec
 
 COPY_BYTES = 16  # of one cp.async and of one row of an 8 x 8 matrix of ldmatrix
 MMA = 16  # rows and depth of one mma.sync; rows, columns and depth of one WMMA product
-# One 16-byte chunk more makes a row an odd number of chunks long: eight rows of a fragment fall on distinct banks.
+# With one extra 16-byte chunk, a row has an odd number of chunks, so that eight rows of a fragment use distinct banks.
 PADDING_BYTES = 16
-# A warp stores 2 floats a lane and 4 rows at a time: rows 8 banks apart do not collide.
+# A warp stores 2 floats per lane and 4 rows at a time: rows 8 banks apart do not conflict.
 STAGING_PADDING = 8
 PADDED = "8 rows lie in distinct banks"
-FRAGMENT_REGISTERS = {"mma": 4, "wmma": 8}  # of 16 x 16 elements of A or B
+FRAGMENT_REGISTERS = {"mma": 4, "wmma": 8}  # per 16 x 16 elements of A or B
 OVERHEAD_REGISTERS = 40  # addresses and loop state: an allowance
-FP8_OVERHEAD_REGISTERS = 48  # products beside their sums too: with 40 a tile of 32 x 128 spilled where there are 80
-MOST_BLOCKS = 16  # thread blocks that an SM of any of these architectures can hold
+FP8_OVERHEAD_REGISTERS = 48  # products in addition to sums; with 40, a tile of 32 x 128 spilled below a limit of 80
+MOST_BLOCKS = 16  # most thread blocks per SM on any of these architectures
 
 
 @dataclass(frozen=True)
 class Tiles:
-    """The tiles of a step and how they are kept and shared out: swizzled for mma.sync, with padded rows for WMMA.
+    """Layout and distribution of the tiles of a step: swizzled for mma.sync, with padded rows for WMMA.
 
     Attributes:
-        spec: whose tiles they are.
-        warps: of a thread block.
-        warp_rows: rows of C of one warp.
-        warp_columns: columns of C of one warp.
-        b_shape: rows and columns of a B tile as it lies in shared memory.
-        sets: slices whose fragments a warp holds at a time.
+        spec: the spec.
+        warps: warps per thread block.
+        warp_rows: rows of C per warp.
+        warp_columns: columns of C per warp.
+        b_shape: rows and columns of a B tile in shared memory.
+        sets: number of slices whose fragments a warp holds at a time.
     """
 
     spec: BsrSddmmSpec | BsrSpgemmSpec
@@ -45,44 +45,44 @@ class Tiles:
 
     @property
     def threads(self) -> int:
-        """Return the threads of a block."""
+        """Threads per block."""
         return 32 * self.warps
 
     @property
     def copy(self) -> int:
-        """Return the elements of a chunk."""
+        """Elements per 16-byte chunk."""
         return COPY_BYTES // DTYPES[self.spec.dtype].bytes
 
     @property
     def output_bytes(self) -> int:
-        """Return the bytes of an element of C."""
+        """Bytes per element of C."""
         if isinstance(self.spec, BsrSddmmSpec) and self.spec.is_fp8:
             return OUTPUT_BYTES[self.spec.output]
         return DTYPES[self.spec.dtype].bytes
 
     @property
     def padding(self) -> int:
-        """Return the elements behind each row of a tile."""
+        """Padding per row of a tile, in elements."""
         return PADDING_BYTES // DTYPES[self.spec.dtype].bytes if self.spec.mma == "wmma" else 0
 
     @property
     def a_bytes(self) -> int:
-        """Return the bytes of an A tile."""
+        """Bytes of an A tile."""
         return self.spec.tile.m * (self.spec.tile.k + self.padding) * DTYPES[self.spec.dtype].bytes
 
     @property
     def b_bytes(self) -> int:
-        """Return the bytes of a B tile."""
+        """Bytes of a B tile."""
         rows, columns = self.b_shape
         return rows * (columns + self.padding) * DTYPES[self.spec.dtype].bytes
 
     @property
     def staging_stride(self) -> int:
-        """Return the elements from one row of a strip of C to the next: floats with WMMA."""
+        """Row stride of a strip of C, in elements; the elements are floats with WMMA."""
         return self.warp_columns + (STAGING_PADDING if self.spec.mma == "wmma" else 0)
 
     def shared(self) -> tuple[SharedLayout, SharedRegion]:
-        """Return the ring of tiles, and the staging of C, which lies over them."""
+        """Ring of tiles, and the staging of C, which overlaps them."""
         spec, (b_rows, b_columns) = self.spec, self.b_shape
         kept = "padded" if self.padding else "swizzled"
         a_doc = f"A tiles, {spec.tile.m} rows of {spec.tile.k} elements, {kept}"
@@ -103,14 +103,14 @@ class Tiles:
         return ring, staging
 
     def occupancy(self, shared_bytes: int) -> tuple[int, Registers]:
-        """Return the thread blocks that share an SM, and the registers of a thread then."""
+        """Thread blocks per SM, and the corresponding registers per thread."""
         arch = ARCHS[self.spec.arch]
         overhead = OVERHEAD_REGISTERS
         if isinstance(self.spec, BsrSddmmSpec) and self.spec.is_fp8:
             overhead = mma_sync_overhead(self.spec, FP8_OVERHEAD_REGISTERS)
         fragments = (self.warp_rows + self.warp_columns) // MMA * FRAGMENT_REGISTERS[self.spec.mma]
         held = self.warp_rows * self.warp_columns // 32 + self.sets * fragments
-        # As many as shared memory (1 KB a block is the system's), registers and warps allow.
+        # As many as shared memory (the system reserves 1 KB per block), registers and warps allow.
         blocks = max(
             1,
             min(
@@ -124,7 +124,7 @@ class Tiles:
         return blocks, Registers(accumulators=held, overhead=overhead, limit=limit)
 
     def constants(self) -> tuple[Constant, ...]:
-        """Return the constants that every such kernel has."""
+        """Constants that all of these kernels have."""
         columns = self.spec.tile.n // self.warp_columns
         padded = (
             Constant("kAStride", self.spec.tile.k + self.padding, f"row stride of an A tile, in elements: {PADDED}"),
@@ -144,7 +144,7 @@ class Tiles:
         )
 
     def summary(self) -> tuple[tuple[str, str], ...]:
-        """Schedule of the tiles, for ``explain``."""
+        """Schedule and pipeline of the tiles, for ``explain``."""
         depth = MMA_SYNC_DEPTH if self.spec.is_fp8 else MMA
         how = "WMMA 16 x 16 x 16" if self.spec.mma == "wmma" else f"mma.sync 16 x 8 x {depth}"
         part = f"{self.warps} warps of {self.warp_rows} x {self.warp_columns}"

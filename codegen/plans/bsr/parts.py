@@ -1,4 +1,4 @@
-"""What the plans of BSR kernels share: parameters, and on sm_90a warpgroups, their parts of a tile, how it is kept."""
+"""Shared by the plans of BSR kernels: parameters; on sm_90a, warpgroups, their parts of a tile, and its layout."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from codegen.tile_rules import OneOf
 WARPGROUP = 128  # threads
 WARPGROUP_ROWS = 64  # rows of one wgmma
 CONSUMERS = 2  # warpgroups that compute
-THREADS = WARPGROUP * (1 + CONSUMERS)  # where a warpgroup produces
+THREADS = WARPGROUP * (1 + CONSUMERS)  # if a warpgroup produces
 # 168 registers x 3 warpgroups at launch = 40 + 2 x 232 afterwards (PTX ISA, "setmaxnreg").
 PRODUCER_REGISTERS = 40
 CONSUMER_REGISTERS = 232
 CONSUMERS_TAKE = "registers per consumer thread; 40 + 2 x 232 equals the 3 x 168 at launch"
-SMALL_BLOCK_REGISTERS = 224  # of a thread, if 288 threads have an SM to themselves
+SMALL_BLOCK_REGISTERS = 224  # per thread, if 288 threads have an SM to themselves
 SWIZZLE = 128  # bytes: width of one column group in shared memory
-MOST_BOX = 256  # elements of a side of what one copy of a tensor map brings
-C_GROUP_BYTES = WARPGROUP_ROWS * SWIZZLE  # of one column group of a warpgroup's C
+MOST_BOX = 256  # most elements per side of a box of a tensor map
+C_GROUP_BYTES = WARPGROUP_ROWS * SWIZZLE  # per column group of a warpgroup's C
 
 INDEX_PARAMS = (
     pointer("crow_indices", "int", "row offsets: first block of each block row, then the end of the last"),
@@ -73,12 +73,12 @@ COLUMNS_PARAM = i32("n", "columns of B and C")
 
 @dataclass(frozen=True)
 class Part:
-    """A warpgroup's part of a C tile: one 128 rows high is split between the two by rows, a lower one by columns.
+    """A warpgroup's part of a C tile: two warpgroups split a tile of 128 rows by rows, and others by columns.
 
     Attributes:
-        by_rows: whether the parts lie one above the other.
-        columns: columns of a part.
-        groups: column groups of a part.
+        by_rows: whether the tile is split by rows.
+        columns: columns per part.
+        groups: column groups per part.
     """
 
     by_rows: bool
@@ -87,19 +87,19 @@ class Part:
 
     @classmethod
     def of(cls, spec: BsrSpmmSpec | BsrSddmmSpec) -> Part:
-        """Split the tile of a spec."""
+        """Part of the tile of a spec."""
         by_rows = spec.tile.m == CONSUMERS * WARPGROUP_ROWS
         columns = spec.tile.n if by_rows else spec.tile.n // CONSUMERS
         return cls(by_rows, columns, columns // group_columns(spec))
 
     @property
     def registers(self) -> Registers:
-        """Return the register budget of a thread whose warpgroup computes 64 rows of these columns."""
+        """Register budget per thread of a warpgroup that computes 64 rows of these columns."""
         accumulators = WARPGROUP_ROWS * self.columns // WARPGROUP
         return Registers(accumulators=accumulators, overhead=40, limit=CONSUMER_REGISTERS)
 
     def constants(self, staging_groups: int) -> tuple[Constant, ...]:
-        """Return the constants of a part: its place, and the staging of its store."""
+        """Constants of a part and of the staging of its store."""
         rows = Constant("kWarpgroupRows", WARPGROUP_ROWS, "rows of a warpgroup's part")
         return (
             rows if self.by_rows else Constant("kWarpgroupColumns", self.columns, "columns of a warpgroup's part"),
@@ -110,12 +110,12 @@ class Part:
 
 
 def group_columns(spec: BsrSpmmSpec | BsrSddmmSpec) -> int:
-    """Return the columns of a column group."""
+    """Columns per column group."""
     return SWIZZLE // DTYPES[spec.dtype].bytes
 
 
 def warpgroup_constants(spec: BsrSpmmSpec | BsrSddmmSpec, *own: Constant) -> tuple[Constant, ...]:
-    """Return the constants of a ring that a warpgroup fills for two others, with a kernel's ``own`` in their place."""
+    """Constants of a ring that one warpgroup fills for two others, with the kernel's ``own`` constants in between."""
     return (
         Constant("kStages", spec.stages, "depth of the ring of A and B tiles"),
         Constant("kThreads", THREADS, "warpgroup 0 produces, the others consume"),
@@ -131,7 +131,7 @@ def small_block_registers(spec: BsrSpmmSpec | BsrSddmmSpec, threads: int, accumu
     """Register budget of a kernel for small blocks with ``ctas_per_sm`` thread blocks on an SM.
 
     Raises:
-        SpecError: where registers or shared memory do not suffice for them; each thread block costs 1 KB of its own.
+        SpecError: if registers or shared memory do not suffice; the system reserves 1 KB per thread block.
     """
     arch, resident = ARCHS[spec.arch], spec.ctas_per_sm
     limit = min(SMALL_BLOCK_REGISTERS, arch.registers_for(threads, resident))
@@ -148,12 +148,12 @@ def small_block_registers(spec: BsrSpmmSpec | BsrSddmmSpec, threads: int, accumu
 
 
 def _further_registers(spec: BsrSpmmSpec, accumulators: int) -> int:
-    """Return the registers of options beside addresses and loop state, where the compiler spilled without them.
+    """Registers for options, besides addresses and loop state, without which the compiler spilled.
 
-    Most of NVRTC 13.5, which needs a few more than 13.0.
+    Most are for NVRTC 13.5, which needs a few more than 13.0.
     """
     gelu = spec.epilogue is not None and spec.epilogue.activation == "gelu"
-    slim = (spec.block.rows, spec.block.cols) == (32, 16)  # whose addresses take more
+    slim = (spec.block.rows, spec.block.cols) == (32, 16)  # its addresses need more
     further = 8 if spec.is_dynamic else 0  # the scheduler's units, rows split along K
     if spec.accumulate and (spec.is_dynamic or slim or (spec.epilogue is not None and accumulators >= 64)):
         further += 8
@@ -161,9 +161,9 @@ def _further_registers(spec: BsrSpmmSpec, accumulators: int) -> int:
 
 
 def copies_b(spec: BsrSpmmSpec) -> bool:
-    """Whether B, stored by columns, is copied by rows before the product: for the small blocks of wgmma.
+    """Whether a prologue copies B, stored by columns, to rows: for the small blocks of wgmma.
 
-    Operands of 8 bits are multiplied K-major, as columns are.
+    8-bit operands are K-major, like columns, and need no copy.
     """
     by_columns = spec.b_layout == "column_major" and not spec.is_fp8
     return by_columns and spec.mma == "wgmma" and spec.block.rows < WARPGROUP_ROWS
@@ -175,12 +175,12 @@ def reads_columns(spec: BsrSpmmSpec) -> bool:
 
 
 def spmm_params(spec: BsrSpmmSpec) -> tuple[Param, ...]:
-    """Return the parameters that say where A, B and C are."""
+    """Parameters of A, B and C."""
     return (A_MAP, *b_params(spec, "K"), C_MAP, *INDEX_PARAMS)
 
 
 def b_and_c(spec: BsrSpmmSpec) -> str:
-    """Layouts of B and C, in words."""
+    """Description of the layouts of B and C."""
     by_columns = spec.b_layout == "column_major"
     return "B, C dense, B stored by columns and C by rows" if by_columns else "B, C dense and row-major"
 
@@ -190,7 +190,7 @@ def b_params(spec: BsrSpmmSpec, rows: str) -> tuple[Param, ...]:
     if reads_columns(spec):
         return (tensor_map("b_map", "B, by columns", (rows, "N")),)
     b = "the copy of B" if copies_b(spec) else "B"
-    # Where one copy brings whole rows, the last group may reach beyond B.
+    # If one copy loads whole rows, the last group may extend beyond B.
     whole = "column groups" if spec.block.rows < WARPGROUP_ROWS else "whole column groups"
     groups = tensor_map("b_groups_map", f"{whole} of {b}", ("columns of a group", rows, "groups"))
     return (tensor_map("b_map", b, ("N", rows)), groups)
@@ -202,7 +202,7 @@ def spmm_flags(spec: BsrSpmmSpec, mma_n: int, b_tile: str = "rows") -> SpmmFlags
     Args:
         spec: the spec.
         mma_n: N of a wgmma.
-        b_tile: how B, stored by rows, is read.
+        b_tile: name of the template that reads a B stored by rows.
     """
     by_columns = spec.b_layout == "column_major"
     groups = ("A, " if spec.transpose_a else "") + ("C" if by_columns else "B or C")
@@ -222,13 +222,13 @@ ONE_ROW = "a step is one 128-byte swizzled row deep"
 
 
 def one_block_row() -> OneOf[Any]:
-    """Rule of tiles that are one block row high."""
+    """Rule for tiles of one block row."""
     why = "a tile is one block row high: block.rows is"
     return OneOf("m", lambda spec: (spec.block.rows,), lambda spec, sizes: f"{why} {sizes}")
 
 
 def one_block() -> tuple[OneOf[Any], OneOf[Any]]:
-    """Rules of tiles that are one square block."""
+    """Rules for tiles of one square block."""
     return (
         OneOf("m", lambda spec: (spec.block.rows,), lambda spec, sizes: f"a tile is one block: block.rows is {sizes}"),
         OneOf("n", lambda spec: (spec.block.rows,), lambda spec, sizes: f"a tile is one block: block.cols is {sizes}"),
@@ -241,13 +241,13 @@ def stage_ring(stages: int) -> Ring:
 
 
 def column_groups(number: int) -> str:
-    """Return so many column groups in words."""
+    """A number of column groups, in words."""
     return f"{number} column group{'s' if number > 1 else ''}"
 
 
 def spmm_staging_groups(spec: BsrSpmmSpec) -> int:
-    """Return the column groups of C that a warpgroup has places for in shared memory."""
-    # One is filled while the other is stored; more would cost a stage of the ring. What is added comes all at once.
+    """Column groups of C that a warpgroup can stage in shared memory."""
+    # One is filled while the other is stored; more would cost a stage of the ring. The addend arrives all at once.
     groups = Part.of(spec).groups
     return groups if spec.accumulate else min(2, groups)
 
@@ -255,9 +255,9 @@ def spmm_staging_groups(spec: BsrSpmmSpec) -> int:
 def spmm_shared(
     spec: BsrSpmmSpec, a_bytes: int, a_doc: str, c_group_bytes: int = C_GROUP_BYTES, step_blocks: int = 1
 ) -> SharedLayout:
-    """Return the shared memory of a BSR x dense kernel, a stage of whose ring has ``a_bytes`` of A.
+    """Shared memory of a BSR x dense kernel with ``a_bytes`` bytes of A per stage of its ring.
 
-    A step may have ``step_blocks`` blocks of A; each of them has rows of B of its own.
+    A step may have up to ``step_blocks`` blocks of A, each with its own rows of B.
     """
     k, groups, staging_groups = spec.tile.k, spec.tile.n // group_columns(spec), spmm_staging_groups(spec)
     b_bytes = groups * k * SWIZZLE
@@ -278,9 +278,9 @@ def spmm_shared(
 
 
 def spmm_b_maps(spec: BsrSpmmSpec, step_blocks: int = 1) -> dict[str, TensorMap]:
-    """Tensor map of B: by column group; whole where a tile has all columns of B, or B is stored by columns.
+    """Tensor maps of B: by column group, and of all column groups of a tile; a single map if B is stored by columns.
 
-    One copy brings the rows that one of a step's ``step_blocks`` blocks of A meets.
+    One copy loads the rows for one of a step's ``step_blocks`` blocks of A.
     """
     columns, rows = group_columns(spec), spec.tile.k // step_blocks
     if reads_columns(spec):

@@ -1,4 +1,4 @@
-"""Split-K of the long block rows of BSR x dense with small blocks: chunks, which several thread blocks multiply."""
+"""Split-K of the long block rows of BSR x dense with small blocks, into chunks for several thread blocks."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from codegen.preparation import RowCutting
 from codegen.spec import BsrSpmmSpec
 
 FLOAT_BYTES = 4
-# Partial sums of C of a chunk, written and read once through the L2, are a 30th of the bytes of B that it reads: for
-# each column of a tile 8 bytes times the rows of a block, beside 2 times its columns of B: 120 blocks, if square.
+# The partial sums of a chunk, written and read once through the L2, are a 30th of the bytes of B that it reads. Per
+# column of a tile, they are 8 bytes per row of a block, compared to 2 bytes per block column: 120 square blocks.
 PART_SHARE = 30
 
 
 def row_cutting(spec: BsrSpmmSpec) -> RowCutting:
-    """How long block rows are split."""
+    """Split of long block rows."""
     part_bytes = spec.tile.m * spec.tile.n * FLOAT_BYTES
     block_bytes = spec.block.cols * spec.tile.n * DTYPES[spec.dtype].bytes
     cheap = -(-PART_SHARE * 2 * part_bytes // block_bytes)
@@ -24,12 +24,12 @@ def row_cutting(spec: BsrSpmmSpec) -> RowCutting:
 
 
 def blocks_of_step(spec: BsrSpmmSpec) -> int:
-    """Blocks of A in a step."""
+    """Blocks of A per step."""
     return spec.tile.k // spec.block.cols
 
 
 def chunk_params() -> tuple[Param, ...]:
-    """Parameters of the places of work units and of partial sums."""
+    """Parameters of work units and of partial sums."""
     return (
         pointer("chunks", "int4", "for each chunk: block row, first block, end block, first chunk of the row or -1"),
         pointer("chunk_count", "int", "number of chunks of all block rows"),
@@ -48,7 +48,7 @@ def chunk_params() -> tuple[Param, ...]:
 
 
 def chunk_constants(spec: BsrSpmmSpec) -> tuple[Constant, ...]:
-    """Return the constants of the queue of units, and of a part."""
+    """Constants of the queue of units, and of a partial sum."""
     return (
         *queue_constants(spec),
         Constant("kPartialFloats", spec.tile.m * spec.tile.n // CONSUMERS, "floats of a warpgroup's partial sum"),
@@ -56,13 +56,13 @@ def chunk_constants(spec: BsrSpmmSpec) -> tuple[Constant, ...]:
 
 
 def chunk_order(spec: BsrSpmmSpec) -> str:
-    """Return in words which thread blocks a launch has, and the order of their units."""
+    """Description of the thread blocks of a launch and the order of their units."""
     blocks = "one thread block per SM" if spec.ctas_per_sm == 1 else f"{spec.ctas_per_sm} thread blocks per SM"
     return f"{blocks}; dynamic scheduler of units (chunk of a block row, column tile), columns outermost"
 
 
 def chunk_summary(spec: BsrSpmmSpec) -> tuple[tuple[str, str], ...]:
-    """Return the line for ``explain``."""
+    """Line for ``explain``."""
     limit = row_cutting(spec).cut(1, 0).limit
     return (
         (

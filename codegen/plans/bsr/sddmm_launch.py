@@ -1,4 +1,4 @@
-"""From the shape of a sampled product to the arguments of its launch."""
+"""Launch arguments for the shape of a sampled product."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from codegen.spec import BsrSddmmSpec
 
 
 def arguments(plan: Plan, shape: SddmmShape, slots: int) -> LaunchArgs:
-    """Work out a launch: a tile is a few stored blocks of C."""
+    """Launch arguments; a tile is a few stored blocks of C."""
     del slots
     spec = plan.spec
     assert isinstance(spec, BsrSddmmSpec)

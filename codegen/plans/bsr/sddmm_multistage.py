@@ -1,4 +1,4 @@
-"""Plan of the sampled products by mma.sync and by WMMA: all warps load and compute, one thread block a tile."""
+"""Plan of the sampled products by mma.sync and by WMMA: all warps load and compute, with one thread block per tile."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from codegen.spec import BsrSddmmSpec
 from codegen.tile_rules import OneOf, Rule, check_tile
 
 WARPS = 4
-FP8_WARPS = 8  # their parts are narrower: products beside their sums take registers
-# A warp's part of a tile has as many rows, or all that there are. 64 x 64 do 32 FLOPs for each byte from shared memory.
+FP8_WARPS = 8  # with narrower parts: products need registers in addition to their sums
+# Most rows of a warp's part of a tile. 64 x 64 gives 32 FLOPs per byte from shared memory.
 WARP_ROWS = 64
 SIZES = (16, 32, 64, 128)
 
 
 def plan(spec: BsrSddmmSpec, stem: str) -> Plan:
-    """Work out every number of the kernel."""
+    """Plan of the kernel of a spec."""
     dtype, size = DTYPES[spec.dtype], spec.block.rows
     m, n, k = spec.tile.m, spec.tile.n, spec.tile.k
     _check(spec)
@@ -107,7 +107,7 @@ def plan(spec: BsrSddmmSpec, stem: str) -> Plan:
 
 
 def _check(spec: BsrSddmmSpec) -> None:
-    """Refuse what the kernels are not written for."""
+    """Reject specs that the kernels do not support."""
     size, arch = spec.block.rows, spec.arch
     allowed = ", ".join(map(str, SIZES))
     if spec.is_fp8:
@@ -119,13 +119,13 @@ def _check(spec: BsrSddmmSpec) -> None:
 
 
 def _fp8_depths(spec: BsrSddmmSpec) -> tuple[int, ...]:
-    """Return the depths of a step: of two slices and more, and of rows that all threads copy within a tile of A."""
+    """Legal depths of a step: at least two slices, and no more rows per copy pass than an A tile has."""
     rows_of_pass = {k: 32 * FP8_WARPS // (k // COPY_BYTES) for k in mma_sync_depths(spec)[1:]}
     return tuple(k for k, rows in rows_of_pass.items() if rows <= spec.tile.m)
 
 
 def _depths(spec: BsrSddmmSpec) -> tuple[int, ...]:
-    """Depths of a step: all threads copy whole rows together, and no more than a tile has."""
+    """Legal depths of a step: a copy pass of all threads has whole rows, and no more than a tile has."""
     if spec.tile.m == MMA:
         return (64,)
     return _fp8_depths(spec) if spec.is_fp8 else (32, 64)

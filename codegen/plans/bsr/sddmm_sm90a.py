@@ -1,4 +1,4 @@
-"""Plan of the sm_90a sampled product: the blocks of A B^T that a BSR pattern lists, several of a row at a time."""
+"""Plan of the sm_90a sampled product: the blocks of A B^T in a BSR pattern, several of a block row at a time."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TILE: tuple[Rule[BsrSddmmSpec], ...] = (
 
 
 def plan(spec: BsrSddmmSpec, stem: str) -> Plan:
-    """Work out every number of the kernel."""
+    """Plan of the kernel of a spec."""
     dtype = DTYPES[spec.dtype]
     rows, cols = spec.block.rows, spec.block.cols
     m, n, k = spec.tile.m, spec.tile.n, spec.tile.k

@@ -41,7 +41,7 @@ TILE = (*BLOCK_TILE, *FURTHER)
 
 
 def plan(spec: BsrSddmmSpec, stem: str) -> Plan:
-    """Work out every number of the kernel."""
+    """Plan of the kernel of a spec."""
     cols = spec.block.cols
     m, n, k = spec.tile.m, spec.tile.n, spec.tile.k
     check_blocks(spec)

@@ -1,7 +1,7 @@
 """Plan of the sm_90a sampled product with blocks of 16 and 32: the product is computed transposed.
 
-A block of 16 or 32 rows would fill a part of a wgmma's 64 only. So the tile is C^T = B A^T: 64 rows of B, those of two
-or four stored blocks, are the M side of a wgmma, the rows of A its N side.
+A block of 16 or 32 rows would only fill a part of a wgmma's 64 rows. So the tile is C^T = B A^T: 64 rows of B, those of
+two or four stored blocks, are the M side of a wgmma, and the rows of A its N side.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from codegen.plans.bsr.sddmm_launch import arguments
 from codegen.spec import BsrSddmmSpec
 from codegen.tile_rules import OneOf, Rule, check_tile
 
-SIZES = (16, 32)  # rows and columns of a block that the kernel is written for
-WIDTHS = (128, 256, 512)  # columns of a tile: no more than 32 blocks, of which each lane of a warp finds one
+SIZES = (16, 32)  # supported rows and columns per block
+WIDTHS = (128, 256, 512)  # columns per tile: at most 32 blocks, one for each lane of a warp
 GROUP_COLUMNS = 64  # M side of one wgmma: rows of B
-PIECE = 16  # rows and columns of what a warp stores at a time: its columns of a column group
+PIECE = 16  # rows and columns that a warp stores at a time: its columns of a column group
 
 
 def plan(spec: BsrSddmmSpec, stem: str) -> Plan:
-    """Work out every number of the kernel."""
+    """Plan of the kernel of a spec."""
     dtype = DTYPES[spec.dtype]
     rows, cols = spec.block.rows, spec.block.cols
     m, n, k = spec.tile.m, spec.tile.n, spec.tile.k
@@ -125,14 +125,14 @@ TILE: tuple[Rule[BsrSddmmSpec], ...] = (
 
 
 def _check(spec: BsrSddmmSpec) -> None:
-    """Refuse what the kernel is not written for."""
+    """Reject specs that the kernel does not support."""
     require(spec.block.cols in SIZES, "block.cols", f"is {spec.block.cols}; {_allowed(spec, '16, 32')}")
     check_tile(spec, TILE)
     require(spec.stages >= 2, "stages", "is 1; a warpgroup reads one stage while it waits for the next: 2 or more")
 
 
 def _shared(spec: BsrSddmmSpec, a_bytes: int, b_bytes: int, piece_bytes: int) -> tuple[SharedLayout, int]:
-    """Shared memory, and pieces of C that a warp has room for: two if they fit beside the ring."""
+    """Shared memory, and the pieces of C that a warp can stage: two if they fit in addition to the ring."""
     arch, warps = ARCHS[spec.arch], CONSUMERS * WARPGROUP // WARP
     for pieces in (2, 1):
         shared, ring, tile = SharedLayout(), stage_ring(spec.stages), spec.tile

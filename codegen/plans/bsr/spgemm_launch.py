@@ -1,4 +1,4 @@
-"""From the shape of a BSR x BSR product to the arguments of its launch, by the order in which C's tiles are taken."""
+"""Launch arguments for the shape of a BSR x BSR product, by the order of C's tiles."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from codegen.plan import Plan
 from codegen.problem import COUNTER_BYTES, LaunchArgs, SpgemmShape
 from codegen.spec import BsrSpgemmSpec
 
-LATE_TILES = 4  # words: tickets, thread blocks that ended, and 64 bits of tiles put off and tiles judged
+LATE_TILES = 4  # words: tickets, finished thread blocks, and 64 bits of deferred and classified tiles
 TICKETS_BYTES = {"scheduler": f"{COUNTER_BYTES} * tiles + {COUNTER_BYTES * LATE_TILES}"}
 """Workspace of the dynamic tile scheduler."""
 
 
 @dataclass(frozen=True)
 class OfRuns:
-    """Works out a launch whose thread blocks take runs of ``run_tiles`` tiles of a dense C."""
+    """Launch arguments if thread blocks take runs of ``run_tiles`` tiles of a dense C."""
 
     run_tiles: int
 
     def __call__(self, plan: Plan, shape: SpgemmShape, slots: int) -> LaunchArgs:
-        """Work it out."""
+        """Launch arguments."""
         del slots
         block = _spec(plan).block
         column_blocks = shape.columns // block.cols
@@ -31,7 +31,7 @@ class OfRuns:
 
 
 def of_tickets(plan: Plan, shape: SpgemmShape, slots: int) -> LaunchArgs:
-    """Work out a launch with a dynamic tile scheduler, C dense."""
+    """Launch arguments with a dynamic tile scheduler and a dense C."""
     del slots
     block = _spec(plan).block
     column_blocks = shape.columns // block.cols
@@ -41,7 +41,7 @@ def of_tickets(plan: Plan, shape: SpgemmShape, slots: int) -> LaunchArgs:
 
 
 def of_pattern(plan: Plan, shape: SpgemmShape, slots: int) -> LaunchArgs:
-    """Work out a launch that computes the blocks of C that a pattern lists."""
+    """Launch arguments for the blocks of C in a pattern."""
     del slots
     numbers = {"block_rows": shape.rows // _spec(plan).block.rows, "blocks": shape.blocks}
     return LaunchArgs(numbers | _inner_blocks(plan, shape), shape.blocks)

@@ -1,4 +1,4 @@
-"""Plan of BSR x BSR by mma.sync and by WMMA: a thread block finds, loads and multiplies what a few tiles need."""
+"""Plan of BSR x BSR by mma.sync and by WMMA: a thread block finds, loads and multiplies the products of a few tiles."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from codegen.plans.bsr.spgemm_launch import OfRuns
 from codegen.spec import BsrSpgemmSpec
 from codegen.tile_rules import OneOf, Rule, check_tile
 
-# Block size: warps of a thread block, and the rows and columns of C of each. A small tile is one warp's, which then
-# waits for nobody.
+# By block size: warps per thread block, and rows and columns of C per warp. A single warp computes a small tile,
+# without waiting for others.
 PARTS = {16: (1, 16), 32: (1, 32), 64: (4, 32), 128: (4, 64)}
-# A search is shared by this many columns of C, and by four tiles at least: more would divide the work less evenly.
+# This many columns of C share a search, and at least four tiles: more would distribute the work less evenly.
 RUN_COLUMNS = 256
 LEAST_RUN_TILES = 4
 
 
 def plan(spec: BsrSpgemmSpec, stem: str) -> Plan:
-    """Work out every number of the kernel."""
+    """Plan of the kernel of a spec."""
     dtype, block = DTYPES[spec.dtype], spec.block.rows
     k = spec.tile.k
     _check(spec)
@@ -100,7 +100,7 @@ TILE: tuple[Rule[BsrSpgemmSpec], ...] = (
 
 
 def _check(spec: BsrSpgemmSpec) -> None:
-    """Refuse what the kernels are not written for."""
+    """Reject specs that the kernels do not support."""
     block = spec.block.rows
     allowed = ", ".join(map(str, PARTS))
     require(block in PARTS, "block.rows", f"is {block}; allowed on {ARCHS[spec.arch].name}: {allowed}")

@@ -1,7 +1,7 @@
 """Plan of the sm_90a BSR x BSR kernel: a warp intersects A's block columns with B's block rows, the producer loads.
 
-C is dense, and its tiles are scheduled in runs (``static``) or one by one (``dynamic``), or it is in BSR on a given
-pattern, and a tile is one of its blocks.
+C is dense, with tiles scheduled in runs (``static``) or one by one (``dynamic``); or C is in BSR with a given pattern,
+and a tile is one of its blocks.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ TILE: tuple[Rule[BsrSpgemmSpec], ...] = (
 
 
 def plan(spec: BsrSpgemmSpec, stem: str) -> Plan:
-    """Work out every number of the kernel."""
+    """Plan of the kernel of a spec."""
     dtype, arch = DTYPES[spec.dtype], ARCHS[spec.arch]
     block = spec.block.rows
     m, n, k = spec.tile.m, spec.tile.n, spec.tile.k
@@ -71,7 +71,7 @@ def plan(spec: BsrSpgemmSpec, stem: str) -> Plan:
     require(allowed, "scheduler", f"is dynamic; allowed with output bsr on {arch.name}: static")
     require(spec.stages >= 2, "stages", "is 1; a warpgroup reads one stage while it waits for the next: 2 or more")
 
-    # With a dynamic scheduler a warp of its own searches one tile ahead of the producer.
+    # With a dynamic scheduler, a separate warp searches one tile ahead of the producer.
     consumers, other_warps = m // WARPGROUP_ROWS, 2 if spec.is_dynamic else 1
     groups = n // columns
     a_bytes, b_bytes = m * k * dtype.bytes, k * n * dtype.bytes
@@ -88,7 +88,7 @@ def plan(spec: BsrSpgemmSpec, stem: str) -> Plan:
         shared.add("ListBarriers", 8 * 2, "mbarriers of the list: full, then empty", align=8)
     shared.add("Steps", 4 * spec.stages, "kind of step in each stage", align=4)
     accumulators = WARPGROUP_ROWS * n // WARPGROUP
-    # A tile has few steps: while one thread block of an SM stores, another multiplies. Each costs 1 KB of its own.
+    # A tile has few steps: one thread block of an SM multiplies while another stores. Each reserves 1 KB more.
     threads = consumers * WARPGROUP + 32 * other_warps
     fitting = min(arch.shared_memory_per_sm // (shared.size + KIB), arch.blocks_for(threads, accumulators + OVERHEAD))
     ctas_per_sm = max(1, fitting)
@@ -132,7 +132,7 @@ def plan(spec: BsrSpgemmSpec, stem: str) -> Plan:
         registers=registers,
         params=params,
         tensor_maps={
-            # Blocks lie anywhere: what is beside them is not read along (step 39 of docs/notebook/ladder-bsr.md).
+            # Blocks are scattered: the L2 need not read their neighbors (step 39 of docs/notebook/ladder-bsr.md).
             "a_map": TensorMap((columns, m, 1), SWIZZLE, promotion=128),
             "b_map": TensorMap((columns, k, 1), SWIZZLE, promotion=128),
             "c_map": TensorMap((*c_box, 1) if spec.output == "bsr" else c_box, SWIZZLE),
@@ -155,21 +155,21 @@ def plan(spec: BsrSpgemmSpec, stem: str) -> Plan:
 
 
 def _tile_order(spec: BsrSpgemmSpec) -> str:
-    """Return the template of the order of C's tiles."""
+    """Template of the order of C's tiles."""
     if spec.output == "bsr":
         return "bsr_spgemm/order_listed.cuh.j2"
     return "bsr_spgemm/order_dynamic.cuh.j2" if spec.is_dynamic else "bsr_spgemm/order_runs.cuh.j2"
 
 
 def _arguments(spec: BsrSpgemmSpec) -> Arguments:
-    """Arguments of a launch as functions of the shape of a problem."""
+    """Function from the shape of a problem to launch arguments."""
     if spec.output == "bsr":
         return of_pattern
     return of_tickets if spec.is_dynamic else OfRuns(RUN_TILES)
 
 
 def _tile_constants(spec: BsrSpgemmSpec) -> tuple[Constant, ...]:
-    """Return the constants of the order of a dense C's tiles."""
+    """Constants of the order of a dense C's tiles."""
     if spec.output == "bsr":
         return ()
     if spec.is_dynamic:
@@ -199,14 +199,14 @@ def _tile_params(spec: BsrSpgemmSpec) -> tuple[Param, ...]:
 
 
 def _search_summary(spec: BsrSpgemmSpec) -> str:
-    """Return in words how the products of a tile are found."""
+    """Description of the search for the products of a tile."""
     if spec.output == "bsr":
         return "a search for each tile"
     return "a separate warp searches, one tile ahead" if spec.is_dynamic else f"{RUN_TILES} tiles share a search"
 
 
 def _grid_summary(spec: BsrSpgemmSpec, ctas_per_sm: int) -> str:
-    """Return in words which thread blocks a launch has, and the order of their tiles."""
+    """Description of the thread blocks of a launch and the order of their tiles."""
     blocks = f"{ctas_per_sm} thread blocks per SM"
     if spec.output == "bsr":
         return f"{blocks}, looping over the listed blocks of C (persistent)"

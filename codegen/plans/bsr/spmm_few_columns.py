@@ -1,7 +1,7 @@
-"""Plan of the sm_90a BSR x dense kernel for few columns: A and B go from global memory straight to registers.
+"""Plan of the sm_90a BSR x dense kernel for few columns: A and B are loaded from global memory to registers.
 
-With few columns a product takes as long as the stored blocks take to be read. So these are read once, in the order
-in which they are stored; the warps of a thread block divide a block row, so that there is work for all SMs.
+With few columns, the time of a product is that of reading the stored blocks. So the kernel reads them once, in storage
+order, and the warps of a thread block split a block row, so that all SMs have work.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from codegen.problem import BlockSize, LaunchArgs, SpmmShape
 from codegen.spec import BsrSpmmSpec
 from codegen.tile_rules import OneOf, Rule, check_tile, listed
 
-WARPS = (8, 4, 2, 1)  # of a thread block, as a launch chooses
-STRIP_ROWS = 16  # rows of which a lane has two: two products side by side
-PADDING = 8  # floats behind a row of partial sums: fewer of a warp's rows begin in the same bank
+WARPS = (8, 4, 2, 1)  # per thread block; each launch chooses
+STRIP_ROWS = 16  # rows, two of them per lane: two adjacent products
+PADDING = 8  # floats after a row of partial sums, so that fewer of a warp's rows start in the same bank
 OVERHEAD_REGISTERS = 32  # addresses and loop state: an allowance
 ROWS = (16, 32, 64)
 DEPTHS = (16, 32)
@@ -26,7 +26,7 @@ STAGES = (2, 4)
 
 
 def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
-    """Work out every number of the kernel."""
+    """Plan of the kernel of a spec."""
     _check(spec)
     arch, dtype, block, tile = ARCHS[spec.arch], DTYPES[spec.dtype], spec.block, spec.tile
     threads = 32 * WARPS[0]
@@ -35,7 +35,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
 
     shared = SharedLayout()
     stride = tile.n + PADDING
-    shared.add("Partial", WARPS[0] * tile.m * stride * 4, "fp32 partial sums of a tile of C, of each warp", align=128)
+    shared.add("Partial", WARPS[0] * tile.m * stride * 4, "fp32 partial sums of a tile of C, for each warp", align=128)
     used = strips * tile.n // 2 + spec.stages * (strips * 2 * a_words + tile.k // 4 * b_words)
     needed = -(-(used + OVERHEAD_REGISTERS) // REGISTER_UNIT) * REGISTER_UNIT
     registers = Registers(accumulators=used, overhead=OVERHEAD_REGISTERS, limit=min(needed, arch.registers_per_thread))
@@ -83,7 +83,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         grid_summary="one thread block per C tile, (M / tile m) * ceil(N / tile n), with 1 to 8 warps",
         summary=(
             ("blocks of A", f"{block.rows} x {block.cols}"),
-            ("tile", f"{tile.m} x {tile.n} of C; 1 to {WARPS[0]} warps divide the steps of its block row"),
+            ("tile", f"{tile.m} x {tile.n} of C; 1 to {WARPS[0]} warps split the steps of its block row"),
             ("schedule", f"{spec.schedule}: all warps load ({spec.copy_}) and compute (mma.sync 16 x 8 x 16)"),
             ("pipeline", f"{spec.stages} steps of {tile.k} columns of A in registers or in flight"),
         ),
@@ -95,9 +95,9 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
 
 
 def _arguments(plan: Plan, shape: SpmmShape, slots: int) -> LaunchArgs:
-    """Work out a launch: as many warps for a tile as let all tiles be computed at once.
+    """Launch arguments, with the most warps per tile for which all tiles run concurrently.
 
-    More would have less to do before their sums meet, fewer would leave SMs without loads on their way.
+    More warps would have less work before their sums are combined, and fewer would leave SMs without loads in flight.
     """
     spec = plan.spec
     assert isinstance(spec, BsrSpmmSpec)
@@ -127,7 +127,7 @@ TILE: tuple[Rule[BsrSpmmSpec], ...] = (
 
 
 def _check(spec: BsrSpmmSpec) -> None:
-    """Refuse what the kernel is not written for."""
+    """Reject specs that the kernel does not support."""
     left_out(spec, spec.options, f"{spec.arch} with mma and ld_global")
     check_tile(spec, TILE)
     stages = f"is {spec.stages}; allowed with mma and ld_global: {listed(STAGES)}"

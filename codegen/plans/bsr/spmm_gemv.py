@@ -32,7 +32,7 @@ from codegen.tile_rules import OneOf, Rule, check_tile, listed
 WARPS = 16
 """Warps of a thread block at most: the launch chooses their number."""
 MMA_ROWS = 16
-"""Rows of C of one mma.sync."""
+"""Rows of C per mma.sync."""
 COLUMNS = 8
 """Columns of C of one mma.sync, and of a tile."""
 OVERHEAD_REGISTERS = 28
@@ -53,11 +53,11 @@ ROWS = (16, 32)
 DEPTHS = (16, 32, 64)
 STAGES = (2, 3, 4, 6, 8)
 REFUSED = ("output", "accumulate_every", "scales", "scheduler", "transpose_a", "ctas_per_sm")
-"""Options of BSR x dense that this kernel does not have."""
+"""Options of BSR x dense that this kernel does not support."""
 
 
 def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
-    """Work out every number of the kernel."""
+    """Plan of the kernel of a spec."""
     _check(spec)
     arch, dtype, block, tile = ARCHS[spec.arch], DTYPES[spec.dtype], spec.block, spec.tile
     part = min(tile.k, 32)
@@ -129,26 +129,26 @@ def _params(spec: BsrSpmmSpec) -> tuple[Param, ...]:
     """Parameters of the kernel."""
     element = "unsigned short"
     added = (
-        pointer("c_in", element, "c (M, N), which is added; may be C itself"),
-        i64("c_in_row_stride", "elements from one row of c to the next"),
-        i64("c_in_column_stride", "elements from one column of c to the next"),
-        f32("beta", "what c is multiplied with; if 0, c is not read"),
+        pointer("c_in", element, "addend c (M, N); may be C itself"),
+        i64("c_in_row_stride", "row stride of c, in elements"),
+        i64("c_in_column_stride", "column stride of c, in elements"),
+        f32("beta", "factor of c; c is not read if it is 0"),
     )
-    bias = pointer("bias", element, f"added to C, one {spec.dtype} for each row (M)")
+    bias = pointer("bias", element, f"bias of C, one {spec.dtype} element for each row (M)")
     return (
         pointer("a", element, "stored blocks of A (nnz, rows, cols), contiguous"),
         pointer("b", element, "B (K, N)"),
         pointer("c", element, "C (M, N)", writes=True),
-        i64("b_row_stride", "elements from one row of B to the next"),
-        i64("b_column_stride", "elements from one column of B to the next"),
-        i64("c_row_stride", "elements from one row of C to the next"),
-        i64("c_column_stride", "elements from one column of C to the next"),
-        pointer("crow_indices", "int", "first block of each block row, and one more"),
-        pointer("col_indices", "int", "block column of each block"),
-        i32("index_words", "32-bit words of an index: 1 or 2, the low one is read"),
-        i32("block_columns", "blocks across A, block rows of B; what lies outside counts as zeros"),
+        i64("b_row_stride", "row stride of B, in elements"),
+        i64("b_column_stride", "column stride of B, in elements"),
+        i64("c_row_stride", "row stride of C, in elements"),
+        i64("c_column_stride", "column stride of C, in elements"),
+        pointer("crow_indices", "int", "row offsets: first block of each block row, then the end of the last"),
+        pointer("col_indices", "int", "block column of each stored block"),
+        i32("index_words", "32-bit words per index, 1 or 2; the kernel reads the low word"),
+        i32("block_columns", "block columns of A, block rows of B; blocks outside count as zeros"),
         i32("n", "columns of B and C"),
-        i32("column_tiles", "tiles side by side"),
+        i32("column_tiles", "column tiles"),
         *(added if spec.accumulate else ()),
         *((bias,) if spec.epilogue is not None and spec.epilogue.bias else ()),
     )

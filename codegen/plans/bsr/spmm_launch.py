@@ -1,4 +1,4 @@
-"""From the shape of a BSR x dense product to the arguments of its launch."""
+"""Launch arguments for the shape of a BSR x dense product."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from codegen.preparation import RowCut
 from codegen.problem import SCHEDULER_COUNTERS, LaunchArgs, SpmmShape
 from codegen.spec import BsrSpmmSpec
 
-L2_BYTES = 16 << 20  # of A at once: a third of the L2, through which B and C go too
+L2_BYTES = 16 << 20  # of A at a time: a third of the L2, which B and C use too
 
 
 def arguments(plan: Plan, shape: SpmmShape, slots: int) -> LaunchArgs:
-    """Work out a launch; tiles are not divided by how many thread blocks run at once."""
+    """Launch arguments; the split of tiles does not depend on the number of concurrent thread blocks."""
     del slots
     spec = plan.spec
     assert isinstance(spec, BsrSpmmSpec)
@@ -30,7 +30,7 @@ def arguments(plan: Plan, shape: SpmmShape, slots: int) -> LaunchArgs:
         counters["scheduler"] = SCHEDULER_COUNTERS
     if plan.row_cutting is not None and shape.chunk_blocks is not None:
         cut = RowCut.at(shape.chunk_blocks, block_rows, shape.blocks)
-        units = cut.chunks  # at most
+        units = cut.chunks  # an upper bound
         counters["chunks_done"], scratch["parts"] = plan.row_cutting.workspace(cut, column_tiles)
     numbers = {
         "block_rows": block_rows,
@@ -51,23 +51,23 @@ def arguments(plan: Plan, shape: SpmmShape, slots: int) -> LaunchArgs:
 
 
 def group_rows(spec: BsrSpmmSpec, block_rows: int, blocks: int) -> int:
-    """Block rows, of ``block_rows`` with ``blocks`` in all, whose part of A is in the L2 at once."""
+    """Number of block rows, of ``block_rows`` with ``blocks`` blocks in total, whose part of A fits the L2."""
     a_bytes = blocks * spec.block.rows * spec.block.cols * DTYPES[spec.dtype].bytes
     groups = max(1, -(-a_bytes // L2_BYTES))
     return max(1, -(-block_rows // groups))
 
 
 def whole_rows(spec: BsrSpmmSpec, depth: int, columns: int, stride: int) -> int:
-    """Rows of B, from the first, whose column groups one copy may bring together.
+    """Number of leading rows of B for which one copy may load all column groups.
 
-    The last group may reach beyond its row, into those below, whose elements are then brought and not used. The last
-    rows have too few below them, and a copy brings all rows that meet a block column.
+    The last group may extend beyond its row into the rows below, whose elements are loaded but not used. The last rows
+    of B have too few rows below them, and a copy loads all rows of a block column.
 
     Args:
         spec: the spec.
         depth: rows of B.
-        columns: of B.
-        stride: elements from one row of B to the next, as the caller has it.
+        columns: columns of B.
+        stride: row stride of B, in elements.
     """
     beyond = -columns % group_columns(spec)
     if beyond == 0:

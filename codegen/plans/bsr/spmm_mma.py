@@ -37,16 +37,16 @@ from codegen.spec import BsrSpmmSpec
 from codegen.tile_rules import OneOf, Rule, check_tile
 
 COPY_BYTES = 16  # of one cp.async and of one row of an 8 x 8 matrix of ldmatrix
-LINE_BYTES = 128  # of all banks of shared memory
+LINE_BYTES = 128  # all banks of shared memory
 MMA_ROWS, MMA_DEPTH = 16, 16  # of one mma.sync
 BLOCK_SIDES = (16, 32, 64, 128)
-LOW_ROWS = 32  # of a tile that may be 512 columns wide
-# A warp's part of C. 64 x 64 do 32 FLOPs for each byte read from shared memory, which is then no limit.
-WARP_ROWS = 64  # or all rows of a tile that has fewer
+LOW_ROWS = 32  # most rows of a tile with 512 columns
+# A warp's part of C. 64 x 64 gives 32 FLOPs per byte from shared memory, which is then not the limit.
+WARP_ROWS = 64  # or all rows of a tile with fewer
 WARP_COLUMNS = 64
-FP8_WARP_COLUMNS = 32  # products beside their sums take registers
+FP8_WARP_COLUMNS = 32  # products need registers in addition to their sums
 OVERHEAD_REGISTERS = 40  # addresses and loop state: an allowance
-FP8_OVERHEAD_REGISTERS = 68  # products beside their sums too: with 60 a tile of 32 x 128 spilled where there are 128
+FP8_OVERHEAD_REGISTERS = 68  # products in addition to sums; with 60, a tile of 32 x 128 spilled below a limit of 128
 GROUP_PARAMS = (
     i32("group_rows", "block rows whose blocks fit the L2 together"),
     i32("column_tiles", "tiles per block row"),
@@ -54,7 +54,7 @@ GROUP_PARAMS = (
 
 
 def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
-    """Work out every number of the kernel."""
+    """Plan of the kernel of a spec."""
     arch, dtype = ARCHS[spec.arch], DTYPES[spec.dtype]
     m, n, k = spec.tile.m, spec.tile.n, spec.tile.k
     by_columns, in_fp8 = spec.b_layout == "column_major", spec.is_fp8
@@ -67,7 +67,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
     warps = m // warp_rows * warps_n
     threads = 32 * warps
     a_chunks = k // copy
-    some_copy_a = m * a_chunks < threads  # an A tile has fewer chunks than there are threads
+    some_copy_a = m * a_chunks < threads  # an A tile has fewer chunks than a thread block has threads
     a_bytes, b_bytes = m * k * dtype.bytes, k * n * dtype.bytes
     staging_bytes = warps * MMA_ROWS * columns * output_bytes
 
@@ -76,7 +76,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
     b_doc = f"{n} columns of {k} elements" if by_columns else f"{k} rows of {n} elements"
     ring.add("B", spec.stages * b_bytes, f"B tiles, {b_doc}, swizzled", ring=Ring(spec.stages))
     scale_constants = add_mma_sync_scales(spec, ring) if in_fp8 else ()
-    # C is staged in the memory of the tiles, which are read no more by then.
+    # C is staged in the memory of the tiles, which are no longer read.
     staging = SharedRegion(
         "Staging", 0, staging_bytes, "strips of C, one per warp; overlap the tiles", "A", stores=True
     )
@@ -85,7 +85,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
     fragments = 2 * (warp_rows + columns) * depth * dtype.bytes // 4 // 32  # of two slices
     held = warp_rows * columns // 32 + fragments
     overhead = mma_sync_overhead(spec, FP8_OVERHEAD_REGISTERS) if in_fp8 else OVERHEAD_REGISTERS
-    # As many thread blocks as shared memory (1 KB a block is the system's), registers and warps allow.
+    # As many thread blocks as shared memory (the system reserves 1 KB per block), registers and warps allow.
     ctas_per_sm = max(
         1,
         min(
@@ -158,7 +158,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
 
 
 def _params(spec: BsrSpmmSpec) -> tuple[Param, ...]:
-    """Return the parameters that such kernels have, by the types of their elements."""
+    """Parameters, by the types of the elements."""
     if not spec.is_fp8:
         return warp_level_params("unsigned short", spec.b_layout == "column_major")
     written = pointer("c", mma_sync_flags(spec).element, "C (M, N)", writes=True)
@@ -167,7 +167,7 @@ def _params(spec: BsrSpmmSpec) -> tuple[Param, ...]:
 
 
 def _own_rows(k: int, n: int, copy: int, threads: int, some_copy_a: bool) -> tuple[Constant, ...]:
-    """Constants of the tiles in shared memory where B is stored by rows: rows of A and of B differ in length."""
+    """Constants of the tiles in shared memory if B is stored by rows: rows of A and B have different lengths."""
     a_chunks, b_chunks = k // copy, n // copy
     a_rows_per_line = max(1, LINE_BYTES // (a_chunks * COPY_BYTES))
     a_pass_rows = Constant(
@@ -183,7 +183,7 @@ def _own_rows(k: int, n: int, copy: int, threads: int, some_copy_a: bool) -> tup
 
 
 def _common_rows(k: int, copy: int, threads: int) -> tuple[Constant, ...]:
-    """Constants of the tiles in shared memory where B is stored by columns: its rows are as long as those of A."""
+    """Constants of the tiles in shared memory if B is stored by columns: its tile rows are as long as those of A."""
     chunks = k // copy
     return (
         Constant("kRowChunks", chunks, "chunks of a tile row: of a row of A, of a column of B"),
@@ -192,7 +192,7 @@ def _common_rows(k: int, copy: int, threads: int) -> tuple[Constant, ...]:
 
 
 def _depths(spec: BsrSpmmSpec) -> tuple[int, ...]:
-    """Depths of a step, which divide a block."""
+    """Legal depths of a step, which divide a block."""
     known = mma_sync_depths(spec) if spec.is_fp8 else (16, 32, 64)
     return tuple(depth for depth in known if spec.block.cols % depth == 0)
 
@@ -210,7 +210,7 @@ TILE: tuple[Rule[BsrSpmmSpec], ...] = (
 
 
 def _check(spec: BsrSpmmSpec) -> None:
-    """Refuse what the kernel is not written for."""
+    """Reject specs that the kernel does not support."""
     block = spec.block
     sides = ", ".join(map(str, BLOCK_SIDES))
     if spec.is_fp8:

@@ -43,8 +43,8 @@ from codegen.problem import SCHEDULER_BYTES
 from codegen.spec import BsrSpmmSpec
 from codegen.tile_rules import OneOf, Rule, check_tile
 
-# Columns of a tile: registers hold the accumulators of 64 rows and 256 columns of a warpgroup. Of a tile 64 rows high
-# each warpgroup has half the columns.
+# Columns per tile: registers hold the accumulators of 64 rows and 256 columns per warpgroup. In a tile of 64 rows, each
+# warpgroup has half of the columns.
 WIDTHS = {64: (128, 256, 512), 128: (128, 256)}
 TILE: tuple[Rule[BsrSpmmSpec], ...] = (
     OneOf(
@@ -66,7 +66,7 @@ TILE: tuple[Rule[BsrSpmmSpec], ...] = (
 
 
 def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
-    """Work out every number of the kernel."""
+    """Plan of the kernel of a spec."""
     dtype = DTYPES[spec.dtype]
     m, n, k = spec.tile.m, spec.tile.n, spec.tile.k
     columns = group_columns(spec)
@@ -80,7 +80,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
     require(spec.stages >= 2, "stages", "is 1; a warpgroup reads one stage while it waits for the next: 2 or more")
 
     part = Part.of(spec)
-    # Not with a dynamic scheduler: it was slower.
+    # Not with a dynamic scheduler, where it was slower.
     clips = not (part.by_rows or spec.is_dynamic or by_columns)
     a_row_bytes = k * dtype.bytes
     a_bytes, b_bytes = m * k * dtype.bytes, k * n * dtype.bytes
@@ -104,7 +104,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         *order_constants(spec),
     )
     c_map = TensorMap((columns, WARPGROUP_ROWS), SWIZZLE)
-    # With blocks of 64 2% faster with a dynamic scheduler, no slower with 128 (step 39 of docs/notebook/ladder-bsr.md).
+    # Dynamic scheduler: 2% faster with blocks of 64, not slower with 128 (step 39 of docs/notebook/ladder-bsr.md).
     promotion = 128 if spec.is_dynamic else 256
     return Plan(
         spec=spec,

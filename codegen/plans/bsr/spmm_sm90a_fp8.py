@@ -33,7 +33,7 @@ BLOCK_SCALES = (
 
 
 def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
-    """Work out every number of the kernel."""
+    """Plan of the kernel of a spec."""
     m, n, k = spec.tile.m, spec.tile.n, spec.tile.k
     _check(spec)
     by_block = spec.scales == "block"
@@ -107,7 +107,7 @@ TILE = (*BLOCK_TILE, *DEPTH)
 
 
 def _check(spec: BsrSpmmSpec) -> None:
-    """Refuse what the kernel is not written for."""
+    """Reject specs that the kernel does not support."""
     require(
         spec.b_layout == "column_major",
         "b_layout",

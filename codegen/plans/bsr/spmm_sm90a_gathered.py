@@ -1,7 +1,7 @@
 """Plan of the sm_90a BSR x dense kernel that gathers block rows and multiplies by WGMMA: for blocks of 32 rows.
 
-The product is computed transposed, as in :mod:`codegen.plans.bsr.spmm_sm90a_swap_ab`. What it has in common with the
-kernel that multiplies by mma.sync is in :mod:`codegen.plans.bsr.gathered`.
+The product is computed transposed, as in :mod:`codegen.plans.bsr.spmm_sm90a_swap_ab`. Its common parts with
+the mma.sync kernel are in :mod:`codegen.plans.bsr.gathered`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ TILE = gathered.TILE
 
 
 def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
-    """Work out every number of the kernel."""
+    """Plan of the kernel of a spec."""
     gathered.check_fields(spec)
     rows, bytes_of_element = spec.block.rows, DTYPES[spec.dtype].bytes
     warpgroup_slots = gathered.slots(spec) // CONSUMERS

@@ -1,8 +1,7 @@
 """Plan of the sm_90a BSR x dense kernel that gathers block rows and multiplies by mma.sync: for blocks of 16 rows.
 
-A block is as high as an mma.sync: nothing is transposed, and where a warp finds its rows of B is an address
-in an ordinary register. What it has in common with the kernel that multiplies by WGMMA is in
-:mod:`codegen.plans.bsr.gathered`.
+A block has as many rows as an mma.sync: nothing is transposed, and a warp addresses its rows of B through an ordinary
+register. Its common parts with the WGMMA kernel are in :mod:`codegen.plans.bsr.gathered`.
 """
 
 from __future__ import annotations
@@ -15,15 +14,15 @@ from codegen.plans.bsr.gathered import COLUMNS, CONSUMERS, GROUP_COLUMNS, ROWS
 from codegen.plans.bsr.parts import SWIZZLE, WARPGROUP
 from codegen.spec import BsrSpmmSpec
 
-MMA_COLUMNS, MMA_DEPTH = 8, 16  # of C, and of A, of one mma.sync
-WARPS = CONSUMERS * WARPGROUP // 32  # that compute
-WORD_BYTES = 4  # of A, which is read so; of a packet, for each warp and round: what its slots do, in halves
+MMA_COLUMNS, MMA_DEPTH = 8, 16  # columns of C, and of A, per mma.sync
+WARPS = CONSUMERS * WARPGROUP // 32  # consumer warps
+WORD_BYTES = 4  # of A, the unit of reads; of a packet, per warp and round: flags of its slots, in halves
 
 TILE = gathered.TILE
 
 
 def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
-    """Work out every number of the kernel."""
+    """Plan of the kernel of a spec."""
     gathered.check_fields(spec)
     rows, warp_slots = spec.block.rows, gathered.slots(spec) // WARPS
     step_bytes = rows * MMA_DEPTH * DTYPES[spec.dtype].bytes
@@ -42,7 +41,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
             Constant("kARowWords", spec.block.cols * DTYPES[spec.dtype].bytes // WORD_BYTES, "words of a row of A"),
             Constant("kCGroupBytes", rows * SWIZZLE, "bytes of one column group of a block row of C"),
         ),
-        flags=SpmmGatheredMmaFlags(words_bytes=2 * WARPS * WORD_BYTES),  # of a round and the next
+        flags=SpmmGatheredMmaFlags(words_bytes=2 * WARPS * WORD_BYTES),  # for a round and the next one
         a_element="uint32",
         tile=f"{ROWS} x {COLUMNS} of C",
         consumers=f"{WARPS} consumer warps (mma.sync)",

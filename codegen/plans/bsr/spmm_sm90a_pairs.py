@@ -1,4 +1,4 @@
-"""Plan of the sm_90a BSR x dense kernel whose tiles are two block rows of 64 rows high.
+"""Plan of the sm_90a BSR x dense kernel whose tiles are two block rows of 64 rows.
 
 Each consumer warpgroup has a block row. A tile of B is loaded once for both if they have a block in the same column.
 """
@@ -30,7 +30,7 @@ from codegen.plans.bsr.spmm_launch import arguments
 from codegen.spec import BsrSpmmSpec
 from codegen.tile_rules import OneOf, Rule, check_tile
 
-ROWS = CONSUMERS * WARPGROUP_ROWS  # of a tile
+ROWS = CONSUMERS * WARPGROUP_ROWS  # per tile
 TILE: tuple[Rule[BsrSpmmSpec], ...] = (
     OneOf("m", lambda spec: (ROWS,), lambda spec, sizes: f"two block rows of 64 are {sizes} rows"),
     OneOf("n", lambda spec: (128, 256), lambda spec, sizes: f"allowed: {sizes}"),
@@ -39,7 +39,7 @@ TILE: tuple[Rule[BsrSpmmSpec], ...] = (
 
 
 def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
-    """Work out every number of the kernel."""
+    """Plan of the kernel of a spec."""
     dtype = DTYPES[spec.dtype]
     n, k = spec.tile.n, spec.tile.k
     columns = group_columns(spec)

@@ -1,8 +1,8 @@
 """Plan of the sm_90a BSR x dense kernel for blocks of 16 and 32: the product is computed transposed.
 
-A block row of 16 or 32 rows would fill a part of a wgmma's 64 only. So the tile is C^T = B^T A^T: 64 columns of B are
-the M side of a wgmma, the block's rows its N side. A step is one block of A, or several that a row lists one after the
-other: ``tile.k`` says how deep it is.
+A block row of 16 or 32 rows would only fill a part of a wgmma's 64 rows. So the tile is C^T = B^T A^T: 64 columns of B
+are the M side of a wgmma, and the block's rows its N side. A step is one block of A, or several consecutive blocks of a
+row: ``tile.k`` is its depth.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ from codegen.spec import BsrSpmmSpec
 from codegen.tile_rules import OneOf, Rule, check_tile
 
 WARPGROUP_COLUMNS = 64  # M side of one wgmma: columns of B
-SIZES = (16, 32)  # rows and columns of a block that the kernel is written for
-WIDTHS = (128, 256, 512, 1024)  # columns of a tile
-STEP_BLOCKS = (1, 2, 4)  # of A; they divide the 32 block columns that a warp reads at a time
+SIZES = (16, 32)  # supported rows and columns per block
+WIDTHS = (128, 256, 512, 1024)  # columns per tile
+STEP_BLOCKS = (1, 2, 4)  # of A per step; divisors of the 32 block columns that a warp reads at a time
 B_ROWS_PARAMS = (
     COLUMNS_PARAM,
     i32("whole_rows", "leading rows of B for which one copy loads all column groups of a tile"),
@@ -62,7 +62,7 @@ TILE: tuple[Rule[BsrSpmmSpec], ...] = (
 
 
 def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
-    """Work out every number of the kernel."""
+    """Plan of the kernel of a spec."""
     dtype = DTYPES[spec.dtype]
     rows, cols = spec.block.rows, spec.block.cols
     m, n, k = spec.tile.m, spec.tile.n, spec.tile.k
@@ -166,12 +166,12 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
 
 
 def _work_params(spec: BsrSpmmSpec) -> tuple[Param, ...]:
-    """Parameters of the work of a thread block."""
+    """Parameters of the work of thread blocks."""
     return chunk_params() if spec.is_dynamic else (i32("block_rows", "block rows of A"), TILES_PARAM)
 
 
 def _depth(spec: BsrSpmmSpec, step_blocks: int) -> tuple[Constant, ...]:
-    """Return the constants of a step's depth."""
+    """Constants of a step's depth."""
     cols = spec.block.cols
     depth = Constant("kBlockCols", cols, "columns of a stored block of A")
     if step_blocks == 1:

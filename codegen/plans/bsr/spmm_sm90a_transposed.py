@@ -1,6 +1,6 @@
-"""Plan of the sm_90a kernel for A^T B, A in block-sparse rows: blocks are read as they are stored, transposed by wgmma.
+"""Plan of the sm_90a kernel for A^T B with A in BSR: wgmma transposes the stored blocks.
 
-Blocks of a block column are found through an index that the caller brings. A^T is the M-major operand of a wgmma.
+The caller passes an index of the blocks of each block column. A^T is the M-major operand of a wgmma.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ TILE: tuple[Rule[BsrSpmmSpec], ...] = (
 
 
 def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
-    """Work out every number of the kernel."""
+    """Plan of the kernel of a spec."""
     dtype = DTYPES[spec.dtype]
     m, n, k = spec.tile.m, spec.tile.n, spec.tile.k
     columns = group_columns(spec)

@@ -26,23 +26,23 @@ from codegen.plans.bsr.spmm_launch import arguments
 from codegen.spec import BsrSpmmSpec
 from codegen.tile_rules import Fits, OneOf, Rule, check_tile
 
-WARPS = 8  # two on each scheduler: one computes while the other waits for shared memory
-LOW_WARPS = 4  # of tiles of 16 and 32 rows, where more thread blocks share an SM
+WARPS = 8  # two per warp scheduler: one computes while the other waits for shared memory
+LOW_WARPS = 4  # for tiles of 16 and 32 rows, where more thread blocks share an SM
 MMA = 16  # rows, columns and depth of one WMMA product
-WARP_ROWS = 2 * MMA  # rows of C of one warp: every fragment of B is used twice; in tiles of 256 rows four times
+WARP_ROWS = 2 * MMA  # rows of C per warp: every fragment of B is used twice; in tiles of 256 rows, four times
 TALL_WARP_ROWS = 4 * MMA
 COPY_BYTES = 16
-# One 16-byte chunk more makes a row an odd number of chunks long: eight rows of a fragment fall on distinct banks.
-# (TMA cannot pad: it reads a chunk more of each row, which is not used.)
+# With one extra 16-byte chunk, a row has an odd number of chunks, so that eight rows of a fragment use distinct banks.
+# (TMA cannot pad: it loads an extra, unused chunk per row.)
 PADDING_BYTES = 16
-# A warp stores 2 floats a lane and 4 rows at a time: rows 8 banks apart do not collide.
+# A warp stores 2 floats per lane and 4 rows at a time: rows 8 banks apart do not conflict.
 STAGING_PADDING = 8
-FRAGMENT_REGISTERS = 8  # of one A or B fragment
+FRAGMENT_REGISTERS = 8  # per A or B fragment
 OVERHEAD_REGISTERS = 40  # addresses and loop state: an allowance
 
 
 def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
-    """Work out every number of the kernel."""
+    """Plan of the kernel of a spec."""
     arch, dtype = ARCHS[spec.arch], DTYPES[spec.dtype]
     m, n, k = spec.tile.m, spec.tile.n, spec.tile.k
     tma = spec.copy_ == "tma"
@@ -57,7 +57,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
     warp_rows = TALL_WARP_ROWS if m == 256 else min(m, WARP_ROWS)
     warps_n = warps // (m // warp_rows)
     warp_columns = n // warps_n
-    # A tile of B is kept as B is stored: columns of k elements, or rows of n.
+    # A B tile has the layout of B: columns of k elements, or rows of n.
     line, b_lines, b_length = ("column", n, k) if by_columns else ("row", k, n)
     a_stride, b_stride = (length + PADDING_BYTES // dtype.bytes for length in (k, b_length))
     staging_stride = warp_columns + STAGING_PADDING
@@ -69,7 +69,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
     ring.add("B", spec.stages * b_bytes, f"B tiles, {b_lines} {line}s of {b_stride} elements", align=128, ring=places)
     if tma:
         ring.add("Full", 8 * spec.stages, "mbarriers: the tiles of a stage have arrived", align=8)
-    # C is staged in the memory of the tiles, which are read no more by then.
+    # C is staged in the memory of the tiles, which are no longer read.
     doc = "float strips of C, one per warp, overlapping the tiles"
     staging = SharedRegion("Staging", 0, staging_bytes, doc, "A", stores=True)
     shared_bytes = max(ring.size, staging_bytes)
@@ -78,7 +78,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
     fragments = (warp_rows // MMA + 1) * FRAGMENT_REGISTERS
     in_flight = 0 if asynchronous else (a_copies + b_copies) * COPY_BYTES // 4
     held = accumulators + max(fragments, in_flight)  # fragments are not live while loads are in flight
-    # As many thread blocks as shared memory (1 KB a block is the system's), registers and warps allow.
+    # As many thread blocks as shared memory (the system reserves 1 KB per block), registers and warps allow.
     ctas_per_sm = max(
         1,
         min(
@@ -156,13 +156,13 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
 
 
 def _warps(tile_rows: int) -> int:
-    """Return the warps of a thread block."""
+    """Warps per thread block."""
     return LOW_WARPS if tile_rows <= WARP_ROWS else WARPS
 
 
 def warp_level_params(element: str, by_columns: bool = False) -> tuple[Param, ...]:
-    """Return the parameters of a kernel whose warps all load, by the C++ type of an element."""
-    line = "column" if by_columns else "row"  # what is contiguous in B
+    """Parameters of a kernel in which all warps load, by the C++ type of an element."""
+    line = "column" if by_columns else "row"  # contiguous in B
     return (
         pointer("a", element, "stored blocks of A (nnz, rows, cols), contiguous"),
         pointer("b", element, "B, by columns (K, N)" if by_columns else "B (K, N)"),
@@ -180,7 +180,7 @@ def warp_level_params(element: str, by_columns: bool = False) -> tuple[Param, ..
 
 
 def _tma_params(element: str, by_columns: bool) -> tuple[Param, ...]:
-    """Return the parameters of the kernel whose tiles come by TMA."""
+    """Parameters of the kernel that loads tiles by TMA."""
     by_map = ("a", "b", "b_row_stride", "b_column_stride", "block_columns")
     return (
         A_MAP,
@@ -190,7 +190,7 @@ def _tma_params(element: str, by_columns: bool) -> tuple[Param, ...]:
 
 
 def _depths(spec: BsrSpmmSpec) -> tuple[int, ...]:
-    """Depths of a step with which every thread makes the same number of copies of B."""
+    """Legal depths of a step, for which every thread makes the same number of copies of B."""
     elements = 32 * _warps(spec.tile.m) * COPY_BYTES // DTYPES[spec.dtype].bytes
     return tuple(k for k in (16, 32, 64, 112) if spec.block.cols % k == spec.tile.n * k % elements == 0)
 
@@ -202,7 +202,7 @@ def _shape(spec: BsrSpmmSpec) -> str:
 TILE: tuple[Rule[BsrSpmmSpec], ...] = (
     one_block_row(),
     OneOf("n", lambda spec: (64, 128), lambda spec, sizes: f"allowed: {sizes}"),
-    # Of 64 columns, tiles of 64 rows and more need steps of 32 or 64, which divide neither 16 nor 112.
+    # With 64 columns, tiles of at least 64 rows need steps of 32 or 64, which do not divide 16 and 112.
     Fits(
         "n",
         lambda spec: bool(_depths(spec)),
@@ -213,7 +213,7 @@ TILE: tuple[Rule[BsrSpmmSpec], ...] = (
 
 
 def _check(spec: BsrSpmmSpec) -> None:
-    """Refuse what the kernel is not written for."""
+    """Reject specs that the kernel does not support."""
     block = spec.block
     require(spec.epilogue is None, "epilogue", f"is not supported on {spec.arch} with {spec.mma}: leave it out")
     require(not spec.accumulate, "accumulate", f"is not supported on {spec.arch} with {spec.mma}: leave it out")

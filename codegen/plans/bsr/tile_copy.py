@@ -1,4 +1,4 @@
-"""Plan of the tile copy: a matrix goes through shared memory tile by tile, loaded in the way that the spec names."""
+"""Plan of the tile copy: copies a matrix through shared memory tile by tile, with the copy instruction of the spec."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from codegen.spec import TileCopySpec
 from codegen.tile_rules import OneOf, Rule, check_tile
 
 THREADS = 256
-COPY_BYTES = 16  # of one load or store of a thread
-COPIES_AT_ONCE = 8  # chunks of a thread in registers: an allowance
+COPY_BYTES = 16  # per load or store of a thread
+COPIES_AT_ONCE = 8  # chunks per thread in registers: an allowance
 OVERHEAD_REGISTERS = 24  # addresses and loop state: an allowance
 TILE: tuple[Rule[TileCopySpec], ...] = (
     OneOf("m", lambda spec: (32, 64, 128), lambda spec, sizes: f"allowed: {sizes}"),
@@ -35,7 +35,7 @@ TILE: tuple[Rule[TileCopySpec], ...] = (
 
 
 def plan(spec: TileCopySpec, stem: str) -> Plan:
-    """Work out every number of the kernel."""
+    """Plan of the kernel of a spec."""
     arch, dtype = ARCHS[spec.arch], DTYPES[spec.dtype]
     m, n = spec.tile.m, spec.tile.n
     tma, ring = spec.copy_ == "tma", spec.copy_ != "ld_global"
@@ -54,7 +54,7 @@ def plan(spec: TileCopySpec, stem: str) -> Plan:
         shared.add("Full", 8 * spec.stages, "mbarriers: the tile of a stage has arrived", align=8)
 
     held = min(copies, COPIES_AT_ONCE) * COPY_BYTES // 4
-    # As many thread blocks as shared memory (1 KB a block is the system's), registers and warps allow.
+    # As many thread blocks as shared memory (the system reserves 1 KB per block), registers and warps allow.
     ctas_per_sm = max(
         1,
         min(
@@ -120,7 +120,7 @@ def plan(spec: TileCopySpec, stem: str) -> Plan:
 
 
 def _arguments(plan: Plan, shape: CopyShape, slots: int) -> LaunchArgs:
-    """Work out a launch."""
+    """Launch arguments."""
     del slots
     assert isinstance(plan.spec, TileCopySpec)
     column_tiles = -(-shape.columns // plan.spec.tile.n)

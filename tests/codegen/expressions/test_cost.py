@@ -39,6 +39,6 @@ def test_explain_tells_costs_and_indices() -> None:
     plan = plan_for(find_spec({"op": "attention", "arch": "sm_90a", "head_dim": 64, "pattern": pattern}))
     told = json.dumps(explained(plan)["facts"])
     assert str(cost_of(plan.spec.pattern.expression)) in told
-    assert '"aux doc": "int32[batch, q_len]; indices i, j: j held to its size"' in told
-    assert '"aux table": "fp32[8]; indices i: i held to its size"' in told
+    assert '"aux doc": "int32[batch, q_len]; indices i, j: j clamped to its size"' in told
+    assert '"aux table": "fp32[8]; indices i: i clamped to its size"' in told
     assert '"aux one": "fp32[]"' in told

@@ -70,7 +70,7 @@ def test_what_is_refused(mask: Any, aux: Any, message: str) -> None:
 def test_a_head_of_a_packed_row_is_refused() -> None:
     assert spec_of("q_idx >= kv_idx - 3", pack_gqa=4).pack_gqa == 4
     for mask, aux in (("head % 2 == 0", None), ("t[head] > 0", {"t": "int32[heads]"})):
-        with pytest.raises(SpecError, match="pack_gqa: is 4; an expression asks for the head of a row"):
+        with pytest.raises(SpecError, match="pack_gqa: is 4; an expression depends on the head"):
             find_spec(fields(mask, aux, pack_gqa=4))
 
 

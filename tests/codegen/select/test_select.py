@@ -131,7 +131,7 @@ def test_a_time_is_of_the_chosen_kernel_or_called_its_siblings() -> None:
     assert own.reason.endswith("2026-01-01, test; the time is of this kernel")
     assert own.timed is not None and (own.timed.named, own.timed.chosen) == (own.named, True)
     other = choose(parse_problem({**SPMM, **SIZES, "dtype": "bf16"}), rows=(one,))
-    assert other.reason.endswith(f"test; the time is of a sibling, {WIDE}")
+    assert other.reason.endswith(f"test; the time is of a similar kernel, {WIDE}")
     assert other.timed is not None and (other.timed.named.stem, other.timed.chosen) == (WIDE, False)
     assert other.named != other.timed.named
     strange = one.model_copy(update={"kernels": (Timing(spec={"tile": {"m": 3}, "stages": 2}, single_us=1.0),)})
@@ -279,7 +279,7 @@ def test_a_kernel_that_needs_prepared_rows_is_for_problems_that_have_them() -> N
 def test_a_dense_product_that_is_faster_is_told() -> None:
     rows = (row({WIDE: 5.0}, dense=4.0), row({WIDE: 5.0}, dense=6.0, n=8192))
     told = choose(parse_problem({**SPMM, **SIZES}), rows=rows)
-    assert told.dense == "cuBLAS takes 4 us there, the measured kernel 5" and told.named.stem == WIDE
+    assert told.dense == "cuBLAS 4 us (the measured kernel 5 us)" and told.named.stem == WIDE
     assert choose(parse_problem({**SPMM, **SIZES, "n": 8192}), rows=rows).dense == ""
 
 
@@ -301,7 +301,7 @@ def test_a_shipped_kernel_where_nothing_like_it_was_measured() -> None:
     strided = {"kind": "strided", "stride": 4, "local": 3, "block": 128}
     choice = choose(parse_problem({**CAUSAL, "pattern": strided}), rows=())
     assert tuning_of(choice.spec) == tuning_of(find_spec("h100_strided").spec)
-    assert (choice.rule, choice.reason) == ("shipped", "not measured: the shipped kernel for such problems")
+    assert (choice.rule, choice.reason) == ("shipped", "not measured: the shipped kernel for similar problems")
     several = parse_problem({**SPMM, **SIZES})
     assert choose(several, rows=()).named.stem == NARROW  # by the model
     assert choose(several.model_copy(update={"n": None}), rows=()).rule == "default"
@@ -375,13 +375,13 @@ def test_sm_89_is_chosen_by_the_model() -> None:
 
 
 def test_a_spec_and_a_problem_that_contradict_one_another() -> None:
-    with pytest.raises(SpecError, match=r"problem.head_dim: is 64, and the spec's is 128"):
+    with pytest.raises(SpecError, match=r"problem.head_dim: is 64, but 128 in the spec"):
         choose(CAUSAL, AttentionProblem(head_dim=64, pattern=parse_spec(CAUSAL).pattern))  # type: ignore[union-attr]
-    with pytest.raises(SpecError, match=r"problem.dtype: is 'bf16', and the spec's is 'fp16'"):
+    with pytest.raises(SpecError, match=r"problem.dtype: is 'bf16', but 'fp16' in the spec"):
         choose("h100_causal", {"dtype": "bf16"})
     with pytest.raises(SpecError, match=r"problem.dtype: is 'bf16'"):
         choose(CAUSAL, {"dtype": "bf16", "heads": 4})
-    with pytest.raises(SpecError, match="problem: is given: a tile_copy has none"):
+    with pytest.raises(SpecError, match="problem: is given, but a tile_copy is not"):
         choose("h100_tile_copy_tma", {"m": 1})
     with pytest.raises(SpecError, match=r"problem.heads: is 0; input should be greater"):
         choose(CAUSAL, {"heads": 0})

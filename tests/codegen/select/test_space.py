@@ -63,17 +63,17 @@ def test_options_of_one_text_or_of_several() -> None:
         ("stages=two", r"--over stages: is 'two'; input should be a valid integer"),
         ("stages=2.5", r"--over stages: is 2.5; "),
         ("schedule=ping", r"--over schedule: is 'ping'; allowed: 'multistage', 'cooperative' or 'ping_pong'"),
-        ("stage=2", r"--over stage: is not a field of this spec that says how it computes; did you mean stages"),
-        ("tile.k=2", r"--over tile.k: is not a field of this spec .*tile.m"),
-        ("head_dim=64", r"--over head_dim: says what a kernel computes, not how"),
-        ("tile=128", r"--over tile: has '128'; MxN is expected, as 128x64"),
+        ("stage=2", r"--over stage: is not a tuning field of this spec; did you mean stages"),
+        ("tile.k=2", r"--over tile.k: is not a tuning field of this spec.*tile.m"),
+        ("head_dim=64", r"--over head_dim: defines what a kernel computes"),
+        ("tile=128", r"--over tile: has '128'; expected MxN, such as 128x64"),
         ("tile=" + "9" * 5000 + "x64", r"--over tile: has '99999"),
         ("stages=" + "9" * 5000, r"--over stages: "),
         ("tile=axb", r"--over tile: has 'axb'"),
         ("stages=2,2", r"--over stages: has '2' twice"),
         ("stages=2,stages=3", r"--over stages: is given twice"),
-        ("tile=64x64,tile.m=64", r"--over tile: is given whole, and by its parts"),
-        ("stages", r"--over: has 'stages' of 'stages'; FIELD=VALUE,VALUE,... is expected"),
+        ("tile=64x64,tile.m=64", r"--over tile: is given both as a whole and by parts"),
+        ("stages", r"--over: has 'stages' of 'stages'; expected FIELD=VALUE,VALUE,..."),
         ("stages=", r"--over: has 'stages=' of"),
         ("stages=2,,3", r"--over: has '' of"),
         ("", r"--over: has '' of ''"),
@@ -130,7 +130,7 @@ def test_the_ranking_says_what_the_models_first_kernel_costs() -> None:
     assert best.spearman == pytest.approx(1)
     worse = ranking(PROBLEM, named, [30.0, 20.0, 10.0])
     assert worse is not None and (worse.first, worse.loss) == (1, 3.0) and worse.spearman == pytest.approx(-1)
-    assert worse.told().endswith("-1.00 over 3 kernels; its first one takes 3.000 x the fastest")
+    assert worse.told().endswith("-1.00 over 3 kernels; its first one takes 3.000 x the time of the fastest")
     alike = ranking(PROBLEM, [named[0], named[0], named[1]], [10.0, 20.0, 30.0])
     assert alike is not None and (alike.first, alike.loss) == (2, 1.5), "not the one that happened to be faster"
     assert ranking(PROBLEM.model_copy(update={"heads": None}), named, [1.0, 2.0, 3.0]) is None, "it needs the sizes"
@@ -183,14 +183,16 @@ def test_a_spec_without_a_file_is_proposed_whole_and_not_written() -> None:
     current = find_spec(DENSE.spec)
     best = space(current, PROBLEM, parse_axes(["stages=3"], current.spec)).candidates[1]
     assert "-stages: 2\n+stages: 3" in propose(current, best.spec).diff()
-    with pytest.raises(CodegenError, match=r"--write: the current spec is of no file; name one with --spec FILE"):
+    with pytest.raises(CodegenError, match=r"--write: the current spec has no file; name one with --spec FILE"):
         check_writable(current)
 
 
 def test_a_shipped_spec_of_an_installed_package_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
     check_writable(DENSE)
     monkeypatch.setattr(proposal, "IN_SOURCE_TREE", False)
-    with pytest.raises(CodegenError, match=r"h100_dense belongs to the installed package; copy its spec into a file"):
+    with pytest.raises(
+        CodegenError, match=r"h100_dense belongs to the installed package; copy its spec to your own file"
+    ):
         check_writable(DENSE)
 
 

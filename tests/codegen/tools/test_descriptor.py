@@ -236,7 +236,7 @@ def test_a_launch_of_a_known_shape_is_that_of_a_call(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
-        ("h100_causal", {"head": 8}, "shape.head: is no size of attention; did you mean heads"),
+        ("h100_causal", {"head": 8}, "shape.head: is not a size of attention; did you mean heads"),
         ("h100_causal", {"batch": 0}, r"shape.batch: is 0, expected 1 to 2\^30"),
         ("h100_causal", {"q_len": 2**30 + 1}, "shape.q_len: is 1073741825, expected"),
         ("h100_causal", {"batch": None}, "shape.batch: is missing; a shape of attention has batch, heads"),

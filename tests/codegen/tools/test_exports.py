@@ -136,7 +136,7 @@ def test_every_value_of_the_record_is_sealed(folder: Path) -> None:
 
 def test_another_launch_than_this_versions_is_refused(folder: Path) -> None:
     resealed(folder, lambda told: told["kernel"].update(dynamic_shared_bytes=1024))
-    message = r"export it again, or load it with what exported it \(codegen [\d.]+\); .* in another way$"
+    message = r"export it again, or load it with the version that exported it \(codegen [\d.]+\); .* differently$"
     with pytest.raises(ExportError, match=message):
         read_export(folder)
 
@@ -147,7 +147,7 @@ def test_another_source_than_this_versions_is_refused(folder: Path, monkeypatch:
         return replace(made, source=made.source.replace("kTileM = ", "kTileM = 1 * "))
 
     monkeypatch.setattr(exports, "generate", other)
-    with pytest.raises(ExportError, match="makes another source of this spec"):
+    with pytest.raises(ExportError, match="renders this spec differently"):
         read_export(folder)
 
 
@@ -161,7 +161,7 @@ def test_a_spec_that_this_version_does_not_take_is_refused(folder: Path, fields:
 @pytest.mark.parametrize("name", ["../secret", "/dev/zero", "other.cu"])
 def test_the_record_names_no_other_files(folder: Path, name: str) -> None:
     resealed(folder, lambda told: told["source"].update(file=name))
-    with pytest.raises(ExportError, match=r"kernel.json: names the file .*, where h100_topk32.cu is expected"):
+    with pytest.raises(ExportError, match=r"kernel.json: names the file .*, expected h100_topk32.cu"):
         read_export(folder)
 
 
@@ -174,10 +174,10 @@ def test_what_is_no_record_is_refused(folder: Path, text: str) -> None:
 
 
 def test_a_folder_of_exports_names_them(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match=r"has no kernel\.json; exported kernels in it: h100_topk32: name one"):
+    with pytest.raises(ExportError, match=r"has no kernel\.json; it has exported kernels: h100_topk32: name one"):
         read_export(folder.parent)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ExportError, match=r"is no exported kernel, it has no kernel\.json$"):
+    with pytest.raises(ExportError, match=r"is not an exported kernel: it has no kernel\.json$"):
         read_export(tmp_path / "empty")
 
 
@@ -193,7 +193,7 @@ def test_an_export_with_a_changed_file_is_left_alone(folder: Path, files: dict[s
     name = RECORD if what == "record" else names_of("h100_topk32")[what]
     changed = files[name].replace(b"a", b"b", 1)
     (folder / name).write_bytes(changed)
-    with pytest.raises(FileError, match=r"holds [\w.]+, which no export wrote as it is: nothing was replaced"):
+    with pytest.raises(FileError, match=r"holds [\w.]+, which no export wrote in this form: nothing was replaced"):
         write_folder(folder, {**files, names_of("h100_topk32")["cubin"]: b"other"}, RECORD, OWNED)
     assert {each.name: each.read_bytes() for each in folder.iterdir()} == {**files, name: changed}
 
@@ -203,7 +203,7 @@ def test_an_export_of_another_version_is_replaced_by_its_hashes(folder: Path, fi
     del record["seal"]
     text = json.dumps(record, sort_keys=True, separators=(",", ":"))
     (folder / RECORD).write_text(json.dumps({**record, "seal": "0" * 64}))
-    with pytest.raises(FileError, match="which no export wrote as it is"):
+    with pytest.raises(FileError, match="which no export wrote in this form"):
         write_folder(folder, files, RECORD, OWNED)
     (folder / RECORD).write_text(json.dumps({**record, "seal": hashlib.sha256(text.encode()).hexdigest()}))
     assert write_folder(folder, files, RECORD, OWNED)
@@ -231,7 +231,7 @@ def test_places_that_are_no_folders_are_left_alone(folder: Path, tmp_path: Path,
     (tmp_path / "file").touch()
     (tmp_path / "link").symlink_to(folder)
     for name in ("file", "link"):
-        with pytest.raises(FileError, match=f"{name}: is there, and no folder"):
+        with pytest.raises(FileError, match=f"{name}: exists and is not a folder"):
             write_folder(tmp_path / name, files, RECORD, OWNED)
     with pytest.raises(FileError, match="file"):
         write_folder(tmp_path / "file" / "below", files, RECORD, OWNED)

@@ -93,14 +93,14 @@ def test_products_have_problems_too() -> None:
         (("my_kernel.yaml", "--device", "L4", "--pattern", "dense"), "--head-dim: is missing; give it"),
         (("my_kernel.yaml", "--device", "L4", "--head-dim", "64"), "--pattern: is missing; give it"),
         (("my_kernel.yaml", *CAUSAL[:4], "--pattern", "dens"), "problem.pattern.kind: is 'dens'; allowed: "),
-        (("my_kernel.yaml", *CAUSAL[:4], "--pattern", "topk,k"), "problem: has 'pattern.k'; parts are FIELD=VALUE"),
+        (("my_kernel.yaml", *CAUSAL[:4], "--pattern", "topk,k"), "problem: has 'pattern.k'; expected FIELD=VALUE"),
         (("my_kernel.yaml", *CAUSAL[:4], "--pattern", "topk,k=4"), "problem.pattern.block: "),
         (("my_kernel.yaml", "--device", "B200", *CAUSAL[2:]), "device: is 'B200'; data-center Blackwell GPUs "),
         (("my_kernel.yaml", "--device", "L4", "--head-dim", "65", *CAUSAL[4:]), "problem.head_dim: is 65; allowed: "),
         (("my_kernel.yaml", *CAUSAL, "--problem", "head_dim=64"), "problem.head_dim: is given twice"),
         (("my_kernel.yaml", *CAUSAL, "--problem", "length=64"), "problem.length: is not a field of a problem"),
-        (("my_kernel.txt", *CAUSAL), "FILE: is 'my_kernel.txt'; a spec's ends in .yaml or .yml"),
-        (("Params.yaml", *CAUSAL), "Params.yaml: 'Params' names the kernel, but has a meaning"),
+        (("my_kernel.txt", *CAUSAL), "FILE: is 'my_kernel.txt'; the name of a spec file ends in .yaml or .yml"),
+        (("Params.yaml", *CAUSAL), "Params.yaml: 'Params' names the kernel, but is reserved"),
         (("a-b.yaml", *CAUSAL), "a-b.yaml: "),
     ],
 )
@@ -118,7 +118,7 @@ def test_the_wizard_asks_for_what_is_not_given() -> None:
     answers = "B200\nL4\n65\n64\ntopp\ntopk\n64\n8\n\n16\n\n4096\n4096\n"
     result = run("my_kernel.yaml", "--interactive", answers=answers)
     assert result.exit_code == 0 and result.stdout.startswith("wrote  my_kernel.yaml")
-    assert "device: is 'B200'" in result.stderr and "head_dim is one of 64" in result.stderr
+    assert "device: is 'B200'" in result.stderr and "head_dim must be one of 64" in result.stderr
     assert "For topk8_b64x64, d 64, fp16, heads 16, q_len 4096, kv_len 4096." in Path("my_kernel.yaml").read_text()
     asked = run("other.yaml", "-i", *CAUSAL, "--problem", "heads=16")
     assert asked.exit_code == 0 and asked.stderr == ""

@@ -55,7 +55,7 @@ REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
     "half": (lambda b, h, q, k: q.half() > 0, "calls half"),
     "to half": (lambda b, h, q, k: q.to(torch.float16) > 0, "torch.float16; expected one of torch.bool, "),
     "zero": (lambda b, h, q, k: q // 0 > k, "// divides by zero"),
-    "float //": (lambda b, h, q, k: q // 2.0 > k, "// takes integers, and is given int, float"),
+    "float //": (lambda b, h, q, k: q // 2.0 > k, "// takes integers, but got int, float"),
     "trunc": (lambda b, h, q, k: torch.div(q, 2, rounding_mode="trunc") > k, "rounding_mode 'trunc'"),
     "shift": (lambda b, h, q, k: q >> k > 1, ">> takes a number of bits"),
     "power": (lambda b, h, q, k: q**k > 1, "raises to a variable power"),

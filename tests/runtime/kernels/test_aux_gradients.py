@@ -104,8 +104,12 @@ def summed(ds: Any, lines: str) -> Any:
         ("score + t[q_idx + kv_idx]", "fp32[99]", r"its index q_idx \+ kv_idx is none of"),
         ("score + t[2 * q_idx]", "fp32[99]", r"its index 2 \* q_idx is none of"),
         ("score + t[abs(q_idx - kv_idx)]", "fp32[99]", r"its index abs\(q_idx - kv_idx\) is none of"),
-        ("score + t[q_idx, kv_idx]", "fp32[q_len, kv_len]", r"has no gradient in t\[q_idx, kv_idx\]: several of its"),
-        ("score + t[head, head]", "fp32[heads, heads]", r"several of its indices count queries, keys or distances, or"),
+        ("score + t[q_idx, kv_idx]", "fp32[q_len, kv_len]", r"has no gradient in t\[q_idx, kv_idx\]: only one of its"),
+        (
+            "score + t[head, head]",
+            "fp32[heads, heads]",
+            r"only one of its indices may count queries, keys or distances",
+        ),
         ("score + t[min(q_idx, 3) - kv_idx]", "fp32[9]", r"its index min\(q_idx, 3\) - kv_idx is none of"),
         ("score + t[q_idx]", "int32[q_len]", r"score.aux.t: is int32\[q_len\]; only floating-point tensors"),
         (
@@ -256,9 +260,9 @@ FIELDS: dict[str, Any] = {
     ("changed", "message"),
     [
         ({"aux_gradients": []}, "aux_gradients: is empty"),
-        ({"aux_gradients": ["slope"]}, "aux_gradients: has 'slope', and the score has bias"),
+        ({"aux_gradients": ["slope"]}, "aux_gradients: has 'slope', but the score has bias"),
         ({"score": None}, "score: is missing"),
-        ({"gradients": "dq"}, "aux_gradients: names 1 tensors; gradients dq are of none"),
+        ({"gradients": "dq"}, "aux_gradients: names 1 tensors, but gradients dq do not include them"),
         ({"gradients": "dq", "aux_gradients": [], "mma": "mma"}, "mma: is mma; allowed on sm_90a .*: wgmma"),
         ({"mma": "wgmma", "copy": "tma", "schedule": "cooperative"}, "mma: is wgmma; allowed .*: mma"),
         ({"head_dim": 96}, "head_dim: is 96; allowed with gradients daux: 64, 128, 192, 256"),

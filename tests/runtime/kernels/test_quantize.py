@@ -99,7 +99,7 @@ def kernel_of(folder: Path, source: str | None = None, **changes: Any) -> host_q
         ({"scales": "channel", "mean": "subtract"}, "mean: is subtract; columns with their own scales"),
         ({"scales": "channel", "hadamard": True}, "hadamard: is true; columns with their own scales"),
         ({"arch": "sm_86"}, "arch: is sm_86; quantize is written for sm_89, sm_90a, sm_120"),
-        ({"dtype": "e4m3"}, "dtype: is e4m3; quantize has no kernel for FP8"),
+        ({"dtype": "e4m3"}, "dtype: is e4m3; quantize does not support FP8"),
         ({"head_dim": 80}, "head_dim: "),
         ({"codes": "fp16"}, "codes: "),
     ],

@@ -572,10 +572,10 @@ def _on_meta(pattern: Any) -> Any:
 
 def test_heads_and_devices_without_a_gradient_are_refused_in_the_forward(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = oracle_kernel.install(monkeypatch, arch="sm_75")
-    with pytest.raises(SpecError, match="arch: is sm_75, and gradients of attention are written for sm_80, sm_86"):
+    with pytest.raises(SpecError, match="arch: is sm_75; gradients of attention support sm_80, sm_86"):
         block_sparse_attention(*qkv(), Causal())
     oracle_kernel.install(monkeypatch)
-    with pytest.raises(SpecError, match="head_dim: is 264, and gradients are written for heads of up to 256"):
+    with pytest.raises(SpecError, match="head_dim: is 264; gradients support heads of up to 256"):
         backward_kernels(pattern_of({"kind": "causal"}), arch="sm_90a", dtype="bf16", head_dim=264)
     with pytest.raises(ArgumentError, match="q: has head size 264, expected a multiple of 8 up to 256"):
         block_sparse_attention(*qkv(head_dim=264), Causal())
@@ -680,5 +680,5 @@ def test_windows_are_passed_to_kernels_that_leave_them_to_the_call(
 def test_a_pattern_without_its_numbers_is_no_call() -> None:
     q, k, v = (t.detach() for t in qkv())
     for kind, name in (("sliding_window", "left"), ("sink_window", "sink")):
-        with pytest.raises(SpecError, match=rf"^pattern\.{name}: is missing: the pattern of a call has its numbers"):
+        with pytest.raises(SpecError, match=rf"^pattern\.{name}: is missing; the pattern of a call must have it"):
             FORWARD(q, k, v, [], None, None, None, f'{{"kind": "{kind}"}}')

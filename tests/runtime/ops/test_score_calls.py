@@ -160,7 +160,7 @@ def test_explained() -> None:
     [
         (3, "score: is int, expected an expression or a function"),
         ("score +", r"score: is 'score \+': column 8"),
-        ("score > 1", "score: .*its value is a truth value"),
+        ("score > 1", "score: .*its value is a Boolean"),
         ("score + q_idx % kv_idx", "score: .*may divide by zero"),
         (lambda score, b, h, q, k: score > 1, "score_mod: .*returns a bool"),
         (lambda score, b, h, q, k: score if h > 1 else -score, "score_mod: .*tests a value|score_mod: .*__bool__"),

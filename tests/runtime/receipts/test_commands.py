@@ -90,7 +90,7 @@ def test_the_command_of_an_error_makes_the_receipt_of_a_file(tmp_path: Path) -> 
         (["h100_topk32", "--problem", PROBLEM], "name specs, or a problem with --problem, not both"),
         (["--all", "--problem", PROBLEM], "name specs, or a problem with --problem, not both"),
         (["--problem", "head_dim=65"], "problem.head_dim: is 65"),
-        (["--problem", "heads"], "problem: has 'heads'; parts are FIELD=VALUE"),
+        (["--problem", "heads"], "problem: has 'heads'; expected FIELD=VALUE"),
     ],
 )
 def test_what_is_no_problem_is_refused(arguments: list[str], says: str) -> None:

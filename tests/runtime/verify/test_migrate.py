@@ -277,7 +277,7 @@ def test_version_1_is_carried_over_once(tmp_path: Path) -> None:
     found = state(named, render(named), tmp_path)
     assert (found.standing, found.explanation) == (
         ReceiptStatus.STALE,
-        "it is of version 1, whose launch hash is over names too",
+        "it has version 1, whose launch hash includes names",
     )
     assert migrate(HOPPER, "--out", tmp_path).output == f"carried over  {HOPPER}\n"
     assert Receipt.read(path) == right
@@ -404,9 +404,9 @@ def test_a_users_file_with_a_receipt(table: None, write_yaml: Callable[..., Path
     ("text", "says"),
     [
         (FILE + "warps: 4\n", "error: mine.yaml:6: warps: is not a field of this spec"),
-        (FILE + "stages: 2\n", "error: mine.yaml:5: depth: is called stages now, and that is given too"),
+        (FILE + "stages: 2\n", "error: mine.yaml:5: depth: is now named stages, which is given too"),
         (FILE.replace("depth:", "depth: &d"), None),
-        (FILE.replace("asynchronous", "&a asynchronous"), "error: mine.yaml:4: copy: is asynchronous, which is called"),
+        (FILE.replace("asynchronous", "&a asynchronous"), "error: mine.yaml:4: copy: is asynchronous, which is now"),
         ("op: [", "error: mine.yaml:2: "),
     ],
 )
@@ -424,7 +424,7 @@ def test_what_cannot_be_mapped_is_refused(
     [
         ([], "name specs or files, or say --all"),
         (["--all", NAME], "name specs or say --all, not both"),
-        (["l4_topk23"], "no spec is called 'l4_topk23', and there is no such file; did you mean"),
+        (["l4_topk23"], "no spec is named 'l4_topk23', and there is no such file; did you mean"),
         (["nothing.yaml"], "nothing.yaml: cannot be read: No such file"),
         (["nothing.json"], "nothing.json: "),
     ],

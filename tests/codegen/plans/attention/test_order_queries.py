@@ -23,8 +23,8 @@ def fields(name: str = NAME, **more: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (fields(PLAIN, query_grouping="search"), "query_grouping: is search; only tiles that share loads"),
-        (fields(PLAIN, query_grouping="given"), "query_grouping: is given; only tiles that share loads"),
+        (fields(PLAIN, query_grouping="search"), "query_grouping: is search; grouping requires share_kv_loads"),
+        (fields(PLAIN, query_grouping="given"), "query_grouping: is given; grouping requires share_kv_loads"),
         (
             fields(l2_lockstep=True),
             "l2_lockstep: is true; not supported with the dynamic tile scheduler",
@@ -40,9 +40,9 @@ def test_what_an_order_cannot_be_found_for(data: dict[str, Any], message: str) -
 @pytest.mark.parametrize(
     ("old", "says"),
     [
-        ({"order_queries": True}, "order_queries: is true, which is query_grouping: search now"),
-        ({"query_order": True}, "query_order: is true, which is query_grouping: given now"),
-        ({"order_queries": False}, "order_queries: is query_grouping now, which is left out for false"),
+        ({"order_queries": True}, "order_queries: is true, which is now query_grouping: search"),
+        ({"query_order": True}, "query_order: is true, which is now query_grouping: given"),
+        ({"order_queries": False}, "order_queries: is now query_grouping; leave it out for false"),
     ],
 )
 def test_the_former_options_are_told_the_field_of_today(old: dict[str, Any], says: str) -> None:

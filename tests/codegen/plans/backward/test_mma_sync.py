@@ -145,7 +145,7 @@ def test_what_is_copied_ends_with_the_keys_of_the_batch(gradients: str) -> None:
             "tile.m: is 16; expected a multiple of the 32 rows that 8 warps copy at a time",
         ),
         ("dq", {"stages": 1}, "stages: is 1; allowed: 2 to 8 (one stage fills while another is read)"),
-        ("dq", {"tile": {"m": 128, "n": 64}}, "tile: 128 x 64 needs about 258 registers a thread (208 of them"),
+        ("dq", {"tile": {"m": 128, "n": 64}}, "tile: 128 x 64 needs about 258 registers per thread (208 of them"),
         ("dkdv", {"stages": 3}, "stages: 3 stages of tile 32 x 128 need 113 KB of shared memory, sm_89 has 99 KB"),
         ("dq", {"pattern": {**TOPK, "block": {"q": 64, "kv": 32}}}, "pattern.block.kv: is 32; allowed in a gradient: "),
         (

@@ -91,7 +91,9 @@ def test_b_by_rows_is_refused_with_the_reason() -> None:
 
 @pytest.mark.parametrize(("field", "value"), [("output", "fp32"), ("accumulate_every", 0), ("scales", "block")])
 def test_options_of_fp8_are_refused_for_other_types(field: str, value: Any) -> None:
-    with pytest.raises(SpecError, match=rf"{field}: is {value}; it is for FP8 inputs, and dtype is fp16: leave it out"):
+    with pytest.raises(
+        SpecError, match=rf"{field}: is {value}; it requires FP8 inputs, and dtype is fp16: leave it out"
+    ):
         plan_of(dtype="fp16", **{field: value})
 
 
@@ -168,5 +170,5 @@ def test_whole_and_partial_specs_are_taken_without_measurements() -> None:
     choice = choose(fields)
     assert choice.rule == "default" and "no kernel of dtype e4m3 is in the table" in choice.reason
     assert choose(choice.named).rule == "written"
-    with pytest.raises(SpecError, match="problem: is given: a bsr_spmm of dtype e4m3 has none to choose for"):
+    with pytest.raises(SpecError, match="problem: is given, but a bsr_spmm of dtype e4m3 is not chosen by problem"):
         choose(fields, {"n": 8192})

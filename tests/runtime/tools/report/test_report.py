@@ -247,7 +247,7 @@ def test_a_twin_is_a_kernel_of_a_commit(repository: Path) -> None:
     first, second = changes(("HEAD~1", "HEAD"), repository).changed
     assert (first.stem, second.stem) == ("h100_topk32", "h100_topk32_bf16")
     assert {part for part, (one, other) in first.parts.items() if one != other} == {"receipt"}  # the file is the same
-    assert second.verified[1] == "compiled, never run on a GPU"
+    assert second.verified[1] == "compiled, but never run on a GPU"
     assert second.parts["spec"] == (twin.spec.hash, twin.spec.hash)
     assert second.parts["source"][1] == source_sha256(render(twin))
 
@@ -330,7 +330,7 @@ def test_only_what_a_report_wrote_is_replaced(tmp_path: Path) -> None:
             if data is not None:
                 (out / name).write_bytes(data)
         before = contents(out)
-        with pytest.raises(FileError, match="which no report wrote as it is"):
+        with pytest.raises(FileError, match="which no report wrote in this form"):
             site.write(out, site.with_mark({"index.html": "newer"}))
         assert contents(out) == before and list(tmp_path.iterdir()) == [out], forged
 
@@ -516,7 +516,7 @@ def test_two_specs_of_one_name_are_refused(tmp_path: Path) -> None:
     assert named.path is not None
     path.write_bytes(named.path.read_bytes())
     code, _, err = report("l4_dense_dq", str(path), "--out", str(tmp_path / "out"))
-    assert code == 2 and "two of the specs are called l4_dense_dq" in err
+    assert code == 2 and "two specs are named l4_dense_dq" in err
     assert not (tmp_path / "out").exists()
 
 

@@ -367,7 +367,7 @@ def test_a_fifo_or_a_device_is_no_database(tmp_path: Path) -> None:
         ("UPDATE timings SET spec = '[]'", "timings, row \\d: spec: is \\[\\]; Input should be a valid dictionary"),
         (
             "UPDATE timings SET problem = 7",
-            "timings, row \\d: problem: is '7'; problem: is a mapping of fields, this is int",
+            "timings, row \\d: problem: is '7'; problem: must be a mapping of fields, this is int",
         ),
         (
             "UPDATE timings SET stem = x'00', date = x'00'",

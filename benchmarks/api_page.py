@@ -42,7 +42,7 @@ Entry = griffe.Function | griffe.Class | griffe.Attribute
 
 @cache
 def project() -> griffe.GriffeLoader:
-    """Return a loader that has read the project's packages."""
+    """A loader that has read the project's packages."""
     loader = griffe.GriffeLoader(search_paths=[str(ROOT)], allow_inspection=False)
     for package in ("codegen", "runtime"):
         loader.load(package)
@@ -50,13 +50,13 @@ def project() -> griffe.GriffeLoader:
 
 
 def found(path: str) -> Any:
-    """Return what is defined at a dotted path, or where an import at that path leads."""
+    """The definition at a dotted path, following imports."""
     there = project().modules_collection[path]
     return there.final_target if there.is_alias else there
 
 
 def public_modules(root: Path = ROOT) -> list[str]:
-    """Return the public modules: those whose names users import."""
+    """The public modules: those whose names users import."""
     packages = sorted((root / "runtime").rglob("__init__.py"))
     named = [path.parent.relative_to(root) for path in packages if "__all__" in path.read_text(encoding="utf-8")]
     return [*(".".join(path.parts) for path in named), *PUBLIC]
@@ -70,18 +70,18 @@ def public(module: str) -> str:
 
 
 def public_names(module: str) -> list[str]:
-    """Return the names of a public module, in the order of ``__all__``; modules have sections of their own."""
+    """The names of a public module, in the order of ``__all__``; modules have sections of their own."""
     exported = [str(name) for name in found(module).exports or ()]
     return [name for name in exported if not found(f"{module}.{name}").is_module]
 
 
 def kind_of(entry: Entry) -> int:
-    """Return where an entry stands on the page: functions, then classes and types, then exceptions."""
+    """Sort key of an entry: functions, then classes and types, then exceptions."""
     return 0 if isinstance(entry, griffe.Function) else 2 if is_error(entry) else 1
 
 
 def entries(module: str) -> list[Entry]:
-    """Return what a module offers: its public names, then the classes of ours that these stand for or return."""
+    """Entries of a module: its public names, then classes of this package that they alias or return."""
     paths = {name: [f"{name}.{each}" for each in public_names(name)] for name in public_modules()}
     earlier = list(paths)[: list(paths).index(module)]
     elsewhere = {found(path).canonical_path for name in earlier for path in paths[name]}
@@ -95,7 +95,7 @@ def entries(module: str) -> list[Entry]:
 
 
 def _classes(expression: Any) -> list[griffe.Class]:
-    """Return the classes of ours in a type."""
+    """The classes of ours in a type."""
     names = expression.iterate() if isinstance(expression, griffe.Expr) else ()
     paths = [name.canonical_path for name in names if isinstance(name, griffe.ExprName)]
     ours = [found(path) for path in dict.fromkeys(paths) if path.partition(".")[0] in ("codegen", "runtime")]
@@ -103,7 +103,7 @@ def _classes(expression: Any) -> list[griffe.Class]:
 
 
 def members(entry: griffe.Class) -> list[griffe.Function | griffe.Attribute]:
-    """Return the public methods and properties of a class and of its private bases; public bases have theirs."""
+    """The public methods and properties of a class and of its private bases; public bases have theirs."""
     private = [base for base in entry.mro() if base.name.startswith("_")]
     inherited = {name for base in entry.mro() if base not in private for name in base.members}
     every = {name: member for each in (*reversed(private), entry) for name, member in each.members.items()}
@@ -119,19 +119,19 @@ def members(entry: griffe.Class) -> list[griffe.Function | griffe.Attribute]:
 
 
 def plain(text: str) -> str:
-    """Return a docstring's text as Markdown: one kind of quotes, roles by their last name."""
+    """A docstring's text as Markdown: one kind of quotes, roles by their last name."""
     text = re.sub(r":\w+:`~?(?:[\w.]*\.)?(\w+)`", r"`\1`", text)
     return text.replace("``", "`")
 
 
 def paragraphs(text: str) -> Iterator[str]:
-    """Return text in lines of the page's width, a paragraph at a time."""
+    """Text wrapped to the page's width, paragraph by paragraph."""
     for paragraph in re.split(r"\n\s*\n", plain(text).strip()):
         yield wrapped(" ".join(paragraph.split()))
 
 
 def signature(entry: griffe.Function | griffe.Class, name: str) -> str:
-    """Return a signature as Python has it, one parameter a line where it is long."""
+    """A signature as Python has it, one parameter a line where it is long."""
     short = entry.signature(name=name)
     if len(short) <= PAGE_WIDTH:
         return short
@@ -140,7 +140,7 @@ def signature(entry: griffe.Function | griffe.Class, name: str) -> str:
 
 
 def _split(parameters: str) -> list[str]:
-    """Return the parameters of a signature: parted by commas outside of brackets."""
+    """The parameters of a signature: parted by commas outside of brackets."""
     parts, depth = [""], 0
     for letter in parameters:
         depth += (letter in "([{") - (letter in ")]}")
@@ -152,13 +152,13 @@ def _split(parameters: str) -> list[str]:
 
 
 def returns_of(text: str) -> str:
-    """Return what a docstring says under Returns, as it is: griffe takes what stands before a colon for a type."""
+    """The Returns section of a docstring, unparsed: griffe would parse text before a colon as a type."""
     section = re.search(r"^Returns:\n((?:[ ]{4}.*\n?|\n)+)", text, re.MULTILINE)
     return textwrap.dedent(section.group(1)) if section else ""
 
 
 def documentation(entry: Entry) -> Iterator[str]:
-    """Return the docstring as Markdown, a block at a time."""
+    """The docstring as Markdown, a block at a time."""
     if entry.docstring is None:
         return
     sections = entry.docstring.parse("google", returns_multiple_items=False, warnings=False)
@@ -174,7 +174,7 @@ def documentation(entry: Entry) -> Iterator[str]:
 
 
 def item(part: Any) -> str:
-    """Return an argument, an attribute or an exception, and what is said of it, as an item of a list."""
+    """An argument, an attribute or an exception, and what is said of it, as an item of a list."""
     name = str(part.annotation).strip("()") if isinstance(part, griffe.DocstringRaise) else part.name
     names = ", ".join(f"`{each.strip()}`" for each in name.split(","))
     return wrapped(f"- {names}: {' '.join(plain(part.description).split())}")
@@ -184,30 +184,30 @@ def item(part: Any) -> str:
 
 
 def is_pydantic(entry: Entry) -> bool:
-    """Return whether an entry is a model of pydantic's, whose fields are documented each by itself."""
+    """Whether an entry is a pydantic model, whose fields have their own documentation."""
     return any(str(base) in ("SpecModel", "_Problem") for base in getattr(entry, "bases", ()))
 
 
 def model_table(entry: griffe.Class) -> str:
-    """Return the fields of a model. It is imported: codegen needs neither torch nor CUDA."""
+    """The fields of a model. It is imported: codegen needs neither torch nor CUDA."""
     module, _, name = entry.canonical_path.rpartition(".")
     model: type[BaseModel] = getattr(importlib.import_module(module), name)
     return wrapped_table(FIELD_HEADINGS, field_rows(model, {})).replace("](#", "](specs.md#")
 
 
 def is_error(entry: Entry) -> bool:
-    """Return whether a class is an exception, which users catch and do not make."""
+    """Whether a class is an exception, which users catch but do not construct."""
     return entry.name.endswith("Error")
 
 
 def is_made(entry: griffe.Class) -> bool:
-    """Return whether users make objects of a class by its constructor; models have a table of their fields."""
+    """Whether users call the constructor of a class; models have a table of their fields."""
     public = {found(f"{module}.{name}").canonical_path for module in public_modules() for name in public_names(module)}
     return entry.canonical_path in public and not is_error(entry) and not is_pydantic(entry)
 
 
 def called(entry: griffe.Function, name: str) -> str:
-    """Return what a signature calls a function: of an object that is called, a kernel or what a class made."""
+    """Name of a callable in a signature: of a called object, a kernel or a class's instance."""
     if entry.name != "__call__":
         return name
     owner = name.removesuffix(".__call__")
@@ -215,13 +215,13 @@ def called(entry: griffe.Function, name: str) -> str:
 
 
 def constructor(entry: griffe.Class) -> griffe.Function | None:
-    """Return the constructor of a class that users make, if it says more than the fields do: not of dataclasses."""
+    """The constructor of a class that users make, if it says more than the fields do: not of dataclasses."""
     made = entry.members.get("__init__") if is_made(entry) else None
     return made if isinstance(made, griffe.Function) and made.docstring is not None else None
 
 
 def blocks(entry: Entry, name: str, level: int = 3) -> Iterator[str]:
-    """Return an entry as Markdown: heading, signature, docstring, methods."""
+    """An entry as Markdown: heading, signature, docstring, methods."""
     yield f"{'#' * level} {name}"
     if isinstance(entry, griffe.Function):
         yield f"```text\n{signature(entry, called(entry, name))}\n```"
@@ -245,17 +245,17 @@ def blocks(entry: Entry, name: str, level: int = 3) -> Iterator[str]:
 
 
 def headline(member: griffe.Function | griffe.Attribute) -> str:
-    """Return a method with its arguments, or the name of a property."""
+    """A method with its arguments, or the name of a property."""
     return str(member.signature(name=member.name)) if isinstance(member, griffe.Function) else member.name
 
 
 def summary(member: griffe.Function | griffe.Attribute) -> str:
-    """Return the docstring of a short method in one line."""
+    """The docstring of a short method in one line."""
     return " ".join(plain(member.docstring.value).split()) if member.docstring else ""
 
 
 def reference() -> str:
-    """Return the page: what there is, then each module."""
+    """The page: what there is, then each module."""
     every = {module: entries(module) for module in public_modules()}
     parts = ["\n".join(contents_line(module, listed) for module, listed in every.items())]
     for module, listed in every.items():
@@ -265,23 +265,23 @@ def reference() -> str:
 
 
 def contents_line(module: str, listed: Sequence[Entry]) -> str:
-    """Return a module's line of contents."""
+    """A module's line of contents."""
     names = ", ".join(f"[{entry.name}](#{anchor(entry.name)})" for entry in listed)
     return wrapped(f"- [{public(module)}](#{anchor(public(module))}): {names}")
 
 
 def anchor(heading: str) -> str:
-    """Return the anchor of a heading, as GitHub makes it."""
+    """The anchor of a heading, as GitHub makes it."""
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
 def _first(module: griffe.Module) -> str:
-    """Return a module's docstring."""
+    """A module's docstring."""
     return inspect.cleandoc(module.docstring.value) if module.docstring else ""
 
 
 def texts() -> Mapping[str, str]:
-    """Return what is written, by the name of its markers."""
+    """Texts by the name of their markers."""
     return {"api": reference()}
 
 

@@ -110,7 +110,7 @@ class Row:
 def problem_sizes(
     pattern: Fields, batch: int, heads: int, kv_heads: int | None, length: int, overlap: float | None
 ) -> Fields:
-    """Return the sizes of a row's problem, as codegen.select has them."""
+    """The sizes of a row's problem, as codegen.select has them."""
     sizes: Fields = {"batch": batch, "heads": heads, "kv_heads": kv_heads or heads, "q_len": length, "kv_len": length}
     if "block" in pattern:
         sizes["overlap"] = overlap or 0.0
@@ -125,7 +125,7 @@ def fields(head_dim: int, pattern: Fields, **more: Any) -> Fields:
 
 
 def topk(head_dim: int, k: int, q: int, kv: int, **more: Any) -> Fields:
-    """Return what a row of a list kernel writes of its spec."""
+    """Spec fields of a row of a list kernel."""
     return fields(head_dim, {"kind": "topk", "k": k, "block": {"q": q, "kv": kv}}, **more)
 
 
@@ -223,13 +223,13 @@ OVERLAP_ROWS = tuple(
 
 
 def ada(head_dim: int, pattern: Fields, tile: tuple[int, int], stages: int, warp_rows: int = 32) -> Fields:
-    """Return the spec of a kernel for sm_89 with a tile that ladder-attention.md found best on an H200."""
+    """The spec of a kernel for sm_89 with a tile that ladder-attention.md found best on an H200."""
     how = {"tile": {"m": tile[0], "n": tile[1]}, "stages": stages, "warp_rows": warp_rows}
     return {**fields(head_dim, pattern, **how), "arch": "sm_89"}
 
 
 def wmma(head_dim: int, pattern: Fields) -> Fields:
-    """Return the spec of a kernel for sm_89 by WMMA, with the tile of the shipped ones."""
+    """The spec of a kernel for sm_89 by WMMA, with the tile of the shipped ones."""
     return {**ada(head_dim, pattern, (64, 32), 4, 16), "mma": "wmma"}
 
 
@@ -264,7 +264,7 @@ ADA_ROWS = (
 
 
 def in_bf16(row: Row) -> Row:
-    """Return a row with the kernel of that type."""
+    """A row with the kernel of that type."""
     return replace(row, written={**row.written, "dtype": "bf16"})
 
 
@@ -323,7 +323,7 @@ def flops(row: Row, spec: AttentionSpec, lists: tuple[torch.Tensor, ...], device
 
 
 def listed_keys(problem: Problem, head: int, query_block: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the keys of a query block's lists, and which of them stand in a full block, of the last batch entry."""
+    """The keys of a query block's lists, and which of them stand in a full block, of the last batch entry."""
     block, own = problem.spec.pattern.fixed_block, head // (problem.q.shape[1] // problem.lists[0].shape[1])
     lists = [tensor[-1, own, query_block] for tensor in problem.lists]
     if isinstance(problem.spec.pattern, BlockLists):
@@ -337,7 +337,7 @@ def listed_keys(problem: Problem, head: int, query_block: int) -> tuple[torch.Te
 
 
 def exact(problem: Problem, head: int, rows: slice) -> torch.Tensor:
-    """Return float64 attention of some query rows, within one query block, of the last batch entry."""
+    """float64 attention of some query rows within one query block, of the last batch entry."""
     spec, length, device = problem.spec, problem.q.shape[2], problem.q.device
     block = spec.pattern.fixed_block
     keys = torch.arange(length, device=device)
@@ -374,7 +374,7 @@ def exact_parts(problem: Problem, heads: Sequence[int], parts: int = 3) -> list[
 
 
 def errors_of(problem: Problem, parts: Sequence[Part], out: torch.Tensor) -> tuple[float, float]:
-    """Return the worst error of a result: the absolute one, and that relative to the largest element of its part."""
+    """The worst error of a result: the absolute one, and that relative to the largest element of its part."""
     if out.shape != problem.q.shape:
         raise ValueError(f"the result has shape {tuple(out.shape)}, expected {tuple(problem.q.shape)}")
     absolute = torch.stack([(out[-1, part.head, part.rows].double() - part.expected).abs().max() for part in parts])
@@ -383,7 +383,7 @@ def errors_of(problem: Problem, parts: Sequence[Part], out: torch.Tensor) -> tup
 
 
 def largest_error(problem: Problem, out: torch.Tensor) -> float:
-    """Return the worst error of the last head's first, middle and last rows, relative to their largest element."""
+    """The worst error of the last head's first, middle and last rows, relative to their largest element."""
     return errors_of(problem, exact_parts(problem, [problem.q.shape[1] - 1]), out)[1]
 
 
@@ -419,7 +419,7 @@ def run_row(row: Row, peers: list[str], quick: bool) -> Fields:
 
 
 def shape_fields(row: Row) -> Fields:
-    """Return what a record says of its row."""
+    """Description of a record's row."""
     return {
         "name": row.name,
         "groups": row.groups,
@@ -432,7 +432,7 @@ def shape_fields(row: Row) -> Fields:
 
 
 def on_data(row: Row, data: str) -> Row:
-    """Return a row with another data set; it is in no group, so that tables and plots have each row once."""
+    """A row with another data set; it is in no group, so that tables and plots have each row once."""
     return row if data == PLAIN else replace(row, name=f"{row.name}, {data}", groups=(), target=None, data=data)
 
 

@@ -99,7 +99,7 @@ LONG = Row(1, 16, 131072, 128, topk(128), 32)  # of --prologue
 
 
 def seen(problem: Problem, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-    """Return which of some queries sees which of some keys, in the last head: float64 (queries, keys)."""
+    """Visibility of selected pairs in the last head: float64 (queries, keys)."""
     length, pattern = problem.q.shape[2], problem.spec.pattern
     block = pattern.fixed_block
     if block is None:
@@ -112,7 +112,7 @@ def seen(problem: Problem, queries: torch.Tensor, keys: torch.Tensor) -> torch.T
 
 
 def error_of(problem: Problem) -> Callable[[str, Any], float]:
-    """Return what tells how far gradients are off, relative to the largest element of each that is looked at."""
+    """A function that returns the errors of gradients, relative to the largest checked element of each."""
     q, k, v, dout, out = (t[-1, -1].double() for t in (problem.q, problem.k, problem.v, problem.dout, problem.out))
     lse, every = problem.lse[-1, -1].double(), torch.arange(q.shape[0], device=q.device)
     some = torch.linspace(0, q.shape[0] - 1, SAMPLES, device=q.device).long()
@@ -148,7 +148,7 @@ def loaded_apart(problem: Problem) -> tuple[Any, Any]:
 
 
 def ours(problem: Problem) -> Call:
-    """Return the call of our kernels: all of a backward."""
+    """The call of our kernels: all of a backward."""
     kernels = kernels_of(problem)
     q, k, v = problem.q, problem.k, problem.v
     of_call = {"out": problem.out, "dout": problem.dout, "lse": problem.lse}
@@ -171,7 +171,7 @@ def ours(problem: Problem) -> Call:
 
 
 def ours_in_any_order(problem: Problem) -> dict[str, Call]:
-    """Return the call of our kernel whose tiles add to dQ in any order, where there is one, by its label."""
+    """The call of our kernel whose tiles add to dQ in any order, where there is one, by its label."""
     block = problem.spec.pattern.fixed_block
     if block is not None and block.kv != DQ_DKDV_KEYS:
         return {}
@@ -203,7 +203,7 @@ def problem_of(row: Row, data: str) -> Problem:
 
 
 def pairs_of(row: Row) -> float:
-    """Return the pairs that the pattern shows in a head."""
+    """The pairs that the pattern shows in a head."""
     if block := row.pattern.get("block"):
         return float(row.length * row.entries * block["kv"])
     if left := row.pattern.get("left"):
@@ -258,7 +258,7 @@ def measure_prologue(row: Row, path: Path | None) -> Fields:
 
 
 def table_rows(report: Fields) -> list[list[str]]:
-    """Return the cells of the table: TFLOPS of both ways, and ours beside the best peer and the deterministic one."""
+    """The cells of the table: TFLOPS of both ways, and ours beside the best peer and the deterministic one."""
     found = []
     for record in report["rows"]:
         results = record["results"]
@@ -296,7 +296,7 @@ ALWAYS = ("SDPA cuDNN", "SDPA flash", "FlexAttention")  # the first columns of p
 
 
 def page_table(report: Fields) -> str:
-    """Return the table of docs/guide/training.md."""
+    """The table of docs/guide/training.md."""
     timed_labels = {label for record in report["rows"] for label in record["results"]}
     labels = [ANY_ORDER, *ALWAYS, *sorted(timed_labels - {OURS, ANY_ORDER, *ALWAYS})]
     lines = [
@@ -320,7 +320,7 @@ def page_table(report: Fields) -> str:
 
 
 def cost_of_order(results: Fields) -> str:
-    """Return which share of what our kernel reaches in any order the deterministic one does not, in both ways."""
+    """Share of the nondeterministic kernel's speed that the deterministic kernel loses, in both modes."""
     if not {OURS, ANY_ORDER} <= results.keys():
         return "-"
     shares = (1 - results[OURS][figure] / results[ANY_ORDER][figure] for figure in (SINGLE, BACK_TO_BACK))
@@ -328,7 +328,7 @@ def cost_of_order(results: Fields) -> str:
 
 
 def with_table(page: str, report: Fields) -> str:
-    """Return the page with the table between its markers."""
+    """The page with the table between its markers."""
     before, rest = page.split(MARKERS[0])
     return f"{before}{MARKERS[0]}\n{page_table(report)}\n{MARKERS[1]}{rest.split(MARKERS[1])[1]}"
 
@@ -337,8 +337,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, metavar="FILE", help="where to write every median")
     parser.add_argument("--from", dest="earlier", type=Path, metavar="FILE", help="show an earlier run's JSON")
-    parser.add_argument("--rows", default="", metavar="TEXT", help="rows whose names have this in them")
-    parser.add_argument("--all-peers", action="store_true", help="stop at once where a peer cannot be imported")
+    parser.add_argument("--rows", default="", metavar="TEXT", help="rows whose names contain this text")
+    parser.add_argument("--all-peers", action="store_true", help="stop at once if a peer cannot be imported")
     parser.add_argument("--page", action="store_true", help="with --from: write the table of docs/guide/training.md")
     parser.add_argument("--prologue", action="store_true", help=f"time what is no main kernel: {LONG.name}")
     options = parser.parse_args(arguments)

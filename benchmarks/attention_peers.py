@@ -1,7 +1,7 @@
 """Other attention kernels, called on the inputs of benchmarks/attention.py.
 
-A peer takes a problem and returns calls by label; each call returns (batch, heads, length, head_dim). What cannot
-compute the problem raises.
+A peer takes a problem and returns calls by label; each call returns (batch, heads, length, head_dim). A peer that
+cannot compute the problem raises.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Problem:
     )
 
     def copies(self, convert: Callable[[torch.Tensor], torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        """Return q, k and v as a peer wants them: in another type or layout."""
+        """q, k and v in a peer's dtype or layout."""
         made = tuple(map(convert, (self.q, self.k, self.v)))
         self._copies.append((convert, made))
         return made

@@ -1,7 +1,7 @@
 """Other libraries' backward of attention, called on the inputs of benchmarks/attention_backward.py.
 
-A peer takes a problem and returns its call, which returns dq, dk and dv as (batch, heads, length, head_dim). One that
-cannot compute the problem raises. docs/notebook/measuring.md says how they are installed.
+A peer takes a problem and returns its call, which returns dq, dk and dv as (batch, heads, length, head_dim). A peer
+that cannot compute the problem raises. docs/notebook/measuring.md describes their installation.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Problem:
 
 
 def leaves(problem: Problem, convert: Callable[[torch.Tensor], torch.Tensor]) -> list[torch.Tensor]:
-    """Return copies of q, k and v that want gradients."""
+    """Copies of q, k and v that require gradients."""
     return [convert(t).detach().clone().requires_grad_() for t in (problem.q, problem.k, problem.v)]
 
 
@@ -74,7 +74,7 @@ def find_cudnn_bsa() -> Any:
 
 
 def fa4_lists(problem: Problem) -> Fields:
-    """Return FlashAttention 4's lists, of key blocks and of query blocks."""
+    """FlashAttention 4's lists of key blocks and of query blocks."""
     from flash_attn.cute.block_sparsity import BlockSparseTensorsTorch
 
     block = problem.spec.pattern.fixed_block
@@ -184,7 +184,7 @@ PEERS = (
 
 
 def not_importable() -> dict[str, str]:
-    """Return the peers whose packages cannot be imported, and why: not there, or there without what they need."""
+    """The peers whose packages cannot be imported, and why: not there, or there without what they need."""
     found: dict[str, str] = {}
     for peer in PEERS:
         if peer.find is not None:
@@ -196,7 +196,7 @@ def not_importable() -> dict[str, str]:
 
 
 def calls_of(problem: Problem) -> tuple[dict[str, Call], dict[str, str]]:
-    """Return the calls of the peers that compute a problem by label, and why the others that were asked do not."""
+    """The calls of the peers that compute a problem by label, and why the others that were asked do not."""
     calls: dict[str, Call] = {}
     failed: dict[str, str] = {}
     for peer in PEERS:

@@ -1,7 +1,7 @@
-"""What the gradients of attention do in front of their main kernels, timed alone: attention_backward.py --prologue.
+"""Timing of the launches before the main kernels of attention's gradients: attention_backward.py --prologue.
 
-That is the statistics of all queries, in front of dQ, and the transposed lists, in front of dK and dV. Each is a launch
-of its own, so a kernel that leaves its main launch out takes the time of the other one.
+These launches compute the statistics of all queries, before dQ, and the transposed lists, before dK and dV. Each is a
+separate launch, so a kernel without its main launch takes the time of the other one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def alone(kernel: Any) -> Any:
 
 
 def calls_of(problem: Problem, whole: Call, load: Callable[[], tuple[Any, Any]]) -> dict[str, Call]:
-    """Return what is timed, by label.
+    """Timed calls, by label.
 
     Args:
         problem: with lists.
@@ -53,7 +53,7 @@ def calls_of(problem: Problem, whole: Call, load: Callable[[], tuple[Any, Any]])
 
 
 def times_of(calls: dict[str, Call], repeats: int) -> dict[str, Fields]:
-    """Return the milliseconds of each call in both ways, and of both parts of the prologue together."""
+    """The milliseconds of each call in both ways, and of both parts of the prologue together."""
     times = {
         figure: way(calls)
         for figure, way in zip(FIGURES, (lambda calls: single_calls(calls, repeats=repeats), back_to_back), strict=True)
@@ -64,7 +64,7 @@ def times_of(calls: dict[str, Call], repeats: int) -> dict[str, Fields]:
 
 
 def table_rows(record: Fields) -> list[list[str]]:
-    """Return the cells of the table: milliseconds and the share of the whole backward, in both ways."""
+    """The cells of the table: milliseconds and the share of the whole backward, in both ways."""
     times = record["prologue"]
     rows = []
     for label, found in times.items():

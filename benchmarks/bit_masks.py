@@ -65,7 +65,7 @@ CASES = tuple(Row(length, documents) for length in (8192, 32768) for documents i
 
 
 def document_of(row: Row, device: str) -> torch.Tensor:
-    """Return the number of the document of each position: uneven ones, the same in every run."""
+    """The number of the document of each position: uneven ones, the same in every run."""
     source = torch.Generator().manual_seed(row.length + row.documents)
     free = row.length - SHORTEST * row.documents
     inner = (torch.rand(row.documents - 1, generator=source) * free).sort().values.long()
@@ -74,7 +74,7 @@ def document_of(row: Row, device: str) -> torch.Tensor:
 
 
 def mask_mod(row: Row, device: str) -> Sees:
-    """Return which key a query sees."""
+    """The key that a query sees."""
     document = document_of(row, device)
 
     def sees(b: Any, h: Any, query: Any, key: Any) -> Any:
@@ -84,7 +84,7 @@ def mask_mod(row: Row, device: str) -> Sees:
 
 
 def lists_of(sees: Sees, length: int, device: str) -> Lists:
-    """Return the lists of partial and of full blocks of a mask, and the bits of the partial ones.
+    """The lists of partial and of full blocks of a mask, and the bits of the partial ones.
 
     As kernels take them, int32: kv_num_blocks (1, 1, rows), kv_indices (1, 1, rows, longest), the same of full blocks,
     mask_bits (1, 1, rows, longest, words).
@@ -105,14 +105,14 @@ def lists_of(sees: Sees, length: int, device: str) -> Lists:
 
 
 def padded(each: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return how many entries each row has, and the rows in one tensor, behind two dimensions of one."""
+    """Number of entries per row, and the rows in one tensor, with two leading dimensions of 1."""
     counts = torch.tensor([len(entries) for entries in each], dtype=torch.int32, device=each[0].device)
     lists = torch.nn.utils.rnn.pad_sequence(list(each), batch_first=True)
     return counts[None, None].contiguous(), lists[None, None].contiguous()
 
 
 def error_of(row: Row, sees: Sees, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Callable[[str, Any], float]:
-    """Return what tells how far a result is off, relative to the largest element; 0 for one of another mask."""
+    """A function that returns the error of a result, relative to the largest element; 0 for another mask."""
     picked = torch.linspace(0, row.length - 1, ROWS, device=q.device).long()
     hidden = ~sees(0, 0, picked[:, None], torch.arange(row.length, device=q.device)[None, :])
     scores = (q[0, -1, picked].double() @ k[0, -1].double().T) * HEAD_DIM**-0.5
@@ -128,7 +128,7 @@ def error_of(row: Row, sees: Sees, q: torch.Tensor, k: torch.Tensor, v: torch.Te
 
 
 def calls_of(sees: Sees, lists: Lists, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> dict[str, Call]:
-    """Return the calls of a row by label."""
+    """The calls of a row by label."""
     spec = find_spec(KERNELS[CAUSAL]).spec
     unmasked = spec.model_copy(update={"pattern": spec.pattern.model_copy(update={"mask": "none"})})  # type: ignore[union-attr]
     kernels = {BITS: load_kernel(KERNELS[BITS]), CAUSAL: load_kernel(KERNELS[CAUSAL]), NONE: load_kernel(unmasked)}
@@ -166,7 +166,7 @@ def record_of(row: Row) -> Fields:
 
 
 def table_rows(report: Fields) -> list[list[str]]:
-    """Return the cells of the table: microseconds of both ways, and how much longer than with no mask."""
+    """The cells of the table: microseconds of both ways, and how much longer than with no mask."""
     found = []
     for record in report["rows"]:
         bare = record["results"].get(NONE)

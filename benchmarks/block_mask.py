@@ -56,7 +56,7 @@ class Mask:
 
 
 def documents_of(length: int, device: str) -> torch.Tensor:
-    """Return the number of the document of each position: uneven ones, the same in every run."""
+    """The number of the document of each position: uneven ones, the same in every run."""
     source = torch.Generator().manual_seed(length)
     ends = (torch.rand(DOCUMENTS - 1, generator=source) * length).sort().values
     return torch.bucketize(torch.arange(length), ends, right=True, out_int32=True).to(device)
@@ -111,7 +111,7 @@ CASES = tuple(Row(mask, length) for length in LENGTHS for mask in MASKS)
 
 
 def ours(row: Row, device: str) -> Callable[[], BlockLists]:
-    """Return what makes the lists of this package."""
+    """A function that makes this package's lists."""
     mask = MASKS[row.mask]
     aux = {"doc": documents_of(row.length, device)} if "doc" in mask.text else None
     return lambda: create_block_mask(
@@ -120,14 +120,14 @@ def ours(row: Row, device: str) -> Callable[[], BlockLists]:
 
 
 def flex_mask(row: Row, device: str) -> Callable[[], flex.BlockMask]:
-    """Return what makes FlexAttention's."""
+    """A function that makes FlexAttention's lists."""
     sees = MASKS[row.mask].sees(row.length, documents_of(row.length, device))
     make = torch.compile(flex.create_block_mask)
     return lambda: make(sees, None, None, row.length, row.length, device=device, BLOCK_SIZE=BLOCK)
 
 
 def differences(found: BlockLists, mask: flex.BlockMask) -> int:
-    """Return how many blocks are listed by one of them alone, or are partial to one and full to the other."""
+    """Number of blocks that only one side lists, or that are partial on one side and full on the other."""
     assert found.full_kv_num_blocks is not None and found.full_kv_indices is not None
     assert mask.full_kv_num_blocks is not None and mask.full_kv_indices is not None
     pairs = (
@@ -138,7 +138,7 @@ def differences(found: BlockLists, mask: flex.BlockMask) -> int:
 
 
 def marked(counts: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-    """Return which blocks are listed."""
+    """Mask of the listed blocks."""
     columns = indices.shape[-1]
     listed = torch.arange(columns, device=indices.device) < counts[..., None]
     place = torch.where(listed, indices, columns).long()
@@ -147,7 +147,7 @@ def marked(counts: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
 
 
 def times(calls: dict[str, Call]) -> dict[str, Fields]:
-    """Return the milliseconds of calls, single and back to back."""
+    """The milliseconds of calls, single and back to back."""
     single, long = single_calls(calls, REPEATS), back_to_back(calls)
     return {label: {"milliseconds": single[label], "back_to_back_milliseconds": long[label]} for label in calls}
 
@@ -174,7 +174,7 @@ def record_of(row: Row) -> Fields:
 
 
 def table_rows(report: Fields) -> list[list[str]]:
-    """Return the cells of the table: microseconds of both ways."""
+    """The cells of the table: microseconds of both ways."""
     found = []
     for record in report["rows"]:
         blocks = f"{record['partial']} partial, {record['full']} full"

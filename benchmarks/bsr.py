@@ -228,7 +228,7 @@ SMALL_ROWS = tuple(
 
 
 def whole(stem: str) -> Fields:
-    """Return every field of a shipped spec: nothing is left to choose."""
+    """All fields of a shipped spec."""
     fields: Fields = json.loads(find_spec(stem).spec.canonical_json())
     return fields
 
@@ -322,12 +322,12 @@ def draw_pattern(row: Row, block_rows: int, block_columns: int, device: str) -> 
 
 
 def spec_of(row: Row) -> Spec:
-    """Return the spec of a row's kernel, as chosen."""
+    """The spec of a row's kernel, as chosen."""
     return named_of(row).spec
 
 
 def named_of(row: Row) -> NamedSpec:
-    """Return the kernel of a row, as chosen: its name is that of a shipped one, if it is one."""
+    """The kernel of a row, as chosen: its name is that of a shipped one, if it is one."""
     block = {"rows": row.block, "cols": row.block_columns or row.block}
     prepared = "packed" if row.packed else "rows" if row.dynamic or row.written == GATHERS else "none"
     sizes = problem_sizes(row.op, block, row.height, row.columns, row.row_blocks, row.pattern)
@@ -340,7 +340,7 @@ def named_of(row: Row) -> NamedSpec:
 def problem_sizes(
     op: str, block: Fields, height: int, columns: int, row_blocks: int, pattern: str, size: int = SIZE
 ) -> Fields:
-    """Return the sizes of a row's problem, as codegen.select has them."""
+    """The sizes of a row's problem, as codegen.select has them."""
     block_columns = size // block["cols"]
     mean = min(row_blocks, block_columns)
     m, n, k = (size, size, columns) if op == SDDMM else (height, columns, size)
@@ -456,12 +456,12 @@ def exact(problem: Problem, label: str, i: int) -> torch.Tensor:
 
 
 def indices_of(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return which blocks a BSR matrix stores."""
+    """Mask of the stored blocks of a BSR matrix."""
     return matrix.crow_indices(), matrix.col_indices()
 
 
 def largest_error(problem: Problem, label: str, out: torch.Tensor) -> float:
-    """Return the worst error of the first, the middle and the last block row, relative to their largest element."""
+    """The worst error of the first, the middle and the last block row, relative to their largest element."""
     block, (left, right) = problem.spec.block, problem.dense
     if problem.equal is not None and label.startswith(FP8_EQUAL):
         left, right = problem.equal
@@ -488,7 +488,7 @@ def largest_error(problem: Problem, label: str, out: torch.Tensor) -> float:
 
 
 def result_type(spec: BsrSpmmSpec | BsrSddmmSpec | BsrSpgemmSpec) -> torch.dtype:
-    """Return the type of C."""
+    """The type of C."""
     return TORCH_DTYPES[spec.output if spec.dtype in FP8 else spec.dtype]
 
 
@@ -533,7 +533,7 @@ def run_row(row: Row, peers: list[str], quick: bool) -> Fields:
 
 
 def lost(report: Fields) -> dict[str, float]:
-    """Return the part of their speed that uneven rows lose, for those whose even row was measured too."""
+    """The part of their speed that uneven rows lose, for those whose even row was measured too."""
     own = {record["name"]: record["results"].get(OURS) for record in report["rows"]}
     even = {record["name"]: own.get(record["even"]) for record in report["rows"] if record.get("even")}
     return {name: 1 - own[name]["tflops"] / base["tflops"] for name, base in even.items() if base and own[name]}
@@ -555,7 +555,7 @@ def gains(report: Fields) -> dict[str, dict[float, float]]:
 
 
 def crossover(by_density: dict[float, float]) -> float | None:
-    """Return the density where ours and cuBLAS take as long, between two that were measured; None if there is none."""
+    """The density where ours and cuBLAS take as long, between two that were measured; None if there is none."""
     points = list(by_density.items())
     for (left, before), (right, after) in itertools.pairwise(points):
         if before >= 1 > after:
@@ -565,7 +565,7 @@ def crossover(by_density: dict[float, float]) -> float | None:
 
 
 def remarks(report: Fields) -> list[str]:
-    """Return what the table does not show: what uneven rows lose, and where dense products become faster."""
+    """Text beside the table: the cost of uneven rows, and the density at which dense products become faster."""
     lines = [
         f"{name}: {part:.1%} slower than even rows ({MOST_LOST:.0%} allowed)" for name, part in lost(report).items()
     ]

@@ -64,7 +64,7 @@ class Variant:
         return cls(text, fields, templates)
 
     def applied(self, fields: Fields) -> Fields:
-        """Return a spec's fields with those of the variant in their place."""
+        """A spec's fields with those of the variant in their place."""
         changed: Fields = json.loads(json.dumps(fields))
         for name, value in self.fields.items():
             *parents, last = name.split(".")
@@ -90,7 +90,7 @@ def rendered_from(templates: Path | None) -> Iterator[None]:
 
 
 def problem_of(name: str, data: str) -> tuple[Any, float, Callable[[Any, torch.Tensor], float]]:
-    """Return a row's problem, its FLOPs, and what measures the error of a result."""
+    """A row's problem, its FLOPs, and what measures the error of a result."""
     module, row = ROWS[name]
     if module is attention:
         row = replace(row, data=data)

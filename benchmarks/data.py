@@ -76,7 +76,7 @@ class Column:
 
 
 def peers_of(row: Row, dtype: str, asked: Sequence[str] | None) -> tuple[str, ...]:
-    """Return the peers of a row in a type: those asked for, or the usual ones, or the last resort."""
+    """The peers of a row in a type: those asked for, or the usual ones, or the last resort."""
     names = [name for name in row.peers if name in (asked or USUAL_PEERS)]
     if dtype == "fp16":
         names = [name for name in names if name != "fa3"]
@@ -86,7 +86,7 @@ def peers_of(row: Row, dtype: str, asked: Sequence[str] | None) -> tuple[str, ..
 
 
 def planned(options: argparse.Namespace, found: dict[data_cells.Key, data_cells.Cell]) -> list[Column]:
-    """Return the columns with cells that are left to measure, fp16 first."""
+    """The columns with cells that are left to measure, fp16 first."""
     rows = {row.name: row for row in attention.ROWS}
     columns = []
     for dtype in options.dtypes:
@@ -106,7 +106,7 @@ def planned(options: argparse.Namespace, found: dict[data_cells.Key, data_cells.
 
 
 def compared_heads(heads: int) -> list[int]:
-    """Return the heads of which parts are compared: the first, the middle and the last one."""
+    """The heads of which parts are compared: the first, the middle and the last one."""
     return list(dict.fromkeys((0, heads // 2, heads - 1)))
 
 
@@ -140,7 +140,7 @@ def measure_cell(
 def measure_column(
     column: Column, environment: Fields, installed: Sequence[str], may_begin: Callable[[], bool]
 ) -> Iterator[data_cells.Cell]:
-    """Yield the cells of a column; its tensors are made and its peers compiled once.
+    """The cells of a column; its tensors are made and its peers compiled once.
 
     Args:
         column: what to measure.
@@ -173,7 +173,7 @@ def measure_column(
 
 
 def told(cell: data_cells.Cell) -> str:
-    """Return a finished cell in one line."""
+    """A finished cell in one line."""
     results, peer = cell["results"], best_peer(cell, BACK_TO_BACK)
     own = results.get(OURS)
     words = [f"{cell['name']} {cell['data']} {cell['spec']['dtype']}: {speeds(own)}"]

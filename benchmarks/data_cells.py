@@ -23,12 +23,12 @@ SHAPE = ("batch", "heads", "kv_heads", "length")
 
 
 def key(cell: Mapping[str, Any]) -> Key:
-    """Return what tells a cell from others of its file."""
+    """Key of a cell in its file."""
     return cell["name"], cell["data"], cell["spec"]["dtype"]
 
 
 def read(path: Path) -> dict[Key, Cell]:
-    """Return the newest cell of each kind; none if there is no file.
+    """The newest cell of each kind; none if there is no file.
 
     The last line of a run that was killed may be short: it does not count.
 
@@ -66,12 +66,12 @@ def append(path: Path, cell: Cell) -> None:
 
 
 def line_of(cell: Cell) -> str:
-    """Return a cell as it stands in the file."""
+    """A cell as it stands in the file."""
     return json.dumps(cell) + "\n"
 
 
 def is_measured(cell: Mapping[str, Any] | None, source: str, shape: Mapping[str, int], own: str) -> bool:
-    """Return whether a cell need not be measured again.
+    """Whether a cell need not be measured again.
 
     Args:
         cell: the newest of its kind, if there is one.

@@ -135,7 +135,7 @@ class Problem:
         return local_lists(TopK(lists.contiguous(), block=(BLOCK, BLOCK)), self.layout, self.rank)
 
     def flops(self) -> float:
-        """Return the work of a rank; gradients have five products for two."""
+        """The work of a rank; gradients have five products for two."""
         length = self.row.length
         keys = {
             "dense": float(length),
@@ -146,7 +146,7 @@ class Problem:
         return 4 * HEADS * DIM * length / self.ranks * keys[self.row.kind] * (2.5 if self.row.backward else 1)
 
     def alone(self, k: torch.Tensor, v: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-        """Return what this rank computes of all keys and values, without others."""
+        """This rank's computation over all keys and values, without other ranks."""
         if self.row.kind == "causal":
             found, first = [], 0
             for span in self.layout.spans(self.rank, self.row.length):
@@ -161,7 +161,7 @@ class Problem:
         return block_sparse_attention(q, k, v, self.pattern)
 
     def gathered(self, k: torch.Tensor, v: torch.Tensor) -> list[torch.Tensor]:
-        """Return all keys and values."""
+        """All keys and values."""
         every = []
         for part in (k, v):
             parts = [torch.empty_like(part) for _ in range(self.ranks)]
@@ -171,7 +171,7 @@ class Problem:
 
 
 def with_gradients(problem: Problem, tensors: list[torch.Tensor], forward: Callable[..., Any]) -> Call:
-    """Return the call that is timed: the forward pass, or the gradients of one that was made before."""
+    """The call that is timed: the forward pass, or the gradients of one that was made before."""
     if not problem.grads:
         return lambda: forward(*tensors)
     leaves = [tensor.detach().clone().requires_grad_() for tensor in tensors]
@@ -292,14 +292,14 @@ CALLS: dict[str, Any] = {
 
 
 def slowest(seconds: float, group: Any) -> float:
-    """Return the largest of all ranks' numbers."""
+    """The largest of all ranks' numbers."""
     number = torch.tensor(seconds, dtype=torch.float64, device="cuda")
     dist.all_reduce(number, dist.ReduceOp.MAX, group=group)
     return float(number)
 
 
 def milliseconds_of(call: Call, calls: int, group: Any, *, asleep: bool = False) -> float:
-    """Return the mean milliseconds of calls in a row, of the slowest rank; all begin together."""
+    """The mean milliseconds of calls in a row, of the slowest rank; all begin together."""
     start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     dist.all_reduce(torch.zeros(1, device="cuda"), group=group)
     torch.cuda.synchronize()
@@ -315,7 +315,7 @@ def milliseconds_of(call: Call, calls: int, group: Any, *, asleep: bool = False)
 
 
 def timed(call: Call, group: Any) -> tuple[float, float]:
-    """Return the milliseconds of a single call and of calls back to back, as docs/notebook/measuring.md says."""
+    """The milliseconds of a single call and of calls back to back, as docs/notebook/measuring.md says."""
     for _ in range(WARM_UP):
         call()
     single = median([milliseconds_of(call, 1, group, asleep=True) for _ in range(REPEATS)])
@@ -327,7 +327,7 @@ def timed(call: Call, group: Any) -> tuple[float, float]:
 
 
 def link_speed(group: Any) -> float:
-    """Return the bytes a second that a rank receives from the next one while it sends as many."""
+    """The bytes a second that a rank receives from the next one while it sends as many."""
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     sent, received = (torch.zeros(1 << 28, dtype=torch.uint8, device="cuda") for _ in range(2))
 
@@ -458,8 +458,12 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--calls", nargs="+", choices=CALLS, default=list(CALLS), metavar="NAME", help=f"of {', '.join(CALLS)}"
     )
-    parser.add_argument("--shorter", type=int, default=1, metavar="N", help="divide lengths by this, to try things out")
-    parser.add_argument("--max-ctas", type=int, metavar="N", help="most thread blocks of NCCL, which take SMs")
+    parser.add_argument(
+        "--shorter", type=int, default=1, metavar="N", help="divide lengths by this number, for trial runs"
+    )
+    parser.add_argument(
+        "--max-ctas", type=int, metavar="N", help="upper bound of NCCL's thread blocks, which occupy SMs"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="where to write every median, after each row")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="where to draw them, as .svg")
     parser.add_argument("--from", dest="source", type=Path, metavar="FILE", help="show an earlier run's JSON")

@@ -1,4 +1,4 @@
-"""What benchmarks/distributed.py measured, as a table; read without torch."""
+"""The results of benchmarks/distributed.py as a table; needs no torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ UNMEASURED = "Not measured yet."
 
 
 def table(reports: Sequence[Mapping[str, Any]]) -> str:
-    """Return the table of docs/guide/scale-out.md; of a row that several reports have, the last one's is shown."""
+    """The table of docs/guide/scale-out.md; of a row that several reports have, the last one's is shown."""
     if not reports:
         return UNMEASURED
     rows = {(record["name"], record["dtype"]): record for report in reports for record in report["rows"]}
@@ -36,7 +36,7 @@ def table(reports: Sequence[Mapping[str, Any]]) -> str:
 
 
 def cells(record: Mapping[str, Any], of: str = "") -> list[str]:
-    """Return a row of the table."""
+    """A row of the table."""
     results = record["results"]
 
     def shares(label: str) -> str:

@@ -1,4 +1,4 @@
-"""The masks and scores of benchmarks/expression_rows.py as FlashAttention 4 takes them: functions of its language."""
+"""The masks and scores of benchmarks/expression_rows.py as functions for FlashAttention 4."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HALF = NEIGHBORS // 2
 
 
 def functions() -> dict[str, tuple[Callable[..., Any] | None, Callable[..., Any] | None]]:
-    """Return mask_mod and score_mod by the name of the row. They read the row's tensors in order."""
+    """mask_mod and score_mod by the name of the row. They read the row's tensors in order."""
     import cutlass
     from cutlass import cute
     from flash_attn.cute import utils
@@ -82,7 +82,7 @@ def functions() -> dict[str, tuple[Callable[..., Any] | None, Callable[..., Any]
 
 
 def fa4(row: Row, tensors: Sequence[torch.Tensor], lists: tuple[torch.Tensor, ...] | None) -> Call:
-    """Return FlashAttention 4's call. It takes causal masks as an option.
+    """FlashAttention 4's call. It takes causal masks as an option.
 
     Args:
         row: the workload.

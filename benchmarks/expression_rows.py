@@ -1,4 +1,4 @@
-"""The masks and scores of benchmarks/expressions.py, as FlexAttention takes them, and what there is built in."""
+"""The masks and scores of benchmarks/expressions.py for FlexAttention, and their built-in counterparts."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Row:
 
 
 def documents(count: int, device: str) -> torch.Tensor:
-    """Return the number of the document of each position, int32: uneven ones, the same in every run."""
+    """The number of the document of each position, int32: uneven ones, the same in every run."""
     source = torch.Generator().manual_seed(LENGTH + count)
     free = LENGTH - SHORTEST * count
     inner = (torch.rand(count - 1, generator=source) * free).sort().values.long()
@@ -57,7 +57,7 @@ def causal(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
 
 
 def rows(device: str) -> tuple[Row, ...]:
-    """Return all of them."""
+    """All of them."""
     doc = documents(8, device)
     prefix = torch.tensor([LENGTH // 4], dtype=torch.int32, device=device)
     slopes = torch.exp2(-8.0 / HEADS * torch.arange(1, HEADS + 1, device=device))

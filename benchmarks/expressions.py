@@ -67,7 +67,7 @@ class Inputs:
 
     @classmethod
     def of(cls, row: Row, device: str) -> Inputs:
-        """Return tensors that hold nothing yet."""
+        """Uninitialized tensors."""
         shape = (row.batch, HEADS, row.length, HEAD_DIM)
         own = [torch.empty(shape, device=device, dtype=torch.bfloat16) for _ in range(3)]
         return cls(own, [tensor.transpose(1, 2).contiguous() for tensor in own])
@@ -81,7 +81,7 @@ class Inputs:
 
 
 def block_mask_of(row: Row) -> BlockMask | None:
-    """Return FlexAttention's lists of the row's mask; None: it has none."""
+    """FlexAttention's lists of the row's mask; None without a mask."""
     if row.sees is None:
         return None
     made: BlockMask = create_block_mask(row.sees, None, None, row.length, row.length, "cuda", BLOCK, _compile=True)
@@ -89,12 +89,12 @@ def block_mask_of(row: Row) -> BlockMask | None:
 
 
 def lists_of(mask: BlockMask) -> tuple[torch.Tensor, ...]:
-    """Return counts and entries of its partial and full blocks."""
+    """Counts and entries of its partial and full blocks."""
     return mask.kv_num_blocks, mask.kv_indices, mask.full_kv_num_blocks, mask.full_kv_indices
 
 
 def ours(row: Row, tensors: list[torch.Tensor], mask: BlockMask | None) -> Call:
-    """Return the call with the row's functions. A mask that is causal and a score keep the built-in mask."""
+    """The call with the row's functions. A mask that is causal and a score keep the built-in mask."""
     pattern: Any = Dense() if row.sees is None else Causal()
     if row.score is None:
         assert mask is not None
@@ -104,14 +104,14 @@ def ours(row: Row, tensors: list[torch.Tensor], mask: BlockMask | None) -> Call:
 
 
 def built_in(row: Row, tensors: list[torch.Tensor]) -> Call:
-    """Return the call of what means the same."""
+    """The call of what means the same."""
     assert row.built_in is not None
     pattern, options = row.built_in
     return functools.partial(block_sparse_attention, *tensors, pattern, out=torch.empty_like(tensors[0]), **options)
 
 
 def flex_best(row: Row, tensors: list[torch.Tensor], mask: BlockMask | None) -> Call:
-    """Return FlexAttention with the options that are fastest in three calls."""
+    """FlexAttention with the fastest options in three calls."""
     if mask is None:
         mask = create_block_mask(lambda b, h, q, k: q >= 0, None, None, row.length, row.length, "cuda", BLOCK)
     calls, refused = {}, None
@@ -130,7 +130,7 @@ def flex_best(row: Row, tensors: list[torch.Tensor], mask: BlockMask | None) -> 
 
 
 def calls_of(row: Row, inputs: Inputs, without: Sequence[str]) -> tuple[dict[str, Call], dict[str, str], float]:
-    """Return the calls of a row by label, why others are not there, and its work in FLOPs."""
+    """The calls of a row by label, why others are not there, and its work in FLOPs."""
     mask, tensors = block_mask_of(row), inputs.own
     makers: dict[str, Callable[[], Call]] = {
         OURS: lambda: ours(row, tensors, mask),
@@ -154,7 +154,7 @@ def calls_of(row: Row, inputs: Inputs, without: Sequence[str]) -> tuple[dict[str
 
 
 def error_of(row: Row, tensors: list[torch.Tensor]) -> Callable[[str, Any], float]:
-    """Return what tells how far a result is off, relative to the largest element, on some queries of one head."""
+    """A function that returns the error of a result on some queries of one head, relative to the largest element."""
     q, k, v = (t[-1, -1].double() for t in tensors)
     picked = torch.linspace(0, row.length - 1, CHECKED, device=q.device).long()
     b, h = (torch.tensor(size - 1, device=q.device) for size in (row.batch, HEADS))

@@ -1,4 +1,4 @@
-"""What benchmarks/expressions.py measured, as a table; read without torch."""
+"""The results of benchmarks/expressions.py as a table; needs no torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ UNMEASURED = "The speed of expressions has not been measured."
 
 
 def over(results: Mapping[str, Any], label: str) -> str:
-    """Return how many times as fast as another call the expression is, one call at a time and back to back."""
+    """Speedup of the expression over another call, for single calls and back to back."""
     if label not in results or OURS not in results:
         return DASH
     keys = ("milliseconds", "back_to_back_milliseconds")
@@ -23,7 +23,7 @@ def over(results: Mapping[str, Any], label: str) -> str:
 
 
 def worst(record: Mapping[str, Any]) -> str:
-    """Return the least of what ``over`` says of FlexAttention and FlashAttention 4, over all data sets of a row."""
+    """The least of what ``over`` says of FlexAttention and FlashAttention 4, over all data sets of a row."""
     sets = [record["results"], *record.get("data", {}).values()]
     found = [
         [results[label][key] / results[OURS][key] for results in sets for label in (FLEX, FA4) if label in results]
@@ -34,26 +34,26 @@ def worst(record: Mapping[str, Any]) -> str:
 
 
 def cells(record: Mapping[str, Any]) -> list[str]:
-    """Return a row of the table."""
+    """A row of the table."""
     results = record["results"]
     ratios = [over(results, label) for label in LABELS[1:]]
     return [record["name"], *(speeds(results.get(label)) for label in LABELS), *ratios]
 
 
 def data_of(report: Mapping[str, Any]) -> list[str]:
-    """Return the data sets of a report beside plain normal ones."""
+    """The data sets of a report beside plain normal ones."""
     return list(dict.fromkeys(name for record in report["rows"] for name in record.get("data", ())))
 
 
 def headings_and_cells(report: Mapping[str, Any]) -> tuple[tuple[str, ...], list[list[str]]]:
-    """Return the table; a report of one data set has no column of the worst."""
+    """The table; a report of one data set has no column of the worst."""
     if not data_of(report):
         return HEADINGS, [cells(record) for record in report["rows"]]
     return (*HEADINGS, WORST), [[*cells(record), worst(record)] for record in report["rows"]]
 
 
 def table(report: Mapping[str, Any] | None) -> str:
-    """Return the table of docs/reference/expressions.md."""
+    """The table of docs/reference/expressions.md."""
     if report is None:
         return UNMEASURED
     told = f"{report['device']}, driver {report['driver']}, {report['date']}; TFLOPS, single calls / back to back."

@@ -1,4 +1,4 @@
-"""Times BSR x dense with few columns of B, as layers with sparse weights have them when they decode.
+"""Times BSR x dense with few columns of B, as in decoding with sparse weights.
 
     python benchmarks/few_columns.py --json benchmarks/results/few_columns_h100.json
     python benchmarks/few_columns.py --from benchmarks/results/few_columns_h100.json    # no GPU: prints an earlier run
@@ -36,7 +36,7 @@ from records import OURS, failures
 
 from codegen.json_rows import json_rows
 from codegen.library import NamedSpec, find_spec
-from codegen.select import choose
+from codegen.select import choose, parse_problem
 from codegen.spec import BsrSpmmSpec
 from runtime import load_kernel
 from runtime.kernels.bsr_arguments import STORE
@@ -51,7 +51,7 @@ REPLAYS = 7
 LAUNCH_US = 4.0
 SHARES = {16: 0.55}  # of the copy bandwidth, by rows of a block
 SHARE = 0.85
-COLUMNS = (1, 16, 32, 64)
+COLUMNS = (1, 8, 16, 32, 64)
 CUBLAS, TRITON = "cuBLAS, dense", "Triton bsr_dense_addmm"
 TRITON_OPTIONS = ((4, 3), (4, 4), (2, 4), (8, 3), (4, 2))  # warps and stages
 
@@ -94,7 +94,7 @@ LAYERS = (
 
 
 def graph_microseconds(calls: Sequence[Call]) -> float:
-    """Return what one of the calls takes in a CUDA graph of all of them, the median of REPLAYS."""
+    """Time per call in a CUDA graph of all calls, the median of REPLAYS."""
     replay = captured(calls)
     replay()
     times = []
@@ -109,7 +109,7 @@ def graph_microseconds(calls: Sequence[Call]) -> float:
 
 
 def copy_bandwidth() -> float:
-    """Return bytes read and written by a copy of ROTATED bytes, each microsecond."""
+    """Bytes read and written by a copy of ROTATED bytes, each microsecond."""
     source = torch.empty(ROTATED, dtype=torch.uint8, device="cuda")
     to = torch.empty_like(source)
     return 2 * ROTATED / graph_microseconds([lambda: to.copy_(source)] * 4)
@@ -145,8 +145,11 @@ class Operands:
         return torch.sparse_bsr_tensor(crow.int(), col.int(), values, size=(layer.m, layer.k), check_invariants=False)
 
     def ours(self, named: NamedSpec) -> list[Call]:
-        """Return calls of a kernel of ours."""
+        """Calls of one of our kernels."""
         kernel: Any = load_kernel(named)
+        if getattr(named.spec, "b_layout", "") == "strided":  # as a linear layer passes x^T
+            columns = [b.mT.contiguous().mT for b in self.b]
+            return [lambda a=a, b=b: kernel(a, b) for a, b in zip(self.a, columns, strict=True)]  # type: ignore[misc]
         if self.out[0].shape[1] % STORE:  # C is stored in whole chunks: a call makes one with room for them
             return [lambda a=a, b=b: kernel(a, b) for a, b in zip(self.a, self.b, strict=True)]  # type: ignore[misc]
         return [
@@ -155,13 +158,13 @@ class Operands:
         ]
 
     def cublas(self) -> list[Call]:
-        """Return calls of the dense product; A without zeros."""
+        """Calls of the dense product, with A without zeros."""
         count = max(2, ROTATED // (2 * self.exact.shape[0] * self.b[0].shape[0]))
         dense = [self._dense(self.exact.shape[0], self.b[0].shape[0]) for _ in range(count)]
         return [lambda a=a, b=b: torch.mm(a, b) for a, b in zip(dense, itertools.cycle(self.b))]  # type: ignore[misc]
 
     def triton(self) -> list[Call]:
-        """Return calls of Triton's kernel with the fastest of TRITON_OPTIONS, in one column tile."""
+        """Calls of Triton's kernel with the fastest of TRITON_OPTIONS, in one column tile."""
         from torch.sparse._triton_ops import bsr_dense_addmm
 
         zeros = torch.zeros_like(self.out[0])
@@ -185,11 +188,11 @@ class Operands:
 
 
 def chosen(layer: Layer, columns: int) -> NamedSpec:
-    """Return the kernel that codegen.select takes."""
+    """The kernel that codegen.select takes."""
     block = {"rows": layer.block, "cols": layer.block}
     pattern = "power_law" if layer.power_law else "random"
     sizes = bsr.problem_sizes(bsr.SPMM, block, layer.m, columns, layer.row_blocks, pattern, layer.k)
-    return choose({"op": bsr.SPMM, "arch": "sm_90a", "dtype": "fp16", "block": block}, sizes).named
+    return choose(parse_problem({"op": bsr.SPMM, "arch": "sm_90a", "dtype": "fp16", "block": block, **sizes})).named
 
 
 def times_of(operands: Operands, calls: list[Call], compare: bool) -> Fields:
@@ -229,7 +232,7 @@ def measure_row(layer: Layer, columns: int, kernels: Sequence[NamedSpec], alone:
 
 
 def kernels_for(layer: Layer, columns: int, stems: Sequence[str]) -> list[NamedSpec]:
-    """Return the named kernels whose blocks are the layer's; without names the chosen one."""
+    """The named kernels whose blocks are the layer's; without names the chosen one."""
     if not stems:
         return [chosen(layer, columns)]
     found = [find_spec(stem) for stem in stems]
@@ -254,9 +257,9 @@ def measure(options: argparse.Namespace) -> Fields:
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    """Return the options of the command line."""
+    """The options of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--columns", nargs="+", type=int, default=COLUMNS, metavar="N", help="of B")
+    parser.add_argument("--columns", nargs="+", type=int, default=COLUMNS, metavar="N", help="columns of B")
     parser.add_argument("--kernels", nargs="+", default=(), metavar="NAME", help="shipped kernels, not the chosen ones")
     parser.add_argument("--alone", action="store_true", help="without cuBLAS and Triton")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where to write every median")
@@ -278,7 +281,7 @@ def main() -> None:
 
 
 def named_rows(report: Fields) -> list[Fields]:
-    """Return the rows with names, as messages have them."""
+    """The rows with names, as messages have them."""
     return [record | {"name": f"{record['layer']}, N {record['columns']}"} for record in report["rows"]]
 
 

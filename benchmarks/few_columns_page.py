@@ -1,4 +1,4 @@
-"""What benchmarks/few_columns.py measured, as a table; read without torch."""
+"""The results of benchmarks/few_columns.py as a table; needs no torch."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ UNMEASURED = "Products with few columns have not been measured."
 
 
 def target(report: Mapping[str, Any], record: Mapping[str, Any]) -> float:
-    """Return the microseconds that a row should take: a launch, and its stored blocks at a share of the bandwidth."""
+    """The microseconds that a row should take: a launch, and its stored blocks at a share of the bandwidth."""
     microseconds: float = report["launch_us"] + record["stored_bytes"] / (record["share"] * report["copy_bytes_per_us"])
     return microseconds
 
 
 def table(report: Mapping[str, Any] | None) -> str:
-    """Return the table, a line for each layer and number of columns."""
+    """The table, a line for each layer and number of columns."""
     if report is None:
         return UNMEASURED
     labels = list(dict.fromkeys(label for record in report["rows"] for label in record["results"]))
@@ -38,5 +38,5 @@ def table(report: Mapping[str, Any] | None) -> str:
 
 
 def times(result: Mapping[str, float] | None) -> str:
-    """Return a cell: cold, and in brackets warm."""
+    """A cell: cold, and in brackets warm."""
     return f"{result[COLD]:.1f} ({result[WARM]:.1f})" if result else DASH

@@ -7,7 +7,7 @@ Attention, on the data sets std1 and std4 of runtime/tools/bench/data_sets.py; a
 values:
 
 - ours: shipped kernels, on operands that were quantized before, and with the quantizing in the call; as chosen: what
-  block_sparse_attention takes of the former; fp16: what it takes of tensors in fp16.
+  block_sparse_attention_fp8 takes of the former; fp16: what block_sparse_attention takes of tensors in fp16.
 - cuDNN SDPA: nvidia-cudnn-frontend's sdpa_fp8 on codes with one scale of each tensor, result in e4m3, in memory as
   (batch, heads, length, head_dim) and, heads inside, (batch, length, heads, head_dim); and with a result in bf16.
 - cuDNN BSA: its block-sparse attention, which quantizes q, k and v in the call.
@@ -61,7 +61,13 @@ from harness import Fields, check_calls, reason
 from records import BACK_TO_BACK, OURS, SINGLE
 
 from codegen.library import find_spec
-from runtime import QuantizedAttention, block_sparse_attention, load_kernel, quantize_attention
+from runtime import (
+    QuantizedAttention,
+    block_sparse_attention,
+    block_sparse_attention_fp8,
+    load_kernel,
+    quantize_attention,
+)
 from runtime.patterns import Causal, Dense, Pattern, TopK
 from runtime.tools.bench.data_sets import make_data
 from runtime.tools.bench.timing import Call
@@ -74,7 +80,7 @@ ROUNDS, ROUNDS_OF_DATA = 3, 1
 
 
 def inputs(row: AttentionRow, data: str, device: str = "cuda") -> tuple[torch.Tensor, ...]:
-    """Return q, k and v of a data set, bf16, the same values each time."""
+    """q, k and v of a data set, bf16, with fixed values."""
     shape = (row.batch, HEADS, row.length, row.head_dim)
     q, k, v = (torch.empty(shape, device=device, dtype=torch.bfloat16) for _ in range(3))
     make_data(data, q, k, v, torch.Generator(device).manual_seed(0))
@@ -82,7 +88,7 @@ def inputs(row: AttentionRow, data: str, device: str = "cuda") -> tuple[torch.Te
 
 
 def lists_of(row: AttentionRow, device: str = "cuda") -> torch.Tensor | None:
-    """Return the listed blocks of each block of queries, random and in order; None: the row has no lists."""
+    """The listed blocks of each block of queries, random and in order; None: the row has no lists."""
     if row.blocks is None:
         return None
     count, draw = row.length // row.block, torch.Generator(device).manual_seed(0)
@@ -97,7 +103,7 @@ def pattern_of(row: AttentionRow, lists: torch.Tensor | None) -> Pattern:
 
 
 def kernel_of(row: AttentionRow) -> Any:
-    """Return our kernel of FP8."""
+    """Our FP8 kernel."""
     fields = json.loads(find_spec(row.spec).spec.canonical_json())
     if row.blocks is not None:
         fields["pattern"]["k"] = row.blocks
@@ -113,7 +119,7 @@ def attend(kernel: Any, given: QuantizedAttention, lists: torch.Tensor | None, o
 
 
 def attention_makers(row: AttentionRow, tensors: Sequence[torch.Tensor], lists: torch.Tensor | None) -> Makers:
-    """Return what makes the calls of a row, by label."""
+    """A function that makes the calls of a row, by label."""
     q, k, v = tensors
     pattern = pattern_of(row, lists)
     # No more keys share a scale than are in a listed block.
@@ -128,7 +134,7 @@ def attention_makers(row: AttentionRow, tensors: Sequence[torch.Tensor], lists: 
         return Result(lambda: attend(kernel, quantize(), lists, out))
 
     def chosen() -> Result:
-        return Result(functools.partial(block_sparse_attention, quantize(), pattern, out=torch.empty_like(q)))
+        return Result(functools.partial(block_sparse_attention_fp8, quantize(), pattern, out=torch.empty_like(q)))
 
     def fp16() -> Result:
         halves = [x.half() for x in tensors]
@@ -150,7 +156,7 @@ def attention_makers(row: AttentionRow, tensors: Sequence[torch.Tensor], lists: 
 def attention_error(
     row: AttentionRow, tensors: Sequence[torch.Tensor], lists: torch.Tensor | None
 ) -> Callable[[torch.Tensor], float]:
-    """Return what tells the error of a result on CHECKED queries of the first, a middle and the last head."""
+    """A function that returns the error of a result on CHECKED queries of the first, a middle and the last head."""
     picked = torch.linspace(0, row.length - 1, CHECKED, device=tensors[0].device).long()
     places = torch.arange(row.length, device=picked.device)
     heads = [(0, 0), (0, HEADS // 2), (row.batch - 1, HEADS - 1)]

@@ -1,4 +1,4 @@
-"""What FP8 costs attention in accuracy: of its operands alone, of the kernels, and a needle among 131072 keys.
+"""Accuracy of FP8 attention: of its operands alone, of the kernels, and a needle among 131072 keys.
 
     python benchmarks/fp8_accuracy.py --operands --json benchmarks/results/fp8_operands.json    # no GPU
     python benchmarks/fp8_accuracy.py --json benchmarks/results/fp8_accuracy_h100.json          # a Hopper GPU
@@ -50,7 +50,7 @@ Operands = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def data_sets(device: str, length: int) -> dict[str, Operands]:
-    """Return q, k and v of each kind, fp16."""
+    """q, k and v of each kind, fp16."""
     draw = torch.Generator(device).manual_seed(0)
     shape = (1, HEADS, length, HEAD_DIM)
 
@@ -71,19 +71,19 @@ def data_sets(device: str, length: int) -> dict[str, Operands]:
 
 
 def exact(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """Return attention in float64."""
+    """Attention in float64."""
     heads = zip(*(x.double().unbind(1) for x in (q, k, v)), strict=True)
     return torch.stack([torch.softmax(a @ b.mT * HEAD_DIM**-0.5, -1) @ c for a, b, c in heads], 1)
 
 
 def error(out: torch.Tensor, reference: torch.Tensor) -> dict[str, float]:
-    """Return the root mean square of what a result is off, by itself and relative to the result's."""
+    """The root mean square of what a result is off, by itself and relative to the result's."""
     off = float((out.double() - reference).square().mean().sqrt())
     return {"rmse": off, "relative": off / float(reference.square().mean().sqrt())}
 
 
 def dequantized(x: torch.Tensor, dtype: str, subtracted: torch.Tensor | None = None, **fields: Any) -> torch.Tensor:
-    """Return rows or columns as codes and scales have them, rotated if ``hadamard`` is set."""
+    """Rows or columns as codes and scales have them, rotated if ``hadamard`` is set."""
     named = find_spec({"op": "quantize", "arch": "sm_90a", "head_dim": x.shape[3], "codes": dtype, **fields})
     assert isinstance(named.spec, QuantizeSpec)
     found = expected(x, named.spec, subtracted, None)
@@ -92,19 +92,19 @@ def dequantized(x: torch.Tensor, dtype: str, subtracted: torch.Tensor | None = N
 
 
 def of_columns(v: torch.Tensor, dtype: str) -> torch.Tensor:
-    """Return V as codes with a scale for each channel have it."""
+    """V rounded to codes with one scale per channel."""
     scales = scales_of(v.float().abs().amax(2, keepdim=True), dtype)
     return coded(v.float(), scales, dtype).double() * scales.double()
 
 
 def of_tensor(x: torch.Tensor, dtype: str) -> torch.Tensor:
-    """Return a tensor as codes with one scale have it."""
+    """A tensor as codes with one scale have it."""
     scale = scales_of(x.float().abs().amax(), dtype)
     return coded(x.float(), scale.expand(x.shape), dtype).double() * scale.double()
 
 
 def operands(way: str, dtype: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Operands:
-    """Return q, k and v as one of WAYS has them: what attention of them is, is what they cost."""
+    """q, k and v rounded by one of WAYS, for the error of attention over them."""
     if way == "one scale":
         return of_tensor(q, dtype), of_tensor(k, dtype), of_tensor(v, dtype)
     hadamard = way == "and rotated"
@@ -115,7 +115,7 @@ def operands(way: str, dtype: str, q: torch.Tensor, k: torch.Tensor, v: torch.Te
 
 
 def operand_rows() -> list[Fields]:
-    """Return the errors of operands alone, for each kind of data."""
+    """The errors of operands alone, for each kind of data."""
     rows = []
     for name, (q, k, v) in data_sets("cpu", LENGTH).items():
         reference = exact(q, k, v)
@@ -130,14 +130,14 @@ def operand_rows() -> list[Fields]:
 
 
 def kernel_of(dtype: str, **fields: Any) -> Any:
-    """Return the dense kernel of a type of inputs."""
+    """The dense kernel of a type of inputs."""
     output = {"output": "fp16"} if dtype in LARGEST else {}  # else bf16 would round more than FP8 costs
     spec = {"op": "attention", "arch": "sm_90a", "dtype": dtype, "head_dim": HEAD_DIM, "pattern": {"kind": "dense"}}
     return load_kernel({**spec, **output, **fields})
 
 
 def kernels(dtype: str) -> dict[str, Callable[[Operands, Any], torch.Tensor]]:
-    """Return what computes attention of q, k and v, or of what they are quantized to, by label."""
+    """Functions that compute attention of q, k and v, or of their quantized values, by label."""
     fp16 = kernel_of("fp16")
     found: dict[str, Callable[[Operands, Any], torch.Tensor]] = {"fp16": lambda given, _: fp16(*given)[0]}
 
@@ -160,7 +160,7 @@ def kernels(dtype: str) -> dict[str, Callable[[Operands, Any], torch.Tensor]]:
 def with_cudnn(
     found: dict[str, Callable[[Operands, Any], torch.Tensor]], given: Operands, quantized: Any
 ) -> dict[str, torch.Tensor]:
-    """Return the results of our kernels, and cuDNN's where it computes one: else the reason is printed."""
+    """The results of our kernels, and cuDNN's where it computes one: else the reason is printed."""
     results = {label: call(given, quantized) for label, call in found.items()}
     try:
         made = cudnn_sdpa(*given)
@@ -171,7 +171,7 @@ def with_cudnn(
 
 
 def kernel_rows(dtype: str) -> list[Fields]:
-    """Return the errors of kernels, for each kind of data; outliers are rotated."""
+    """The errors of kernels, for each kind of data; outliers are rotated."""
     rows, computed = [], kernels(dtype)
     for name, given in data_sets("cuda", 4 * LENGTH).items():
         reference = exact(*given)
@@ -184,7 +184,7 @@ def kernel_rows(dtype: str) -> list[Fields]:
 
 
 def needle(device: str) -> tuple[Operands, torch.Tensor, torch.Tensor]:
-    """Return q, k and v, the codes, and which one each query is to find (heads, queries)."""
+    """q, k and v, the codes, and the index of the code that each query should find (heads, queries)."""
     draw = torch.Generator(device).manual_seed(1)
 
     def normal(*shape: int) -> torch.Tensor:
@@ -208,7 +208,7 @@ def needle(device: str) -> tuple[Operands, torch.Tensor, torch.Tensor]:
 
 
 def needle_rows(dtype: str) -> list[Fields]:
-    """Return the share of needles that are found."""
+    """The share of needles that are found."""
     given, codes, wanted = needle("cuda")
     quantized = quantize_attention(*given, dtype=dtype)  # type: ignore[arg-type]
     hits = {}
@@ -220,7 +220,7 @@ def needle_rows(dtype: str) -> list[Fields]:
 
 
 def table(report: Fields) -> str:
-    """Return the table of one part of the page."""
+    """The table of one part of the page."""
     rows = report["rows"]
     labels = list(dict.fromkeys(label for row in rows for label in row.get("errors", row.get("hits", {}))))
     lines = [line(["data", *labels]), line(["---", *["---:"] * len(labels)])]
@@ -256,8 +256,8 @@ def plot(report: Fields, path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--operands", action="store_true", help="of operands alone, on the CPU")
-    parser.add_argument("--dtype", default="e4m3", choices=[*LARGEST], help="of the kernels")
+    parser.add_argument("--operands", action="store_true", help="errors of the operands alone, on the CPU")
+    parser.add_argument("--dtype", default="e4m3", choices=[*LARGEST], help="dtype of the kernels")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where the errors are written")
     parser.add_argument("--from", type=Path, dest="earlier", metavar="FILE", help="an earlier run, for the page")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="where to draw an earlier run of kernels, .svg")

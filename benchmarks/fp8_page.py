@@ -1,4 +1,4 @@
-"""What benchmarks/fp8.py measured, as tables; read without torch."""
+"""The results of benchmarks/fp8.py as tables; needs no torch."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ class Part:
 
 
 def data_of(record: Mapping[str, Any]) -> dict[str, Results]:
-    """Return a row's results by data set; products have one."""
+    """A row's results by data set; products have one."""
     return record["data"] or {PLAIN: record["results"]}
 
 
 def cell(result: Mapping[str, Any] | None) -> str:
-    """Return both speeds and the error of a call."""
+    """Both speeds and the error of a call."""
     return f"{speeds(result)}, {result[RMSE]:.2%}" if result else DASH
 
 
 def part(records: Sequence[Mapping[str, Any]], labels: Sequence[str]) -> Part:
-    """Return the table of rows of one kind; a call that no row has is no column."""
+    """The table of rows of one kind; a call that no row has is no column."""
     lines = [(record["name"], name, results) for record in records for name, results in data_of(record).items()]
     shown = [label for label in labels if any(label in results for *_, results in lines)]
     cells = [[name, data, *(cell(results.get(label)) for label in shown)] for name, data, results in lines]
@@ -41,14 +41,14 @@ def part(records: Sequence[Mapping[str, Any]], labels: Sequence[str]) -> Part:
 
 
 def parts(report: Mapping[str, Any]) -> list[Part]:
-    """Return the tables that were measured: of attention without lists, with lists, and of products."""
+    """The tables that were measured: of attention without lists, with lists, and of products."""
     kinds = {"attention": ATTENTION, "lists": ATTENTION, "product": PRODUCTS}
     chosen = {kind: [record for record in report["rows"] if record["kind"] == kind] for kind in kinds}
     return [part(records, kinds[kind]) for kind, records in chosen.items() if records]
 
 
 def reached(results: Results, target: Mapping[str, Any], figure: str) -> float | None:
-    """Return by how much a call reaches its target: 1 is just there; None if what it asks for was not measured."""
+    """Achieved / target of a call; None if a required figure was not measured."""
     own = results.get(target["call"], {}).get(figure)
     peers = [results[label][figure] for label in target["of"] if figure in results.get(label, {})]
     if not own or (target["of"] and not peers):
@@ -59,7 +59,7 @@ def reached(results: Results, target: Mapping[str, Any], figure: str) -> float |
 
 
 def told(target: Mapping[str, Any]) -> str:
-    """Return what a target asks for."""
+    """Description of a target."""
     if not target["of"]:
         return f"{target['least']:.0f} TFLOPS"
     if target["figure"] == RMSE:
@@ -68,7 +68,7 @@ def told(target: Mapping[str, Any]) -> str:
 
 
 def target_cells(report: Mapping[str, Any]) -> list[list[str]]:
-    """Return a line for each target of a row and each data set."""
+    """A line for each target of a row and each data set."""
     found = []
     for record in report["rows"]:
         for data, results in data_of(record).items():
@@ -83,13 +83,13 @@ def target_cells(report: Mapping[str, Any]) -> list[list[str]]:
 
 
 def lines(headings: Sequence[str], rows: Sequence[Sequence[str]], words: int) -> list[str]:
-    """Return a Markdown table whose first columns are words and whose others are figures."""
+    """A Markdown table whose first columns are words and whose others are figures."""
     alignment = ("---",) * words + ("---:",) * (len(headings) - words)
     return [f"| {' | '.join(each)} |" for each in (headings, alignment, *rows)]
 
 
 def table(report: Mapping[str, Any] | None) -> str:
-    """Return the tables of docs/guide/fp8.md."""
+    """The tables of docs/guide/fp8.md."""
     if report is None:
         return UNMEASURED
     begin = (

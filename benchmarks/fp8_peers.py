@@ -1,7 +1,7 @@
-"""Other kernels of attention in FP8, called on the inputs of benchmarks/fp8.py and fp8_accuracy.py.
+"""Other libraries' FP8 attention, called on the inputs of benchmarks/fp8.py and fp8_accuracy.py.
 
-Their codes have one scale for each tensor, and are made before the call; cuDNN's block-sparse attention alone takes
-tensors in bf16. What cannot compute a problem raises.
+Their codes have one scale per tensor, and are computed before the call. Only cuDNN's block-sparse attention takes bf16
+tensors. A peer that cannot compute a problem raises.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Result:
     factor: float = 1.0
 
     def numbers(self, out: torch.Tensor) -> torch.Tensor:
-        """Return what a result stands for, float32."""
+        """A result, dequantized to float32."""
         return out.float() * self.factor
 
 
@@ -38,12 +38,12 @@ Makers = dict[str, Callable[[], Result]]
 
 
 def relative(found: torch.Tensor, exact: torch.Tensor) -> float:
-    """Return the root mean square of what is off, relative to that of the exact numbers."""
+    """The root mean square of what is off, relative to that of the exact numbers."""
     return float(((found.double() - exact).square().mean() / exact.square().mean()).sqrt())
 
 
 def of_tensor(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return codes in e4m3, and the one scale of the tensor: float32 ()."""
+    """e4m3 codes, and the scale of the tensor: float32 ()."""
     scale = x.abs().amax().float() / LARGEST["e4m3"]
     return (x.float() / scale).to(E4M3), scale
 
@@ -62,7 +62,7 @@ def cudnn_handle() -> tuple[Any, Any]:
 def cudnn_graph(
     cudnn: Any, handle: Any, q: torch.Tensor, k: torch.Tensor, causal: bool, output: torch.dtype
 ) -> tuple[Any, list[Any]]:
-    """Return a graph of sdpa_fp8, not built yet, and its tensors: q, k, v, six scales, result and two maxima.
+    """A graph of sdpa_fp8, not built yet, and its tensors: q, k, v, six scales, result and two maxima.
 
     Args:
         cudnn: the module.

@@ -1,4 +1,4 @@
-"""BSR products of benchmarks/fp8.py: our calls, torch's, and what their results are off."""
+"""BSR products of benchmarks/fp8.py: our calls, torch's calls, and the errors of their results."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NAMES = {EQUAL: bsr_fp8.EQUAL, CUBE: bsr_fp8.DENSE}  # of torch's products in be
 
 
 def product_makers(row: ProductRow, problem: Problem) -> Makers:
-    """Return what makes the calls of a product, by label."""
+    """A function that makes the calls of a product, by label."""
     scale_a, scale_b = (problem.scales[name] for name in ("scale_a", "scale_b"))
     of_b = scale_b.repeat_interleave(SCALE_DEPTH, 1).mT if scale_b.dim() else scale_b
     numbers = problem.b.float() * of_b  # (K, N), stored by columns
@@ -59,7 +59,7 @@ def product_makers(row: ProductRow, problem: Problem) -> Makers:
 
 
 def product_error(problem: Problem, label: str, out: torch.Tensor) -> float:
-    """Return the error of a product on the first, the middle and the last block row."""
+    """The error of a product on the first, the middle and the last block row."""
     named = NAMES.get(label.removesuffix(SLOW), OURS)
     rows = problem.spec.block.rows
     blocks = (0, out.shape[0] // rows // 2, out.shape[0] // rows - 1)

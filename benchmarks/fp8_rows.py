@@ -1,4 +1,4 @@
-"""The workloads of benchmarks/fp8.py and what the project set out to reach in each of them; read without torch."""
+"""The workloads of benchmarks/fp8.py, and the project's target for each; needs no torch."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ OVER_BSA = Target(QUANTIZING, 1.3, (BSA,))
 
 
 def share(least: float) -> tuple[Target, ...]:
-    """Return a share of cuBLAS's product of as many FLOPs, and of the one of 8192 cubed, which has a longer K."""
+    """A share of cuBLAS's product of as many FLOPs, and of the one of 8192 cubed, which has a longer K."""
     return Target(OURS, least, (EQUAL,)), Target(OURS, least, (CUBE,))
 
 

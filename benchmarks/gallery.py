@@ -136,14 +136,14 @@ MASKS = (
 
 
 def token_mask(code: str) -> torch.Tensor:
-    """Return the pairs that a pattern lets see each other, bool (LENGTH, LENGTH)."""
+    """The pairs that a pattern lets see each other, bool (LENGTH, LENGTH)."""
     names: dict[str, Any] = {}
     exec(f"{IMPORTS}\n{code}", names)
     return to_token_mask(names["pattern"], q_len=LENGTH, kv_len=LENGTH)[0, 0]
 
 
 def picture(mask: torch.Tensor, title: str) -> str:
-    """Return the drawing of a mask, in colors that are seen on light and on dark pages."""
+    """The drawing of a mask, in colors that are seen on light and on dark pages."""
     rows = [runs(row) for row in mask[::STEP, ::STEP].tolist()]
     cells = "".join(
         f"M{first * CELL} {y * CELL}h{count * CELL}v{CELL}h-{count * CELL}z"
@@ -160,7 +160,7 @@ def picture(mask: torch.Tensor, title: str) -> str:
 
 
 def runs(row: list[bool]) -> list[tuple[int, int]]:
-    """Return where each run of visible keys begins, and how long it is."""
+    """Start and length of each run of visible keys."""
     found: list[tuple[int, int]] = []
     for at, visible in enumerate(row):
         if visible and found and sum(found[-1]) == at:
@@ -171,7 +171,7 @@ def runs(row: list[bool]) -> list[tuple[int, int]]:
 
 
 def counts(mask: torch.Tensor) -> str:
-    """Return in a sentence how many pairs are visible, and how many blocks are full, partial and empty."""
+    """A sentence with the share of visible pairs, and the numbers of full, partial and empty blocks."""
     blocks = mask.view(LENGTH // BLOCK, BLOCK, LENGTH // BLOCK, BLOCK)
     some, every = blocks.any(dim=3).any(dim=1), blocks.all(dim=3).all(dim=1)
     full, partial = int(every.sum()), int((some & ~every).sum())
@@ -182,7 +182,7 @@ def counts(mask: torch.Tensor) -> str:
 
 
 def files() -> dict[Path, str]:
-    """Return the page and its pictures by path."""
+    """The page and its pictures by path."""
     found, parts = {}, ["# Gallery of masks", "<!-- written by benchmarks/gallery.py -->", INTRODUCTION.rstrip()]
     parts.append(f"```python\n{IMPORTS}```")
     for each in MASKS:

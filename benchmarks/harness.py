@@ -1,4 +1,4 @@
-"""What the benchmarks share: arguments, results checked before they are timed, a budget, tables and pictures."""
+"""Shared code of the benchmarks: arguments, checks of results before timing, a budget, tables and pictures."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ AnyRow = TypeVar("AnyRow", bound=Row)
 
 
 def reason(error: Exception) -> str:
-    """Return an exception in one line."""
+    """An exception in one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0] if lines else ''}"[:200]
 
@@ -94,7 +94,7 @@ def reason(error: Exception) -> str:
 def make_calls(
     makers: Sequence[Callable[[Any], dict[str, Call]]], problem: Any
 ) -> tuple[dict[str, Call], dict[str, str]]:
-    """Return the calls of ours and of the peers, and why others of them cannot compute the problem."""
+    """The calls of ours and of the peers, and why others of them cannot compute the problem."""
     calls: dict[str, Call] = {}
     failed: dict[str, str] = {}
     for make in makers:
@@ -111,7 +111,7 @@ def check_calls(
     tolerance: float = TOLERANCE,
     of: str = "the largest element",
 ) -> tuple[dict[str, float], dict[str, str]]:
-    """Return the errors of the calls whose results are right, and what is wrong with the others.
+    """The errors of the calls whose results are right, and what is wrong with the others.
 
     Args:
         calls: by label.
@@ -183,7 +183,7 @@ def free_memory() -> None:
 
 
 def environment(packages: Sequence[str]) -> Fields:
-    """Return what the numbers depend on."""
+    """The conditions of the measurement."""
     versions = {"compiler": toolchain.compiler_version()[1], "cuDNN": str(torch.backends.cudnn.version())}
     for package in packages:
         try:
@@ -194,14 +194,14 @@ def environment(packages: Sequence[str]) -> Fields:
 
 
 def target(record: Fields) -> str:
-    """Return what a row set out to reach: TFLOPS, or how often those of the best peer."""
+    """Target of a row: TFLOPS, or a multiple of the best peer's."""
     if record.get("target_ratio"):
         return f"{record['target_ratio']}x"
     return f"{record['target_tflops']:.0f}" if record["target_tflops"] else DASH
 
 
 def cells(record: Fields) -> list[str]:
-    """Return a row of the printed table."""
+    """A row of the printed table."""
     results = record["results"]
     own, best = results.get(OURS), [best_peer(record, figure) for figure in (SINGLE, BACK_TO_BACK)]
     of_best = [results.get(peer, {}).get(figure) for peer, figure in zip(best, (SINGLE, BACK_TO_BACK), strict=True)]
@@ -259,7 +259,7 @@ def print_report(table: Table, report: Fields, remarks: Sequence[str] = (), widt
 
 
 def of_group(report: Fields, group: str) -> list[Fields]:
-    """Return the records of a group; a report that is older than groups has main rows only."""
+    """The records of a group; a report that is older than groups has main rows only."""
     return [record for record in report["rows"] if group in record.get("groups", ("main",))]
 
 
@@ -306,7 +306,7 @@ def save(figure: Any, path: Path) -> None:
 
 
 def peer_names(peers: Collection[str]) -> Callable[[str], list[str]]:
-    """Return what reads NAME,... of --peers."""
+    """A parser of NAME,... for --peers."""
 
     def read(text: str) -> list[str]:
         names = text.split(",")
@@ -318,10 +318,12 @@ def peer_names(peers: Collection[str]) -> Callable[[str], list[str]]:
 
 
 def report_parser(doc: str | None) -> argparse.ArgumentParser:
-    """Return a parser of what every benchmark with a report of rows takes."""
+    """A parser of what every benchmark with a report of rows takes."""
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=doc, formatter_class=raw, allow_abbrev=False)
-    parser.add_argument("--budget", type=float, metavar="SECONDS", help="no row is begun later; those are listed")
+    parser.add_argument(
+        "--budget", type=float, metavar="SECONDS", help="start no row after this time; skipped rows are listed"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="where to write every median")
     parser.add_argument(
         "--from",
@@ -329,7 +331,7 @@ def report_parser(doc: str | None) -> argparse.ArgumentParser:
         nargs="+",
         type=Path,
         metavar="FILE",
-        help="show earlier runs' JSON; several, on machines of one kind, become one: of a row in two, the last",
+        help="show earlier runs' JSON; several runs on equal machines are merged, and later rows replace earlier ones",
     )
     return parser
 
@@ -342,7 +344,7 @@ def parse_arguments(
     arguments: list[str] | None = None,
     data: Collection[str] = (),
 ) -> argparse.Namespace:
-    """Return the options that every benchmark takes, and ``--data`` if there are data sets to choose from."""
+    """The options that every benchmark takes, and ``--data`` if there are data sets to choose from."""
     parser = report_parser(doc)
     names = [row.name for row in rows]
     parser.add_argument("--rows", nargs="+", choices=names, metavar="NAME", help=f"of {', '.join(names)}")
@@ -369,12 +371,12 @@ def add_data_option(parser: argparse.ArgumentParser, data: Collection[str], defa
 
 
 def chosen_data(options: argparse.Namespace, data: Collection[str]) -> list[str]:
-    """Return the data sets that --data asks for, each once."""
+    """The data sets that --data asks for, each once."""
     return list(data if "all" in options.data else dict.fromkeys(options.data))
 
 
 def chosen_rows(options: argparse.Namespace, rows: Sequence[AnyRow]) -> list[AnyRow]:
-    """Return the rows that --rows, --groups or --quick ask for; without any of them, all."""
+    """The rows that --rows, --groups or --quick ask for; without any of them, all."""
     if options.rows or options.groups:
         names, groups = options.rows or (), set(options.groups or ())
         return [row for row in rows if row.name in names or groups.intersection(row.groups)]
@@ -445,7 +447,7 @@ def measure_rows(
 
 
 def merged(reports: Sequence[Fields]) -> Fields:
-    """Return the rows of several runs as one report; each row's results are those of one run.
+    """The rows of several runs as one report; each row's results are those of one run.
 
     Raises:
         SystemExit: if the runs were not on machines with the same GPU, driver and packages.
@@ -468,7 +470,7 @@ def _check_same(what: str, found: Sequence[Any]) -> None:
 
 
 def report_of(options: argparse.Namespace, measure: Callable[[argparse.Namespace], Fields]) -> Fields:
-    """Return an earlier run's report, that of several put together, or measure one."""
+    """An earlier run's report, that of several put together, or measure one."""
     if options.sources:
         earlier = merged([json.loads(source.read_text()) for source in options.sources])
         if options.json:

@@ -1,4 +1,4 @@
-"""Times what a call costs the host, beside SDPA and torch.mm, in one run.
+"""Times the host overhead of a call, compared with SDPA and torch.mm, in one run.
 
     python benchmarks/host.py --json benchmarks/results/host_h100.json
     python benchmarks/host.py --from benchmarks/results/host_h100.json     # no GPU: prints an earlier run
@@ -39,6 +39,7 @@ from rich.table import Table
 from codegen.json_rows import json_rows
 from runtime import (
     block_sparse_attention,
+    block_sparse_attention_fp8,
     bsr_matmul,
     bsr_sddmm,
     explain_attention,
@@ -76,7 +77,7 @@ class Row:
 
 
 def attention(kernel: str, length: int, head_dim: int, lists: int = 0) -> Callable[[], dict[str, Call]]:
-    """Return what makes a row of attention: 8 heads, with so many key blocks of 128 for each query block, if any."""
+    """A function that makes a row of attention: 8 heads, with a number of key blocks of 128 per query block, if any."""
 
     def make() -> dict[str, Call]:
         q, k, v = (torch.randn(1, 8, length, head_dim, device="cuda").half() for _ in range(3))
@@ -96,7 +97,7 @@ def attention(kernel: str, length: int, head_dim: int, lists: int = 0) -> Callab
 
 
 def front() -> dict[str, Call]:
-    """Return the calls of block_sparse_attention, of the kernel that it takes and of the operator that torch sees."""
+    """The calls of block_sparse_attention, of the kernel that it takes and of the operator that torch sees."""
     q, k, v = (torch.randn(1, 8, 4096, 128, device="cuda").half() for _ in range(3))
     pattern = patterns.TopK(random_lists(8, 32, 32, 8))
     kernel = load_kernel(explain_attention(q, k, v, pattern).choice.named)
@@ -113,7 +114,7 @@ def front() -> dict[str, Call]:
 
 
 def sparse() -> torch.Tensor:
-    """Return a BSR matrix with DENSITY of its blocks, as many in each block row."""
+    """A BSR matrix with DENSITY of its blocks, as many in each block row."""
     blocks = SIZE // BLOCK
     length = round(DENSITY * blocks)
     col = random_lists(1, blocks, blocks, length)[0, 0].sort(-1).values.flatten()
@@ -123,7 +124,7 @@ def sparse() -> torch.Tensor:
 
 
 def spmm(kernel: str, columns: int) -> Callable[[], dict[str, Call]]:
-    """Return what makes a row of BSR x dense, also with rows in order of their length, raw and prepared."""
+    """A function that makes a row of BSR x dense, also with rows sorted by length, raw and prepared."""
 
     def make() -> dict[str, Call]:
         a, b = sparse(), torch.randn(SIZE, columns, device="cuda").half()
@@ -145,7 +146,7 @@ def spmm(kernel: str, columns: int) -> Callable[[], dict[str, Call]]:
 
 
 def sddmm() -> dict[str, Call]:
-    """Return the calls of a sampled product."""
+    """The calls of a sampled product."""
     pattern, kernel = sparse(), load_kernel("h100_bsr_sddmm_b64")
     a, b = (torch.randn(SIZE, 256, device="cuda").half() for _ in range(2))
     parts = prepare_bsr(pattern)
@@ -158,7 +159,7 @@ def sddmm() -> dict[str, Call]:
 
 
 def layer() -> dict[str, Call]:
-    """Return the calls of a layer with sparse weights, with and without gradients, beside a dense one."""
+    """The calls of a layer with sparse weights, with and without gradients, beside a dense one."""
     weight, bias = sparse(), torch.randn(SIZE, device="cuda").half()
     ours, dense = BlockSparseLinear(weight, bias), torch.nn.Linear(SIZE, SIZE, device="cuda").half()
     x = torch.randn(16, SIZE, device="cuda").half()
@@ -171,7 +172,7 @@ def layer() -> dict[str, Call]:
 
 
 def with_gradients(call: Call) -> Call:
-    """Return the same call, recorded by autograd."""
+    """The same call, recorded by autograd."""
 
     def run() -> None:
         with torch.enable_grad():
@@ -181,7 +182,7 @@ def with_gradients(call: Call) -> Call:
 
 
 def options() -> dict[str, Call]:
-    """Return calls of block_sparse_attention with expressions and with operands in FP8, beside one without."""
+    """Calls of block_sparse_attention with expressions and with FP8 operands, and a plain call."""
     q, k, v = (torch.randn(1, 8, 4096, 128, device="cuda").half() for _ in range(3))
     causal, slopes = patterns.Causal(), torch.rand(8, device="cuda")
     score = patterns.Score("score + 0.5 * (q_idx - kv_idx)")
@@ -191,13 +192,13 @@ def options() -> dict[str, Call]:
         FRONT: lambda: block_sparse_attention(q, k, v, causal),
         f"{FRONT}, a score": lambda: block_sparse_attention(q, k, v, causal, score=score),
         f"{FRONT}, a score of a tensor": lambda: block_sparse_attention(q, k, v, causal, score=of_tensor),
-        f"{FRONT}, operands in FP8": lambda: block_sparse_attention(given, causal),
+        f"{FRONT}, operands in FP8": lambda: block_sparse_attention_fp8(given, causal),
         SDPA: lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True),
     }
 
 
 def spgemm() -> dict[str, Call]:
-    """Return the calls of a product of two sparse matrices."""
+    """The calls of a product of two sparse matrices."""
     a, b, kernel = sparse(), sparse(), load_kernel("h100_bsr_spgemm_b64")
     left, right = (torch.randn(SIZE, SIZE, device="cuda").half() for _ in range(2))
     return {OURS: lambda: kernel(a, b), MM: lambda: torch.mm(left, right)}
@@ -220,7 +221,7 @@ ROWS = (
 
 
 def host_microseconds(call: Call) -> float:
-    """Return the host's time of a call, the mean of AHEAD that the GPU has not done when the clock stops."""
+    """The host's time of a call, the mean of AHEAD that the GPU has not done when the clock stops."""
     torch.cuda.synchronize()
     began = time.perf_counter()
     for _ in range(AHEAD):
@@ -229,7 +230,7 @@ def host_microseconds(call: Call) -> float:
 
 
 def loop_microseconds(call: Call) -> float:
-    """Return the wall time of a call among LOOP_CALLS back to back."""
+    """The wall time of a call among LOOP_CALLS back to back."""
     torch.cuda.synchronize()
     began = time.perf_counter()
     for _ in range(LOOP_CALLS):
@@ -239,7 +240,7 @@ def loop_microseconds(call: Call) -> float:
 
 
 def graph_microseconds(replay: Call) -> float:
-    """Return the GPU's time of a call of a replayed graph."""
+    """The GPU's time of a call of a replayed graph."""
     start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
     replay()
@@ -249,7 +250,7 @@ def graph_microseconds(replay: Call) -> float:
 
 
 def times_of(calls: dict[str, Call]) -> tuple[dict[str, dict[str, float]], dict[str, str]]:
-    """Return the three times of each call by label, and why others have none, or none in a graph."""
+    """The three times of each call by label, and why others have none, or none in a graph."""
     results: dict[str, dict[str, float]] = {}
     failed: dict[str, str] = {}
     right: dict[str, Call] = {}
@@ -313,7 +314,7 @@ def show(report: Fields) -> None:
 
 
 def parse(arguments: list[str] | None = None) -> Any:
-    """Return the options of the command line."""
+    """The options of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = [row.name for row in ROWS]
     parser.add_argument("--rows", nargs="+", choices=names, metavar="NAME", help=f"of {'; '.join(names)}")

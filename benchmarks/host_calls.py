@@ -29,7 +29,7 @@ import torch
 from pretended import kernel_object, pretended
 
 from codegen.json_rows import json_rows
-from runtime import block_sparse_attention, bsr_matmul, bsr_sddmm, patterns, prepare_bsr
+from runtime import block_sparse_attention, block_sparse_attention_fp8, bsr_matmul, bsr_sddmm, patterns, prepare_bsr
 from runtime.nn import BlockSparseLinear
 from runtime.ops import attention_fp8
 from runtime.ops.quantized_operands import quantized_operands
@@ -111,7 +111,7 @@ def attention() -> list[Timed]:
     codes = [torch.zeros(1, 8, SIZE, 128).to(torch.float8_e4m3fn) for _ in range(3)]
     given = quantized_operands(*codes, q_scale=1.0, k_scale=1.0, v_scale=1.0)
     scales = {"q_scale": given.q_scale, "k_scale": given.k_scale, "v_scale": given.v_scale}
-    block_sparse_attention(given, causal)
+    block_sparse_attention_fp8(given, causal)
     fp8 = attention_fp8._routes.last[1].kernel
     plain, into = lambda: kernel(q, k, v, return_lse=False), lambda: kernel(q, k, v, out=out, return_lse=False)
     of_fp8 = lambda: fp8(given.q, given.k, given.v_t, **scales, return_lse=False)  # noqa: E731
@@ -122,7 +122,7 @@ def attention() -> list[Timed]:
         (", sink and lse", lambda: block_sparse_attention(q, k, v, causal, sink=sink, return_lse=True), plain),
         (", a score", lambda: block_sparse_attention(q, k, v, causal, score=score), plain),
         (", a score that reads a tensor", lambda: block_sparse_attention(q, k, v, causal, score=slopes), plain),
-        (", operands in FP8", lambda: block_sparse_attention(given, causal), of_fp8),
+        (", operands in FP8", lambda: block_sparse_attention_fp8(given, causal), of_fp8),
     ]
     return [Timed(f"block_sparse_attention{name}", call, own) for name, call, own in calls]
 

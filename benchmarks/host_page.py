@@ -1,4 +1,4 @@
-"""What benchmarks/host.py measured, as a table; read without torch."""
+"""The results of benchmarks/host.py as a table; needs no torch."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ UNMEASURED = "The host time of calls has not been measured."
 
 
 def processor() -> str:
-    """Return the name of the processor."""
+    """The name of the processor."""
     info = Path("/proc/cpuinfo")
     names = [line for line in info.read_text().splitlines() if line.startswith("model name")] if info.is_file() else []
     return names[0].partition(":")[2].strip() if names else platform.processor() or platform.machine()
 
 
 def machine(report: Mapping[str, Any]) -> str:
-    """Return in words what the times depend on."""
+    """The conditions of the measurement, in words."""
     versions = report["versions"]
     packages = ", ".join(
         f"{name} {versions[name]}" for name in ("python", "torch", "cuda-bindings") if name in versions
@@ -35,7 +35,7 @@ def machine(report: Mapping[str, Any]) -> str:
 
 
 def rows(report: Mapping[str, Any]) -> list[list[str]]:
-    """Return the cells of the table, a line for each call."""
+    """The cells of the table, a line for each call."""
     lines = []
     for record in report["rows"]:
         peer = record["results"].get(record["peer"], {}).get(HOST)
@@ -47,7 +47,7 @@ def rows(report: Mapping[str, Any]) -> list[list[str]]:
 
 
 def table(report: Mapping[str, Any] | None) -> str:
-    """Return the table of docs/notebook/measuring.md."""
+    """The table of docs/notebook/measuring.md."""
     if report is None:
         return UNMEASURED
     lines = [HEADINGS, ALIGNMENT, *rows(report)]
@@ -55,7 +55,7 @@ def table(report: Mapping[str, Any] | None) -> str:
 
 
 def calls_rows(report: Mapping[str, Any]) -> list[list[str]]:
-    """Return the cells of the table of benchmarks/host_calls.py."""
+    """The cells of the table of benchmarks/host_calls.py."""
     lines = []
     for row in report["rows"]:
         both = row["function"], row["object"]
@@ -65,7 +65,7 @@ def calls_rows(report: Mapping[str, Any]) -> list[list[str]]:
 
 
 def calls_table(report: Mapping[str, Any] | None) -> str:
-    """Return the table of what calls cost the host up to the driver."""
+    """The table of what calls cost the host up to the driver."""
     if report is None:
         return UNMEASURED
     versions = report["versions"]

@@ -106,7 +106,7 @@ COPIES = ("l4_tile_copy_ld_global", "l4_tile_copy_cp_async", "h100_tile_copy_tma
 
 
 def random_bsr(spec: BsrSpmmSpec) -> torch.Tensor:
-    """Return A; where blocks do not divide SIZE, as many columns as they fill."""
+    """A; if SIZE is not a multiple of the block size, with as many columns as whole blocks fill."""
     rows, columns = SIZE // spec.block.rows, SIZE // spec.block.cols
     crow = torch.arange(0, rows + 1, device="cuda") * ROW_BLOCKS
     col = torch.rand((rows, columns), device="cuda").argsort(-1)[:, :ROW_BLOCKS].sort(-1).values.flatten()
@@ -117,7 +117,7 @@ def random_bsr(spec: BsrSpmmSpec) -> torch.Tensor:
 
 
 def largest_error(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> float:
-    """Return the worst error of the first, middle and last block row, relative to its largest element."""
+    """The worst error of the first, middle and last block row, relative to its largest element."""
     crow, col, values = a.crow_indices().tolist(), a.col_indices(), a.values()
     height, width = values.shape[1:]
     errors = []
@@ -132,7 +132,7 @@ def largest_error(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> float:
 
 
 def record(named: NamedSpec, milliseconds: float, error: float) -> Fields:
-    """Return what the JSON says of any kernel."""
+    """Fields of every kernel in the JSON."""
     return {
         "name": named.stem,
         **kernel_fields(named),
@@ -222,7 +222,7 @@ def measure_copies(repeats: int) -> Fields:
 
 
 def mark(record: Fields) -> str:
-    """Return a mark if the kernel's source has changed since."""
+    """A mark if the kernel's source has changed since."""
     try:
         current = source_sha256(render(find_spec(record["name"]))) == record["source_sha256"]
     except CodegenError:  # it is gone, or its spec is no longer legal
@@ -231,12 +231,12 @@ def mark(record: Fields) -> str:
 
 
 def shape(spec: Spec) -> str:
-    """Return tile and stages as the tables write them."""
+    """Tile and stages, formatted for tables."""
     return f"{' x '.join(map(str, spec.tile.model_dump().values()))}, {spec.stages}"
 
 
 def step_table(report: Fields | None) -> str:
-    """Return the table of the steps; without a report, with nothing measured in it."""
+    """The table of the steps; without a report, with nothing measured in it."""
     found = {record["name"]: record for record in report["steps"]} if report else {}
     dense = report["cublas"]["tflops"] if report else None
     rows, before = [], None
@@ -263,7 +263,7 @@ def step_table(report: Fields | None) -> str:
 
 
 def copy_table(report: Fields | None) -> str:
-    """Return the table of the tile copies."""
+    """The table of the tile copies."""
     found = {record["name"]: record for record in report["copies"]} if report else {}
     rows = []
     for name in COPIES:
@@ -293,7 +293,7 @@ def write_page(report: Fields | None, page: Path) -> None:
 
 
 def lowest_claim(step: Step) -> float | None:
-    """Return what a step claims as a number, the lower end of a range."""
+    """Claimed gain of a step as a number, the lower end of a range."""
     digits = step.claimed.partition(" ")[0].partition("-")[0]
     return float(digits) if digits else None
 

@@ -33,7 +33,7 @@ WIDTH = 120
 
 
 def read(path: Path) -> list[Record]:
-    """Return the records of a file, in its order.
+    """The records of a file, in its order.
 
     Raises:
         ValueError: if one is not as docs/notebook/ladder/README.md has it.
@@ -46,7 +46,7 @@ def read(path: Path) -> list[Record]:
 
 
 def faults(record: Record) -> list[str]:
-    """Return what is wrong with a record."""
+    """Errors of a record."""
     found = [f"no {field}" for field in sorted(REQUIRED - record.keys())]
     found += [f"unknown field {field}" for field in sorted(record.keys() - REQUIRED - OPTIONAL)]
     if found:
@@ -64,19 +64,19 @@ def faults(record: Record) -> list[str]:
 
 
 def item(text: str) -> str:
-    """Return an item of a list, in lines of the pages' width; notes that it names become links."""
+    """An item of a list, in lines of the pages' width; notes that it names become links."""
     linked = re.sub(r"(?:see )?(notes-[a-z]+\.md#[\w-]+)", r"[notes](ladder/\1)", text)
     wrapped = textwrap.wrap(linked, WIDTH - 2, break_long_words=False, break_on_hyphens=False)
     return "- " + "\n  ".join(wrapped)
 
 
 def named(record: Record) -> str:
-    """Return a step and its title."""
+    """A step and its title."""
     return f"{record['step']}: {record['title']}"
 
 
 def gained(record: Record) -> str:
-    """Return a step that is in today's kernels, beside what it was expected to gain and what it gained."""
+    """A step that is in today's kernels, beside what it was expected to gain and what it gained."""
     prediction = record.get("prediction_in_short", record["prediction"])
     parts = [
         f"**{record['step']}**: {record['title']}.",
@@ -88,17 +88,17 @@ def gained(record: Record) -> str:
 
 
 def kept(record: Record) -> str:
-    """Return a step that is in today's kernels, and for which of them."""
+    """A step that is in today's kernels, and for which of them."""
     return item(named(record) + (f". Kept: {record['where']}" if "where" in record else ""))
 
 
 def replaced(record: Record) -> str:
-    """Return a step that was kept once, and what took its place."""
+    """A step that was kept once, and what took its place."""
     return item(f"{named(record)}. {record['notes'] if record['kept'] is True else record['kept'].capitalize()}")
 
 
 def not_kept(record: Record) -> str:
-    """Return a step that was tried, in one line, with the first of its figures if it has rows."""
+    """A step that was tried, in one line, with the first of its figures if it has rows."""
     measured = record["measured"]
     first = measured[0] if measured and not isinstance(measured, str) else {}
     figures = " ".join(first[key] for key in ("row", "figures") if key in first)
@@ -116,7 +116,7 @@ LISTS: dict[str, tuple[Callable[[Record], bool], Callable[[Record], str]]] = {
 
 
 def lists(records: Iterable[Record], prefix: str = "") -> dict[str, str]:
-    """Return lists of records by the names of their markers."""
+    """Lists of records by the names of their markers."""
     records = [*records]
     return {
         prefix + name: "\n".join(told(record) for record in records if chosen(record))
@@ -125,7 +125,7 @@ def lists(records: Iterable[Record], prefix: str = "") -> dict[str, str]:
 
 
 def pages() -> dict[Path, dict[str, str]]:
-    """Return what is written between the markers of each page."""
+    """Text between the markers of each page."""
     attention, bsr, ada, gradients = (read(path) for path in RECORDS.values())
     of_attention = [record for record in ada if record["operator"] == "attention"]
     of_products = [record for record in ada if record["operator"] != "attention"]
@@ -136,7 +136,7 @@ def pages() -> dict[Path, dict[str, str]]:
 
 
 def with_markers(page: Path, texts: Mapping[str, str]) -> dict[str, str]:
-    """Return the lists that a page is to have: one that is empty needs no markers."""
+    """The lists that a page is to have: one that is empty needs no markers."""
     found = page.read_text(encoding="utf-8")
     return {name: text for name, text in texts.items() if text or f"<!-- {name}:begin -->" in found}
 

@@ -46,7 +46,7 @@ STALE = "the table is not what results say; run: python benchmarks/measurement_r
 
 
 def microseconds(result: Mapping[str, Any]) -> Fields:
-    """Return both figures of a result."""
+    """Both figures of a result."""
     found = {"single_us": round(1e3 * result["milliseconds"], 4)}
     if "back_to_back_milliseconds" in result:
         found["back_to_back_us"] = round(1e3 * result["back_to_back_milliseconds"], 4)
@@ -54,7 +54,7 @@ def microseconds(result: Mapping[str, Any]) -> Fields:
 
 
 def dense_of(results: Mapping[str, Mapping[str, Any]]) -> Dense | None:
-    """Return the fastest dense product, or dense attention, among the peers of a row."""
+    """The fastest dense product, or dense attention, among the peers of a row."""
     found = [Dense(name=name, **microseconds(results[name])) for name in DENSE_PEERS if name in results]
     return min(found, key=lambda each: each.single_us, default=None)
 
@@ -71,7 +71,7 @@ def _shipped() -> dict[str, list[NamedSpec]]:
 
 
 def spec_in_row(spec: Spec) -> str | Fields:
-    """Return the shipped spec that computes as this one, its own name if it has one; else the fields that say how."""
+    """The shipped spec that computes as this one, its own name if it has one; else the fields that say how."""
     tuning = tuning_of(spec)
     alike = _shipped().get(json.dumps(tuning, sort_keys=True), [])
     exact = [named.stem for named in alike if named.spec == spec]
@@ -84,7 +84,7 @@ def _key(spec: Spec) -> object:
 
 
 def timing(spec: Spec, figures: Fields, source: str | None, packed: bool = False) -> Timing:
-    """Return a kernel's entry; ``source`` is the hash of the source that was measured."""
+    """A kernel's entry; ``source`` is the hash of the source that was measured."""
     today = source_sha256(render(find_spec(spec)))
     return Timing(
         spec=spec_in_row(spec),
@@ -96,20 +96,20 @@ def timing(spec: Spec, figures: Fields, source: str | None, packed: bool = False
 
 @cache
 def date_of(path: Path) -> str:
-    """Return the date of the last commit of a file."""
+    """The date of the last commit of a file."""
     command = ["git", "log", "-1", "--format=%as", "--", str(path)]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def bsr_problem(record: Mapping[str, Any], spec: Spec) -> Problem:
-    """Return the problem of a row of bsr.py."""
+    """The problem of a row of bsr.py."""
     said, size = said_by(spec), record["size"]
     shape = (record.get("height", size), record["columns"], record["row_blocks"], record["pattern"])
     return parse_problem({**said, **bsr.problem_sizes(spec.op, said["block"], *shape, size)})
 
 
 def attention_problem(record: Mapping[str, Any], spec: Spec) -> Problem:
-    """Return the problem of a row of attention.py or data.py."""
+    """The problem of a row of attention.py or data.py."""
     said = said_by(spec)
     overlap = next((row.overlap for row in attention.ROWS if row.name == record["name"]), None)
     shape = (record["batch"], record["heads"], record["kv_heads"], record["length"], overlap)
@@ -117,7 +117,7 @@ def attention_problem(record: Mapping[str, Any], spec: Spec) -> Problem:
 
 
 def rows_of_report(report: Mapping[str, Any], path: Path, left: dict[str, str]) -> Iterator[Measurement]:
-    """Yield the rows of one report; ``left`` gets the names of others, with the reason."""
+    """The rows of one report; ``left`` gets the names of others, with the reason."""
     for record in report["rows"]:
         own = record["results"].get(OURS)
         if own is None or record.get("data", PLAIN) != PLAIN or record["spec"]["arch"] != "sm_90a":
@@ -153,7 +153,7 @@ SHAPES = (
 
 
 def receipt_problem(shape: str, spec: Spec) -> Problem:
-    """Return the problem of the reference workload of a receipt.
+    """The problem of the reference workload of a receipt.
 
     Raises:
         CodegenError: for a shape that no reference workload has.
@@ -173,7 +173,7 @@ def receipt_problem(shape: str, spec: Spec) -> Problem:
 
 
 def rows_of_receipts(left: dict[str, str]) -> Iterator[Measurement]:
-    """Yield the row of each receipt of a kernel that ran on its own architecture."""
+    """The row of each receipt of a kernel that ran on its own architecture."""
     for named in shipped_specs():
         path = receipt_path(named)
         try:
@@ -203,7 +203,7 @@ def rows_of_receipts(left: dict[str, str]) -> Iterator[Measurement]:
 
 
 def converted(left: dict[str, str]) -> list[Measurement]:
-    """Return every row that receipts and results have, one for each problem and device."""
+    """All rows of receipts and results, one per problem and device."""
     rows = list(rows_of_receipts(left))
     for name in REPORTS:
         path = RESULTS / name
@@ -216,7 +216,7 @@ def converted(left: dict[str, str]) -> list[Measurement]:
 
 
 def table(tuned: list[Path], left: dict[str, str]) -> str:
-    """Return the text of the table."""
+    """The text of the table."""
     kept = [row for row in read_rows(TABLE) if row.source.startswith(TUNED)] if TABLE.is_file() else []
     added = [row for path in tuned for row in read_rows(path)]
     # A tuner times every shipped spec and more: its rows take the place of those of a few kernels.

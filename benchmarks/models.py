@@ -1,4 +1,5 @@
-"""Times the shapes of published models through the front door, beside other libraries, in one run on the same inputs.
+"""Times the shapes of published models through the public API, compared with other libraries, in one run on the same
+inputs.
 
     python benchmarks/models.py --warm 14                                # compiles everything that the run below calls
     python benchmarks/models.py --json models.jsonl                      # headline rows, forward and backward
@@ -480,15 +481,19 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw, allow_abbrev=False)
     parser.add_argument("--json", type=Path, metavar="FILE", help="JSON lines; rows are appended, those in it are kept")
-    parser.add_argument("--again", action="store_true", help="run rows that the file has too; the last one counts")
-    parser.add_argument("--all", action="store_true", help="every row, not the headline ones alone")
+    parser.add_argument(
+        "--again", action="store_true", help="repeat rows that the file already has; the last one counts"
+    )
+    parser.add_argument("--all", action="store_true", help="every row, not only the headline rows")
     parser.add_argument("--only", action="append", metavar="GLOB", help="rows whose names match; may be repeated")
     parser.add_argument("--forward", action="store_true", help="no gradients")
-    parser.add_argument("--backward", action="store_true", help="gradients alone")
+    parser.add_argument("--backward", action="store_true", help="only gradients")
     parser.add_argument("--part", type=part, default=(1, 1), metavar="I/N", help="each n-th row from the i-th on")
     parser.add_argument("--all-peers", action="store_true", help="FlexAttention on dense and causal rows too")
-    parser.add_argument("--seconds", type=float, default=SECONDS, help="a block of calls back to back takes so long")
-    parser.add_argument("--budget", type=float, metavar="SECONDS", help="no row is begun later; those are printed")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="duration of a block of back-to-back calls")
+    parser.add_argument(
+        "--budget", type=float, metavar="SECONDS", help="start no row after this time; skipped rows are printed"
+    )
     parser.add_argument("--warm", type=int, metavar="N", help="call every row once, in N processes, and time nothing")
     parser.add_argument("--once", action="store_true", help="call every row once, and time nothing")
     parser.add_argument("--list", action="store_true", help="print the names of the rows")

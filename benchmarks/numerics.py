@@ -1,4 +1,4 @@
-"""Errors of the softmax over many equal, or nearly equal, keys, beside the peers, in one run.
+"""Errors of the softmax over many equal or nearly equal keys, compared with peers, in one run.
 
     python benchmarks/numerics.py --json benchmarks/results/numerics_h100.json
     python benchmarks/numerics.py --from benchmarks/results/numerics_h100.json    # no GPU: writes the page's table

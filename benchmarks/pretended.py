@@ -1,6 +1,7 @@
-"""Calls without a GPU: tensors of the CPU stand for those of an H100, and the driver takes launches and runs none.
+"""Calls without a GPU: CPU tensors stand in for tensors on an H100, and a stand-in driver accepts launches without
+running them.
 
-What is left of a call is what it costs the host up to the driver: benchmarks/host_calls.py counts and times that.
+Such a call has only its host overhead up to the driver, which benchmarks/host_calls.py counts and times.
 """
 
 from __future__ import annotations

@@ -63,12 +63,12 @@ def profiled(stem: str, *, static: bool) -> Found:
 
 
 def rank(found: Mapping[str, Any] | None) -> int:
-    """Return how much a profile has: counters count most."""
+    """Sort key of a profile's completeness; counters weigh most."""
     return 0 if found is None else 1 + 2 * bool(found.get("counters")) + bool(found.get("power"))
 
 
 def machine() -> Found:
-    """Return the device of this run, and its driver; nothing where there is none."""
+    """The device of this run, and its driver; nothing where there is none."""
     try:
         import torch
     except ModuleNotFoundError:
@@ -104,13 +104,13 @@ def collect(path: Path, seconds: float) -> None:
 
 
 def standing(found: Mapping[str, Any]) -> str:
-    """Return in words what a profile has."""
+    """Description of a profile's contents."""
     parts = {"power and clocks": found.get("power"), "counters": found.get("counters")}
     return ", ".join(["static part", *(name for name, there in parts.items() if there)])
 
 
 def why(found: Mapping[str, Any]) -> str:
-    """Return why a profile has no counters, without what mends it."""
+    """The reason why a profile has no counters, without the remedy."""
     return str(found["no_counters"]).partition("; ")[0]
 
 
@@ -119,7 +119,7 @@ def wrapped(text: str, indent: str = "") -> str:
 
 
 def page(stem: str, found: Mapping[str, Any]) -> str:
-    """Return the page of a kernel."""
+    """The page of a kernel."""
     rows = found["rows"]
     static = [row for row in rows if not row["counted"]]
     measured = [row for row in rows if row["counted"] and row["about"] in MEASURED]
@@ -141,12 +141,12 @@ def page(stem: str, found: Mapping[str, Any]) -> str:
 
 
 def listed(rows: list[Found]) -> list[str]:
-    """Return findings, a paragraph each."""
+    """Findings, one paragraph each."""
     return [wrapped(f"- **{row['about']}**: {row['text']}", "  ") for row in rows]
 
 
 def index(known: Mapping[str, Found]) -> str:
-    """Return the page that names the others."""
+    """The page that names the others."""
     lines = ["# Profiles", "", WRITTEN, "", "What bounds six kernels, as `codegen profile` tells it.", ""]
     lines += ["| kernel | what there is |", "| --- | --- |"]
     lines += [f"| [{stem}]({stem}.md) | {standing(known[stem])} |" for stem in KERNELS if stem in known]
@@ -154,7 +154,7 @@ def index(known: Mapping[str, Found]) -> str:
 
 
 def pages(known: Mapping[str, Found]) -> dict[Path, str]:
-    """Return the texts of all pages by their files."""
+    """The texts of all pages by their files."""
     found = {PAGES / f"{stem}.md": page(stem, known[stem]) for stem in KERNELS if stem in known}
     return {PAGES / "README.md": index(known), **found}
 
@@ -162,7 +162,7 @@ def pages(known: Mapping[str, Found]) -> dict[Path, str]:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--collect", type=Path, metavar="FILE", help="profile the kernels into a file")
-    parser.add_argument("--seconds", type=float, default=600, metavar="S", help="no kernel is counted after so many")
+    parser.add_argument("--seconds", type=float, default=600, metavar="S", help="profile no kernel after this time")
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a page is not up to date")
     options = parser.parse_args(arguments)
     if options.collect:

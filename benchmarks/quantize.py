@@ -1,4 +1,4 @@
-"""Quantize kernels beside a copy of the same bytes: how much of the memory's bandwidth they reach.
+"""Memory bandwidth of quantize kernels, compared with a copy of the same bytes.
 
     python benchmarks/quantize.py                    # all shipped kernels of this device
     python benchmarks/quantize.py --json rows.json h100_quantise_k
@@ -32,7 +32,7 @@ SHAPES = ((2, 16, 16384), (1, 8, 131072), (1, 16, 4096))  # batch, heads, length
 
 
 def tensors(found: Quantized) -> list[torch.Tensor]:
-    """Return what a call has written."""
+    """Tensors that a call has written."""
     return [tensor for tensor in found if tensor is not None]
 
 
@@ -71,7 +71,7 @@ def row(kernel: QuantizeKernel, batch: int, heads: int, length: int) -> dict[str
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", default=["*_quantise_*"], help="of shipped specs")
+    parser.add_argument("names", nargs="*", default=["*_quantise_*"], help="names or globs of shipped specs")
     parser.add_argument("--json", type=Path, help="where to write the rows")
     options = parser.parse_args()
     capability = torch.cuda.get_device_capability()

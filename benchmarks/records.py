@@ -1,4 +1,4 @@
-"""What the records of a benchmark's report say, read without torch."""
+"""Records of a benchmark's report; needs no torch."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ SINGLE, BACK_TO_BACK = "tflops", "back_to_back_tflops"  # the figures of a resul
 
 
 def best_peer(record: Mapping[str, Any], figure: str = SINGLE) -> str | None:
-    """Return the fastest peer of a row by one of its figures, if any has it."""
+    """The fastest peer of a row by one of its figures, if any has it."""
     found = {label: result[figure] for label, result in record["results"].items() if label != OURS and figure in result}
     return max(found, key=lambda label: found[label], default=None)
 
 
 def ratio_to_best(record: Mapping[str, Any], figure: str) -> float | None:
-    """Return by how much we are faster than the best peer; None if either has no such figure."""
+    """Speedup over the best peer; None if either figure is missing."""
     own, peer = record["results"].get(OURS, {}), best_peer(record, figure)
     if peer is None or figure not in own:
         return None
@@ -27,19 +27,19 @@ def ratio_to_best(record: Mapping[str, Any], figure: str) -> float | None:
 
 
 def both(single: float | None, back_to_back: float | None, form: str = ".0f") -> str:
-    """Return two figures as they are printed, the single calls' first; a dash for what was not measured."""
+    """Two formatted figures, single calls first; a dash for a missing figure."""
     if single is None and back_to_back is None:
         return DASH
     return " / ".join(DASH if value is None else f"{value:{form}}" for value in (single, back_to_back))
 
 
 def speeds(result: Mapping[str, Any] | None) -> str:
-    """Return both TFLOPS of a result."""
+    """Both TFLOPS of a result."""
     return both(result.get(SINGLE), result.get(BACK_TO_BACK)) if result else DASH
 
 
 def failures(report: Mapping[str, Any]) -> dict[tuple[str, str], list[str]]:
-    """Return the names of the rows in which a call has no time, by its label and the reason."""
+    """The names of the rows in which a call has no time, by its label and the reason."""
     found: dict[tuple[str, str], list[str]] = {}
     for record in report["rows"]:
         for label, why in record["failed"].items():
@@ -48,7 +48,7 @@ def failures(report: Mapping[str, Any]) -> dict[tuple[str, str], list[str]]:
 
 
 def absent_peers(report: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Return the names of the rows that a peer was asked for and not installed, by its name."""
+    """The names of the rows that a peer was asked for and not installed, by its name."""
     found: dict[str, list[str]] = {}
     for record in report["rows"]:
         for name in record.get("not_installed", ()):

@@ -115,7 +115,7 @@ FAMILIES = (
 
 
 def table(specs: list[NamedSpec], folder: Path, page_folder: Path = ROOT) -> str:
-    """Return caption and table: a row for each spec, in families, with numbers only if a GPU verified this source."""
+    """Caption and table: a row per spec, in families, with numbers only if a GPU verified this source."""
     verified = verified_receipts(specs, folder)
     rows = [
         line([f"`{named.stem}`", *(numbers(verified[named.stem]) if named.stem in verified else UNVERIFIED)])
@@ -126,7 +126,7 @@ def table(specs: list[NamedSpec], folder: Path, page_folder: Path = ROOT) -> str
 
 
 def verified_receipts(specs: list[NamedSpec], folder: Path) -> dict[str, Receipt]:
-    """Return the receipts, by stem, that say that a GPU verified today's source."""
+    """The receipts, by stem, that say that a GPU verified today's source."""
     found = {}
     for named in specs:
         if state(named, render(named), folder).standing is ReceiptStatus.OK:
@@ -135,23 +135,23 @@ def verified_receipts(specs: list[NamedSpec], folder: Path) -> dict[str, Receipt
 
 
 def family(named: NamedSpec) -> int:
-    """Return where a kernel's group stands in the table; a family not listed comes last."""
+    """Sort key of a kernel's group in the table; an unlisted family comes last."""
     kind = (named.spec.arch, named.spec.op)
     return FAMILIES.index(kind) if kind in FAMILIES else len(FAMILIES)
 
 
 def line(texts: list[str]) -> str:
-    """Return one line of a table."""
+    """One line of a table."""
     return f"| {' | '.join(texts)} |"
 
 
 def is_long(text: str) -> bool:
-    """Return whether a line is longer than one can follow."""
+    """Whether a line is too long to read."""
     return len(text.encode()) > LONGEST_LINE
 
 
 def wrapped(text: str) -> str:
-    """Return a paragraph, or an item of a list, in lines of the pages' width; none begins as an item of a list does."""
+    """A paragraph, or an item of a list, in lines of the pages' width; none begins as an item of a list does."""
     indent = "  " if text.startswith("- ") else ""
     bound = re.sub(r"(?<=\S) (?=(?:[-+*•]|\d+[.)]) )", NO_BREAK, text)
     filled = textwrap.fill(bound, PAGE_WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
@@ -159,7 +159,7 @@ def wrapped(text: str) -> str:
 
 
 def numbers(receipt: Receipt) -> list[str]:
-    """Return what a receipt says of its kernel's first workload, beside the peer that took the least time for it."""
+    """Figures of a receipt's first workload, and of its fastest peer."""
     assert receipt.verification is not None
     error = f"{receipt.verification.worst_error:.1e}"
     if not receipt.measurement:
@@ -172,12 +172,12 @@ def numbers(receipt: Receipt) -> list[str]:
 
 
 def useful_tflops(record: MeasurementRecord) -> float:
-    """Return the peer's speed, counting the work that the kernel had to do (a dense peer does more than that)."""
+    """The peer's speed, counting the work that the kernel had to do (a dense peer does more than that)."""
     return record.tflops * record.milliseconds / record.peer_milliseconds
 
 
 def caption(verified: dict[str, Receipt], page_folder: Path) -> str:
-    """Return in one line where the numbers come from and what they mean."""
+    """One line about the source and meaning of the numbers."""
     records = [receipt.verification for receipt in verified.values() if receipt.verification]
     if not records:
         return "No kernel has been verified since its source last changed."
@@ -196,7 +196,7 @@ def compact_table(
     measured: Mapping[data_cells.Key, data_cells.Cell],
     names: Sequence[Sequence[str]] = HEADLINE_ROWS,
 ) -> str:
-    """Return the table of one row of each kind.
+    """The table of one row of each kind.
 
     Args:
         reports: of the benchmarks.
@@ -241,7 +241,7 @@ def compact_table(
 def plain_rows(
     reports: Sequence[Mapping[str, Any]], measured: Mapping[data_cells.Key, data_cells.Cell]
 ) -> dict[str, Mapping[str, Any]]:
-    """Return the rows of reports by name, and fp16 cells on plain data where a row has no figures back to back."""
+    """The rows of reports by name, and fp16 cells on plain data where a row has no figures back to back."""
     found = {record["name"]: record for report in reports for record in report["rows"]}
     plain = {name: cell for (name, data, dtype), cell in measured.items() if (data, dtype) == (PLAIN, "fp16")}
     for name, cell in plain.items():  # a row has more peers, but if it is older it lacks half of the figures
@@ -251,7 +251,7 @@ def plain_rows(
 
 
 def readme_picture(rows: Mapping[str, Mapping[str, Any]], device: str) -> str:
-    """Return the README's picture, one file for each color scheme, and its caption."""
+    """The README's picture, one file for each color scheme, and its caption."""
     shown = {name: rows[name] for name in speed_picture.ROWS if name in rows}
     caption = speed_picture.caption(
         shown, device=device, dtype="fp16", changed=not all(map(is_current, shown.values()))
@@ -272,18 +272,18 @@ def update_picture(path: Path, text: str, *, check: bool) -> int:
 
 
 def emphasized(text: str, ratios: Iterable[float | None]) -> str:
-    """Return a text, bold if one of the ratios says that we are behind."""
+    """A text, bold if one of the ratios says that we are behind."""
     return f"**{text}**" if any(ratio is not None and ratio < 1 for ratio in ratios) else text
 
 
 def ratios(record: Mapping[str, Any]) -> str:
-    """Return by how much we are faster than the best peer, in both ways; bold if we are behind."""
+    """Speedup over the best peer, in both modes; bold if we are slower."""
     found = [ratio_to_best(record, figure) for figure in (SINGLE, BACK_TO_BACK)]
     return emphasized(both(*found, ".2f"), found)
 
 
 def worst_ratio(name: str, measured: Mapping[data_cells.Key, data_cells.Cell]) -> str:
-    """Return the smallest ratio to the best peer that a row has on any data set, in either way, and which that is."""
+    """The smallest ratio to the best peer that a row has on any data set, in either way, and which that is."""
     every = [(name, data, dtype) for dtype, names in data_cells.DATA.items() for data in names]
     found = {data_words(key): measured[key] for key in every if key in measured}
     if not found:
@@ -306,13 +306,13 @@ def worst_ratio(name: str, measured: Mapping[data_cells.Key, data_cells.Cell]) -
 
 
 def data_words(key: data_cells.Key) -> str:
-    """Return the data set of a cell, and its type unless it is fp16."""
+    """The data set of a cell, and its type unless it is fp16."""
     _, data, dtype = key
     return data if dtype == "fp16" else f"{data}, {dtype}"
 
 
 def data_tables(measured: Mapping[data_cells.Key, data_cells.Cell]) -> dict[str, str]:
-    """Return the tables of benchmarks/data.py by the names of their markers: ratios, TFLOPS and errors."""
+    """The tables of benchmarks/data.py by the names of their markers: ratios, TFLOPS and errors."""
     devices = " and ".join(sorted({f"{cell['device']}, driver {cell['driver']}" for cell in measured.values()}))
     sets = [(data, dtype) for dtype, every in data_cells.DATA.items() for data in every]
     tables = {}
@@ -328,7 +328,7 @@ def data_tables(measured: Mapping[data_cells.Key, data_cells.Cell]) -> dict[str,
 
 
 def narrow_tables(first: Sequence[str], others: Sequence[Sequence[str]]) -> list[str]:
-    """Return a table, given by its columns, as several: each with the first column, and lines of the pages' length."""
+    """A table, given by its columns, as several: each with the first column, and lines of the pages' length."""
     tables: list[list[Sequence[str]]] = [[first]]
     for column in others:
         if len(tables[-1]) > 1 and any(is_long(line([*cells])) for cells in zip(*tables[-1], column, strict=True)):
@@ -338,14 +338,14 @@ def narrow_tables(first: Sequence[str], others: Sequence[Sequence[str]]) -> list
 
 
 def ratio_cell(cell: Mapping[str, Any] | None) -> str:
-    """Return both ratios to the best peer."""
+    """Both ratios to the best peer."""
     if cell is None:
         return DASH
     return (ratios(cell) if OURS in cell["results"] else f"**{NO_TIME}**") + mark_of(cell)
 
 
 def tflops_cell(cell: Mapping[str, Any] | None) -> str:
-    """Return our speeds, and in brackets those of the peer that is the best back to back."""
+    """Our speeds, and in brackets those of the fastest peer back to back."""
     if cell is None:
         return DASH
     peer = best_peer(cell, BACK_TO_BACK)
@@ -354,7 +354,7 @@ def tflops_cell(cell: Mapping[str, Any] | None) -> str:
 
 
 def error_cell(cell: Mapping[str, Any] | None) -> str:
-    """Return absolute errors: ours, FA4's and those of another."""
+    """Absolute errors: ours, FA4's and another peer's."""
     if cell is None:
         return DASH
     other = next((label for label in OTHERS if label in cell["results"]), None)
@@ -381,12 +381,12 @@ DATA_TABLES = {
 
 
 def listed_below(lines: Sequence[str]) -> list[str]:
-    """Return lines that follow a table."""
+    """Lines after a table."""
     return ["", *map(wrapped, lines)] if lines else []
 
 
 def without_time(report: Mapping[str, Any]) -> list[str]:
-    """Return what has no time, and why, as a list."""
+    """List of calls without a time, with the reasons."""
     lines = []
     for (label, why), missed in failures(report).items():
         lines.append(f"- {', '.join(f'`{row}`' for row in missed)}: {label} has no time: {why}")
@@ -398,7 +398,7 @@ def without_time(report: Mapping[str, Any]) -> list[str]:
 
 
 def full_table(report: Mapping[str, Any]) -> str:
-    """Return a whole benchmark: every row, every peer, errors, and what has no time."""
+    """A whole benchmark: every row, every peer, errors, and what has no time."""
     rows = []
     for record in report["rows"]:
         own, results = record["results"].get(OURS), record["results"]
@@ -420,7 +420,7 @@ def full_table(report: Mapping[str, Any]) -> str:
 
 
 def lines_of_a_row(cells: Sequence[str], peers: Sequence[str], ratio: str) -> list[str]:
-    """Return a row of a whole benchmark. Peers for which its line has no room are in rows below, with nothing else."""
+    """A row of a whole benchmark. Peers for which its line has no room are in rows below, with nothing else."""
     told = len(peers)
     while told and is_long(line([*cells, ", ".join(peers[:told]), ratio])):
         told -= 1
@@ -429,24 +429,24 @@ def lines_of_a_row(cells: Sequence[str], peers: Sequence[str], ratio: str) -> li
 
 
 def peer_speeds(result: Mapping[str, Any]) -> str:
-    """Return both TFLOPS of a peer, or the one that was measured."""
+    """Both TFLOPS of a peer, or the one that was measured."""
     return speeds(result) if BACK_TO_BACK in result else f"{result[SINGLE]:.0f}"
 
 
 def with_note(text: str, rows: list[str]) -> str:
-    """Return a caption that explains the marks that rows have."""
+    """A caption that explains the marks that rows have."""
     marks = {OLDER: OLDER_MEANS, UNSHIPPED: UNSHIPPED_MEANS}
     return wrapped(" ".join([text, *(means for mark, means in marks.items() if any(mark in row for row in rows))]))
 
 
 @cache
 def shipped_stems() -> Mapping[str, str]:
-    """Return the names of the shipped specs, those that receipts are of, by their hashes."""
+    """The names of the shipped specs, those that receipts are of, by their hashes."""
     return {named.spec.hash: named.stem for named in shipped_specs()}
 
 
 def shipped_stem(record: Mapping[str, Any]) -> str | None:
-    """Return the name of the shipped spec that a row was measured with, under any name of its fields, if it is one."""
+    """The name of the shipped spec that a row was measured with, under any name of its fields, if it is one."""
     try:
         return shipped_stems().get(parse_spec(migrated(record["spec"])[0]).hash)
     except CodegenError:  # a field that a spec no longer has
@@ -454,18 +454,18 @@ def shipped_stem(record: Mapping[str, Any]) -> str | None:
 
 
 def row_name(record: Mapping[str, Any]) -> str:
-    """Return a row's name, marked if its spec is not shipped."""
+    """A row's name, marked if its spec is not shipped."""
     return f"`{record['name']}`{'' if shipped_stem(record) else UNSHIPPED}"
 
 
 def workload(record: Mapping[str, Any]) -> str:
-    """Return a row's shape and pattern, as receipts write them."""
+    """A row's shape and pattern, as receipts write them."""
     spec = record["spec"]
     return attention_workload(record) if spec["op"] == "attention" else bsr_workload(record)
 
 
 def attention_workload(record: Mapping[str, Any]) -> str:
-    """Return a row of benchmarks/attention.py in words."""
+    """A row of benchmarks/attention.py in words."""
     spec = record["spec"]
     heads = f"H{record['heads']}" + (f":{record['kv_heads']}" if record["kv_heads"] != record["heads"] else "")
     pattern, block = spec["pattern"], spec["pattern"].get("block")
@@ -475,7 +475,7 @@ def attention_workload(record: Mapping[str, Any]) -> str:
 
 
 def bsr_workload(record: Mapping[str, Any]) -> str:
-    """Return a row of benchmarks/bsr.py in words."""
+    """A row of benchmarks/bsr.py in words."""
     spec, size, columns = record["spec"], record["size"], record["columns"]
     n, k = (size, columns) if spec["op"] == "bsr_sddmm" else (columns, size)
     of = ""
@@ -488,18 +488,18 @@ def bsr_workload(record: Mapping[str, Any]) -> str:
 
 
 def speed(record: Mapping[str, Any]) -> str:
-    """Return our TFLOPS in a row, marked if the kernel's source has changed since."""
+    """Our TFLOPS in a row, marked if the kernel's source has changed."""
     own = record["results"].get(OURS)
     return f"{own[SINGLE]:.0f}{mark_of(record)}" if own else DASH
 
 
 def mark_of(record: Mapping[str, Any]) -> str:
-    """Return a mark if the kernel's source has changed since."""
+    """A mark if the kernel's source has changed since."""
     return "" if is_current(record) else OLDER
 
 
 def rewritten(page: str, name: str, table: str) -> str:
-    """Return a page with another table between the markers of that name.
+    """A page with another table between the markers of that name.
 
     Raises:
         ValueError: unless each marker is there once, in order.
@@ -540,7 +540,7 @@ def update(page: Path, texts: Mapping[str, str], *, check: bool = False, stale: 
 
 
 def read(path: Path) -> Any:
-    """Return a report, or None where there is none."""
+    """A report, or None where there is none."""
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
 
 

@@ -119,7 +119,7 @@ COLUMNS = ((2, 1.0), (2, 0.0), (8, 1.0), (64, 1.0))
 
 
 def keys_of(kind: str, length: int) -> float:
-    """Return how many keys a query sees on average."""
+    """Mean number of visible keys per query."""
     keys = {"topk32, random lists": 4096, "window 2K": 2048, "causal": length / 2, "dense": length}
     return float(keys[kind])
 

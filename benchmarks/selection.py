@@ -1,4 +1,4 @@
-"""Compares the kernels that codegen.select chooses with the best that are found, on problems that its table has not.
+"""Compares the kernels that codegen.select chooses with the best ones found, on problems that are not in its table.
 
     python benchmarks/selection.py --draw              # no GPU: writes the problems, and those for tuning, by seeds
     python benchmarks/selection.py --compile-only      # no GPU: compiles every candidate into the cache
@@ -111,7 +111,7 @@ def _distinct(drawn: Iterable[Problem | None], count: int, without: frozenset[Pr
 
 
 def _patterns(source: random.Random) -> list[Fields]:
-    """Return a pattern of each kind."""
+    """A pattern of each kind."""
     block = {"q": source.choice((64, 128)), "kv": source.choice((64, 128))}
     wide = source.choice((255, 1023, 4095))
     return [
@@ -160,7 +160,7 @@ def _bsr(source: random.Random) -> Problem:
 
 
 def text_of(problems: Sequence[Problem]) -> str:
-    """Return the file of the problems."""
+    """The file of the problems."""
     plain = ({"op": each.op, **each.model_dump(mode="json", exclude_defaults=True)} for each in problems)
     return "".join(f"{json.dumps(each)}\n" for each in plain)
 
@@ -169,13 +169,13 @@ def text_of(problems: Sequence[Problem]) -> str:
 
 
 def group_of(problem: Problem, choice: Choice) -> list[NamedSpec]:
-    """Return the candidates of a problem, the chosen one among them."""
+    """The candidates of a problem, the chosen one among them."""
     found = candidates(problem)
     return found if any(named.spec == choice.spec for named in found) else [*found, choice.named]
 
 
 def record_of(problem: Problem, choice: Choice, records: Sequence[Record], dense: Any) -> Fields:
-    """Return what the report has of a problem.
+    """Entry of a problem in the report.
 
     Args:
         problem: the problem.
@@ -213,7 +213,7 @@ def _entry(record: Record | None) -> Fields | None:
 
 
 def _ratios(own: Record | None, best: Record | None) -> Fields | None:
-    """Return how many times as long the choice takes as the best: single calls, back to back, both."""
+    """Time of the choice relative to the best: single calls, back to back, both."""
     if own is None or best is None or own.figures is None or best.figures is None:
         return None
     mine, other = own.figures, best.figures
@@ -309,8 +309,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--leave-one-out", action="store_true", help="no GPU: rows of the table, each without itself")
     parser.add_argument("--problems", type=Path, default=PROBLEMS, metavar="FILE", help="problems as JSON, one a line")
     parser.add_argument("--compile-only", action="store_true", help="time nothing")
-    parser.add_argument("--db", type=Path, default=Path("selection.sqlite"), metavar="FILE", help="what was timed")
-    parser.add_argument("--budget", type=float, metavar="SECONDS", help="no problem is begun later; those are listed")
+    parser.add_argument("--db", type=Path, default=Path("selection.sqlite"), metavar="FILE", help="database of timings")
+    parser.add_argument(
+        "--budget", type=float, metavar="SECONDS", help="start no problem after this time; skipped ones are listed"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="where to write the report")
     parser.add_argument("--from", dest="source", type=Path, metavar="FILE", help="show an earlier report")
     parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")

@@ -1,4 +1,4 @@
-"""What benchmarks/selection.py measured, as a table; read without torch."""
+"""The results of benchmarks/selection.py as a table; needs no torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ UNMEASURED = "Choices have not been compared with the best."
 
 
 def table(report: Mapping[str, Any] | None) -> str:
-    """Return the table of docs/reference/select.md, the worst choice first, and the remarks."""
+    """The table of docs/reference/select.md, the worst choice first, and the remarks."""
     if report is None:
         return UNMEASURED
     rows = sorted(report["rows"], key=lambda row: -(row["ratios"] or {"both": math.inf})["both"])
@@ -32,7 +32,7 @@ def table(report: Mapping[str, Any] | None) -> str:
 
 
 def cells(row: Mapping[str, Any]) -> list[str]:
-    """Return a row of the printed table."""
+    """A row of the printed table."""
 
     def times(entry: Mapping[str, Any] | None) -> str:
         return both(entry["single_us"], entry["back_to_back_us"], ".1f") if entry else DASH
@@ -51,7 +51,7 @@ def cells(row: Mapping[str, Any]) -> list[str]:
 
 
 def summary(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return in words how good choices are, of all and by rule; rows without ratios are left out."""
+    """Summary of the quality of choices, overall and by rule; rows without ratios are skipped."""
     timed = [row for row in rows if row["ratios"]]
     lines = []
     for name in ("all", *dict.fromkeys(row["rule"] for row in timed)):
@@ -65,7 +65,7 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def remarks(report: Mapping[str, Any]) -> list[str]:
-    """Return in words how good the choices are, what has no time and what was not run."""
+    """Summary of the quality of choices, of problems without a time, and of problems that were not run."""
     rows = [row for row in report["rows"] if row["ratios"]]
     lines = summary(rows)
     slower = [row["words"] for row in rows if row["dense"] and row["dense"]["single_us"] < row["best"]["single_us"]]

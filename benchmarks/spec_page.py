@@ -54,7 +54,7 @@ FEW = 3  # sizes that are listed, not told as a range
 
 
 def wrapped_table(headings: Sequence[str], rows: Rows) -> str:
-    """Return a table. Where a line has no room for its last cell, that goes on in rows below."""
+    """A table. Where a line has no room for its last cell, that goes on in rows below."""
     lines = [line([*headings]), line(["---"] * len(headings))]
     for *cells, last in rows:
         width = max(NARROWEST, LONGEST_LINE - len(line([*cells, ""])))
@@ -64,17 +64,17 @@ def wrapped_table(headings: Sequence[str], rows: Rows) -> str:
 
 
 def code(names: Iterable[str]) -> str:
-    """Return names as a list."""
+    """Names as an enumeration."""
     return ", ".join(f"`{name}`" for name in names)
 
 
 def spelt(value: Any) -> str:
-    """Return a value as a spec file has it."""
+    """A value as a spec file has it."""
     return f"`{value if isinstance(value, str) else json.dumps(value)}`"
 
 
 def in_ranges(values: Sequence[int]) -> str:
-    """Return sizes in words, as a range where they are many with the same step."""
+    """Sizes in words, as a range if many have the same step."""
     steps = {after - before for before, after in itertools.pairwise(values)}
     if len(values) > FEW and len(steps) == 1:
         return f"{values[0]} to {values[-1]} in steps of {steps.pop()}"
@@ -85,12 +85,12 @@ def in_ranges(values: Sequence[int]) -> str:
 
 
 def op_of(model: Model) -> str:
-    """Return the operator of a model."""
+    """The operator of a model."""
     return str(get_args(model.model_fields["op"].annotation)[0])
 
 
 def kinds(field: FieldInfo) -> list[Any]:
-    """Return the types that a field may be of, without None."""
+    """The types that a field may be of, without None."""
 
     def parts(annotation: Any) -> Iterator[Any]:
         if get_origin(annotation) is Literal or isinstance(annotation, type):
@@ -103,38 +103,38 @@ def kinds(field: FieldInfo) -> list[Any]:
 
 
 def is_pattern(field: FieldInfo) -> bool:
-    """Return whether a field is a sparsity pattern."""
+    """Whether a field is a sparsity pattern."""
     first = kinds(field)[0]
     return isinstance(first, type) and issubclass(first, PatternBase)
 
 
 def inner_model(field: FieldInfo) -> type[BaseModel] | None:
-    """Return the model of a field that is a mapping, a pattern aside."""
+    """The model of a field that is a mapping, a pattern aside."""
     first = kinds(field)[0]
     found = isinstance(first, type) and issubclass(first, BaseModel) and not is_pattern(field)
     return first if found else None
 
 
 def sizes_of(field: FieldInfo) -> list[str]:
-    """Return the fields of one that is a mapping."""
+    """The fields of one that is a mapping."""
     inner = inner_model(field)
     return list(inner.model_fields) if inner else []
 
 
 def required(model: Model) -> dict[str, FieldInfo]:
-    """Return the fields that a spec of an operator must have: what is computed."""
+    """The fields that a spec of an operator must have: what is computed."""
     named = {field.alias or name: field for name, field in model.model_fields.items() if field.is_required()}
     return {name: field for name, field in named.items() if name not in (*FILLED_IN, "op", "arch")}
 
 
 def tile_of(model: Model) -> str:
-    """Return the field that is the tile: a mapping that is filled in."""
+    """The field that is the tile: a mapping that is filled in."""
     (name,) = [name for name in FILLED_IN if name in model.model_fields and inner_model(model.model_fields[name])]
     return name
 
 
 def pattern_fields() -> dict[Model, str]:
-    """Return the operators that have a pattern, and the field that it is."""
+    """The operators that have a pattern, and the field that it is."""
     return {model: name for model in MODELS for name, field in model.model_fields.items() if is_pattern(field)}
 
 
@@ -142,7 +142,7 @@ def pattern_fields() -> dict[Model, str]:
 
 
 def values_of(field: FieldInfo) -> str:
-    """Return what a field may be."""
+    """Allowed values of a field."""
     first = kinds(field)[0]
     if get_origin(first) is Literal:
         return ", ".join(map(spelt, get_args(first)))
@@ -163,7 +163,7 @@ def values_of(field: FieldInfo) -> str:
 
 
 def default_of(name: str, field: FieldInfo, found: Iterable[Any]) -> str:
-    """Return what a field is if it is left out.
+    """Default of a field.
 
     Args:
         name: the field, dotted.
@@ -178,14 +178,14 @@ def default_of(name: str, field: FieldInfo, found: Iterable[Any]) -> str:
 
 
 def plain_default(field: FieldInfo) -> Any:
-    """Return the default of a field as plain data."""
+    """The default of a field as plain data."""
     if isinstance(field.default, BaseModel):
         return field.default.model_dump(mode="json")
     return list(field.default) if isinstance(field.default, tuple) else field.default
 
 
 def field_rows(model: type[BaseModel], found: Mapping[str, Sequence[Any]], prefix: str = "") -> Iterator[list[str]]:
-    """Return a row for each field of a model, and for each of the mappings in it."""
+    """A row for each field of a model, and for each of the mappings in it."""
     for key, field in model.model_fields.items():
         name = prefix + (field.alias or key)
         inner = inner_model(field)
@@ -197,14 +197,14 @@ def field_rows(model: type[BaseModel], found: Mapping[str, Sequence[Any]], prefi
 
 
 def base_table() -> str:
-    """Return the fields that every spec has."""
+    """The fields that every spec has."""
     ops = ", ".join(spelt(op_of(model)) for model in MODELS)
     op = ["`op`", ops, "required", MODELS[0].model_fields["op"].description or ""]
     return wrapped_table(FIELD_HEADINGS, [op, *field_rows(SpecBase, {})])
 
 
 def operator_table(model: Model) -> str:
-    """Return the fields that specs of one operator have beside those of every spec."""
+    """The fields that specs of one operator have beside those of every spec."""
     specs = bare_specs(op_of(model))
     found = {name: [value_of(spec, name) for spec in specs] for name in model.options}
     base = {"`op`", *(row[0] for row in field_rows(SpecBase, {}))}
@@ -212,7 +212,7 @@ def operator_table(model: Model) -> str:
 
 
 def pattern_table() -> str:
-    """Return the fields of each pattern, which keys a query sees, and the tensors that a call takes for it."""
+    """The fields of each pattern, which keys a query sees, and the tensors that a call takes for it."""
     every = [getattr(spec, name) for model, name in pattern_fields().items() for spec in shipped(op_of(model))]
     rows: list[list[str]] = []
     for kind, pattern in PATTERNS.items():
@@ -227,13 +227,13 @@ def pattern_table() -> str:
 
 
 def value_of(spec: Spec, name: str) -> Any:
-    """Return a field as plain data."""
+    """A field as plain data."""
     return spec.model_dump(mode="json")[name]
 
 
 @cache
 def shipped(op: str) -> tuple[Spec, ...]:
-    """Return the shipped specs of an operator."""
+    """The shipped specs of an operator."""
     return tuple(named.spec for named in shipped_specs() if named.spec.op == op)
 
 
@@ -267,7 +267,7 @@ def with_its_options(model: Model, fields: Fields) -> Fields:
 
 @cache
 def options_of(model: Model, name: str, value: Any) -> Fields:
-    """Return the options that all shipped specs of a value have, as the first one has them."""
+    """The options that all shipped specs of a value have, as the first one has them."""
     specs = [spec for spec in shipped(op_of(model)) if value_of(spec, name) == value]
     fields = model.model_fields
     of_all = [
@@ -277,17 +277,17 @@ def options_of(model: Model, name: str, value: Any) -> Fields:
 
 
 def choices(field: FieldInfo) -> tuple[Any, ...]:
-    """Return the values that a model lists for a field."""
+    """The values that a model lists for a field."""
     return get_args(kinds(field)[0])
 
 
 def joined(parts: Iterable[Iterable[Fields]]) -> list[Fields]:
-    """Return mappings that have one of each part."""
+    """Mappings with one element of each part."""
     return [{name: value for part in each for name, value in part.items()} for each in itertools.product(*parts)]
 
 
 def without_lengths(value: Any) -> Any:
-    """Return a field without the integers of a pattern, which say nothing about kernels; blocks are mappings."""
+    """A field without the integers of a pattern, which say nothing about kernels; blocks are mappings."""
     is_kind = isinstance(value, Mapping) and "kind" in value
     return {name: part for name, part in value.items() if not isinstance(part, int)} if is_kind else value
 
@@ -310,7 +310,7 @@ def families(op: str) -> tuple[tuple[tuple[str, ...], str], ...]:
 
 
 def combined(combination: Combination) -> dict[str, str]:
-    """Return a combination as a spec has it."""
+    """A combination as a spec has it."""
     return {name: getattr(combination, name) for name in COMBINED}
 
 
@@ -325,14 +325,14 @@ def attempt(fields: Fields) -> Spec | SpecError:
 
 
 def planned(fields: Fields) -> Spec | None:
-    """Return a spec if it can be planned."""
+    """A spec if it can be planned."""
     found = attempt(fields)
     return None if isinstance(found, SpecError) else found
 
 
 @cache
 def bare_specs(op: str) -> tuple[Spec, ...]:
-    """Return the specs of an operator that have a problem and a combination and leave all options out."""
+    """The specs of an operator that have a problem and a combination and leave all options out."""
     bases = ({"op": op, "arch": arch, **combined(each)} for arch in ARCHS for each in ARCHS[arch].of(op))
     options = {option for model in MODELS if op_of(model) == op for option in model.options}
     bare = [problem for problem in problems(op) if not options & problem.keys()]
@@ -344,7 +344,7 @@ def bare_specs(op: str) -> tuple[Spec, ...]:
 
 
 def combination_table() -> str:
-    """Return the combinations of each architecture, and the options that kernels have with them."""
+    """The combinations of each architecture, and the options that kernels have with them."""
     rows = [combination_row(*each) for each in tabled_combinations()]
     return wrapped_table(("`op`", "`arch`", *map(spelt, COMBINED), "options"), rows)
 
@@ -368,7 +368,7 @@ def combination_row(model: Model, archs: Sequence[str], tried: str, combination:
 
 
 def pattern_options_table() -> str:
-    """Return the options that kernels have with each pattern."""
+    """The options that kernels have with each pattern."""
     rows = [pattern_options_row(kind, *each) for kind, each in itertools.product(PATTERNS, families("attention"))]
     return wrapped_table(("`kind`", "`arch`", "options"), rows)
 
@@ -386,7 +386,7 @@ def pattern_options_row(kind: str, archs: Sequence[str], tried: str) -> list[str
 
 
 def options_with(model: Model, base: Fields, tried: Sequence[Fields]) -> list[str]:
-    """Return the options that a kernel has, by themselves or with another one."""
+    """The options that a kernel has, by themselves or with another one."""
     found: dict[str, Fields] = {}
     for alone in (True, False):
         others = [{}] if alone else list(found.values())
@@ -401,7 +401,7 @@ def options_with(model: Model, base: Fields, tried: Sequence[Fields]) -> list[st
 
 
 def first_planned(base: Fields, settings: Iterable[Fields], tried: Sequence[Fields]) -> Fields | None:
-    """Return the first settings with which one of the problems has a kernel."""
+    """The first settings with which one of the problems has a kernel."""
     every = ((setting, {**base, **problem, **setting}) for setting in settings for problem in tried)
     return next((setting for setting, fields in every if is_planned(json.dumps(fields, sort_keys=True))), None)
 
@@ -419,7 +419,7 @@ def may_be_fp8(base: Fields, tried: Iterable[Fields]) -> bool:
 
 
 def values_on(model: Model, name: str) -> list[Any]:
-    """Return the values of an option other than its default: all where the model lists them, or those shipped."""
+    """The values of an option other than its default: all where the model lists them, or those shipped."""
     field = model.model_fields[name]
     first = kinds(field)[0]
     sharing = (other for other in MODELS if name in other.model_fields)
@@ -435,7 +435,7 @@ def values_on(model: Model, name: str) -> list[Any]:
 
 
 def kernels(model: Model) -> list[tuple[str, Fields]]:
-    """Return the combinations of an operator, in words and as a spec has them."""
+    """The combinations of an operator, in words and as a spec has them."""
     found = [(tried, combined(each)) for _, tried in families(op_of(model)) for each in ARCHS[tried].of(op_of(model))]
     return [
         (" ".join(map(spelt, (arch, *each.values()))), {"op": op_of(model), "arch": arch, **each})
@@ -444,7 +444,7 @@ def kernels(model: Model) -> list[tuple[str, Fields]]:
 
 
 def shapes(model: Model) -> list[Fields]:
-    """Return the problems of an operator that tiles are tried for, without patterns."""
+    """The problems of an operator that tiles are tried for, without patterns."""
     parts: list[list[Fields]] = []
     for name, field in required(model).items():
         if inner := sizes_of(field):
@@ -456,14 +456,14 @@ def shapes(model: Model) -> list[Fields]:
 
 
 def patterns_beside(model: Model) -> list[Fields]:
-    """Return the patterns that tiles are tried with, as a field; one without fields where there are none."""
+    """The patterns that tiles are tried with, as a field; one without fields where there are none."""
     names = [name for name, field in required(model).items() if is_pattern(field)]
     found = [{name: problem[name] for name in names} for problem in problems(op_of(model))]
     return list({json.dumps(beside): beside for beside in found}.values())
 
 
 def tile_tables(model: Model) -> str:
-    """Return the legal tiles of each kernel of an operator."""
+    """The legal tiles of each kernel of an operator."""
     tables: dict[str, list[list[str]]] = {}
     for kernel, base in kernels(model):
         found: dict[tuple[str, ...], list[str]] = {}
@@ -541,7 +541,7 @@ def has_kernel(fields: Fields) -> bool:
 
 
 def default_tables(model: Model) -> str:
-    """Return the tile and the stages of specs that leave out both, for each kernel of an operator."""
+    """The tile and the stages of specs that leave out both, for each kernel of an operator."""
     name = tile_of(model)
     blocks = ["blocks of the lists"] if model in pattern_fields() else []
     tables: dict[str, list[list[str]]] = {}
@@ -559,7 +559,7 @@ def default_tables(model: Model) -> str:
 
 
 def merged_blocks(found: Mapping[tuple[str, ...], Iterable[str]]) -> list[list[str]]:
-    """Return rows in which the blocks of lists that get the same tile stand together."""
+    """Rows in which the blocks of lists that get the same tile stand together."""
     rows: dict[tuple[tuple[str, ...], ...], list[str]] = {}
     for (blocks, *values), shapes_of_it in found.items():
         rows.setdefault((tuple(words_of([*shapes_of_it])), tuple(values)), []).append(blocks)
@@ -567,14 +567,14 @@ def merged_blocks(found: Mapping[tuple[str, ...], Iterable[str]]) -> list[list[s
 
 
 def blocks_in(beside: Fields) -> str:
-    """Return the blocks of a pattern's lists in words, and whether its mask is an expression that has tensors."""
+    """The blocks of a pattern's lists in words, and whether its mask is an expression that has tensors."""
     blocks = [pattern.get("block") for pattern in beside.values()]
     words = "".join(in_words({"block": block}) for block in blocks if isinstance(block, Mapping))
     return words + (" (expression)" if any("aux" in pattern for pattern in beside.values()) else "")
 
 
 def tables_by_kernel(headings: Sequence[str], tables: Mapping[str, Rows]) -> str:
-    """Return tables, each for the kernels that have the same one."""
+    """Tables, each for the kernels that share it."""
     found: dict[str, list[str]] = {}
     for kernel, rows in tables.items():
         found.setdefault(wrapped_table(headings, rows), []).append(kernel)
@@ -589,7 +589,7 @@ def shape_names(model: Model) -> list[str]:
 
 
 def words_of(shapes_in_words: Sequence[str]) -> list[str]:
-    """Return the cell that has the shapes, if there are any; of two fields, those with equal second ones together."""
+    """The cell that has the shapes, if there are any; of two fields, those with equal second ones together."""
     if not any(shapes_in_words):
         return []
     seconds: dict[str, list[str]] = {}
@@ -602,13 +602,13 @@ def words_of(shapes_in_words: Sequence[str]) -> list[str]:
 
 
 def size_in_words(size: int, shape: Fields) -> str:
-    """Return the first size of a tile; where it is the first of a block, the name of that."""
+    """The first size of a tile; where it is the first of a block, the name of that."""
     firsts = {f"`{name}.{next(iter(inner))}`": inner for name, inner in shape.items() if isinstance(inner, Mapping)}
     return next((name for name, inner in firsts.items() if next(iter(inner.values())) == size), str(size))
 
 
 def in_words(shape: Fields) -> str:
-    """Return the shape of a problem in a few words."""
+    """The shape of a problem in a few words."""
     parts = [value.values() if isinstance(value, Mapping) else [value] for value in shape.values()]
     return ": ".join(" x ".join(map(str, part)) for part in parts)
 
@@ -617,7 +617,7 @@ def in_words(shape: Fields) -> str:
 
 
 def tables() -> dict[str, str]:
-    """Return the tables by the names of their markers."""
+    """The tables by the names of their markers."""
     return {name: written() for name, written in writers().items()}
 
 

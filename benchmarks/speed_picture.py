@@ -49,7 +49,7 @@ class Bar(NamedTuple):
 
 
 def bars(record: Mapping[str, Any]) -> list[Bar]:
-    """Return the bars of a row: those of its series that were timed back to back."""
+    """The bars of a row: those of its series that were timed back to back."""
     found = []
     for series, (_, labels) in SERIES.items():
         figures = [record["results"][label].get(BACK_TO_BACK) for label in labels if label in record["results"]]
@@ -58,7 +58,7 @@ def bars(record: Mapping[str, Any]) -> list[Bar]:
 
 
 def picture(records: Mapping[str, Mapping[str, Any]], theme: str) -> str:
-    """Return the picture for one theme, ``light`` or ``dark``; rows that are not among the records are left out."""
+    """The picture for one theme, ``light`` or ``dark``; rows that are not among the records are left out."""
     rows = {name: bars(records[name]) for name in ROWS if name in records}
     largest = max(bar.tflops for row in rows.values() for bar in row)
     drawing = Drawing(TITLE)
@@ -80,7 +80,7 @@ def picture(records: Mapping[str, Mapping[str, Any]], theme: str) -> str:
 
 
 def caption(records: Mapping[str, Mapping[str, Any]], *, device: str, dtype: str, changed: bool) -> str:
-    """Return the lines below the picture.
+    """The lines below the picture.
 
     Args:
         records: the rows.
@@ -121,7 +121,7 @@ def _legend(drawing: Drawing) -> None:
 
 
 def _styled(drawing: str, theme: str) -> str:
-    """Return a drawing as a file of its own."""
+    """A drawing as a file of its own."""
     colors = COLORS[theme]
     rules = [f".{escape(name)}{{fill:{color}}}" for name, color in colors.items()]
     style = "<style>text{font:12px system-ui,sans-serif}" + "".join(rules) + "</style>"

@@ -95,13 +95,13 @@ class Step:
 
 
 def parse(sass: str) -> list[Instruction]:
-    """Return the instructions of a disassembly."""
+    """The instructions of a disassembly."""
     lines = re.findall(r"^\s*/\*([0-9a-f]{4,})\*/\s+(?:@(!?U?P\w+)\s+)?([A-Z][\w.]*)\s*([^;]*?)\s*;", sass, re.M)
     return [Instruction(int(address, 16), *rest) for address, *rest in lines]
 
 
 def target(instruction: Instruction) -> int | None:
-    """Return where an instruction may jump to."""
+    """Possible jump targets of an instruction."""
     if instruction.mnemonic in JUMPS:
         return int(instruction.operands.split()[-1], 16)
     if instruction.opcode in OTHER_JUMPS:
@@ -110,7 +110,7 @@ def target(instruction: Instruction) -> int | None:
 
 
 def basic_blocks(instructions: Sequence[Instruction]) -> dict[int, Block]:
-    """Return the basic blocks by the address of their first instruction."""
+    """The basic blocks by the address of their first instruction."""
     ends = [i + 1 for i, found in enumerate(instructions) if target(found) is not None or found.opcode == "EXIT"]
     targets = {target(instruction) for instruction in instructions}
     starts = {0, *ends, *(i for i, found in enumerate(instructions) if found.address in targets)} - {len(instructions)}
@@ -119,7 +119,7 @@ def basic_blocks(instructions: Sequence[Instruction]) -> dict[int, Block]:
 
 
 def successors(blocks: Mapping[int, Block]) -> dict[int, list[int]]:
-    """Return the blocks that may follow each block: the next one first."""
+    """The blocks that may follow each block: the next one first."""
     found = {}
     for (start, block), after in zip(blocks.items(), [*list(blocks)[1:], None], strict=True):
         last = block[-1]
@@ -130,7 +130,7 @@ def successors(blocks: Mapping[int, Block]) -> dict[int, list[int]]:
 
 
 def reached(start: int, following: Mapping[int, Sequence[int]]) -> set[int]:
-    """Return the blocks that may run after a block."""
+    """The blocks that may run after a block."""
     found: set[int] = set()
     waiting = [*following[start]]
     while waiting:
@@ -142,7 +142,7 @@ def reached(start: int, following: Mapping[int, Sequence[int]]) -> set[int]:
 
 
 def paths(instructions: Sequence[Instruction]) -> Iterator[tuple[Block, ...]]:
-    """Yield all paths through the main loop, from its entry back to it."""
+    """All paths through the main loop, from its entry back to it."""
     blocks = basic_blocks(instructions)
     following = successors(blocks)
     after = {start: reached(start, following) for start in blocks}
@@ -166,13 +166,13 @@ def paths(instructions: Sequence[Instruction]) -> Iterator[tuple[Block, ...]]:
 
 
 def votes(path: Sequence[Block]) -> tuple[bool, ...]:
-    """Return of each vote on a path whether butterfly shuffles follow before the next one."""
+    """Whether butterfly shuffles follow each vote on a path before the next vote."""
     mnemonics = " ".join(instruction.mnemonic for block in path for instruction in block)
     return tuple("SHFL.BFLY" in part for part in mnemonics.split("VOTE.")[1:])
 
 
 def steps(sass: str) -> list[Step]:
-    """Return the paths that are told of a kernel: no raise, that of the first vote alone, all."""
+    """The paths that are told of a kernel: no raise, that of the first vote alone, all."""
     found = [Step(path, votes(path)) for path in islice(paths(parse(sass)), MOST_PATHS + 1)]
     if len(found) > MOST_PATHS:
         raise ValueError(f"the main loop has more than {MOST_PATHS} paths")
@@ -189,7 +189,7 @@ def steps(sass: str) -> list[Step]:
 
 
 def constant(source: str, name: str) -> int:
-    """Return a constant of a generated source."""
+    """A constant of a generated source."""
     found = re.search(rf"^constexpr int {name} = (\d+);", source, re.M)
     if found is None:
         raise ValueError(f"the source has no constant {name}")
@@ -213,7 +213,7 @@ def check(found: Sequence[Step], source: str) -> None:
 
 
 def row(name: str, step: Step, keys: int) -> str:
-    """Return a line of the table."""
+    """A line of the table."""
     kinds, slots = step.kinds(), len(step.instructions)
     raised = f"{sum(step.raises)} of {len(step.raises)}"
     cells = [name, keys, raised, *kinds.values(), slots, f"{slots / keys:.1f}", f"{kinds['HMMA'] / slots:.1%}"]
@@ -221,7 +221,7 @@ def row(name: str, step: Step, keys: int) -> str:
 
 
 def updated(page: str, rows: Sequence[str]) -> str:
-    """Return a page whose rows "now" of the same kernel and raises are these."""
+    """A page whose rows "now" of the same kernel and raises are these."""
     lines = page.splitlines()
     for told in rows:
         same = "|".join(("| now ", *told.split("|")[1:4], ""))
@@ -230,7 +230,7 @@ def updated(page: str, rows: Sequence[str]) -> str:
 
 
 def branches(step: Step) -> str:
-    """Return the branches of a path: address, predicate, whether it is taken."""
+    """The branches of a path: address, predicate, whether it is taken."""
     told = []
     for block, after in zip(step.blocks, (*step.blocks[1:], step.blocks[0]), strict=True):
         last = block[-1]
@@ -241,7 +241,7 @@ def branches(step: Step) -> str:
 
 
 def counted(path: Path) -> dict[str, Step]:
-    """Return the steps of a generated source by their rows of the table.
+    """The steps of a generated source by their rows of the table.
 
     Raises:
         ToolchainError, CompileError: where it cannot be compiled.

@@ -32,7 +32,7 @@ SAMPLES: dict[str, tuple[str, ...]] = {
 
 
 def sample(commands: tuple[str, ...]) -> str:
-    """Return what commands print, as a fence."""
+    """Output of commands, as a fenced block."""
     lines = []
     for command in commands:
         lines.append(f"$ {command}")
@@ -46,7 +46,7 @@ def sample(commands: tuple[str, ...]) -> str:
 
 
 def samples() -> dict[str, str]:
-    """Return the samples by the names of their markers."""
+    """The samples by the names of their markers."""
     here = Path.cwd()
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)

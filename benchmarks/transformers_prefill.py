@@ -83,7 +83,7 @@ ROWS = (
 
 
 def make_model(layers: int, length: int, device: str, **changes: Any) -> Any:
-    """Return a model with random weights in bf16, the same each time."""
+    """A model with random weights in bf16, the same each time."""
     import transformers
 
     config = transformers.LlamaConfig(
@@ -96,7 +96,7 @@ def make_model(layers: int, length: int, device: str, **changes: Any) -> Any:
 
 
 def attention_of(model: Any, length: int) -> Call:
-    """Return a call of the attention of the first layer alone, without projections."""
+    """A call of the attention of the first layer alone, without projections."""
     import transformers
 
     module, device = model.model.layers[0].self_attn, model.device
@@ -124,7 +124,7 @@ def errors_of(found: torch.Tensor, right: torch.Tensor) -> Fields:
 
 
 def in_row(row: Row, model: Any, call: Callable[[], Any]) -> Call:
-    """Return a call with the attention of a row."""
+    """A call with the attention of a row."""
 
     def run() -> Any:
         with row.chosen(model):
@@ -134,7 +134,7 @@ def in_row(row: Row, model: Any, call: Callable[[], Any]) -> Call:
 
 
 def timed(calls: dict[str, Call], quick: bool) -> dict[str, Fields]:
-    """Return the milliseconds of calls, alone and back to back."""
+    """The milliseconds of calls, alone and back to back."""
     alone = single_calls(calls, repeats=5 if quick else 15)
     together = back_to_back(calls, rounds=1 if quick else ROUNDS)
     return {name: {SINGLE: round(alone[name], 3), BACK_TO_BACK: round(together[name], 3)} for name in calls}
@@ -178,7 +178,7 @@ def measure(options: argparse.Namespace) -> Fields:
 
 
 def cells(record: Fields, peer: Fields) -> list[str]:
-    """Return a row of the table: each time alone / back to back, and how many times as fast as SDPA."""
+    """A row of the table: each time alone / back to back, and how many times as fast as SDPA."""
     found, told = record["results"], [record["name"]]
     for key in ("prefill_ms", "attention_ms"):
         told.append(" / ".join(f"{found[key][way]:.1f}" for way in (SINGLE, BACK_TO_BACK)))
@@ -204,7 +204,7 @@ def show(report: Fields) -> None:
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    """Return the options of the command line."""
+    """The options of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--length", type=int, default=32768, help="tokens of the prompt (default: 32768)")
     parser.add_argument("--layers", type=int, default=4, help="of the model (default: 4)")

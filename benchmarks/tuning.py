@@ -1,4 +1,5 @@
-"""Tunes rows of the overview in results.md over spaces given by hand: is their kernel the best of its space?
+"""Tunes rows of the overview in results.md over hand-written spaces, to check that their kernel is the best of its
+space.
 
     python benchmarks/tuning.py --compile-only --db tuning.sqlite          # needs no GPU; the candidates into the cache
     python benchmarks/tuning.py --db tuning.sqlite --json benchmarks/results/tuning_h100.json
@@ -79,7 +80,7 @@ def tuned(row: Row, database: Database, *, compile_only: bool, told: Report) -> 
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    """Return the options of the command line."""
+    """The options of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = [row.kernel for row in ROWS]
     parser.add_argument("--kernels", nargs="+", choices=names, default=names, metavar="NAME", help="rows to tune")

@@ -1,4 +1,4 @@
-"""What benchmarks/tuning.py found, as a table; read without torch."""
+"""The results of benchmarks/tuning.py as a table; needs no torch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WIDTH = 120
 
 
 def table(report: Mapping[str, Any] | None) -> str:
-    """Return the table of docs/reference/select.md, and how the model ranked each space."""
+    """The table of docs/reference/select.md, and how the model ranked each space."""
     if report is None:
         return UNMEASURED
     count, seconds = (sum(row[name] for row in report["rows"]) for name in ("timed", "seconds"))
@@ -38,19 +38,19 @@ def table(report: Mapping[str, Any] | None) -> str:
 
 
 def spelt(value: Any) -> str:
-    """Return a value of a field in words."""
+    """A value of a field in words."""
     if isinstance(value, dict):
         return " x ".join(map(str, value.values()))
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def space(over: Mapping[str, list[Any]]) -> str:
-    """Return the values of a space in words."""
+    """The values of a space in words."""
     return "; ".join(f"{name} {', '.join(map(spelt, values))}" for name, values in over.items())
 
 
 def cells(row: Mapping[str, Any]) -> list[str]:
-    """Return a line of the table."""
+    """A line of the table."""
     timed = [each for each in row["rows"] if "tuning" in each]  # the fastest first
     shipped = next(each for each in timed if each["kernel"] == row["current"])
     first = timed[0]
@@ -70,19 +70,19 @@ def cells(row: Mapping[str, Any]) -> list[str]:
 
 
 def cost(timing: Mapping[str, float]) -> float:
-    """Return what kernels are compared by."""
+    """The cost that ranks kernels."""
     return math.sqrt(timing["single_us"] * timing["back_to_back_us"])
 
 
 def changes(timing: Mapping[str, Any], shipped: Mapping[str, Any]) -> str:
-    """Return in which fields a kernel's tuning differs from the shipped one's."""
+    """Fields in which a kernel's tuning differs from the shipped kernel's."""
     one, other = flat(timing["tuning"]), flat(shipped["tuning"])
     names = [name for name in {**one, **other} if one.get(name) != other.get(name)]
     return ", ".join(f"{name} {spelt(one.get(name, 'off'))}" for name in names) or "the shipped one"
 
 
 def flat(tuning: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a tuning by dotted names."""
+    """A tuning by dotted names."""
     found: dict[str, Any] = {}
     for name, value in tuning.items():
         found |= {f"{name}.{part}": size for part, size in value.items()} if isinstance(value, dict) else {name: value}

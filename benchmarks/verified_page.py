@@ -3,7 +3,7 @@
     python benchmarks/verified_page.py            # rewrites what is between the markers
     python benchmarks/verified_page.py --check    # exits 1 if that would change the page
 
-A kernel counts as verified if its receipt is of the source that its spec renders to today, and every case passed.
+A kernel counts as verified if its receipt matches the source that its spec renders to, and every case passed.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Run(NamedTuple):
 
 
 def runs(specs: Sequence[NamedSpec], receipts: Mapping[str, Receipt]) -> dict[Run, list[NamedSpec]]:
-    """Return the verified kernels by what ran where, in the order of architectures."""
+    """The verified kernels by what ran where, in the order of architectures."""
     found: dict[Run, list[NamedSpec]] = {}
     for named in sorted(specs, key=lambda named: list(ARCHS).index(named.spec.arch)):
         receipt = receipts.get(named.stem)
@@ -53,20 +53,20 @@ def runs(specs: Sequence[NamedSpec], receipts: Mapping[str, Receipt]) -> dict[Ru
 
 
 def compiled(specs: Iterable[NamedSpec], records: Iterable[str]) -> Counter[str]:
-    """Return how many kernels of each architecture have a record of their compilation, by the names of the records."""
+    """Number of kernels with a compilation record, by architecture."""
     archs = {named.stem: named.spec.arch for named in specs}
     unshipped = ((name, re.search(r"_(sm_\d+a?)_", name)) for name in records)
     return Counter(archs.get(name) or (match[1] if match else "") for name, match in unshipped)
 
 
 def cases_of(specs: Iterable[NamedSpec], receipts: Mapping[str, Receipt]) -> int:
-    """Return how many cases kernels passed."""
+    """Number of passed cases."""
     found = (receipts[named.stem].verification for named in specs)
     return sum(len(ran.cases) for ran in found if ran is not None)
 
 
 def worst_errors(specs: Iterable[NamedSpec], receipts: Mapping[str, Receipt]) -> str:
-    """Return the largest error of each type."""
+    """The largest error of each type."""
     worst: dict[str, float] = {}
     for named in specs:
         ran = receipts[named.stem].verification
@@ -99,7 +99,7 @@ def operator_table(receipts: Mapping[str, Receipt], found: Mapping[Run, list[Nam
 
 
 def kernel_table(specs: Sequence[NamedSpec], found: Mapping[Run, list[NamedSpec]]) -> str:
-    """Return the names of the kernels of each run, and of those without a valid receipt."""
+    """The names of the kernels of each run, and of those without a valid receipt."""
     rows = [[run.target, run.device, code(named.stem for named in those)] for run, those in found.items()]
     counted = {named.stem for those in found.values() for named in those}
     if others := [named.stem for named in specs if named.stem not in counted]:
@@ -108,7 +108,7 @@ def kernel_table(specs: Sequence[NamedSpec], found: Mapping[Run, list[NamedSpec]
 
 
 def caption(receipts: Mapping[str, Receipt]) -> str:
-    """Return with what the kernels were compiled and run."""
+    """Compilers and devices of the kernels."""
     ran = [(receipt, receipt.verification) for receipt in receipts.values() if receipt.verification is not None]
     told = {
         "driver": {each.driver for _, each in ran},
@@ -120,7 +120,7 @@ def caption(receipts: Mapping[str, Receipt]) -> str:
 
 
 def tables() -> dict[str, str]:
-    """Return the tables by the names of their markers."""
+    """The tables by the names of their markers."""
     specs = shipped_specs()
     receipts = verified_receipts(specs, GENERATED)
     records = json.loads(KNOWN.read_text(encoding="utf-8"))

@@ -38,7 +38,7 @@ def reported_errors() -> Iterator[None]:
         typer.echo(str(error) or "interrupted", err=True)
         raise typer.Exit(INTERRUPTED) from None
     except CodegenError as error:
-        message = str(error)
+        message = "\n".join(lines_of(error))
     except BrokenPipeError:
         raise
     except OSError as error:
@@ -48,6 +48,11 @@ def reported_errors() -> Iterator[None]:
     for line in message.splitlines() or [""]:
         typer.echo(f"error: {line}", err=True)
     raise typer.Exit(BAD_INPUT)
+
+
+def lines_of(error: CodegenError) -> list[str]:
+    """Lines of an error: one for each mistake of a spec."""
+    return [str(error), *(str(each) for each in getattr(error, "others", ()))]
 
 
 def _without_types(params: list[Any]) -> list[Any]:

@@ -25,7 +25,7 @@ from codegen.spec import json_schema
 from codegen.tools.explain import explain as explanation
 from codegen.tools.explain import explained
 from codegen.tools.progress import progress
-from codegen.tools.report import CHECK_FAILED, Report, report, show
+from codegen.tools.report import CHECK_FAILED, Report, report
 from codegen.twins import WORDS
 
 
@@ -43,9 +43,9 @@ def chosen(specs: Sequence[str] | None, every: bool, *, all_types: bool = False)
     check_named(specs, every)
     if every:
         return shipped_specs()
-    found: list[NamedSpec] = []
-    for spec in dict.fromkeys(specs or ()):
-        found += find_specs(spec) if all_types else [find_spec(spec)]
+    found, mistakes = _readable(specs or (), all_types=all_types)
+    if mistakes:
+        raise _joined(mistakes)
     if all_types:
         found = list(dict.fromkeys(found))  # a kernel and its twin may both be named
     check_distinct(found)
@@ -81,6 +81,8 @@ def render_specs(specs: Sequence[str] | None, out: str | None, *, every: bool, c
     if out == "-" and as_json:
         raise CodegenError("--out - prints sources, --json prints a report: use one of them")
     found, mistakes = _readable(specs or ()) if not every else (shipped_specs(), [])
+    if not found:
+        raise _joined(mistakes)
     named_specs = [named for named in found if not every or named.twin_of is None]
     check_distinct(named_specs)
     if out == "-":
@@ -114,28 +116,29 @@ def _problems_of(by_folder: Mapping[Path, list[NamedSpec]], twins: Iterable[Name
     return problems + [p for named in twins for p in freshness.check_twins(home_of(named), [named])]
 
 
-def _readable(specs: Iterable[str]) -> tuple[list[NamedSpec], list[CodegenError]]:
-    """Specs that can be read, and the errors of the others.
-
-    Raises:
-        CodegenError: if the only spec cannot be read.
-    """
-    names, found, mistakes = list(dict.fromkeys(specs)), [], []
-    for spec in names:
+def _readable(specs: Iterable[str], *, all_types: bool = False) -> tuple[list[NamedSpec], list[SpecError]]:
+    """The specs that can be read, and the errors of the others."""
+    found: list[NamedSpec] = []
+    mistakes: list[SpecError] = []
+    for spec in dict.fromkeys(specs):
         try:
-            found.append(find_spec(spec))
-        except CodegenError as error:
-            if len(names) == 1:
-                raise
+            found += find_specs(spec) if all_types else [find_spec(spec)]
+        except SpecError as error:
             mistakes.append(error)
     return found, mistakes
 
 
-def _leave_with(mistakes: Sequence[CodegenError]) -> None:
-    """Print the errors of specs, and exit with code 1 if there are any."""
+def _joined(mistakes: Iterable[SpecError]) -> SpecError:
+    """One error for the mistakes of several specs."""
+    first, *others = [each for mistake in mistakes for each in (mistake, *mistake.others)]
+    return SpecError(first.field, first.reason, first.location, tuple(others))
+
+
+def _leave_with(mistakes: Sequence[SpecError]) -> None:
+    """Print the mistakes of specs, and leave with exit code 1 if there are any."""
     for mistake in mistakes:
-        for line in str(mistake).splitlines():
-            typer.echo(f"error: {line}", err=True)
+        for each in (mistake, *mistake.others):
+            typer.echo(f"error: {each}", err=True)
     if mistakes:
         raise typer.Exit(CHECK_FAILED)
 
@@ -144,7 +147,7 @@ def _write_sources(
     by_folder: Mapping[Path, list[NamedSpec]],
     twins: Iterable[NamedSpec],
     renewed: Sequence[NamedSpec] | None,
-    mistakes: Sequence[CodegenError],
+    mistakes: Sequence[SpecError],
     *,
     as_json: bool,
 ) -> None:
@@ -184,10 +187,9 @@ def explain(
     named, choice = _kernel_asked_for(spec, problem)
     vouched = (provenance or provenance_of)(named)
     plan = plan_for(named)
-    if as_json:
-        typer.echo(json.dumps(explained(plan, vouched, choice), indent=2))
-    else:
-        show(explanation(plan, vouched, choice))
+    with report(as_json=as_json) as told:
+        told.document |= explained(plan, vouched, choice)
+        told.show(explanation(plan, vouched, choice))
 
 
 def _kernel_asked_for(spec: str | None, problem: str | None) -> tuple[NamedSpec, Choice | None]:
@@ -226,10 +228,8 @@ def _render_once(specs: Sequence[NamedSpec]) -> None:
             render(named)
 
 
-def _report_problems(
-    problems: list[freshness.Problem], mistakes: Sequence[CodegenError] = (), *, as_json: bool
-) -> None:
-    """Print problems, and exit with code 1 if there are any."""
+def _report_problems(problems: list[freshness.Problem], mistakes: Sequence[SpecError] = (), *, as_json: bool) -> None:
+    """Report problems, and leave with exit code 1 if there are any."""
     with report(as_json=as_json) as told:
         for problem in problems:
             fields = {"path": str(problem.path), "kind": problem.kind, "message": problem.message, "fix": problem.fix}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from codegen.wording import one_line
@@ -45,21 +46,28 @@ class SpecError(CodegenError):
         field: dotted name of the offending field (``"tile.n"``), or ``""`` if the error concerns the whole file.
         reason: the value and the allowed values.
         location: ``"file.yaml:12"`` once the file is known, else ``""``.
+        others: further mistakes of the same spec.
     """
 
-    def __init__(self, field: str, reason: str, location: str = "") -> None:
+    def __init__(self, field: str, reason: str, location: str = "", others: tuple[SpecError, ...] = ()) -> None:
         self.field = one_line(field)
         self.reason = one_line(reason, MOST_OF_MESSAGE)
         self.location = one_line(location, MOST_OF_PLACE)
+        self.others = others
         super().__init__(": ".join(part for part in (self.location, self.field, self.reason) if part))
 
-    def __reduce__(self) -> tuple[type[SpecError], tuple[str, str, str]]:
-        """Constructor and arguments, for pickling."""
-        return type(self), (self.field, self.reason, self.location)
+    def __reduce__(self) -> tuple[type[SpecError], tuple[str, str, str, tuple[SpecError, ...]]]:
+        """The constructor and its arguments, for another process."""
+        return type(self), (self.field, self.reason, self.location, self.others)
 
     def at(self, location: str) -> SpecError:
-        """Same error with its file and line, such as ``"file.yaml:12"``."""
-        return SpecError(self.field, self.reason, location)
+        """Return the same error with the file and line it belongs to, such as ``"file.yaml:12"``."""
+        return SpecError(self.field, self.reason, location, self.others)
+
+    def located(self, locate: Callable[[str], str]) -> SpecError:
+        """Return the same error and its others, each with the file and line that a function gives for its field."""
+        others = tuple(each.located(locate) for each in self.others)
+        return SpecError(self.field, self.reason, locate(self.field), others)
 
 
 class ExportError(FileError):

@@ -87,6 +87,14 @@ def resolved(path: Path) -> Path:
         return path
 
 
+def is_folder(path: Path) -> bool:
+    """Whether a path is a folder; False too for a path that cannot exist."""
+    try:
+        return path.is_dir()
+    except (OSError, ValueError):
+        return False
+
+
 def holds(path: Path, text: str) -> bool:
     """Whether the contents of a file equal a text.
 

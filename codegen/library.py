@@ -12,8 +12,8 @@ from typing import Any
 
 from codegen import project
 from codegen.dtypes import TWINS
-from codegen.errors import FileError, SpecError
-from codegen.files import is_file, read_text, resolved
+from codegen.errors import FileError, MissingFileError, SpecError
+from codegen.files import is_file, is_folder, read_text, resolved
 from codegen.names import check_name
 from codegen.operators import operator_of
 from codegen.parse import parse_spec
@@ -95,8 +95,9 @@ class NamedSpec:
         return self.stem if self.is_shipped else in_shell(str(self.path))
 
     def located(self, error: SpecError) -> SpecError:
-        """``error`` with the file and line of its field."""
-        return error.at(location_of(self.place, self.lines or {}, error.field)) if self.place else error
+        """Return ``error`` with the file and line of its field."""
+        lines = self.lines or {}
+        return error.located(lambda field: location_of(self.place, lines, field)) if self.place else error
 
     @property
     def place(self) -> str:
@@ -136,9 +137,20 @@ def file_of(name: str) -> Path:
     """
     path = shipped_file(name)
     if path is None:
-        hint = alternatives(name, shipped_names(), "codegen list names all")
-        raise SpecError("", f"no spec is named {shown(name)}, and there is no such file; {hint}")
+        raise SpecError("", f"no spec is called {shown(name)}, and there is no such file; {_hint_for(name)}")
     return path
+
+
+def _hint_for(name: str) -> str:
+    """The end of a message on an unknown name: a file or a folder of that name, or the nearest shipped specs."""
+    for suffix in (".yaml", ".yml"):
+        if is_file(Path(f"{name}{suffix}")):
+            return f"did you mean the file {in_shell(f'{name}{suffix}')}?"
+    if name and is_folder(Path(name)):
+        return "this is a folder: name a spec file in it"
+    names = shipped_names()
+    prefix = f"{name.partition('_')[0]}_"
+    return alternatives(name, [each for each in names if each.startswith(prefix)] or names, "codegen list shows all")
 
 
 def shipped_specs() -> list[NamedSpec]:
@@ -236,11 +248,14 @@ def read_specs(path: Path, text: str | None = None) -> tuple[NamedSpec, ...]:
         check_name(path.stem)
     except SpecError as error:
         raise error.at(origin) from None
-    document = read_yaml(spec_text(path) if text is None else text, origin)
+    text = spec_text(path) if text is None else text
+    if not text.strip():
+        raise SpecError("", "is empty; a spec is a mapping of fields, such as op: attention", origin)
+    document = read_yaml(text, origin)
     try:
         specs = _parsed(document, in_shell(origin))
     except SpecError as error:
-        raise error.at(location_of(origin, document.lines, error.field)) from None
+        raise error.located(lambda field: location_of(origin, document.lines, field)) from None
     first = NamedSpec(path.stem, specs[0], _origin(path), path, document.lines, has_twin=len(specs) > 1)
     twins = (replace(first, stem=f"{path.stem}_{spec.dtype}", spec=spec, has_twin=False) for spec in specs[1:])
     return (first, *(replace(twin, twin_of=first) for twin in twins))
@@ -274,6 +289,10 @@ def spec_text(path: Path) -> str:
     """
     try:
         return read_text(path)
+    except MissingFileError as error:
+        known = shipped_file(path.stem)
+        hint = f"; {path.stem} is a shipped spec: leave out the folder and {path.suffix}" if known else ""
+        raise SpecError("", f"{error.reason}{hint}", shown_place(path)) from None
     except FileError as error:
         raise SpecError("", error.reason, shown_place(path)) from None
 

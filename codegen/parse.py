@@ -16,13 +16,13 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError, create_mode
 from codegen.arch import ARCHS, Combination
 from codegen.combinations import check_combination, check_fp8
 from codegen.errors import SpecError
-from codegen.migrations import outdated
+from codegen.migrations import migrated, outdated
 from codegen.operators import OPERATORS, operator_of
 from codegen.patterns.base import SpecModel
 from codegen.plain import PlainCopy
 from codegen.select.defaults import COMBINED, Choice, Fields
 from codegen.spec import FILLED_IN, SPEC_ADAPTER, Spec, SpecBase
-from codegen.validation import first_error
+from codegen.validation import every_error
 
 
 def _may_lack(model: type[SpecModel], lacking: Mapping[str, tuple[Any, Any]]) -> type[Any]:
@@ -62,10 +62,12 @@ def parse_spec(data: object, file: str = "") -> Spec:
         file: where they are from, as the command that rewrites old names is to be given it.
 
     Raises:
-        SpecError: names the first offending field (dotted), its value and what is allowed.
+        SpecError: names the first offending field (dotted), its value and what is allowed. Its ``others`` are the
+            further mistakes that do not depend on it.
     """
     if not isinstance(data, Mapping | SpecBase):
-        raise SpecError("", f"a spec is a mapping of fields, this is {type(data).__name__}")
+        what = "empty" if data is None else f"of type {type(data).__name__}"
+        raise SpecError("", f"a spec is a mapping of fields, and this is {what}")
     return parse_plain(PlainCopy().of(data), file)
 
 
@@ -78,11 +80,29 @@ def parse_plain(fields: dict[str, Any], file: str = "") -> Spec:
     try:
         specs = [SPEC_ADAPTER.validate_python(each) for each in _filled_in(PARTIAL_ADAPTER.validate_python(fields))]
     except ValidationError as error:
-        raise outdated(fields, file) or SpecError(*first_error(error, BY_OP, "this spec")) from None
+        raise _mistakes(error, fields, file) from None
     check_combination(specs[0], fields)  # in which they do not differ
     check_fp8(specs[0])
     operator_of(specs[0]).check(specs[0])
     return next(filter(_is_enough, specs[:-1]), specs[-1])
+
+
+def _mistakes(error: ValidationError, fields: dict[str, Any], file: str) -> SpecError:
+    """The first mistake of a spec, with the others: a former name, then pydantic's errors."""
+    old = outdated(fields, file)
+    if old is None:
+        found = every_error(error, BY_OP, "this spec")
+    else:
+        try:
+            PARTIAL_ADAPTER.validate_python(migrated(fields)[0])
+            found = []
+        except ValidationError as rest:
+            found = every_error(rest, BY_OP, "this spec")
+        except SpecError:  # a field by its former name and by its present one
+            found = []
+    errors = [SpecError(*each) for each in found]
+    first, others = (old, errors) if old is not None else (errors[0], errors[1:])
+    return SpecError(first.field, first.reason, first.location, tuple(others))
 
 
 def _is_enough(spec: Spec) -> bool:

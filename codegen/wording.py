@@ -1,4 +1,4 @@
-"""Display of text from outside: in messages on one line of bounded length, in sources as printable ASCII."""
+"""Display of text from outside: one line of bounded length in messages, printable ASCII in sources."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from collections.abc import Iterable
 MOST_SHOWN = 200
 """Characters of a value, a name or a field in a message."""
 FEW = 8
-"""Names that a message lists whole: what is allowed is then plain to see."""
+"""Names that a message lists in full."""
 _GAP = " ... "
 _NEAREST = 3
 
 
 def one_line(text: str, most: int = MOST_SHOWN) -> str:
-    """Text for a message: unprintable characters are escaped, and the middle of a long text is left out."""
+    """Text for a message: unprintable characters are escaped, and the middle of a long text is cut out."""
     cut = _cut(text, most)
     if cut.isprintable():
         return cut
@@ -45,12 +45,12 @@ def plural(count: int, noun: str) -> str:
 
 
 def alternatives(name: str, known: Iterable[str], listed: str = "") -> str:
-    """The end of a message on an unknown name: the nearest ones, or all if they are few.
+    """The end of a message on an unknown name: the nearest names, or all if they are few.
 
     Args:
-        name: what was given.
-        known: the names that there are.
-        listed: what lists all of them.
+        name: the unknown name.
+        known: the known names.
+        listed: the command that lists all of them, in a message.
     """
     names, given = list(known), one_line(name)
     if near := difflib.get_close_matches(given, names, n=_NEAREST, cutoff=0.6):
@@ -61,8 +61,14 @@ def alternatives(name: str, known: Iterable[str], listed: str = "") -> str:
     return f"there are {len(names)}, among them {', '.join(nearest)}{f'; {listed}' if listed else ''}"
 
 
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The most similar of some names; "" if none is similar."""
+    found = difflib.get_close_matches(one_line(name), list(known), n=1, cutoff=0.6)
+    return found[0] if found else ""
+
+
 def in_shell(text: str) -> str:
-    """A word of a command, quoted for a shell; unprintable characters are escaped by byte."""
+    """A word of a command line, quoted for a shell, with unprintable characters escaped byte by byte."""
     if text.isprintable():
         return shlex.quote(text)
     return "$'" + "".join(each if _stands(each) else _in_bytes(each) for each in text) + "'"
@@ -77,9 +83,9 @@ def _in_bytes(character: str) -> str:
 
 
 def in_comment(text: str) -> str:
-    """Return a text as a comment or a string of a source has it: printable ASCII that goes on in no other line.
+    """Text for a comment or a string of a source: printable ASCII that cannot continue on the next line.
 
-    A backslash at the end of a line would join the next one to it, and so would the trigraph of one.
+    A backslash at the end of a line, or its trigraph, would join the next line to it.
     """
     return "".join(_escaped(each) for each in text).replace("??", r"?\x3f")
 

@@ -1,7 +1,7 @@
-"""A linear layer with block-sparse weights, forwards and backwards, beside torch's dense layer.
+"""A linear layer with block-sparse weights, forward and backward, compared with torch's dense layer.
 
-The layer is ``sparse_kernel_codegen.nn.BlockSparseLinear``; docs/guide/weights.md says what it copies. Results are
-compared with float64, and the times with torch's dense layer.
+The layer is ``sparse_kernel_codegen.nn.BlockSparseLinear``; docs/guide/weights.md describes its copies. Results are
+compared with float64, and times with torch's dense layer.
 
     python examples/block_sparse_linear.py [--features 8192] [--tokens 4096] [--block 128] [--density 0.125]
 """
@@ -18,7 +18,7 @@ from sparse_kernel_codegen.nn import BlockSparseLinear
 
 
 def random_layer(size: int, block: int, stored: int) -> BlockSparseLinear:
-    """Return a layer of as many inputs as outputs with ``stored`` random blocks a block row."""
+    """A square layer with ``stored`` random blocks per block row."""
     blocks = size // block
     mask = torch.zeros((blocks, blocks), dtype=torch.bool, device="cuda")
     mask.scatter_(1, torch.rand((blocks, blocks), device="cuda").argsort(-1)[:, :stored], True)
@@ -26,7 +26,7 @@ def random_layer(size: int, block: int, stored: int) -> BlockSparseLinear:
 
 
 def check(layer: BlockSparseLinear, x: torch.Tensor, dy: torch.Tensor) -> None:
-    """Compare the layer's results with float64's, relative to the largest element of each."""
+    """Compare the layer's results with float64, relative to the largest element of each."""
     block = layer.block[0]
     y = layer(x)
     y.backward(dy)
@@ -73,7 +73,7 @@ def main() -> None:
     times = single_calls(calls, repeats=9)
     print(f"{tokens} tokens, {size} features, {stored} of {size // options.block} blocks of {options.block} a row")
     for name, milliseconds in times.items():
-        print(f"{name:14} forwards and backwards {milliseconds:7.3f} ms")
+        print(f"{name:14} forward and backward {milliseconds:7.3f} ms")
 
 
 if __name__ == "__main__":

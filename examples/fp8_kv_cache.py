@@ -1,8 +1,8 @@
-"""Prefill over a K/V cache in FP8: error and time beside the same in fp16.
+"""Prefill over an FP8 KV cache: error and time compared with fp16.
 
-A prompt is quantized once, into a cache with room for more. Chunks of further tokens then attend to all keys before
-them: their keys are appended to the cache, their queries are quantized, and causal attention runs on the FP8 operands.
-Beside it the same chunks attend in fp16 to a cache of fp16.
+The prompt is quantized once, into a cache with reserved capacity. Chunks of further tokens then attend to all earlier
+keys: their keys are appended to the cache, their queries are quantized, and causal attention runs on the FP8 operands.
+For comparison, the same chunks attend in fp16 to an fp16 cache.
 
     python examples/fp8_kv_cache.py [--prompt 65536] [--chunk 2048] [--chunks 4] [--heads 32] [--kv-heads 8]
 """
@@ -14,31 +14,36 @@ import argparse
 import torch
 
 from runtime.tools.bench.timing import single_calls
-from sparse_kernel_codegen import QuantizedAttention, block_sparse_attention, quantize_attention
+from sparse_kernel_codegen import (
+    QuantizedAttention,
+    block_sparse_attention,
+    block_sparse_attention_fp8,
+    quantize_attention,
+)
 from sparse_kernel_codegen.patterns import Causal
 
 HEAD_DIM = 128
-APPENDED = 128  # keys that the cache grows by
+APPENDED = 128  # the cache grows by multiples of this number of keys
 
 
 def attended(
     cache: QuantizedAttention, chunk: list[torch.Tensor], seen: list[torch.Tensor]
 ) -> tuple[QuantizedAttention, str]:
-    """Append a chunk's keys to a cache and attend to it; return the cache, and time and error beside fp16 in words.
+    """Append a chunk's keys to a cache and attend to it; return the cache, and a summary of time and error.
 
     Args:
-        cache: of the keys before.
+        cache: cache of the earlier keys.
         chunk: q, k and v of the chunk.
-        seen: k and v of all keys up to its last one, fp16.
+        seen: k and v of all keys up to the end of the chunk, fp16.
     """
     queries, keys, values = chunk
 
     def with_quantizing() -> torch.Tensor:
-        return block_sparse_attention(cache.append(keys, values).with_queries(queries), Causal())
+        return block_sparse_attention_fp8(cache.append(keys, values).with_queries(queries), Causal())
 
     grown = cache.append(keys, values).with_queries(queries)
     calls = {
-        "FP8": lambda: block_sparse_attention(grown, Causal()),
+        "FP8": lambda: block_sparse_attention_fp8(grown, Causal()),
         "FP8 with quantizing": with_quantizing,
         "fp16": lambda: block_sparse_attention(queries, *seen, Causal()),
     }
@@ -67,7 +72,7 @@ def main() -> None:
     length = options.prompt + options.chunks * options.chunk
     q = torch.randn(1, options.heads, length, HEAD_DIM, device="cuda", dtype=torch.float16)
     k, v = (torch.randn(1, options.kv_heads, length, HEAD_DIM, device="cuda", dtype=torch.float16) for _ in range(2))
-    k += torch.randn(HEAD_DIM, device="cuda", dtype=torch.float16)  # keys have something in common
+    k += torch.randn(HEAD_DIM, device="cuda", dtype=torch.float16)  # keys share a component
 
     def part(x: torch.Tensor, begin: int, count: int) -> torch.Tensor:
         return x[:, :, begin : begin + count]

@@ -1,10 +1,10 @@
-"""Prefill of a long sequence over several GPUs: each rank has a part of it, and computes its queries.
+"""Prefill of a long sequence over several GPUs: each rank has a part of the sequence, and computes its queries.
 
     torchrun --nproc-per-node 2 examples/long_context.py [--length 1000000] [--pattern topk|window|causal]
 
-With ``topk`` each block of 128 queries sees 32 key blocks: ``--local`` of them around its own, the others of 256 blocks
-that are spread over the sequence. Only key blocks that a rank's lists name are sent to it. The result of the first head
-is compared with that of one rank that has all keys, and of some queries with exact attention in float64.
+With ``topk``, each block of 128 queries sees 32 key blocks: a share ``--local`` of them around its own, the others from
+256 blocks spread over the sequence. A rank receives only the key blocks in its lists. The result of the first head is
+compared with a single rank that has all keys, and some queries with exact attention in float64.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from sparse_kernel_codegen.patterns import Causal, Pattern, SlidingWindow, TopK
 
 BLOCK, ENTRIES, WINDOW = 128, 32, 2048
 LANDMARKS = 256  # blocks, evenly spaced, that any query block may see
-SAMPLES = 16  # queries that are compared with exact attention
+SAMPLES = 16  # queries compared with exact attention
 LIMIT = {torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 
 
 def make_lists(layout: Layout, rank: int, length: int, heads: int, local: float) -> TopK:
-    """Return lists of a rank's queries: blocks around the own one, and some of the landmarks, all of them different."""
+    """Lists of a rank's queries: blocks around their own, and some of the landmarks, without duplicates."""
     device, blocks = torch.device("cuda"), length // BLOCK
     own = layout.positions(rank, length, device)[::BLOCK, None] // BLOCK
     near = round(ENTRIES * local)
@@ -36,14 +36,14 @@ def make_lists(layout: Layout, rank: int, length: int, heads: int, local: float)
     around = first + torch.arange(near, device=device)
     landmarks = torch.arange(LANDMARKS, device=device) * blocks // LANDMARKS
     order = torch.rand(heads, len(own), LANDMARKS, device=device)
-    order[:, (landmarks >= first) & (landmarks < first + near)] = torch.inf  # they are there already
+    order[:, (landmarks >= first) & (landmarks < first + near)] = torch.inf  # already listed
     chosen = landmarks[order.argsort(-1)[..., : ENTRIES - near]]
     lists = torch.cat([around.expand(heads, -1, -1), chosen], 2).sort(2).values
     return TopK(lists.to(torch.int32)[None].contiguous(), block=(BLOCK, BLOCK))
 
 
 def keys_seen(pattern: Pattern, positions: torch.Tensor) -> float:
-    """Return how many keys a rank's queries see together, in each head."""
+    """Number of keys that a rank's queries see in total, per head."""
     if isinstance(pattern, TopK):
         return float(len(positions) * pattern.kv_indices.shape[3] * BLOCK)
     seen = positions + 1
@@ -51,7 +51,7 @@ def keys_seen(pattern: Pattern, positions: torch.Tensor) -> float:
 
 
 def exact(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, row: int, place: int, pattern: Pattern) -> torch.Tensor:
-    """Return exact attention of a query of the first head, float64, over all keys that it sees."""
+    """Exact attention of a query of the first head, float64, over all keys that it sees."""
     if isinstance(pattern, TopK):
         listed = pattern.kv_indices[0, 0, row // BLOCK].long()[:, None] * BLOCK
         keys = (listed + torch.arange(BLOCK, device=q.device)).flatten()
@@ -129,16 +129,18 @@ def run(options: argparse.Namespace, group: dist.ProcessGroup) -> None:
                 f"        with all keys by {apart:.2e}; received {got / 1e6:.1f} MB, lists need {wanted / 1e6:.1f} MB"
             )
     if not error < LIMIT[dtype] or not alone < LIMIT[dtype]:
-        raise SystemExit(f"rank {rank}: that is too much")
+        raise SystemExit(f"rank {rank}: the difference is too large")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--length", type=int, default=1_000_000, help="tokens; rounded up to whole blocks of all ranks")
+    parser.add_argument(
+        "--length", type=int, default=1_000_000, help="number of tokens, rounded up to whole blocks on all ranks"
+    )
     parser.add_argument("--heads", type=int, default=16)
     parser.add_argument("--kv-heads", type=int, default=16)
     parser.add_argument("--pattern", choices=("topk", "window", "causal"), default="topk")
-    parser.add_argument("--local", type=float, default=0.9, help="share of a list around the own block")
+    parser.add_argument("--local", type=float, default=0.9, help="share of a list around the query's own block")
     parser.add_argument(
         "--symmetric", action="store_true", help="read everything from the memory of peers, on one host"
     )
@@ -147,8 +149,8 @@ def main() -> None:
     if not torch.cuda.is_available():
         raise SystemExit("error: torch sees no GPU")
     if "RANK" not in os.environ:
-        raise SystemExit(f"error: start it by torchrun: torchrun --nproc-per-node 2 {__file__}")
-    os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")  # not used, and not to be had everywhere
+        raise SystemExit(f"error: start it with torchrun: torchrun --nproc-per-node 2 {__file__}")
+    os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")  # not used, and not available everywhere
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
     torch.cuda.set_device(device)
     dist.init_process_group("nccl", device_id=device)

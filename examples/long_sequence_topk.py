@@ -1,4 +1,4 @@
-"""Top-k block-sparse attention over a long sequence, with block lists chosen from the data itself.
+"""Top-k block-sparse attention over a long sequence, with block lists selected from the data.
 
 Key blocks are scored by the product of mean-pooled queries and keys; each query block keeps the best ones and its own
 diagonal block. The kernel's result is compared with dense attention restricted to the same blocks, and its time with
@@ -19,7 +19,7 @@ from sparse_kernel_codegen import load_kernel
 
 
 def choose_blocks(q: torch.Tensor, k: torch.Tensor, block: int, count: int) -> torch.Tensor:
-    """Return the ``count`` best key blocks of each query block, int32 (batch, heads, length / block, count)."""
+    """The ``count`` best key blocks of each query block, int32 (batch, heads, length / block, count)."""
 
     def pooled(x: torch.Tensor) -> torch.Tensor:
         return x.unflatten(2, (-1, block)).mean(3)
@@ -33,7 +33,7 @@ def choose_blocks(q: torch.Tensor, k: torch.Tensor, block: int, count: int) -> t
 def restricted_dense(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lists: torch.Tensor, block: int, head: int, rows: slice
 ) -> torch.Tensor:
-    """Return exact (float64) attention of some query blocks of one head over their listed blocks."""
+    """Exact (float64) attention of some query blocks of one head over their listed blocks."""
     results = []
     for row in range(rows.start, rows.stop):
         keys = (lists[0, head, row].long()[:, None] * block + torch.arange(block, device=q.device)).flatten()
@@ -57,11 +57,11 @@ def main() -> None:
     if spec.pattern.kind != "topk" or spec.pattern.block.q != spec.pattern.block.kv or spec.dtype != "fp16":
         parser.error(f"--kernel: {options.kernel} is not an fp16 topk spec with square blocks")
     if spec.query_grouping == "given" or spec.pack_gqa > 1:
-        parser.error(f"--kernel: {options.kernel} wants more than lists for each head (query_order, pack_gqa)")
+        parser.error(f"--kernel: {options.kernel} needs inputs other than one list per head (query_order, pack_gqa)")
     block, count = spec.pattern.block.q, spec.pattern.k or 32
     shape = (1, options.heads, options.length, spec.head_dim)
     torch.manual_seed(0)
-    # Neighboring positions resemble each other, as they do in real sequences: pooled scores then mean something.
+    # Neighboring positions are similar, as in real sequences, so that pooled scores are meaningful.
     drift = torch.randn((1, options.heads, options.length // 512, spec.head_dim), device="cuda").repeat_interleave(
         512, 2
     )
@@ -73,10 +73,10 @@ def main() -> None:
     rows = slice(0, 4)
     expected = restricted_dense(q, k, v, lists, block, head=0, rows=rows)
     error = (out[0, 0, : rows.stop * block].double() - expected).abs().max()
-    print(f"{options.length} keys, {options.heads} heads, {count} blocks of {block} for each block of {block} queries")
+    print(f"{options.length} keys, {options.heads} heads, {count} blocks of {block} per block of {block} queries")
     print(f"largest difference from exact attention over the same blocks: {error:.2e}")
     if not error < 2e-3:
-        raise SystemExit("that is too much")
+        raise SystemExit("the difference is too large")
 
     blocks = options.length // block
     counts = torch.full(lists.shape[:3], count, dtype=torch.int32, device="cuda")

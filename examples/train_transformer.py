@@ -1,9 +1,9 @@
-"""Train a small transformer with block-sparse attention, and the same one with torch's dense attention under a mask.
+"""Train a small transformer with block-sparse attention, and the same model with torch's masked dense attention.
 
-The text is this project's own documents and sources, byte by byte. Each query block of 128 sees its own block, two
-before it, the first one and one further back that differs from head to head; torch's attention is given the same as a
-dense mask. Both start from the same weights and see the same batches, in bf16 autocast; a second seed says how far
-curves lie apart that differ in nothing else. Losses are written as JSON, and drawn where matplotlib is installed.
+The text is this project's documents and sources, as bytes. Each query block of 128 sees its own block, the two before
+it, the first block, and one earlier block that differs between heads. torch's attention gets the same pattern as a
+dense mask. Both models start from the same weights and see the same batches, in bf16 autocast. A second seed shows the
+variation between runs. Losses are written as JSON, and plotted if matplotlib is installed.
 
     python examples/train_transformer.py [--steps 400] [--seeds 2] [--json train_transformer.json] [--plot STEM]
     python examples/train_transformer.py --from train_transformer.json --plot train_transformer   # no GPU: draw it
@@ -28,13 +28,13 @@ from sparse_kernel_codegen.patterns import BlockLists
 
 PROJECT = Path(__file__).resolve().parents[1]
 BLOCK = 128
-BEFORE = 2  # blocks before a query's own one that it sees
-VALIDATION = 0.05  # of the text, its end
+BEFORE = 2  # visible blocks before a query's own block
+VALIDATION = 0.05  # share of the text, at its end
 
 
 @dataclass(frozen=True)
 class Config:
-    """Sizes of the model and of its training."""
+    """Sizes of the model and its training."""
 
     layers: int = 4
     heads: int = 8
@@ -51,14 +51,14 @@ class Config:
 
 
 def read_text() -> torch.Tensor:
-    """Return the bytes of the project's documents and sources, one file after the other, in a fixed order."""
+    """Bytes of the project's documents and sources, concatenated in a fixed order."""
     kinds = ("*.md", "docs/**/*.md", "codegen/**/*.py", "runtime/**/*.py", "examples/*.py")
     files = sorted({path for kind in kinds for path in PROJECT.glob(kind)})
     return torch.frombuffer(bytearray(b"\n".join(path.read_bytes() for path in files)), dtype=torch.uint8)
 
 
 def make_lists(config: Config) -> BlockLists:
-    """Return the lists of all heads: a query block's own block is partial, causal; those before it are full."""
+    """Lists of all heads: a query block's own block is partial (causal), earlier blocks are full."""
     blocks = config.length // BLOCK
     source = torch.Generator().manual_seed(0)
     full = torch.zeros((1, config.heads, blocks, BEFORE + 2), dtype=torch.int32)
@@ -76,7 +76,7 @@ def make_lists(config: Config) -> BlockLists:
 
 
 def dense_mask(lists: BlockLists, config: Config) -> torch.Tensor:
-    """Return the same as bool (1, heads, length, length): True where a query sees a key."""
+    """The same pattern as bool (1, heads, length, length), True for visible pairs."""
     blocks = config.length // BLOCK
     entries = torch.arange(lists.full_kv_indices.shape[3], device=config.device) < lists.full_kv_num_blocks[..., None]
     full = torch.zeros((1, config.heads, blocks, blocks), dtype=torch.int32, device=config.device)
@@ -88,7 +88,7 @@ def dense_mask(lists: BlockLists, config: Config) -> torch.Tensor:
 
 
 class Block(nn.Module):
-    """Attention and a two-layer network, each behind a norm and beside what goes past it."""
+    """Attention and a two-layer MLP, each with a pre-norm and a residual connection."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -101,7 +101,7 @@ class Block(nn.Module):
         )
 
     def forward(self, x: torch.Tensor, attention: Any) -> torch.Tensor:
-        """Return the residual stream behind the block."""
+        """The residual stream after the block."""
         q, k, v = (
             part.unflatten(2, (self.heads, self.head_dim)).transpose(1, 2)
             for part in self.qkv(self.norms[0](x)).chunk(3, 2)
@@ -122,7 +122,7 @@ class Transformer(nn.Module):
         self.head = nn.Linear(config.width, 256, bias=False)
 
     def loss(self, text: torch.Tensor, attention: Any) -> torch.Tensor:
-        """Return the mean cross-entropy of the next byte, in nats; text: (batch, length + 1)."""
+        """Mean cross-entropy of the next byte, in nats; text: (batch, length + 1)."""
         x = self.tokens(text[:, :-1]) + self.places.weight
         for block in self.blocks:
             x = block(x, attention)
@@ -130,13 +130,13 @@ class Transformer(nn.Module):
 
 
 def batch_of(text: torch.Tensor, config: Config, source: torch.Generator) -> torch.Tensor:
-    """Return pieces of the text, (batch, length + 1)."""
+    """Random pieces of the text, (batch, length + 1)."""
     starts = torch.randint(0, len(text) - config.length, (config.batch, 1), generator=source)
     return text[starts + torch.arange(config.length + 1)].long().to(config.device)
 
 
 def train(config: Config, text: torch.Tensor, attention: Any, seed: int) -> dict[str, Any]:
-    """Train a model; return its losses, the one on text that it has not seen, and the seconds that it took."""
+    """Train a model; return its losses, its validation loss, and the seconds of training."""
     torch.manual_seed(seed)
     model = Transformer(config).to(config.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=config.learning_rate, betas=(0.9, 0.95))
@@ -165,7 +165,7 @@ def train(config: Config, text: torch.Tensor, attention: Any, seed: int) -> dict
 
 
 def compare(config: Config, seeds: int) -> dict[str, Any]:
-    """Train with both kinds of attention, from each seed."""
+    """Train with both kinds of attention, for each seed."""
     text, lists = read_text(), make_lists(config)
     mask = dense_mask(lists, config)
     kinds = {
@@ -177,7 +177,7 @@ def compare(config: Config, seeds: int) -> dict[str, Any]:
         for name, attention in kinds.items():
             run = {"attention": name, "seed": seed, **train(config, text, attention, seed)}
             print(
-                f"seed {seed}, {name:17} loss {run['losses'][0]:.3f} -> {last(run):.3f}, on unseen text "
+                f"seed {seed}, {name:17} loss {run['losses'][0]:.3f} -> {last(run):.3f}, validation "
                 f"{run['validation']:.3f}, {run['seconds']:.1f} s"
             )
             runs.append(run)
@@ -188,32 +188,32 @@ def compare(config: Config, seeds: int) -> dict[str, Any]:
 
 
 def last(run: dict[str, Any]) -> float:
-    """Return the mean loss of the last tenth of the steps."""
+    """Mean loss of the last tenth of the steps."""
     tail = run["losses"][-max(1, len(run["losses"]) // 10) :]
     return sum(tail) / len(tail)
 
 
 def say_apart(report: dict[str, Any]) -> None:
-    """Print how far the two kinds lie apart at the end, and how far the seeds do."""
+    """Print the final difference between the two kinds of attention, and between the seeds."""
     ends: dict[str, list[float]] = {}
     for run in report["runs"]:
         ends.setdefault(run["attention"], []).append(last(run))
     ours, theirs = ends.values()
-    print(f"mean loss of the last tenth of the steps, block-sparse less dense, by seed: "
+    print(f"mean loss of the last tenth of the steps, block-sparse minus dense, by seed: "
           f"{', '.join(f'{a - b:+.4f}' for a, b in zip(ours, theirs, strict=True))}")  # fmt: skip
     if len(theirs) > 1:
-        print(f"dense, largest less smallest of the seeds: {max(theirs) - min(theirs):.4f}")
+        print(f"dense, maximum minus minimum over the seeds: {max(theirs) - min(theirs):.4f}")
 
 
 def plot(report: dict[str, Any], path: Path) -> None:
-    """Draw the curves as PNG and SVG; say so where matplotlib is not installed."""
+    """Plot the curves as PNG and SVG, or print a message if matplotlib is not installed."""
     try:
         import matplotlib as mpl  # noqa: PLC0415
     except ModuleNotFoundError:
         print("no plot: matplotlib is not installed; draw it elsewhere with --from FILE --plot STEM")
         return
     mpl.use("agg")
-    mpl.rcParams["svg.hashsalt"] = "train_transformer"  # the same bytes at any time
+    mpl.rcParams["svg.hashsalt"] = "train_transformer"  # reproducible bytes
     from matplotlib import pyplot  # noqa: PLC0415
 
     figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
@@ -235,7 +235,7 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=Config.length, help="tokens of a sequence, a multiple of 128")
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--json", type=Path, default=Path("train_transformer.json"), help="file to write")
-    parser.add_argument("--plot", type=Path, metavar="STEM", help="of a PNG and an SVG")
+    parser.add_argument("--plot", type=Path, metavar="STEM", help="stem of the PNG and SVG files")
     parser.add_argument("--from", dest="earlier", type=Path, metavar="FILE", help="draw an earlier run")
     options = parser.parse_args()
     if options.earlier:
@@ -244,7 +244,7 @@ def main() -> None:
         if not torch.cuda.is_available():
             raise SystemExit("error: torch sees no GPU")
         if options.length % BLOCK or options.length < BLOCK:
-            parser.error(f"--length: {options.length} is no multiple of {BLOCK}")
+            parser.error(f"--length: {options.length} is not a multiple of {BLOCK}")
         report = compare(Config(steps=options.steps, length=options.length), options.seeds)
         options.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
         print(f"wrote {options.json}")

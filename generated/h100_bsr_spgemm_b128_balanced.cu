@@ -3,7 +3,7 @@
 //     codegen render specs/h100_bsr_spgemm_b128_balanced.yaml
 // spec: {"arch":"sm_90a","block":{"cols":128,"rows":128},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spgemm","schedule":"cooperative","scheduler":"dynamic","stages":3,"tile":{"k":64,"m":128,"n":128}}
 // spec hash: 7f684b4e259ebcc653729d6a49907208ebf8a4832b41b51ead658fc2bd3a0fd3
-// seal: sha256 fd0ccb27c495a3dc149d7c8e73872c6a611002e51c6c0f31573d7492da96ca81
+// seal: sha256 bf0257ff48e0a13e990fdbf6eedb078e9b04d29372982886f6ad4b79d0369440
 
 // BSR x BSR for sm_90a: C = A B with A and B in block-sparse rows and C dense, row-major. Dynamic tile scheduler.
 //
@@ -114,7 +114,7 @@ struct Params {
   int inner_blocks;  // block columns of A, block rows of B
   int column_blocks;  // block columns of C
   int tiles;  // block rows of C * column_blocks
-  int* scheduler;  // tickets drawn, finished thread blocks, tiles deferred and classified, late tiles; all are 0 between launches
+  int* scheduler;  // tickets drawn, finished thread blocks, tiles deferred, classified; late tiles: 0 between launches
 };
 
 // mbarrier.init: sets the number of arrivals that complete a phase (PTX ISA, "mbarrier.init")

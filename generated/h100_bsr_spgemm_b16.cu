@@ -3,7 +3,7 @@
 //     codegen render specs/h100_bsr_spgemm_b16.yaml
 // spec: {"arch":"sm_90a","block":{"cols":16,"rows":16},"copy":"cp_async","dtype":"fp16","mma":"mma","op":"bsr_spgemm","schedule":"multistage","stages":2,"tile":{"k":16,"m":16,"n":16}}
 // spec hash: 9f6364e0c8e19856e521d546662517bc682622b06ed9a4806eff1ca30f32b80c
-// seal: sha256 6ff8e3c1d0235b9526e9cc1e82308b154498948732af15a71bb20e620d446a91
+// seal: sha256 c8188e115c2aeb5cf1e73c4179dec3d425b46f5f7835aebdc85c620e4e844f97
 
 // BSR x BSR by mma.sync: C = A B with A and B in block-sparse rows and C dense, row-major.
 //
@@ -52,7 +52,7 @@ constexpr int kAOffset = 0;  // 1024 bytes: A tiles, 16 rows of 16 elements, swi
 constexpr int kBOffset = 1024;  // 1024 bytes: B tiles, 16 rows of 16 elements, swizzled
 constexpr int kListOffset = 2048;  // 256 bytes: products of a tile: block of A, block of B
 constexpr int kStagingOffset = 0;  // 512 bytes: strips of C, one per warp; overlap the tiles
-constexpr int kCountsOffset = 512;  // 4 bytes: products found by each warp; overlaps the tiles behind the staging buffer
+constexpr int kCountsOffset = 512;  // 4 bytes: products found by each warp; overlaps the tiles after the staging
 
 constexpr int kMmaRows = 16, kMmaColumns = 8, kMmaDepth = 16;  // of one mma
 constexpr int kSlices = kTileK / kMmaDepth;

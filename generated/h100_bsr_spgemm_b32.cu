@@ -3,7 +3,7 @@
 //     codegen render specs/h100_bsr_spgemm_b32.yaml
 // spec: {"arch":"sm_90a","block":{"cols":32,"rows":32},"copy":"cp_async","dtype":"fp16","mma":"mma","op":"bsr_spgemm","schedule":"multistage","stages":2,"tile":{"k":32,"m":32,"n":32}}
 // spec hash: 2ee1dc7acd902abba57fdaaa63929db87a54b5d28526624341eb5c4b97f5a6e3
-// seal: sha256 4ed7fddf2a2703344d449fc459622e4bce6fc65087417eb4de1b2721571f65d2
+// seal: sha256 c77657856c8b81ed1073d279fc516964bf3d9b0cfb25f408908e2ce9b9aa984e
 
 // BSR x BSR by mma.sync: C = A B with A and B in block-sparse rows and C dense, row-major.
 //
@@ -52,7 +52,7 @@ constexpr int kAOffset = 0;  // 4096 bytes: A tiles, 32 rows of 32 elements, swi
 constexpr int kBOffset = 4096;  // 4096 bytes: B tiles, 32 rows of 32 elements, swizzled
 constexpr int kListOffset = 8192;  // 256 bytes: products of a tile: block of A, block of B
 constexpr int kStagingOffset = 0;  // 1024 bytes: strips of C, one per warp; overlap the tiles
-constexpr int kCountsOffset = 1024;  // 4 bytes: products found by each warp; overlaps the tiles behind the staging buffer
+constexpr int kCountsOffset = 1024;  // 4 bytes: products found by each warp; overlaps the tiles after the staging
 
 constexpr int kMmaRows = 16, kMmaColumns = 8, kMmaDepth = 16;  // of one mma
 constexpr int kSlices = kTileK / kMmaDepth;

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_bsr_spmm_b128_balanced.yaml
 // spec: {"arch":"sm_90a","block":{"cols":128,"rows":128},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","scheduler":"dynamic","stages":4,"tile":{"k":64,"m":128,"n":256}}
 // spec hash: 817f5153b61ae0a4dc48373d58a2f27acdda7750c30511d66449804c9a224ec5
-// seal: sha256 a9d3211e29f40d4fcf366816b29e5c2b379f0412c9502ab28e16e037248a01b1
+// seal: sha256 fa712b186d762d8d4e432822494c887d49edc1539690679a7cd01110707a7aed
 
 // BSR x dense for sm_90a: C = A B with A in block-sparse rows and B, C dense and row-major.
 // The stored result is A B, computed in fp32.
@@ -95,7 +95,7 @@ struct Params {
   int column_tiles;  // tiles per block row
   int group_tiles;  // column tiles per band: those that thread blocks work on at the same time
   int tiles;  // block_rows * tiles per row
-  int* scheduler;  // tiles drawn after each thread block's first, and finished thread blocks; both are 0 between launches
+  int* scheduler;  // tiles drawn after each thread block's first, finished thread blocks; both are 0 between launches
 };
 
 // TMA swizzles by address, with a period of 1024 bytes: swizzled buffers are aligned to that.

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_bsr_spmm_b128_n16.yaml
 // spec: {"arch":"sm_90a","block":{"cols":128,"rows":128},"copy":"ld_global","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"multistage","stages":2,"tile":{"k":32,"m":32,"n":16}}
 // spec hash: 9fb9a1ea06fc0a94b26a35583c1d5a4bd4d8083bf1bc2289fc711b84a303ee03
-// seal: sha256 9961607818837634c0dde956e6818e049e4d0a3a117a270807191d1f741c995f
+// seal: sha256 a4dc4e4edc8cd3750df8d43780481a6ed88ae1c4904646668efd7e52c3392df9
 
 // BSR x dense for few columns, by mma.sync: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -40,7 +40,7 @@ constexpr int kStages = 2;  // steps of a warp in registers or in flight; a divi
 constexpr int kPartialStride = 24;  // row stride of the partial sums, in floats
 
 // Dynamic shared memory: 24576 bytes. Byte offsets:
-constexpr int kPartialOffset = 0;  // 24576 bytes: fp32 partial sums of a tile of C, of each warp
+constexpr int kPartialOffset = 0;  // 24576 bytes: fp32 partial sums of a tile of C, for each warp
 
 constexpr int kMmaColumns = 16, kMmaRows = 8;  // of C, of one product
 constexpr int kMmasN = kTileN / kMmaColumns, kMmasM = kTileM / kMmaRows;

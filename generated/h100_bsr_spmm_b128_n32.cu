@@ -3,7 +3,7 @@
 //     codegen render specs/h100_bsr_spmm_b128_n32.yaml
 // spec: {"arch":"sm_90a","block":{"cols":128,"rows":128},"copy":"ld_global","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"multistage","stages":2,"tile":{"k":32,"m":32,"n":32}}
 // spec hash: aae4c342d253b5ac5cc4f4f717e12ad4d05e4f7664301be8f3ae8f35ae7897e0
-// seal: sha256 3af75722d7c411418e0cdae7e16ada4cb257b3f92cdc2d5f3abcceb8073bd0eb
+// seal: sha256 d297a4e1ee5924c273c5dfc40b12e29d03c3c6a39ecdce5fd61d4419504765d7
 
 // BSR x dense for few columns, by mma.sync: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -40,7 +40,7 @@ constexpr int kStages = 2;  // steps of a warp in registers or in flight; a divi
 constexpr int kPartialStride = 40;  // row stride of the partial sums, in floats
 
 // Dynamic shared memory: 40960 bytes. Byte offsets:
-constexpr int kPartialOffset = 0;  // 40960 bytes: fp32 partial sums of a tile of C, of each warp
+constexpr int kPartialOffset = 0;  // 40960 bytes: fp32 partial sums of a tile of C, for each warp
 
 constexpr int kMmaColumns = 16, kMmaRows = 8;  // of C, of one product
 constexpr int kMmasN = kTileN / kMmaColumns, kMmasM = kTileM / kMmaRows;

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_bsr_spmm_b16_balanced.yaml
 // spec: {"arch":"sm_90a","block":{"cols":16,"rows":16},"copy":"tma","ctas_per_sm":2,"dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","scheduler":"dynamic","stages":6,"tile":{"k":16,"m":16,"n":512}}
 // spec hash: 67195872cdccc436b58ddec2ac39f3690a8473da11621b2e41141a8777310f24
-// seal: sha256 4794f958dab5dcc9c00f8154cc314e74a6d253402c6639f348df5e11fe372a3b
+// seal: sha256 9b1c692d144c61e9dd3c9903fbad15c91b13f833b76e8ac5b6d3a133ba4d1154
 
 // BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and
 // B, C dense and row-major.
@@ -80,7 +80,7 @@ constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer w: kWarpgroup
 using Accumulators = float[kWarpgroupGroups][kAccumulators];
 
 // Launch: 320 threads per block, 110024 bytes of dynamic shared memory.
-// Grid: 2 thread blocks per SM; dynamic scheduler of units (chunk of a block row, column tile), column tiles outermost.
+// Grid: 2 thread blocks per SM; dynamic scheduler of units (chunk of a block row, column tile), columns outermost.
 struct Params {
   TensorMap a_map;  // stored blocks of A (cols, rows, nnz): box 16 x 16 x 1, swizzle 32
   TensorMap b_map;  // B (N, K): box 64 x 16, swizzle 128

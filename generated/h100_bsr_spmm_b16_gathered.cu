@@ -3,7 +3,7 @@
 //     codegen render specs/h100_bsr_spmm_b16_gathered.yaml
 // spec: {"arch":"sm_90a","block":{"cols":16,"rows":16},"copy":"tma","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"cooperative","stages":4,"tile":{"k":16,"m":384,"n":128}}
 // spec hash: 03ca77511d5565cb2809bfe6d6d0ab6903576918d8e720d292572dbc7231a6ca
-// seal: sha256 f39d08863c11a8d52a140d6ccfab6f94f748baa58453b0dc1734acda29f8670c
+// seal: sha256 f71ad5f2f7859d1fdb1d148b2ffe59cfa850180a4593fb02af218b606d4bcbe8
 
 // BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -93,7 +93,7 @@ constexpr int kCGroupBytes = 2048;  // bytes of one column group of a block row 
 constexpr int kBOffset = 0;  // 151552 bytes: ring of rows of B, 37 x 2 column groups of 16 rows of 128 bytes
 constexpr int kZerosOffset = 151552;  // 4096 bytes: rows of zeros, the operand of slots without a block
 constexpr int kCOffset = 155648;  // 24576 bytes: staging of C
-constexpr int kPacketsOffset = 180224;  // 50176 bytes: ring of packets: blocks of A and the locations of their rows of B
+constexpr int kPacketsOffset = 180224;  // 50176 bytes: ring of packets: blocks of A and locations of their rows of B
 constexpr int kBarriersOffset = 230400;  // 96 bytes: mbarriers: full, of packets, of rows of B
 
 constexpr int kFullBarrier = kBarriersOffset;

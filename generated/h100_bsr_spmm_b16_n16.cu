@@ -3,7 +3,7 @@
 //     codegen render specs/h100_bsr_spmm_b16_n16.yaml
 // spec: {"arch":"sm_90a","block":{"cols":16,"rows":16},"copy":"ld_global","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"multistage","stages":2,"tile":{"k":16,"m":16,"n":16}}
 // spec hash: 8d468b0e3ec917a5705ba24528851c30e88e583e66498013e20e70ea553edbf6
-// seal: sha256 1ece93497287443516a2e410e2a2c075f23e92e84cc9aa8a44e4ca7afcc5755e
+// seal: sha256 d06f492cf460e876169b8d86aad576017524c5d82b59efab71fb9cc9c77b770b
 
 // BSR x dense for few columns, by mma.sync: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -40,7 +40,7 @@ constexpr int kStages = 2;  // steps of a warp in registers or in flight; a divi
 constexpr int kPartialStride = 24;  // row stride of the partial sums, in floats
 
 // Dynamic shared memory: 12288 bytes. Byte offsets:
-constexpr int kPartialOffset = 0;  // 12288 bytes: fp32 partial sums of a tile of C, of each warp
+constexpr int kPartialOffset = 0;  // 12288 bytes: fp32 partial sums of a tile of C, for each warp
 
 constexpr int kMmaColumns = 16, kMmaRows = 8;  // of C, of one product
 constexpr int kMmasN = kTileN / kMmaColumns, kMmasM = kTileM / kMmaRows;

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_bsr_spmm_b16_n32.yaml
 // spec: {"arch":"sm_90a","block":{"cols":16,"rows":16},"copy":"ld_global","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"multistage","stages":2,"tile":{"k":16,"m":16,"n":32}}
 // spec hash: 7a38a92deb32e6e1b866e5c90f605343c5b7811e91ca0564b3b70efd0af902e1
-// seal: sha256 b9ef2a37c7649de7c4bfc345fa870c88b026fe60c09c3ba7948338a683978835
+// seal: sha256 803798d2f945328cfbb6d32b33cf4158cd88205383f6869af7e66efd264d82ee
 
 // BSR x dense for few columns, by mma.sync: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -40,7 +40,7 @@ constexpr int kStages = 2;  // steps of a warp in registers or in flight; a divi
 constexpr int kPartialStride = 40;  // row stride of the partial sums, in floats
 
 // Dynamic shared memory: 20480 bytes. Byte offsets:
-constexpr int kPartialOffset = 0;  // 20480 bytes: fp32 partial sums of a tile of C, of each warp
+constexpr int kPartialOffset = 0;  // 20480 bytes: fp32 partial sums of a tile of C, for each warp
 
 constexpr int kMmaColumns = 16, kMmaRows = 8;  // of C, of one product
 constexpr int kMmasN = kTileN / kMmaColumns, kMmasM = kTileM / kMmaRows;

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_bsr_spmm_b16_n64.yaml
 // spec: {"arch":"sm_90a","block":{"cols":16,"rows":16},"copy":"ld_global","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"multistage","stages":2,"tile":{"k":16,"m":16,"n":64}}
 // spec hash: 18efb7b9e512b0647fc0189a0d0d704864422036b1c5d0296f5d23f472cbc629
-// seal: sha256 9bea24d1faf77bf4d10add7e6dfd587eba38adfbb8f6da8845976229db65ec77
+// seal: sha256 2768ac392b0e369efb265b7d9b82f8bb0f417ba233e729d5d35ae8b7ebdb389d
 
 // BSR x dense for few columns, by mma.sync: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -40,7 +40,7 @@ constexpr int kStages = 2;  // steps of a warp in registers or in flight; a divi
 constexpr int kPartialStride = 72;  // row stride of the partial sums, in floats
 
 // Dynamic shared memory: 36864 bytes. Byte offsets:
-constexpr int kPartialOffset = 0;  // 36864 bytes: fp32 partial sums of a tile of C, of each warp
+constexpr int kPartialOffset = 0;  // 36864 bytes: fp32 partial sums of a tile of C, for each warp
 
 constexpr int kMmaColumns = 16, kMmaRows = 8;  // of C, of one product
 constexpr int kMmasN = kTileN / kMmaColumns, kMmasM = kTileM / kMmaRows;

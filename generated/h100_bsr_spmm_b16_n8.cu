@@ -3,10 +3,10 @@
 //     codegen render specs/h100_bsr_spmm_b16_n8.yaml
 // spec: {"arch":"sm_90a","b_layout":"strided","block":{"cols":16,"rows":16},"copy":"cp_async","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"multistage","stages":4,"tile":{"k":16,"m":16,"n":8}}
 // spec hash: 2dae318636d0a345a3945aaedfcb469318e0ffefea3bd72e54919da483aafa08
-// seal: sha256 7202e34f1d72da00150d09ac99145a359a0302c8be7785ed1d586e99874037c1
+// seal: sha256 f8826133a5948acefbb5eaeb2ee0ea29c3e8df0e1b9cbb1393c40a89e8e7ad3f
 
-// BSR x dense for up to 8 columns, by mma.sync: C = A B with A in block-sparse rows. B and C are dense, with any
-// strides.
+// BSR x dense for up to 8 columns, by mma.sync: C = A B with A in block-sparse rows. B and C are dense, with
+// any strides.
 //
 // The kernel is bound by reading A's blocks, so they are read once per 8 columns, in their memory layout.
 //
@@ -38,21 +38,21 @@ constexpr int kBlockRows = 16;  // rows of a stored block of A
 constexpr int kBlockCols = 16;  // columns of a stored block of A
 constexpr int kBlockElements = 256;  // elements of a stored block of A
 constexpr int kStages = 4;  // slots of a warp's ring
-constexpr int kWarpBytes = 2560;  // bytes of shared memory of a warp; the offsets below are within them
+constexpr int kWarpBytes = 2560;  // bytes of shared memory of a warp
 
 // Dynamic shared memory: 40960 bytes. Byte offsets:
-constexpr int kRingOffset = 0;  // 2048 bytes: slots of a step of A, of one warp
-constexpr int kPartialOffset = 2048;  // 512 bytes: fp32 partial sums of a tile of C, of one warp
+constexpr int kRingOffset = 0;  // 2048 bytes: steps of A, of warp 0
+constexpr int kPartialOffset = 2048;  // 512 bytes: fp32 partial sums of a tile of C, of warp 0
 
 constexpr int kMmaRows = 16;  // of C, of one product
 constexpr int kMmas = kTileM / kMmaRows;
 constexpr int kPartDepth = kTileK < 32 ? kTileK : 32, kParts = kTileK / kPartDepth;
 constexpr int kLaneDepth = kPartDepth / 4;  // columns of A, and rows of B, of a lane in a part
 constexpr int kWords = kLaneDepth / 2;
-constexpr int kChunk = 16 / 2;                                      // elements
-constexpr int kRowChunks = kTileK / kChunk;                         // of a row of a slot
-constexpr int kCopyRows = 32 / kRowChunks;                          // that a warp copies at once
-constexpr int kSwizzled = kTileK == 64 ? 4 : 0;                     // bit of a chunk's number that odd rows flip
+constexpr int kChunk = 16 / 2;  // elements
+constexpr int kRowChunks = kTileK / kChunk;  // of a row of a slot
+constexpr int kCopyRows = 32 / kRowChunks;  // that a warp copies at once
+constexpr int kSwizzled = kTileK == 64 ? 4 : 0;  // bit of a chunk's number that odd rows flip
 constexpr int kSlotElements = kTileM * kTileK, kSlotBytes = 2 * kSlotElements;
 constexpr int kBlockSteps = kBlockCols / kTileK;
 constexpr int kPartialFloats = kTileM * kTileN;  // of one warp
@@ -63,16 +63,16 @@ struct Params {
   const unsigned short* a;  // stored blocks of A (nnz, rows, cols), contiguous
   const unsigned short* b;  // B (K, N)
   unsigned short* c;  // C (M, N)
-  int64 b_row_stride;  // elements from one row of B to the next
-  int64 b_column_stride;  // elements from one column of B to the next
-  int64 c_row_stride;  // elements from one row of C to the next
-  int64 c_column_stride;  // elements from one column of C to the next
-  const int* crow_indices;  // first block of each block row, and one more
-  const int* col_indices;  // block column of each block
-  int index_words;  // 32-bit words of an index: 1 or 2, the low one is read
-  int block_columns;  // blocks across A, block rows of B; what lies outside counts as zeros
+  int64 b_row_stride;  // row stride of B, in elements
+  int64 b_column_stride;  // column stride of B, in elements
+  int64 c_row_stride;  // row stride of C, in elements
+  int64 c_column_stride;  // column stride of C, in elements
+  const int* crow_indices;  // row offsets: first block of each block row, then the end of the last
+  const int* col_indices;  // block column of each stored block
+  int index_words;  // 32-bit words per index, 1 or 2; the kernel reads the low word
+  int block_columns;  // block columns of A, block rows of B; blocks outside count as zeros
   int n;  // columns of B and C
-  int column_tiles;  // tiles side by side
+  int column_tiles;  // column tiles
 };
 
 using Element = unsigned short;  // the bits of one fp16
@@ -279,7 +279,8 @@ struct Steps {
 template <typename B>
 __device__ __forceinline__ void multiply_steps(Accumulators& accumulators, Steps& steps, const Element* ring) {
   // This lane's first element of a slot.
-  const int row = threadIdx.x % 32 / 4, a = row * kTileK + (threadIdx.x % 4 * kLaneDepth ^ row % 2 * kSwizzled * kChunk);
+  const int row = threadIdx.x % 32 / 4;
+  const int a = row * kTileK + (threadIdx.x % 4 * kLaneDepth ^ row % 2 * kSwizzled * kChunk);
 #pragma unroll
   for (int step = 0; step < kStages - 1; ++step) steps.copy_a(step, step);
   B b[kParts];

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_bsr_spmm_b32_balanced.yaml
 // spec: {"arch":"sm_90a","block":{"cols":32,"rows":32},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","scheduler":"dynamic","stages":6,"tile":{"k":32,"m":32,"n":512}}
 // spec hash: 3e2d1de873d1f91173d1744d9441bf86e6c723fb8b64598da86ccc1a486371c7
-// seal: sha256 0353e5ad21a98a562a50cda09eab0f857913f8c794d76379c95b7f24d108dcd2
+// seal: sha256 7a3d3b4aa8cb8a379367b9945d0a3534078ba627fb967b132e2d14c269ff1b4b
 
 // BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and
 // B, C dense and row-major.
@@ -80,7 +80,7 @@ constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer w: kWarpgroup
 using Accumulators = float[kWarpgroupGroups][kAccumulators];
 
 // Launch: 320 threads per block, 225736 bytes of dynamic shared memory.
-// Grid: one thread block per SM; dynamic scheduler of units (chunk of a block row, column tile), column tiles outermost.
+// Grid: one thread block per SM; dynamic scheduler of units (chunk of a block row, column tile), columns outermost.
 struct Params {
   TensorMap a_map;  // stored blocks of A (cols, rows, nnz): box 32 x 32 x 1, swizzle 64
   TensorMap b_map;  // B (N, K): box 64 x 32, swizzle 128

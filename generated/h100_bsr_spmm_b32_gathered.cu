@@ -3,7 +3,7 @@
 //     codegen render specs/h100_bsr_spmm_b32_gathered.yaml
 // spec: {"arch":"sm_90a","block":{"cols":32,"rows":32},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":3,"tile":{"k":32,"m":384,"n":128}}
 // spec hash: 4ab2eb374f3a3ef0c8e32dcff7fdc22ed06bf84771913746004b1f003ffcb30f
-// seal: sha256 8ae29caa0074617d083be07800ff375fffc59eb4aa2b606d8fe0acacf35a3778
+// seal: sha256 686e9cfcf730c92841d58411b9568ebc9ff7d649bc6609add82d0583e0be7f24
 
 // BSR x dense for sm_90a with small blocks: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -99,7 +99,7 @@ constexpr int kCGroupBytes = 4096;  // bytes of one column group of a block row 
 constexpr int kBOffset = 0;  // 122880 bytes: ring of rows of B, 15 x 2 column groups of 32 rows of 128 bytes
 constexpr int kZerosOffset = 122880;  // 8192 bytes: rows of zeros, the operand of slots without a block
 constexpr int kCOffset = 131072;  // 24576 bytes: staging of C
-constexpr int kPacketsOffset = 155648;  // 75264 bytes: ring of packets: blocks of A and the locations of their rows of B
+constexpr int kPacketsOffset = 155648;  // 75264 bytes: ring of packets: blocks of A and locations of their rows of B
 constexpr int kBarriersOffset = 230912;  // 72 bytes: mbarriers: full, of packets, of rows of B
 
 constexpr int kFullBarrier = kBarriersOffset;

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_bsr_spmm_b32_n16.yaml
 // spec: {"arch":"sm_90a","block":{"cols":32,"rows":32},"copy":"ld_global","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"multistage","stages":2,"tile":{"k":32,"m":32,"n":16}}
 // spec hash: 727bf228b7ace8487211b9819d26bd0c260ddb2ec31c482e632d9f796634d0d1
-// seal: sha256 1c277f0f62ce812e360fc7eaeae087b445333533345479db1c3df90bb2fae920
+// seal: sha256 b0f5dd134fbdbab4e947a9f02e475952a4761c6dcecc47a02b8b6aced242bf85
 
 // BSR x dense for few columns, by mma.sync: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -40,7 +40,7 @@ constexpr int kStages = 2;  // steps of a warp in registers or in flight; a divi
 constexpr int kPartialStride = 24;  // row stride of the partial sums, in floats
 
 // Dynamic shared memory: 24576 bytes. Byte offsets:
-constexpr int kPartialOffset = 0;  // 24576 bytes: fp32 partial sums of a tile of C, of each warp
+constexpr int kPartialOffset = 0;  // 24576 bytes: fp32 partial sums of a tile of C, for each warp
 
 constexpr int kMmaColumns = 16, kMmaRows = 8;  // of C, of one product
 constexpr int kMmasN = kTileN / kMmaColumns, kMmasM = kTileM / kMmaRows;

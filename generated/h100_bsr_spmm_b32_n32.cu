@@ -3,7 +3,7 @@
 //     codegen render specs/h100_bsr_spmm_b32_n32.yaml
 // spec: {"arch":"sm_90a","block":{"cols":32,"rows":32},"copy":"ld_global","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"multistage","stages":2,"tile":{"k":32,"m":32,"n":32}}
 // spec hash: 69f9b0f033f4eaa24d7e48e83516e59cc673b7fd895eab640e4d13ed3a59aa0c
-// seal: sha256 e14ec0e4f7e83c9804ba303a738c39e559b6e3bc640d8062b36902b8077a49c2
+// seal: sha256 535dff8cc293104e013ab34aeab9aa75a97e17fa3c2adba1d3c225eba9f5433a
 
 // BSR x dense for few columns, by mma.sync: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -40,7 +40,7 @@ constexpr int kStages = 2;  // steps of a warp in registers or in flight; a divi
 constexpr int kPartialStride = 40;  // row stride of the partial sums, in floats
 
 // Dynamic shared memory: 40960 bytes. Byte offsets:
-constexpr int kPartialOffset = 0;  // 40960 bytes: fp32 partial sums of a tile of C, of each warp
+constexpr int kPartialOffset = 0;  // 40960 bytes: fp32 partial sums of a tile of C, for each warp
 
 constexpr int kMmaColumns = 16, kMmaRows = 8;  // of C, of one product
 constexpr int kMmasN = kTileN / kMmaColumns, kMmasM = kTileM / kMmaRows;

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_bsr_spmm_b64_balanced.yaml
 // spec: {"arch":"sm_90a","block":{"cols":64,"rows":64},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","scheduler":"dynamic","stages":5,"tile":{"k":32,"m":64,"n":512}}
 // spec hash: aee6394c00774baa63339233e5541e49106eaf2a7e52f630e422bfeddbbfddd1
-// seal: sha256 80a3b581243fcb71cac8707dffef655b7c400d102155b6b043955433c6a7620e
+// seal: sha256 93669b4f89b1efa76598b5678025cc1adcd3c7ff402527635ba197b8cfcf6fe9
 
 // BSR x dense for sm_90a: C = A B with A in block-sparse rows and B, C dense and row-major.
 // The stored result is A B, computed in fp32.
@@ -94,7 +94,7 @@ struct Params {
   int column_tiles;  // tiles per block row
   int group_tiles;  // column tiles per band: those that thread blocks work on at the same time
   int tiles;  // block_rows * tiles per row
-  int* scheduler;  // tiles drawn after each thread block's first, and finished thread blocks; both are 0 between launches
+  int* scheduler;  // tiles drawn after each thread block's first, finished thread blocks; both are 0 between launches
 };
 
 // TMA swizzles by address, with a period of 1024 bytes: swizzled buffers are aligned to that.

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_bsr_spmm_b64_n16.yaml
 // spec: {"arch":"sm_90a","block":{"cols":64,"rows":64},"copy":"ld_global","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"multistage","stages":2,"tile":{"k":32,"m":32,"n":16}}
 // spec hash: 4bcbeb86057da952536faa4d9c6bb4a31a58a353e07de36a0c41cc14f0639743
-// seal: sha256 9d81758142c0a47bc44d9eb5b427b9118a18e853c8e8a6ad83cb3adc8af1ee87
+// seal: sha256 1ba4997f0a750c180b3c3f20e06b762c13e3b7bd054cd6ae73a1773fe8c43485
 
 // BSR x dense for few columns, by mma.sync: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -40,7 +40,7 @@ constexpr int kStages = 2;  // steps of a warp in registers or in flight; a divi
 constexpr int kPartialStride = 24;  // row stride of the partial sums, in floats
 
 // Dynamic shared memory: 24576 bytes. Byte offsets:
-constexpr int kPartialOffset = 0;  // 24576 bytes: fp32 partial sums of a tile of C, of each warp
+constexpr int kPartialOffset = 0;  // 24576 bytes: fp32 partial sums of a tile of C, for each warp
 
 constexpr int kMmaColumns = 16, kMmaRows = 8;  // of C, of one product
 constexpr int kMmasN = kTileN / kMmaColumns, kMmasM = kTileM / kMmaRows;

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_bsr_spmm_b64_n32.yaml
 // spec: {"arch":"sm_90a","block":{"cols":64,"rows":64},"copy":"ld_global","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"multistage","stages":2,"tile":{"k":32,"m":32,"n":32}}
 // spec hash: 1ec285c1e5938a7dc89d1227dea2980afcb5df93f2e81c55ce47a03c88ae68bf
-// seal: sha256 a5d1bc1511e87fd9470b49c22a2caf81d216017d9108c8f2287e4888455bca1a
+// seal: sha256 6fbf9482bdf02302d6c30495bd275e78bf3105ce4714f7a04de3e0da87f8aeff
 
 // BSR x dense for few columns, by mma.sync: C = A B with A in block-sparse rows and B, C dense and row-major.
 //
@@ -40,7 +40,7 @@ constexpr int kStages = 2;  // steps of a warp in registers or in flight; a divi
 constexpr int kPartialStride = 40;  // row stride of the partial sums, in floats
 
 // Dynamic shared memory: 40960 bytes. Byte offsets:
-constexpr int kPartialOffset = 0;  // 40960 bytes: fp32 partial sums of a tile of C, of each warp
+constexpr int kPartialOffset = 0;  // 40960 bytes: fp32 partial sums of a tile of C, for each warp
 
 constexpr int kMmaColumns = 16, kMmaRows = 8;  // of C, of one product
 constexpr int kMmasN = kTileN / kMmaColumns, kMmasM = kTileM / kMmaRows;

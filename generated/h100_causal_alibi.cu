@@ -3,7 +3,7 @@
 //     codegen render specs/h100_causal_alibi.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","score":{"aux":{"slope":"fp32[heads]"},"value":"score + slope[head] * (kv_idx - q_idx)"},"stages":2,"tile":{"m":192,"n":80}}
 // spec hash: e2eb86ab6fcf30f2058efa705734447bd6a3d1dfd91bcb094bbac80c32e5a61f
-// seal: sha256 94a75342d9df4c69fa6cce77e77b2fd08b53fce2fc7f563e9bd102ca382a7532
+// seal: sha256 52f07354cc10cfc2cb6820cf3bdf60299fddf4330cad247ad317f5476e94de22
 
 // Attention forward for sm_90a over the visible keys of the pattern:
 //   O = softmax(score(scale * Q K^T)) V: see score_log2
@@ -102,7 +102,7 @@ struct Params {
   float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous; not stored if null
   const float* aux_slope;  // slope, fp32[heads]
   int64 aux_slope_stride0;  // stride along i, in elements (0: shared)
-  int* scheduler;  // tiles drawn after each thread block's first, and finished thread blocks; both are 0 between launches
+  int* scheduler;  // tiles drawn after each thread block's first, finished thread blocks; both are 0 between launches
   int heads_in_l2;  // (batch, query head) pairs whose tiles are scheduled together: their K and V fit the L2
   int q_len;  // queries per head
   int kv_len;  // keys per head

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_causal_d64.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"lse":true,"mma":"wgmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"ping_pong","stages":2,"tile":{"m":192,"n":128}}
 // spec hash: 05fd734c8b1bcc8dc9f9a3b4b5280a066357439d0e8f51e6a49c09773f9adb4c
-// seal: sha256 3467040fc8c837e7b05e7506ead6398091937bfcf563dd0d7fd166f67878922a
+// seal: sha256 8f1ec17b3e258626f937331f9be63f3fb1b49819fdaa346d38cf5cafe41f8783
 
 // Attention forward for sm_90a over the visible keys of the pattern:
 //   O = softmax(scale * Q K^T) V
@@ -109,7 +109,7 @@ struct Params {
   TensorMap v_map;  // V, as K: box 64 x 128 x 1 x 1, swizzle 128
   TensorMap o_map;  // O, as Q: box 64 x 64 x 1 x 1, swizzle 128
   float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous; not stored if null
-  int* scheduler;  // tiles drawn after each thread block's first, and finished thread blocks; both are 0 between launches
+  int* scheduler;  // tiles drawn after each thread block's first, finished thread blocks; both are 0 between launches
   int heads_in_l2;  // (batch, query head) pairs whose tiles are scheduled together: their K and V fit the L2
   int q_len;  // queries per head
   int kv_len;  // keys per head

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_causal_d64_short.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"lse":true,"mma":"wgmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"ping_pong","stages":4,"tile":{"m":128,"n":128}}
 // spec hash: 933b1e0ef6318822de5b31b6a1c2ba17421f635efbd61a0a4679f4e23a8c32f9
-// seal: sha256 9f694c5be2d81b96ea1df60077cf0674a7afc9c6ee6bdc0558d0f5cecfc90f25
+// seal: sha256 afa4dad51caeb11fcb70251fe7f3fa7bb1d0794d7c319f3de4289bf87d88a4c0
 
 // Attention forward for sm_90a over the visible keys of the pattern:
 //   O = softmax(scale * Q K^T) V
@@ -107,7 +107,7 @@ struct Params {
   TensorMap v_map;  // V, as K: box 64 x 128 x 1 x 1, swizzle 128
   TensorMap o_map;  // O, as Q: box 64 x 64 x 1 x 1, swizzle 128
   float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous; not stored if null
-  int* scheduler;  // tiles drawn after each thread block's first, and finished thread blocks; both are 0 between launches
+  int* scheduler;  // tiles drawn after each thread block's first, finished thread blocks; both are 0 between launches
   int heads_in_l2;  // (batch, query head) pairs whose tiles are scheduled together: their K and V fit the L2
   int q_len;  // queries per head
   int kv_len;  // keys per head

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_causal_d96.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":96,"lse":true,"mma":"wgmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":5,"tile":{"m":192,"n":64}}
 // spec hash: 0da5528f32c349d5d17b32451c607572c003f0f2f9ac8881d8bce7a6ff308b82
-// seal: sha256 8e772050eda5116adaef7bf69277fb11b8c1acec8cda7fe4f6aff19b4d8e018a
+// seal: sha256 b0caa15231387895296b2e6e56074433721ff88a29405f3d6ad8f71a21eeefa0
 
 // Attention forward for sm_90a over the visible keys of the pattern:
 //   O = softmax(scale * Q K^T) V
@@ -102,7 +102,7 @@ struct Params {
   TensorMap v_map;  // V, as K: box 64 x 64 x 1 x 1, swizzle 128
   TensorMap o_map;  // O, as Q: box 64 x 64 x 1 x 1, swizzle 128
   float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous; not stored if null
-  int* scheduler;  // tiles drawn after each thread block's first, and finished thread blocks; both are 0 between launches
+  int* scheduler;  // tiles drawn after each thread block's first, finished thread blocks; both are 0 between launches
   int heads_in_l2;  // (batch, query head) pairs whose tiles are scheduled together: their K and V fit the L2
   int q_len;  // queries per head
   int kv_len;  // keys per head

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_causal_kv_lengths.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"kv_lengths":true,"lse":true,"mma":"wgmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":192,"n":80}}
 // spec hash: 9ade5e59585de78bd9182653df9c55ddfadce9be3412e365d591dbe95dc4bc3d
-// seal: sha256 9d7f9de37c510cf252d298603a269c8e0999183f64c47de6a8fd101eb6ca2ea4
+// seal: sha256 9ed96300d965cd3332e95d88a9cc6f805a8ef394c8518fbc7bd1f66c385094ac
 
 // Attention forward for sm_90a over the visible keys of the pattern, up to each batch's kv_lengths:
 //   O = softmax(scale * Q K^T) V
@@ -103,9 +103,9 @@ struct Params {
   TensorMap v_map;  // V, as K: box 64 x 80 x 1 x 1, swizzle 128
   TensorMap o_map;  // O, as Q: box 64 x 64 x 1 x 1, swizzle 128
   float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous; not stored if null
-  const int* kv_lengths;  // keys of each batch; those behind them are hidden
+  const int* kv_lengths;  // number of keys of each batch; later keys are hidden
   int64 kv_lengths_batch_stride;  // batch stride, in elements (0: shared)
-  int* scheduler;  // tiles drawn after each thread block's first, and finished thread blocks; both are 0 between launches
+  int* scheduler;  // tiles drawn after each thread block's first, finished thread blocks; both are 0 between launches
   int heads_in_l2;  // (batch, query head) pairs whose tiles are scheduled together: their K and V fit the L2
   int q_len;  // queries per head
   int kv_len;  // keys per head

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_causal_softcap.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","softcap":30.0,"stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 0dfdf0cf3d52ce041ad61f32d41f5d3b50fd9658161d5924b2a7c3b27fefd5d6
-// seal: sha256 7cfa1a9ec482daaa768c09e70d0958a2fb1f396fd7dc28f8befa1e445522a56a
+// seal: sha256 4a8055a5df299bf5fb5d30cc8d71675bf321d5ca29b529218b116c94c6dc3366
 
 // Attention forward for sm_90a over the visible keys of the pattern:
 //   O = softmax(c tanh(scale * Q K^T / c)) V, where c is the softcap
@@ -105,7 +105,7 @@ struct Params {
   TensorMap v_map;  // V, as K: box 64 x 128 x 1 x 1, swizzle 128
   TensorMap o_map;  // O, as Q: box 64 x 64 x 1 x 1, swizzle 128
   float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous; not stored if null
-  int* scheduler;  // tiles drawn after each thread block's first, and finished thread blocks; both are 0 between launches
+  int* scheduler;  // tiles drawn after each thread block's first, finished thread blocks; both are 0 between launches
   int heads_in_l2;  // (batch, query head) pairs whose tiles are scheduled together: their K and V fit the L2
   int q_len;  // queries per head
   int kv_len;  // keys per head

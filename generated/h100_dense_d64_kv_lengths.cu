@@ -3,7 +3,7 @@
 //     codegen render specs/h100_dense_d64_kv_lengths.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"kv_lengths":true,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"dense"},"schedule":"ping_pong","stages":2,"stream_k_tail":true,"tile":{"m":192,"n":128}}
 // spec hash: d1e0b026d8f82097d2366a3d721c24f2a052793d374ea5dd0bc5b791075e187d
-// seal: sha256 acaa2699e0a39f64de587c125150545b204816a2d0bb98546cb8e1fc5dd0484e
+// seal: sha256 4c01e18f40b481728ecb3868a8b8faeae356b9c78e5edd79d828474c25d1b0c8
 
 // Attention forward for sm_90a over the visible keys of the pattern, up to each batch's kv_lengths:
 //   O = softmax(scale * Q K^T) V
@@ -114,7 +114,7 @@ struct Params {
   TensorMap v_map;  // V, as K: box 64 x 128 x 1 x 1, swizzle 128
   TensorMap o_map;  // O, as Q: box 64 x 64 x 1 x 1, swizzle 128
   float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous; not stored if null
-  const int* kv_lengths;  // keys of each batch; those behind them are hidden
+  const int* kv_lengths;  // number of keys of each batch; later keys are hidden
   int64 kv_lengths_batch_stride;  // batch stride, in elements (0: shared)
   float* partials;  // partial results: unnormalized O and softmax state of split tiles
   int* units_done;  // finished units of each split tile, by warpgroup; 0 between launches

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_documents.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"aux":{"doc_kv":"int32[batch, kv_len]","doc_q":"int32[batch, q_len]"},"block":{"kv":128,"q":128},"kind":"block_lists","mask":"doc_q[batch, q_idx] == doc_kv[batch, kv_idx] and q_idx >= kv_idx"},"schedule":"ping_pong","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 3dcc02613f8a2d3ba1b0ebbf3d7ddd22d79e7559eb9833987f416d275d31f240
-// seal: sha256 67e3fcc5e212838172e2b20beff67406d6d8c6b61053cd7c7fc10c14430fd2d0
+// seal: sha256 4c2864008f90d1e4f16bea24d519edec9cfece5a728fa3186eb438bcee492bd6
 
 // Attention forward for sm_90a over the listed key blocks of the pattern:
 //   O = softmax(scale * Q K^T) V
@@ -135,7 +135,7 @@ struct Params {
   const int* aux_doc_q;  // doc_q, int32[batch, q_len]
   int64 aux_doc_q_stride0;  // stride along i, in elements (0: shared)
   int64 aux_doc_q_stride1;  // stride along j, in elements (0: shared)
-  int* scheduler;  // tiles drawn after each thread block's first, and finished thread blocks; both are 0 between launches
+  int* scheduler;  // tiles drawn after each thread block's first, finished thread blocks; both are 0 between launches
   int heads_in_l2;  // (batch, query head) pairs whose tiles are scheduled together: their K and V fit the L2
   int q_len;  // queries per head
   int kv_len;  // keys per head

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_documents_d192.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":192,"lse":true,"mma":"wgmma","op":"attention","pattern":{"aux":{"doc_kv":"int32[batch, kv_len]","doc_q":"int32[batch, q_len]"},"block":{"kv":128,"q":128},"kind":"block_lists","mask":"doc_q[batch, q_idx] == doc_kv[batch, kv_idx] and q_idx >= kv_idx"},"schedule":"ping_pong","stages":2,"tile":{"m":128,"n":64}}
 // spec hash: f72e3c1021b3eebfc54bd0ba0d9a3c319ad6a8ac610a4602251f90215bdfbf10
-// seal: sha256 275e3df3594c1386c3e087d41bcdf04ab665465bef5b903b8f07ee621bc2de90
+// seal: sha256 bc35905466f427b79faa491ffbbcaaa2096fed84270547d5bb552db5adb960fb
 
 // Attention forward for sm_90a over the listed key blocks of the pattern:
 //   O = softmax(scale * Q K^T) V
@@ -135,7 +135,7 @@ struct Params {
   const int* aux_doc_q;  // doc_q, int32[batch, q_len]
   int64 aux_doc_q_stride0;  // stride along i, in elements (0: shared)
   int64 aux_doc_q_stride1;  // stride along j, in elements (0: shared)
-  int* scheduler;  // tiles drawn after each thread block's first, and finished thread blocks; both are 0 between launches
+  int* scheduler;  // tiles drawn after each thread block's first, finished thread blocks; both are 0 between launches
   int heads_in_l2;  // (batch, query head) pairs whose tiles are scheduled together: their K and V fit the L2
   int q_len;  // queries per head
   int kv_len;  // keys per head

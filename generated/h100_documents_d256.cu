@@ -3,7 +3,7 @@
 //     codegen render specs/h100_documents_d256.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":256,"lse":true,"mma":"wgmma","op":"attention","pattern":{"aux":{"doc_kv":"int32[batch, kv_len]","doc_q":"int32[batch, q_len]"},"block":{"kv":128,"q":128},"kind":"block_lists","mask":"doc_q[batch, q_idx] == doc_kv[batch, kv_idx] and q_idx >= kv_idx"},"schedule":"ping_pong","stages":2,"tile":{"m":128,"n":64}}
 // spec hash: 6beee35b0ebffd45b2c86290991bc2e38c885dde1c6486e11056b65610cf11a1
-// seal: sha256 28bd201d60de118152dbbf44d4e899de7b2674d4ba6cd41e7e2fcb288f4120f0
+// seal: sha256 0a5e6af8cfc2ae0767d4df9c13a6d04dc9b5c84d0511f16549e7b654ecc8794b
 
 // Attention forward for sm_90a over the listed key blocks of the pattern:
 //   O = softmax(scale * Q K^T) V
@@ -131,7 +131,7 @@ struct Params {
   const int* aux_doc_q;  // doc_q, int32[batch, q_len]
   int64 aux_doc_q_stride0;  // stride along i, in elements (0: shared)
   int64 aux_doc_q_stride1;  // stride along j, in elements (0: shared)
-  int* scheduler;  // tiles drawn after each thread block's first, and finished thread blocks; both are 0 between launches
+  int* scheduler;  // tiles drawn after each thread block's first, finished thread blocks; both are 0 between launches
   int heads_in_l2;  // (batch, query head) pairs whose tiles are scheduled together: their K and V fit the L2
   int q_len;  // queries per head
   int kv_len;  // keys per head

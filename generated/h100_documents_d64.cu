@@ -3,7 +3,7 @@
 //     codegen render specs/h100_documents_d64.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"lse":true,"mma":"wgmma","op":"attention","pattern":{"aux":{"doc_kv":"int32[batch, kv_len]","doc_q":"int32[batch, q_len]"},"block":{"kv":128,"q":128},"kind":"block_lists","mask":"doc_q[batch, q_idx] == doc_kv[batch, kv_idx] and q_idx >= kv_idx"},"schedule":"ping_pong","stages":6,"tile":{"m":128,"n":128}}
 // spec hash: c112ce7b053fe48c21724a7a459135e53d0ff434999a1b5f40733cea685145ea
-// seal: sha256 c1cb7d7394ad5d492ccd52076dd9e068ba98eb2699124ccf84674fd5779ff4d5
+// seal: sha256 0329b5e2813d9d365fd061c329127b88375c5ad3a63a3a7019c4b12f2e5d4e1d
 
 // Attention forward for sm_90a over the listed key blocks of the pattern:
 //   O = softmax(scale * Q K^T) V
@@ -133,7 +133,7 @@ struct Params {
   const int* aux_doc_q;  // doc_q, int32[batch, q_len]
   int64 aux_doc_q_stride0;  // stride along i, in elements (0: shared)
   int64 aux_doc_q_stride1;  // stride along j, in elements (0: shared)
-  int* scheduler;  // tiles drawn after each thread block's first, and finished thread blocks; both are 0 between launches
+  int* scheduler;  // tiles drawn after each thread block's first, finished thread blocks; both are 0 between launches
   int heads_in_l2;  // (batch, query head) pairs whose tiles are scheduled together: their K and V fit the L2
   int q_len;  // queries per head
   int kv_len;  // keys per head

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_documents_d96.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":96,"lse":true,"mma":"wgmma","op":"attention","pattern":{"aux":{"doc_kv":"int32[batch, kv_len]","doc_q":"int32[batch, q_len]"},"block":{"kv":128,"q":128},"kind":"block_lists","mask":"doc_q[batch, q_idx] == doc_kv[batch, kv_idx] and q_idx >= kv_idx"},"schedule":"ping_pong","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 219c01ba36d327bcd0aa37550e14a7cecfc7cb46bea61eace965d642a123132d
-// seal: sha256 b333fe73454964d2b13dd7f76340cf71d2c698893582e67b702cd155c52df8ba
+// seal: sha256 0569058e0e73fdb5a866aca54d98c493c13bdd63f85ef9425d895e98102f65b7
 
 // Attention forward for sm_90a over the listed key blocks of the pattern:
 //   O = softmax(scale * Q K^T) V
@@ -133,7 +133,7 @@ struct Params {
   const int* aux_doc_q;  // doc_q, int32[batch, q_len]
   int64 aux_doc_q_stride0;  // stride along i, in elements (0: shared)
   int64 aux_doc_q_stride1;  // stride along j, in elements (0: shared)
-  int* scheduler;  // tiles drawn after each thread block's first, and finished thread blocks; both are 0 between launches
+  int* scheduler;  // tiles drawn after each thread block's first, finished thread blocks; both are 0 between launches
   int heads_in_l2;  // (batch, query head) pairs whose tiles are scheduled together: their K and V fit the L2
   int q_len;  // queries per head
   int kv_len;  // keys per head

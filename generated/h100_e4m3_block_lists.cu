@@ -3,7 +3,7 @@
 //     codegen render specs/h100_e4m3_block_lists.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"e4m3","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"causal"},"schedule":"ping_pong","stages":2,"tile":{"m":128,"n":256}}
 // spec hash: 131eb11f255b2199adea279a9d75fe60ee0737a0669a91a37e67d1dc9ed9eadd
-// seal: sha256 74eb4b4cc62991fa65848f5f1c2df737b637bee1f3b2c30e966ecde69316a7f9
+// seal: sha256 541a08d53dc1b49b660b1388ecf603442dbabbe8b4d913c86947c825288de517
 
 // Attention forward for sm_90a over the listed key blocks of the pattern:
 //   O = softmax(scale * Q K^T) V
@@ -163,7 +163,7 @@ struct Params {
   int64 full_kv_indices_row_stride;  // query block stride, in elements
   int full_kv_indices_length;  // entries per list
   int query_blocks;  // query blocks per head: rows of the lists
-  int* scheduler;  // tiles drawn after each thread block's first, and finished thread blocks; both are 0 between launches
+  int* scheduler;  // tiles drawn after each thread block's first, finished thread blocks; both are 0 between launches
   int heads_in_l2;  // (batch, query head) pairs whose tiles are scheduled together: their K and V fit the L2
   int q_len;  // queries per head
   int kv_len;  // keys per head

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_e4m3_causal.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"e4m3","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"ping_pong","stages":2,"tile":{"m":128,"n":256}}
 // spec hash: a6c8ee6b406627913767ad8c61c9d6290c16daecc5c36deb4913de9919c42ec2
-// seal: sha256 e7fa51f4e44ce56f257cdb99aa90dd2a5ea917287cc8f951df67855592619e52
+// seal: sha256 56c3bbe2dd1c1909f62684f33681d05eded0b048d0f30a157893c159136caf12
 
 // Attention forward for sm_90a over the visible keys of the pattern:
 //   O = softmax(scale * Q K^T) V
@@ -141,7 +141,7 @@ struct Params {
   int v_scale_column_stride;  // column stride, in elements (0: shared)
   int last_column;  // last column of a head
   float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous; not stored if null
-  int* scheduler;  // tiles drawn after each thread block's first, and finished thread blocks; both are 0 between launches
+  int* scheduler;  // tiles drawn after each thread block's first, finished thread blocks; both are 0 between launches
   int heads_in_l2;  // (batch, query head) pairs whose tiles are scheduled together: their K and V fit the L2
   int q_len;  // queries per head
   int kv_len;  // keys per head

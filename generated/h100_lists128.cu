@@ -3,7 +3,7 @@
 //     codegen render specs/h100_lists128.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"none"},"schedule":"ping_pong","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: cdbbf3c4444bae29b265241b9fea4ab1e78d24cf249291e72adcaa47c92a03ba
-// seal: sha256 11e11998ba1de0cdf75b0f8ea9026d9c25786e260e573a76009af2bc88b786f8
+// seal: sha256 a84c71565a309304628b856a63d49a200d4e961541058600d81173e29213fa70
 
 // Attention forward for sm_90a over the listed key blocks of the pattern:
 //   O = softmax(scale * Q K^T) V
@@ -127,7 +127,7 @@ struct Params {
   int64 full_kv_indices_row_stride;  // query block stride, in elements
   int full_kv_indices_length;  // entries per list
   int query_blocks;  // query blocks per head: rows of the lists
-  int* scheduler;  // tiles drawn after each thread block's first, and finished thread blocks; both are 0 between launches
+  int* scheduler;  // tiles drawn after each thread block's first, finished thread blocks; both are 0 between launches
   int heads_in_l2;  // (batch, query head) pairs whose tiles are scheduled together: their K and V fit the L2
   int q_len;  // queries per head
   int kv_len;  // keys per head

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_lists128_bits.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"bits"},"schedule":"ping_pong","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 0d5fc5f8428aacf0a1cfe2ff477c6201fd291c673e251d6f3dd1aafc1335fa14
-// seal: sha256 90a0e64dba467bdeca0f3c30980b983e76c72622c72c97c5d1cee1fc26f09456
+// seal: sha256 bc5be198f173838d85c6929ec6337fc21f67467cb8b1135b034424619842d745
 
 // Attention forward for sm_90a over the listed key blocks of the pattern:
 //   O = softmax(scale * Q K^T) V
@@ -133,7 +133,7 @@ struct Params {
   int64 mask_bits_entry_stride;  // entry stride, in elements
   int mask_bits_length;  // entries per list
   int query_blocks;  // query blocks per head: rows of the lists
-  int* scheduler;  // tiles drawn after each thread block's first, and finished thread blocks; both are 0 between launches
+  int* scheduler;  // tiles drawn after each thread block's first, finished thread blocks; both are 0 between launches
   int heads_in_l2;  // (batch, query head) pairs whose tiles are scheduled together: their K and V fit the L2
   int q_len;  // queries per head
   int kv_len;  // keys per head

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_lists128_d192.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":192,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"none"},"schedule":"ping_pong","stages":1,"tile":{"m":128,"n":128}}
 // spec hash: 877307ad93f1921c3463fa613525fcae3d320cdc6f8366c966de1cfd4526b4d3
-// seal: sha256 52be0d8ae4e80e397bf461764e9ef4c2dd31fcf1176bc2890822e09ff694eab4
+// seal: sha256 cb09452c095ce3cf1664932b44e334bf0e32e06e0f99e76e2b79930bae68ee2d
 
 // Attention forward for sm_90a over the listed key blocks of the pattern:
 //   O = softmax(scale * Q K^T) V
@@ -124,7 +124,7 @@ struct Params {
   int64 full_kv_indices_row_stride;  // query block stride, in elements
   int full_kv_indices_length;  // entries per list
   int query_blocks;  // query blocks per head: rows of the lists
-  int* scheduler;  // tiles drawn after each thread block's first, and finished thread blocks; both are 0 between launches
+  int* scheduler;  // tiles drawn after each thread block's first, finished thread blocks; both are 0 between launches
   int heads_in_l2;  // (batch, query head) pairs whose tiles are scheduled together: their K and V fit the L2
   int q_len;  // queries per head
   int kv_len;  // keys per head

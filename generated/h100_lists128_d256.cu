@@ -3,7 +3,7 @@
 //     codegen render specs/h100_lists128_d256.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":256,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"none"},"schedule":"ping_pong","stages":2,"tile":{"m":128,"n":64}}
 // spec hash: b3e66eec512ccc74d36a271cf50e92fae00b45bf415d830a2d49b202f6183bd6
-// seal: sha256 907324798e33910d8f7268b5e48be165f4ad862427a3ca589a2313a8281299dd
+// seal: sha256 4461def24c6ffd8cba54f097f947cb6f7073e8f120f3f251c16891e4c7f45ecb
 
 // Attention forward for sm_90a over the listed key blocks of the pattern:
 //   O = softmax(scale * Q K^T) V
@@ -129,7 +129,7 @@ struct Params {
   int64 full_kv_indices_row_stride;  // query block stride, in elements
   int full_kv_indices_length;  // entries per list
   int query_blocks;  // query blocks per head: rows of the lists
-  int* scheduler;  // tiles drawn after each thread block's first, and finished thread blocks; both are 0 between launches
+  int* scheduler;  // tiles drawn after each thread block's first, finished thread blocks; both are 0 between launches
   int heads_in_l2;  // (batch, query head) pairs whose tiles are scheduled together: their K and V fit the L2
   int q_len;  // queries per head
   int kv_len;  // keys per head

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_lists128_d64.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"none"},"schedule":"ping_pong","stages":6,"tile":{"m":128,"n":128}}
 // spec hash: af615f987bfc8d2539719fc9153980f941cd99bece6020b8a4c5967994c7086d
-// seal: sha256 fb84080a16d78d58808cf0fbb89c90f50f57369f0aa54be656743a83056a1865
+// seal: sha256 96c4f6886a0ba63a2afa524788261963cd634d5da5d2af4d000bb1ddca946c54
 
 // Attention forward for sm_90a over the listed key blocks of the pattern:
 //   O = softmax(scale * Q K^T) V
@@ -127,7 +127,7 @@ struct Params {
   int64 full_kv_indices_row_stride;  // query block stride, in elements
   int full_kv_indices_length;  // entries per list
   int query_blocks;  // query blocks per head: rows of the lists
-  int* scheduler;  // tiles drawn after each thread block's first, and finished thread blocks; both are 0 between launches
+  int* scheduler;  // tiles drawn after each thread block's first, finished thread blocks; both are 0 between launches
   int heads_in_l2;  // (batch, query head) pairs whose tiles are scheduled together: their K and V fit the L2
   int q_len;  // queries per head
   int kv_len;  // keys per head

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_lists128_d96.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":96,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"none"},"schedule":"ping_pong","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 1f664bdd9c754fe7a83da11a42e48234e52034da1cd483558c8aba3e6b9b8130
-// seal: sha256 ce2cd0cb5fbcc209ae7223dbfc889efa9508a631399c79193fc891c5377e8840
+// seal: sha256 c4dea1a98da1f881bea0d13397cf9c858e00ffca8229f211f01735a4b423efa1
 
 // Attention forward for sm_90a over the listed key blocks of the pattern:
 //   O = softmax(scale * Q K^T) V
@@ -127,7 +127,7 @@ struct Params {
   int64 full_kv_indices_row_stride;  // query block stride, in elements
   int full_kv_indices_length;  // entries per list
   int query_blocks;  // query blocks per head: rows of the lists
-  int* scheduler;  // tiles drawn after each thread block's first, and finished thread blocks; both are 0 between launches
+  int* scheduler;  // tiles drawn after each thread block's first, finished thread blocks; both are 0 between launches
   int heads_in_l2;  // (batch, query head) pairs whose tiles are scheduled together: their K and V fit the L2
   int q_len;  // queries per head
   int kv_len;  // keys per head

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_lists64.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":64,"q":64},"kind":"block_lists","mask":"none"},"schedule":"cooperative","stages":3,"tile":{"m":64,"n":128}}
 // spec hash: 24576e4ab844740886794056c712050f2f7cb473f4ccad779392ef11cf7f3a12
-// seal: sha256 7899d7d1470d2a9b0f1ba9feec772cf53625490cef323908538f5292f9f702c4
+// seal: sha256 ccd848c41368ca6c6d4e2853f9e1d061bc25ab0a3b981dcd60e676559452cf60
 
 // Attention forward for sm_90a over the listed key blocks of the pattern:
 //   O = softmax(scale * Q K^T) V
@@ -123,7 +123,7 @@ struct Params {
   int64 full_kv_indices_row_stride;  // query block stride, in elements
   int full_kv_indices_length;  // entries per list
   int query_blocks;  // query blocks per head: rows of the lists
-  int* scheduler;  // tiles drawn after each thread block's first, and finished thread blocks; both are 0 between launches
+  int* scheduler;  // tiles drawn after each thread block's first, finished thread blocks; both are 0 between launches
   int heads_in_l2;  // (batch, query head) pairs whose tiles are scheduled together: their K and V fit the L2
   int q_len;  // queries per head
   int kv_len;  // keys per head

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_lists64_d192.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":192,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":64,"q":64},"kind":"block_lists","mask":"none"},"schedule":"ping_pong","stages":1,"tile":{"m":128,"n":64}}
 // spec hash: ac26239d97073085383c725ffce487daccc8ee35013f4b0913aa05a01f2961ff
-// seal: sha256 c167706fc7a23b92536ca9adcbb78ddfc650f8e00cd1b5bdb60e1630d81d18b4
+// seal: sha256 ae2517820ca072b480f50b70e577c8ced4d6efd58689b9bb13b047416b3ab781
 
 // Attention forward for sm_90a over the listed key blocks of the pattern:
 //   O = softmax(scale * Q K^T) V
@@ -129,7 +129,7 @@ struct Params {
   int64 full_kv_indices_row_stride;  // query block stride, in elements
   int full_kv_indices_length;  // entries per list
   int query_blocks;  // query blocks per head: rows of the lists
-  int* scheduler;  // tiles drawn after each thread block's first, and finished thread blocks; both are 0 between launches
+  int* scheduler;  // tiles drawn after each thread block's first, finished thread blocks; both are 0 between launches
   int heads_in_l2;  // (batch, query head) pairs whose tiles are scheduled together: their K and V fit the L2
   int q_len;  // queries per head
   int kv_len;  // keys per head

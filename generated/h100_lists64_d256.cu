@@ -3,7 +3,7 @@
 //     codegen render specs/h100_lists64_d256.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":256,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":64,"q":64},"kind":"block_lists","mask":"none"},"schedule":"ping_pong","stages":1,"tile":{"m":128,"n":64}}
 // spec hash: 77584063be5d59dfaae715c179327776ecaca464ba388e46d78ec287b526d66f
-// seal: sha256 c799d3bef2ef6696c630f660c10c0b678ff23e81fe232de68af4159a8ead3355
+// seal: sha256 50dfae44f6f3893add7e59883fc23c5b3aac22aa33fa61c5534a26c1a38035b6
 
 // Attention forward for sm_90a over the listed key blocks of the pattern:
 //   O = softmax(scale * Q K^T) V
@@ -130,7 +130,7 @@ struct Params {
   int64 full_kv_indices_row_stride;  // query block stride, in elements
   int full_kv_indices_length;  // entries per list
   int query_blocks;  // query blocks per head: rows of the lists
-  int* scheduler;  // tiles drawn after each thread block's first, and finished thread blocks; both are 0 between launches
+  int* scheduler;  // tiles drawn after each thread block's first, finished thread blocks; both are 0 between launches
   int heads_in_l2;  // (batch, query head) pairs whose tiles are scheduled together: their K and V fit the L2
   int q_len;  // queries per head
   int kv_len;  // keys per head

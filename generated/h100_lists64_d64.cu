@@ -3,7 +3,7 @@
 //     codegen render specs/h100_lists64_d64.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":64,"q":64},"kind":"block_lists","mask":"none"},"schedule":"cooperative","stages":3,"tile":{"m":64,"n":128}}
 // spec hash: ab29b7f4651be2312dfa9fdcf9bca7f0cf36f65f360d3825d7f3ceda67e550be
-// seal: sha256 cf57e5df9bbbd3320948c901c058cb67be7d911c168491cd6d9df14958d14dde
+// seal: sha256 56e3481541385f0b758df0107c9ab191460a16fa31123746e7fc5feda17158dc
 
 // Attention forward for sm_90a over the listed key blocks of the pattern:
 //   O = softmax(scale * Q K^T) V
@@ -122,7 +122,7 @@ struct Params {
   int64 full_kv_indices_row_stride;  // query block stride, in elements
   int full_kv_indices_length;  // entries per list
   int query_blocks;  // query blocks per head: rows of the lists
-  int* scheduler;  // tiles drawn after each thread block's first, and finished thread blocks; both are 0 between launches
+  int* scheduler;  // tiles drawn after each thread block's first, finished thread blocks; both are 0 between launches
   int heads_in_l2;  // (batch, query head) pairs whose tiles are scheduled together: their K and V fit the L2
   int q_len;  // queries per head
   int kv_len;  // keys per head

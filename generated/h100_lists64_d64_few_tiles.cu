@@ -3,7 +3,7 @@
 //     codegen render specs/h100_lists64_d64_few_tiles.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":64,"q":64},"kind":"block_lists","mask":"none"},"schedule":"cooperative","stages":6,"tile":{"m":64,"n":128}}
 // spec hash: e284cda174051bfa87cc6d66cc410da119a2fa4f298b3a17bd135da43ba90bdf
-// seal: sha256 6b0c1030966bea92648b22acc671f798479d1bec89ed2ad4945199e9cbce0de6
+// seal: sha256 2b06b0ee0bb800d9db5accc680b457647ec6ff877fa580d965b91f30ea65d253
 
 // Attention forward for sm_90a over the listed key blocks of the pattern:
 //   O = softmax(scale * Q K^T) V
@@ -122,7 +122,7 @@ struct Params {
   int64 full_kv_indices_row_stride;  // query block stride, in elements
   int full_kv_indices_length;  // entries per list
   int query_blocks;  // query blocks per head: rows of the lists
-  int* scheduler;  // tiles drawn after each thread block's first, and finished thread blocks; both are 0 between launches
+  int* scheduler;  // tiles drawn after each thread block's first, finished thread blocks; both are 0 between launches
   int heads_in_l2;  // (batch, query head) pairs whose tiles are scheduled together: their K and V fit the L2
   int q_len;  // queries per head
   int kv_len;  // keys per head

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_lists64_d96.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":96,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":64,"q":64},"kind":"block_lists","mask":"none"},"schedule":"cooperative","stages":3,"tile":{"m":64,"n":128}}
 // spec hash: c90101e36f84caf0f9f1646b4a55444ef93cb0bdb425eb96e000e6293099f966
-// seal: sha256 35c48686cabfd815f0a78eee5b236ab9fcc63e649cba33ce28b5e89e05f109e1
+// seal: sha256 9996e30a3f60e4a085a7719d8d9033a83a503f9228ed1e564e5565aa7a6c5e96
 
 // Attention forward for sm_90a over the listed key blocks of the pattern:
 //   O = softmax(scale * Q K^T) V
@@ -122,7 +122,7 @@ struct Params {
   int64 full_kv_indices_row_stride;  // query block stride, in elements
   int full_kv_indices_length;  // entries per list
   int query_blocks;  // query blocks per head: rows of the lists
-  int* scheduler;  // tiles drawn after each thread block's first, and finished thread blocks; both are 0 between launches
+  int* scheduler;  // tiles drawn after each thread block's first, finished thread blocks; both are 0 between launches
   int heads_in_l2;  // (batch, query head) pairs whose tiles are scheduled together: their K and V fit the L2
   int q_len;  // queries per head
   int kv_len;  // keys per head

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_natten.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"abs(min(max(q_idx // 64, 6), 57) - kv_idx // 64) <= 6 and abs(min(max(q_idx % 64, 6), 57) - kv_idx % 64) <= 6"},"schedule":"ping_pong","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: f2b62336f10d6aa3f452f43252dd96e8921d1ba25a1faa0e87791cfc682b42dd
-// seal: sha256 6ea308d2ff21dba50d8babb22972a78feb0811567abf75562d5dd5185b30a64c
+// seal: sha256 0ab6c01f364f9acc52b343f61a40cf12afd1dad6e94cbc37ae91bb5f2c462482
 
 // Attention forward for sm_90a over the listed key blocks of the pattern:
 //   O = softmax(scale * Q K^T) V
@@ -127,7 +127,7 @@ struct Params {
   int64 full_kv_indices_row_stride;  // query block stride, in elements
   int full_kv_indices_length;  // entries per list
   int query_blocks;  // query blocks per head: rows of the lists
-  int* scheduler;  // tiles drawn after each thread block's first, and finished thread blocks; both are 0 between launches
+  int* scheduler;  // tiles drawn after each thread block's first, finished thread blocks; both are 0 between launches
   int heads_in_l2;  // (batch, query head) pairs whose tiles are scheduled together: their K and V fit the L2
   int q_len;  // queries per head
   int kv_len;  // keys per head

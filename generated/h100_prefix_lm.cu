@@ -3,7 +3,7 @@
 //     codegen render specs/h100_prefix_lm.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"prefix_lm"},"schedule":"cooperative","stages":2,"tile":{"m":192,"n":80}}
 // spec hash: aedc71e26220e997f3c406db187470e673730dddf51ba8403ca818ba2a1cf37a
-// seal: sha256 e260b2a0a239974db21887232c87a9f726b045485d23a0d5098a8a155a295157
+// seal: sha256 dd084a0381fb86389d0fd789cbc7fbd50ee91bac544f8377bb292c94984154fc
 
 // Attention forward for sm_90a over the visible keys of the pattern:
 //   O = softmax(scale * Q K^T) V
@@ -105,7 +105,7 @@ struct Params {
   float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous; not stored if null
   const int* prefix_len;  // keys that every query of a batch sees
   int64 prefix_len_batch_stride;  // batch stride, in elements (0: shared)
-  int* scheduler;  // tiles drawn after each thread block's first, and finished thread blocks; both are 0 between launches
+  int* scheduler;  // tiles drawn after each thread block's first, finished thread blocks; both are 0 between launches
   int heads_in_l2;  // (batch, query head) pairs whose tiles are scheduled together: their K and V fit the L2
   int q_len;  // queries per head
   int kv_len;  // keys per head

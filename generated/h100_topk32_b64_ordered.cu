@@ -3,7 +3,7 @@
 //     codegen render specs/h100_topk32_b64_ordered.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"query_grouping":"given","schedule":"cooperative","share_kv_loads":true,"stages":4,"tile":{"m":192,"n":64}}
 // spec hash: 924ae0d4f6901e0d7e32f9f8efe5c268e5b145df55fd4a0ea35214560662ea48
-// seal: sha256 67ca452ac3fb1bfb74e05d2bf8ff7ae3c8473a65a5a2eb931193b7b7d86922f7
+// seal: sha256 6cac6cded8ec2690bda3e106239eb53f72a2c870603f722614ca93ce6c5a9bba
 
 // Attention forward for sm_90a over the listed key blocks of the pattern:
 //   O = softmax(scale * Q K^T) V
@@ -129,7 +129,7 @@ struct Params {
   int64 kv_indices_batch_stride;  // batch stride, in elements (0: shared)
   int64 kv_indices_head_stride;  // head stride, in elements (0: shared)
   int64 kv_indices_row_stride;  // query block stride, in elements
-  const int* query_order;  // query blocks, those of a tile together
+  const int* query_order;  // query blocks, grouped by tile
   int64 query_order_batch_stride;  // batch stride, in elements (0: shared)
   int64 query_order_head_stride;  // head stride, in elements (0: shared)
   int64 query_order_row_stride;  // query block stride, in elements

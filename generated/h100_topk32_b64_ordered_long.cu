@@ -3,7 +3,7 @@
 //     codegen render specs/h100_topk32_b64_ordered_long.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"l2_lockstep":true,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"query_grouping":"given","schedule":"cooperative","share_kv_loads":true,"stages":4,"tile":{"m":192,"n":64}}
 // spec hash: c27e33390cf884cae96ce773c83b8285da3b3e4e35c524ccbe61b7c9e8cced2e
-// seal: sha256 87e5cc4cb31df99d89479409f467b9d71ec09acc762bba1ea96059c89991088c
+// seal: sha256 3e2494f3f6981c37940e94291ad7ae53bb1e53cf5a354287f56b0532bdb8bb81
 
 // Attention forward for sm_90a over the listed key blocks of the pattern:
 //   O = softmax(scale * Q K^T) V
@@ -138,7 +138,7 @@ struct Params {
   int64 kv_indices_batch_stride;  // batch stride, in elements (0: shared)
   int64 kv_indices_head_stride;  // head stride, in elements (0: shared)
   int64 kv_indices_row_stride;  // query block stride, in elements
-  const int* query_order;  // query blocks, those of a tile together
+  const int* query_order;  // query blocks, grouped by tile
   int64 query_order_batch_stride;  // batch stride, in elements (0: shared)
   int64 query_order_head_stride;  // head stride, in elements (0: shared)
   int64 query_order_row_stride;  // query block stride, in elements

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_topk32_b64_self_ordered.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":32,"kind":"topk"},"query_grouping":"search","schedule":"cooperative","share_kv_loads":true,"stages":4,"tile":{"m":192,"n":64}}
 // spec hash: 3e67fed7a72292f8c96e00be6aeff256cb845ef41c8fa5aca653496f7c35f49f
-// seal: sha256 792702d648b22b57f635d4904349dc5f6399134d642a86153bca5b0a872d73f3
+// seal: sha256 b236bc483026af14edbef924dc7334601b3a6f6f0b7f66415f1e3a6cb17289d7
 
 // Attention forward for sm_90a over the listed key blocks of the pattern:
 //   O = softmax(scale * Q K^T) V
@@ -149,7 +149,7 @@ struct Params {
   int64 query_order_batch_stride;  // batch stride, in elements (0: shared)
   int64 query_order_head_stride;  // head stride, in elements (0: shared)
   int order_heads;  // heads of kv_indices
-  int* scheduler;  // tiles drawn after each thread block's first, and finished thread blocks; both are 0 between launches
+  int* scheduler;  // tiles drawn after each thread block's first, finished thread blocks; both are 0 between launches
   int q_len;  // queries per head
   int kv_len;  // keys per head
   int heads;  // query heads

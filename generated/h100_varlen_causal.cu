@@ -3,7 +3,7 @@
 //     codegen render specs/h100_varlen_causal.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"layout":"varlen","lse":true,"mma":"wgmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":192,"n":80}}
 // spec hash: f826bcee551b1f60d8d3563c9a397009c034310aa507b401d88d5350ea0f2966
-// seal: sha256 814d5162a031f4ff68221733a4a8ecb7a3775c5dc14a3899445cf5e9c7ce31ba
+// seal: sha256 524ba1ce015e2347f73aeb74af5628881d81d1f570fddebee94f05b1c329ed4b
 
 // Attention forward for sm_90a over the visible keys of the pattern, up to each batch's kv_lengths:
 //   O = softmax(scale * Q K^T) V
@@ -107,9 +107,9 @@ struct Params {
   int64 o_row_stride;  // row stride, in elements
   int head_chunks;  // 16-byte chunks of a row
   float* lse;  // log-sum-exp, (heads, q_len) contiguous; not stored if null
-  const int* cu_seqlens_q;  // bounds of the sequences in q: first tokens, and the end
+  const int* cu_seqlens_q;  // bounds of the sequences in q: first tokens, then the end of the last
   const int* cu_seqlens_k;  // bounds of the sequences in k and v
-  int* scheduler;  // tiles drawn after each thread block's first, and finished thread blocks; both are 0 between launches
+  int* scheduler;  // tiles drawn after each thread block's first, finished thread blocks; both are 0 between launches
   int heads_in_l2;  // (batch, query head) pairs whose tiles are scheduled together: their K and V fit the L2
   int q_len;  // queries of all sequences
   int kv_len;  // keys of all sequences
@@ -134,22 +134,22 @@ struct SeqlenInfo {
     kv_begin = max(0, min(__ldg(p.cu_seqlens_k + batch), p.kv_len));
     keys_end = max(kv_begin, min(__ldg(p.cu_seqlens_k + batch + 1), p.kv_len));
   }
-  // Queries.
+  // Number of queries.
   __device__ __forceinline__ int q_len() const { return q_end - q_begin; }
   // Index of a query in a (heads, tokens) tensor. `batch_head` is batch * heads + head.
   __device__ __forceinline__ int64 row(int64 batch_head, int query) const {
     return (batch_head - static_cast<int64>(batch) * p.heads) * p.q_len + q_begin + query;
   }
-  // Keys.
+  // Number of keys.
   __device__ __forceinline__ int kv_len() const { return keys_end - kv_begin; }
-  // Position of a query among the keys: the last query stands at the last key.
+  // Position of a query among the keys: the last query is at the last key.
   __device__ __forceinline__ int position(int query) const { return query + kv_len() - q_len(); }
-  // End of the keys that queries may see.
+  // End of the visible keys.
   __device__ __forceinline__ int kv_end() const { return kv_len(); }
 };
 
-// Sequence of a query tile, by binary search. The tiles of sequence i begin at cu_seqlens_q[i] / tile_queries + i: enough
-// for its queries, and at most one more, which is empty.
+// Sequence of a query tile, by binary search. The tiles of sequence i begin at cu_seqlens_q[i] / tile_queries + i:
+// enough for its queries, and at most one more, which is empty.
 __device__ __forceinline__ int sequence_of_tile(const Params& p, int tile, int tile_queries) {
   int first = 0, count = p.sequences;  // candidates: first to first + count - 1
   while (count > 1) {
@@ -783,7 +783,8 @@ __device__ __forceinline__ void store_rows(const Params& p, const SeqlenInfo& se
 // Writes a warpgroup's O to its staging buffer (128-byte swizzle, as TMA expects) and issues the store.
 // Then stores the LSE, if requested. A row without keys has sum 0: O = 0, LSE = -inf.
 __device__ __forceinline__ void store_tile(const Params& p, const Tile& tile, int first_query, uint32 staging,
-    const unsigned char* shared_staging, int warpgroup, const float (&o)[kHeadDim / 2], const float (&row_max)[2], const float (&row_sum)[2]) {
+    const unsigned char* shared_staging, int warpgroup, const float (&o)[kHeadDim / 2], const float (&row_max)[2],
+    const float (&row_sum)[2]) {
   const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 % kWarpsPerWarpgroup * 16;
   float sums[2], inverse[2];
 #pragma unroll
@@ -817,7 +818,8 @@ __device__ __forceinline__ void store_tile(const Params& p, const Tile& tile, in
   if (is_whole && sender) {
 #pragma unroll
     for (int group = 0; group < kGroups; ++group) {
-      tma_store_4d(&p.o_map, staging + group * kOGroupBytes, group * kGroupColumns, seqlen.q_begin + first_query, tile.head, 0);
+      tma_store_4d(&p.o_map, staging + group * kOGroupBytes, group * kGroupColumns, seqlen.q_begin + first_query,
+          tile.head, 0);
     }
     tma_store_commit();
   }
@@ -952,7 +954,8 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
       mbarrier_arrive(base + kQEmptyBarrier + 8 * tile_state.index);
     }
     skip_steps(before);
-    store_tile(p, tile, tile.first_query + warpgroup * kWarpgroupRows, staging, shared + (staging - base), warpgroup, o, row_max, row_sum);
+    store_tile(p, tile, tile.first_query + warpgroup * kWarpgroupRows, staging, shared + (staging - base), warpgroup,
+            o, row_max, row_sum);
     tile_state.advance();
   }
   // Shared memory must outlive the stores that read it.

@@ -3,7 +3,7 @@
 //     codegen render specs/l4_bsr_spgemm_b128.yaml
 // spec: {"arch":"sm_89","block":{"cols":128,"rows":128},"copy":"cp_async","dtype":"fp16","mma":"mma","op":"bsr_spgemm","schedule":"multistage","stages":3,"tile":{"k":32,"m":128,"n":128}}
 // spec hash: b59c63af67c957d5ca308ba9c393969db27945374078aef7d39b4bccca749089
-// seal: sha256 94d11c7908e0e6e98c7b1bf23b35fb2e3ec563b29f3285bcd410a34b7c5b75bd
+// seal: sha256 ded95f825148e82c6b999c5be31a43cdb93fccf14dc35e0d27e6a5ba22d779e5
 
 // BSR x BSR by mma.sync: C = A B with A and B in block-sparse rows and C dense, row-major.
 //
@@ -52,7 +52,7 @@ constexpr int kAOffset = 0;  // 24576 bytes: A tiles, 128 rows of 32 elements, s
 constexpr int kBOffset = 24576;  // 24576 bytes: B tiles, 32 rows of 128 elements, swizzled
 constexpr int kListOffset = 49152;  // 1024 bytes: products of a tile: block of A, block of B
 constexpr int kStagingOffset = 0;  // 8192 bytes: strips of C, one per warp; overlap the tiles
-constexpr int kCountsOffset = 8192;  // 16 bytes: products found by each warp; overlaps the tiles behind the staging buffer
+constexpr int kCountsOffset = 8192;  // 16 bytes: products found by each warp; overlaps the tiles after the staging
 
 constexpr int kMmaRows = 16, kMmaColumns = 8, kMmaDepth = 16;  // of one mma
 constexpr int kSlices = kTileK / kMmaDepth;

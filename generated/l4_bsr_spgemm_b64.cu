@@ -3,7 +3,7 @@
 //     codegen render specs/l4_bsr_spgemm_b64.yaml
 // spec: {"arch":"sm_89","block":{"cols":64,"rows":64},"copy":"cp_async","dtype":"fp16","mma":"mma","op":"bsr_spgemm","schedule":"multistage","stages":3,"tile":{"k":32,"m":64,"n":64}}
 // spec hash: cb409d8c64ccb3091be1d520269d0730794e7b31ec2260f7d10b721cf0aad31e
-// seal: sha256 64b6c8c04488168b4e2ce0a0818e67aacf0287f1bc91a285e60b69f9fa7b7712
+// seal: sha256 c474070cda8a957f87d1cd3deefeccc37a3e63d395666e12ee096f3e592d5e34
 
 // BSR x BSR by mma.sync: C = A B with A and B in block-sparse rows and C dense, row-major.
 //
@@ -52,7 +52,7 @@ constexpr int kAOffset = 0;  // 12288 bytes: A tiles, 64 rows of 32 elements, sw
 constexpr int kBOffset = 12288;  // 12288 bytes: B tiles, 32 rows of 64 elements, swizzled
 constexpr int kListOffset = 24576;  // 1024 bytes: products of a tile: block of A, block of B
 constexpr int kStagingOffset = 0;  // 4096 bytes: strips of C, one per warp; overlap the tiles
-constexpr int kCountsOffset = 4096;  // 16 bytes: products found by each warp; overlaps the tiles behind the staging buffer
+constexpr int kCountsOffset = 4096;  // 16 bytes: products found by each warp; overlaps the tiles after the staging
 
 constexpr int kMmaRows = 16, kMmaColumns = 8, kMmaDepth = 16;  // of one mma
 constexpr int kSlices = kTileK / kMmaDepth;

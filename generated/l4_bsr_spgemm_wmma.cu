@@ -3,7 +3,7 @@
 //     codegen render specs/l4_bsr_spgemm_wmma.yaml
 // spec: {"arch":"sm_89","block":{"cols":128,"rows":128},"copy":"cp_async","dtype":"fp16","mma":"wmma","op":"bsr_spgemm","schedule":"multistage","stages":2,"tile":{"k":32,"m":128,"n":128}}
 // spec hash: 2e3d6c337a9db048db0f184a272b7542262e38f646154242c3bffb6c34350643
-// seal: sha256 2c7c8153ea2d53f9e5490702c44b72fe33d7c74304125e04348670720792c99e
+// seal: sha256 d2813cc0da95ba81603801650e5d229e1d75ec8d0cdafd7326fbb062759ca480
 
 // BSR x BSR by WMMA: C = A B with A and B in block-sparse rows and C dense, row-major.
 //
@@ -54,7 +54,7 @@ constexpr int kAOffset = 0;  // 20480 bytes: A tiles, 128 rows of 32 elements, p
 constexpr int kBOffset = 20480;  // 17408 bytes: B tiles, 32 rows of 128 elements, padded
 constexpr int kListOffset = 37888;  // 1024 bytes: products of a tile: block of A, block of B
 constexpr int kStagingOffset = 0;  // 18432 bytes: strips of C, one per warp; overlap the tiles
-constexpr int kCountsOffset = 18432;  // 16 bytes: products found by each warp; overlaps the tiles behind the staging buffer
+constexpr int kCountsOffset = 18432;  // 16 bytes: products found by each warp; overlaps the tiles after the staging
 
 constexpr int kMma = 16;  // rows, columns and depth of one WMMA product
 constexpr int kMmasM = kWarpRows / kMma;

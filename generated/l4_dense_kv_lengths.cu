@@ -3,7 +3,7 @@
 //     codegen render specs/l4_dense_kv_lengths.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"kv_lengths":true,"lse":true,"mma":"mma","op":"attention","pattern":{"kind":"dense"},"schedule":"multistage","stages":2,"tile":{"m":128,"n":64},"warp_rows":32}
 // spec hash: a0f8bb0bd6158d0411ab220f442fe87e9ea9519f9a7ac9cd17794eac8fd28186
-// seal: sha256 5307d71f834e44c6fa007c1d1a955b12fbc5a203d2e4fe45348d8ccd01bb1115
+// seal: sha256 eef4deb97e075b254b1032d64ba1a37928d7fd78ecd11251860563c60de1b2df
 
 // Attention forward for sm_89 over the visible keys of the pattern, up to each batch's kv_lengths:
 //   O = softmax(scale * Q K^T) V
@@ -90,7 +90,7 @@ struct Params {
   int64 o_head_stride;  // head stride, in elements
   int64 o_row_stride;  // row stride, in elements
   float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous; not stored if null
-  const int* kv_lengths;  // keys of each batch; those behind them are hidden
+  const int* kv_lengths;  // number of keys of each batch; later keys are hidden
   int64 kv_lengths_batch_stride;  // batch stride, in elements (0: shared)
   int q_len;  // queries per head
   int kv_len;  // keys per head

@@ -3,7 +3,7 @@
 //     codegen render specs/l4_varlen_dense.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"layout":"varlen","lse":true,"mma":"mma","op":"attention","pattern":{"kind":"dense"},"schedule":"multistage","stages":4,"tile":{"m":128,"n":48},"warp_rows":32}
 // spec hash: e2202c497add4915354b947d0e723de67458adaea37170dfe498c774753e7eeb
-// seal: sha256 8e8c4e9832fd6907c73e33613d917dbe64e3870fe2583714c9fa1dbfad47ac4c
+// seal: sha256 39fe575f5303e277ce6c5f58599aae53c55418930674dcf68b8c88d2e4391985
 
 // Attention forward for sm_89 over the visible keys of the pattern, up to each batch's kv_lengths:
 //   O = softmax(scale * Q K^T) V
@@ -85,7 +85,7 @@ struct Params {
   int64 o_head_stride;  // head stride, in elements
   int64 o_row_stride;  // row stride, in elements
   float* lse;  // log-sum-exp, (heads, q_len) contiguous; not stored if null
-  const int* cu_seqlens_q;  // bounds of the sequences in q: first tokens, and the end
+  const int* cu_seqlens_q;  // bounds of the sequences in q: first tokens, then the end of the last
   const int* cu_seqlens_k;  // bounds of the sequences in k and v
   int q_len;  // queries of all sequences
   int kv_len;  // keys of all sequences
@@ -110,22 +110,22 @@ struct SeqlenInfo {
     kv_begin = max(0, min(__ldg(p.cu_seqlens_k + batch), p.kv_len));
     keys_end = max(kv_begin, min(__ldg(p.cu_seqlens_k + batch + 1), p.kv_len));
   }
-  // Queries.
+  // Number of queries.
   __device__ __forceinline__ int q_len() const { return q_end - q_begin; }
   // Index of a query in a (heads, tokens) tensor. `batch_head` is batch * heads + head.
   __device__ __forceinline__ int64 row(int64 batch_head, int query) const {
     return (batch_head - static_cast<int64>(batch) * p.heads) * p.q_len + q_begin + query;
   }
-  // Keys.
+  // Number of keys.
   __device__ __forceinline__ int kv_len() const { return keys_end - kv_begin; }
-  // Position of a query among the keys: the last query stands at the last key.
+  // Position of a query among the keys: the last query is at the last key.
   __device__ __forceinline__ int position(int query) const { return query + kv_len() - q_len(); }
-  // End of the keys that queries may see.
+  // End of the visible keys.
   __device__ __forceinline__ int kv_end() const { return kv_len(); }
 };
 
-// Sequence of a query tile, by binary search. The tiles of sequence i begin at cu_seqlens_q[i] / tile_queries + i: enough
-// for its queries, and at most one more, which is empty.
+// Sequence of a query tile, by binary search. The tiles of sequence i begin at cu_seqlens_q[i] / tile_queries + i:
+// enough for its queries, and at most one more, which is empty.
 __device__ __forceinline__ int sequence_of_tile(const Params& p, int tile, int tile_queries) {
   int first = 0, count = p.sequences;  // candidates: first to first + count - 1
   while (count > 1) {
@@ -143,7 +143,7 @@ __device__ __forceinline__ int first_query_of_tile(const Params& p, int tile, in
   return first < 0 ? 1 << 30 : first;
 }
 
-// kv_end() of a tile, in a register.
+// kv_end() of a tile, held in a register.
 struct KvEnd {
   int end;
 

@@ -3,7 +3,7 @@
 //     codegen render specs/l4_varlen_window.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"layout":"varlen","lse":true,"mma":"mma","op":"attention","pattern":{"kind":"sliding_window","left":null,"right":null},"schedule":"multistage","stages":3,"tile":{"m":64,"n":64},"warp_rows":16}
 // spec hash: 1e6596c94b426a406eea9e333c60652b28dbfd5af2f23768cea6ae9fd2669ece
-// seal: sha256 78ee55b4f62287c407d5fde42ccb58ee5dce1c99e91fbd63a0115d691d0e38cc
+// seal: sha256 489810661d4928282ddbdebd744a846add779b25e9973aec7ccece60b0e85128
 
 // Attention forward for sm_89 over the visible keys of the pattern, up to each batch's kv_lengths:
 //   O = softmax(scale * Q K^T) V
@@ -88,7 +88,7 @@ struct Params {
   int64 o_head_stride;  // head stride, in elements
   int64 o_row_stride;  // row stride, in elements
   float* lse;  // log-sum-exp, (heads, q_len) contiguous; not stored if null
-  const int* cu_seqlens_q;  // bounds of the sequences in q: first tokens, and the end
+  const int* cu_seqlens_q;  // bounds of the sequences in q: first tokens, then the end of the last
   const int* cu_seqlens_k;  // bounds of the sequences in k and v
   int window_left;  // keys seen before the query's own position
   int window_right;  // keys seen after the query's own position
@@ -115,22 +115,22 @@ struct SeqlenInfo {
     kv_begin = max(0, min(__ldg(p.cu_seqlens_k + batch), p.kv_len));
     keys_end = max(kv_begin, min(__ldg(p.cu_seqlens_k + batch + 1), p.kv_len));
   }
-  // Queries.
+  // Number of queries.
   __device__ __forceinline__ int q_len() const { return q_end - q_begin; }
   // Index of a query in a (heads, tokens) tensor. `batch_head` is batch * heads + head.
   __device__ __forceinline__ int64 row(int64 batch_head, int query) const {
     return (batch_head - static_cast<int64>(batch) * p.heads) * p.q_len + q_begin + query;
   }
-  // Keys.
+  // Number of keys.
   __device__ __forceinline__ int kv_len() const { return keys_end - kv_begin; }
-  // Position of a query among the keys: the last query stands at the last key.
+  // Position of a query among the keys: the last query is at the last key.
   __device__ __forceinline__ int position(int query) const { return query + kv_len() - q_len(); }
-  // End of the keys that queries may see.
+  // End of the visible keys.
   __device__ __forceinline__ int kv_end() const { return kv_len(); }
 };
 
-// Sequence of a query tile, by binary search. The tiles of sequence i begin at cu_seqlens_q[i] / tile_queries + i: enough
-// for its queries, and at most one more, which is empty.
+// Sequence of a query tile, by binary search. The tiles of sequence i begin at cu_seqlens_q[i] / tile_queries + i:
+// enough for its queries, and at most one more, which is empty.
 __device__ __forceinline__ int sequence_of_tile(const Params& p, int tile, int tile_queries) {
   int first = 0, count = p.sequences;  // candidates: first to first + count - 1
   while (count > 1) {
@@ -148,7 +148,7 @@ __device__ __forceinline__ int first_query_of_tile(const Params& p, int tile, in
   return first < 0 ? 1 << 30 : first;
 }
 
-// kv_end() of a tile, in a register.
+// kv_end() of a tile, held in a register.
 struct KvEnd {
   int end;
 

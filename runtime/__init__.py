@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from runtime import compat, nn, patterns
     from runtime.kernel import Kernel, load_kernel
     from runtime.kernels.attention import AttentionResult
-    from runtime.ops.attention import block_sparse_attention
+    from runtime.ops.attention import block_sparse_attention, block_sparse_attention_fp8
     from runtime.ops.block_mask import create_block_mask
     from runtime.ops.bsr import bsr_matmul, bsr_sddmm
     from runtime.ops.bsr_explain import explain_matmul
@@ -39,8 +39,9 @@ if TYPE_CHECKING:
     from runtime.prepare.bsr_matrix import BsrMatrix, prepare_bsr
     from runtime.prepare.prepared import PreparedBsr, PreparedLists
     from runtime.prepare.problem import bsr_problem
+    from runtime.reference import reference_attention
 
-# They need torch, and are imported on first use: the command line works without it.
+# These need torch and are imported on first use, so that the command line works without it.
 _NEED_TORCH = {
     "AttentionResult": "runtime.kernels.attention",
     "BsrMatrix": "runtime.prepare.bsr_matrix",
@@ -50,6 +51,7 @@ _NEED_TORCH = {
     "QuantizedAttention": "runtime.ops.quantize_attention",
     "QuantizedMatrix": "runtime.ops.quantize",
     "block_sparse_attention": "runtime.ops.attention",
+    "block_sparse_attention_fp8": "runtime.ops.attention",
     "bsr_matmul": "runtime.ops.bsr",
     "bsr_problem": "runtime.prepare.problem",
     "bsr_sddmm": "runtime.ops.bsr",
@@ -65,6 +67,7 @@ _NEED_TORCH = {
     "quantize_attention": "runtime.ops.quantize_attention",
     "quantize_matrix": "runtime.ops.quantize",
     "quantized_operands": "runtime.ops.quantized_operands",
+    "reference_attention": "runtime.reference",
     "scales_of": "runtime.ops.static_scales",
     "select_topk_blocks": "runtime.ops.select_topk",
     "varlen_attention": "runtime.ops.varlen",
@@ -99,6 +102,7 @@ __all__ = [
     "ToolchainError",
     "UnverifiedError",
     "block_sparse_attention",
+    "block_sparse_attention_fp8",
     "bsr_matmul",
     "bsr_problem",
     "bsr_sddmm",
@@ -114,6 +118,7 @@ __all__ = [
     "quantize_attention",
     "quantize_matrix",
     "quantized_operands",
+    "reference_attention",
     "scales_of",
     "select_topk_blocks",
     "varlen_attention",
@@ -122,7 +127,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import what needs torch. A former name gives its successor and a DeprecationWarning."""
+    """Import a name that needs torch. A former name gives its successor and a DeprecationWarning."""
     if name in _RENAMED:
         warnings.warn(
             f"runtime.{name} is deprecated: use sparse_kernel_codegen.{_RENAMED[name]}",

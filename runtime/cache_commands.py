@@ -1,4 +1,4 @@
-"""The work of ``codegen cache``."""
+"""Implementation of ``codegen cache``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def list_entries(*, as_json: bool) -> None:
         for stored in cache.entries():
             total += stored.size
             of = stored.entry.identity if stored.entry else None
-            what = f"{of.stem} ({of.arch} {of.target})" if of else "corrupt: will be compiled again on first use"
+            what = f"{of.stem} ({of.arch} {of.target})" if of else "corrupt; the next use compiles it again"
             fields = {"file": str(stored.path), "bytes": stored.size, **(asdict(of) if of else {"corrupt": True})}
             told.row(fields, f"{one_line(stored.path.name[:16])}  {in_units(stored.size):>9}  {one_line(what)}")
         told.note(
@@ -26,7 +26,7 @@ def list_entries(*, as_json: bool) -> None:
 
 
 def in_units(size: int) -> str:
-    """A number of bytes in the largest unit that leaves one digit before the point."""
+    """A number of bytes in the largest unit with at least one digit before the point."""
     value, units = float(size), ["bytes", "KiB", "MiB", "GiB"]
     while value >= 1024 and len(units) > 1:
         value /= 1024

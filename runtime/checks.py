@@ -1,4 +1,4 @@
-"""Checks of arguments that functions of every kind have: options, names, devices, dense tensors, and graph captures."""
+"""Argument checks that all operators share: options, names, devices, dense tensors and graph captures."""
 
 from __future__ import annotations
 
@@ -10,34 +10,34 @@ import torch
 from codegen.wording import one_line, shown
 from runtime.errors import ArgumentError
 
-FIRST_CALL = "the first call of a kind compiles and loads its kernel"
+FIRST_CALL = "the first call with new options compiles and loads a kernel"
 
 
 def check_flag(name: str, value: Any) -> None:
-    """Check an option that is on or off.
+    """Check a boolean option.
 
     Raises:
-        ArgumentError: for anything but True and False.
+        ArgumentError: if the value is neither True nor False.
     """
     if not isinstance(value, bool):
         raise ArgumentError(name, f"is {shown(value)}, expected True or False")
 
 
 def check_word(name: str, value: Any, allowed: Collection[str]) -> None:
-    """Check an option that is one of some words.
+    """Check an option that takes one of several words.
 
     Raises:
-        ArgumentError: with those that are allowed.
+        ArgumentError: if the value is another one, with the allowed words.
     """
     if not isinstance(value, str) or value not in allowed:
         raise ArgumentError(name, f"is {shown(value)}, expected {' or '.join(allowed)}")
 
 
 def check_dense(name: str, tensor: Any) -> None:
-    """Check that an argument is a dense tensor, of one shape.
+    """Check that an argument is a dense tensor.
 
     Raises:
-        ArgumentError: for anything else.
+        ArgumentError: if it is not a tensor, is sparse, or is nested.
     """
     if not isinstance(tensor, torch.Tensor):
         raise ArgumentError(name, f"is {type(tensor).__name__}, expected a torch.Tensor")
@@ -47,24 +47,24 @@ def check_dense(name: str, tensor: Any) -> None:
 
 
 def check_dim(name: str, dim: Any, tensor: torch.Tensor) -> None:
-    """Check the number of a dimension of a tensor, which counts back from the last one if it is negative.
+    """Normalize the index of a tensor dimension; a negative index counts from the end.
 
     Raises:
-        ArgumentError: for one that the tensor does not have.
+        ArgumentError: if the tensor does not have the dimension.
     """
     if isinstance(dim, bool) or not isinstance(dim, int) or not -tensor.dim() <= dim < tensor.dim():
-        raise ArgumentError(name, f"is {shown(dim)}, the tensor has {tensor.dim()} dimensions")
+        raise ArgumentError(name, f"is {shown(dim)}, but the tensor has {tensor.dim()} dimensions")
 
 
 def named_device(name: str, device: Any) -> torch.device:
-    """A device, which need not exist.
+    """Convert an argument to a device, which need not exist.
 
     Args:
-        name: of the argument.
+        name: name of the argument.
         device: a ``torch.device``, its name or the number of a CUDA device.
 
     Raises:
-        ArgumentError: for what torch knows no device by.
+        ArgumentError: if torch does not accept it as a device.
     """
     if isinstance(device, torch.device):
         return device
@@ -74,19 +74,19 @@ def named_device(name: str, device: Any) -> torch.device:
             return torch.device("cuda", device)
         if isinstance(device, str):
             return torch.device(device)
-    except (RuntimeError, OverflowError, ValueError) as error:  # numbers out of range, and unknown names
+    except (RuntimeError, OverflowError, ValueError) as error:  # numbers out of range and unknown names
         reason = f": {one_line(str(error))}"
     raise ArgumentError(name, f"is {shown(device)}, expected a device such as 'cuda:0'{reason}")
 
 
 def present_device(name: str, device: Any) -> torch.device:
-    """Return a device that tensors can be made on; fake ones, and those of a trace, can on all.
+    """Convert an argument to a device that exists. Fake tensors and traces accept any device.
 
     Raises:
-        ArgumentError: as ``named_device``, and for a CUDA device that torch does not see.
+        ArgumentError: as ``named_device``, and if torch does not see the CUDA device.
     """
     found = named_device(name, device)
-    # Dynamo cannot trace the depth of the stack of modes: what it compiles must not come to it.
+    # Dynamo cannot trace the depth of the mode stack, so compiled code must not reach that check.
     if found.type != "cuda" or torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
         return found
     count = torch.cuda.device_count()
@@ -96,19 +96,19 @@ def present_device(name: str, device: Any) -> torch.device:
 
 
 def refuse_capture(argument: str, device: torch.device | None, reason: str = FIRST_CALL) -> None:
-    """Refuse what a CUDA graph cannot have in it, while one captures the current stream of a device.
+    """Refuse a call that a CUDA graph cannot contain while the device's current stream is being captured.
 
     Args:
-        argument: to be named.
-        device: of the call's tensors, which need not be torch's current one; None: that one. Only CUDA devices capture.
-        reason: why nothing can be captured yet.
+        argument: argument that the error names.
+        device: device of the call's tensors; None: torch's current device. Only CUDA devices can capture.
+        reason: why the call cannot be captured.
 
     Raises:
-        ArgumentError: if that stream is being captured.
+        ArgumentError: if the stream is being captured.
     """
     if not torch.cuda.is_initialized() or (device is not None and device.type != "cuda"):
         return
     with torch.cuda.device(device):
         capturing = torch.cuda.is_current_stream_capturing()
     if capturing:
-        raise ArgumentError(argument, f"is in a CUDA graph capture, and {reason}: make one before the capture")
+        raise ArgumentError(argument, f"is in a CUDA graph capture, and {reason}: make one call before the capture")

@@ -1,12 +1,13 @@
-"""The work of the commands in ``runtime.cli``."""
+"""Implementation of the commands in ``runtime.cli``."""
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -43,8 +44,11 @@ from runtime.tools.bench.required import require_gpu
 if TYPE_CHECKING:
     from runtime.verify.receipts import Comparison
 
+WIDTH = 100
+"""Columns of a finding of ``codegen doctor``."""
+WHOLE_WORDS: Any = {"break_long_words": False, "break_on_hyphens": False}
 NOT_COMPARED = 3
-"""Exit code of ``compile --check`` if nothing differs, and a receipt is of another compiler."""
+"""Exit code of ``compile --check`` if nothing differs but a receipt names another compiler."""
 
 
 def compile_specs(specs: Sequence[str] | None, *, every: bool, check: bool, as_json: bool) -> None:
@@ -68,7 +72,7 @@ def compile_specs(specs: Sequence[str] | None, *, every: bool, check: bool, as_j
             if check:
                 comparisons.append(_compared(compiled))
                 told.rows[-1] |= {"compared": comparisons[-1].outcome}
-        for compiled, row in zip(made, told.rows, strict=True):  # a later entry may have evicted it
+        for compiled, row in zip(made, told.rows, strict=True):  # a newer entry may have evicted it
             row |= {"source": source_place(compiled.named), "cubin": cubin_place(compiled)}
             source, cubin = one_line(row["source"], MOST_OF_PLACE), one_line(row["cubin"], MOST_OF_PLACE)
             told.say(f"{compiled.named.stem}: source {source}, cubin {cubin}")
@@ -83,7 +87,7 @@ def export_specs(
     specs: Sequence[str] | None, out: Path, shape: str | None, sm_count: int | None, *, every: bool, as_json: bool
 ) -> None:
     """``codegen export``."""
-    from runtime.export import check_places, export, launches_of, parse_sizes  # noqa: PLC0415 - not for other commands
+    from runtime.export import check_places, export, launches_of, parse_sizes  # noqa: PLC0415 - unused by others
 
     named_specs = chosen(specs, every)
     check_places(named_specs, out)
@@ -106,7 +110,7 @@ def export_specs(
 
 def _compared(compiled: Compiled) -> Comparison:
     """Compare a cubin with its receipt, and print the differences."""
-    from runtime.verify.receipts import compared  # noqa: PLC0415 - not for those who only compile
+    from runtime.verify.receipts import compared  # noqa: PLC0415 - `compile` does not need it
 
     named = compiled.named
     found = compared(compiled, receipt_path(named, own.folder()) if named.path is None else place_of(named, ".json"))
@@ -120,7 +124,7 @@ def _tell_differences(comparison: Comparison) -> None:
 
 
 def _refused(compiled: Compiled) -> str:
-    """Reason not to run this compiler's code of a kernel, also printed to standard error; "" if there is none."""
+    """Reason to refuse this compiler's code of a kernel, also printed to standard error; "" without one."""
     try:
         compilers.check_spills(compiled)
     except SpillError as error:
@@ -130,7 +134,7 @@ def _refused(compiled: Compiled) -> str:
 
 
 def _conclude(told: Report, comparisons: Sequence[Comparison]) -> None:
-    """Report how many cubins were compared with their receipts, and which compiler the others need."""
+    """Report the number of cubins that were compared with their receipts, and the compilers that the others need."""
     count = sum(not comparison.of_other for comparison in comparisons)
     told.note("differences", [line for comparison in comparisons for line in comparison.differences])
     told.note("compared", count, f"{count} of {len(comparisons)} compared with their receipts")
@@ -163,18 +167,18 @@ def source_place(named: NamedSpec) -> str:
     path = place_of(named, ".cu")
     if not holds(path, render(named.main)):
         return f"not written ({render_command(named)})"
-    return str(path) if named.twin_of is None else f"{path} with words replaced ({render_command(named)} --out DIR)"
+    return str(path) if named.twin_of is None else f"{path} with replaced words ({render_command(named)} --out DIR)"
 
 
 def cubin_place(compiled: Compiled) -> str:
-    """File of a cubin in the cache, or the reason that it is gone."""
+    """File of a cubin in the cache, or the reason why it is missing."""
     cache = KernelCache()
     path = cache.file_of(compiled.key)
     return str(path or f"evicted from the cache, which keeps at most {cache.max_bytes} bytes (CODEGEN_CACHE_MAX_BYTES)")
 
 
 def tell_timings(told: Report, timings: Iterable[MeasurementRecord]) -> None:
-    """Print times of a kernel and its peer."""
+    """Print times of a kernel and of its peer."""
     for timing in timings:
         told.say(
             f"    {timing.shape}: {timing.milliseconds} ms, {timing.tflops} TFLOPS; "
@@ -217,11 +221,11 @@ def verify_specs(
 
 
 def _of_problem(problem: str, specs: Sequence[str] | None, every: bool) -> list[NamedSpec]:
-    """The kernel that a call chooses for a problem on the current GPU.
+    """Kernel that a call chooses for a problem on the current GPU.
 
     Raises:
-        CodegenError: if specs are named too.
-        SpecError: for an illegal problem, or one without a kernel.
+        CodegenError: if the command line also names specs.
+        SpecError: if the problem is invalid or has no kernel.
     """
     if specs or every:
         raise CodegenError("name specs, or a problem with --problem, not both")
@@ -233,7 +237,7 @@ def _of_problem(problem: str, specs: Sequence[str] | None, every: bool) -> list[
 
 
 def receipts_home(named: NamedSpec) -> Path:
-    """Folder of a kernel's receipt: the user's own for a spec without a file; else that of its source."""
+    """Folder of a kernel's receipt: the user's folder for a spec without a file, else the source's folder."""
     return own.folder() if named.path is None else home_of(named)
 
 
@@ -268,7 +272,7 @@ def measure_specs(specs: Sequence[str] | None, out: Path | None, *, every: bool,
                 kernel, compiled = load_kernel(named, forward_compatible=True), compile_spec(named)
             found = compared(compiled, path, strict=True)
             if not found.differences and read_receipt(named, path).source.sha256 != source_sha256(compiled.source):
-                found = Comparison((f"{named.stem}: its receipt is of another source; run: {verify_line(named)}",))
+                found = Comparison((f"{named.stem}: its receipt describes another source; run: {verify_line(named)}",))
             if found.differences:
                 unverified += 1
                 told.row({"kernel": named.stem, "differences": found.differences})
@@ -300,14 +304,15 @@ def migrate(names: Sequence[str] | None, out: Path | None, *, every: bool, check
 
 def doctor(*, as_json: bool) -> None:
     """``codegen doctor``."""
-    from runtime.doctor import LOOKS, look  # noqa: PLC0415 - not for those who only compile
+    from runtime.doctor import LOOKS, look  # noqa: PLC0415 - other commands do not need it
 
     wrong = 0
     with report(as_json=as_json) as told:
         for name in told.steps("looking at", LOOKS, str):
             found = look(name)
             remedy = f"\n{'':17}-> {found.remedy}" if found.remedy else ""
-            line = f"{found.state:5}  {name:9} {one_line(found.told, MOST_OF_MESSAGE)}{remedy}"
+            head, text = f"{found.state:5}  {name:9} ", one_line(found.told, MOST_OF_MESSAGE)
+            line = textwrap.fill(text, WIDTH, initial_indent=head, subsequent_indent=" " * 17, **WHOLE_WORDS) + remedy
             told.row({"name": name, **asdict(found)}, line)
             wrong += found.state == "wrong"
         if wrong:

@@ -1,4 +1,4 @@
-"""``codegen doctor``: what the machine has of what rendering, compiling and running kernels need, and what mends it."""
+"""``codegen doctor``: checks of the machine for rendering, compiling and running kernels, and their fixes."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ import codegen
 from codegen.arch import ARCHS
 from codegen.errors import CodegenError
 from codegen.installation import install_command
+from codegen.wording import plural
 from runtime.compile import compilers, inspection, prebuilt, toolchain
 from runtime.compile.cache import KernelCache
 from runtime.compile.compiler import run_nvrtc
@@ -31,12 +32,12 @@ State = Literal["ok", "note", "wrong"]
 
 @dataclass(frozen=True)
 class Finding:
-    """What one look found.
+    """Result of one check.
 
     Attributes:
-        state: ``ok``; ``note``, where something is not there that only some commands need; ``wrong``.
-        told: what was found.
-        remedy: what to do about it; "" if all is well.
+        state: ``ok``; ``note`` if something is missing that only some commands need; ``wrong``.
+        told: the finding.
+        remedy: the fix; "" if none is needed.
     """
 
     state: State
@@ -50,13 +51,13 @@ def versions() -> Finding:
     try:
         installed, needs = importlib.metadata.version(PACKAGE), importlib.metadata.requires(PACKAGE) or []
     except importlib.metadata.PackageNotFoundError:
-        return Finding("note", f"{told}, which is not installed, only found on sys.path", f"pip install -e {_root()}")
+        return Finding("note", f"{told}, not installed: found on sys.path", f"pip install -e {_root()}")
     found = {name: _version(name) for name in sorted(re.split("[^A-Za-z0-9._-]", n)[0] for n in needs if ";" not in n)}
     told = ", ".join([told, *(f"{name} {version}" for name, version in found.items() if version)])
     if missing := [name for name, version in found.items() if not version]:
-        return Finding("wrong", f"{told}; without {', '.join(missing)}", f"pip install {' '.join(missing)}")
+        return Finding("wrong", f"{told}; missing: {', '.join(missing)}", f"pip install {' '.join(missing)}")
     if installed != codegen.__version__:
-        return Finding("note", f"{told}; the package that is installed is {installed}", "see the names' line")
+        return Finding("note", f"{told}; the installed package is {installed}", "see the line of names")
     return Finding("ok", told)
 
 
@@ -77,8 +78,8 @@ def names() -> Finding:
     remedy = f"pip uninstall {' '.join(sorted(owners))}, or " if owners else ""
     return Finding(
         "note",
-        f"{', '.join(map(str, others))} has the same name, and whichever is first in sys.path is imported",
-        f"{remedy}rename it, or leave its folder out of PYTHONPATH and sys.path",
+        f"same name as this package: {', '.join(map(str, others))}; Python imports the first on sys.path",
+        f"{remedy}rename it, or remove its folder from PYTHONPATH and sys.path",
     )
 
 
@@ -90,7 +91,7 @@ def compiler() -> Finding:
     run_nvrtc('extern "C" __global__ void sample() {}', "sample.cu", "cubin", (f"--gpu-architecture={known[-1]}",))
     if new:
         remedy = toolchain.newer_nvrtc(max(ARCHS[name].since_cuda for name in new))
-        return Finding("note", f"{found}, which is too old for {', '.join(new)}", remedy)
+        return Finding("note", f"{found}, too old for {', '.join(new)}", remedy)
     if found.package == compilers.record().compiler:
         return Finding("ok", str(found))
     told = f"{found}: {compilers.difference(found.package)}"
@@ -122,22 +123,22 @@ def cache() -> Finding:
         with tempfile.TemporaryFile(dir=there):
             pass
     except OSError as error:
-        remedy = "set CODEGEN_CACHE_DIR to a folder that can be written"
+        remedy = "set CODEGEN_CACHE_DIR to a writable folder"
         return Finding("wrong", f"{found.folder} cannot be written ({error.strerror})", remedy)
-    return Finding("ok", f"{found.folder}, {count} entries")
+    return Finding("ok", f"{found.folder}, {plural(count, 'entry')}")
 
 
 def cubins() -> Finding:
     """Look for compiled kernels that need no compiler."""
     place = prebuilt.folder()
     if place is None:
-        return Finding("ok", "no wheel of cubins: kernels are compiled at their first call, or by codegen warm")
+        return Finding("ok", "no wheel of cubins: the first call, or codegen warm, compiles a kernel")
     count = sum(1 for path in place.iterdir() if path.suffix in (".cubin", ".ptx"))
-    told = f"{place}, {count} compiled kernels"
+    told = f"{place}, {plural(count, 'compiled kernel')}"
     version = _version(prebuilt.DISTRIBUTION)
     if not os.environ.get(prebuilt.CUBINS) and version != codegen.__version__:
         remedy = f"pip install '{prebuilt.DISTRIBUTION}=={codegen.__version__}'"
-        return Finding("note", f"{told}, of version {version}: those that receipts do not name are ignored", remedy)
+        return Finding("note", f"{told}, of version {version}: cubins without a receipt are ignored", remedy)
     return Finding("ok", told)
 
 
@@ -147,7 +148,7 @@ def gpu_driver() -> Finding:
         number = call(driver().cuDriverGetVersion)
     except (ImportError, RuntimeError, OSError) as error:  # bindings of a library that is not there
         reason = str(error).splitlines()[0]
-        return Finding("note", f"no CUDA driver: kernels are compiled, not run ({reason})", "install NVIDIA's driver")
+        return Finding("note", f"no CUDA driver: kernels compile but cannot run ({reason})", "install NVIDIA's driver")
     version = (number // 1000, number % 1000 // 10)
     told = f"CUDA {version[0]}.{version[1]}"
     try:
@@ -156,10 +157,10 @@ def gpu_driver() -> Finding:
         return Finding("ok", told)
     if version[0] < nvrtc[0]:
         remedy = f"update the driver, or {install_command(f'cu{version[0]}')}"
-        return Finding("wrong", f"{told}, which loads no cubin of NVRTC {nvrtc[0]}.{nvrtc[1]}", remedy)
+        return Finding("wrong", f"{told}, which cannot load cubins of NVRTC {nvrtc[0]}.{nvrtc[1]}", remedy)
     if version < nvrtc:
         remedy = f"update the driver, or install NVRTC {version[0]}.{version[1]}"
-        return Finding("note", f"{told}, which loads no PTX of NVRTC {nvrtc[0]}.{nvrtc[1]}: cubins run", remedy)
+        return Finding("note", f"{told}, which cannot load PTX of NVRTC {nvrtc[0]}.{nvrtc[1]}; cubins run", remedy)
     return Finding("ok", told)
 
 
@@ -169,7 +170,7 @@ def gpus() -> Finding:
         cuda = driver()
         call(cuda.cuInit, 0)
     except (ImportError, RuntimeError, OSError, CodegenError) as error:
-        return Finding("note", f"none can be used: {str(error).splitlines()[0]}", "see the driver's line")
+        return Finding("note", f"none usable: {str(error).splitlines()[0]}", "see the line of the driver")
     attribute = cuda.CUdevice_attribute
     found, unfit = [], []
     for number in range(call(cuda.cuDeviceGetCount)):
@@ -181,7 +182,7 @@ def gpus() -> Finding:
         if (major, minor) < min(arch.compute_capability for arch in ARCHS.values()):
             unfit.append(found[-1])
     if not found:
-        return Finding("note", "none: kernels are compiled, not run", "CUDA_VISIBLE_DEVICES may hide them")
+        return Finding("note", "none: kernels compile but cannot run", "CUDA_VISIBLE_DEVICES may hide GPUs")
     if unfit:
         return Finding("wrong", f"{', '.join(unfit)}: no kernel runs there", f"use one of {', '.join(ARCHS)}")
     return Finding("ok", ", ".join(found))
@@ -192,13 +193,13 @@ def torch() -> Finding:
     try:
         import torch as found  # noqa: PLC0415 - seconds
     except ImportError as error:
-        return Finding("note", f"not there: kernels are compiled, not called ({error})", install_command("torch"))
+        return Finding("note", f"not installed: kernels compile but do not run ({error})", install_command("torch"))
     told = f"torch {found.__version__}, CUDA {found.version.cuda or 'none'}"
     if found.cuda.is_available():
         return Finding("ok", told)
     if gpus().state == "ok":
         return Finding("wrong", f"{told}, which sees no GPU", "install a build of torch for the driver's CUDA")
-    return Finding("note", f"{told}, which sees no GPU", "see the GPU's line")
+    return Finding("note", f"{told}, which sees no GPU", "see the line of the GPU")
 
 
 LOOKS: dict[str, Callable[[], Finding]] = {
@@ -216,24 +217,24 @@ LOOKS: dict[str, Callable[[], Finding]] = {
 
 
 NEED_COMPILER = ("NVRTC", "headers", "cuobjdump")
-"""Looks at what only a compilation needs."""
+"""Checks that only compilation needs."""
 
 
 def look(name: str) -> Finding:
-    """Make one check; an error in it is a finding too."""
+    """Run one check; an error in it is a finding too."""
     try:
         return LOOKS[name]()
     except NoJitError:
-        told = "not tried: CODEGEN_NO_JIT=1 forbids to compile"
-        return Finding("note", told, "unset CODEGEN_NO_JIT to try; exported and cached kernels load all the same")
+        told = "skipped: CODEGEN_NO_JIT=1 forbids compilation"
+        return Finding("note", told, "to check it, unset CODEGEN_NO_JIT; exported and cached kernels still load")
     except CodegenError as error:
         told, _, remedy = str(error).partition(": pip install ")
         remedy = f"pip install {remedy}" if remedy else "see the message"
         if name in NEED_COMPILER and prebuilt.is_there():
-            return Finding("note", f"{told}; shipped kernels that come compiled run without", remedy)
+            return Finding("note", f"{told}; kernels of the wheel of cubins run without it", remedy)
         return Finding("wrong", told, remedy)
     except Exception as error:
-        return Finding("wrong", f"{type(error).__name__}: {error}", "reinstall what it names, or report it")
+        return Finding("wrong", f"{type(error).__name__}: {error}", "reinstall the named package, or report this")
 
 
 def _version(name: str) -> str:

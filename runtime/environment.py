@@ -1,4 +1,4 @@
-"""Environment variables that are yes or no."""
+"""Boolean environment variables."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from runtime.errors import ToolchainError
 
 
 def flag(name: str, means: str) -> bool:
-    """Whether a variable is 1; unset, empty and 0 are no.
+    """Whether a variable is 1. Unset, empty and 0 mean no.
 
     Args:
-        name: of the variable.
-        means: what 1 does, for the message.
+        name: name of the variable.
+        means: effect of 1, for the message.
 
     Raises:
-        ToolchainError: for any other value.
+        ToolchainError: if it has any other value.
     """
     given = os.environ.get(name, "")
     if given not in ("", "0", "1"):
-        raise ToolchainError(f"{name} is {shown(given)}; 1 ({means}) or 0 is expected")
+        raise ToolchainError(f"{name} is {shown(given)}; expected 1 ({means}) or 0")
     return given == "1"

@@ -11,25 +11,25 @@ from codegen.wording import one_line
 
 
 class ToolchainError(CodegenError):
-    """NVRTC, a CUDA header or a CUDA tool is missing, does not fit or failed; the message says what mends it."""
+    """NVRTC, a CUDA header or a CUDA tool is missing, incompatible or failed; the message has the remedy."""
 
 
 class SpillError(ToolchainError):
-    """A compiler makes code of a shipped kernel that spills registers, which that of its receipt does not.
+    """The compiler's code for a shipped kernel spills registers, and the code of its receipt does not.
 
     Attributes:
-        kernel: its name.
-        compiler: the package of the compiler.
+        kernel: name of the kernel.
+        compiler: package of the compiler.
         spill_bytes: bytes of spill stores and loads.
-        expected: the package of the compiler of the receipt.
-        remedy: the command that installs that one.
+        expected: package of the receipt's compiler.
+        remedy: command that installs the receipt's compiler.
     """
 
     def __init__(self, kernel: str, compiler: str, spill_bytes: int, expected: str, remedy: str) -> None:
         self.kernel, self.compiler, self.spill_bytes = kernel, compiler, spill_bytes
         self.expected, self.remedy = expected, remedy
         super().__init__(
-            f"{kernel} is refused with {compiler}, whose code spills {spill_bytes} bytes; that of {expected}, the "
+            f"{kernel} is refused with {compiler}, whose code spills {spill_bytes} bytes; the code of {expected}, the "
             f"compiler of its receipt, does not: {remedy}"
         )
 
@@ -43,7 +43,7 @@ class CompileError(CodegenError):
 
     Attributes:
         name: file name of the source.
-        log: the whole compiler log; its lines begin with the generated file's name and line.
+        log: the whole compiler log, whose lines begin with the generated file's name and line.
     """
 
     def __init__(self, name: str, log: str) -> None:
@@ -57,19 +57,19 @@ class CompileError(CodegenError):
 
 
 class NoJitError(CodegenError):
-    """Something would have to be compiled, and CODEGEN_NO_JIT=1 forbids it; nothing was.
+    """A kernel needs compilation, and CODEGEN_NO_JIT=1 forbids it; nothing was compiled.
 
     Attributes:
-        kernel: its name.
-        spec_hash: SHA-256 of its spec's canonical JSON; "" for what has no spec.
-        reason: what is missing, and where it was looked for.
-        remedy: what makes it; "" for nothing.
+        kernel: name of the kernel.
+        spec_hash: SHA-256 of its spec's canonical JSON; "" without a spec.
+        reason: the missing code and the places that were searched.
+        remedy: commands that provide the code; "" without any.
     """
 
     def __init__(self, kernel: str, spec_hash: str, reason: str, remedy: str = "") -> None:
         self.kernel, self.spec_hash, self.reason, self.remedy = kernel, spec_hash, reason, remedy
         of_spec = f" (spec hash {spec_hash})" if spec_hash else ""
-        told = f"{kernel}{of_spec}: {reason}, and CODEGEN_NO_JIT=1 forbids to compile"
+        told = f"{kernel}{of_spec}: {reason}, and CODEGEN_NO_JIT=1 forbids compilation"
         super().__init__(one_line(told + (f"; {remedy}" if remedy else ""), MOST_OF_MESSAGE))
 
     def __reduce__(self) -> tuple[type[NoJitError], tuple[str, str, str, str]]:
@@ -78,14 +78,14 @@ class NoJitError(CodegenError):
 
 
 class UnverifiedError(CodegenError):
-    """A kernel has no receipt of its source as it is today, and ``verified_only`` refuses it; nothing ran.
+    """A kernel has no receipt of its current source, and ``verified_only`` refuses it; nothing ran.
 
     Attributes:
-        kernel: its name.
+        kernel: name of the kernel.
         spec_hash: SHA-256 of its spec's canonical JSON.
-        reason: what its receipt says; "no receipt" if there is none.
-        sibling: the nearest shipped kernel, and what differs; "" without one.
-        remedy: the command that makes a receipt.
+        reason: state of its receipt; "no receipt" without one.
+        sibling: the nearest shipped kernel and the differences; "" without one.
+        remedy: command that makes a receipt.
     """
 
     def __init__(self, kernel: str, spec_hash: str, reason: str, sibling: str, remedy: str) -> None:
@@ -101,9 +101,9 @@ class UnverifiedError(CodegenError):
 
 
 class CacheError(CodegenError):
-    """The kernel cache cannot be used, is not to be trusted, or is held by another process for too long.
+    """The kernel cache is unusable, is not trusted, or was locked by another process for too long.
 
-    Its message is one line of bounded length, whatever folders and files are called.
+    The message is one line of bounded length, whatever the names of folders and files.
     """
 
     def __init__(self, message: str) -> None:
@@ -111,16 +111,16 @@ class CacheError(CodegenError):
 
 
 class DeviceError(CodegenError):
-    """There is no GPU, or not the one a kernel was made for."""
+    """There is no GPU, or the kernel was made for another GPU."""
 
 
 class CollectiveError(CodegenError):
-    """A rank is late or failed, and what all ranks do together cannot go on.
+    """A rank is late or failed, so a collective operation cannot complete.
 
     Attributes:
-        collective: what they were doing.
-        ranks: those that it was not done with, numbered as in the group.
-        reason: what is known of why.
+        collective: the operation.
+        ranks: the late or failed ranks, numbered within the group.
+        reason: the known reason.
     """
 
     def __init__(self, collective: str, ranks: tuple[int, ...], reason: str) -> None:
@@ -134,11 +134,11 @@ class CollectiveError(CodegenError):
 
 
 class ArgumentError(CodegenError, ValueError):
-    """A kernel was called with something that it cannot take; nothing was launched.
+    """An argument of a call is invalid; nothing was launched.
 
     Attributes:
-        argument: its name.
-        reason: what it was and what is allowed.
+        argument: name of the argument.
+        reason: its value and the allowed values.
     """
 
     def __init__(self, argument: str, reason: str) -> None:
@@ -153,10 +153,10 @@ class ArgumentError(CodegenError, ValueError):
 
 @contextmanager
 def torch_needed(name: str) -> Iterator[None]:
-    """A context in which torch is imported for the sake of a function, class or module.
+    """Context manager that imports torch for a function, class or module.
 
     Args:
-        name: what needs torch.
+        name: name of the function, class or module.
 
     Raises:
         ToolchainError: if torch is not installed.

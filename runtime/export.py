@@ -1,4 +1,4 @@
-"""``codegen export``: kernels in folders that are loaded without a compiler."""
+"""``codegen export``: kernels in folders, which load without a compiler."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ MOST_SMS = 4096
 
 @dataclass(frozen=True)
 class Exported:
-    """A kernel that was exported.
+    """An exported kernel.
 
     Attributes:
-        folder: where.
-        changed: whether it had to be written.
+        folder: its folder.
+        changed: whether the export wrote files.
         compiled: the kernel.
-        receipt: what its receipt says.
+        receipt: its receipt.
     """
 
     folder: Path
@@ -41,25 +41,25 @@ class Exported:
 
     @property
     def is_verified(self) -> bool:
-        """Whether this cubin, not PTX of the same source, passed all cases on a GPU."""
+        """Whether this cubin (not PTX of the same source) passed all cases on a GPU."""
         found = self.receipt.verification
         return found is not None and not found.failed and found.target.endswith(" cubin")
 
     @property
     def standing(self) -> str:
-        """What a GPU made of the kernel, in words."""
+        """Description of the kernel's test results on a GPU."""
         found = self.receipt.verification
         if found is None:
-            return "no receipt says that a GPU ran this cubin"
+            return "no receipt of a GPU run of this cubin"
         verdict = f"{len(found.failed)} of {len(found.cases)} cases FAILED" if found.failed else "all cases passed"
         return one_line(f"{verdict} on {found.device} ({found.target})")
 
 
 def parse_sizes(text: str) -> dict[str, int]:
-    """Return the sizes that ``--shape`` names.
+    """Parse the sizes of ``--shape``.
 
     Raises:
-        SpecError: for a text that is not FIELD=NUMBER,...
+        SpecError: if the text is not FIELD=NUMBER,...
     """
     sizes: dict[str, int] = {}
     for part in text.split(","):
@@ -73,26 +73,26 @@ def parse_sizes(text: str) -> dict[str, int]:
 
 
 def check_places(named_specs: Sequence[NamedSpec], out: Path) -> None:
-    """Refuse what cannot be written, before anything is compiled.
+    """Check before any compilation that the kernels can be written.
 
     Raises:
-        FileError: for a folder that holds something else, or an exported file that was changed.
-        SpecError: for a kernel's name that cannot be.
+        FileError: if a folder holds other files, or an exported file was changed.
+        SpecError: if a kernel's name cannot be exported, or two kernels have the same name.
     """
     for i, named in enumerate(named_specs):
         check_exportable(named)
         if named.stem in (other.stem for other in named_specs[:i]):
-            raise SpecError("", f"two of the specs are called {named.stem}: they would have the same folder")
+            raise SpecError("", f"two specs have the name {named.stem}, and hence the same folder")
         check_folder(out / named.stem, RECORD, partial(exported_names, symbol=named.stem))
 
 
 def launches_of(
     named_specs: Sequence[NamedSpec], sizes: Mapping[str, int] | None, sm_count: int | None
 ) -> list[SizedLaunch | None]:
-    """Return the launch of the named shape of each kernel.
+    """Launch of each kernel for a named shape.
 
     Raises:
-        SpecError: for sizes that are no problem of a kernel's, or one of the two without the other.
+        SpecError: if the sizes are not a problem of a kernel, or only one of ``--shape`` and ``--sm-count`` is given.
     """
     if (sizes is None) != (sm_count is None):
         raise SpecError("shape" if sizes is None else "sm_count", "is missing: --shape and --sm-count belong together")
@@ -107,14 +107,14 @@ def export(named: NamedSpec, out: Path, sized: SizedLaunch | None = None) -> Exp
     """Compile a kernel, or take it from the cache, and write its folder ``out / stem``.
 
     Args:
-        named: its spec.
-        out: folder of the folders.
-        sized: the launch of a problem of known shape, to be told too.
+        named: the kernel's spec.
+        out: parent folder.
+        sized: launch for a problem of known shape, to be exported too.
 
     Raises:
-        FileError: when the folder holds something else, or cannot be written.
-        ToolchainError, CompileError, CacheError, NoJitError: when there is no cubin.
-        SpillError: when that of a shipped kernel spills registers, and that of its receipt does not.
+        FileError: if the folder holds other files or cannot be written.
+        ToolchainError, CompileError, CacheError, NoJitError: if there is no cubin.
+        SpillError: if a shipped kernel's code spills registers and its receipt's code does not.
     """
     compiled = compile_spec(named)
     check_spills(compiled)
@@ -126,12 +126,12 @@ def export(named: NamedSpec, out: Path, sized: SizedLaunch | None = None) -> Exp
 
 
 def receipt_of(compiled: Compiled) -> Receipt:
-    """Return the kernel's receipt if it is of this source and this cubin; else one that says nothing of a GPU.
+    """Receipt for an export: the kernel's receipt if it matches this source and cubin, else one without GPU results.
 
-    That one has no hash of PTX either, of which none is exported.
+    The latter has no hash of PTX either, because no PTX is exported.
 
     Raises:
-        ReceiptError: for a receipt that cannot be read.
+        ReceiptError: if the receipt cannot be read.
     """
     named = compiled.named
     own = unverified(compiled, cubin_record(compiled, with_ptx=False))

@@ -1,4 +1,4 @@
-"""Files of commits, and changes of a tree since its commit, by git."""
+"""Files of commits, and changes since the last commit, from git."""
 
 from __future__ import annotations
 
@@ -21,35 +21,35 @@ ELSEWHERE = frozenset(
         *("REPLACE_REF_BASE", "NO_REPLACE_OBJECTS"),
     )
 )
-"""Environment variables, as hooks of git have them, that name another repository, tree, index or objects than those of
-the folder that git is given."""
+"""Environment variables, set for example in git hooks, that select another repository, work tree, index or object store
+than the folder's own."""
 
 
 def commit_of(revision: str, folder: Path) -> str:
     """Resolve a revision to the hash of its commit.
 
     Raises:
-        CodegenError: for a revision that is no commit, or a folder in no repository.
-        ToolchainError: without git.
+        CodegenError: if the revision is not a commit, or the folder is not in a repository.
+        ToolchainError: if git is not installed.
     """
     try:
         return git(folder, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}").strip()
     except GitError as error:
         if error.told:
             raise
-        raise CodegenError(f"{shown(revision)} is no commit of {one_line(str(folder), MOST_OF_PLACE)}") from None
+        raise CodegenError(f"{shown(revision)} is not a commit of {one_line(str(folder), MOST_OF_PLACE)}") from None
 
 
 def file_of(commit: str, path: str, folder: Path) -> str:
     """Read a file of a commit.
 
     Args:
-        commit: its hash.
-        path: the file, from the root of the repository.
-        folder: a folder in it.
+        commit: hash of the commit.
+        path: path of the file from the root of the repository.
+        folder: a folder in the repository.
 
     Raises:
-        CodegenError: if there is none, or it is too large.
+        CodegenError: if the file does not exist or is too large.
     """
     name = f"{commit}:{path}"
     if int(git(folder, "cat-file", "-s", name)) > MOST_BYTES:
@@ -58,21 +58,21 @@ def file_of(commit: str, path: str, folder: Path) -> str:
 
 
 def files_of(commit: str, below: str, folder: Path) -> list[str]:
-    """List the files of a commit in a folder of the repository, by their paths from its root."""
+    """List the files of a commit in a folder of the repository, as paths from its root."""
     return git(folder, "ls-tree", "-r", "-z", "--name-only", "--full-tree", commit, f"{below}/").split("\0")[:-1]
 
 
 def texts_of(commit: str, below: str, suffixes: tuple[str, ...], folder: Path) -> dict[str, str]:
-    """Read the files of a commit in a folder of the repository, by their paths from its root.
+    """Read the files of a commit in a folder of the repository: content by path from its root.
 
     Args:
-        commit: its hash.
-        below: the folder; one that the commit does not have holds nothing.
-        suffixes: endings of the files that are read; no links are.
+        commit: hash of the commit.
+        below: the folder to read. A folder that the commit does not have gives no files.
+        suffixes: suffixes of the files to read. Links are skipped.
         folder: a folder in the repository.
 
     Raises:
-        CodegenError: if one of them is too large.
+        CodegenError: if a file is too large or missing from the repository.
     """
     told = git(folder, "ls-tree", "-r", "-l", "-z", "--full-tree", commit, f"{below}/")
     blobs: dict[str, str] = {}
@@ -90,20 +90,20 @@ def texts_of(commit: str, below: str, suffixes: tuple[str, ...], folder: Path) -
     texts, at = {}, 0
     for path in blobs:
         end = data.index(b"\n", at)
-        told_of = data[at:end].split()  # hash, type, size; or that it is missing
+        told_of = data[at:end].split()  # hash, type, size; or "missing"
         if len(told_of) != 3:
-            raise CodegenError(f"{one_line(path)} of {commit[:12]} cannot be read: the repository does not have it")
+            raise CodegenError(f"{one_line(path)} of {commit[:12]} cannot be read: the repository lacks the object")
         at = end + 1 + int(told_of[2]) + 1
         texts[path] = data[end + 1 : at - 1].decode(errors="replace")
     return texts
 
 
 def changed_files(folder: Path, written: Collection[Path] = ()) -> list[str]:
-    """List the files of a repository that differ from its last commit, new ones too.
+    """List the files of a repository that differ from its last commit, including untracked files.
 
     Args:
-        folder: a folder of the repository.
-        written: files that are left out, each by its own path: those that a command writes are no changes.
+        folder: a folder in the repository.
+        written: exact paths of files to ignore, because the calling command writes them.
     """
     top = resolved(Path(git(folder, "rev-parse", "--show-toplevel").removesuffix("\n")))
     own = {resolved(path.parent) / path.name for path in written}

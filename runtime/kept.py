@@ -1,4 +1,4 @@
-"""Tensors that are made once and serve every later call, in any mode and on any stream."""
+"""Cached tensors that serve every later call, in any mode and on any stream."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ Made = TypeVar("Made")
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _functorch = torch._C._functorch.peek_interpreter_stack
 _is_tracing = torch._C._is_tracing
-_making = threading.RLock()  # what is made may need something else that is made once
+_making = threading.RLock()  # making a value may need another cached value
 
 
 def may_keep() -> bool:
-    """Whether new tensors are plain ones: not within torch.compile, dispatch modes, transforms or tracers."""
+    """Whether new tensors are plain tensors, outside torch.compile, dispatch modes, transforms and tracers."""
     return not (torch.compiler.is_compiling() or _dispatch_modes() or _functorch() is not None or _is_tracing())
 
 
 def is_capturing(device: torch.device) -> bool:
-    """Whether the current stream of a device is captured into a CUDA graph, which owns the memory of new tensors."""
+    """Whether a CUDA graph, which would own new tensors' memory, captures the device's current stream."""
     if device.type != "cuda":
         return False
     with torch.cuda.device(device):
@@ -32,10 +32,11 @@ def is_capturing(device: torch.device) -> bool:
 
 
 class _Streams:
-    """The streams that read kept tensors of a device.
+    """The streams that read cached tensors of a device.
 
-    Memory goes back to the stream that it was taken on, and is handed out there while others may still read it;
-    ``record_stream`` prevents that. No stream waits for the one that fills the tensors: the host has waited.
+    Freed memory returns to the stream that allocated it, where it could be reused while other streams still read it;
+    ``record_stream`` prevents that. Streams need not wait for the stream that fills the tensors, because the host has
+    synchronized with it.
     """
 
     def __init__(self, tensors: Sequence[Any]) -> None:
@@ -47,7 +48,7 @@ class _Streams:
             self._known.add(stream.cuda_stream)
 
     def read(self) -> None:
-        """Note that the current stream reads the tensors."""
+        """Record that the current stream reads the tensors."""
         if not self._tensors:
             return
         stream = torch.cuda.current_stream(self._tensors[0].device)
@@ -63,17 +64,17 @@ class _Entry(NamedTuple):
 
 
 class Kept(Generic[Made]):
-    """Values by hashed keys, made outside the caller's inference mode, gradients and default device.
+    """Cache of values by key, made independently of the caller's inference mode, gradient mode and default device.
 
     Attributes:
-        most: the number of values that are kept: one more replaces the oldest.
+        most: size of the cache: a further value replaces the oldest one.
     """
 
     def __init__(self, most: int, tensors_of: Callable[[Made], Sequence[Any]] = pytree.tree_leaves) -> None:
-        """Start with none.
+        """Create an empty cache.
 
         Args:
-            most: the number of values that are kept.
+            most: size of the cache.
             tensors_of: the tensors of a value.
         """
         self.most, self._tensors_of = most, tensors_of
@@ -83,12 +84,12 @@ class Kept(Generic[Made]):
         return len(self._entries)
 
     def find(self, key: Any) -> Made | None:
-        """Get the value of a key, if it is kept."""
+        """Get the cached value of a key; None without one."""
         entry = self._entries.get(key)
         return None if entry is None else entry.value
 
     def get(self, key: Any, make: Callable[[], Made]) -> Made:
-        """Get the value of a key, for reads on the current stream; make it if it is not kept."""
+        """Get the value of a key for reads on the current stream; make it if it is not cached."""
         entry = self._entries.get(key)
         if entry is None:
             with _making, torch.inference_mode(False), torch.no_grad(), torch._C.DisableTorchFunction():
@@ -106,12 +107,12 @@ class Kept(Generic[Made]):
 
 
 def made_once(most: int) -> Callable[[Callable[..., Made]], Callable[..., Made]]:
-    """Keep the results of a function whose last argument is the device of its tensors.
+    """Cache the results of a function whose last argument is the device of its tensors.
 
-    Nothing is kept where new tensors are not plain ones, or belong to a CUDA graph.
+    Results are not cached if new tensors are not plain tensors or belong to a CUDA graph.
 
     Args:
-        most: the number of results that are kept.
+        most: size of the cache.
     """
 
     def decorate(make: Callable[..., Made]) -> Callable[..., Made]:

@@ -1,4 +1,4 @@
-"""load_kernel: from a spec to something that can be called with torch tensors."""
+"""load_kernel: from a spec to a callable on torch tensors."""
 
 from __future__ import annotations
 
@@ -64,23 +64,23 @@ def load_kernel(
     device: torch.device | str | int | None = None,
     cache: KernelCache | None = None,
 ) -> Kernel:
-    """Render, compile (or take from the cache) and load a kernel, in any thread.
+    """Render, compile (or take from the cache) and load a kernel. Any thread may call this.
 
     Args:
-        spec: path of a YAML spec, name of a shipped spec, mapping of fields, spec model, or a problem
-            (``codegen.select``); or a kernel's folder that ``codegen export`` wrote (docs/guide/export.md), of which
-            nothing is compiled. A word that names both a shipped spec and a folder is the spec. Of a mapping without
-            ``tile`` or ``stages``, and of a problem, what is left out is chosen by the table of measurements
-            (docs/reference/select.md); what a spec says is never changed.
-        problem: beside such a mapping, its problem, or sizes of it (``{"heads": 16, "q_len": 4096}``), by which the
-            choice is made. Beside a whole spec nothing depends on it, but it must not contradict it.
-        forward_compatible: allow a kernel of an older architecture to run on a newer device, through PTX that the
-            driver compiles. Kernels of ``a`` architectures (sm_90a) cannot, nor can exported ones.
-        device: CUDA device the architecture is checked against; by default torch's current one.
-        cache: kernel cache; by default the user's. An exported folder needs none.
+        spec: path of a YAML spec, name of a shipped spec, mapping of fields, spec model, problem (``codegen.select``),
+            or a folder that ``codegen export`` wrote (docs/guide/export.md), which needs no compilation. A word that
+            names both a shipped spec and a folder means the spec. For a problem, or a mapping without ``tile`` or
+            ``stages``, the table of measurements chooses the missing fields (docs/reference/select.md); given fields
+            are never changed.
+        problem: the problem, or sizes of it (``{"heads": 16, "q_len": 4096}``), that guides the choice for such a
+            mapping. With a complete spec it has no effect, but must not contradict the spec.
+        forward_compatible: run a kernel of an older architecture on a newer device, through PTX that the driver
+            compiles. Kernels of ``a`` architectures (sm_90a) and exported kernels do not support this.
+        device: CUDA device that must match the architecture; by default torch's current one.
+        cache: kernel cache; by default the user's. An exported folder needs no cache.
 
     Returns:
-        A callable; see :class:`~runtime.kernels.attention.AttentionKernel`,
+        A callable kernel object; see :class:`~runtime.kernels.attention.AttentionKernel`,
         :class:`~runtime.kernels.attention_fp8.Fp8AttentionKernel`,
         :class:`~runtime.kernels.bsr_spmm.BsrSpmmKernel`, :class:`~runtime.kernels.bsr_sddmm.BsrSddmmKernel`,
         :class:`~runtime.kernels.attention_backward.AttentionBackwardKernel`,
@@ -90,17 +90,17 @@ def load_kernel(
         and :class:`~runtime.kernels.tile_copy.TileCopyKernel`.
 
     Raises:
-        SpecError: for an unknown name or an illegal spec.
-        ArgumentError: for a ``device`` that is no CUDA device here.
-        DeviceError: without a GPU, or with one of another architecture: names the spec that would serve there. In a
-            process that was forked after the first use of CUDA.
-        ToolchainError, CompileError, CacheError: when the kernel cannot be built.
-        SpillError: when the compiler that is installed makes code of a shipped kernel that spills registers, which the
-            code of its receipt does not.
-        NoJitError: when it would have to be, and CODEGEN_NO_JIT=1 forbids that.
-        UnverifiedError: within ``verified_only``, for a kernel without a receipt.
-        ExportError, FileError: for a folder that is no exported kernel, or is not as it was exported; for a file of
-            CODEGEN_RECORD that cannot be written.
+        SpecError: if the name is unknown or the spec is invalid.
+        ArgumentError: if ``device`` is not a CUDA device of this machine.
+        DeviceError: if there is no GPU, or a GPU of another architecture (the message suggests a spec for it), or if
+            the process was forked after the first use of CUDA.
+        ToolchainError, CompileError, CacheError: if the kernel cannot be built.
+        SpillError: if the installed compiler's code for a shipped kernel spills registers and its receipt's code does
+            not.
+        NoJitError: if the kernel needs compilation and CODEGEN_NO_JIT=1 forbids it.
+        UnverifiedError: if the kernel has no receipt, within ``verified_only``.
+        ExportError, FileError: if the folder is not an exported kernel or was modified; if the file in CODEGEN_RECORD
+            cannot be written.
     """
     process.claim(torch_forked=torch.cuda._is_in_bad_fork())
     check_flag("forward_compatible", forward_compatible)
@@ -148,7 +148,7 @@ def _load_exported(
 ) -> Kernel:
     """Load an exported kernel."""
     if problem is not None:
-        raise SpecError("problem", f"is given beside {folder}, where nothing is chosen: leave it out")
+        raise SpecError("problem", f"is given with {folder}, an exported kernel without choices: leave it out")
     if forward_compatible:
         raise ArgumentError("forward_compatible", f"is True, but {folder} has no PTX, only a cubin: leave it out")
     compiled = read_compiled(folder)
@@ -177,10 +177,10 @@ def kernel_class(spec: Spec) -> Callable[[Compiled, LoadedKernel], Kernel]:
 
 
 def _device(device: torch.device | str | int | None) -> torch.device:
-    """Return a CUDA device with its number; by default torch's current one.
+    """CUDA device with its number; by default torch's current one.
 
     Raises:
-        ArgumentError: for what is none, or is not there.
+        ArgumentError: if it is not a CUDA device or does not exist.
     """
     found = named_device("device", "cuda" if device is None else device)
     if found.type != "cuda":

@@ -1,4 +1,4 @@
-"""The log of the package: which kernel is chosen, where its code comes from, and what is compiled."""
+"""The log of the package: chosen kernels, the origin of their code, and compilations."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import logging
 from runtime.environment import flag
 
 NAME = "sparse_kernel_codegen"
-"""The logger. A compilation is of level INFO; choices and code that is there already are of level DEBUG."""
+"""The logger. Compilations have level INFO; choices and existing code have level DEBUG."""
 SHOW = "CODEGEN_LOG"
 _LOGGER = logging.getLogger(NAME)
 _LOGGER.addHandler(logging.NullHandler())
@@ -16,12 +16,12 @@ _HANDLER.setFormatter(logging.Formatter("codegen: %(message)s"))
 
 
 def logger() -> logging.Logger:
-    """The logger of the package, which CODEGEN_LOG=1 also shows on standard error.
+    """The logger of the package, which CODEGEN_LOG=1 also prints to standard error.
 
     Raises:
-        ToolchainError: for a value of the variable that is neither yes nor no.
+        ToolchainError: if CODEGEN_LOG is neither 0 nor 1.
     """
-    if flag(SHOW, "the log is written to standard error") and _HANDLER not in _LOGGER.handlers:
+    if flag(SHOW, "write the log to standard error") and _HANDLER not in _LOGGER.handlers:
         _LOGGER.addHandler(_HANDLER)
         _LOGGER.setLevel(logging.DEBUG)
     return _LOGGER

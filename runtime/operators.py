@@ -1,6 +1,6 @@
-"""The operators, a record each: where the parts are that the packages of this one have of it.
+"""One record per operator, with the locations of its parts in the packages of the runtime.
 
-A part is named by module and name, and imported by the package that uses it: torch is not imported here.
+A part is given as module and name, and imported by the package that uses it, so that this module does not import torch.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ class Operator:
     Attributes:
         kernel: class of what ``load_kernel`` returns.
         verification: its cases and their oracle, a ``Verification``.
-        workload: its reference workload, from a kernel and sizes of it to a ``Workload``.
-        inputs: inputs that ``codegen tune`` draws, from a problem and a device; None for an operator without problems.
-        example: example of its sparsity in the report, from a spec; None for an operator on dense operands.
-        fp8: the same of kernels with FP8 inputs, where they are called otherwise.
+        workload: function from a kernel and its sizes to the reference workload, a ``Workload``.
+        inputs: function from a problem and a device to the inputs of ``codegen tune``; None for an operator without
+            problems.
+        example: function from a spec to an example of its sparsity in the report; None for dense operands.
+        fp8: record of kernels with FP8 inputs, if their calls differ.
     """
 
     kernel: str
@@ -97,11 +98,11 @@ OPERATORS: dict[str, Operator] = {
         workload="runtime.tools.bench.measurement:copy_workload",
     ),
 }
-"""Records by the name of the operator."""
+"""Records by operator name."""
 
 
 def operator_of(spec: Spec) -> Operator:
-    """The record of a spec's operator."""
+    """Record of a spec's operator."""
     found = OPERATORS[spec.op]
     return found.fp8 or found if spec.is_fp8 else found
 

@@ -26,6 +26,16 @@ from codegen.wording import shown
 from runtime.errors import ArgumentError
 from runtime.expressions.graphs import constant, json_text
 from runtime.expressions.masks import mask_of, score_of
+from runtime.pattern_blocks import (
+    DEFAULT_BLOCK,
+    blocks_of,
+    described,
+    has_values,
+    is_empty,
+    sparsity_of,
+    summary_of,
+)
+from runtime.pattern_sets import LISTS, combined
 
 __all__ = [
     "BlockLists",
@@ -66,8 +76,90 @@ class Pattern:
         """Return the tensors that a call passes beside q, k and v, in the kernel's order."""
         return ()
 
+    def sparsity(
+        self, q_len: int | None = None, kv_len: int | None = None, *, block: tuple[int, int] | None = None
+    ) -> float:
+        """Percent of the blocks of the attention matrix that the pattern hides, as torch's ``BlockMask.sparsity``.
+
+        A block counts as visible if one of its pairs is, or if lists name it. The value needs the tensors: it waits for
+        the GPU.
+
+        Args:
+            q_len: queries of a head; of lists by default as many as they are for.
+            kv_len: keys of a head; of lists by default as many key blocks as they are wide or name.
+            block: (queries, keys) of a block: (128, 128) by default; of lists their own.
+
+        Returns:
+            0 to 100, over all batches and heads.
+
+        Raises:
+            ArgumentError: naming the argument; for lengths that a pattern without lists needs.
+        """
+        return sparsity_of(blocks_of(self, q_len, kv_len, block))
+
+    def picture(
+        self,
+        q_len: int | None = None,
+        kv_len: int | None = None,
+        *,
+        block: tuple[int, int] | None = None,
+        batch: int = 0,
+        head: int = 0,
+    ) -> str:
+        """The blocks of a head as text, as torch's ``BlockMask`` prints them: full, partial (light) and hidden ones.
+
+        Args:
+            q_len, kv_len, block: as for ``sparsity``.
+            batch, head: which lists; 0 if all share them.
+
+        Returns:
+            The pattern, its number of blocks, their sparsity, and a picture of 32 x 32 cells at most, which stand for
+            several blocks each if there are more.
+
+        Raises:
+            ArgumentError: naming the argument.
+        """
+        size = getattr(self, "block", None) if self.kind in LISTS else block
+        blocks = blocks_of(self, q_len, kv_len, block)
+        return summary_of(self, blocks, size or DEFAULT_BLOCK, batch, head)
+
+    def __repr__(self) -> str:
+        given = ((each.name, getattr(self, each.name)) for each in fields(self) if each.init)  # type: ignore[arg-type]
+        shown_ones = (
+            f"{name}={described(value)}" for name, value in given if value is not None and not is_empty(value)
+        )
+        return f"{type(self).__name__}({', '.join(shown_ones)})"
+
+    def __str__(self) -> str:
+        """The pattern in one line; of lists whose tensors have values, their blocks too."""
+        if self.kind in LISTS and has_values(*self.index_tensors()):
+            return self.picture()
+        return repr(self)
+
+    def __and__(self, other: Pattern) -> Pattern:
+        """The pattern of the pairs that both show.
+
+        Raises:
+            ArgumentError: naming ``pattern``, if no pattern says that, with what does.
+        """
+        found: Pattern = combined(self, other, "&", _CLASSES)
+        return found
+
+    def __or__(self, other: Pattern) -> Pattern:
+        """The pattern of the pairs that any of them shows.
+
+        Raises:
+            ArgumentError: naming ``pattern``, if no pattern says that, with what does.
+        """
+        found: Pattern = combined(self, other, "|", _CLASSES)
+        return found
+
     def _set_spec(self, text: str) -> None:
         object.__setattr__(self, "spec_json", text)
+
+
+_CLASSES: dict[str, type[Pattern]] = {}
+"""The patterns by kind."""
 
 
 PatternType = TypeVar("PatternType", bound=type[Any])
@@ -77,6 +169,8 @@ def _pattern(*tensors: str) -> Callable[[PatternType], PatternType]:
     """A decorator that makes a pattern class a pytree whose leaves are the fields ``tensors``."""
 
     def registered(cls: PatternType) -> PatternType:
+        if issubclass(cls, Pattern):
+            _CLASSES[cls.kind] = cls
         cls.tensors = tensors
         names = cls._names = [field.name for field in fields(cls) if field.init and field.name not in tensors]
 
@@ -175,7 +269,7 @@ def check_aux(aux: Any) -> None:
 
 
 @_pattern()
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Dense(Pattern):
     """Every query sees every key."""
 
@@ -186,7 +280,7 @@ class Dense(Pattern):
 
 
 @_pattern()
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Causal(Pattern):
     """Query i sees the keys up to its own position.
 
@@ -204,7 +298,7 @@ class Causal(Pattern):
 
 
 @_pattern()
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class SlidingWindow(Pattern):
     """Query i sees the keys from i - left to i + right: FlashAttention's ``window_size=(left, right)``.
 
@@ -223,7 +317,7 @@ class SlidingWindow(Pattern):
 
 
 @_pattern()
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class SinkWindow(Pattern):
     """Query i sees the first ``sink`` keys and those from i - left to i + right; none after i + right.
 
@@ -246,7 +340,7 @@ class SinkWindow(Pattern):
 
 
 @_pattern()
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Strided(Pattern):
     """Query i sees its own block of keys, ``local`` blocks next to it, and one block in ``stride`` from the first on.
 
@@ -272,7 +366,7 @@ class Strided(Pattern):
 
 
 @_pattern("prefix_len")
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class PrefixLM(Pattern):
     """Query i of batch b sees the first ``prefix_len[b]`` keys and those up to its own position.
 
@@ -292,7 +386,7 @@ class PrefixLM(Pattern):
 
 
 @_pattern("kv_indices")
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class TopK(Pattern):
     """Each query block sees the key blocks of its list, all of them whole.
 
@@ -318,7 +412,7 @@ class TopK(Pattern):
 
 
 @_pattern("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices", "mask_bits", "overflow", "aux")
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class BlockLists(Pattern):
     """Each query block sees the first blocks of two lists, partial and full ones: FlexAttention's layout.
 
@@ -398,7 +492,7 @@ class BlockLists(Pattern):
 
 
 @_pattern("aux")
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Score:
     """What becomes of the logits before the softmax, of every pair that is seen: FlexAttention's ``score_mod``.
 
@@ -414,7 +508,7 @@ class Score:
     value: str | Callable[..., Any]
     _: KW_ONLY
     aux: Mapping[str, torch.Tensor] | None = None
-    spec_json: str = field(init=False, repr=False)
+    spec_json: str = field(init=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.value, str) and not callable(self.value):
@@ -431,6 +525,10 @@ class Score:
             parse_score(self.spec_json)
         except SpecError as error:
             raise ArgumentError("score" if error.field == "score.value" else "aux", error.reason) from None
+
+    def __repr__(self) -> str:
+        aux = f", aux={described(self.aux)}" if self.aux else ""
+        return f"Score({self.value!r}{aux})"
 
 
 def scored_of(pattern: Pattern, score: Score | None = None) -> ScoredPattern:

@@ -1,4 +1,4 @@
-"""Rows of benchmark results: where a file has them, and models of their fields."""
+"""Rows of benchmark results: their places in a file, and models of their fields."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from codegen.wording import one_line
 
 OURS = "ours"
 MARKS = frozenset({"results", "milliseconds", "source_sha256", "code_sha256"})
-"""An object that has one of these beside an object ``spec`` is a row."""
+"""An object with one of these fields and an object ``spec`` is a row."""
 _HASHES = frozenset({"source_sha256", "code_sha256", "launch_sha256"})
 _TIMES = ("tflops", "milliseconds", "cold_us", "warm_us")
 _OF_REPORT = ("device", "versions")
-"""Fields that the report around a row may have instead of the row."""
+"""Fields that the enclosing report may have in place of the row."""
 Number = int | float
 
 
@@ -28,7 +28,7 @@ class _Read(BaseModel):
 
 
 class Versions(_Read):
-    """Versions that a row was measured with."""
+    """Software versions of a row's measurement."""
 
     compiler: str = ""
 
@@ -47,7 +47,8 @@ class _Row(_Read):
 class KernelRow(_Row):
     """The kernel of a row: its spec, and hashes of its source, its code and its launch.
 
-    A kernel that failed has null for each hash. ``code_sha256`` of a row without ``launch_sha256`` is of both.
+    A kernel that failed has null for each hash. Without ``launch_sha256``, ``code_sha256`` is one hash of code and
+    launch.
     """
 
     source_sha256: Sha256 | None
@@ -57,7 +58,7 @@ class KernelRow(_Row):
 
 
 class Result(_Read):
-    """Figures of one call, as reports show them."""
+    """Measurements of one call, as in reports."""
 
     tflops: float | None = None
     back_to_back_tflops: float | None = None
@@ -70,12 +71,12 @@ class Result(_Read):
     @model_validator(mode="after")
     def _timed(self) -> Result:
         if all(getattr(self, name) is None for name in _TIMES):
-            raise ValueError(f"has no time; one of {', '.join(_TIMES)} is expected")
+            raise ValueError(f"has no time; expected one of {', '.join(_TIMES)}")
         return self
 
 
 class ResultRow(_Row):
-    """A workload with the results of our kernel and of its peers."""
+    """A workload with the results of the project's kernel and of its peers."""
 
     source_sha256: Sha256 | None = None
     results: dict[str, Result]
@@ -99,12 +100,12 @@ Model = TypeVar("Model", bound=_Row)
 
 @dataclass(frozen=True)
 class Found:
-    """A row as a file has it.
+    """A row in a file.
 
     Attributes:
-        place: file, and where the row is in it, for messages.
-        node: the row, a part of the document: a change of it changes the document.
-        around: fields of the report that the row has too.
+        place: file and position of the row, for messages.
+        node: the row as part of the document: changing it changes the document.
+        around: fields of the enclosing report that apply to the row.
     """
 
     place: str
@@ -112,7 +113,7 @@ class Found:
     around: Mapping[str, Any]
 
     def kernel_node(self) -> dict[str, Any]:
-        """Get the object with the kernel's fields: the row, or its ``spec`` where the hashes stand beside the spec."""
+        """Get the object with the kernel's fields: the row, or its ``spec`` if that holds the hashes."""
         spec: dict[str, Any] = self.node["spec"]
         return spec if isinstance(spec.get("spec"), dict) else self.node
 
@@ -120,16 +121,16 @@ class Found:
         """Read the row's kernel; None for a row without hashes.
 
         Raises:
-            CodegenError: for a field that is missing or not of its type, with file, row and field.
+            CodegenError: if a field is missing or has another type, with file, row and field.
         """
         node = self.kernel_node()
         return self._read(KernelRow, {**self.node, **node}) if node.keys() & _HASHES else None
 
     def result_row(self) -> ResultRow:
-        """Read the row's workload and results. A row of one call has its figures beside the spec.
+        """Read the row's workload and results. A row of one call has its measurements beside the spec.
 
         Raises:
-            CodegenError: for a field that is missing or not of its type, with file, row and field.
+            CodegenError: if a field is missing or has another type, with file, row and field.
         """
         node = self.node
         results = {"results": {OURS: node}} if "milliseconds" in node else {}
@@ -141,20 +142,20 @@ class Found:
         except ValidationError as error:
             raise CodegenError(f"{self.place}: {first_reason(error)}") from None
         if not row.title:
-            raise CodegenError(f"{self.place}: name: is missing; a text is expected, there or in layer")
+            raise CodegenError(f"{self.place}: name: is missing; expected a string there or in layer")
         return row
 
 
 def documents(file: str, text: str, lines: bool) -> list[tuple[str, Any]]:
-    """Parse a file of results: its place for messages and its value, or those of each line.
+    """Parse a file of results: the place, for messages, and the value of each document.
 
     Args:
-        file: the name of the file.
-        text: what it holds.
-        lines: whether each line is a document. A last line without its end is left out: a killed run wrote it.
+        file: name of the file.
+        text: content of the file.
+        lines: whether each line is a document. An incomplete last line, left by a killed run, is skipped.
 
     Raises:
-        CodegenError: for a text that is no JSON, with its place.
+        CodegenError: if the text is not JSON, with its place.
     """
     place = one_line(file, MOST_OF_PLACE)
     if not lines:
@@ -171,7 +172,7 @@ def _parsed(place: str, text: str) -> Any:
 
 
 def rows_in(place: str, document: Any) -> Iterator[Found]:
-    """Yield the rows of a document, in its order."""
+    """Yield the rows of a document in order."""
     yield from _rows(document, place, "", {})
 
 

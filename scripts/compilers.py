@@ -50,7 +50,7 @@ class Compiler:
 
 
 def packages(version: str) -> list[str]:
-    """pip requirements of an NVRTC and of CUDA's headers."""
+    """The packages of an NVRTC and of CUDA's headers, as requirements of pip."""
     major, minor, _ = version.split(".")
     suffix, headers = ("-cu12", "nvidia-cuda-nvcc-cu12") if major == "12" else ("", "nvidia-cuda-crt")
     wanted = f"=={major}.{minor}.*"

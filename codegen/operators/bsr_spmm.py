@@ -7,7 +7,6 @@ from codegen.plan import Plan, require
 from codegen.plans.bsr import gathered
 from codegen.plans.bsr import spmm_few_columns as bsr_spmm_few_columns
 from codegen.plans.bsr import spmm_gemv as bsr_spmm_gemv
-from codegen.plans.bsr import spmm_gemv_ring as bsr_spmm_gemv_ring
 from codegen.plans.bsr import spmm_mma as bsr_spmm_mma
 from codegen.plans.bsr import spmm_sm90a as bsr_spmm_sm90a
 from codegen.plans.bsr import spmm_sm90a_fp8 as bsr_spmm_sm90a_fp8
@@ -45,7 +44,7 @@ _STRIDED = (
 
 def _kernel(spec: BsrSpmmSpec) -> Kernel:
     if spec.b_layout == "strided":
-        return bsr_spmm_gemv if spec.copy_ == "ld_global" else bsr_spmm_gemv_ring
+        return bsr_spmm_gemv
     if spec.is_fp8 and spec.mma == "wgmma":
         return bsr_spmm_sm90a_fp8
     if gathered.gathers_rows(spec):

@@ -14,11 +14,12 @@ from codegen.arch import KIB
 from codegen.devices import arch_of
 from codegen.errors import MOST_OF_PLACE, CodegenError, SpecError
 from codegen.files import holds, is_file
-from codegen.library import NamedSpec, read_spec, shipped_specs
+from codegen.library import NamedSpec, find_spec, read_spec, shipped_specs
 from codegen.plan import Plan
-from codegen.render import generate
+from codegen.receipts import state
+from codegen.render import generate, render
 from codegen.select.choice import Choice, choose, planned
-from codegen.select.problem import Problem, parse_problem, problem_fields
+from codegen.select.problem import BsrProblem, Problem, parse_problem, problem_fields
 from codegen.select.table import measurements
 from codegen.spec import Spec
 from codegen.tools.explain import occupancy
@@ -27,7 +28,10 @@ from codegen.yaml_text import flow_text
 
 SUFFIXES = (".yaml", ".yml")
 SIZES = ("batch x heads", "q_len", "kv_len", "m", "n", "k")
-"""Axes of a problem that are sizes."""
+"""Places of a problem that are sizes."""
+ATTENTION_SIZES = "heads=16,q_len=8192,kv_len=8192"
+BSR_SIZES = "m=4096,n=4096,k=4096,density=0.1"
+"""Sizes of a problem, as an example."""
 _WIDTH = 118  # columns of a comment's text
 
 
@@ -54,15 +58,27 @@ class NewSpec:
         """Name of the shipped kernel with the same spec, or ""."""
         return next((each.stem for each in shipped_specs() if each.spec == self.named.spec), "")
 
+    @property
+    def _sizes(self) -> str:
+        """Size fields of the problem, as ``--problem`` takes them."""
+        return f"{BSR_SIZES if isinstance(self.problem, BsrProblem) else ATTENTION_SIZES},..."
+
+    @property
+    def _receipt(self) -> str:
+        """State of the shipped kernel's receipt, in a sentence."""
+        named = find_spec(self.shipped)
+        found = state(named, render(named))
+        return f"Its receipt: {found.standing.value}, {found.explanation}"
+
     def reasons(self) -> dict[str, str]:
-        """Reasons for the spec, each with its subject."""
+        """Reasons for the spec, by their subjects."""
         told = {"problem": str(self.problem), "chosen by": f"{self.choice.rule}: {self.choice.reason}"}
         if not any(place is not None for name, place in self.problem.places().items() if name in SIZES):
-            told["sizes"] = "none given: --problem heads=...,q_len=... (docs/reference/select.md)"
+            told["sizes"] = f"not given, so they did not decide; to give them: --problem {self._sizes}"
         if self.choice.dense:
             told["dense"] = f"a dense product is faster there: {self.choice.dense}"
         if self.shipped:
-            told["shipped"] = f"{self.shipped} is the same kernel; for its receipt, run: codegen list"
+            told["shipped"] = f"{self.shipped} is the same kernel: use that name. {self._receipt}"
         room = self.plan.arch.shared_memory_per_block
         told["tile"] = ", ".join(f"{name} {size}" for name, size in self.plan.spec.tile.model_dump().items())
         told["shared memory"] = f"{self.plan.shared_bytes / KIB:.1f} of {room / KIB:.0f} KB"
@@ -75,7 +91,7 @@ class NewSpec:
 def problem_asked_for(
     device: str | None, head_dim: int | None, pattern: str | None, rest: str | None
 ) -> tuple[Problem, str | None]:
-    """Problem from the options of the command, and the device's name in measurements.
+    """The problem that the command's options describe, and the device by its name in the table of measurements.
 
     Args:
         device: a GPU or an architecture.
@@ -84,13 +100,13 @@ def problem_asked_for(
         rest: other fields of the problem: ``FIELD=VALUE,...``.
 
     Raises:
-        SpecError: for a missing, repeated or invalid field.
+        SpecError: for an option that is missing, given twice or illegal.
     """
     told = dict(problem_fields(rest or ""))
     given = {"arch": device and arch_of(device), "head_dim": head_dim, "pattern": pattern and pattern_fields(pattern)}
     for name, value in given.items():
         if value is not None and name in told:
-            raise SpecError(f"problem.{name}", "is given twice: by its own option and in --problem")
+            raise SpecError(f"problem.{name}", "is given twice: as an option and in --problem")
         if value is not None:
             told[name] = value
     if "arch" not in told:
@@ -124,20 +140,20 @@ def new_spec(path: Path, problem: Problem, device: str | None = None) -> NewSpec
     """Choose a kernel for a problem, and return the file for its spec.
 
     Raises:
-        SpecError: for an invalid name of a spec, or a problem without a kernel.
+        SpecError: for an illegal name, or a problem without a kernel.
     """
     if path.suffix not in SUFFIXES:
         raise SpecError("FILE", f"is {shown(str(path))}; the name of a spec file ends in {' or '.join(SUFFIXES)}")
     choice = planned(choose(problem, device=device))
     text = text_of(problem, choice)
     named = read_spec(path, text)
-    if named.spec != choice.spec:  # YAML reads a value differently
-        raise SpecError("", "the file would not contain the chosen spec", str(path))
+    if named.spec != choice.spec:  # a value that YAML reads as another one
+        raise SpecError("", "the file would not hold the chosen spec", str(path))
     return NewSpec(named, text, problem, choice, generate(named).plan)
 
 
 def check_may_write(path: Path, text: str | None, *, force: bool) -> None:
-    """Reject overwriting a file that has other contents than a text.
+    """Refuse to overwrite a file that holds anything but a text.
 
     Raises:
         CodegenError: unless ``force`` is set.

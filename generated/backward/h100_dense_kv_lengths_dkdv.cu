@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_dense_kv_lengths_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dkdv","head_dim":128,"kv_lengths":true,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"dense"},"schedule":"cooperative","stages":3,"tile":{"m":80,"n":128}}
 // spec hash: 840ddb399e22a2616612e00ad83452f20c97b5cfb2e9e95ce0c50b27a3d443f4
-// seal: sha256 7bc193316ad07b878cec2e77c5591258e01d90ddb6185a453c7a370b023c679a
+// seal: sha256 5783584f61419c602f12b5ed1e3d0f8b06f650b45b1ebf4725c730d0884590f6
 
 // Attention backward for sm_90a, gradients of K and V
 // over the visible keys of the pattern, up to each batch's kv_lengths:
@@ -96,7 +96,7 @@ struct Params {
   int64 dout_row_stride;  // row stride, in elements
   const float* lse;  // log-sum-exp of the forward, (batch, heads, q_len) contiguous
   RowStats* stats;  // statistics of all rows, (batch, heads, padded_q_len)
-  const int* kv_lengths;  // keys of each batch; those behind them are hidden
+  const int* kv_lengths;  // number of keys of each batch; later keys are hidden
   int64 kv_lengths_batch_stride;  // batch stride, in elements (0: shared)
   int q_len;  // queries per head
   int padded_q_len;  // rows of statistics per head: q_len and at least 128 rows of padding

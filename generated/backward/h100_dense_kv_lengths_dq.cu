@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_dense_kv_lengths_dq.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq","head_dim":128,"kv_lengths":true,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"dense"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: a14e966d2690967e33dd793a54793fb58b2e60babefec08bb82ce934738dfc97
-// seal: sha256 f1737d44725e8b2fadefa5536ab172f796e388c37d962eb9e80cc0111df8e0e2
+// seal: sha256 ce280150f713a5d5d94c09ec3f06d70516d31cd2179a2398f79b5b3f6a8789f7
 
 // Attention backward for sm_90a, gradient of Q
 // over the visible keys of the pattern, up to each batch's kv_lengths:
@@ -94,7 +94,7 @@ struct Params {
   int64 dout_row_stride;  // row stride, in elements
   const float* lse;  // log-sum-exp of the forward, (batch, heads, q_len) contiguous
   RowStats* stats;  // statistics of all rows, (batch, heads, padded_q_len)
-  const int* kv_lengths;  // keys of each batch; those behind them are hidden
+  const int* kv_lengths;  // number of keys of each batch; later keys are hidden
   int64 kv_lengths_batch_stride;  // batch stride, in elements (0: shared)
   int q_len;  // queries per head
   int padded_q_len;  // rows of statistics per head: q_len and at least 128 rows of padding

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_lengths_dq_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq_dkdv","head_dim":128,"kv_lengths":true,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"dense"},"schedule":"cooperative","stages":2,"tile":{"m":80,"n":128}}
 // spec hash: 667aa922aadfda399ebb5963a2ce51a20d5ef5301983f86cdc75df85f14711b5
-// seal: sha256 01e22e18b57011ef8f135ff61ef04f4b8d7c0ec7fbb355e281a2ff285557db8b
+// seal: sha256 cfae76d1240bcb7a33c5aae24ebb2653f9291883d19d9d54236f1f1d577a1d54
 
 // Attention backward for sm_90a, gradients of Q, K and V
 // over the visible keys of the pattern, up to each batch's kv_lengths:
@@ -124,7 +124,7 @@ struct Params {
   int64 dout_row_stride;  // row stride, in elements
   const float* lse;  // log-sum-exp of the forward, (batch, heads, q_len) contiguous
   RowStats* stats;  // statistics of all rows, (batch, heads, padded_q_len)
-  const int* kv_lengths;  // keys of each batch; those behind them are hidden
+  const int* kv_lengths;  // number of keys of each batch; later keys are hidden
   int64 kv_lengths_batch_stride;  // batch stride, in elements (0: shared)
   int q_len;  // queries per head
   int padded_q_len;  // rows of statistics per head: q_len and at least 128 rows of padding

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/l4_lists64_bits_d256_softcap_kv_lengths_dkdv.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","gradients":"dkdv","head_dim":256,"kv_lengths":true,"mma":"mma","op":"attention_backward","pattern":{"block":{"kv":64,"q":64},"kind":"block_lists","mask":"bits"},"schedule":"multistage","softcap":50.0,"stages":2,"tile":{"m":16,"n":64}}
 // spec hash: 468ed61fdb6cf3a70473bdfe862f70fc059d2d452351060380602bb26174c723
-// seal: sha256 239922ab49ad3ea31e9c4e32f7fed72b0918e9f5169906bd81155ce921d5b59b
+// seal: sha256 24a3884b9e3a6fac63425199160cf6097e5ec3c060b2771d7a7b46034c4b8c11
 
 // Attention backward for sm_89, gradients of K and V
 // over the listed key blocks of the pattern, up to each batch's kv_lengths:
@@ -126,7 +126,7 @@ struct Params {
   int64 mask_bits_row_stride;  // query block stride, in elements
   int64 mask_bits_entry_stride;  // entry stride, in elements
   int mask_bits_length;  // entries per list
-  const int* kv_lengths;  // keys of each batch; those behind them are hidden
+  const int* kv_lengths;  // number of keys of each batch; later keys are hidden
   int64 kv_lengths_batch_stride;  // batch stride, in elements (0: shared)
   int query_blocks;  // query blocks per head: rows of the lists
   int* q_offsets;  // start of each key block's list, then the end of the last list

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/l4_lists64_bits_d256_softcap_kv_lengths_dq.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","gradients":"dq","head_dim":256,"kv_lengths":true,"mma":"mma","op":"attention_backward","pattern":{"block":{"kv":64,"q":64},"kind":"block_lists","mask":"bits"},"schedule":"multistage","softcap":50.0,"stages":2,"tile":{"m":64,"n":16}}
 // spec hash: c502ebe334f0b470e82381dae585a8e5fcebb10ae9e3c57adfbd3ac98d0b0461
-// seal: sha256 5616e0496c2c043a0eb860fc14f0dab059fc520571abad303a03d848a59db390
+// seal: sha256 e582dd26c40f8a3835e700401817c85767d3be6a4151a0396863594c2a9eaa90
 
 // Attention backward for sm_89, gradient of Q
 // over the listed key blocks of the pattern, up to each batch's kv_lengths:
@@ -121,7 +121,7 @@ struct Params {
   int64 mask_bits_row_stride;  // query block stride, in elements
   int64 mask_bits_entry_stride;  // entry stride, in elements
   int mask_bits_length;  // entries per list
-  const int* kv_lengths;  // keys of each batch; those behind them are hidden
+  const int* kv_lengths;  // number of keys of each batch; later keys are hidden
   int64 kv_lengths_batch_stride;  // batch stride, in elements (0: shared)
   int query_blocks;  // query blocks per head: rows of the lists
   int q_len;  // queries per head

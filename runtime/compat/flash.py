@@ -275,10 +275,10 @@ def flash_attn_varlen_func(  # noqa: PLR0917 - FlashAttention's signature
         cu_seqlens_k: int32 (batch + 1,), bounds of the sequences in k and v.
         max_seqlen_q, max_seqlen_k: not needed, and not read.
         dropout_p, softmax_scale, causal, window_size, softcap: as of ``flash_attn_func``.
-        alibi_slopes: None.
+        alibi_slopes: None, not (heads,): there are no slopes.
         deterministic: not read, as there are no gradients.
         return_attn_probs: whether to return the log-sum-exp too.
-        block_table: None: there is no paged cache.
+        block_table: None, not (batch, blocks): there is no paged cache.
 
     Returns:
         The result (total_q, heads, head_dim) in q's type. With ``return_attn_probs`` the triple (out, lse, None), where

@@ -1,1 +1,1 @@
-"""From a source to machine code: NVRTC, the cache, where the tools are, and what a cubin uses."""
+"""Compilation: NVRTC, the kernel cache, discovery of the CUDA tools, and resource usage of cubins."""

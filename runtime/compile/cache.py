@@ -1,4 +1,4 @@
-"""The kernel cache: compiled code on disk, keyed by everything it depends on."""
+"""The kernel cache: compiled code on disk, keyed by everything that the code depends on."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from runtime.errors import CacheError
 
 @dataclass(frozen=True)
 class Stored:
-    """What is in the place of an entry.
+    """A file where an entry belongs.
 
     Attributes:
-        path: where.
-        size: its bytes.
-        entry: the entry, or None if it is damaged or something else.
+        path: the file.
+        size: bytes of the file.
+        entry: the entry; None if the file is damaged or is not an entry.
     """
 
     path: Path
@@ -35,15 +35,15 @@ class Stored:
 
 
 class KernelCache:
-    """Compiled kernels in a folder. Any number of threads and processes may use it at the same time.
+    """Compiled kernels in a folder, which any number of threads and processes may share.
 
     Args:
-        folder: where; by default ``CODEGEN_CACHE_DIR``, else the user's cache folder.
-        max_bytes: least recently used entries go when the cache grows beyond this, but never the one just written; by
+        folder: the folder; by default ``CODEGEN_CACHE_DIR``, else the user's cache folder.
+        max_bytes: size limit. A larger cache evicts its least recently used entries, but never the newest one; by
             default ``CODEGEN_CACHE_MAX_BYTES``, else 512 MiB.
 
     Raises:
-        CacheError: for a variable of the environment that makes no sense, or without a home folder.
+        CacheError: if an environment variable has an invalid value, or there is no home folder.
     """
 
     def __init__(self, folder: Path | str | None = None, max_bytes: int | None = None) -> None:
@@ -53,15 +53,15 @@ class KernelCache:
         self._trusts_others = cache_environment.trusts_others()
 
     def get_or_build(self, identity: Identity, build: Callable[[], tuple[bytes, str]]) -> tuple[Entry, bool]:
-        """Entry of a kernel, and whether it was there; a missing one is built and published once for all processes.
+        """Get a kernel's entry and whether it was cached. A missing entry is built once for all processes.
 
         Args:
-            identity: of the kernel. An entry of another one does not count, wherever it lies.
+            identity: the kernel's identity. An entry with another identity is ignored.
             build: returns the code and the compiler's log.
 
         Raises:
-            CacheError: when the entry is missing and the folder cannot be written, when others could write there, or
-                when another process builds it for too long.
+            CacheError: if the entry is missing and the folder is not writable, if other users could write to the
+                folder, or if another process holds the entry's lock for too long.
         """
         entry = self._load(identity)
         if entry is not None:
@@ -72,37 +72,37 @@ class KernelCache:
                 return entry, True
             code, log = build()
             entry = Entry(identity, log, code)
-            with self._opened(make=True) as files:  # others may have removed the folders meanwhile
+            with self._opened(make=True) as files:  # another process may have removed the folders
                 self._put(files, entry)
             return entry, False
 
     def find(self, identity: Identity) -> Entry | None:
-        """Return the entry of a kernel, or None if it is not there.
+        """Get the entry of a kernel; None if it is not cached.
 
         Raises:
-            CacheError: when the folder cannot be read, or others could write there.
+            CacheError: if the folder cannot be read, or other users could write to it.
         """
         return self._load(identity)
 
     def keep_findings(self, identity: Identity, findings: str) -> None:
-        """Put what was found out about a kernel's code into its entry, if that is still there.
+        """Store findings about a kernel's code in its entry, if the entry still exists.
 
         Raises:
-            CacheError: when the folder cannot be written, or others could write there.
+            CacheError: if the folder cannot be written, or other users could write to it.
         """
         entry = self._load(identity)
         if entry is None or entry.findings == findings:
             return
         with self._opened(make=True) as files, files.held_if_free(identity.key) as free:
-            entry = self._found(files, identity) if free else None  # another one writes it, and finds out the same
+            entry = self._found(files, identity) if free else None  # another process writes the same findings
             if entry is not None:
                 self._put(files, replace(entry, findings=findings))
 
     def file_of(self, key: str) -> Path | None:
-        """Return the file that holds the entry of a key, if it is there.
+        """Get the file of a key's entry; None if the key is not cached.
 
         Raises:
-            CacheError: when the folder cannot be read, or others could write there.
+            CacheError: if the folder cannot be read, or other users could write to it.
         """
         with self._opened() as files, contextlib.suppress(FileNotFoundError):
             if stat.S_ISREG(files.entries.status(key).st_mode):
@@ -110,11 +110,11 @@ class KernelCache:
         return None
 
     def entries(self) -> Iterator[Stored]:
-        """Yield what is stored. What another process removes meanwhile is left out.
+        """Yield the stored files. A file that another process removes meanwhile is skipped.
 
         Raises:
-            CacheError: when the folder cannot be read, or is none, or others could write there; one that is not there
-                has no entries.
+            CacheError: if the path is not a readable folder, or other users could write to it. A missing folder has no
+                entries.
         """
         with self._opened() as files:
             found = files.stored()
@@ -126,10 +126,10 @@ class KernelCache:
                 yield Stored(self._place(name), status.st_size, entry)
 
     def clear(self) -> int:
-        """Remove every entry and return how many there were.
+        """Remove every entry and return the number of removed entries.
 
         Raises:
-            CacheError: when the folder cannot be read or written, or is none, or others could write there.
+            CacheError: if the path is not a writable folder, or other users could write to it.
         """
         with self._opened() as files:
             count = sum(files.remove(name) for name, _ in files.stored())
@@ -137,7 +137,7 @@ class KernelCache:
             return count
 
     def _load(self, identity: Identity) -> Entry | None:
-        """Return the entry if it is there. Nothing is written for it that must be, and nobody waited for."""
+        """The entry if it is cached, without waiting for a lock or requiring write access."""
         with self._opened() as files:
             entry = self._found(files, identity)
             if entry is not None:
@@ -151,7 +151,7 @@ class KernelCache:
         return None
 
     def _unpacked(self, files: CacheFiles, name: str) -> Entry | None:
-        """Return the entry in a file, or None if it is damaged or no entry of this place."""
+        """The entry in a file; None if the file is damaged or the entry belongs elsewhere."""
         data = files.read(name)
         entry = None if data is None else Entry.unpack(data)
         return entry if entry is not None and entry.identity.key == name else None
@@ -160,14 +160,14 @@ class KernelCache:
         return self.folder / "entries" / name
 
     def _put(self, files: CacheFiles, entry: Entry) -> None:
-        """Write an entry, whose lock is held, and make room for it."""
+        """Write an entry and evict old ones. The caller holds the entry's lock."""
         data = entry.pack()
         files.write(entry.identity.key, data)
         make_room(files, entry.identity.key, len(data), self.max_bytes)
 
     @contextlib.contextmanager
     def _locked(self, identity: Identity) -> Iterator[None]:
-        """Hold the lock of a kernel. Errors of the file system inside are not the lock's."""
+        """Hold the lock of a kernel. File system errors inside the block are not attributed to the lock."""
         with contextlib.ExitStack() as stack:
             with self._usable():
                 name, purpose = lock_name(identity.key), f"to compile {identity.stem}"
@@ -181,7 +181,7 @@ class KernelCache:
 
     @contextlib.contextmanager
     def _opened(self, *, make: bool = False) -> Iterator[CacheFiles]:
-        """Open the folders and check them; an error of the file system inside says what to do."""
+        """Open and check the folders. A file system error inside the block becomes a CacheError with a remedy."""
         with (
             self._usable(),
             CacheFiles.opened(self.folder, make=make, trusts_others=self._trusts_others) as files,
@@ -190,7 +190,7 @@ class KernelCache:
 
     @contextlib.contextmanager
     def _usable(self) -> Iterator[None]:
-        """Turn an error of the file system into one that says what to do."""
+        """Turn a file system error into a CacheError with a remedy."""
         try:
             yield
         except OSError as error:
@@ -199,7 +199,7 @@ class KernelCache:
             raise CacheError(
                 f"the kernel cache {self.folder} cannot be used ({error.strerror or error}); "
                 f"{'free some space (codegen cache clear), or ' if full else ''}"
-                f"set CODEGEN_CACHE_DIR to a folder that can be written{place}"
+                f"set CODEGEN_CACHE_DIR to a writable folder{place}"
             ) from None
-        except ValueError as error:  # a null byte, or a character that no file system has
+        except ValueError as error:  # a null byte, or a character that file systems do not support
             raise CacheError(f"{shown(str(self.folder))} cannot be the folder of the kernel cache: {error}") from None

@@ -1,4 +1,4 @@
-"""A compiled kernel as the cache stores it, and by what it is known."""
+"""Cache entries: the file format of a compiled kernel, its key and its identity."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass
 from codegen.wording import shown
 from runtime.errors import CacheError
 
-SCHEMA = "1"  # of the key: another one makes every key another
-MAGIC = "codegen-kernel-2"  # of the file: another one makes every stored entry count as absent
+SCHEMA = "1"  # of the key: a new value changes every key
+MAGIC = "codegen-kernel-2"  # of the file: a new value invalidates every stored entry
 _LENGTH_BYTES = 8
 
 
@@ -46,12 +46,12 @@ def cache_key(
 
 @dataclass(frozen=True)
 class Identity:
-    """By what a compiled kernel is known. All of it is in the entry: one that was put in another's place is noticed.
+    """Identity of a compiled kernel. The entry stores all of it, so a misplaced file is detected.
 
     Attributes:
-        key: what ``cache_key`` returns.
+        key: the result of ``cache_key``.
         stem: the kernel's name, which is its symbol.
-        arch: what it was compiled for: "sm_90a", of PTX "compute_89".
+        arch: target architecture: "sm_90a", or "compute_89" for PTX.
         target: "cubin" or "ptx".
     """
 
@@ -61,7 +61,7 @@ class Identity:
     target: str
 
     def __post_init__(self) -> None:
-        if not re.fullmatch("[0-9a-f]{64}", self.key):  # it is the name of a file
+        if not re.fullmatch("[0-9a-f]{64}", self.key):  # the key is a file name
             raise CacheError(f"key: is {shown(self.key)}; 64 hex digits are expected, as cache_key returns them")
 
 
@@ -70,10 +70,10 @@ class Entry:
     """One compiled kernel.
 
     Attributes:
-        identity: by what it is known.
+        identity: the kernel's identity.
         log: the compiler's log.
         code: the code itself.
-        findings: what was found out about the code since, as JSON; "" if nothing was.
+        findings: later findings about the code, as JSON; "" without any.
     """
 
     identity: Identity
@@ -82,7 +82,7 @@ class Entry:
     findings: str = ""
 
     def pack(self) -> bytes:
-        """Return the entry as bytes: the code, so that CUDA's tools can read the file, then a footer with a digest."""
+        """Serialize an entry: the code first, so that CUDA's tools can read the file, then a footer with a digest."""
         return self.code + self._footer()
 
     def _footer(self) -> bytes:
@@ -95,7 +95,7 @@ class Entry:
 
     @classmethod
     def unpack(cls, data: bytes) -> Entry | None:
-        """Return the entry, or None when the bytes are not a whole, untouched entry."""
+        """Parse an entry; None if the bytes are truncated or modified."""
         end = len(data) - _LENGTH_BYTES
         start = end - int.from_bytes(data[max(end, 0) :], "little")
         if start < 0:
@@ -104,7 +104,7 @@ class Entry:
             about = json.loads(data[start:end])
             identity = Identity(about["key"], about["stem"], about["arch"], about["target"])
             entry = cls(identity, about["log"], data[:start], about["findings"])
-            "".join(about.values()).encode()  # all of them text that can be printed
+            "".join(about.values()).encode()  # all of them printable text
             intact = entry._footer() == data[start:]
         except (ValueError, KeyError, TypeError, RecursionError, CacheError):
             return None

@@ -1,4 +1,4 @@
-"""Eviction of entries from a cache that is too large. It reads names, sizes and times alone."""
+"""Eviction of entries from a full cache. It reads only names, sizes and times."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from pathlib import Path
 
 from runtime.compile.cache_files import CacheFiles
 
-# Of the limit, how much a process may write until it looks again what others have written; as much is made free at a
-# time. N entries then cost N times a few dozen looks, not N times N.
+# Share of the limit that a process writes before it scans the folder again. An eviction frees the same share. N writes
+# then scan N entries a few dozen times, not N times.
 _SHARE = 32
-# Folder -> bytes that were there, bytes written since. Threads may overwrite each other's sum: they look later then.
+# Folder -> bytes at the last scan, bytes written since. Threads may overwrite each other's sum, which delays the scan.
 _seen: dict[Path, tuple[int, int]] = {}
 
 
 def make_room(files: CacheFiles, written: str, size: int, limit: int) -> None:
-    """Remove the least recently used entries if there are more than ``limit`` bytes, but never the one just written.
+    """Evict the least recently used entries of a cache above ``limit`` bytes, but never the newest one.
 
     Args:
-        files: those of the cache.
-        written: the name of the entry just written.
-        size: its bytes.
-        limit: how many bytes there may be. With several processes it may be exceeded by a share for each.
+        files: the files of the cache.
+        written: name of the newest entry.
+        size: bytes of the newest entry.
+        limit: bytes of the cache, at most. Each concurrent process may exceed it by one share.
     """
     total, since = _seen.get(files.path, (limit, 0))
     since += size
@@ -32,7 +32,7 @@ def make_room(files: CacheFiles, written: str, size: int, limit: int) -> None:
 
 
 def _evict(files: CacheFiles, written: str, limit: int) -> int:
-    """Remove the oldest entries of a cache beyond its limit; return the bytes that are left."""
+    """Remove the oldest entries of a cache above its limit; return the bytes that remain."""
     files.sweep()
     stored = sorted(files.stored(), key=lambda item: item[1].st_mtime_ns)
     if stored:
@@ -48,7 +48,7 @@ def _evict(files: CacheFiles, written: str, limit: int) -> int:
 
 
 def _remove_unused(files: CacheFiles, name: str, status: os.stat_result) -> bool:
-    """Remove an entry, unless it was used or written anew meanwhile, and return whether it is gone."""
+    """Remove an entry unless it was used or rewritten meanwhile; return whether it is gone."""
     try:
         now = files.entries.status(name)
         if now.st_mtime_ns != status.st_mtime_ns or not stat.S_ISREG(now.st_mode):
@@ -56,6 +56,6 @@ def _remove_unused(files: CacheFiles, name: str, status: os.stat_result) -> bool
         files.remove(name)
     except FileNotFoundError:
         pass
-    except PermissionError:  # another user's, in a shared folder: that user's processes remove it
+    except PermissionError:  # in a shared folder another user owns it, and that user's processes remove it
         return False
     return True

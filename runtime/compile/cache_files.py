@@ -1,12 +1,12 @@
-"""The files of the cache: read without waiting, written so that nobody sees half of one, used in an order.
+"""The files of the cache: lock-free reads, atomic writes, and an order of last use.
 
-    entries/KEY      what is stored; its time of modification says when it was last used
-    tmp/KEY.RANDOM   what is being written by the process that holds the lock of KEY
-    locks/KEY.lock   held while KEY is compiled, or its entry written anew
-    clock            its time of modification is that of the last use of all
+    entries/KEY      an entry; its modification time is its last use
+    tmp/KEY.RANDOM   an entry that the holder of KEY's lock is writing
+    locks/KEY.lock   held while KEY is compiled or its entry is rewritten
+    clock            its modification time is the last use of any entry
 
-No decision depends on what a clock says: those of two machines that share a cache may differ. A use gets a time after
-that of the last use, and a file in ``tmp`` is a leftover if nobody holds its lock.
+No decision depends on a system clock, because machines that share a cache may disagree about the time. Each use gets a
+time later than the last use. A file in ``tmp`` is stale if no process holds its lock.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from runtime.compile.cache_lock import try_lock, unlock
 from runtime.compile.cache_trust import check, open_inner, open_way
 from runtime.errors import CacheError
 
-_TICK = 1_000_000  # nanoseconds from one use to the next at least: some file systems keep no finer times
-_MOST_BYTES = 256 << 20  # a cubin has less than one MiB; a larger file is none, and is not read into memory
+_TICK = 1_000_000  # nanoseconds between two uses, at least: some file systems store coarser times
+_MOST_BYTES = 256 << 20  # a cubin has less than one MiB; larger files are not entries and are not read
 _FORMER = re.compile("[0-9a-f]{2}")  # folders of the first layout
 _CLOCK = "clock"
 _INNER = ("entries", "tmp", "locks")
 
 
 class CacheFiles:
-    """The files below one folder, which is open. Its methods raise OSError, FileNotFoundError if there is no folder,
-    and CacheError for what others could have written.
+    """The files in one open folder. Methods raise OSError, FileNotFoundError if the folder is missing, and CacheError
+    for files that other users could have written.
 
     Args:
-        folders: the folder itself as ``"."`` and those in it, by name, as far as they are there.
-        trusts_others: whether it does not matter who could write there.
+        folders: the folder itself as ``"."`` and its existing subfolders, by name.
+        trusts_others: whether to skip the check of who could write there.
     """
 
     def __init__(self, path: Path, folders: Mapping[str, Folder], *, trusts_others: bool) -> None:
@@ -49,12 +49,12 @@ class CacheFiles:
     @classmethod
     @contextlib.contextmanager
     def opened(cls, path: Path, *, trusts_others: bool, make: bool = False) -> Iterator[CacheFiles]:
-        """Open the folder at a path and those in it, and check who could write there.
+        """Open a folder and its subfolders, and check who could write to them.
 
         Args:
-            path: where.
-            trusts_others: whether it does not matter who could write there.
-            make: whether to make what is missing, for the user alone.
+            path: the folder.
+            trusts_others: whether to skip the check of who could write there.
+            make: whether to create missing folders, accessible to the user only.
         """
         path, how = path.absolute(), {"make": make, "trusts_others": trusts_others}
         with contextlib.ExitStack() as stack:
@@ -68,7 +68,7 @@ class CacheFiles:
 
     @property
     def entries(self) -> Folder:
-        """The folder of what is stored."""
+        """The folder of entries."""
         return self._folder("entries")
 
     @property
@@ -85,7 +85,7 @@ class CacheFiles:
         return self._folders[name].names() if name in self._folders else []
 
     def stored(self) -> list[tuple[str, os.stat_result]]:
-        """Sorted names of all files in the places of entries."""
+        """Sorted names of all files in the folder of entries."""
         found = []
         for name in self._names("entries"):
             if not _FORMER.fullmatch(name):
@@ -94,12 +94,12 @@ class CacheFiles:
         return found
 
     def read(self, name: str) -> bytes | None:
-        """Read the bytes of an entry; None if there is none, or something else: a pipe, a folder, a link, ...
+        """Read the bytes of an entry; None for anything but a regular file.
 
         Raises:
-            FileNotFoundError: if nothing is there.
+            FileNotFoundError: if the file does not exist.
         """
-        if not _may_hold_entry(self.entries.status(name)):  # opening a device may do something
+        if not _may_hold_entry(self.entries.status(name)):  # opening a device may have side effects
             return None
         descriptor = self.entries.open(name, os.O_RDONLY | os.O_NONBLOCK)
         with os.fdopen(descriptor, "rb") as file:
@@ -111,7 +111,7 @@ class CacheFiles:
             return file.read()
 
     def write(self, key: str, data: bytes) -> None:
-        """Put data in the place of a key's entry, whatever is there. Only for the holder of its lock."""
+        """Replace a key's entry. The caller holds the key's lock."""
         time_ns, tmp, name = self._next_use(), self._folder("tmp"), f"{key}.{secrets.token_hex(8)}"
         descriptor = tmp.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         try:
@@ -131,17 +131,17 @@ class CacheFiles:
             raise
 
     def touch(self, name: str) -> None:
-        """Note that an entry is used; not where nothing can be written: nothing can be removed there either."""
+        """Record a use of an entry. Read-only caches are left alone, since they evict nothing."""
         time_ns = self._next_use()
         with contextlib.suppress(OSError):
             self.entries.set_time(name, time_ns)
 
     def remove(self, name: str) -> bool:
-        """Remove what is in the place of an entry and return whether it was still there."""
+        """Remove the file of an entry and return whether it still existed."""
         return self.entries.remove(name)
 
     def sweep(self) -> None:
-        """Remove what killed processes have left, and the first layout's entries; what cannot be removed stays."""
+        """Remove leftovers of killed processes and entries of the first layout, as far as permissions allow."""
         for name in self._names("entries"):
             if _FORMER.fullmatch(name):
                 with contextlib.suppress(OSError):
@@ -159,7 +159,7 @@ class CacheFiles:
 
     @contextlib.contextmanager
     def held_if_free(self, key: str) -> Iterator[bool]:
-        """Hold the lock of a key if nobody does, and say whether it was so; its file is gone then."""
+        """Hold a key's lock if it is free, and yield whether it was. The lock file is removed afterwards."""
         name = lock_name(key)
         descriptor = try_lock(self.locks, name)
         try:
@@ -169,7 +169,7 @@ class CacheFiles:
                 unlock(self.locks, name, descriptor)
 
     def _next_use(self) -> int:
-        """Return a time after that of every earlier use, and keep it as that of the last one."""
+        """A time later than every earlier use, which becomes the time of the last use."""
         folder, time_ns = self._folder("."), time.time_ns()
         with contextlib.suppress(OSError):
             time_ns = max(time_ns, folder.status(_CLOCK).st_mtime_ns + _TICK)
@@ -179,7 +179,7 @@ class CacheFiles:
         return time_ns
 
     def not_before(self, time_ns: int) -> None:
-        """Let later uses count as later than ``time_ns``, which was found on an entry."""
+        """Make later uses count as later than ``time_ns``, the time of an entry."""
         with contextlib.suppress(OSError):
             folder = self._folder(".")
             if folder.status(_CLOCK).st_mtime_ns < time_ns:
@@ -187,7 +187,7 @@ class CacheFiles:
 
 
 def lock_name(key: str) -> str:
-    """Return the name of the lock file of a key."""
+    """Name of the lock file of a key."""
     return f"{key}.lock"
 
 

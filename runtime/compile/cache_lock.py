@@ -1,4 +1,4 @@
-"""One process at a time: a lock file that its holder removes, and that is free once the holder is dead."""
+"""Mutual exclusion of processes by a lock file. Its holder removes it, and the death of the holder frees it."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from runtime.compile.cache_environment import LOCK_SECONDS
 from runtime.compile.cache_folder import Folder
 from runtime.errors import CacheError
 
-NOTICE_SECONDS = 2.0  # after which a process that waits says so
-_PAUSES = (0.01, 0.25)  # seconds between two attempts, at first and at most
+NOTICE_SECONDS = 2.0  # after which a waiting process reports that it waits
+_PAUSES = (0.01, 0.25)  # seconds between two attempts: initial, maximal
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
 
 
@@ -28,17 +28,17 @@ _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
 def locked(
     opened: Callable[[], AbstractContextManager[Folder]], name: str, purpose: str, seconds: float
 ) -> Iterator[None]:
-    """Hold a lock; where another holds it, wait, say so on stderr after two seconds, and give up after ``seconds``.
+    """Hold a lock. A process that waits more than 2 s prints who holds the lock, and gives up after ``seconds``.
 
     Args:
-        opened: opens the folder of the lock file, at each attempt: others may have removed it meanwhile.
-        name: of the file in it.
-        purpose: what it is wanted for, as the message says it.
-        seconds: how long to wait.
+        opened: opens the folder of the lock file. Each attempt calls it, since another process may remove the folder.
+        name: name of the lock file.
+        purpose: purpose of the lock, for messages.
+        seconds: time limit.
 
     Raises:
-        CacheError: when another holds it for so long, or where there are no locks.
-        OSError: when the file cannot be opened.
+        CacheError: after the time limit, or if the file system has no locks.
+        OSError: if the file cannot be opened.
     """
     start, pause, told = time.monotonic(), _PAUSES[0], False
     while True:
@@ -67,18 +67,18 @@ def locked(
 
 
 def try_lock(folder: Folder, name: str) -> int | None:
-    """Return a descriptor that holds the lock, or None if another one does.
+    """Acquire the lock: its descriptor, or None if another process holds it.
 
     Raises:
-        CacheError: where there are no locks.
-        OSError: when the file cannot be opened, or is none.
+        CacheError: if the file system has no locks.
+        OSError: if the file cannot be opened or is not a regular file.
     """
     descriptor = folder.open(name, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise OSError(errno.EINVAL, "Not a regular file", folder.name(name))
         if _flock(folder.name(name), descriptor) and _is_there(folder, name, descriptor):
-            with contextlib.suppress(OSError):  # a full disk: then nobody can say who holds it
+            with contextlib.suppress(OSError):  # the disk is full: messages cannot name the holder
                 os.ftruncate(descriptor, 0)
                 os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
             return descriptor
@@ -90,19 +90,19 @@ def try_lock(folder: Folder, name: str) -> int | None:
 
 
 def unlock(folder: Folder, name: str, descriptor: int) -> None:
-    """Remove the lock file while it is held, then release it: processes that waited for it see that it is gone."""
-    with contextlib.suppress(OSError):  # a file that stays is locked by the next one
-        if _is_there(folder, name, descriptor):  # not after somebody emptied the folder by hand
+    """Remove the lock file before releasing the lock, so that waiting processes notice that the file is gone."""
+    with contextlib.suppress(OSError):  # the next process locks a file that remains
+        if _is_there(folder, name, descriptor):  # the folder may have been emptied by hand
             folder.remove(name)
     with contextlib.suppress(OSError):
-        fcntl.flock(descriptor, fcntl.LOCK_UN)  # closing is not enough if a forked child has the descriptor too
+        fcntl.flock(descriptor, fcntl.LOCK_UN)  # closing alone does not unlock if a forked child has the descriptor
     os.close(descriptor)
 
 
 def _flock(path: str, descriptor: int) -> bool:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):  # some file systems say the latter of a lock that is held
+    except (BlockingIOError, PermissionError):  # some file systems report the latter for a held lock
         return False
     except OSError as error:
         if error.errno not in _NO_LOCKS:
@@ -115,7 +115,7 @@ def _flock(path: str, descriptor: int) -> bool:
 
 
 def _is_there(folder: Folder, name: str, descriptor: int) -> bool:
-    """Whether the open file still has that name: a lock on a file that was removed excludes no process."""
+    """Whether the open file still has that name. A lock on a removed file excludes no process."""
     try:
         return os.path.samestat(folder.status(name), os.fstat(descriptor))
     except FileNotFoundError:
@@ -132,6 +132,6 @@ def _holder(folder: Folder, name: str) -> str:
 
 
 def _say(message: str) -> None:
-    if sys.stderr is not None:  # there is none under pythonw
+    if sys.stderr is not None:  # None under pythonw
         sys.stderr.write(one_line(message, MOST_OF_MESSAGE) + "\n")
         sys.stderr.flush()

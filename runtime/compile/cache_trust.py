@@ -1,6 +1,6 @@
-"""Trust in the cache, and in the user's receipts: the owners of the folders on the path, and who may write there.
+"""Trust in the cache and in the user's receipts: who owns, and who may write to, the folders on their path.
 
-What is loaded from the cache runs with the rights of the user. Trusted are the user and root, nobody else.
+Code from the cache runs with the user's privileges. Only the user and root are trusted.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _ACL = "system.posix_acl_access"
 
 
 class TrustError(CacheError):
-    """A folder on the way, or a file, that somebody else owns or could write.
+    """A file, or a folder on the path to it, that another user owns or could write to.
 
     Attributes:
-        reason: its path, and who.
-        remedy: the command that mends it; "" where only another folder does.
+        reason: its path, and the user.
+        remedy: the command that fixes it; "" if only another folder helps.
     """
 
     def __init__(self, reason: str, remedy: str) -> None:
@@ -42,19 +42,19 @@ class TrustError(CacheError):
 
 
 def open_way(folder: Path, *, make: bool, trusts_others: bool) -> Folder:
-    """Open a folder, and check all that decides what it is: each folder above it, each link on the way, itself.
+    """Open a folder and check the folder, each folder above it and each link on its path.
 
-    Each is opened from the one before it and checked by its descriptor: nobody can put another one there between the
-    check and the use.
+    Each one is opened relative to the previous one and checked by its descriptor, so that nobody can replace it between
+    the check and the use.
 
     Args:
         folder: an absolute path.
-        make: whether to make what is missing, for the user alone.
-        trusts_others: whether it does not matter who could write there.
+        make: whether to create missing folders, accessible to the user only.
+        trusts_others: whether to skip the check of who could write there.
 
     Raises:
-        CacheError: when somebody else could put another folder there, or files into it.
-        OSError: when one of them is not there, cannot be opened, or is no folder.
+        CacheError: if another user could replace the folder or write files into it.
+        OSError: if one of them is missing, cannot be opened, or is not a folder.
     """
     here, todo, links = Folder.at(folder.anchor), list(folder.parts[:0:-1]), 0
     try:
@@ -89,11 +89,11 @@ def open_way(folder: Path, *, make: bool, trusts_others: bool) -> Folder:
 
 
 def open_inner(folder: Folder, name: str, *, make: bool, trusts_others: bool) -> Folder:
-    """Open a folder of the cache that lies in its folder, and check it; a link is none.
+    """Open and check a subfolder of the cache, without following links.
 
     Raises:
-        CacheError: when somebody else owns it or could write it.
-        OSError: when it is not there, cannot be opened, or is no folder.
+        CacheError: if another user owns it or could write to it.
+        OSError: if it is missing, cannot be opened, or is not a folder.
     """
     found = folder.inner(name, make=make)
     try:
@@ -108,10 +108,10 @@ def open_inner(folder: Folder, name: str, *, make: bool, trusts_others: bool) ->
 
 
 def check(path: str, status: os.stat_result, descriptor: int) -> None:
-    """Check an open file of the cache, or its folder.
+    """Check an open file or folder of the cache.
 
     Raises:
-        CacheError: when somebody else owns it or could write it.
+        CacheError: if another user owns it or could write to it.
     """
     reason = _owner_fault(status, above=False) or _mode_fault(status, descriptor)
     if reason:
@@ -124,7 +124,7 @@ def _check_folder(found: Folder, status: os.stat_result) -> None:
 
 
 def _check_passed(found: Folder, status: os.stat_result, *, above: bool) -> None:
-    """Check a folder or a link on the way; ``above``: if the way goes on."""
+    """Check a folder or a link on the path; ``above``: whether the path continues below it."""
     if not above:
         check(found.path, status, found.descriptor)
     elif reason := _owner_fault(status, above=True) or _fault_above(status, found.descriptor):
@@ -132,11 +132,11 @@ def _check_passed(found: Folder, status: os.stat_result, *, above: bool) -> None
 
 
 def _fault_above(status: os.stat_result, descriptor: int) -> str:
-    # Nobody can write a link, and in a folder such as /tmp (sticky) nobody can replace what others own.
+    # Links are not writable, and users of a sticky folder such as /tmp cannot replace files of other users.
     if stat.S_ISLNK(status.st_mode) or status.st_mode & stat.S_ISVTX:
         return ""
-    # Many systems have a group for each user, and let it write (umask 002). Who may write there can replace the cache
-    # by a folder of the user's own, no more.
+    # Many systems have one group per user, with write access (umask 002). A member could at most replace the cache by
+    # another folder that the user owns.
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) == stat.S_IWGRP and _is_private(status.st_gid, os.geteuid()):
         return _mode_fault(status, descriptor) if _has_acl(descriptor) else ""
     return _mode_fault(status, descriptor)
@@ -148,23 +148,23 @@ def _owner_fault(status: os.stat_result, *, above: bool) -> str:
 
 
 def _mode_fault(status: os.stat_result, descriptor: int) -> str:
-    """Return who else may write it.
+    """Description of the other users who may write to it; "" if there are none.
 
-    Where there is an access control list, the bits of the group are the most that it gives to anybody but the owner.
+    With an access control list, the group bits are the upper limit for everybody but the owner.
     """
     mode = stat.S_IMODE(status.st_mode)
     if mode & stat.S_IWOTH:
-        return f"can be written by everybody (mode {mode:04o})"
+        return f"is writable by everybody (mode {mode:04o})"
     if mode & stat.S_IWGRP:
-        named = " and those whom its access control list names" if _has_acl(descriptor) else ""
-        return f"can be written by its group, {status.st_gid}{named} (mode {mode:04o})"
+        named = " and the users on its access control list" if _has_acl(descriptor) else ""
+        return f"is writable by its group, {status.st_gid}{named} (mode {mode:04o})"
     return ""
 
 
 def _has_acl(descriptor: int) -> bool:
-    """Whether a file has an access control list; True too where that is not known."""
+    """Whether a file has an access control list; True if that is unknown."""
     try:
-        os.getxattr(f"/proc/self/fd/{descriptor}", _ACL)  # by its descriptor one of O_PATH has no attributes
+        os.getxattr(f"/proc/self/fd/{descriptor}", _ACL)  # attributes cannot be read through an O_PATH descriptor
     except OSError as error:
         return error.errno not in (errno.ENODATA, errno.EOPNOTSUPP)
     return True
@@ -187,9 +187,9 @@ def _name_of(uid: int) -> str:
 
 @cache
 def _is_private(gid: int, uid: int) -> bool:
-    """Whether a group is the user's alone by the system's lists; never for root.
+    """Whether the user is the only member of a group by the system's lists; never for root.
 
-    In containers all users may have root's group, and no list says so.
+    In containers all users may be in root's group without being listed.
     """
     try:
         user, group = pwd.getpwuid(uid), grp.getgrgid(gid)
@@ -201,7 +201,7 @@ def _is_private(gid: int, uid: int) -> bool:
 
 @cache
 def _unknown_outside() -> tuple[int, ...]:
-    """Return the uid that stands for all whom a container's user namespace does not know, the machine's root too."""
+    """The uid that stands for all users outside a container's user namespace, the machine's root included."""
     try:
         unknown = int(Path("/proc/sys/kernel/overflowuid").read_text(encoding="ascii"))
         lines = Path("/proc/self/uid_map").read_text(encoding="ascii").splitlines()

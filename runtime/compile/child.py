@@ -1,4 +1,4 @@
-"""The process of a compilation: its start, its answer, its end."""
+"""Child processes that compile one kernel: start, answer and exit status."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ from runtime.compile import nvrtc_child
 from runtime.errors import ToolchainError
 
 EXECUTABLE = "multiprocessing.set_executable(PATH) names the Python that is started"
-# Where there is a driver, NVRTC has a cache of its own, and what comes from it has no log: no registers, no spills.
+# With a driver, NVRTC uses its own cache, whose results have no log and hence no registers and spills.
 _ENVIRONMENT = {"CUDA_CACHE_DISABLE": "1"}
 TIME_LIMIT = "CODEGEN_COMPILE_TIMEOUT"
 """Environment variable: seconds that one compilation may take, 0 for no limit."""
 SECONDS = 1800.0
 """What it is by default: the slowest kernels take less than a minute, on a loaded machine some."""
-_SHELL = 128  # a shell that starts Python ends with this and the signal's number
+_SHELL = 128  # a shell wrapper of Python exits with this plus the signal's number
 
 
 def text_of(path: str | os.PathLike[str]) -> str:
-    """Return a path as requests have it: its bytes, as Latin-1. The child may have another file system encoding."""
+    """A path as requests encode it: its bytes as Latin-1, since the child's file system encoding may differ."""
     return os.fsencode(path).decode("latin-1")
 
 
 def ask(request: Mapping[str, Any], name: str) -> tuple[dict[str, Any], bytes]:
-    """Answer a request by :func:`runtime.compile.nvrtc_child.answer` in a new process.
+    """Run :func:`runtime.compile.nvrtc_child.answer` on a request in a new process.
 
     Args:
-        request: its fields.
-        name: of the source, for messages.
+        request: fields of the request.
+        name: name of the source, for messages.
 
     Raises:
-        ToolchainError: when the process cannot be started, is no Python, ends without an answer, or takes longer than
-            the time limit, which ends it.
+        ToolchainError: if the process cannot be started, is not Python, exits without an answer, or exceeds the time
+            limit, which ends it.
     """
     python, limit = _python(), time_limit()
-    # Nothing of the caller's Python is needed: no site (-S), no modules of its paths (-P and the environment).
+    # The child needs nothing from the caller's Python: no site (-S), no modules on its paths (-P and the environment).
     environment = {key: value for key, value in os.environ.items() if key == "PYTHONHOME" or key[:6] != "PYTHON"}
     try:
         result = subprocess.run(
@@ -56,8 +56,8 @@ def ask(request: Mapping[str, Any], name: str) -> tuple[dict[str, Any], bytes]:
         )
     except subprocess.TimeoutExpired:
         raise ToolchainError(
-            f"the process that compiles {name} was ended: it took longer than {limit:g} s; {TIME_LIMIT} is the limit "
-            "in seconds, 0 for none"
+            f"the compilation of {name} was stopped after {limit:g} s; {TIME_LIMIT} is the limit "
+            "in seconds; 0 disables it"
         ) from None
     except OSError as error:
         raise ToolchainError(
@@ -72,10 +72,10 @@ def ask(request: Mapping[str, Any], name: str) -> tuple[dict[str, Any], bytes]:
 
 
 def time_limit() -> float | None:
-    """Return the seconds that one compilation may take; None for any.
+    """Time limit of one compilation in seconds; None for no limit.
 
     Raises:
-        ToolchainError: for what is no number of seconds.
+        ToolchainError: if the value is not a number of seconds.
     """
     given = os.environ.get(TIME_LIMIT, "")
     try:
@@ -83,20 +83,22 @@ def time_limit() -> float | None:
     except ValueError:
         seconds = math.nan
     if not 0 <= seconds <= threading.TIMEOUT_MAX:
-        raise ToolchainError(f"{TIME_LIMIT} is {shown(given)}; a number of seconds is expected, 0 for no limit")
+        raise ToolchainError(f"{TIME_LIMIT} is {shown(given)}; expected a number of seconds, or 0 for no limit")
     return seconds or None
 
 
 def _python() -> str:
-    """Return the Python that processes are started with, which ``multiprocessing`` lets an embedding program set."""
+    """The Python that runs child processes. An embedding program sets it through ``multiprocessing``."""
     python = multiprocessing.spawn.get_executable()
     if not python:
-        raise ToolchainError(f"no Python is known to run a compilation in (sys.executable is empty); {EXECUTABLE}")
+        raise ToolchainError(
+            f"no Python executable is known that could run the compilation (sys.executable is empty); {EXECUTABLE}"
+        )
     return os.fsdecode(python)
 
 
 def _parsed(stdout: bytes) -> tuple[dict[str, Any] | None, bytes]:
-    """Return an answer and its code; None if there is none: a wrapper of Python may have printed before it."""
+    """An answer and its code; None without an answer. A wrapper of Python may have printed before it."""
     head, _, code = stdout.partition(nvrtc_child.ANSWER)[2].partition(b"\n")
     return (json.loads(head), code) if head else (None, b"")
 
@@ -111,15 +113,15 @@ def _no_answer(python: str, name: str, status: int, stderr: bytes) -> ToolchainE
 
 
 def ending(status: int) -> str:
-    """Return in words how a process ended that did not do its part."""
+    """Description of how a failed process ended."""
     number = _signal(status)
     if not number:
         return f"ended with exit code {status}"
-    memory = ", as the system does where memory runs out: free some, or compile fewer kernels at a time"
+    memory = ", possibly by the system because memory ran out: free some, or compile fewer kernels at a time"
     return f"was ended by {signal.Signals(number).name}{memory if number == signal.SIGKILL else ''}"
 
 
 def _signal(status: int) -> int:
-    """Return the number of the signal that ended a process, or 0."""
+    """The number of the signal that ended a process, or 0."""
     number = -status if status < 0 else status - _SHELL
     return number if number in set(signal.Signals) else 0

@@ -21,17 +21,17 @@ OPTIONS = ("--std=c++17", "--ptxas-options=-v")
 
 @dataclass(frozen=True)
 class Compiled:
-    """A kernel's machine code with everything it was made from.
+    """A kernel's machine code and its inputs.
 
     Attributes:
         generated: the spec, its plan and its source.
         target: "cubin" for the spec's architecture, "ptx" for it and every newer one.
         code: the cubin or the PTX.
-        log: what the compiler said (registers, spills).
+        log: the compiler's log (registers, spills).
         options: compiler options, in order, without include folders.
-        key: where it is in the cache.
+        key: its key in the cache.
         was_cached: whether it came from there.
-        findings: what is known of the code there, beside the log: see ``runtime.compile.inspection``.
+        findings: facts about the code that the cache stores beside the log: see ``runtime.compile.inspection``.
     """
 
     generated: Generated
@@ -45,7 +45,7 @@ class Compiled:
 
     @property
     def identity(self) -> Identity:
-        """What the cache knows it by."""
+        """Its identity in the cache."""
         return Identity(self.key, self.named.stem, arch_of(self.plan, self.target), self.target)
 
     @property
@@ -80,8 +80,8 @@ def compile_generated(generated: Generated, target: Target = "cubin", cache: Ker
     Raises:
         ToolchainError: when NVRTC or a header is missing.
         CompileError: when NVRTC refuses the source, with its log.
-        CacheError: when the cache cannot be written.
-        NoJitError: when it is not in the cache, and CODEGEN_NO_JIT=1 forbids to compile it.
+        CacheError: if the cache cannot be written.
+        NoJitError: if the cache does not have it and CODEGEN_NO_JIT=1 forbids compilation.
     """
     named, plan = generated.named, generated.plan
     if jit.is_forbidden():
@@ -102,28 +102,28 @@ def compile_generated(generated: Generated, target: Target = "cubin", cache: Ker
 
 
 def _cached(generated: Generated, target: Target, cache: KernelCache) -> Compiled:
-    """Return a kernel that is in the cache; nothing is written.
+    """A kernel from the cache, without writing to the cache.
 
     Raises:
-        NoJitError: if it is not there, or nobody can tell, as entries are known by the compiler that made them.
-        CacheError: when the cache cannot be read.
+        NoJitError: if the cache does not have it, or the lookup needs the version of a compiler that is not installed.
+        CacheError: if the cache cannot be read.
     """
     named, plan = generated.named, generated.plan
     what = f"{arch_of(plan, target)} {target}"
     try:
         key = _key(generated, target)
     except ToolchainError as error:
-        reason = f"the cache {cache.folder} names its entries by their compiler, which is not found: {error}"
+        reason = f"the cache {cache.folder} keys its entries by their compiler, which was not found: {error}"
         raise jit.missing(named, what, reason) from None
     entry = cache.find(Identity(key, named.stem, arch_of(plan, target), target))
     if entry is None:
         compiler = toolchain.compiler_version()[1]
-        raise jit.missing(named, what, f"the cache {cache.folder} has no entry {key}, which is of {compiler}")
+        raise jit.missing(named, what, f"the cache {cache.folder} has no entry {key}, the key for {compiler}")
     return Compiled(generated, target, entry.code, entry.log, options_of(plan, target), key, True, entry.findings)
 
 
 def key_of(named: NamedSpec, target: Target = "cubin") -> str:
-    """Return the key that a spec's code has in the cache: it is of everything that the code depends on.
+    """Cache key of a spec's code: a hash of everything that the code depends on.
 
     Raises:
         SpecError: for a spec that cannot work on its architecture.
@@ -133,7 +133,7 @@ def key_of(named: NamedSpec, target: Target = "cubin") -> str:
 
 
 def arch_of(plan: Plan, target: Target) -> str:
-    """What a kernel is compiled for: "sm_90a", of PTX "compute_89"."""
+    """Target architecture of a kernel: "sm_90a", or "compute_89" for PTX."""
     return plan.arch.name if target == "cubin" else plan.arch.virtual
 
 
@@ -157,12 +157,12 @@ def _key(generated: Generated, target: Target) -> str:
 def run_nvrtc(
     source: str, name: str, target: Target, options: tuple[str, ...], headers: tuple[str, ...] = ()
 ) -> tuple[bytes, str]:
-    """Compile with NVRTC, in a process of its own (:mod:`runtime.compile.nvrtc_child` says why).
+    """Compile with NVRTC in a separate process (:mod:`runtime.compile.nvrtc_child` says why).
 
     Args:
         source: CUDA C++.
         name: file name for the log.
-        target: what to return.
+        target: "cubin" or "ptx".
         options: compiler options in order.
         headers: CUDA headers that the source includes.
 
@@ -170,12 +170,12 @@ def run_nvrtc(
         The code and the compiler's log.
 
     Raises:
-        ToolchainError: when NVRTC or a header is missing or not what it was, or the process did not end by itself.
+        ToolchainError: if NVRTC or a header is missing or has changed, or the process failed.
         CompileError: with the whole log.
-        NoJitError: when CODEGEN_NO_JIT=1 forbids it.
+        NoJitError: if CODEGEN_NO_JIT=1 forbids compilation.
     """
     if jit.is_forbidden():
-        raise NoJitError(name, "", "it is a source that NVRTC would be given")
+        raise NoJitError(name, "", "it is a source for NVRTC")
     request = {
         "library": child.text_of(toolchain.nvrtc().library),
         "folders": toolchain.folders_of_request(headers),

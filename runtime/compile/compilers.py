@@ -1,7 +1,7 @@
-"""What is known of compilers: that of the receipts, and what others make of the shipped kernels.
+"""Known compilers: the compiler of the receipts, and how other versions compile the shipped kernels.
 
-``compilers.json`` is the record of it. ``scripts/compilers.py`` writes it, from a compilation of every shipped kernel
-with each version.
+``compilers.json`` is the record. ``scripts/compilers.py`` writes it by compiling every shipped kernel with each
+version.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ def mend() -> str:
 class CompilerRecord(SpecModel):
     """Spills of the shipped kernels by compiler."""
 
-    compiler: str = Field(description="of the receipts")
-    versions: tuple[Version, ...] = Field(description="of NVRTC's package, with which every kernel was compiled")
-    spills: dict[Version, dict[str, Count]] = Field(description="bytes, of the kernels that spill")
-    refused: dict[Version, dict[str, str]] = Field(description="the first error, of the kernels that do not compile")
-    code: dict[str, Sha256] = Field(description="of each kernel's source without comments, as it was compiled")
+    compiler: str = Field(description="compiler of the receipts")
+    versions: tuple[Version, ...] = Field(description="versions of NVRTC's package that compiled every kernel")
+    spills: dict[Version, dict[str, Count]] = Field(description="spilled bytes of the kernels that spill")
+    refused: dict[Version, dict[str, str]] = Field(description="first error of the kernels that do not compile")
+    code: dict[str, Sha256] = Field(description="hash of each compiled kernel's source without comments")
 
     def troubles(self, version: Version) -> dict[str, str]:
-        """What a version makes of the kernels that it does not compile as the receipts' compiler does, in words."""
+        """Kernels that a version fails to compile or compiles with additional spills, with descriptions."""
         spilled = {stem: f"spills {count} bytes" for stem, count in self.spills.get(version, {}).items()}
         return spilled | {stem: "does not compile" for stem in self.refused.get(version, {})}
 
@@ -53,16 +53,16 @@ def record() -> CompilerRecord:
 
 
 def numbers(version: Version) -> tuple[int, ...]:
-    """The parts of a version, by which versions are sorted."""
+    """The parts of a version, as a sort key."""
     return tuple(map(int, version.split(".")))
 
 
 def caveat(package: str | None = None) -> str:
-    """What a compiler's code is not, in a sentence with the command that mends it; "" for that of the receipts.
+    """Warning about a compiler's code, with the command that fixes it; "" for the compiler of the receipts.
 
     Args:
-        package: the compiler, as ``compiler_version`` names it; by default the one that is installed, of which there
-            is nothing to say where there is none.
+        package: the compiler, as ``compiler_version`` names it; by default the installed one. Without one the result is
+            "".
     """
     try:
         found = compiler_version()[1] if package is None else package
@@ -72,16 +72,15 @@ def caveat(package: str | None = None) -> str:
 
 
 def difference(package: str) -> str:
-    """What the code of another compiler than that of the receipts is not, in a sentence."""
+    """Warning that the code of another compiler differs from the tested code."""
     cuda = "" if " 13." in package else " (for drivers of CUDA 13, 580 or later)"
     return (
-        f"{package} is not the compiler of the receipts, {record().compiler}{cuda}: code differs, cases were not run "
-        "on it"
+        f"{package} is not the compiler of the receipts, {record().compiler}{cuda}: its code differs and was not tested"
     )
 
 
 def troubles(package: str) -> str:
-    """Which shipped kernels are refused with a compiler, as far as the record has its version; "" for none."""
+    """Shipped kernels that are refused with a compiler, if the record has its version; "" for none."""
     name, _, version = package.partition(" ")
     if not name.startswith("nvidia-"):
         return ""
@@ -93,7 +92,7 @@ def check_spills(compiled: Compiled) -> None:
     """Refuse code of a shipped kernel that spills where the code of its receipt does not.
 
     Raises:
-        SpillError: naming kernel, compiler, and the command that mends it.
+        SpillError: naming the kernel, the compiler, and the command that installs another one.
     """
     spilled = resources(compiled).spill_bytes if compiled.target == "cubin" and compiled.log else 0
     named = as_shipped(compiled.named) if spilled else compiled.named

@@ -1,4 +1,4 @@
-"""Exported kernels as what the compiler returns: nothing is compiled, and neither NVRTC nor the cache is asked."""
+"""Exported kernels as compiler results, read without NVRTC and without the cache."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from runtime.compile.compiler import Compiled
 
 
 def read_compiled(folder: Path) -> Compiled:
-    """Return the kernel that ``codegen export`` wrote into a folder.
+    """Read the kernel that ``codegen export`` wrote into a folder.
 
-    Its ``key`` is the hash of the cubin: it is not that of an entry of the cache.
+    Its ``key`` is the hash of the cubin, not the key of a cache entry.
 
     Raises:
-        ExportError: for a folder that is no exported kernel, is not as it was exported, or that this version of the
-            package would launch in another way.
-        FileError: for a file that cannot be read.
+        ExportError: if the folder is not an exported kernel, was modified, or would be launched differently by this
+            version of the package.
+        FileError: if a file cannot be read.
     """
     found = read_export(folder)
     return Compiled(

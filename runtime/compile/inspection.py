@@ -23,7 +23,7 @@ from runtime.compile.cache import KernelCache
 from runtime.compile.compiler import Compiled
 from runtime.errors import CacheError, ToolchainError
 
-# SASS opcode -> what it is.
+# SASS opcode -> description.
 INSTRUCTIONS = {
     "HGMMA": "wgmma",
     "QGMMA": "wgmma of FP8",
@@ -46,9 +46,9 @@ _INSTRUCTION_BYTES = 16  # of all architectures since sm_70
 
 @dataclass(frozen=True)
 class Usage:
-    """Resources of one kernel, as ptxas and the disassembly tell them.
+    """Resources of one kernel, from ptxas and the disassembly.
 
-    Spills, stack and instructions are with those of the kernel that is launched before it, where there is one.
+    Spills, stack and instructions include those of the kernel's prologue, if it has one.
 
     Attributes:
         registers: registers of a thread at launch.
@@ -70,7 +70,7 @@ class Usage:
 def usage(compiled: Compiled, cache: KernelCache | None = None) -> Usage:
     """The resources of a compiled cubin.
 
-    A kernel is disassembled once: how many instructions it has stays with its entry of the cache.
+    A kernel is disassembled once: its cache entry stores the instruction counts.
 
     Raises:
         ToolchainError: when the disassembler is missing or fails.
@@ -78,30 +78,30 @@ def usage(compiled: Compiled, cache: KernelCache | None = None) -> Usage:
     counts = _counted(compiled.findings, compiled.code)
     if counts is None:
         counts = count_instructions(compiled.code)
-        with contextlib.suppress(CacheError):  # one that cannot be written serves what it has
+        with contextlib.suppress(CacheError):  # a read-only cache still serves its entries
             (cache or KernelCache()).keep_findings(compiled.identity, json.dumps(counts))
     told = {name: count for name, count in counts.items() if count or name not in LEFT_OUT}
     return replace(resources(compiled), instructions=told)
 
 
 def _counted(findings: str, code: bytes) -> dict[str, int] | None:
-    """Return the counts that an entry of the cache has; None if it has none, or of other instructions or code."""
+    """The counts in a cache entry; None if they are missing or belong to other opcodes or other code."""
     try:
         counts = _COUNTS.validate_python(json_value(findings), strict=True)
-    except (CodegenError, ValidationError):  # "", or whatever else was put there
+    except (CodegenError, ValidationError):  # "" or invalid JSON
         return None
     fit = sum(counts.values()) * _INSTRUCTION_BYTES <= len(code)
     return counts if fit and counts.keys() == INSTRUCTIONS.keys() else None
 
 
 def resources(compiled: Compiled) -> Usage:
-    """The resources of a cubin by its compiler's log: all but the instructions, which need a disassembler."""
+    """Resources of a cubin from the compiler's log: all except instructions, which need a disassembler."""
     told = told_by_compiler(compiled.plan.stem, compiled.log)
     return replace(told, dynamic_shared_bytes=compiled.plan.shared_bytes)
 
 
 def told_by_compiler(symbol: str, log: str) -> Usage:
-    """The resources of a kernel in a log of the compiler: no instructions, and no shared memory of a launch."""
+    """Resources of a kernel from a compiler log, without instructions and dynamic shared memory."""
     own = _told_of(symbol, log)
     return Usage(
         registers=_number(r"Used (\d{1,9}) registers", own),
@@ -120,7 +120,7 @@ def count_instructions(cubin: bytes) -> dict[str, int]:
 
 
 def mnemonics(cubin: bytes) -> list[str]:
-    """Return the instructions of a cubin in the order of their addresses, as ``HGMMA.64x128x16.F32``: no operands."""
+    """Instructions of a cubin by address, without operands: ``HGMMA.64x128x16.F32``."""
     return re.findall(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+ )?\s*([A-Z][\w.]*)", disassemble(cubin), re.M)
 
 
@@ -134,7 +134,7 @@ def disassemble(cubin: bytes) -> str:
 
 
 def printed(tool: str, options: Sequence[str], cubin: bytes) -> str:
-    """Run a tool of CUDA on a cubin, and return its output.
+    """Run a CUDA tool on a cubin and return its output.
 
     Raises:
         ToolchainError: when it cannot be started or fails.
@@ -143,7 +143,7 @@ def printed(tool: str, options: Sequence[str], cubin: bytes) -> str:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "kernel.cubin"
             path.write_bytes(cubin)
-            # Its own temporary files go there too: TMPDIR may name a folder that is not there.
+            # The tool's own temporary files go there too: TMPDIR may name a missing folder.
             environment = {**os.environ, "TMPDIR": folder}
             result = subprocess.run([tool, *options, str(path)], capture_output=True, check=False, env=environment)
     except OSError as error:
@@ -159,11 +159,11 @@ def printed(tool: str, options: Sequence[str], cubin: bytes) -> str:
 
 
 def _told_of(symbol: str, log: str) -> str:
-    """The part of a compiler's log on one kernel of a source; all of it, if it names none."""
+    """Section of a compiler log about one kernel of a source; the whole log if it names no kernel."""
     told = log.partition(f"Compiling entry function '{symbol}'")[2].partition("Compiling entry function")[0]
     return told or log
 
 
 def _number(pattern: str, log: str) -> int:
-    """Return the sum of a number that each kernel has one of."""
+    """Sum of a number that the log has for each kernel."""
     return sum(int(number) for number in re.findall(pattern, log))

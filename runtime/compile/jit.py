@@ -1,4 +1,4 @@
-"""Permission to compile: CODEGEN_NO_JIT=1 forbids it wherever the package would."""
+"""Permission to compile: CODEGEN_NO_JIT=1 forbids every compilation by the package."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ def is_forbidden() -> bool:
     """Whether compilation is forbidden.
 
     Raises:
-        ToolchainError: for what is neither yes nor no.
+        ToolchainError: if the value is neither 0 nor 1.
     """
     return flag(NO_JIT, "nothing is compiled")
 
 
 def missing(named: NamedSpec, what: str, looked: str) -> NoJitError:
-    """Return the error of a kernel that would have to be compiled.
+    """Build the error for a kernel that needs compilation.
 
     Args:
-        named: its spec.
-        what: of its code is missing: "sm_90a cubin".
-        looked: where, and what was there.
+        named: the kernel's spec.
+        what: the missing code: "sm_90a cubin".
+        looked: the places that were searched, and the result.
     """
     spec = named.argument
     if what.endswith(" ptx"):
-        remedy = f"`codegen compile --check {spec}` where compiling is allowed puts it into the cache"
+        remedy = f"`codegen compile --check {spec}` puts it into the cache where compilation is allowed"
         return NoJitError(named.stem, named.spec.hash, f"its {what} is missing ({looked})", remedy)
     remedy = (
-        f"`codegen compile {spec}` where compiling is allowed puts it into the cache, "
+        f"`codegen compile {spec}` puts it into the cache where compilation is allowed, "
         f"`codegen export {spec} --out DIR` makes a folder that load_kernel(DIR/NAME) loads"
     )
     return NoJitError(named.stem, named.spec.hash, f"its {what} is missing ({looked})", remedy)

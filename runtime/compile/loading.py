@@ -1,4 +1,4 @@
-"""The code of kernels that run, wherever it comes from."""
+"""Code of kernels for execution: prebuilt, cached or compiled."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ Way = Literal["receipt", "cache", "NVRTC"]
 
 
 def code_of(generated: Generated, target: Target, cache: KernelCache | None = None) -> Compiled:
-    """Return the code of a kernel that is about to run, and note in the record of the run that it was asked for.
+    """Get the code of a kernel for execution, and add the kernel to the record of the run.
 
     Raises:
         ToolchainError, CompileError, CacheError, NoJitError, SpillError: as ``obtained`` does.
-        FileError: when CODEGEN_RECORD names a file that cannot be written.
+        FileError: if the file in CODEGEN_RECORD cannot be written.
     """
     recording.note(generated.named, target)
     return obtained(generated, target, cache)[0]
 
 
 def obtained(generated: Generated, target: Target, cache: KernelCache | None = None) -> tuple[Compiled, Way]:
-    """Return the code of a kernel and where it comes from: that of its receipt first, then the cache's, then NVRTC's.
+    """Get the code of a kernel and its origin: the receipt's code, else the cache's, else NVRTC's.
 
     Raises:
         ToolchainError, CompileError, CacheError, NoJitError: as ``compile_generated`` does.
-        SpillError: for code of a shipped kernel that spills registers, which that of its receipt does not.
+        SpillError: if the code of a shipped kernel spills registers and its receipt's code does not.
     """
     found = prebuilt.find(generated, target, cache)
     if found is not None:

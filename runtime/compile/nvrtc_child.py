@@ -1,11 +1,11 @@
-"""One compilation with NVRTC, in a process of its own: a script that :mod:`runtime.compile.child` starts.
+"""One compilation with NVRTC in a separate process: a script that :mod:`runtime.compile.child` starts.
 
-NVRTC keeps state that some options change for every later compilation of a process: with a process for each, the same
-source and options give the same bytes whatever else the caller compiled. The script needs the standard library alone
-and the library's path, so neither ``sys.path`` nor a ``sitecustomize`` of the caller's reaches it.
+Some options change NVRTC's state for every later compilation in the process. With one process per compilation, the same
+source and options always give the same bytes. The script needs only the standard library and NVRTC's path, so the
+caller's ``sys.path`` and ``sitecustomize`` do not affect it.
 
 It reads a JSON object from stdin, in which paths are bytes read as Latin-1, and writes ``ANSWER``, one line of JSON and
-the code to stdout. The answer says which NVRTC was loaded and which headers lay there, for the caller to compare.
+the code to stdout. The answer identifies the loaded NVRTC and the headers, which the caller compares with its own.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Nvrtc:
     """The library at a path.
 
     Raises:
-        OSError: when it cannot be loaded, or is not NVRTC.
+        OSError: if the library cannot be loaded or is not NVRTC.
     """
 
     def __init__(self, library: bytes) -> None:
@@ -37,14 +37,15 @@ class Nvrtc:
         if not hasattr(self._library, "nvrtcGetErrorString"):
             raise OSError(f"{os.fsdecode(library)} has no nvrtcGetErrorString")
         self._library.nvrtcGetErrorString.restype = ctypes.c_char_p
-        # NVRTC asks the system for its builtins by name, which finds those of its own folder only if they are loaded.
+        # NVRTC loads its builtins by name. The system finds the ones in NVRTC's own folder only if they are already
+        # loaded.
         major, minor = self.version()
         builtins = Path(os.fsdecode(library)).resolve().with_name(f"libnvrtc-builtins.so.{major}.{minor}")
         if builtins.is_file():
             ctypes.CDLL(str(builtins))
 
     def call(self, name: str, *arguments: Any) -> None:
-        """Call a function.
+        """Call a function of the library.
 
         Raises:
             RuntimeError: with NVRTC's name of the error.
@@ -54,11 +55,11 @@ class Nvrtc:
             raise RuntimeError(f"{name}: {self.name_of(status)}")
 
     def name_of(self, status: int) -> str:
-        """Return NVRTC's name of an error."""
+        """NVRTC's name of an error."""
         return str(self._library.nvrtcGetErrorString(status).decode())
 
     def version(self) -> tuple[int, int]:
-        """Return major and minor version."""
+        """Major and minor version."""
         major, minor = ctypes.c_int(), ctypes.c_int()
         self.call("nvrtcVersion", ctypes.byref(major), ctypes.byref(minor))
         return major.value, minor.value
@@ -66,7 +67,7 @@ class Nvrtc:
     def compile(
         self, source: bytes, name: bytes, target: str, arguments: Sequence[bytes]
     ) -> tuple[int, str, bytes, bytes]:
-        """Return NVRTC's status and its name ("" if there was no error), the log, and the code."""
+        """Compile: NVRTC's status and its name ("" without an error), the log, and the code."""
         program = ctypes.c_void_p()
         self.call("nvrtcCreateProgram", ctypes.byref(program), source, name, 0, None, None)
         options = (ctypes.c_char_p * len(arguments))(*arguments)
@@ -91,7 +92,7 @@ def stamp_of(library: bytes) -> list[int]:
 
 
 def headers_digest(headers: Iterable[str], folders: Sequence[Path]) -> str:
-    """Return the SHA-256 of every file of ``folders`` that ``headers`` include, directly or not."""
+    """SHA-256 over every file in ``folders`` that ``headers`` include, directly or indirectly."""
     digest = hashlib.sha256()
     for name, content in sorted(included(headers, folders).items()):
         digest.update(f"{name}\0{len(content)}\0".encode())
@@ -100,7 +101,7 @@ def headers_digest(headers: Iterable[str], folders: Sequence[Path]) -> str:
 
 
 def included(headers: Iterable[str], folders: Sequence[Path]) -> dict[str, bytes]:
-    """Return name -> content of the headers reachable by #include, whatever the preprocessor would skip."""
+    """Content by name of the headers reachable by #include, conditional includes too."""
     contents: dict[str, bytes] = {}
     todo = list(headers)
     while todo:
@@ -116,7 +117,7 @@ def included(headers: Iterable[str], folders: Sequence[Path]) -> dict[str, bytes
 
 
 def answer(request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
-    """Compile what a request describes; return what there is to tell of it, and the code."""
+    """Run the compilation that a request describes; return the answer's fields and the code."""
     library = request["library"].encode("latin-1")
     folders = [folder.encode("latin-1") for folder in request["folders"]]
     nvrtc = Nvrtc(library)
@@ -133,12 +134,12 @@ def answer(request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
 
 
 def main() -> None:
-    """Compile what stdin describes."""
+    """Run the compilation that stdin describes."""
     with os.fdopen(os.dup(1), "wb") as stdout:
-        os.dup2(2, 1)  # whatever else is printed is no part of the answer
+        os.dup2(2, 1)  # other output must not mix with the answer
         try:
             told, code = answer(json.load(sys.stdin.buffer))
-        except (OSError, RuntimeError) as error:  # the library cannot be loaded, or does not do its part
+        except (OSError, RuntimeError) as error:  # the library cannot be loaded or fails
             told, code = {"failure": str(error)}, b""
         stdout.write(ANSWER + json.dumps(told).encode() + b"\n" + code)
 

@@ -1,7 +1,7 @@
-"""Code of shipped kernels that comes compiled: from a wheel that is installed beside the package, or from a folder.
+"""Prebuilt code of shipped kernels: from a wheel installed beside the package, or from a folder.
 
-It is used where it is the code that the receipt names, byte for byte, and the source and the options are those of the
-receipt. Then nothing is compiled, and no compiler need be installed. docs/guide/cache.md is the page of it.
+It is used if its bytes match the hash in the receipt, and the source and the options match the receipt too. Then no
+compiler is needed. docs/guide/cache.md describes it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _ignored: ContextVar[bool] = ContextVar("ignored", default=False)
 
 @contextmanager
 def ignored() -> Iterator[None]:
-    """Load kernels as the installed compiler makes them: for tools that tell of that compiler."""
+    """Ignore prebuilt code: for tools that examine the installed compiler."""
     token = _ignored.set(True)
     try:
         yield
@@ -53,11 +53,11 @@ def ignored() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Found:
-    """Code, and where it was found.
+    """Prebuilt code and its location.
 
     Attributes:
         code: cubin or PTX.
-        place: file, or entry of the cache.
+        place: file or cache entry.
     """
 
     code: bytes
@@ -65,10 +65,10 @@ class Found:
 
 
 def folder() -> Path | None:
-    """The folder that code is taken from: that of CODEGEN_CUBINS, or the installed wheel's; None without one.
+    """Folder of prebuilt code: CODEGEN_CUBINS, else the installed wheel's; None without one.
 
     Raises:
-        ToolchainError: for a variable that names no folder.
+        ToolchainError: if the variable does not name a folder.
     """
     given = os.environ.get(CUBINS, "")
     if given == "0":
@@ -81,7 +81,7 @@ def folder() -> Path | None:
             is_folder = False
         if not is_folder:
             raise ToolchainError(
-                f"{CUBINS} is {shown(given)}; a folder with cubins is expected, or 0: none are taken from anywhere"
+                f"{CUBINS} is {shown(given)}; expected a folder of cubins, or 0 to use no prebuilt cubins"
             )
         return place
     found = importlib.util.find_spec(PACKAGE)
@@ -89,7 +89,7 @@ def folder() -> Path | None:
 
 
 def is_there() -> bool:
-    """Whether there is a folder that code is taken from."""
+    """Whether there is a folder of prebuilt code."""
     try:
         return folder() is not None
     except ToolchainError:
@@ -97,13 +97,13 @@ def is_there() -> bool:
 
 
 def find(generated: Generated, target: Target, cache: KernelCache | None = None) -> Compiled | None:
-    """Return the code of a shipped kernel from the wheel, from the folder, or as ``keep`` left it in the cache.
+    """Find the code of a shipped kernel in the wheel, in the folder, or in the cache where ``keep`` put it.
 
-    Code that is not that of the receipt is ignored, with a line in the log.
+    Code that does not match the receipt is ignored, with a line in the log.
 
     Raises:
-        ToolchainError: for a variable CODEGEN_CUBINS that makes no sense.
-        CacheError: when the cache cannot be read, or others could write there.
+        ToolchainError: if CODEGEN_CUBINS has an invalid value.
+        CacheError: if the cache cannot be read, or other users could write to it.
     """
     if not generated.named.is_shipped or _ignored.get() or os.environ.get(CUBINS) == "0":
         return None
@@ -117,17 +117,17 @@ def find(generated: Generated, target: Target, cache: KernelCache | None = None)
 
 
 def read(generated: Generated, target: Target, place: Path) -> bytes:
-    """Return the code of a shipped kernel that lies in a folder.
+    """Read the code of a shipped kernel from a folder.
 
     Raises:
-        CodegenError: if there is none, or it is not that of the receipt.
+        CodegenError: if the file is missing or does not match the receipt.
     """
     stem = generated.named.stem
     if not generated.named.is_shipped:
-        raise CodegenError(f"{stem} is not shipped: no receipt of the package says which code is its own")
+        raise CodegenError(f"{stem} is not a shipped kernel, so the package has no receipt of its code")
     path = place / f"{stem}.{target}"
     if not is_file(path):
-        raise CodegenError(f"{stem}: {path} is not there")
+        raise CodegenError(f"{stem}: {path} does not exist")
     code = read_bytes(path, MOST_OF_CODE)
     if why := disagreement(generated, target, code):
         raise CodegenError(f"{stem}: {path} is not used: {why}")
@@ -135,35 +135,35 @@ def read(generated: Generated, target: Target, place: Path) -> bytes:
 
 
 def keep(generated: Generated, target: Target, code: bytes, cache: KernelCache | None = None) -> bool:
-    """Put code that ``read`` returned into the cache, where ``find`` looks for it; return whether it was there.
+    """Put code that ``read`` returned into the cache, where ``find`` finds it; return whether it was already there.
 
     Raises:
-        CacheError: when the cache cannot be written.
+        CacheError: if the cache cannot be written.
     """
     _, was_there = (cache or KernelCache()).get_or_build(_identity(generated, target), lambda: (code, ""))
     return was_there
 
 
 def disagreement(generated: Generated, target: Target, code: bytes) -> str:
-    """Why code is not that of the receipt of a shipped kernel, in words; "" if it is."""
+    """Reason why code does not match the receipt of a shipped kernel; "" if it does."""
     named = generated.named
     try:
         receipt = read_receipt(named, receipt_path(named))
     except ReceiptError as error:
         return f"its receipt cannot be read: {error}"
     if receipt.source.sha256 != source_sha256(generated.source):
-        return "its receipt is of another source"
+        return "its receipt describes another source"
     if receipt.cubin.options != options_of(generated.plan):
-        return "its receipt is of other compiler options"
+        return "its receipt has other compiler options"
     expected = receipt.cubin.sha256 if target == "cubin" else receipt.cubin.ptx_sha256
     found = hashlib.sha256(code).hexdigest()
     if found != expected:
-        return f"its SHA-256 is {found}, the receipt of {receipt.cubin.compiler_package} says {expected}"
+        return f"its SHA-256 is {found}, expected {expected} from the receipt of {receipt.cubin.compiler_package}"
     return ""
 
 
 def _candidates(generated: Generated, target: Target, place: Path | None, cache: KernelCache | None) -> Iterator[Found]:
-    """Code of a kernel, whatever it is worth, in the order in which it is tried."""
+    """Unchecked candidates for a kernel's code, in order of preference."""
     path = None if place is None else place / f"{generated.named.stem}.{target}"
     if path is not None and is_file(path):
         try:
@@ -178,7 +178,7 @@ def _candidates(generated: Generated, target: Target, place: Path | None, cache:
 
 
 def _identity(generated: Generated, target: Target) -> Identity:
-    """What the cache knows the receipt's code of a kernel by."""
+    """Cache identity of the code of a kernel's receipt."""
     plan = generated.plan
     key = cache_key(
         spec=plan.spec.canonical_json(),
@@ -192,7 +192,7 @@ def _identity(generated: Generated, target: Target) -> Identity:
 
 
 def _compiled(generated: Generated, target: Target, code: bytes) -> Compiled:
-    """The code as the compiler would return it; its ``key`` is its hash, not that of an entry of the cache."""
+    """The code as a compiler result; its ``key`` is the hash of the code, not the key of a cache entry."""
     return Compiled(
         generated=generated,
         target=target,

@@ -1,4 +1,4 @@
-"""The record of a run: which kernels a program loaded, for ``codegen warm``."""
+"""The record of a run: the kernels that a program loaded, for ``codegen warm``."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _lock = threading.Lock()
 
 
 def line_of(named: NamedSpec, target: Literal["cubin", "ptx"]) -> dict[str, Any]:
-    """The fields of a line: what a kernel's source and code follow from."""
+    """Fields of a line, from which a kernel's source and code follow."""
     spec = json.loads(named.spec.canonical_json())
     return {"name": named.stem, "origin": named.origin, "target": target, "spec": spec}
 
 
 def note(named: NamedSpec, target: Literal["cubin", "ptx"]) -> None:
-    """Append a kernel to the file that CODEGEN_RECORD names, if one is named: once in a process.
+    """Append a kernel to the file in CODEGEN_RECORD, if set: once per process.
 
     Raises:
         FileError: if the file cannot be written.
@@ -39,14 +39,14 @@ def note(named: NamedSpec, target: Literal["cubin", "ptx"]) -> None:
             _append_once(given, named, target)
 
 
-@lru_cache(maxsize=4096)  # of more kernels some have several lines, of which `codegen warm` takes one
+@lru_cache(maxsize=4096)  # beyond that, kernels may have several lines, and `codegen warm` reads one of them
 def _append_once(file: str, named: NamedSpec, target: Literal["cubin", "ptx"]) -> None:
     text = json.dumps(line_of(named, target)) + "\n"
     _append(Path(file).expanduser(), text.encode())
 
 
 def _append(path: Path, line: bytes) -> None:
-    """Append a line whole, whatever other threads and processes append."""
+    """Append a line atomically with respect to other threads and processes."""
     with errors_of(path, "recording"), _held(path) as descriptor:
         while line:
             line = line[os.write(descriptor, line) :]
@@ -54,10 +54,10 @@ def _append(path: Path, line: bytes) -> None:
 
 @contextlib.contextmanager
 def _held(path: Path) -> Iterator[int]:
-    """Open a file to append to, locked: writes of several processes do not run into each other on any file system."""
+    """Open a file for appending under a lock, which keeps lines of several processes apart on any file system."""
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
-        with contextlib.suppress(OSError):  # without locks, appending writes are whole on local file systems
+        with contextlib.suppress(OSError):  # without locks, appending writes are atomic on local file systems
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield descriptor
     finally:

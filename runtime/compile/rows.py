@@ -1,4 +1,4 @@
-"""A compiled kernel as ``codegen compile`` reports it: lines of at most 80 columns, or fields."""
+"""Report of ``codegen compile`` on a kernel: lines of at most 80 columns, or JSON fields."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ NAMES = "kernel"
 """Title of the column of names."""
 _TITLES = ("arch", "regs", "spill B", "stack B", "smem KB", "from")
 _WIDTHS = (6, 4, 7, 7, 7, 5)
-_MOST_NAMES = 80 - sum(_WIDTHS) - 2 * len(_WIDTHS)  # letters of a name; a longer one has a line of its own
+_MOST_NAMES = 80 - sum(_WIDTHS) - 2 * len(_WIDTHS)  # letters of a name; a longer name has its own line
 
 
 def header(names: int) -> str:
-    """Return the line above all others, for names of at most so many letters."""
+    """Header line for names of at most ``width`` letters."""
     return _line(NAMES, _TITLES, names)
 
 
 def lines_of(compiled: Compiled, used: Usage, names: int) -> str:
-    """The resources of a kernel: a line of numbers, and one of the instructions that it has."""
+    """Resources of a kernel: a line of numbers and a line of instruction counts."""
     told = (
         compiled.named.spec.arch,
         str(used.registers),
@@ -34,7 +34,7 @@ def lines_of(compiled: Compiled, used: Usage, names: int) -> str:
 
 
 def fields_of(compiled: Compiled, used: Usage) -> dict[str, Any]:
-    """Return the same as JSON has it."""
+    """The same as JSON fields."""
     return {
         "kernel": compiled.named.stem,
         "arch": compiled.named.spec.arch,

@@ -1,7 +1,7 @@
-"""Finds NVRTC, the CUDA headers and the disassembler, and says how to install what is missing or does not fit.
+"""Discovery of NVRTC, the CUDA headers and the disassembler, with install commands in its errors.
 
-What a package of the environment has is found by the package's list of files, wherever on ``sys.path`` it is (``pip
-install --target`` too); what no package has, by ``cuda.pathfinder``: conda, ``CUDA_HOME``, the system.
+Files of installed packages are found through the packages' file lists, anywhere on ``sys.path`` (``pip install
+--target`` too). ``cuda.pathfinder`` finds files of conda, ``CUDA_HOME`` and the system.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from runtime.compile import child, nvrtc_child
 from runtime.errors import ToolchainError
 
 LIBRARY = r"(.*/)?(libnvrtc\.so\.\d+|nvrtc64_\d+_0\.dll)"
-MOST_OF_HEADER = 16 << 20  # bytes: the largest of CUDA has one or two MiB
+MOST_OF_HEADER = 16 << 20  # bytes: the largest headers of CUDA have one or two MiB
 RUNTIME_HEADER = "cuda_runtime_api.h"
-INCLUDED = {"mma.h": "crt/mma.h"}  # by these headers, from a package of its own
+INCLUDED = {"mma.h": "crt/mma.h"}  # included by these headers, from another package
 
 
 def _suffixed(*names: str) -> tuple[str, ...]:
-    """Return names of packages, plain (CUDA 13 and later) and with the CUDA that earlier ones end in."""
+    """Names of packages: plain (CUDA 13 and later) and with the CUDA suffix of earlier packages."""
     return tuple(name + suffix for name in names for suffix in ("", "-cu13", "-cu12"))
 
 
 @dataclass(frozen=True)
 class Nvrtc:
-    """The NVRTC that compiles.
+    """The NVRTC library in use.
 
     Attributes:
-        library: its file.
-        version: major and minor, as the loaded library tells them.
-        package: what the library is of, to the patch level: "nvidia-cuda-nvrtc 13.0.88".
-        stamp: the file's size and time: another file in its place is another NVRTC.
+        library: path of its file.
+        version: major and minor, as the loaded library reports them.
+        package: the package of the library, to the patch level: "nvidia-cuda-nvrtc 13.0.88".
+        stamp: size and time of the file, which change when the file is replaced.
     """
 
     library: Path
@@ -58,10 +58,10 @@ class Nvrtc:
 
 @cache
 def nvrtc() -> Nvrtc:
-    """Return the NVRTC that compiles.
+    """Find the NVRTC library.
 
     Raises:
-        ToolchainError: when there is none, or it is not what its package says.
+        ToolchainError: if there is none, or its version differs from its package's.
     """
     library, package = _library()
     try:
@@ -74,8 +74,8 @@ def nvrtc() -> Nvrtc:
         package = f"system {patch[1]}" if patch else f"system {_dotted(version)}, {stamp[0]} bytes"
     elif not package.split()[1].startswith(f"{_dotted(version)}."):
         raise ToolchainError(
-            f"{library} is of {package}, but tells version {_dotted(version)}: another package has overwritten it; "
-            f"pip install --force-reinstall --no-deps {package.replace(' ', '==')}"
+            f"{library} belongs to {package}, but reports version {_dotted(version)}: another package "
+            f"has overwritten it; pip install --force-reinstall --no-deps {package.replace(' ', '==')}"
         )
     return Nvrtc(library, version, package, tuple(stamp))
 
@@ -83,7 +83,7 @@ def nvrtc() -> Nvrtc:
 def compiler_version() -> tuple[str, str]:
     """Return NVRTC's version and the package it came from: ("NVRTC 13.0", "nvidia-cuda-nvrtc 13.0.88").
 
-    NVRTC itself tells major and minor only; two packages of one minor version may differ.
+    NVRTC itself reports only major and minor; two packages of one minor version may differ.
 
     Raises:
         ToolchainError: as ``nvrtc`` does.
@@ -93,10 +93,10 @@ def compiler_version() -> tuple[str, str]:
 
 
 def check_arch(arch: Arch) -> None:
-    """Refuse an NVRTC that is older than an architecture.
+    """Refuse an NVRTC that does not support an architecture yet.
 
     Raises:
-        ToolchainError: with the version that is needed.
+        ToolchainError: with the required version.
     """
     found = nvrtc()
     if found.version < arch.since_cuda:
@@ -111,7 +111,7 @@ def install() -> str:
 
 
 def newer_nvrtc(version: tuple[int, int]) -> str:
-    """The command that installs an NVRTC of this version or later, where the present one satisfies the extras."""
+    """The command that installs an NVRTC of this version or later, although the present one satisfies the extras."""
     found = nvrtc()
     name = found.package.split()[0]
     of_a_package = name.startswith("nvidia-") and version[0] == found.version[0]
@@ -119,31 +119,31 @@ def newer_nvrtc(version: tuple[int, int]) -> str:
 
 
 def check_loaded(loaded: dict[str, Any], headers: tuple[str, ...]) -> None:
-    """Refuse what was compiled with something else than the key says: an update while this process runs.
+    """Refuse code whose compiler or headers differ from the cache key's: they were updated while this process ran.
 
     Args:
-        loaded: what the child tells of it.
-        headers: that the source includes.
+        loaded: the child's report of its NVRTC and headers.
+        headers: headers that the source includes.
 
     Raises:
-        ToolchainError: if it differs.
+        ToolchainError: if they differ.
     """
     known = nvrtc()
     expected = {"version": list(known.version), "stamp": list(known.stamp), "headers": headers_digest(headers)}
     if changed := [name for name in expected if loaded[name] != expected[name]]:
         what = "headers" if changed == ["headers"] else "NVRTC"
         raise ToolchainError(
-            f"the CUDA {what} changed since this process first read them ({known}); nothing was kept of what was "
-            "compiled: start the process again"
+            f"the CUDA {what} changed since this process first read them ({known}); the compiled code was "
+            "discarded: restart the process"
         )
 
 
 @cache
 def include_folders(headers: tuple[str, ...]) -> tuple[Path, ...]:
-    """Return the folders that hold the CUDA headers, of NVRTC's major version, in search order; () if none is needed.
+    """Folders of the CUDA headers of NVRTC's major version, in search order; () if none are needed.
 
     Raises:
-        ToolchainError: when one of ``headers`` is in none of them.
+        ToolchainError: if one of ``headers`` is in none of them.
     """
     if not headers:
         return ()
@@ -160,18 +160,18 @@ def include_folders(headers: tuple[str, ...]) -> tuple[Path, ...]:
 
 
 def _all_in(headers: Iterable[str], folders: Iterable[Path]) -> bool:
-    """Whether the folders have all headers, and those of another package that they include."""
+    """Whether the folders have all headers, including the ones from other packages that they include."""
     wanted = {name for header in headers for name in (header, INCLUDED.get(header, header))}
     return all(any(is_file(folder / name) for folder in folders) for name in wanted)
 
 
 def _no_header(header: str, looked_in: Iterable[Path], cuda: Mapping[Path, int]) -> ToolchainError:
-    """Return the error of a header that is in none of the folders, or in one of another CUDA."""
+    """Error for a header that is in none of the folders, or only in folders of another CUDA version."""
     other = [f"{folder} (CUDA {found})" for folder, found in cuda.items() if is_file(folder / header)]
     if other:
         major = nvrtc().version[0]
         return ToolchainError(
-            f"<{header}> is in {', '.join(other)} alone, and {nvrtc()} wants the headers of CUDA {major}: "
+            f"<{header}> is only in {', '.join(other)}, and {nvrtc()} needs the headers of CUDA {major}: "
             f"{install_command(f'cu{major}')}"
         )
     places = ", ".join(str(folder) for folder in looked_in) or "no CUDA header folder"
@@ -180,14 +180,14 @@ def _no_header(header: str, looked_in: Iterable[Path], cuda: Mapping[Path, int])
 
 @cache
 def headers_digest(headers: tuple[str, ...]) -> str:
-    """Return the SHA-256 of every file that ``headers`` include, directly or not.
+    """SHA-256 over every file that ``headers`` include, directly or indirectly.
 
     Raises:
-        ToolchainError: when one of them is missing or cannot be read.
+        ToolchainError: if one of them is missing or cannot be read.
     """
     try:
         return nvrtc_child.headers_digest(headers, include_folders(headers))
-    except (OSError, ValueError) as error:  # ValueError: one that includes what is no name of a file
+    except (OSError, ValueError) as error:  # ValueError: an include that is not a valid file name
         raise ToolchainError(f"CUDA's headers cannot be read ({error}): {install()}") from None
 
 
@@ -203,16 +203,16 @@ def cuobjdump() -> str:
 
 @cache
 def nvdisasm() -> str:
-    """Return the path of the disassembler that knows lines of the source.
+    """Path of the disassembler that prints source lines.
 
     Raises:
         ToolchainError: when it is not installed.
     """
-    return _tool("nvdisasm", "prints a cubin's instructions with the lines that they are of")
+    return _tool("nvdisasm", "prints a cubin's instructions with their source lines")
 
 
 def _tool(name: str, what: str) -> str:
-    """Return the path of a tool of CUDA: of a package, or else where ``cuda.pathfinder`` finds it."""
+    """Path of a CUDA tool: from a package, else from ``cuda.pathfinder``."""
     for _, path in _packaged(_suffixed(f"nvidia-cuda-{name}"), rf"(.*/)?bin/{name}(\.exe)?"):
         return str(path)
     found = _located(pathfinder.find_nvidia_binary_utility, name)
@@ -222,7 +222,7 @@ def _tool(name: str, what: str) -> str:
 
 
 def folders_of_request(headers: tuple[str, ...]) -> list[str]:
-    """Header folders in the form that the child process takes."""
+    """Header folders as the child process takes them."""
     return [child.text_of(folder) for folder in include_folders(headers)]
 
 
@@ -231,10 +231,10 @@ def _dotted(version: Iterable[int]) -> str:
 
 
 def _library() -> tuple[Path, str]:
-    """Return NVRTC's file and the package that it is of, or ""; of two packages that of cuda-bindings' CUDA."""
+    """NVRTC's file and its package, or "". Of two packages, the one for cuda-bindings' CUDA version."""
     try:
         bindings = metadata.version("cuda-bindings").split(".")[0]
-    except metadata.PackageNotFoundError:  # of no package, as some distributions have it
+    except metadata.PackageNotFoundError:  # without a package, as in some distributions
         bindings = ""
     found = list(_packaged(_suffixed("nvidia-cuda-nvrtc"), LIBRARY))
     for package, path in sorted(found, key=lambda each: each[0].split()[1].split(".")[0] != bindings):
@@ -246,7 +246,7 @@ def _library() -> tuple[Path, str]:
 
 
 def _packaged(names: Iterable[str], pattern: str) -> Iterator[tuple[str, Path]]:
-    """Yield (name and version, path) of the files of installed packages whose place matches."""
+    """Yield (name and version, path) of the files of installed packages whose path matches."""
     for name in names:
         try:
             package = metadata.distribution(name)
@@ -259,7 +259,7 @@ def _packaged(names: Iterable[str], pattern: str) -> Iterator[tuple[str, Path]]:
 
 
 def _packaged_folders() -> dict[Path, int]:
-    """Return the folders of CUDA headers that are of packages, with their CUDA."""
+    """Folders of CUDA headers from packages, with their CUDA version."""
     wanted = rf"(.*/)?include/({re.escape(RUNTIME_HEADER)}|crt/mma\.h)"
     folders: dict[Path, int] = {}
     for package, path in _packaged(_suffixed("nvidia-cuda-runtime", "nvidia-cuda-crt", "nvidia-cuda-nvcc"), wanted):
@@ -269,7 +269,7 @@ def _packaged_folders() -> dict[Path, int]:
 
 
 def _other_folders() -> list[Path]:
-    """Return the folders of CUDA headers that are of no package: conda's, of ``CUDA_HOME``, the system's."""
+    """Folders of CUDA headers without a package: conda's, ``CUDA_HOME``'s, the system's."""
     found = [_located(pathfinder.find_nvidia_header_directory, name) for name in ("cudart", "nvcc")]
     home = pathfinder.get_cuda_path_or_home()
     places = [*found, *([str(Path(home) / "include")] if home else [])]
@@ -277,7 +277,7 @@ def _other_folders() -> list[Path]:
 
 
 def _located(find: Callable[[str], Any], name: str) -> Any:
-    """Look up a name by ``cuda.pathfinder``, which starts ``sys.executable`` on the way; None if it finds nothing.
+    """Look up a name with ``cuda.pathfinder``, which starts ``sys.executable``; None if it finds nothing.
 
     Raises:
         ToolchainError: if it fails.
@@ -288,18 +288,18 @@ def _located(find: Callable[[str], Any], name: str) -> Any:
         return None
     except Exception as error:
         raise ToolchainError(
-            f"{name} is in no package, and cuda.pathfinder fails to look elsewhere ({error}): {install()}"
+            f"{name} is in no package, and the search of cuda.pathfinder failed ({error}): {install()}"
         ) from None
 
 
 def _cuda_of(folder: Path) -> int | None:
-    """Return the major version of the CUDA that a folder's headers are of; None where they do not tell."""
+    """Major CUDA version of the headers in a folder; None if they do not define it."""
     for header, name in ((RUNTIME_HEADER, b"CUDART_VERSION"), ("cuda.h", b"CUDA_VERSION")):
         path = folder / header
         try:
             text = read_bytes(path, MOST_OF_HEADER) if is_file(path) else b""
         except FileError as error:
-            raise ToolchainError(f"{error}: mend it, or name another CUDA by CUDA_HOME") from None
+            raise ToolchainError(f"{error}: fix it, or set CUDA_HOME to another CUDA") from None
         told = re.search(rb"^#define\s+" + name + rb"\s+(\d+)", text, re.M)
         if told is not None:
             return int(told[1]) // 1000

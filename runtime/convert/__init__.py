@@ -1,7 +1,7 @@
-"""From the formats of other libraries to the patterns of :mod:`sparse_kernel_codegen.patterns`, and back.
+"""Conversion between the mask formats of other libraries and :mod:`sparse_kernel_codegen.patterns`.
 
-All of it is torch on the device of the tensors: nothing synchronizes, no shape depends on what a tensor holds, and a
-CUDA graph can capture it. Lists are ascending, with -1 behind their last block.
+All conversions are torch operations on the device of the tensors. They do not synchronize, their shapes do not depend
+on tensor values, and a CUDA graph can capture them. Lists are ascending and padded with -1.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``mask_bits``: which pairs of the partial blocks are visible, a bit for each."""
+"""``mask_bits``: one bit per pair of the partial blocks, set if the pair is visible."""
 
 from __future__ import annotations
 
@@ -6,37 +6,38 @@ from collections.abc import Callable
 
 import torch
 
-from runtime.convert.blocks import lists_of, most_short
+from runtime.block_maps import lists_of
+from runtime.convert.blocks import most_short
 from runtime.convert.checks import WORD, Shape
 from runtime.patterns import BlockLists
 from runtime.prepare.mask_bits import pack_mask_bits
 
 PAIRS_AT_ONCE = 1 << 24
-"""Pairs whose visibility is worked out at a time: 16 MiB as booleans, 128 MiB as 64-bit positions."""
+"""Pairs evaluated at a time: 16 MiB as booleans, 128 MiB as 64-bit positions."""
 Visible = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""Which pairs are visible: bool, broadcastable to (batch, heads, rows, entries, block queries, block keys).
+"""Visibility of pairs: bool, broadcastable to (batch, heads, rows, entries, block queries, block keys).
 
-Its arguments are the numbers of queries, int64 (rows, 1, block queries, 1), and of keys, int64 (batch, heads, rows,
+The arguments are indices of queries, int64 (rows, 1, block queries, 1), and of keys, int64 (batch, heads, rows,
 entries, 1, block keys), all within the sequence.
 """
 
 
 def unpack(mask_bits: torch.Tensor, block: Shape) -> torch.Tensor:
-    """Return the bits of words as booleans (..., block queries, block keys)."""
+    """The bits of words as booleans (..., block queries, block keys)."""
     places = torch.arange(WORD, dtype=torch.int32, device=mask_bits.device)
     pairs = (mask_bits.unsqueeze(-1) >> places & 1).to(torch.bool)
     return pairs.reshape(*mask_bits.shape[:-1], *block)
 
 
 def bits_of(indices: torch.Tensor, block: Shape, q_len: int, kv_len: int, visible: Visible) -> torch.Tensor:
-    """Return the bits of the listed blocks; those of pairs outside the sequence, and of entries of -1, are 0.
+    """Mask bits of the listed blocks. Bits of pairs outside the sequence, and of entries of -1, are 0.
 
     Args:
         indices: int32 (batch, heads, query_blocks, entries).
-        block: queries and keys of a block.
-        q_len: queries of a head.
-        kv_len: keys of a head.
-        visible: which pairs are visible.
+        block: queries and keys per block.
+        q_len: queries per head.
+        kv_len: keys per head.
+        visible: visibility of pairs.
 
     Returns:
         int32 (batch, heads, query_blocks, entries, block queries * block keys / 32).
@@ -44,7 +45,7 @@ def bits_of(indices: torch.Tensor, block: Shape, q_len: int, kv_len: int, visibl
     queries, keys = block
     batch, heads, rows, entries = indices.shape
     device = indices.device
-    of_runs = []  # joined, not written into one tensor: torch.vmap maps no tensor that is made here
+    of_runs = []  # concatenated, not written into one tensor: a tensor allocated here is not mapped by torch.vmap
     of_entry = max(1, batch * heads * queries * keys)
     most_entries = max(1, min(entries, PAIRS_AT_ONCE // of_entry))
     most_rows = max(1, PAIRS_AT_ONCE // (of_entry * most_entries))
@@ -70,7 +71,7 @@ def _joined(parts: list[torch.Tensor], dim: int) -> torch.Tensor:
 
 
 def numbers_of(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the numbers of a tensor's batches and heads, in the shape that indexes it beside queries and keys."""
+    """Indices of a tensor's batches and heads, shaped to broadcast with indices of queries and keys."""
     batches, heads = (torch.arange(size, device=tensor.device) for size in tensor.shape[:2])
     return batches.view(-1, 1, 1, 1, 1, 1), heads.view(-1, 1, 1, 1, 1)
 
@@ -85,16 +86,16 @@ def partial_and_full(
     max_blocks: int | None,
     max_partial_blocks: int | None,
 ) -> BlockLists:
-    """Return lists of the partial and of the full blocks of two maps, with the bits of the partial ones.
+    """Lists of partial and full blocks from two maps, with mask bits of the partial blocks.
 
     Args:
         partial: bool (batch, heads, query_blocks, key_blocks).
-        full: the same; no block is both.
-        visible: which pairs of the partial blocks are visible.
-        block: queries and keys of a block.
-        lengths: queries and keys of a head.
-        max_blocks: entries of a list at most.
-        max_partial_blocks: of the list of the partial ones; None if it is ``max_blocks``.
+        full: bool, the same shape; no block is both partial and full.
+        visible: visibility of the pairs of partial blocks.
+        block: queries and keys per block.
+        lengths: queries and keys per head.
+        max_blocks: upper bound of the entries per list.
+        max_partial_blocks: upper bound of the entries per list of partial blocks; None for ``max_blocks``.
     """
     most = max_blocks if max_partial_blocks is None else max_partial_blocks
     some, whole = lists_of(partial, most), lists_of(full, max_blocks)

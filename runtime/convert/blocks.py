@@ -1,126 +1,39 @@
-"""Block sparsity is a map (a boolean for each block) or lists (the numbers of the blocks): the ways between them.
-
-A map of n key blocks takes 1 byte a block, and 12 more while it becomes lists. Nothing here synchronizes, and no shape
-depends on what a tensor holds.
-"""
+"""The lists of patterns without partial blocks, and the shortage of list entries."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
-import torch.nn.functional as F
 
+from runtime.block_maps import Lists, ascending, is_listed
 from runtime.errors import ArgumentError
 from runtime.patterns import BlockLists, Pattern, TopK
 
 
-class Lists(NamedTuple):
-    """Lists of key blocks.
-
-    Attributes:
-        counts: int32 (..., query_blocks), the blocks of each list.
-        indices: int32 (..., query_blocks, width), ascending; -1 behind the last one.
-        overflow: int32 (1,), how many blocks more than ``width`` the longest list should have, 0 if all have room;
-            None where they always have.
-    """
-
-    counts: torch.Tensor
-    indices: torch.Tensor
-    overflow: torch.Tensor | None
-
-
-def ceil_div(a: int, b: int) -> int:
-    """Return a / b, rounded up."""
-    return -(-a // b)
-
-
-def lists_of(blocks: torch.Tensor, max_blocks: int | None) -> Lists:
-    """Return the blocks of a map as lists.
-
-    Args:
-        blocks: bool (..., query_blocks, key_blocks).
-        max_blocks: entries of a list at most; None for as many as there are key blocks.
-    """
-    key_blocks = blocks.shape[-1]
-    width = key_blocks if max_blocks is None else min(max_blocks, key_blocks)
-    place = blocks.cumsum(-1, dtype=torch.int32)
-    counts = place[..., -1]
-    # What has no place in the list goes to one behind it.
-    place = torch.where(blocks & (place <= width), place - 1, width)
-    numbers = torch.arange(key_blocks, dtype=torch.int32, device=blocks.device)
-    indices = torch.full((*blocks.shape[:-1], width + 1), -1, dtype=torch.int32, device=blocks.device)
-    indices = indices.scatter(-1, place.long(), numbers.expand(blocks.shape))[..., :width].contiguous()
-    if width == key_blocks:
-        return Lists(counts.contiguous(), indices, None)
-    return Lists(counts.clamp(max=width), indices, shortage(counts, width))
-
-
-def shortage(counts: torch.Tensor, width: int) -> torch.Tensor:
-    """Entries that do not fit the longest list: int32 (1,)."""
-    return (counts.amax() - width).clamp(min=0).to(torch.int32).reshape(1)
-
-
 def most_short(*overflows: torch.Tensor | None) -> torch.Tensor | None:
-    """Return the worse of several shortages; None if no list can be short."""
+    """The largest of several shortages; None if no list can be short."""
     found = [overflow for overflow in overflows if overflow is not None]
     return torch.cat(found).amax(0, keepdim=True) if found else None
 
 
-def map_of(counts: torch.Tensor, indices: torch.Tensor, key_blocks: int) -> torch.Tensor:
-    """Return lists as a map, bool (..., query_blocks, key_blocks); entries that name no block are left out."""
-    listed = is_listed(counts, indices) & (indices >= 0) & (indices < key_blocks)
-    place = torch.where(listed, indices, key_blocks).long()
-    shape = (*indices.shape[:-1], key_blocks + 1)
-    blocks = torch.zeros(shape, dtype=torch.bool, device=indices.device)
-    return blocks.scatter(-1, place, True)[..., :key_blocks]
-
-
-def is_listed(counts: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-    """Mask of the entries that counts cover: bool, the shape of the lists."""
-    return torch.arange(indices.shape[-1], device=indices.device) < counts.unsqueeze(-1)
-
-
-def ascending(indices: torch.Tensor, listed: torch.Tensor | None = None) -> Lists:
-    """Return lists in ascending order, those entries left out that are negative or not listed.
-
-    Args:
-        indices: int32 or int64 (..., query_blocks, width).
-        listed: bool, the shape of the lists; None if every entry that is not negative counts.
-    """
-    last = torch.iinfo(torch.int32).max
-    counts = indices >= 0 if listed is None else listed & (indices >= 0)
-    numbers = torch.where(counts, indices, last).to(torch.int32).sort(-1).values
-    return Lists(counts.sum(-1, dtype=torch.int32), torch.where(numbers == last, -1, numbers), None)
-
-
 def whole_lists(pattern: Pattern, what: str) -> Lists:
-    """Return the lists of a pattern whose blocks are all visible as a whole, both in one.
+    """The lists of a pattern without partial blocks, full lists merged in.
 
     Args:
         pattern: ``TopK``, or ``BlockLists`` without a mask.
-        what: what it is to become, for the message.
+        what: the target format, for the error message.
 
     Raises:
-        ArgumentError: if it has a mask, or no lists.
+        ArgumentError: if the pattern has a mask, or no lists.
     """
     if isinstance(pattern, TopK):
         return ascending(pattern.kv_indices)
     if not isinstance(pattern, BlockLists):
         raise ArgumentError("pattern", f"is {type(pattern).__name__}, expected TopK or BlockLists: it has no lists")
     if pattern.mask != "none":
-        raise ArgumentError("pattern", f"has mask={pattern.mask!r}, and {what} has whole blocks only: mask='none'")
+        raise ArgumentError("pattern", f"has mask={pattern.mask!r}, but {what} has only full blocks: mask='none'")
     partial = is_listed(pattern.kv_num_blocks, pattern.kv_indices)
     if pattern.full_kv_indices is None or pattern.full_kv_num_blocks is None:
         return ascending(pattern.kv_indices, partial)
     full = is_listed(pattern.full_kv_num_blocks, pattern.full_kv_indices)
     both = torch.cat([pattern.kv_indices, pattern.full_kv_indices], -1)
     return ascending(both, torch.cat([partial, full], -1))
-
-
-def any_in_blocks(x: torch.Tensor, dim: int, size: int) -> torch.Tensor:
-    """Whether any element of each block is True, along the last dimension (-1) or the one before it (-2)."""
-    missing = -x.shape[dim] % size
-    whole = F.pad(x, (0, 0) * (-dim - 1) + (0, missing)) if missing else x
-    found: torch.Tensor = whole.unflatten(dim, (-1, size)).any(dim)
-    return found

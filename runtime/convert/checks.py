@@ -1,4 +1,4 @@
-"""Checks of what is converted. They look at types, shapes and numbers, never at what a tensor on a GPU holds."""
+"""Checks of the arguments of conversions: types, shapes and numbers, but never values of a tensor on a GPU."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from codegen.wording import shown
 from runtime.errors import ArgumentError
 
 Shape = tuple[int, int]
-"""Queries and keys of a block."""
+"""Queries and keys per block."""
 QUERY_SIZES: tuple[int, ...] = get_args(get_args(QueryBlockSize)[0])
 KEY_SIZES: tuple[int, ...] = get_args(get_args(KeyBlockSize)[0])
 MOST = 2**31 - 1
-"""Queries, keys, batches or heads: kernels number them in 32 bits."""
+"""Upper bound of queries, keys, batches and heads: kernels index them in 32 bits."""
 WORD = 32
-"""Keys that a word of ``mask_bits`` is about."""
+"""Keys per word of ``mask_bits``."""
 INTEGERS = (torch.int32, torch.int64)
 BOOLEANS = (torch.bool, torch.uint8, torch.int8, *INTEGERS)
-"""Types of maps and masks, anything but 0 being True. Not floats: in additive masks 0 is visible."""
+"""Dtypes of maps and masks; every non-zero value is True. Floats are excluded: in additive masks, 0 is visible."""
 
 
 def words(values: Sequence[object]) -> str:
-    """Return values as an enumeration."""
+    """Values as an enumeration."""
     return ", ".join(map(str, values))
 
 
@@ -36,10 +36,10 @@ def check_tensor(
     ranks: Sequence[int],
     device: torch.device | None = None,
 ) -> None:
-    """Check type, dtype, number of dimensions and, where one is given, device of a tensor.
+    """Check type, dtype, number of dimensions and, if given, device of a tensor.
 
     Raises:
-        ArgumentError: for the first thing that is wrong.
+        ArgumentError: for the first failed check.
     """
     if not isinstance(tensor, torch.Tensor):
         raise ArgumentError(name, f"is {type(tensor).__name__}, expected a torch.Tensor")
@@ -55,7 +55,7 @@ def check_tensor(
 
 
 def check_shape(name: str, tensor: torch.Tensor, *sizes: tuple[str, int | None]) -> None:
-    """Check the sizes of a tensor's dimensions: of each its name, and what it must be; None if that is free.
+    """Check the sizes of a tensor's dimensions. ``sizes`` has (name, size) per dimension; a size of None is free.
 
     Raises:
         ArgumentError: with the whole shape.
@@ -69,7 +69,7 @@ def check_count(name: str, value: Any, least: int = 1, most: int | None = MOST) 
     """Check a whole number.
 
     Raises:
-        ArgumentError: if it is none, less than the least or more than the most.
+        ArgumentError: if it is not an int, or out of range.
     """
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise ArgumentError(name, f"is {shown(value)}, expected a whole number, {least} or more")
@@ -78,10 +78,10 @@ def check_count(name: str, value: Any, least: int = 1, most: int | None = MOST) 
 
 
 def check_block(name: str, block: Any, *, has_bits: bool = False) -> None:
-    """Check the shape of a block that kernels know.
+    """Check that kernels support a block size.
 
     Raises:
-        ArgumentError: with the sizes that are allowed.
+        ArgumentError: with the allowed sizes.
     """
     check_pair(name, block)
     queries, keys = block
@@ -92,10 +92,10 @@ def check_block(name: str, block: Any, *, has_bits: bool = False) -> None:
 
 
 def check_pair(name: str, block: Any) -> None:
-    """Check the shape of a block of any size.
+    """Check that a block size is two whole numbers.
 
     Raises:
-        ArgumentError: if it is not two whole numbers.
+        ArgumentError: if it is not.
     """
     if not isinstance(block, tuple | list) or len(block) != 2:
         raise ArgumentError(name, f"is {shown(block)}, expected (queries, keys) of a block, such as (128, 128)")
@@ -104,7 +104,7 @@ def check_pair(name: str, block: Any) -> None:
 
 
 def check_width(max_blocks: Any, max_partial_blocks: Any = None) -> None:
-    """Check the bounds of the lists' widths.
+    """Check the upper bounds of the lists' widths.
 
     Raises:
         ArgumentError: naming the argument.

@@ -1,4 +1,4 @@
-"""Lists and counts of cuDNN's block-sparse attention, both ways."""
+"""Conversion from and to the lists and counts of cuDNN's block-sparse attention."""
 
 from __future__ import annotations
 
@@ -6,19 +6,20 @@ from typing import NamedTuple
 
 import torch
 
+from runtime.block_maps import ascending, is_listed, shortage
 from runtime.convert.bits import bits_of, numbers_of
-from runtime.convert.blocks import ascending, is_listed, shortage, whole_lists
+from runtime.convert.blocks import whole_lists
 from runtime.convert.checks import INTEGERS, Shape, check_block, check_shape, check_tensor, check_width
 from runtime.errors import ArgumentError
 from runtime.patterns import BlockLists, TopK
 
 
 class Q2K(NamedTuple):
-    """Lists of key blocks as cuDNN takes them.
+    """Lists of key blocks in cuDNN's format.
 
     Attributes:
-        q2k_block_index: int32 (batch, heads, query_blocks, width), ascending; 0 behind the last block.
-        q2k_block_nums: int32 (batch, heads, query_blocks), the blocks of each list.
+        q2k_block_index: int32 (batch, heads, query_blocks, width), ascending, padded with 0.
+        q2k_block_nums: int32 (batch, heads, query_blocks), blocks in each list.
     """
 
     q2k_block_index: torch.Tensor
@@ -33,21 +34,20 @@ def from_q2k(
     block: Shape,
     max_partial_blocks: int | None = None,
 ) -> TopK | BlockLists:
-    """Return the lists of cuDNN's block-sparse attention.
+    """Convert the lists of cuDNN's block-sparse attention.
 
     Args:
         q2k_block_index: int32 or int64 (batch or 1, heads or 1, query_blocks, width), the key blocks of each query
-            block, in any order, each once.
-        q2k_block_nums: int32 or int64 (batch or 1, heads or 1, query_blocks), how many entries of a list count.
-        block_sizes: int32 or int64 (key_blocks,), (batch or 1, key_blocks) or (batch or 1, heads or 1, key_blocks): how
-            many keys at the beginning of each key block are visible. None if all are: whether a block is short is not
-            read from the GPU.
-        block: queries and keys of a block.
-        max_partial_blocks: entries of the list of blocks that ``block_sizes`` shortens; by default the lists' width.
+            block, in any order, without duplicates.
+        q2k_block_nums: int32 or int64 (batch or 1, heads or 1, query_blocks), valid entries of each list.
+        block_sizes: int32 or int64 (key_blocks,), (batch or 1, key_blocks) or (batch or 1, heads or 1, key_blocks):
+            number of visible keys at the start of each key block. None if all keys are visible.
+        block: queries and keys per block.
+        max_partial_blocks: entries per list of blocks that ``block_sizes`` shortens. Default: the lists' width.
 
     Returns:
-        ``TopK``; with ``block_sizes`` ``BlockLists``: short blocks in the partial list, with bits (block queries *
-        block keys / 8 bytes an entry), others in the full one. A block of no keys is in neither.
+        ``TopK``. With ``block_sizes``, ``BlockLists``: short blocks in the partial list, with mask bits (block queries
+        * block keys / 8 bytes per entry), others in the full list. A block with 0 visible keys is in neither.
 
     Raises:
         ArgumentError: naming the argument.
@@ -67,7 +67,7 @@ def from_q2k(
 
 
 def to_q2k(pattern: TopK | BlockLists) -> Q2K:
-    """Return lists without a mask as cuDNN takes them.
+    """Convert lists without a mask to cuDNN's format.
 
     Args:
         pattern: ``TopK``, or ``BlockLists`` with ``mask="none"``.
@@ -85,7 +85,7 @@ def to_q2k(pattern: TopK | BlockLists) -> Q2K:
 def _with_sizes(
     index: torch.Tensor, listed: torch.Tensor, block_sizes: torch.Tensor, block: Shape, most: int | None
 ) -> BlockLists:
-    """Return lists of short blocks, with bits, and of the others."""
+    """Lists of short blocks, with mask bits, and of the other blocks."""
     check_tensor("block_sizes", block_sizes, INTEGERS, (1, 2, 3), index.device)
     of_blocks = block_sizes[(None,) * (3 - block_sizes.dim())] if block_sizes.dim() != 2 else block_sizes[:, None]
     key_blocks = of_blocks.shape[2]
@@ -100,7 +100,7 @@ def _with_sizes(
     known = listed & (index >= 0) & (index < key_blocks)
     sizes = of_blocks[:, :, None].expand(*index.shape[:3], -1).gather(3, index.clamp(0, key_blocks - 1).long())
     short = ascending(index, known & (sizes > 0) & (sizes < block[1]))
-    # Entries that name no block stay: validation finds them.
+    # Invalid block indices stay, so that validation finds them.
     whole = ascending(index, listed & (~known | (sizes >= block[1])))
     width = index.shape[3] if most is None else min(most, index.shape[3])
     entries = short.indices[..., :width].contiguous()

@@ -1,4 +1,4 @@
-"""The pairs of partial blocks that an expression shows, as a mask of tokens and as FlexAttention asks for them."""
+"""The mask expression of partial blocks as a token mask and as a FlexAttention ``mask_mod``."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def visible_pairs(pattern: BlockLists, q_len: int, kv_len: int, batch: int, head
         pattern: lists with an expression.
         q_len: queries.
         kv_len: keys.
-        batch: batches that the expression may ask for.
-        heads: heads likewise.
+        batch: batches that the expression may depend on.
+        heads: heads that the expression may depend on.
     """
     device, aux = pattern.kv_indices.device, dict(pattern.aux or {})
     sizes = {"batch": batch, "head": heads, "q_idx": q_len, "kv_idx": kv_len}
@@ -37,7 +37,7 @@ def visible_pairs(pattern: BlockLists, q_len: int, kv_len: int, batch: int, head
 
 
 def mask_mod_of(pattern: BlockLists, q_len: int, kv_len: int) -> Callable[..., torch.Tensor]:
-    """Return the expression as a function of batch, head, query and key that torch can map and compile."""
+    """The expression as a function of batch, head, query and key, which torch can vmap and compile."""
     node, aux = _expression(pattern), dict(pattern.aux or {})
 
     def mask_mod(b: torch.Tensor, h: torch.Tensor, q_idx: torch.Tensor, kv_idx: torch.Tensor) -> torch.Tensor:

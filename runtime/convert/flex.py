@@ -1,4 +1,4 @@
-"""FlexAttention's ``BlockMask``, both ways."""
+"""Conversion from and to FlexAttention's ``BlockMask``."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 from torch.nn.attention.flex_attention import BlockMask, create_mask, noop_mask
 
 from codegen.patterns.block_lists import NAMED_MASKS
+from runtime.block_maps import ascending, ceil_div, is_listed, lists_of, map_of
 from runtime.convert.bits import Visible
-from runtime.convert.blocks import ascending, ceil_div, is_listed, lists_of, map_of
 from runtime.convert.checks import INTEGERS, Shape, check_count, check_shape, check_tensor
 from runtime.convert.expressions import mask_mod_of
 from runtime.convert.regrid import BlockMaps
@@ -18,7 +18,7 @@ from runtime.errors import ArgumentError
 from runtime.patterns import BlockLists, TopK
 
 MaskMod = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""Whether a query sees a key: of batch, head, query and key, each a number."""
+"""Visibility of a pair, a function of the indices of batch, head, query and key."""
 
 
 def from_block_mask(
@@ -32,27 +32,29 @@ def from_block_mask(
     max_blocks: int | None = None,
     max_partial_blocks: int | None = None,
 ) -> BlockLists:
-    """Return the lists of a FlexAttention ``BlockMask``.
+    """Convert a FlexAttention ``BlockMask`` to block lists.
 
-    ``mask_mod`` is evaluated as torch does it (vmap), on the pairs of the partial blocks that are listed and on no
-    others, 2^24 at a time (128 MiB for each 64-bit tensor that it makes of them). A mask that does not change from call
-    to call is converted once.
+    ``mask_mod`` is evaluated with vmap, as in torch, only on the pairs of the listed partial blocks, 2^24 pairs at a
+    time (128 MiB per 64-bit intermediate tensor). Convert a mask that does not change from call to call only once.
 
     Args:
-        block_mask: the mask. Its ``BLOCK_SIZE`` is of any size.
-        q_len: queries of a head, as many as the mask is for or fewer; by default as many.
-        kv_len: keys of a head, in the same way.
-        batch: how many batches ``mask_mod`` tells apart; by default those that the mask has lists for.
-        heads: how many heads it tells apart; by default those that the mask has lists for.
-        target: queries and keys of a block of the lists; by default 16 to 128, ``BLOCK_SIZE`` or equal parts of
-            it; where there are none, blocks are merged, with bits. Kernels of sm_90a have blocks of 64 and 128 keys.
-        max_blocks: entries of a list; by default all key blocks. What the longest is short of is in ``overflow``.
-        max_partial_blocks: entries of the list of partial blocks; by default as ``max_blocks``.
+        block_mask: the mask, with any ``BLOCK_SIZE``.
+        q_len: queries per head, at most the mask's. Default: the mask's.
+        kv_len: keys per head, at most the mask's. Default: the mask's.
+        batch: number of batches for which ``mask_mod`` is evaluated. Default: the number of batches of the mask's
+            lists.
+        heads: number of heads for which ``mask_mod`` is evaluated. Default: the number of heads of the mask's lists.
+        target: queries and keys per block of the lists, 16 to 128. Default: ``BLOCK_SIZE`` or the largest equal parts
+            of it; if there are none, blocks are merged, with mask bits. Kernels of sm_90a support blocks of 64 and 128
+            keys.
+        max_blocks: entries per list. Default: the number of key blocks. ``overflow`` has the number of blocks that the
+            longest list lacks.
+        max_partial_blocks: entries per list of partial blocks. Default: ``max_blocks``.
 
     Returns:
-        Lists with ``mask="none"``, if there is no ``mask_mod`` and no block is merged, else with bits: block queries *
-        block keys / 8 bytes for each entry of each partial list (2 KiB with 128 x 128). With the default width that is
-        as much as a dense mask has bits; a causal mask needs ``max_partial_blocks=1``.
+        Lists with ``mask="none"`` if there is no ``mask_mod`` and no block is merged. Otherwise lists with mask bits,
+        which take block queries * block keys / 8 bytes per entry of each partial list (2 KiB with 128 x 128). With the
+        default width this is as large as a dense bit mask; a causal mask needs only ``max_partial_blocks=1``.
 
     Raises:
         ArgumentError: naming the argument.
@@ -76,28 +78,28 @@ def from_block_mask(
     if mask_mod is None or mask_mod is noop_mask:
         return BlockMaps(full | partial, block, q_len, kv_len).lists(target, max_blocks, max_partial_blocks)
     if getattr(mask_mod, "__name__", "") == "_sliced_mask_mod_error":
-        raise ArgumentError("block_mask", "is a slice, which has no mask_mod: set it to that of the whole mask")
+        raise ArgumentError("block_mask", "is a slice without mask_mod: set its mask_mod to that of the whole mask")
     told_apart = [partial.shape[0] if batch is None else batch, partial.shape[1] if heads is None else heads]
     for name, count, there in zip(("batch", "heads"), told_apart, partial.shape, strict=False):
         if there not in (1, count):
-            raise ArgumentError(name, f"is {count}, the mask has lists for {there}")
+            raise ArgumentError(name, f"is {count}, but the mask has lists for {there}")
     full, partial = (blocks.expand(*told_apart, rows, columns) for blocks in (full, partial))
     maps = BlockMaps(full, block, q_len, kv_len, partial, _evaluated(mask_mod))
     return maps.lists(target, max_blocks, max_partial_blocks)
 
 
 def to_block_mask(pattern: TopK | BlockLists, *, q_len: int, kv_len: int, heads: int | None = None) -> BlockMask:
-    """Return the FlexAttention ``BlockMask`` of lists; its ``mask_mod`` says what their mask says.
+    """Convert lists to a FlexAttention ``BlockMask`` with an equivalent ``mask_mod``.
 
     Args:
-        pattern: ``TopK`` or ``BlockLists``, no block of which is listed twice.
-        q_len: queries of a head.
-        kv_len: keys of a head.
-        heads: query heads, if lists are of packs of them, which FlexAttention does not have; by default those that
-            there are lists for.
+        pattern: ``TopK`` or ``BlockLists``, without duplicates within a list.
+        q_len: queries per head.
+        kv_len: keys per head.
+        heads: number of query heads, if packs of heads share lists (FlexAttention has no packs). Default: the number of
+            heads of the lists.
 
     Returns:
-        The mask, in blocks of the pattern's size.
+        The mask, with the pattern's block size.
 
     Raises:
         ArgumentError: naming the argument.
@@ -116,7 +118,7 @@ def to_block_mask(pattern: TopK | BlockLists, *, q_len: int, kv_len: int, heads:
     list_heads = indices.shape[1]
     pack = 1 if heads is None or list_heads == 1 else heads // list_heads
     if heads is not None and heads % list_heads:
-        raise ArgumentError("heads", f"is {heads}, not a multiple of {list_heads}, which there are lists for")
+        raise ArgumentError("heads", f"is {heads}, expected a multiple of {list_heads}, the heads of the lists")
     columns = ceil_div(kv_len, pattern.block[1])
     some = _for_flex(counts, indices, columns, pack)
     full: tuple[Any, Any] = (None, None)
@@ -134,17 +136,17 @@ def to_block_mask(pattern: TopK | BlockLists, *, q_len: int, kv_len: int, heads:
 
 
 def _length(name: str, given: int | None, of_mask: int) -> int:
-    """Return the length of a sequence: that of the mask, or fewer."""
+    """Length of a sequence: the given length, at most the mask's, by default the mask's."""
     if given is None:
         return of_mask
     check_count(name, given)
     if given > of_mask:
-        raise ArgumentError(name, f"is {given}, the mask is for {of_mask} at most")
+        raise ArgumentError(name, f"is {given}, but the mask is for at most {of_mask}")
     return given
 
 
 def _map(name: str, counts: Any, indices: Any, rows: int, columns: int) -> torch.Tensor:
-    """Return lists of a mask as a map of four dimensions; masks made of slices may have fewer."""
+    """Lists of a mask as a 4-d map; lists of sliced masks may have fewer dimensions."""
     check_tensor(name, indices, INTEGERS, (2, 3, 4))
     if indices.shape[-2] < rows:
         raise ArgumentError(name, f"has lists for {indices.shape[-2]} query blocks, expected {rows}")
@@ -153,7 +155,7 @@ def _map(name: str, counts: Any, indices: Any, rows: int, columns: int) -> torch
 
 
 def _evaluated(mask_mod: MaskMod) -> Visible:
-    """A function that evaluates a ``mask_mod`` at the indices of many pairs, as torch does."""
+    """A function that evaluates a ``mask_mod`` at the indices of many pairs, with vmap as torch does."""
 
     def visible(queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
         batch, heads, rows, entries, _, block_keys = keys.shape
@@ -170,26 +172,26 @@ def _evaluated(mask_mod: MaskMod) -> Visible:
 
 
 def _for_flex(counts: Any, indices: Any, columns: int, pack: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return lists as wide as there are key blocks, from which torch derives the transposed ones, without -1."""
+    """Lists without -1, as wide as the number of key blocks; torch derives the transposed lists from them."""
     blocks = map_of(counts, indices, columns)
     lists = lists_of(blocks.repeat_interleave(pack, 1) if pack > 1 else blocks, None)
     return lists.counts, lists.indices.clamp(min=0)
 
 
 def _causal(shift: int) -> MaskMod:
-    """Return the mask of queries that stand ``shift`` keys further on."""
+    """The causal mask of queries shifted by ``shift`` keys."""
     return lambda b, h, q, k: k <= q + shift
 
 
 def _by_bits(pattern: BlockLists, columns: int, pack: int) -> MaskMod:
-    """Return the mask that looks into a pattern's bits."""
+    """The mask that reads a pattern's mask bits."""
     bits, indices = pattern.mask_bits, pattern.kv_indices
     assert bits is not None
     queries, keys = pattern.block
     entries = torch.arange(indices.shape[3], device=indices.device).expand(indices.shape)
     used = is_listed(pattern.kv_num_blocks, indices) & (indices >= 0) & (indices < columns)
     shape = (*indices.shape[:3], columns + 1)
-    # The entry of each key block in the list of its query block; what is not listed has none.
+    # The entry of each listed key block in the list of its query block.
     entry_of = torch.full(shape, -1, device=indices.device).scatter(
         -1, torch.where(used, indices, columns).long(), entries
     )

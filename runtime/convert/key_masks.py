@@ -1,25 +1,25 @@
-"""Key padding masks: lengths of the keys where padding is on the right, and lists for any mask of the keys."""
+"""Conversion of key padding masks: to lengths if padding is on the right, and to lists for any mask of the keys."""
 
 from __future__ import annotations
 
 import torch
 
+from runtime.block_maps import any_in_blocks, ceil_div
 from runtime.convert.bits import numbers_of, partial_and_full
-from runtime.convert.blocks import any_in_blocks, ceil_div
 from runtime.convert.checks import BOOLEANS, Shape, check_block, check_count, check_tensor, check_width
 from runtime.patterns import BlockLists
 
 
 def kv_lengths_from_mask(mask: torch.Tensor) -> torch.Tensor:
-    """Return the lengths of the keys, for ``kv_lengths`` of a call, if padding is on the right.
+    """Convert a key padding mask with padding on the right to ``kv_lengths`` (``seqused_k``, ``cache_seqlens``).
 
     Args:
-        mask: bool or integers (batch, kv_len), which keys are visible.
+        mask: bool or integers (batch, kv_len), True for visible keys.
 
     Returns:
-        int32 (batch,). Where a visible key follows a hidden one (padding on the left, a hole) it is -1: a call with
-        ``validate=True`` refuses that, another one takes it for 0: the batch sees no key. :func:`from_key_mask` takes
-        any mask.
+        int32 (batch,). The length is -1 if a visible key follows a hidden one (padding on the left, a hole). A call
+        with ``validate=True`` refuses -1; other calls treat it as 0, so that the batch sees no key.
+        :func:`from_key_mask` takes any mask.
 
     Raises:
         ArgumentError: naming the argument.
@@ -32,14 +32,14 @@ def kv_lengths_from_mask(mask: torch.Tensor) -> torch.Tensor:
 
 
 def mask_from_kv_lengths(kv_lengths: torch.Tensor, kv_len: int) -> torch.Tensor:
-    """Return the key padding mask of lengths.
+    """Convert lengths to a key padding mask.
 
     Args:
         kv_lengths: int32 or int64 (batch,).
-        kv_len: keys of a head.
+        kv_len: keys per head.
 
     Returns:
-        bool (batch, kv_len), which keys are visible.
+        bool (batch, kv_len), True for visible keys.
 
     Raises:
         ArgumentError: naming the argument.
@@ -57,18 +57,19 @@ def from_key_mask(
     max_blocks: int | None = None,
     max_partial_blocks: int | None = None,
 ) -> BlockLists:
-    """Return the lists of a mask of the keys, which is the same for all queries: any padding, any holes.
+    """Convert a mask of the keys, which all queries share, to lists. Padding and holes may be anywhere.
 
     Args:
-        mask: bool or integers (batch or 1, kv_len), which keys are visible.
-        q_len: queries of a head.
-        block: queries and keys of a block.
-        max_blocks: entries of a list; by default all key blocks. What the longest is short of is in ``overflow``.
-        max_partial_blocks: entries of the list of partial blocks; by default as ``max_blocks``.
+        mask: bool or integers (batch or 1, kv_len), True for visible keys.
+        q_len: queries per head.
+        block: queries and keys per block.
+        max_blocks: entries per list. Default: the number of key blocks. ``overflow`` has the number of blocks that the
+            longest list lacks.
+        max_partial_blocks: entries per list of partial blocks. Default: ``max_blocks``.
 
     Returns:
-        Lists of partial blocks, with bits (block queries * block keys / 8 bytes an entry: 2 KiB with 128 x 128), and of
-        full ones, in memory once for each batch: all heads and query blocks share them.
+        Lists of partial blocks, with mask bits (block queries * block keys / 8 bytes per entry: 2 KiB with 128 x 128),
+        and of full blocks. All heads and query blocks of a batch share one copy in memory.
 
     Raises:
         ArgumentError: naming the argument.

@@ -1,10 +1,11 @@
-"""Boolean block masks: XAttention, SpargeAttn, flex-block-attn."""
+"""Conversion from and to boolean block masks, as in XAttention, SpargeAttn and flex-block-attn."""
 
 from __future__ import annotations
 
 import torch
 
-from runtime.convert.blocks import ceil_div, map_of, whole_lists
+from runtime.block_maps import ceil_div, map_of
+from runtime.convert.blocks import whole_lists
 from runtime.convert.checks import BOOLEANS, Shape, check_count, check_pair, check_shape, check_tensor
 from runtime.convert.regrid import BlockMaps
 from runtime.patterns import BlockLists, TopK
@@ -20,23 +21,25 @@ def from_bool_blocks(
     max_blocks: int | None = None,
     max_partial_blocks: int | None = None,
 ) -> BlockLists:
-    """Return the lists of a boolean block mask.
+    """Convert a boolean block mask to lists.
 
     Args:
         mask: bool or integers (query_blocks, key_blocks) or (batch or 1, heads or 1, query_blocks, key_blocks):
-            whether the queries of a block see the keys of another; anything but 0 is True.
-        block: queries and keys of a block of ``mask``, of any size.
-        target: those of a block of the lists; by default 16 to 128, those of ``block`` or equal parts of them; where
-            there are none, blocks are merged, and those that are visible in part get bits. Kernels of sm_90a have
+            True if a query block sees a key block; every non-zero value is True.
+        block: queries and keys per block of ``mask``, of any size.
+        target: queries and keys per block of the lists, 16 to 128. Default: ``block`` or the largest equal parts of it;
+            if there are none, blocks are merged, and partially visible blocks get mask bits. Kernels of sm_90a support
             blocks of 64 and 128 keys.
-        q_len: queries of a head; by default as many as ``mask`` covers.
-        kv_len: keys of a head; by default as many as ``mask`` covers.
-        max_blocks: entries of a list; by default all key blocks. What the longest is short of is in ``overflow``.
-        max_partial_blocks: entries of the list of partial blocks, where blocks are merged; by default ``max_blocks``.
+        q_len: queries per head. Default: the length that ``mask`` covers.
+        kv_len: keys per head. Default: the length that ``mask`` covers.
+        max_blocks: entries per list. Default: the number of key blocks. ``overflow`` has the number of blocks that the
+            longest list lacks.
+        max_partial_blocks: entries per list of partial blocks, if blocks are merged. Default: ``max_blocks``.
 
     Returns:
-        Lists with ``mask="none"``, or with bits if blocks are merged. Memory: 4 bytes an entry; with bits, block
-        queries * block keys / 8 more (2 KiB with 128 x 128); while they are made, 13 bytes for each block of the mask.
+        Lists with ``mask="none"``, or with mask bits if blocks are merged. Memory: 4 bytes per entry; with mask bits,
+        block queries * block keys / 8 more (2 KiB with 128 x 128); during the conversion, 13 bytes per block of the
+        mask.
 
     Raises:
         ArgumentError: naming the argument.
@@ -54,11 +57,11 @@ def from_bool_blocks(
 
 
 def to_bool_blocks(pattern: TopK | BlockLists, *, kv_len: int) -> torch.Tensor:
-    """Return the boolean block mask of lists without a mask.
+    """Convert lists without a mask to a boolean block mask.
 
     Args:
         pattern: ``TopK``, or ``BlockLists`` with ``mask="none"``.
-        kv_len: keys of a head.
+        kv_len: keys per head.
 
     Returns:
         bool (batch or 1, heads or 1, query_blocks, key_blocks).

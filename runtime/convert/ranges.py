@@ -1,12 +1,12 @@
-"""Queries that see a run of keys each: documents of one sequence, and ranges in general."""
+"""Conversion of key ranges, one contiguous range per query, such as documents of a sequence."""
 
 from __future__ import annotations
 
 import torch
 
+from runtime.block_maps import any_in_blocks, ceil_div
 from runtime.checks import check_flag
 from runtime.convert.bits import numbers_of, partial_and_full
-from runtime.convert.blocks import any_in_blocks, ceil_div
 from runtime.convert.checks import (
     INTEGERS,
     Shape,
@@ -28,19 +28,21 @@ def from_key_ranges(
     max_blocks: int | None = None,
     max_partial_blocks: int | None = None,
 ) -> BlockLists:
-    """Return the lists of queries that see a run of keys each.
+    """Convert key ranges, one per query, to lists.
 
     Args:
-        starts: int32 or int64 (batch or 1, heads or 1, q_len), the first key that each query sees.
-        stops: the same, one more than the last one; where it is not more than ``starts``, a query sees none.
-        kv_len: keys of a head; keys out of range are not seen.
-        block: queries and keys of a block.
-        max_blocks: entries of a list; by default all key blocks. What the longest is short of is in ``overflow``.
-        max_partial_blocks: entries of the list of partial blocks; by default as ``max_blocks``.
+        starts: int32 or int64 (batch or 1, heads or 1, q_len), the first visible key of each query.
+        stops: the last visible key of each query plus 1, same shape as ``starts``. If it is not greater than
+            ``starts``, the query sees no key.
+        kv_len: keys per head; ranges are clipped to it.
+        block: queries and keys per block.
+        max_blocks: entries per list. Default: the number of key blocks. ``overflow`` has the number of blocks that the
+            longest list lacks.
+        max_partial_blocks: entries per list of partial blocks. Default: ``max_blocks``.
 
     Returns:
-        Lists of partial blocks, with bits (block queries * block keys / 8 bytes an entry: 2 KiB with 128 x 128), and of
-        full ones. While they are made, a byte for each query and key block.
+        Lists of partial blocks, with mask bits (block queries * block keys / 8 bytes per entry: 2 KiB with 128 x 128),
+        and of full blocks. During the conversion, one byte per query and key block.
 
     Raises:
         ArgumentError: naming the argument.
@@ -82,20 +84,21 @@ def from_cu_seqlens(
     max_blocks: int | None = None,
     max_partial_blocks: int | None = None,
 ) -> BlockLists:
-    """Return the lists of documents that lie one after the other in one sequence: a query sees the keys of its own.
+    """Convert the boundaries of documents packed in one sequence to lists. A query sees the keys of its own document.
 
     Args:
-        cu_seqlens: int32 or int64 (documents + 1,), where each document begins and, last, where the last one ends; not
-            falling. Tokens outside of them see none.
-        total: tokens of the sequence: queries and keys of a head.
-        causal: whether a query does not see later keys.
-        block: queries and keys of a block.
-        max_blocks: entries of a list; by default all key blocks. What the longest is short of is in ``overflow``.
-        max_partial_blocks: entries of the list of partial blocks; by default as ``max_blocks``. Of documents of l
-            tokens or more a query block of q meets at most q / l + 2, and of each, some blocks at both ends.
+        cu_seqlens: int32 or int64 (documents + 1,), start of each document, then the end of the last one;
+            nondecreasing. Tokens outside all documents see no key.
+        total: tokens of the sequence, which is q_len and kv_len.
+        causal: hide keys after the query.
+        block: queries and keys per block.
+        max_blocks: entries per list. Default: the number of key blocks. ``overflow`` has the number of blocks that the
+            longest list lacks.
+        max_partial_blocks: entries per list of partial blocks. Default: ``max_blocks``. If documents have at least l
+            tokens, a block of q queries meets at most q / l + 2 documents, each with partial blocks at both ends.
 
     Returns:
-        Lists for one batch and one head, which all share: see :func:`from_key_ranges`.
+        Lists with one batch and one head, which all batches and heads share: see :func:`from_key_ranges`.
 
     Raises:
         ArgumentError: naming the argument.
@@ -105,7 +108,7 @@ def from_cu_seqlens(
     check_count("total", total)
     check_flag("causal", causal)
     tokens = torch.arange(total, device=cu_seqlens.device, dtype=cu_seqlens.dtype)
-    # Number of the first boundary behind a token. Before the first document a run ends where it starts, or earlier.
+    # Index of the first boundary after a token. Before the first document, a range ends where it starts, or earlier.
     behind = torch.searchsorted(cu_seqlens, tokens, right=True)
     last = cu_seqlens.shape[0] - 1
     starts = cu_seqlens[(behind - 1).clamp(min=0)]

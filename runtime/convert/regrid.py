@@ -1,4 +1,4 @@
-"""Maps of blocks that no kernel has become lists of blocks that one has: they are cut, or merged with bits."""
+"""Conversion of block maps to lists with a supported block size: blocks are split, or merged with mask bits."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ from dataclasses import dataclass
 
 import torch
 
+from runtime.block_maps import ceil_div, lists_of
 from runtime.convert.bits import Visible, numbers_of, partial_and_full
-from runtime.convert.blocks import ceil_div, lists_of
 from runtime.convert.checks import KEY_SIZES, QUERY_SIZES, WORD, Shape, check_block, check_pair, check_width
 from runtime.patterns import BlockLists
 
 LEAST_SIZE = 16
-"""Queries of a block in the lists, at least: kernels take fewer only of packed heads."""
+"""Minimum of queries per block in the lists: kernels support fewer only with packed heads."""
 
 
 @dataclass(frozen=True)
 class BlockMaps:
-    """Which blocks of the attention matrix are visible, in blocks of any size.
+    """Visible blocks of the attention matrix, in blocks of any size.
 
     Attributes:
-        full: bool (batch or 1, heads or 1, query_blocks, key_blocks): blocks whose pairs are all visible.
-        block: queries and keys of a block.
-        q_len: queries of a head.
-        kv_len: keys of a head.
-        partial: as ``full``: blocks that ``visible`` is about; None without any.
-        visible: which pairs of the partial blocks are visible.
+        full: bool (batch or 1, heads or 1, query_blocks, key_blocks): blocks with all pairs visible.
+        block: queries and keys per block.
+        q_len: queries per head.
+        kv_len: keys per head.
+        partial: bool, shape of ``full``: partial blocks, described by ``visible``; None without partial blocks.
+        visible: visibility of the pairs of partial blocks.
     """
 
     full: torch.Tensor
@@ -36,12 +36,12 @@ class BlockMaps:
     visible: Visible | None = None
 
     def lists(self, target: Shape | None, max_blocks: int | None, max_partial_blocks: int | None) -> BlockLists:
-        """Return the lists in blocks of another size, with bits where blocks are partial or merged.
+        """Lists in another block size, with mask bits if blocks are partial or merged.
 
         Args:
-            target: queries and keys of a block of the lists; by default those of :func:`target_of`.
-            max_blocks: entries of a list at most.
-            max_partial_blocks: of the list of partial blocks; None if it is ``max_blocks``.
+            target: queries and keys per block of the lists. Default: :func:`target_of`.
+            max_blocks: upper bound of the entries per list.
+            max_partial_blocks: upper bound of the entries per list of partial blocks; None for ``max_blocks``.
 
         Raises:
             ArgumentError: naming the argument.
@@ -70,14 +70,14 @@ class BlockMaps:
         )
 
     def _in_blocks(self, blocks: torch.Tensor, block: Shape, *, whole: bool) -> torch.Tensor:
-        """Return a map in blocks of another size: those that overlap any old block that is True, or only such."""
+        """A map in another block size: True for blocks that overlap any True block; if ``whole``, only True blocks."""
         for dim, old, new, length in zip((-2, -1), self.block, block, (self.q_len, self.kv_len), strict=True):
             if old != new:
                 blocks = regrid(blocks, dim, old, new, length, whole=whole)
         return blocks
 
     def _looked_up(self, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-        """Visible pairs, by the maps: bool."""
+        """Visible pairs according to the maps: bool."""
         batches, heads = numbers_of(self.full)
         place = batches, heads, queries // self.block[0], keys // self.block[1]
         seen = self.full[place]
@@ -87,30 +87,30 @@ class BlockMaps:
 
 
 def target_of(block: Shape, *, has_bits: bool) -> Shape:
-    """Return the queries and keys of a block that kernels have: those of ``block``, or the largest equal parts of it.
+    """Queries and keys of a supported block size: ``block``, or the largest equal parts of it.
 
-    Where there are none of 16 or more, blocks are merged, to 128 queries or keys. A word of bits is about 32 keys.
+    If no equal parts of 16 or more exist, blocks are merged to 128 queries or keys. A word of mask bits covers 32 keys.
     """
     key_sizes = tuple(size for size in KEY_SIZES if size % WORD == 0 or not has_bits)
     return _size_of(block[0], QUERY_SIZES), _size_of(block[1], key_sizes)
 
 
 def _size_of(size: int, allowed: tuple[int, ...]) -> int:
-    """Return the size of blocks along one dimension."""
+    """Supported block size along one dimension."""
     parts = [part for part in allowed if part >= LEAST_SIZE and size % part == 0]
     return max(parts) if parts else max(allowed)
 
 
 def regrid(blocks: torch.Tensor, dim: int, old: int, new: int, length: int, *, whole: bool) -> torch.Tensor:
-    """Return a map in blocks of another size along one dimension.
+    """A map in another block size along one dimension.
 
     Args:
         blocks: bool, a map.
         dim: the dimension: -2 for queries, -1 for keys.
-        old: queries, or keys, of a block.
-        new: those of a block of the result.
-        length: those of the sequence, where the last block ends.
-        whole: whether a new block is True if all old ones are that it overlaps, or if any is.
+        old: queries, or keys, per block of ``blocks``.
+        new: queries, or keys, per block of the result.
+        length: queries, or keys, of the sequence, at which the last block ends.
+        whole: a new block is True if all old blocks that it overlaps are; otherwise, if any is.
     """
     numbers = torch.arange(ceil_div(length, new), device=blocks.device)
     first = numbers * new // old

@@ -1,19 +1,20 @@
-"""Lists of key blocks of single queries, for the heads of K and V: NSA, MSA and what is written like them."""
+"""Conversion from and to lists of key blocks per query and K/V head, as in NSA and MSA."""
 
 from __future__ import annotations
 
 import torch
 
 from codegen.wording import shown
+from runtime.block_maps import any_in_blocks, ascending, ceil_div, map_of
 from runtime.checks import check_flag
 from runtime.convert.bits import numbers_of, partial_and_full
-from runtime.convert.blocks import any_in_blocks, ascending, ceil_div, map_of, whole_lists
+from runtime.convert.blocks import whole_lists
 from runtime.convert.checks import INTEGERS, Shape, check_block, check_count, check_tensor, check_width
 from runtime.errors import ArgumentError
 from runtime.patterns import BlockLists, TopK
 
 LARGEST_PACK = 64
-"""Query heads of a K/V head that kernels take as one pack at most; their number is a power of 2."""
+"""Upper bound of the query heads per K/V head that kernels pack; their number is a power of 2."""
 
 
 def from_token_lists(
@@ -27,33 +28,32 @@ def from_token_lists(
     max_blocks: int | None = None,
     max_partial_blocks: int | None = None,
 ) -> TopK | BlockLists:
-    """Return lists of key blocks that each query has for each head of K and V.
+    """Convert lists of key blocks per query and K/V head.
 
-    The query heads of a K/V head share its lists: where they are 1, 2, 4, ... or 64 the lists stay those of the K/V
-    heads, which kernels with ``pack_gqa`` take; otherwise they are repeated for each query head.
+    The query heads of a K/V head share its lists. If there are 1, 2, 4, ... or 64 query heads per K/V head, the result
+    keeps one list per K/V head, for kernels with ``pack_gqa``. Otherwise lists are repeated for each query head.
 
-    A query block of one query has as many rows as heads are packed, and kernels want 16 at least. With fewer heads, or
-    for fewer and longer lists, ``block`` takes several queries together: their list has what any of them lists, and
-    bits say which of them sees what.
+    A query block of one query has as many rows as packed heads, and kernels need at least 16 rows. With fewer heads, or
+    to get fewer and longer lists, use a ``block`` of several queries: their list is the union of their lists, and mask
+    bits record the visible keys of each query.
 
     Args:
-        indices: int32 or int64 (heads of K and V, queries, entries), or what else ``layout`` says: the blocks that each
-            query sees, each once and in any order; negative entries name none.
-        block: queries of a block of the result, and keys of a block of the lists: (1, 64) takes the lists as they are.
-        heads: query heads, a multiple of the heads of ``indices``.
-        layout: order of the dimensions, a letter for each: b batch, h heads of K and V, t queries, k entries; without b
+        indices: int32 or int64 (heads of K and V, queries, entries), or in the order of ``layout``: the blocks that
+            each query sees, in any order, without duplicates; negative entries are ignored.
+        block: queries per block of the result, and keys per block of the lists. (1, 64) keeps the lists as they are.
+        heads: number of query heads, a multiple of the heads of ``indices``.
+        layout: order of the dimensions, one letter each: b batch, h heads of K and V, t queries, k entries. Without b,
             there is one batch. ``htk`` is MSA's, ``bthk`` that of flash-linear-attention's NSA.
-        causal: whether queries do not see later keys of the blocks that they list, as in NSA: key <= query + kv_len -
-            queries.
-        kv_len: keys of a head; by default as many as there are queries. Not looked at where lists stay as they are.
-        max_blocks: entries of a list of several queries; by default all key blocks. What the longest is short of is in
-            ``overflow``.
-        max_partial_blocks: entries of the list of blocks that some of them do not see whole; by default ``max_blocks``.
+        causal: hide keys after the query within listed blocks, as in NSA: key <= query + kv_len - queries.
+        kv_len: keys per head. Default: the number of queries. Ignored if the lists stay as they are.
+        max_blocks: entries per list of several queries. Default: the number of key blocks. ``overflow`` has the number
+            of blocks that the longest list lacks.
+        max_partial_blocks: entries per list of partial blocks. Default: ``max_blocks``.
 
     Returns:
-        ``TopK``, or ``BlockLists`` with ``mask="causal"``, both as wide as ``indices``. For several queries
-        ``BlockLists`` with bits: block queries * block keys / 8 bytes for each entry of each partial list; while they
-        are made, a byte for each query, head of K and V and key block.
+        ``TopK``, or ``BlockLists`` with ``mask="causal"``, both as wide as ``indices``. For several queries,
+        ``BlockLists`` with mask bits: block queries * block keys / 8 bytes per entry of each partial list; during the
+        conversion, one byte per query, K/V head and key block.
 
     Raises:
         ArgumentError: naming the argument.
@@ -64,7 +64,7 @@ def from_token_lists(
     check_flag("causal", causal)
     kv_heads = lists.shape[1]
     if heads % kv_heads:
-        raise ArgumentError("heads", f"is {heads}, not a multiple of {kv_heads}, which there are lists for")
+        raise ArgumentError("heads", f"is {heads}, expected a multiple of {kv_heads}, the heads of the lists")
     check_width(max_blocks, max_partial_blocks)
     group = heads // kv_heads
     if group & (group - 1) or group > LARGEST_PACK:
@@ -79,15 +79,15 @@ def from_token_lists(
 
 
 def to_token_lists(pattern: TopK | BlockLists, *, layout: str = "htk") -> torch.Tensor:
-    """Return the lists of single queries.
+    """Convert a pattern with blocks of one query to lists per query.
 
     Args:
-        pattern: ``TopK``, or ``BlockLists`` with ``mask="none"`` or, which its user has to know, ``"causal"`` and one
-            list; its query blocks are of one query.
-        layout: order of the dimensions, as of :func:`from_token_lists`; without b there must be one batch.
+        pattern: ``TopK``, or ``BlockLists`` with ``mask="none"``, or ``BlockLists`` with ``mask="causal"`` and no full
+            list (the result does not record the causal mask). Query blocks have one query.
+        layout: order of the dimensions, as in :func:`from_token_lists`; without b, the pattern must have one batch.
 
     Returns:
-        int32, ascending, -1 behind the last block of a list.
+        int32, ascending, padded with -1.
 
     Raises:
         ArgumentError: naming the argument.
@@ -105,14 +105,14 @@ def to_token_lists(pattern: TopK | BlockLists, *, layout: str = "htk") -> torch.
 
 
 def _order(layout: str) -> str:
-    """Return the letters of all four dimensions in the order of a layout."""
+    """The letters of all four dimensions in the order of a layout."""
     if not isinstance(layout, str) or sorted(layout) not in (sorted("htk"), sorted("bhtk")):
         raise ArgumentError("layout", f"is {shown(layout)}, expected each of h, t, k once, and b with several batches")
     return layout if "b" in layout else "b" + layout
 
 
 def _in_order(indices: torch.Tensor, layout: str) -> torch.Tensor:
-    """Return lists as (batch, heads of K and V, queries, entries)."""
+    """Lists as (batch, heads of K and V, queries, entries)."""
     order = _order(layout)
     check_tensor("indices", indices, INTEGERS, (len(layout),))
     lists = indices if "b" in layout else indices[None]
@@ -127,7 +127,7 @@ def _merged(
     causal: bool,
     most: tuple[int | None, int | None],
 ) -> BlockLists:
-    """Return the lists of several queries together, with bits; ``most``: entries of all lists, and of partial ones."""
+    """Lists of blocks of several queries, with mask bits. ``most`` bounds the entries of all and of partial lists."""
     check_block("block", block, has_bits=True)
     queries, keys = block
     q_len, device = lists.shape[2], lists.device

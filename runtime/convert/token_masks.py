@@ -1,4 +1,4 @@
-"""Boolean masks of single tokens, both ways: what every pattern means, written out."""
+"""Conversion from and to boolean token masks."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import torch
 
 from codegen.patterns import PATTERNS
 from codegen.patterns.block_lists import NAMED_MASKS
+from runtime.block_maps import any_in_blocks, ceil_div, is_listed, map_of
 from runtime.convert.bits import PAIRS_AT_ONCE, numbers_of, partial_and_full, unpack
-from runtime.convert.blocks import any_in_blocks, ceil_div, is_listed, map_of
 from runtime.convert.checks import BOOLEANS, Shape, check_block, check_count, check_tensor, check_width
 from runtime.convert.expressions import visible_pairs
 from runtime.errors import ArgumentError
@@ -21,19 +21,20 @@ def from_token_mask(
     max_blocks: int | None = None,
     max_partial_blocks: int | None = None,
 ) -> BlockLists:
-    """Return the lists of a boolean mask of tokens: SDPA's ``attn_mask``.
+    """Convert a boolean token mask, such as SDPA's ``attn_mask``, to lists.
 
     Args:
-        mask: bool or integers (q_len, kv_len) or (batch or 1, heads or 1, q_len, kv_len), which pairs are visible;
-            anything but 0 is True.
-        block: queries and keys of a block.
-        max_blocks: entries of a list; by default all key blocks. What the longest is short of is in ``overflow``.
-        max_partial_blocks: entries of the list of partial blocks; by default as ``max_blocks``.
+        mask: bool or integers (q_len, kv_len) or (batch or 1, heads or 1, q_len, kv_len), True for visible pairs; every
+            non-zero value is True.
+        block: queries and keys per block.
+        max_blocks: entries per list. Default: the number of key blocks. ``overflow`` has the number of blocks that the
+            longest list lacks.
+        max_partial_blocks: entries per list of partial blocks. Default: ``max_blocks``.
 
     Returns:
-        Lists of partial blocks, with bits, and of full ones. Memory beside the mask: block queries * block keys / 8
-        bytes for each entry of each partial list, with the default width an eighth of the mask's own; while they are
-        made, 2^24 pairs at a time, 128 MiB for each 64-bit tensor of them.
+        Lists of partial blocks, with mask bits, and of full blocks. Memory in addition to the mask: block queries *
+        block keys / 8 bytes per entry of each partial list, which is an eighth of the mask with the default width. The
+        conversion handles 2^24 pairs at a time, 128 MiB per 64-bit tensor.
 
     Raises:
         ArgumentError: naming the argument.
@@ -65,14 +66,15 @@ def from_token_mask(
 
 
 def to_token_mask(pattern: Pattern, *, q_len: int, kv_len: int, batch: int = 1, heads: int = 1) -> torch.Tensor:
-    """Write a pattern out as a mask of pairs, for tests and for SDPA.
+    """Convert a pattern to a boolean token mask, for tests and for SDPA.
 
     Args:
-        pattern: any pattern; no block is listed twice.
-        q_len: queries of a head.
-        kv_len: keys of a head.
-        batch: batches.
-        heads: query heads. Where there are fewer lists, heads that follow each other share them, as those of a pack do.
+        pattern: any pattern, without duplicates within a list.
+        q_len: queries per head.
+        kv_len: keys per head.
+        batch: batch size.
+        heads: number of query heads. If there are fewer lists, consecutive heads share a list, as the heads of a pack
+            do.
 
     Returns:
         bool (batch, heads, q_len, kv_len), on the device of the pattern's tensors, or the CPU if it has none.
@@ -90,12 +92,12 @@ def to_token_mask(pattern: Pattern, *, q_len: int, kv_len: int, batch: int = 1, 
         pairs = _defined_pairs(pattern, q_len, kv_len)
     for name, there, wanted in zip(("batch", "heads"), pairs.shape, (batch, heads), strict=False):
         if wanted % there or (name == "batch" and there not in (1, wanted)):
-            raise ArgumentError(name, f"is {wanted}, the pattern has lists for {there}")
+            raise ArgumentError(name, f"is {wanted}, but the pattern has lists for {there}")
     return pairs.repeat_interleave(heads // pairs.shape[1], 1).expand(batch, heads, q_len, kv_len)
 
 
 def _defined_pairs(pattern: Pattern, q_len: int, kv_len: int) -> torch.Tensor:
-    """Return the pairs of a pattern without lists, by the definition that its kernels are checked against."""
+    """Visible pairs of a pattern without lists, by the reference definition that its kernels are tested against."""
     spec = pattern.spec_pattern()
     model = PATTERNS[spec["kind"]].model_validate(spec)
     tensors = pattern.index_tensors()
@@ -108,12 +110,13 @@ def _defined_pairs(pattern: Pattern, q_len: int, kv_len: int) -> torch.Tensor:
 
 
 def _listed_pairs(pattern: TopK | BlockLists, q_len: int, kv_len: int, wanted: tuple[int, int]) -> torch.Tensor:
-    """Return the pairs of lists of blocks: of their batches and heads, or of those wanted, where an expression asks."""
+    """Visible pairs of block lists, for the lists' batches and heads, or for ``wanted`` ones with an expression."""
     columns = ceil_div(kv_len, pattern.block[1])
     indices = pattern.kv_indices
     if indices.shape[2] != ceil_div(q_len, pattern.block[0]):
         rows = ceil_div(q_len, pattern.block[0])
-        raise ArgumentError("q_len", f"is {q_len}, that is {rows} query blocks; the pattern has {indices.shape[2]}")
+        reason = f"is {q_len}, which makes {rows} query blocks, but the pattern has {indices.shape[2]}"
+        raise ArgumentError("q_len", reason)
     if isinstance(pattern, TopK):
         everything = torch.full(indices.shape[:3], indices.shape[3], device=indices.device)
         return _pairs_of(map_of(everything, indices, columns), pattern.block, q_len, kv_len)
@@ -132,18 +135,18 @@ def _listed_pairs(pattern: TopK | BlockLists, q_len: int, kv_len: int, wanted: t
 
 
 def _of_heads(pairs: torch.Tensor, heads: int) -> torch.Tensor:
-    """Pairs for a number of heads that the heads of the lists divide; other numbers are refused later."""
+    """Pairs repeated for a multiple of the heads of the lists; other numbers are refused later."""
     there = pairs.shape[1]
     return pairs.repeat_interleave(heads // there, 1) if heads % there == 0 else pairs
 
 
 def _pairs_of(blocks: torch.Tensor, block: Shape, q_len: int, kv_len: int) -> torch.Tensor:
-    """Return the pairs of the blocks of a map."""
+    """Visible pairs of a block map."""
     return blocks.repeat_interleave(block[0], 2)[:, :, :q_len].repeat_interleave(block[1], 3)[..., :kv_len]
 
 
 def _bit_pairs(pattern: BlockLists, mask_bits: torch.Tensor, columns: int) -> torch.Tensor:
-    """Return the pairs of the partial blocks, each put in its place, also those beyond the sequence."""
+    """Visible pairs of the partial blocks at their positions, including those beyond the sequence."""
     entries = min(pattern.kv_indices.shape[3], mask_bits.shape[3])
     indices = pattern.kv_indices[..., :entries]
     used = is_listed(pattern.kv_num_blocks, indices) & (indices >= 0) & (indices < columns)

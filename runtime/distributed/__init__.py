@@ -1,4 +1,4 @@
-"""Attention over several GPUs: sequences longer than one has room or time for, by ``torch.distributed``."""
+"""Attention over several GPUs with ``torch.distributed``, for sequences too long for one GPU."""
 
 from runtime.distributed.attention import context_parallel_attention, head_parallel_attention
 from runtime.distributed.layout import Layout

@@ -1,4 +1,4 @@
-"""Agreements of ranks before they move data, by the store of their group: an error names the rank that is late."""
+"""Agreement of ranks before they move data, through the store of their group. Errors name the rank that is late."""
 
 from __future__ import annotations
 
@@ -19,37 +19,38 @@ from codegen.wording import one_line, shown
 from runtime.errors import ArgumentError, CollectiveError
 
 TIMEOUT = 300.0
-"""Seconds that ranks wait for each other, by default: one of them may be compiling kernels."""
+"""Default timeout in seconds. It is long because a rank may be compiling kernels."""
 MOST_AGREED = 256
-"""Kinds of calls that a group remembers; the oldest is agreed on anew."""
+"""Number of call kinds that a group remembers. Ranks agree again on a forgotten kind."""
 _FAILED, _VERDICT, _STOPPED = "failed", "verdict", "stopped"
 _PAUSE = 1e-3  # seconds
-_LOOK = 0.5  # seconds between looks of a waiting rank for ranks that have given up
+_LOOK = 0.5  # seconds between checks of a waiting rank for ranks that have given up
 _LONGEST_REASON = 400  # characters of an error in a report to other ranks
 _KEYS = "sparse_kernel_codegen"
 _BACKWARD = f"{_KEYS}/backward."
-_LONGEST = 1e6  # seconds that may be waited for
+_LONGEST = 1e6  # seconds, the largest timeout
 
 
 @dataclass
 class State:
     """The state of a group in this process.
 
-    Ranks agree in rounds. A round is named by the calls that all ranks have gone on with, agreed on or of a known kind,
-    and by those that came to nothing since: refused by this rank, or failed on all. So an error of one rank that is
-    caught is one call to all that agree, and none to those that did not have to. Each round has one verdict, which is
-    written once and holds for all ranks: a late rank reads that it is late.
+    Ranks agree in rounds. The name of a round counts the calls that all ranks continued with (agreed on, or of a known
+    kind) and the failed attempts since then (refused by this rank, or failed on all ranks). So a caught error of one
+    rank counts as one call for all ranks that agree, and as none for ranks that did not have to. Each round has one
+    verdict, which is written once and holds for all ranks: a late rank reads that it is late.
 
     Attributes:
-        store: of the group.
-        calls: calls that all ranks go on with.
-        backward_passes: passes of gradients, in rounds of their own: a rank may refuse calls between a call and its.
-        attempts: rounds since the last one of them.
-        agreed: kinds of calls that were agreed on, the oldest first: the same on all ranks.
-        memory: symmetric memory, by what it is for.
+        store: the group's store.
+        calls: number of calls that all ranks continued with.
+        backward_passes: number of backward passes, which have separate rounds: a rank may refuse calls between a call
+            and its backward pass.
+        attempts: number of rounds since the last such call.
+        agreed: call kinds that ranks have agreed on, oldest first; the same on all ranks.
+        memory: symmetric memory, keyed by its purpose.
         written: keys of this rank that others may still read.
-        moving: the call whose data are on their way; "" for none.
-        stopped: the reason why this rank takes no part any more; "" while it does.
+        moving: the call that is moving data; "" for none.
+        stopped: the reason why this rank has left the group; "" if it has not.
     """
 
     store: Any
@@ -64,22 +65,22 @@ class State:
 
     @property
     def round(self) -> str:
-        """The first part of the keys of the next round."""
+        """The prefix of the keys of the next round."""
         return f"{_KEYS}/{self.calls}.{self.attempts}"
 
     def next_backward(self) -> str:
-        """Count a pass of gradients, and get the first part of the keys of its round."""
+        """Count a backward pass, and return the prefix of the keys of its round."""
         self.backward_passes += 1
         return f"{_BACKWARD}{self.backward_passes}"
 
     def remember(self, kind: tuple[Any, ...]) -> None:
-        """Keep a kind of calls that all ranks have agreed on just now."""
+        """Remember a call kind that all ranks have just agreed on."""
         self.agreed[kind] = None
         if len(self.agreed) > MOST_AGREED:
             self.agreed.pop(next(iter(self.agreed)))
 
     def go_on(self) -> None:
-        """Count a call that all ranks go on with."""
+        """Count a call that all ranks continue with."""
         self.calls += 1
         self.attempts = 0
 
@@ -88,7 +89,7 @@ _states: WeakKeyDictionary[dist.ProcessGroup, State] = WeakKeyDictionary()
 
 
 def group_of(name: str) -> dist.ProcessGroup:
-    """Get the group of a name.
+    """The group of a name.
 
     Raises:
         ArgumentError: if there is none.
@@ -98,11 +99,11 @@ def group_of(name: str) -> dist.ProcessGroup:
         found: dist.ProcessGroup = resolve(name)
         return found
     except (RuntimeError, ValueError, KeyError):
-        raise ArgumentError("mesh_or_group", f"was the group {name}, which there is not (any more)") from None
+        raise ArgumentError("mesh_or_group", f"was the group {name}, which does not exist (any more)") from None
 
 
 def state_of(group: dist.ProcessGroup) -> State:
-    """Get the state of a group, which is dropped with the group.
+    """The state of a group; it is dropped with the group.
 
     Raises:
         ArgumentError: for a group that was destroyed.
@@ -113,13 +114,13 @@ def state_of(group: dist.ProcessGroup) -> State:
         for gone in [each for each in _states if each not in there]:
             del _states[gone]
         if group not in there:
-            raise ArgumentError("mesh_or_group", f"was the group {group.group_name}, which there is not (any more)")
+            raise ArgumentError("mesh_or_group", f"was the group {group.group_name}, which does not exist (any more)")
         found = _states[group] = State(there[group][1])
     return found
 
 
 def check_timeout(timeout: Any) -> None:
-    """Check the seconds that ranks wait for each other.
+    """Check a timeout.
 
     Raises:
         ArgumentError: unless it is a number of seconds.
@@ -129,10 +130,10 @@ def check_timeout(timeout: Any) -> None:
 
 
 def report(group: dist.ProcessGroup, error: Exception) -> None:
-    """Report to the other ranks, which may be about to agree with this one, that it has refused a call."""
+    """Report to the other ranks, which may be waiting for agreement, that this rank has refused a call."""
     state = state_of(group)
     if not state.stopped:
-        with suppress(RuntimeError):  # of the store: the error of this rank is the one to raise
+        with suppress(RuntimeError):  # an error of the store: raise this rank's own error instead
             _write(state, f"{state.round}/{group.rank()}", {_FAILED: _text_of(error)})
         state.attempts += 1
 
@@ -144,16 +145,16 @@ def agree(
 
     Args:
         group: the ranks.
-        what: the call, in a word, for messages.
-        facts: plain data; ``same`` compares those that must not differ.
-        timeout: seconds until a rank is late.
-        key: of a round that is not the next one of calls.
+        what: name of the call, for messages.
+        facts: plain data; ``same`` compares the facts that must be equal.
+        timeout: seconds after which a rank is late.
+        key: key of a round other than the next round of calls.
 
     Returns:
         The facts of each rank.
 
     Raises:
-        CollectiveError: naming the ranks that are late or have failed, on every rank that agrees.
+        CollectiveError: naming the late or failed ranks, on every participating rank.
     """
     check_not_stopped(group, what)
     state, own = state_of(group), group.rank()
@@ -168,7 +169,7 @@ def agree(
     except BaseException as error:
         _withdraw(group, key, what, error)
         state.attempts += in_turn
-        if isinstance(error, RuntimeError | ValueError):  # of the store
+        if isinstance(error, RuntimeError | ValueError):  # raised by the store
             others = tuple(rank for rank in range(group.size()) if rank != own)
             raise CollectiveError(collective, others, f"the store of the group failed ({_text_of(error)})") from None
         raise
@@ -185,16 +186,16 @@ def _write(state: State, key: str, word: Mapping[str, Any]) -> None:
 
 
 def _failure(state: State, key: str, ranks: int, timeout: float) -> tuple[list[int], str] | None:
-    """Wait for the words of all ranks.
+    """Wait for the messages of all ranks.
 
     Returns:
-        Ranks that have failed or are late, and the reason; None if all words are there, or a verdict is.
+        Failed or late ranks and the reason; None if all messages or a verdict have arrived.
     """
     store, deadline = state.store, monotonic() + timeout
     missing = list(range(ranks))
     while True:
         left = deadline - monotonic()
-        with suppress(RuntimeError):  # not yet; of a store that has failed the next question says so
+        with suppress(RuntimeError):  # not there yet; the next query reports a failed store
             store.wait([f"{key}/{rank}" for rank in missing], timedelta(seconds=max(min(left, _LOOK), _PAUSE)))
         here = [rank for rank in missing if store.check([f"{key}/{rank}"])]
         for rank in here:
@@ -208,16 +209,16 @@ def _failure(state: State, key: str, ranks: int, timeout: float) -> tuple[list[i
             if store.check([f"{_KEYS}/{_STOPPED}/{rank}"]):
                 return [rank], store.get(f"{_KEYS}/{_STOPPED}/{rank}").decode()
         if left <= 0:
-            return missing, f"no word within {timeout:g} s"
+            return missing, f"no message within {timeout:g} s"
 
 
 def _decided(state: State, key: str, failure: Any) -> Any:
-    """Get the verdict of a round, the same on all ranks: that of the first rank to write one."""
+    """The verdict of a round, the same on all ranks: the first one written."""
     return json.loads(state.store.compare_set(f"{key}/{_VERDICT}", "", json.dumps(failure)))
 
 
 def _withdraw(group: dist.ProcessGroup, key: str, what: str, error: BaseException) -> None:
-    """End a round that this rank cannot finish; where others have gone on already, it stops."""
+    """End a round that this rank cannot finish. If others have already continued, this rank stops."""
     state = state_of(group)
     try:
         verdict = _decided(state, key, ([group.rank()], _text_of(error)))
@@ -228,7 +229,7 @@ def _withdraw(group: dist.ProcessGroup, key: str, what: str, error: BaseExceptio
 
 
 def _forget(state: State, key: str) -> None:
-    """Delete this rank's keys of the rounds before one that all ranks have come to: of calls, or of gradients."""
+    """Delete this rank's keys of the rounds (of calls or backward passes) before one that all ranks have reached."""
     of_calls = not key.startswith(_BACKWARD)
     old = [each for each in state.written if not each.startswith(f"{key}/") and of_calls != each.startswith(_BACKWARD)]
     for each in old:
@@ -243,7 +244,7 @@ def _text_of(error: BaseException) -> str:
 
 @contextmanager
 def underway(group: dist.ProcessGroup, what: str) -> Iterator[None]:
-    """Stop this rank where a call is not finished: what others send would be taken for data of the next one."""
+    """Stop this rank if a call does not finish: data from other ranks would be mistaken for data of the next call."""
     state = state_of(group)
     state.moving = what
     try:
@@ -259,18 +260,18 @@ def underway(group: dist.ProcessGroup, what: str) -> Iterator[None]:
 def fail_together(
     group: dist.ProcessGroup, what: str, error: Exception | None, timeout: float, *, key: str = ""
 ) -> None:
-    """Agree, within a call, that no rank has an error; where one has, all leave the call, and may make another one.
+    """Agree, within a call, that no rank has an error. If one has, all ranks leave the call and may make another.
 
     Args:
         group: the ranks.
         what: the call, for messages.
-        error: of this rank, if it has one.
-        timeout: seconds until a rank is late.
+        error: this rank's error, or None.
+        timeout: seconds after which a rank is late.
         key: as in ``agree``.
 
     Raises:
         Exception: the error of this rank.
-        CollectiveError: for a rank that has one, is late or has stopped.
+        CollectiveError: if another rank has an error, is late or has stopped.
     """
     state = state_of(group)
     word = {} if error is None else {_FAILED: _text_of(error)}
@@ -278,7 +279,7 @@ def fail_together(
         agree(group, what, word, timeout, key=key)
     except BaseException as other:
         if not state.stopped:
-            state.moving = ""  # what has been sent in this call has arrived, and nobody sends more
+            state.moving = ""  # all data of this call have arrived, and no rank sends more
         if error is None or not isinstance(other, CollectiveError):
             raise
         raise error from None
@@ -286,7 +287,7 @@ def fail_together(
 
 @contextmanager
 def known_if_done(group: dist.ProcessGroup, kind: tuple[Any, ...]) -> Iterator[None]:
-    """Remember a kind of calls once a call of it is done; an error makes ranks agree on the next one anew."""
+    """Remember a call kind once a call of it is done. After an error, ranks agree again on the next call."""
     state = state_of(group)
     try:
         yield
@@ -298,15 +299,15 @@ def known_if_done(group: dist.ProcessGroup, kind: tuple[Any, ...]) -> Iterator[N
 
 
 class Attempt:
-    """The computations of one rank within a call, whose data go from rank to rank whatever these do.
+    """The computations of one rank within a call. The call's data movement continues even if a computation fails.
 
-    Where ranks fail together, an error is kept until all data have arrived, further computations are left out, and all
+    If ranks fail together, an error is kept until all data have arrived, further computations are skipped, and all
     ranks leave the call. Otherwise an error is raised at once, which stops this rank (``underway``).
 
     Args:
         group: the ranks.
         what: the call, for messages.
-        timeout: seconds that a rank may be late.
+        timeout: seconds after which a rank is late.
         together: whether ranks fail together; the same on all ranks.
         key: as in ``agree``.
     """
@@ -316,7 +317,7 @@ class Attempt:
         self._error: Exception | None = None
 
     def run(self, compute: Callable[[], None]) -> None:
-        """Make a computation, unless one before had an error."""
+        """Run a computation, unless an earlier one failed."""
         if self._error is not None:
             return
         try:
@@ -327,11 +328,11 @@ class Attempt:
             self._error = error
 
     def settle(self) -> None:
-        """Leave the call on all ranks where a computation of one had an error.
+        """Leave the call on all ranks if a computation of one rank failed.
 
         Raises:
             Exception: the error of this rank.
-            CollectiveError: for a rank that had one, is late or has stopped.
+            CollectiveError: if another rank has an error, is late or has stopped.
         """
         error, self._error = self._error, None
         if self.together:
@@ -339,7 +340,7 @@ class Attempt:
 
 
 def stop(group: dist.ProcessGroup, what: str, error: BaseException) -> None:
-    """Leave a group, and report that to the ranks that wait for this one."""
+    """Leave a group, and report it to the ranks that wait for this one."""
     state = state_of(group)
     state.stopped = f"stopped within {what} ({_text_of(error)})"
     with suppress(RuntimeError, ValueError):
@@ -347,10 +348,10 @@ def stop(group: dist.ProcessGroup, what: str, error: BaseException) -> None:
 
 
 def check_not_stopped(group: dist.ProcessGroup, what: str) -> None:
-    """Refuse a call of a group that this rank has left.
+    """Refuse a call in a group that this rank has left.
 
     Raises:
-        CollectiveError: naming this rank, and the call that it has not finished.
+        CollectiveError: naming this rank and the unfinished call.
     """
     if reason := state_of(group).stopped:
         raise CollectiveError(what, (group.rank(),), f"has {reason}: make another group")
@@ -360,7 +361,7 @@ def same(facts_of_all: list[dict[str, Any]]) -> None:
     """Refuse facts that differ between ranks.
 
     Raises:
-        ArgumentError: naming the first fact that differs and two ranks with it; the same on all ranks.
+        ArgumentError: naming the first differing fact and two ranks that differ; the same on all ranks.
     """
     for name, first in facts_of_all[0].items():
         for rank, facts in enumerate(facts_of_all):
@@ -384,7 +385,7 @@ def finish(what: str, device: torch.device, others: tuple[int, ...], timeout: fl
 
 
 def meet(group: dist.ProcessGroup, device: torch.device) -> None:
-    """Make the ranks' first collective one that all take part in, as NCCL wants it."""
+    """Run a first collective in which all ranks take part, which NCCL requires."""
     met = torch.zeros(1, device=device)
     with as_collective(group, "the first collective of a call"):
         dist.all_reduce(met, group=group)
@@ -392,7 +393,7 @@ def meet(group: dist.ProcessGroup, device: torch.device) -> None:
 
 @contextmanager
 def as_collective(group: dist.ProcessGroup, what: str) -> Iterator[None]:
-    """Turn torch's error of a collective that is late or has failed into one that names ranks.
+    """Convert torch's error of a late or failed collective to an error that names ranks.
 
     Raises:
         CollectiveError: naming the other ranks.

@@ -1,4 +1,4 @@
-"""What calls over ranks are given: groups, patterns, and whether lengths divide."""
+"""Checks of the arguments of distributed calls: groups, patterns and lengths."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def group_from(mesh_or_group: Any) -> dist.ProcessGroup:
     """Return the group of ranks.
 
     Raises:
-        ArgumentError: for what is none, a mesh of several dimensions, and a group of one.
+        ArgumentError: for other types, a mesh of several dimensions, and a group of one rank.
     """
     if isinstance(mesh_or_group, DeviceMesh):
         if mesh_or_group.ndim != 1:
@@ -36,17 +36,17 @@ def group_from(mesh_or_group: Any) -> dist.ProcessGroup:
         raise ArgumentError("mesh_or_group", f"is {type(mesh_or_group).__name__}, expected {what}")
     state_of(mesh_or_group)
     if mesh_or_group.size() < 2:
-        raise ArgumentError("mesh_or_group", "has one rank: call block_sparse_attention, which needs no group")
+        raise ArgumentError("mesh_or_group", "has one rank: call block_sparse_attention instead")
     return mesh_or_group
 
 
 def default_layout(pattern: Any) -> str:
-    """Return the layout that balances a pattern's work where a call names none."""
+    """The default layout of a pattern, which balances its work."""
     return "zigzag" if isinstance(pattern, Causal | PrefixLM) else "contiguous"
 
 
 def as_pattern(pattern: Any, layout: Layout, rank: int, q: torch.Tensor, k: torch.Tensor) -> Pattern:
-    """Pattern of a rank's queries: that of a mask, and lists for ``Strided``.
+    """The pattern of a rank's queries: a ``BlockMask`` is converted, and ``Strided`` becomes lists.
 
     Raises:
         ArgumentError: naming the argument.
@@ -76,33 +76,33 @@ def check_pattern(pattern: Pattern, layout: Layout, q: torch.Tensor, k: torch.Te
 
 
 def _check_chunks(layout: Layout, lengths: tuple[int, int]) -> None:
-    """Refuse sequences that chunks do not divide."""
+    """Refuse sequences that are not a multiple of the chunks."""
     for name, length in zip(("q", "k"), lengths, strict=True):
         if length % layout.count:
             rows, each = length // layout.ranks, layout.count // layout.ranks
-            raise ArgumentError(name, f"has {rows} rows on a rank, which {each} chunks do not divide")
+            raise ArgumentError(name, f"has {rows} rows on a rank, expected a multiple of {each} chunks")
 
 
 def _check_blocks(block: Block, layout: Layout, lengths: tuple[int, int]) -> None:
-    """Refuse chunks that are no whole blocks."""
+    """Refuse chunks that are not a multiple of the block size."""
     for name, size, length in zip(("q", "k"), (block.q, block.kv), lengths, strict=True):
         if (chunk := length // layout.count) % size:
-            reason = f"has chunks of {chunk} rows, which blocks of {size} do not divide"
-            raise ArgumentError(name, f"{reason}: choose other lengths, blocks or another layout")
+            reason = f"has chunks of {chunk} rows, expected a multiple of the block size {size}"
+            raise ArgumentError(name, f"{reason}: choose other lengths, another block size or another layout")
 
 
 def check_heads(pattern: Pattern, layout: Layout, q: torch.Tensor, k: torch.Tensor) -> None:
-    """Check heads, lengths and shapes of lists where each rank computes some of the heads.
+    """Check heads, lengths and shapes of lists for head parallelism.
 
     Raises:
         ArgumentError: naming the argument.
     """
     ranks = layout.ranks
     if k.shape[1] % ranks:
-        raise ArgumentError("k", f"has {k.shape[1]} heads, which {ranks} ranks do not divide")
+        raise ArgumentError("k", f"has {k.shape[1]} heads, expected a multiple of {ranks} ranks")
     scored = scored_of(pattern)
     if asks_for_heads(scored):
-        raise ArgumentError("pattern", "has a mask that tells heads apart, and ranks have different ones")
+        raise ArgumentError("pattern", "has a mask that depends on the head, but ranks have different heads")
     _check_chunks(layout, (q.shape[2] * ranks, k.shape[2] * ranks))
     whole_q, whole_k = (t.new_empty((t.shape[0], t.shape[1] // ranks, t.shape[2] * ranks, 0)) for t in (q, k))
     lists, _ = split_tensors(scored, pattern.index_tensors())

@@ -1,4 +1,4 @@
-"""Attention over ranks: one call on each, which has a part of the sequence."""
+"""Attention over ranks. Each rank has a part of the sequence and makes the same call."""
 
 from __future__ import annotations
 
@@ -43,49 +43,51 @@ def context_parallel_attention(
     deterministic: bool = True,
     timeout: float = TIMEOUT,
 ) -> torch.Tensor | AttentionResult:
-    """Compute ``block_sparse_attention`` over a sequence of which each rank has a part.
+    """Compute ``block_sparse_attention`` over a sequence that is sharded over ranks.
 
-    All ranks call it, with tensors of the same shapes. Keys and values go from rank to rank for some heads at a time,
-    while those that have arrived are computed with; each row is one softmax over the keys it sees
-    (docs/guide/scale-out.md). q, k, v and ``sink`` have gradients; that of ``sink`` is of this rank's queries, as that
-    of any parameter. The first call of a kind, and each one with ``validate``, is agreed on with the other ranks, on
-    the host.
+    All ranks call it, with tensors of the same shapes. Keys and values are exchanged for some heads at a time,
+    overlapped with the computation on heads that have arrived. Each row is one softmax over the keys it sees
+    (docs/guide/scale-out.md). q, k, v and ``sink`` have gradients. The gradient of ``sink`` covers this rank's queries
+    only, as for any parameter in data parallelism. Ranks agree on the host on the first call of a kind, and on each
+    call with ``validate``.
 
-    What one rank refuses is as if it had not called: it may mend its call and make it again, while the others wait. An
-    error of a rank's kernels in a call that ranks agree on is raised on all ranks, and the next call is right. After
-    another error in the middle of a call a rank refuses all calls of that group, as data of two calls would be mixed.
+    A call that one rank refuses does not count: that rank may correct the call and repeat it, while the others wait. If
+    the kernels of one rank fail in a call that ranks agree on, all ranks raise an error and may continue with the next
+    call. After any other error during a call, a rank refuses all further calls in that group, because data of two calls
+    could mix.
 
     Args:
-        q: (batch, heads, q_len, head_dim), this rank's queries; as ``block_sparse_attention`` has them. Or a
-            ``DTensor``, as k and v then are too, sharded on the sequence or on heads, with one placement.
+        q: (batch, heads, q_len, head_dim), this rank's queries, as for ``block_sparse_attention``. Or a ``DTensor``
+            sharded on the sequence or on heads; k and v must then be DTensors with the same placement.
         k: (batch, kv_heads, kv_len, head_dim), this rank's keys.
         v: as k.
-        pattern: as there, of the whole sequence; lists are those of this rank's queries, in its order, and name key
-            blocks of the whole sequence. Positions in an expression, and its tensors, are of the whole sequence.
-        mesh_or_group: a ``ProcessGroup``, or a ``DeviceMesh`` of one dimension. Of DTensors it is not needed.
-        layout: which rows are this rank's: ``"contiguous"``, ``"zigzag"`` or a ``Layout``. By default zigzag for
-            ``Causal`` and ``PrefixLM``, whose later rows see more, and contiguous for other patterns and for DTensors.
-        send: of ``plan_sends``, for lists that name few blocks of other ranks; by default everything is sent.
-        heads_at_once: heads of k that are sent together; by default as few as fill a GPU, then more and more.
-        symmetric: read keys and values that everything is sent of from the memory of peers, by copy engines, on one
-            host; by default NCCL sends them. It takes memory for those of the whole sequence. The result is the same.
-        scale: softmax scale; by default 1 / sqrt(head_dim).
+        pattern: the pattern of the whole sequence. Lists are for this rank's queries, in its order, with key block
+            indices of the whole sequence. Positions in an expression, and its tensors, refer to the whole sequence.
+        mesh_or_group: a ``ProcessGroup``, or a ``DeviceMesh`` of one dimension. Not needed with DTensors.
+        layout: assignment of rows to ranks: ``"contiguous"``, ``"zigzag"`` or a ``Layout``. Default: zigzag for
+            ``Causal`` and ``PrefixLM``, which balances their work, and contiguous for other patterns and for DTensors.
+        send: a plan from ``plan_sends``, for lists with few blocks of other ranks. Default: all keys and values are
+            sent.
+        heads_at_once: heads of k that are sent together. Default: as few as fill a GPU, then increasingly more.
+        symmetric: read keys and values from the memory of peers with copy engines, on one host. Default: NCCL sends
+            them. It takes memory for the keys and values of the whole sequence. The result is the same.
+        scale: softmax scale. Default: 1 / sqrt(head_dim).
         softcap: cap of the logits.
-        sink: float32 (heads,), a logit that joins the sum of each row of its head. Beside DTensors whose heads are
-            sharded, of all heads, or of this rank's.
-        kv_lengths: int32 (batch or 1,), keys of the whole sequence that exist; not with ``send``.
-        return_lse: whether to return the log-sum-exp too.
+        sink: float32 (heads,), one logit per head that is added to the softmax denominator. If heads are sharded
+            DTensors, the sinks of all heads or of this rank's heads.
+        kv_lengths: int32 (batch or 1,), number of valid keys of the whole sequence (``seqused_k``); not with ``send``.
+        return_lse: also return the log-sum-exp.
         validate: also agree with the other ranks, and check the values of lists and lengths. Synchronizes.
-        deterministic: whether dq has the same bits in every call; the result, dk and dv have them either way.
-        timeout: seconds that ranks wait for each other when they agree. What is sent has the group's own.
+        deterministic: compute bitwise-reproducible dq. The result, dk and dv always are.
+        timeout: seconds that ranks wait for each other to agree. Data transfers use the group's own timeout.
 
     Returns:
-        The result of this rank's queries, in q's type; with ``return_lse`` an ``AttentionResult`` (out, lse), lse
-        float32 (batch, heads, q_len). Of DTensors DTensors with the placement of q.
+        The result of this rank's queries, in q's dtype; with ``return_lse`` an ``AttentionResult`` (out, lse), lse
+        float32 (batch, heads, q_len). For DTensors, DTensors with the placement of q.
 
     Raises:
-        ArgumentError: naming the argument; on all ranks, where they agree on the call.
-        CollectiveError: for a rank that is late or has failed, by its number.
+        ArgumentError: naming the argument; raised on all ranks if they agree on the call.
+        CollectiveError: naming the rank that is late or has failed.
         DeviceError, SpecError, ToolchainError, CompileError, CacheError: as ``block_sparse_attention``.
     """
     options: dict[str, Any] = {"scale": scale, "softcap": softcap, "sink": sink, "kv_lengths": kv_lengths}
@@ -115,37 +117,39 @@ def head_parallel_attention(
     deterministic: bool = True,
     timeout: float = TIMEOUT,
 ) -> torch.Tensor | AttentionResult:
-    """Compute ``block_sparse_attention`` over a sequence of which each rank has a part, each rank some of the heads.
+    """Compute ``block_sparse_attention`` over a sequence that is sharded over ranks, with some of the heads on each
+    rank.
 
-    As ``context_parallel_attention``, by all-to-all: a rank is sent the whole sequence of its heads, computes them, and
-    sends the results back to where their queries are (Ulysses). It is for as many heads of k as ranks, or more.
+    Like ``context_parallel_attention``, but by all-to-all (Ulysses): a rank receives the whole sequence of its heads,
+    computes them, and sends the results back to the ranks that own the queries. It requires at least as many heads of k
+    as ranks.
 
     Args:
         q: (batch, heads, q_len, head_dim), this rank's queries, of all heads; or a ``DTensor``.
-        k: (batch, kv_heads, kv_len, head_dim), this rank's keys; the ranks divide kv_heads.
+        k: (batch, kv_heads, kv_len, head_dim), this rank's keys; kv_heads is a multiple of the number of ranks.
         v: as k.
-        pattern: of the whole sequence, as in ``block_sparse_attention``. Lists are of all its queries, in the order of
-            the sequence, and of this rank's heads, the r-th part of all, or of all heads at once.
-        mesh_or_group: a ``ProcessGroup``, or a ``DeviceMesh`` of one dimension. Of DTensors it is not needed.
-        layout: which rows are this rank's, by default contiguous: the work is the same for every layout.
-        heads_at_once: heads of k of each rank that are sent together; by default as few as fill a GPU, then more.
-        symmetric: read heads and results from the memory of peers, by copy engines, on one host; by default NCCL sends
-            them. It takes memory for as much as is sent. The result is the same.
-        scale: softmax scale; by default 1 / sqrt(head_dim).
+        pattern: the pattern of the whole sequence, as for ``block_sparse_attention``. Lists are for all queries, in the
+            order of the sequence, and for this rank's heads (the r-th part of all) or shared by all heads.
+        mesh_or_group: a ``ProcessGroup``, or a ``DeviceMesh`` of one dimension. Not needed with DTensors.
+        layout: assignment of rows to ranks. Default: contiguous; every layout has the same work.
+        heads_at_once: heads of k of each rank that are sent together. Default: as few as fill a GPU, then more.
+        symmetric: read heads and results from the memory of peers with copy engines, on one host. Default: NCCL sends
+            them. It takes as much memory as is sent. The result is the same.
+        scale: softmax scale. Default: 1 / sqrt(head_dim).
         softcap: cap of the logits.
-        sink: float32 (heads,), of all heads; its gradient is of this rank's heads, and 0 for others.
-        kv_lengths: int32 (batch or 1,), keys of the whole sequence that exist.
-        return_lse: whether to return the log-sum-exp too.
+        sink: float32 (heads,), for all heads. Its gradient is nonzero only for this rank's heads.
+        kv_lengths: int32 (batch or 1,), number of valid keys of the whole sequence (``seqused_k``).
+        return_lse: also return the log-sum-exp.
         validate: also agree with the other ranks, and check the values of lists and lengths. Synchronizes.
-        deterministic: whether dq has the same bits in every call.
-        timeout: seconds that ranks wait for each other when they agree. What is sent has the group's own.
+        deterministic: compute bitwise-reproducible dq.
+        timeout: seconds that ranks wait for each other to agree. Data transfers use the group's own timeout.
 
     Returns:
         As ``context_parallel_attention``.
 
     Raises:
-        ArgumentError: naming the argument; on all ranks, where they agree on the call.
-        CollectiveError: for a rank that is late or has failed, by its number.
+        ArgumentError: naming the argument; raised on all ranks if they agree on the call.
+        CollectiveError: naming the rank that is late or has failed.
         DeviceError, SpecError, ToolchainError, CompileError, CacheError: as ``block_sparse_attention``.
     """
     options: dict[str, Any] = {"scale": scale, "softcap": softcap, "sink": sink, "kv_lengths": kv_lengths}
@@ -159,10 +163,10 @@ def head_parallel_attention(
 def _placed(
     call: Any, qkv: tuple[Any, Any, Any], pattern: Any, mesh_or_group: Any, *, options: Any, of_ranks: Any
 ) -> torch.Tensor | AttentionResult:
-    """Make a call with what DTensors are on this rank, or with tensors as they are.
+    """Make a call with the local tensors of DTensors, or with plain tensors.
 
     Raises:
-        ArgumentError: as the call, and for placements that it cannot keep.
+        ArgumentError: as the call, and for unsupported placements.
     """
     where = placed(*qkv, mesh_or_group)
     if where is None:
@@ -192,7 +196,7 @@ def _call(
     return_lse: bool,
     **options: Any,
 ) -> torch.Tensor | AttentionResult:
-    """Call an operator; report an error of this rank to those that wait for it.
+    """Call an operator, and report an error of this rank to the ranks that wait for it.
 
     Raises:
         ArgumentError, CollectiveError: as the functions above.
@@ -203,7 +207,7 @@ def _call(
         q, k, v = autocast(*qkv)
         ranks, rank = group.size(), group.rank()
         layout = layout_of(default_layout(pattern) if layout is None else layout, ranks)
-        if not torch.compiler.is_dynamo_compiling():  # while a graph is made, sizes may not be known
+        if not torch.compiler.is_dynamo_compiling():  # sizes may be unknown during tracing
             check_operands(q, k, v)
         if name == operators.CONTEXT:
             pattern = as_pattern(pattern, layout, rank, q, k)
@@ -228,41 +232,41 @@ def _call(
 
 
 def _check_order(send: SendPlan | None, pattern: Pattern, layout: Layout) -> None:
-    """Refuse lengths where keys arrive in another order than that of the sequence.
+    """Refuse ``kv_lengths`` if keys do not arrive in the order of the sequence.
 
     Raises:
-        ArgumentError: for a plan that sends single blocks, and lists with a layout of many chunks.
+        ArgumentError: for a plan that sends single blocks, and for lists with a layout of many chunks.
     """
     if send is not None and send.caps is not None:
         raise ArgumentError(
-            "kv_lengths", "are given with send, whose buffers have keys in another order: leave out one"
+            "kv_lengths", "are given with send, whose buffers hold keys in another order: pass only one of them"
         )
     if isinstance(pattern, TopK | BlockLists) and packs_blocks(layout):
-        raise ArgumentError("kv_lengths", "are given with lists in a layout of many chunks: take zigzag or contiguous")
+        raise ArgumentError("kv_lengths", "are given with lists in a layout of many chunks: use zigzag or contiguous")
 
 
 def _check_choices(send: Any, heads_at_once: Any, timeout: Any) -> None:
-    """Check what is about ranks.
+    """Check ``send``, ``heads_at_once`` and ``timeout``.
 
     Raises:
-        ArgumentError: for the first thing that is wrong.
+        ArgumentError: for the first wrong argument.
     """
     if send is not None and not isinstance(send, SendPlan):
-        raise ArgumentError("send", f"is {type(send).__name__}, expected what plan_sends returns")
+        raise ArgumentError("send", f"is {type(send).__name__}, expected a SendPlan from plan_sends")
     if isinstance(heads_at_once, bool) or not isinstance(heads_at_once, int) or heads_at_once < 0:
         raise ArgumentError("heads_at_once", f"is {shown(heads_at_once)}, expected a number of heads, or 0")
     check_timeout(timeout)
 
 
 def _caps(send: SendPlan | None, pattern: Pattern) -> Caps | None:
-    """Number of blocks that are sent.
+    """Upper bounds of the blocks that ranks send each other.
 
     Raises:
-        ArgumentError: for a plan without lists, or of other blocks.
+        ArgumentError: for a plan without lists, or with another block size.
     """
     if send is None:
         return None
     if not isinstance(pattern, TopK | BlockLists) or pattern.block[1] != send.block:
         has = f"blocks of {pattern.block[1]} keys" if isinstance(pattern, TopK | BlockLists) else "no lists"
-        raise ArgumentError("send", f"is of lists with blocks of {send.block} keys, the pattern has {has}")
+        raise ArgumentError("send", f"was made for lists with blocks of {send.block} keys, the pattern has {has}")
     return send.caps

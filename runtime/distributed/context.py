@@ -1,8 +1,9 @@
-"""Attention over ranks that share a sequence: both passes, on real tensors.
+"""Forward and backward pass of context parallelism, on real tensors.
 
-Keys and values are gathered for some heads at a time, so that each row is one softmax by one kernel call, while those
-of the next heads are on their way. Steps over a rank's own keys come first, and need nothing of others. Where a pattern
-divides the keys of a row between two calls, their results are merged by their log-sum-exp in float32.
+Keys and values are gathered for some heads at a time, so that one kernel call computes the whole softmax of a row,
+while the keys and values of the next heads are being sent. Steps over a rank's own keys come first, because they need
+no data of other ranks. If a pattern splits the keys of a row between two calls, their results are merged by log-sum-exp
+in float32.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ def forward(
     """Compute the result and the log-sum-exp of a rank's queries.
 
     Args:
-        plan: of the call.
-        inputs: its arguments.
-        validate: whether the caps of a plan are checked on the host.
-        together: whether an error of one rank's kernels is one of all ranks.
+        plan: plan of the call.
+        inputs: arguments of the call.
+        validate: check the caps of a plan on the host.
+        together: if the kernels of one rank fail, raise an error on all ranks.
 
     Raises:
-        ArgumentError: for what no kernel computes.
+        ArgumentError: if no kernel supports the call.
         CollectiveError: for a rank that is late or has failed.
     """
     run = Run(plan, inputs, validate=validate)
@@ -61,7 +62,7 @@ def forward(
 
 
 def _attend(run: Run, call: Call, heads: slice, there: Pair, sink: torch.Tensor | None) -> None:
-    """Write the result and the log-sum-exp of a step, or merge them with those that are there."""
+    """Write the result and the log-sum-exp of a step, or merge them with existing ones."""
     step, queries, kv = call
     scored, tensors = run.lists(step, heads)
     options = {**run.inputs.options, "kv_lengths": run.lengths(step), "lse": True}
@@ -78,7 +79,7 @@ def _attend(run: Run, call: Call, heads: slice, there: Pair, sink: torch.Tensor 
 
 
 def unseen(steps: Steps, q_len: int) -> Iterator[Span]:
-    """Yield the queries that no step has: they see no key."""
+    """Spans of queries without a step, which see no key."""
     ends = sorted({0, q_len, *(end for step in steps.steps for end in step.rows)})
     for first, last in itertools.pairwise(ends):
         if not any(step.rows.start <= first < step.rows.stop for step in steps.steps):
@@ -96,12 +97,13 @@ def backward(
     dsink: bool,
     first: str = "",
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Compute the gradients of a rank's q, k, v and sinks; that of the sinks is of its own queries.
+    """Compute the gradients of a rank's q, k, v and sinks; the sinks' gradient is summed over its own queries.
 
-    A round that is named ``first`` is the first one of its kind: an error of one rank's kernels is one of all ranks.
+    ``first`` names the round of the first backward pass of its kind: if the kernels of one rank fail, all ranks raise
+    an error.
 
     Raises:
-        ArgumentError, SpecError: for what has no gradient.
+        ArgumentError, SpecError: if the call has no gradient.
         CollectiveError: for a rank that is late or has failed.
     """
     run = Run(plan, inputs, gives_back=True)
@@ -126,7 +128,7 @@ def backward(
                 grads = [_whole(pairs, kv[number]) for number, pairs in made.items()]
                 mine = [(start, (k[:, heads], v[:, heads])) for start, (k, v) in of_own]
                 run.exchange.give_back(heads, grads, mine, (dk[:, heads], dv[:, heads]))
-    finally:  # also where the call ends with an error: its memory may be used again
+    finally:  # also after an error, so that the memory can be reused
         run.exchange.finish()
     attempt.settle()
     if not run.exchange.is_needed:
@@ -136,7 +138,7 @@ def backward(
 
 
 class _Rows(NamedTuple):
-    """Rows of what the forward pass has left, and of the gradients that come in."""
+    """Rows of the tensors saved by the forward pass, and of the incoming gradients."""
 
     out: torch.Tensor
     lse: torch.Tensor
@@ -144,7 +146,7 @@ class _Rows(NamedTuple):
     dlse: torch.Tensor | None
 
     def __call__(self, heads: slice, rows: slice) -> dict[str, Any]:
-        """Get those of some heads of q, as a kernel takes them."""
+        """Rows of some heads of q, as keyword arguments of a kernel."""
         return {
             "out": self.out[:, heads, rows],
             "dout": self.dout[:, heads, rows],
@@ -156,7 +158,7 @@ class _Rows(NamedTuple):
 def _attend_backward(
     run: Run, call: Call, heads: slice, into: tuple[torch.Tensor, list[tuple[int, Pair]]], passed: dict[str, Any]
 ) -> None:
-    """Add a step's gradients to ``into``: of its queries, and of its keys and values with their first row."""
+    """Add a step's gradients to ``into``: those of its queries, and of its keys and values with their first row."""
     step, queries, kv = call
     dq, made = into
     scored, tensors = run.lists(step, heads)
@@ -168,7 +170,7 @@ def _attend_backward(
 
 
 def _whole(made: Sequence[tuple[int, Pair]], buffer: Pair) -> Pair:
-    """Return the gradients of a buffer: the sum of those of its steps, in their order."""
+    """Gradients of a buffer: the sum over its steps, in their order."""
     found = []
     for which, tensor in enumerate(buffer):
         parts = [(start, pair[which]) for start, pair in made]
@@ -186,7 +188,7 @@ def _whole(made: Sequence[tuple[int, Pair]], buffer: Pair) -> Pair:
 
 
 def of_sinks(sink: Any, out: Any, lse: Any, dout: Any, dlse: Any) -> torch.Tensor:
-    """Return the gradient of the sinks: minus the sum over rows of exp(sink - lse) (dO O - dlse)."""
+    """Gradient of the sinks: minus the sum over rows of exp(sink - lse) (dO O - dlse)."""
     delta = (dout.float() * out.float()).sum(-1)
     if dlse is not None:
         delta = delta - dlse

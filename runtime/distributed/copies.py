@@ -1,4 +1,4 @@
-"""Copies of rows that are strided: by copy engines, and on one GPU by its threads; and of listed blocks."""
+"""Copies of strided rows, by copy engines or by the threads of one GPU, and gathering of listed blocks."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from runtime.driver.copy_2d import MAX_PITCH, copy_2d
 from runtime.driver.streams import current_stream
 
 _WIDE = torch.complex128
-"""16 bytes: what a thread loads at once. torch copies strided tensors element by element, 2 bytes at a time."""
+"""Dtype of 16 bytes, a thread's widest load. torch copies strided tensors element by element, 2 bytes at a time."""
 
 
 def copy_wide(target: torch.Tensor, source: torch.Tensor) -> None:
-    """Copy a tensor of the same shape and type, 16 bytes at a time where both have whole ones.
+    """Copy a tensor of the same shape and dtype, 16 bytes at a time if alignment and strides allow it.
 
     Args:
-        target, source: (..., row), of any strides.
+        target, source: (..., row), any strides.
     """
     if _is_wide(target) and _is_wide(source):
         target, source = target.view(_WIDE), source.view(_WIDE)
@@ -27,10 +27,10 @@ def copy_wide(target: torch.Tensor, source: torch.Tensor) -> None:
 
 
 def copy_heads(target: torch.Tensor, source: torch.Tensor) -> None:
-    """Copy rows of heads by a copy engine, which takes no SM: one call for all heads of a batch.
+    """Copy rows of heads with a copy engine, which uses no SM: one call for all heads of a batch.
 
     Args:
-        target, source: (batch, heads, rows, ...), on one GPU or on two; those of one head are contiguous.
+        target, source: (batch, heads, rows, ...), on one GPU or on two; the rows of one head are contiguous.
     """
     heads = target.shape[1]
     pitches = [tensor.stride(1) * tensor.element_size() for tensor in (target, source)]
@@ -48,7 +48,7 @@ def copy_heads(target: torch.Tensor, source: torch.Tensor) -> None:
 
 
 def _is_wide(tensor: torch.Tensor) -> bool:
-    """Whether rows are contiguous, and begin and end at multiples of 16 bytes."""
+    """Whether rows are contiguous, and start and end at multiples of 16 bytes."""
     *strides, last = tensor.stride()
     elements = _WIDE.itemsize // tensor.element_size()
     starts = tensor.storage_offset(), tensor.shape[-1], *strides
@@ -57,12 +57,12 @@ def _is_wide(tensor: torch.Tensor) -> bool:
 
 
 def taken_blocks(tensor: torch.Tensor, blocks: torch.Tensor, block: int) -> torch.Tensor:
-    """Return some blocks of rows of each head.
+    """Selected blocks of rows of each head.
 
     Args:
         tensor: (batch, heads, rows, head_dim).
-        blocks: which: int64 (batch or 1, heads or 1, some).
-        block: rows of a block.
+        blocks: indices of the blocks, int64 (batch or 1, heads or 1, some).
+        block: rows per block.
 
     Returns:
         (batch, heads, some * block, head_dim), contiguous.

@@ -1,4 +1,4 @@
-"""Keys and values that ranks give each other, some heads at a time, and the gradients that come back."""
+"""Exchange of keys and values between ranks, some heads at a time, and of their gradients."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 """K and V, or their gradients."""
 MOVES, RETURNS = 0, 1  # lanes
 AHEAD = 3
-"""Runs of heads that are on their way, or in use, at once."""
+"""Runs of heads that are in flight or in use at once."""
 
 
 class Sent(NamedTuple):
-    """Which of a rank's blocks go to each other rank.
+    """The blocks that a rank sends to each other rank.
 
     Attributes:
-        block: keys of a block.
-        blocks: by rank: int64 (batch or 1, heads or 1, cap).
+        block: keys per block.
+        blocks: block indices by receiving rank, each int64 (batch or 1, heads or 1, cap).
     """
 
     block: int
@@ -33,12 +33,12 @@ class Sent(NamedTuple):
 
 
 class Arrival(NamedTuple):
-    """Buffers on their way.
+    """Buffers in flight.
 
     Attributes:
-        buffers: of the steps, in their order.
-        transfer: what comes from others.
-        copied: an event behind what this rank has itself.
+        buffers: buffers of the steps, in their order.
+        transfer: transfer of the data from other ranks.
+        copied: event after the copies of this rank's own data.
     """
 
     buffers: list[Pair]
@@ -47,14 +47,14 @@ class Arrival(NamedTuple):
 
 
 class Exchange:
-    """Moves keys and values of one call.
+    """Exchange of the keys and values of one call.
 
     Args:
         group: the ranks.
-        rank: this one.
-        steps: of all ranks.
-        k, v: those of this rank.
-        sent: which blocks go to whom; None: what the steps of others say.
+        rank: this rank.
+        steps: steps of all ranks.
+        k, v: this rank's keys and values.
+        sent: blocks to send by rank; None: the pieces that the other ranks' steps need.
     """
 
     def __init__(
@@ -73,12 +73,12 @@ class Exchange:
         self.is_needed = any(each.buffers for each in steps)
 
     def arrivals(self, runs: Sequence[slice], *, gives_back: bool) -> Iterator[tuple[slice, list[Pair]]]:
-        """Yield runs of heads and their buffers, as they have arrived; the first ones are begun at once.
+        """Yield runs of heads and their buffers as they arrive. The first transfers start at once.
 
-        The caller enqueues all that reads the buffers before it takes the next run; with ``gives_back`` it then gives
-        back what it adds to their gradients.
+        The caller enqueues all reads of the buffers before it takes the next run. With ``gives_back``, it then calls
+        ``give_back`` with their gradients.
         """
-        del gives_back  # NCCL keeps the order in which a rank asks
+        del gives_back  # NCCL keeps the order of a rank's calls
         return self._as_they_come(runs, [self._begin(run) for run in runs[:AHEAD]])
 
     def _as_they_come(self, runs: Sequence[slice], ahead: list[Arrival]) -> Iterator[tuple[slice, list[Pair]]]:
@@ -88,10 +88,10 @@ class Exchange:
                 arrival.transfer.wait()
                 self.moves.join(arrival.copied)
                 yield run, arrival.buffers
-                del arrival  # its memory may be used again, behind what was enqueued meanwhile
+                del arrival  # its memory may be reused after the work enqueued meanwhile
                 if place + AHEAD < len(runs):
                     ahead.append(self._begin(runs[place + AHEAD]))
-        finally:  # also where a call ends with an error: its memory may be used again
+        finally:  # also after an error, so that the memory can be reused
             self.moves.join()
 
     def _buffers(self, run: slice) -> list[Pair]:
@@ -103,7 +103,7 @@ class Exchange:
         ]
 
     def _begin(self, run: slice) -> Arrival:
-        """Begin to fill buffers, behind what the current stream has to do until here."""
+        """Start to fill buffers, after the work enqueued on the current stream so far."""
         there = self._buffers(run)
         self.moves.follow()
         with self.moves.on():
@@ -120,14 +120,14 @@ class Exchange:
         return [rank for rank in range(len(self.steps)) if rank != self.rank]
 
     def _of_others(self, buffers: Sequence[Pair]) -> Iterator[Message]:
-        """Yield the rows of buffers that are other ranks'."""
+        """Rows of buffers that other ranks send."""
         for pieces, pair in zip(self.mine.buffers, buffers, strict=True):
             for piece in pieces:
                 for tensor in pair if piece.rank != self.rank else ():
                     yield from (Message(piece.rank, rows) for rows in rows_of(tensor, piece.target, piece.size))
 
     def _own(self, buffers: Sequence[Pair]) -> Iterator[tuple[int, Pair]]:
-        """Yield the rows of buffers that are this rank's, each with the first one's place in k and v."""
+        """Rows of buffers that this rank owns, each with its first row in k and v."""
         for pieces, (k, v) in zip(self.mine.buffers, buffers, strict=True):
             for piece in pieces:
                 if piece.rank == self.rank:
@@ -135,7 +135,7 @@ class Exchange:
                     yield piece.source, (k.narrow(2, *rows), v.narrow(2, *rows))
 
     def _for(self, rank: int) -> list[Piece]:
-        """Pieces of this rank's rows that another rank has, in that rank's order."""
+        """Pieces of this rank's rows that another rank needs, in that rank's order."""
         return [piece for pieces in self.steps[rank].buffers for piece in pieces if piece.rank == self.rank]
 
     def _sends(self, rank: int, run: slice, own: Sequence[torch.Tensor]) -> Iterator[Message]:
@@ -147,25 +147,25 @@ class Exchange:
                 yield from (Message(rank, rows.contiguous()) for rows in rows_of(tensor, piece.source, piece.size))
 
     def _blocks_for(self, rank: int, run: slice) -> torch.Tensor:
-        """Blocks of some heads that are sent to a rank: (batch or 1, heads or 1, cap)."""
+        """Indices of the blocks of some heads that are sent to a rank: (batch or 1, heads or 1, cap)."""
         assert self.sent is not None
         blocks = self.sent.blocks[rank]
         return blocks if blocks.shape[1] == 1 else blocks[:, run]
 
     def _listed(self, rank: int, run: slice, own: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        """Return the rows of some heads of this rank's keys and values that another one is sent."""
+        """Rows of this rank's keys and values, for some heads, that are sent to another rank."""
         assert self.sent is not None
         blocks, block = self._blocks_for(rank, run), self.sent.block
         return tuple(taken_blocks(tensor, blocks, block) for tensor in own)
 
     def give_back(self, run: slice, grads: Sequence[Pair], own: Sequence[tuple[int, Pair]], sums: Pair) -> None:
-        """Send gradients to those whose keys they are of, and add up what comes back, by rank, in float32.
+        """Send gradients to the ranks that own the keys, and sum the received gradients, in rank order, in float32.
 
         Args:
             run: heads of k.
-            grads: of the buffers.
-            own: gradients of this rank's keys from steps over them: the first row, and the rows.
-            sums: dk and dv of these heads, which are written.
+            grads: gradients of the buffers.
+            own: gradients of this rank's keys from its own steps: the first row, and the rows.
+            sums: outputs: dk and dv of these heads.
         """
         self.returns.follow()
         with self.returns.on():
@@ -187,7 +187,7 @@ class Exchange:
             self.returns.keep(*(tensor for _, pair in own for tensor in pair))
 
     def _add_up(self, run: slice, back: dict[int, list[tuple[int, Pair]]], sums: Pair) -> None:
-        """Write the sums of the parts of all ranks."""
+        """Write the sums over the parts of all ranks."""
         for which, total in enumerate(sums):
             parts = {rank: [(start, pair[which]) for start, pair in each] for rank, each in sorted(back.items())}
             if self.sent is None:
@@ -200,7 +200,7 @@ class Exchange:
         return dk, dv
 
     def _add_up_blocks(self, total: torch.Tensor, run: slice, parts: dict[int, list[tuple[int, torch.Tensor]]]) -> None:
-        """Add up gradients of a rank's own keys, and of blocks that others were sent."""
+        """Sum the gradients of a rank's own keys, and of the blocks that it sent to others."""
         assert self.sent is not None
         found = torch.zeros(total.shape, dtype=torch.float32, device=total.device)
         for rank, each in parts.items():
@@ -212,7 +212,7 @@ class Exchange:
                 index = self._blocks_for(rank, run)[..., None, None]
                 index = index.expand(*found.shape[:2], -1, *blocks.shape[3:])
                 more = part.unflatten(2, (-1, self.sent.block))
-                blocks.scatter_(2, index, blocks.gather(2, index) + more)  # no number twice: one order of sums
+                blocks.scatter_(2, index, blocks.gather(2, index) + more)  # unique indices: a fixed order of sums
         total.copy_(found)
 
     def finish(self) -> None:
@@ -221,17 +221,17 @@ class Exchange:
 
 
 def rows_of(tensor: torch.Tensor, first: int, size: int) -> Iterator[torch.Tensor]:
-    """Yield rows of each batch and head; where the tensor has whole rows they are contiguous."""
+    """Rows of each batch and head; they are contiguous if the tensor's rows are."""
     for batch in tensor.narrow(2, first, size).unbind(0):
         yield from batch.unbind(0)
 
 
 def add_up(total: torch.Tensor, parts: Sequence[tuple[int, torch.Tensor]]) -> None:
-    """Write sums of parts, in their order and in float32: of each row those that have it; 0 where none has.
+    """Write the sums of parts per row, in their order and in float32. A row in no part is 0.
 
     Args:
         total: (batch, heads, rows, head_dim).
-        parts: the first row of each, and the rows (batch, heads, some, head_dim).
+        parts: the first row of each part, and its rows (batch, heads, some, head_dim).
     """
     ends = {0, total.shape[2], *(end for start, part in parts for end in (start, start + part.shape[2]))}
     cuts = sorted(ends)
@@ -243,7 +243,7 @@ def add_up(total: torch.Tensor, parts: Sequence[tuple[int, torch.Tensor]]) -> No
             if start <= first and last <= start + part.shape[2]
         ]
         if len(over) == 2:
-            torch.add(*over, out=rows)  # torch adds two of half precision in float32, and rounds once
+            torch.add(*over, out=rows)  # torch adds two half-precision tensors in float32 and rounds once
         elif over:
             found = over[0].float() if len(over) > 1 else over[0]
             for part in over[1:]:

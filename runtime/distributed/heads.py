@@ -1,4 +1,4 @@
-"""Attention over ranks that share a sequence, each of which computes some of the heads: both passes."""
+"""Forward and backward pass of head parallelism: each rank computes some of the heads over the whole sequence."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class HeadRun:
     """One call on one rank.
 
     Args:
-        plan: of the call.
-        inputs: its arguments.
+        plan: plan of the call.
+        inputs: arguments of the call.
     """
 
     def __init__(self, plan: Plan, inputs: Inputs) -> None:
@@ -45,13 +45,13 @@ class HeadRun:
         self.runs = plan.runs(shape, self.kv_heads, by_heads=True)
 
     def whole(self, local: torch.Tensor, *, result: bool = False) -> torch.Tensor:
-        """Return a tensor for this rank's heads over the whole sequence; a result is sent back."""
+        """A tensor for this rank's heads over the whole sequence; a result is sent back."""
         batch, heads, rows = local.shape[:3]
         shape = batch, heads // self.ranks, rows * self.ranks, *local.shape[3:]
         return self.shuffle.room(shape, local) if result else local.new_empty(shape)
 
     def arrivals(self, tensors: Sequence[Parted]) -> Iterator[tuple[slice, slice]]:
-        """Yield heads of k and of q that have arrived; those after them are on their way."""
+        """Yield heads of k and of q that have arrived, while the following ones are in flight."""
         tensors = [each._replace(local=with_whole_rows(each.local)) for each in tensors]
         ahead = [self.shuffle.gather(run, tensors) for run in self.runs[:AHEAD]]
         for place, run in enumerate(self.runs):
@@ -63,16 +63,16 @@ class HeadRun:
                 ahead.append(self.shuffle.gather(self.runs[place + AHEAD], tensors))
 
     def lists(self, run: slice) -> Tensors:
-        """Return the index tensors of some heads of k."""
+        """Index tensors of some heads of k."""
         indices, aux = split_tensors(self.plan.scored, self.inputs.tensors)
         return (*(of_heads(tensor, run, self.kv_heads) for tensor in indices), *aux.values())
 
     def sink(self) -> torch.Tensor | None:
-        """Return the sinks of this rank's heads."""
+        """Sinks of this rank's heads."""
         return None if self.inputs.sink is None else self.inputs.sink[self.own()]
 
     def own(self) -> slice:
-        """Return this rank's heads of q, among all."""
+        """This rank's heads of q among all heads."""
         each = self.kv_heads * self.group
         return slice(self.rank * each, (self.rank + 1) * each)
 
@@ -80,16 +80,16 @@ class HeadRun:
 def forward(
     plan: Plan, inputs: Inputs, *, gradients: bool, together: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor, Saved]:
-    """Compute the result and the log-sum-exp of a rank's queries, and the tensors that a backward pass reads.
+    """Compute the result and the log-sum-exp of a rank's queries, and the tensors saved for the backward pass.
 
     Args:
-        plan: of the call.
-        inputs: its arguments.
-        gradients: whether there will be a backward pass.
-        together: whether an error of one rank's kernels is one of all ranks.
+        plan: plan of the call.
+        inputs: arguments of the call.
+        gradients: save tensors for a backward pass.
+        together: if the kernels of one rank fail, raise an error on all ranks.
 
     Raises:
-        ArgumentError: for what no kernel computes.
+        ArgumentError: if no kernel supports the call.
         CollectiveError: for a rank that is late or has failed.
     """
     run = HeadRun(plan, inputs)
@@ -120,7 +120,7 @@ def forward(
         for heads, of_q in run.arrivals(given):
             attempt.run(partial(compute, heads, of_q))
             run.shuffle.give_back(heads, (Parted(out, whole_out, run.group), Parted(lse, whole_lse, run.group)))
-    finally:  # also where the call ends with an error: its memory may be used again
+    finally:  # also after an error, so that the memory can be reused
         run.shuffle.finish()
     attempt.settle()
     if plan.symmetric:  # later calls write to that memory
@@ -140,12 +140,13 @@ def backward(
     dsink: bool,
     first: str = "",
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Compute the gradients of a rank's q, k, v and sinks; that of the sinks is of its own heads, 0 for others.
+    """Compute the gradients of a rank's q, k, v and sinks; the sinks' gradient is 0 for other ranks' heads.
 
-    A round that is named ``first`` is the first one of its kind: an error of one rank's kernels is one of all ranks.
+    ``first`` names the round of the first backward pass of its kind: if the kernels of one rank fail, all ranks raise
+    an error.
 
     Raises:
-        ArgumentError, SpecError: for what has no gradient.
+        ArgumentError, SpecError: if the call has no gradient.
         CollectiveError: for a rank that is late or has failed.
     """
     run = HeadRun(plan, inputs)
@@ -184,7 +185,7 @@ def backward(
         for heads, queries in run.arrivals(given):
             attempt.run(partial(compute, heads, queries))
             run.shuffle.give_back(heads, (Parted(dq, of_q, run.group), Parted(dk, of_k, 1), Parted(dv, of_v, 1)))
-    finally:  # also where the call ends with an error: its memory may be used again
+    finally:  # also after an error, so that the memory can be reused
         run.shuffle.finish()
     attempt.settle()
     if not dsink:

@@ -1,4 +1,4 @@
-"""What a call over ranks is given, and how ranks agree on it."""
+"""Inputs of a distributed call, and the agreement of ranks on them."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ from runtime.ops.block_sizes import Tensors
 from runtime.patterns import split_tensors
 
 Kind = tuple[Any, ...]
-"""Calls of one kind are agreed on once."""
+"""Kind of a call. Ranks agree once per kind."""
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a call is given.
+    """Inputs of a call.
 
     Attributes:
-        q, k, v: of this rank.
-        tensors: of the pattern.
-        sink, kv_lengths: of the call.
+        q, k, v: this rank's tensors.
+        tensors: tensors of the pattern.
+        sink, kv_lengths: arguments of the call.
         options: ``scale`` and ``softcap``.
     """
 
@@ -52,7 +52,7 @@ class Inputs:
     options: dict[str, Any]
 
     def kind(self) -> Kind:
-        """Key under which ranks agree on a call."""
+        """The kind of the call, for which ranks agree once."""
         every = self.q, self.k, self.v, self.sink, self.kv_lengths
         shapes = tuple(None if t is None else (t.shape, t.dtype) for t in every)
         lists = tuple(None if t is None else (t.shape[:2], t.dtype) for t in self.tensors)
@@ -68,7 +68,7 @@ class Inputs:
             "kv_lengths": self.kv_lengths,
         }
         told = {name: None if t is None else f"{tuple(t.shape)} {t.dtype}" for name, t in named.items()}
-        for place, t in enumerate(self.tensors):  # lists of ranks may be of other widths
+        for place, t in enumerate(self.tensors):  # widths of lists may differ between ranks
             told[f"tensor {place} of the pattern"] = None if t is None else f"{tuple(t.shape[:2])} ... {t.dtype}"
         return {**told, **self.options}
 
@@ -76,21 +76,21 @@ class Inputs:
 def prepare(
     what: str, plan: Plan, inputs: Inputs, *, gradients: bool, validate: bool, deterministic: bool = True
 ) -> tuple[Kind, bool]:
-    """Agree with the other ranks on a call: the first one of a kind, and each one that is validated.
+    """Agree with the other ranks on a call: the first call of a kind, and each validated call.
 
     Args:
-        what: the function that is called.
-        plan: of the call.
-        inputs: its arguments.
-        gradients: whether they are wanted.
-        validate: whether to check the values of lists and lengths.
-        deterministic: of the call.
+        what: name of the called function.
+        plan: plan of the call.
+        inputs: arguments of the call.
+        gradients: whether gradients will be computed.
+        validate: check the values of lists and lengths.
+        deterministic: argument of the call.
 
     Returns:
         The kind of the call, and whether ranks have just agreed on it.
 
     Raises:
-        ArgumentError: for what a rank has otherwise than others, and for what no rank can compute.
+        ArgumentError: for arguments that differ between ranks, and for an unsupported call.
         CollectiveError: for a rank that is late, or has failed.
     """
     group = group_of(plan.group)
@@ -126,7 +126,7 @@ def finished(what: str, plan: Plan, inputs: Inputs) -> None:
     """Wait until a call is done.
 
     Raises:
-        CollectiveError: naming the other ranks, where it is not within the plan's time.
+        CollectiveError: naming the other ranks, if the plan's timeout expires.
     """
     rank = dist.get_rank(group_of(plan.group))
     others = tuple(other for other in range(plan.layout.ranks) if other != rank)

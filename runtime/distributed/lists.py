@@ -1,6 +1,6 @@
-"""Lists of key blocks across ranks: which blocks a rank's queries want, who sends them, and what they are called then.
+"""Lists of key blocks across ranks: the blocks that a rank needs, their senders, and their indices in its buffer.
 
-All of it is torch on the device of the lists, of shapes that a plan fixes: no wait, whatever lists hold.
+All functions are torch operations on the device of the lists. A plan fixes their shapes, so they never synchronize.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from runtime.kept import made_once
 from runtime.ops.block_sizes import Tensors
 
 _LISTS = {"topk": ((None, 0),), "block_lists": ((0, 1), (2, 3))}
-"""Of each kind of lists: where counts and lists are among its tensors."""
+"""Positions of counts and lists among the tensors, by kind of lists."""
 
 
 class Names(NamedTuple):
-    """What key blocks are called in the buffer of ``listed_steps``.
+    """Indices of key blocks in the buffer of ``listed_steps``.
 
     Attributes:
-        table: int32 (batch or 1, heads or 1, blocks + 1), by number in the whole sequence; -1 for what is not there,
-            and for the last one, which stands for what names no block.
-        missing: bool (), whether a block is wanted for which the caps leave no room.
+        table: int32 (batch or 1, heads or 1, blocks + 1), index in the buffer by index in the whole sequence; -1 for
+            blocks that are not in the buffer, and for the last entry, which stands for invalid indices.
+        missing: bool (), whether the caps leave no room for a needed block.
     """
 
     table: torch.Tensor
@@ -33,28 +33,28 @@ class Names(NamedTuple):
 
 
 def key_block(scored: ScoredPattern) -> int:
-    """Keys of a block of lists."""
+    """Keys per block of lists."""
     assert scored.block is not None
     return scored.block.kv
 
 
 def places_of(scored: ScoredPattern) -> tuple[tuple[int | None, int], ...]:
-    """Return where the counts and the lists of a pattern are among its tensors."""
+    """Positions of the counts and lists of a pattern among its tensors."""
     return _LISTS[scored.pattern.kind]
 
 
 def wanted_blocks(
     scored: ScoredPattern, tensors: Tensors, kv_heads: int, blocks: int, *, together: bool = False
 ) -> torch.Tensor:
-    """Listed key blocks: bool (batch or 1, kv_heads or 1, blocks), by number in the whole sequence.
+    """Listed key blocks: bool (batch or 1, kv_heads or 1, blocks), by index in the whole sequence.
 
     Args:
         scored: the pattern.
         tensors: its index tensors.
-        kv_heads: heads of k.
-        blocks: key blocks of the whole sequence.
-        together: whether all batches and heads get the same blocks. A mask that asks where a key is needs that: heads
-            share one table of positions.
+        kv_heads: number of heads of k.
+        blocks: number of key blocks of the whole sequence.
+        together: give all batches and heads the same blocks. A mask that depends on key positions needs this, because
+            heads share one table of positions.
     """
     found = None
     for counts_at, lists_at in places_of(scored):
@@ -71,7 +71,7 @@ def wanted_blocks(
 
 
 def _listed(lists: torch.Tensor, counts: torch.Tensor | None, blocks: int) -> torch.Tensor:
-    """Blocks that any query block lists: bool (batch or 1, list heads, blocks)."""
+    """Blocks listed by any query block: bool (batch or 1, list heads, blocks)."""
     named = (lists >= 0) & (lists < blocks)
     if counts is not None:
         named = named & (torch.arange(lists.shape[3], device=lists.device) < counts.unsqueeze(3))
@@ -82,22 +82,22 @@ def _listed(lists: torch.Tensor, counts: torch.Tensor | None, blocks: int) -> to
 
 @made_once(64)
 def blocks_of(layout: Layout, rank: int, length: int, block: int, device: torch.device) -> torch.Tensor:
-    """Return the numbers, in the whole sequence, of a rank's blocks: int64 (blocks of a rank,), not to be written to.
+    """Indices of a rank's blocks in the whole sequence: int64 (blocks per rank,), read-only.
 
-    A rank's blocks are whole ones of its chunks.
+    Chunks are a multiple of the block size.
     """
     spans = layout.spans(rank, length)
     return torch.cat([torch.arange(span.start // block, span.stop // block, device=device) for span in spans])
 
 
 def chosen(wanted: torch.Tensor, cap: int) -> torch.Tensor:
-    """Blocks that an owner sends: int64 (batch or 1, heads or 1, cap), the wanted ones first, ascending.
+    """Blocks that an owner sends: int64 (batch or 1, heads or 1, cap), the needed ones first, ascending.
 
-    They are filled up with others, which are not read. No number occurs twice.
+    The list is padded with other blocks, which are not read. All indices are distinct.
 
     Args:
-        wanted: bool (batch or 1, heads or 1, blocks), of the owner's blocks those that the other rank wants.
-        cap: how many are sent.
+        wanted: bool (batch or 1, heads or 1, blocks), the owner's blocks that the other rank needs.
+        cap: number of blocks sent.
     """
     return wanted.to(torch.uint8).argsort(dim=-1, descending=True, stable=True)[..., :cap]
 
@@ -105,15 +105,15 @@ def chosen(wanted: torch.Tensor, cap: int) -> torch.Tensor:
 def names_of(
     wanted: torch.Tensor, layout: Layout, rank: int, kv_len: int, *, block: int, caps: Sequence[Sequence[int]]
 ) -> Names:
-    """Numbers of key blocks on a rank: its own blocks first, then those that each other rank sends.
+    """Indices of key blocks in a rank's buffer: its own blocks first, then those that each other rank sends.
 
     Args:
-        wanted: of ``wanted_blocks``, the rank's own.
-        layout: keys of each rank.
-        rank: whose names.
+        wanted: the rank's ``wanted_blocks``.
+        layout: assignment of keys to ranks.
+        rank: the rank.
         kv_len: keys of the whole sequence.
-        block: keys of a block.
-        caps: of each rank, how many blocks at most it sends to each.
+        block: keys per block.
+        caps: upper bound of the blocks that each rank sends to each other rank.
     """
     table = wanted.new_full((*wanted.shape[:2], wanted.shape[2] + 1), -1, dtype=torch.int32)
     missing = wanted.new_zeros(())
@@ -134,7 +134,7 @@ def names_of(
 
 
 def relabeled(scored: ScoredPattern, tensors: Tensors, names: torch.Tensor) -> Tensors:
-    """Return index tensors whose lists have other names for blocks; heads of counts follow those of their lists."""
+    """Index tensors with block indices replaced by ``names``. Counts are expanded to the heads of their lists."""
     found = list(tensors)
     blocks = names.shape[2] - 1
     for counts_at, lists_at in places_of(scored):

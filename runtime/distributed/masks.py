@@ -1,4 +1,4 @@
-"""Masks of partial blocks where queries, or keys, lie elsewhere than in the whole sequence: by tables of positions."""
+"""Masks of partial blocks for reordered queries or keys, by tables of their positions in the whole sequence."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from runtime.ops.block_sizes import Tensors
 from runtime.patterns import split_tensors
 
 Q_AT, KV_AT = "q_at", "kv_at"
-"""Tables of positions: int32, of each query and of each key of a call."""
+"""Names of the position tables, int32, one entry per query and per key of a call."""
 
 
 class Masked(NamedTuple):
-    """A pattern whose mask is about positions in the whole sequence.
+    """A pattern whose mask refers to positions in the whole sequence.
 
     Attributes:
         scored: the pattern.
@@ -49,21 +49,21 @@ def asks_for_heads(scored: ScoredPattern) -> bool:
 def masked(
     scored: ScoredPattern, tensors: Tensors, lengths: tuple[int, int], q_at: torch.Tensor, kv_at: torch.Tensor
 ) -> Masked:
-    """Return a pattern over other places of the same queries and keys.
+    """The same pattern over reordered queries and keys.
 
     Args:
         scored: the pattern.
-        tensors: its index tensors, and those of its expression.
+        tensors: its index tensors and its expression's tensors.
         lengths: queries and keys of the whole sequence.
-        q_at: int32 (queries,), where each query of the call is in it.
-        kv_at: int32 (keys,), where each key is.
+        q_at: int32 (queries,), position of each query of the call in the whole sequence.
+        kv_at: int32 (keys,), position of each key.
     """
     indices, aux = split_tensors(scored, tensors)
     shapes = tuple((name, NAMES[tensor.dtype], tuple(tensor.shape)) for name, tensor in aux.items())
     by_tables, sources = _by_tables(scored, lengths, shapes)
     given = {**aux, Q_AT: q_at, KV_AT: kv_at}
     if len(indices) == 4 and indices[3] is None:
-        indices = indices[:2]  # as BlockLists leaves full lists out beside an expression
+        indices = indices[:2]  # BlockLists omits full lists beside an expression
     return Masked(by_tables, (*indices, *(given[source] for source in sources)))
 
 
@@ -71,7 +71,7 @@ def masked(
 def _by_tables(
     scored: ScoredPattern, lengths: tuple[int, int], shapes: tuple[tuple[str, str, tuple[int, ...]], ...]
 ) -> tuple[ScoredPattern, tuple[str, ...]]:
-    """The pattern with tables in place of positions in its mask, and the source of each of the mask's tensors."""
+    """The pattern with table lookups instead of positions in its mask, and the source of each of the mask's tensors."""
     node = scored.pattern.expression or scored.pattern.pair_expression
     assert node is not None
     given = {name: Aux(name, dtype, shape) for name, dtype, shape in shapes}

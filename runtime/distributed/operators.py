@@ -1,8 +1,8 @@
-"""torch's operators of attention over ranks: what ``torch.compile`` and autograd see.
+"""torch operators of distributed attention, for ``torch.compile`` and autograd.
 
-Between the passes ``context_parallel_attention`` keeps what it is given, its result and its log-sum-exp; keys and
-values of other ranks are sent again for the gradients. ``head_parallel_attention`` also keeps q, k, v and the results
-of its heads, over the whole sequence.
+For the backward pass, ``context_parallel_attention`` saves its inputs, its result and its log-sum-exp; keys and values
+of other ranks are sent again. ``head_parallel_attention`` also saves q, k, v and the results of its heads over the
+whole sequence.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _context(
 def _heads(
     *arguments: Any, validate: bool = False, gradients: bool = False, deterministic: bool = True, **options: Any
 ) -> tuple[torch.Tensor, ...]:
-    """Compute head_parallel_attention, and what its gradients want."""
+    """Compute head_parallel_attention, and the tensors that its backward pass needs."""
     plan, inputs = plan_of(arguments[-1]), _inputs(arguments, options)
     kind, agreed = prepare(HEADS, plan, inputs, gradients=gradients, validate=validate, deterministic=deterministic)
     with underway(group_of(plan.group), HEADS), known_if_done(group_of(plan.group), kind):
@@ -62,7 +62,7 @@ def _heads(
 
 
 def _backward_of(name: str, compute: Callable[..., Any]) -> Callable[..., Four]:
-    """The operator of the gradients of ``name``; that of sinks has no elements unless ``dsink`` is set."""
+    """The backward operator of ``name``. The gradient of sinks is empty unless ``dsink`` is set."""
 
     def run(*arguments: Any, dsink: bool = False, deterministic: bool = True, **options: Any) -> Four:
         dout, dlse, saved, *given = arguments
@@ -106,11 +106,11 @@ def _fake_backward_of(new: Callable[[torch.Tensor], torch.Tensor]) -> Callable[.
 
 
 def _refuse(*_: Any) -> NoReturn:
-    raise ArgumentError("q, k and v", "have no gradient of their gradient over ranks")
+    raise ArgumentError("q, k and v", "have no gradient of their gradient in distributed attention")
 
 
 def _setup(ctx: Any, inputs: Any, keyword_only_inputs: dict[str, Any], output: Any) -> None:
-    """Keep what the backward pass needs."""
+    """Save the inputs of the backward pass."""
     q, k, v, tensors, sink, kv_lengths, plan = inputs
     saved = output if len(output) == 2 else output[2:]
     ctx.count = len(saved)
@@ -121,16 +121,16 @@ def _setup(ctx: Any, inputs: Any, keyword_only_inputs: dict[str, Any], output: A
 
 
 def _gradients_of(name: str) -> Callable[..., tuple[Any, ...]]:
-    """Return the backward pass of an operator."""
+    """The backward pass of an operator."""
 
     def backward(ctx: Any, dout: Any, dlse: Any, *_: Any) -> tuple[Any, ...]:
         q, k, v, sink, kv_lengths, *others = ctx.saved_tensors
         saved, tensors = others[: ctx.count], others[ctx.count :]
         of_sink = sink is not None and bool(ctx.needs_input_grad[4])
-        dout = torch.zeros_like(q) if dout is None else dout  # other ranks take part all the same
+        dout = torch.zeros_like(q) if dout is None else dout  # the other ranks take part anyway
         inputs = q, k, v, tensors, sink, kv_lengths, ctx.plan
         compute = getattr(torch.ops.sparse_kernel_codegen, f"{name}_backward")
-        with entered(ctx.mode):  # a thread of autograd has none of its own
+        with entered(ctx.mode):  # autograd's threads do not inherit it
             dq, dk, dv, dsink = compute(dout, dlse, saved, *inputs, **ctx.options, dsink=of_sink)
         return dq, dk, dv, [None] * len(tensors), dsink if of_sink else None, None, None
 

@@ -1,7 +1,7 @@
-"""Rows that other ranks need, in memory that they address: for windows, and lists whose blocks are packed.
+"""Rows that other ranks need, in memory that they can address: for windows, and for lists with packed blocks.
 
-A rank's outbox has what each other one needs of it, by receiver, packed; receivers copy that into buffers of their own.
-Gradients come back the same way: into an inbox of the same layout, written by those who had the rows.
+A rank's outbox holds, packed by receiver, the rows that each other rank needs. Receivers copy them into their own
+buffers. Gradients return the same way: the receivers write them into an inbox of the same layout.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from runtime.distributed.steps import Piece, Steps
 from runtime.distributed.symmetric import Symmetric, SymmetricExchange, memory_of
 
 ROWS, GRADIENTS_OF_ROWS = "rows", "gradients of rows"
-"""What the memory is for: both (2, batch, kv_heads, rows, head_dim)."""
+"""Purposes of the memory, both (2, batch, kv_heads, rows, head_dim)."""
 
 
 def places(steps: Sequence[Steps], sender: int) -> list[tuple[int, Piece, int]]:
@@ -34,21 +34,21 @@ def places(steps: Sequence[Steps], sender: int) -> list[tuple[int, Piece, int]]:
 
 
 def outbox_of(group: dist.ProcessGroup, steps: Sequence[Steps], k: torch.Tensor, what: str = ROWS) -> Symmetric:
-    """Return the memory for rows of keys and values, or for gradients of them; it is as large on each rank.
+    """The memory for rows of keys and values, or for their gradients; it has the same size on all ranks.
 
     Raises:
-        ArgumentError: where there is none.
+        ArgumentError: if symmetric memory is not available.
     """
     each = [sum(piece.size for _, piece, _ in places(steps, sender)) for sender in range(len(steps))]
     return memory_of(group, what, (2, *k.shape[:2], max(each), k.shape[3]), k)
 
 
 class OutboxExchange(SymmetricExchange):
-    """Reads rows from the outboxes of others, and writes gradients of them into their inboxes.
+    """Exchange that reads rows from the outboxes of other ranks, and writes their gradients into the inboxes.
 
     Args:
         outbox: memory for rows.
-        layout: who has what.
+        layout: assignment of keys to ranks.
         exchange: the arguments of ``Exchange``, by name.
     """
 
@@ -57,23 +57,23 @@ class OutboxExchange(SymmetricExchange):
         self.outboxes = [places(self.steps, sender) for sender in range(len(self.steps))]
 
     def room(self, run: slice) -> list[Pair]:
-        """Return buffers of heads, not filled yet."""
+        """Uninitialized buffers of heads."""
         return self._buffers(run)
 
     def fill(self) -> None:
-        """Write the rows that others need."""
+        """Write the rows that other ranks need."""
         every = slice(0, self.k.shape[1])
         for receiver, piece, first in self.outboxes[self.rank]:
             for source, target in zip(self._taken(receiver, every), self.whole.here, strict=True):
                 copy_wide(target.narrow(2, first, piece.size), source.narrow(2, piece.source, piece.size))
 
     def _taken(self, receiver: int, run: slice) -> tuple[torch.Tensor, ...]:
-        """Return keys and values, or those blocks of them that a rank is sent."""
+        """Keys and values, or the blocks of them that are sent to a rank."""
         own = self.k[:, run], self.v[:, run]
         return own if self.sent is None else self._listed(receiver, run, own)
 
     def read(self, run: slice, buffers: Sequence[Pair]) -> None:
-        """Copy what this rank needs of others, and of itself, into buffers."""
+        """Copy the needed rows, of other ranks and of this one, into buffers."""
         for source, pair in self._own(buffers):
             for tensor, target in zip((self.k, self.v), pair, strict=True):
                 copy_wide(target, tensor[:, run].narrow(2, source, target.shape[2]))
@@ -82,7 +82,7 @@ class OutboxExchange(SymmetricExchange):
                 copy_heads(target.narrow(2, piece.target, piece.size), source[:, run].narrow(2, first, piece.size))
 
     def _mine(self, buffers: Sequence[Pair]) -> Iterator[tuple[Piece, int, Pair]]:
-        """Yield this rank's pieces in the boxes of others, the first row there, and the buffer that they are of."""
+        """This rank's pieces in the boxes of others, the first row there, and the buffer of each."""
         first = {
             sender: iter([first for receiver, _, first in box if receiver == self.rank])
             for sender, box in enumerate(self.outboxes)
@@ -93,18 +93,18 @@ class OutboxExchange(SymmetricExchange):
                     yield piece, next(first[piece.rank]), pair
 
     def inbox(self) -> Symmetric:
-        """Return the memory where other ranks write gradients of this one's rows."""
+        """The memory into which other ranks write gradients of this rank's rows."""
         return outbox_of(self.group, self.steps, self.k, GRADIENTS_OF_ROWS)
 
     def push(self, inbox: Symmetric, run: slice, grads: Sequence[Pair]) -> None:
-        """Write gradients of other ranks' rows on those ranks."""
+        """Write gradients of other ranks' rows into those ranks' memory."""
         for piece, first, pair in self._mine(grads):
             for target, source in zip(inbox.at(piece.rank), pair, strict=True):
                 there = target[:, run].narrow(2, first, piece.size)
                 copy_heads(there, source.narrow(2, piece.target, piece.size))
 
     def collect(self, inbox: Symmetric, run: slice, own: list[tuple[int, Pair]], sums: Pair) -> None:
-        """Add up what others have written here, and what this rank has itself."""
+        """Sum the gradients that other ranks have written, and this rank's own."""
         back: dict[int, list[tuple[int, Pair]]] = {self.rank: own}
         k, v = inbox.here[:, :, run]
         for receiver, piece, first in self.outboxes[self.rank]:

@@ -1,4 +1,4 @@
-"""A plan: everything about a call over ranks that no tensor says. It is text, as an operator of torch takes it."""
+"""A plan: the non-tensor options of a distributed call, serialized to text as an argument of a torch operator."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from runtime.distributed.lists import key_block
 from runtime.distributed.masks import asks_for_heads
 from runtime.distributed.steps import Steps, listed_steps, steps_of
 
-_TILE = 128  # query rows of most kernels' tiles
-_TILES = 264  # of a call: two for each SM of an H100, so that a call of some heads fills the chip
-_GROWTH = 1.4  # of runs of lists, whose work is little more than what arrives for it
-_PAIRS_A_KEY = 3000  # pairs that an H100 computes while a key and its value arrive: at 600 TFLOPS, 200 GB/s
-_SHARE = {"dense": 1.0, "causal": 0.5, "prefix_lm": 0.5}  # of all pairs, at least
-_LEAST_SLOWER = 4  # times longer that a run takes than it needs to arrive: waiting for the first of two is 3% then
+_TILE = 128  # rows of the query tile of most kernels
+_TILES = 264  # tiles per call: two per SM of an H100, so that a call of some heads fills the GPU
+_GROWTH = 1.4  # growth of runs with lists, whose computation is little longer than their transfer
+_PAIRS_A_KEY = 3000  # pairs that an H100 computes per transfer of a key and its value, at 600 TFLOPS and 200 GB/s
+_SHARE = {"dense": 1.0, "causal": 0.5, "prefix_lm": 0.5}  # lower bound of the share of visible pairs
+_LEAST_SLOWER = 4  # minimum ratio of a run's computation to its transfer: waiting for the first of two is then 3%
 _MOST_RUNS_BY_HEADS = 2
-_MOST_PIECES = 2  # of a rank, as zigzag has: each is a message for each head
+_MOST_PIECES = 2  # pieces per rank, as in zigzag: each piece is one message per head
 Caps = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a call over ranks does.
+    """Plan of a distributed call.
 
     Attributes:
         group: name of the group.
-        layout: who has what.
+        layout: assignment of rows to ranks.
         scored: the pattern.
-        caps: of each rank, how many key blocks at most it sends to each; None: everything is sent.
-        heads: heads of k that are sent together; 0: few, then more.
-        symmetric: whether whole sequences are read from the memory of peers.
+        caps: upper bound of the key blocks that each rank sends to each other rank; None: everything is sent.
+        heads: heads of k that are sent together; 0: few, then increasingly more.
+        symmetric: read keys and values from the memory of peers.
         timeout: seconds that ranks wait for each other.
     """
 
@@ -62,16 +62,16 @@ class Plan:
         }
 
     def steps(self, rank: int, q_len: int, kv_len: int) -> Steps:
-        """Steps of a rank, where each rank has ``q_len`` queries and ``kv_len`` keys."""
+        """Steps of a rank, with ``q_len`` queries and ``kv_len`` keys per rank."""
         ranks = self.layout.ranks
         if (caps := self.caps_of(kv_len)) is None:
             return steps_of(self.scored, self.layout, rank, ranks * q_len, ranks * kv_len)
         return listed_steps(self.scored, rank, (q_len, kv_len), key_block(self.scored), caps)
 
     def caps_of(self, kv_len: int) -> Caps | None:
-        """Number of key blocks that are sent, where each rank has ``kv_len`` keys; None: all, in their order.
+        """Key blocks that ranks send, with ``kv_len`` keys per rank; None: all, in their order.
 
-        Where a rank has many chunks, these are too many messages: blocks are packed, be they all that there are.
+        With many chunks per rank, separate messages would be too many, so blocks are packed even if all are sent.
         """
         if self.caps is not None or self.scored.block is None or not packs_blocks(self.layout):
             return self.caps
@@ -83,11 +83,12 @@ class Plan:
     ) -> tuple[slice, ...]:
         """Heads of k that are sent together, the same on all ranks.
 
-        Nothing is computed until the first run has arrived, so it is as short as fills the chip; each one after it
-        has half as many heads more, and arrives while the one before it is computed. Where that takes long, there are
-        two runs alone, as the last tiles of each call leave SMs without work. ``gives_back``: gradients of the last
-        run go back while nothing is computed any more: of lists it is short too. ``by_heads``: ranks have heads of
-        their own; a run moves four tensors, which takes the host longer than attention of few heads: two at most.
+        Nothing is computed until the first run has arrived, so it is just long enough to fill the GPU. Each further run
+        has 50% more heads, and arrives while the previous run is computed. If the computation of a run takes much
+        longer than its transfer, there are only two runs, because the last tiles of each call leave SMs idle.
+        ``gives_back``: the last run's gradients return when nothing is left to compute, so with lists the last run is
+        short too. ``by_heads``: each rank computes its own heads. A run moves four tensors, which takes the host longer
+        than attention over few heads, so there are at most two runs.
         """
         batch, heads, q_len, _ = q_shape
         size = float(self.heads or max(1, _TILES * _TILE * kv_heads // max(1, batch * heads * q_len)))
@@ -96,7 +97,7 @@ class Plan:
         if not self.heads and slower >= _LEAST_SLOWER:
             size, growth = max(size, kv_heads / (1 + slower)), kv_heads
         if asks_for_heads(self.scored) or kind == "sliding_window":
-            size = kv_heads  # a mask counts heads from the first; a window needs few keys of others
+            size = kv_heads  # a mask indexes heads from the first; a window needs few keys of other ranks
         if gives_back and not self.heads and growth == _GROWTH and size < kv_heads:
             sizes = _short_at_both_ends(kv_heads, max(1, round(size)))
         else:
@@ -108,7 +109,7 @@ class Plan:
 
 
 def _growing(total: int, size: float, growth: float) -> list[int]:
-    """Divide a number into parts of about this size, which grows; the last one is what is left."""
+    """Split a number into parts of growing size; the last part is the remainder."""
     found: list[int] = []
     while (left := total - sum(found)) > 0:
         found.append(min(left, max(1, round(size))))
@@ -117,7 +118,7 @@ def _growing(total: int, size: float, growth: float) -> list[int]:
 
 
 def _short_at_both_ends(total: int, least: int) -> list[int]:
-    """Divide a number into parts of which the last is the least, those before it double, and the first is short too."""
+    """Split a number into parts: the last is ``least``, each earlier one twice as large, and the first is short too."""
     ends: list[int] = []
     left, size = total, least
     while left - size >= 2 * size:
@@ -129,19 +130,19 @@ def _short_at_both_ends(total: int, least: int) -> list[int]:
 
 @lru_cache(maxsize=256)
 def packs_blocks(layout: Layout) -> bool:
-    """Whether key blocks of lists are packed, as a rank's part of the sequence is in many pieces."""
+    """Whether key blocks of lists are packed, because a rank's part of the sequence has many pieces."""
     return max(len(layout.spans(rank, layout.count)) for rank in range(layout.ranks)) > _MOST_PIECES
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator, unused-ignore]
 def plan_text(*values: Any) -> str:
-    """Return the text of a plan of these values, with a layout's chunks; a graph that is made has it in it."""
+    """The text of a plan with these values and a layout's chunks; a traced graph holds it as a constant."""
     return json.dumps(values)
 
 
 @lru_cache(maxsize=256)
 def plan_of(text: str) -> Plan:
-    """Return the plan that a text is."""
+    """The plan of a text."""
     group, chunks, pattern, caps, heads, symmetric, timeout = json.loads(text)
     layout = Layout(tuple(map(tuple, chunks)))
     every = None if caps is None else tuple(map(tuple, caps))

@@ -1,4 +1,4 @@
-"""One call of attention over ranks, on one of them: its steps, its index tensors, and what it exchanges."""
+"""One rank's part of a distributed call: its steps, index tensors and exchange."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from runtime.patterns import split_tensors
 
 
 class Call(NamedTuple):
-    """One call of a kernel: its step, and the queries, keys and values of that."""
+    """One call of a kernel: its step and its queries, keys and values."""
 
     step: Step
     queries: torch.Tensor
@@ -34,13 +34,13 @@ class Call(NamedTuple):
 
 
 class Run:
-    """One call on one rank: its steps, its index tensors, and what it exchanges.
+    """One rank's part of a distributed call.
 
     Args:
-        plan: of the call.
-        inputs: its arguments.
-        validate: whether the caps of a plan are checked on the host.
-        gives_back: whether gradients go back to those whose keys they are of.
+        plan: plan of the call.
+        inputs: arguments of the call.
+        validate: check the caps of a plan on the host.
+        gives_back: whether gradients are sent back to the owners of the keys.
     """
 
     def __init__(self, plan: Plan, inputs: Inputs, *, validate: bool = False, gives_back: bool = False) -> None:
@@ -70,7 +70,7 @@ class Run:
             self.exchange = OutboxExchange(outbox_of(self.group, every, k), plan.layout, **given)
 
     def _localized(self, validate: bool) -> tuple[ScoredPattern, Tensors, Sent | None]:
-        """Pattern of lists over the keys of a step, its tensors, and the blocks that are sent."""
+        """The pattern of lists over the keys of a step, its tensors, and the blocks that are sent."""
         plan, inputs, scored = self.plan, self.inputs, self.plan.scored
         tensors, sent = inputs.tensors, None
         kv_len, q_len = (t.shape[2] * plan.layout.ranks for t in (inputs.k, inputs.q))
@@ -85,7 +85,7 @@ class Run:
         return scored, tensors, sent
 
     def _listed(self, caps: Sequence[Sequence[int]], kv_len: int, validate: bool) -> tuple[Sent, Tensors, torch.Tensor]:
-        """Tell each rank what is wanted of it; return what this one sends, lists of what it gets, and where that is."""
+        """Exchange needed blocks. Returns the blocks to send, the lists over received blocks, and their names."""
         plan, inputs, rank = self.plan, self.inputs, self.rank
         layout, block, device = plan.layout, key_block(plan.scored), inputs.k.device
         lists, aux = split_tensors(plan.scored, inputs.tensors)
@@ -99,7 +99,7 @@ class Run:
             if other != rank and caps[rank][other]:
                 shape = (*wanted.shape[:2], inputs.k.shape[2] // block)
                 answers[other] = torch.empty(shape, dtype=torch.uint8, device=device)
-        what = f"wanted blocks of rank {rank}"
+        what = f"needed blocks of rank {rank}"
         sends, receives = ([Message(other, rows) for other, rows in each.items()] for each in (asked, answers))
         Transfer(self.group, what, sends, receives).wait()
         names = names_of(wanted, layout, rank, kv_len, block=block, caps=caps)
@@ -109,8 +109,8 @@ class Run:
         return Sent(block, blocks), tensors, _positions(names.table, block, self.mine, inputs.k.shape[2])
 
     def _check_room(self, missing: torch.Tensor, validate: bool) -> None:
-        """Refuse lists that want more than the plan has room for."""
-        reason = "has less room than the lists want: plan_sends(...) again, or leave it out"
+        """Refuse lists that need more blocks than the plan has room for."""
+        reason = "has too little room for the lists: call plan_sends(...) again, or leave it out"
         if not validate and missing.is_cuda:
             torch._assert_async(~missing, f"send: {reason}")
             return
@@ -118,13 +118,13 @@ class Run:
         fail_together(self.group, "room for listed blocks", error, self.plan.timeout)
 
     def heads_of_q(self, run: slice) -> slice:
-        """Return the query heads of some heads of k."""
+        """The query heads of some heads of k."""
         group = self.inputs.q.shape[1] // self.inputs.k.shape[1]
         return slice(run.start * group, run.stop * group)
 
     def lists(self, step: Step, run: slice) -> tuple[ScoredPattern, Tensors]:
-        """Return the pattern of a step, and its index tensors for some heads of k."""
-        if step.scored != self.plan.scored:  # what has tensors keeps its pattern
+        """The pattern of a step, and its index tensors for some heads of k."""
+        if step.scored != self.plan.scored:  # patterns with tensors keep their pattern
             return step.scored, ()
         kv_heads = self.inputs.k.shape[1]
         if not self.tensors or run == slice(0, kv_heads):
@@ -133,7 +133,7 @@ class Run:
         return self.scored, (*(of_heads(tensor, run, kv_heads) for tensor in indices), *aux.values())
 
     def lengths(self, step: Step) -> torch.Tensor | None:
-        """Number of a step's keys that exist, where a call has lengths or the pattern a prefix."""
+        """Number of valid keys of a step, if the call has lengths or the pattern has a prefix."""
         limits = [] if self.inputs.kv_lengths is None else [self.inputs.kv_lengths]
         if step.prefix:
             prefix = self.inputs.tensors[0]
@@ -148,7 +148,7 @@ class Run:
         return found.contiguous()
 
     def calls(self, kv: Sequence[Pair], run: slice, *, own: bool) -> Iterator[Call]:
-        """Yield the calls over the rank's own keys, or those over buffers."""
+        """Calls over the rank's own keys, or over buffers."""
         q = self.inputs.q[:, self.heads_of_q(run)]
         for step in self.mine.steps:
             if (step.buffer == OWN) == own:
@@ -157,7 +157,7 @@ class Run:
                 yield Call(step, q[:, :, step.rows.start : step.rows.stop], keys)
 
     def everything(self) -> Iterator[tuple[bool, slice, list[Pair]]]:
-        """Yield what there are calls over: the rank's own keys, then the buffers of heads that arrive."""
+        """The operands of all calls: the rank's own keys, then the buffers of heads as they arrive."""
         inputs = self.inputs
         every = slice(0, inputs.k.shape[1])
         needed = self.exchange.is_needed
@@ -168,7 +168,7 @@ class Run:
 
 
 def _positions(table: torch.Tensor, block: int, steps: Steps, kv_len: int) -> torch.Tensor:
-    """Return where each key of a buffer is in the whole sequence: int32 (keys,), of tables that all heads share."""
+    """Positions of a buffer's keys in the whole sequence: int32 (keys,), from a table that all heads share."""
     rows = steps.rows(0) if steps.buffers else kv_len
     place = table[0, 0, :-1].long()
     first = torch.zeros(rows // block + 1, dtype=torch.int32, device=table.device)
@@ -178,7 +178,7 @@ def _positions(table: torch.Tensor, block: int, steps: Steps, kv_len: int) -> to
 
 
 def of_heads(tensor: torch.Tensor | None, run: slice, kv_heads: int) -> torch.Tensor | None:
-    """Return the index tensors of some heads of k."""
+    """The part of an index tensor for some heads of k."""
     if tensor is None or tensor.dim() < LIST_RANK or tensor.shape[1] == 1:
         return tensor
     each = tensor.shape[1] // kv_heads

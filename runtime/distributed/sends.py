@@ -1,4 +1,4 @@
-"""Which key blocks ranks send each other: fixed when a plan is made, for lists that name few blocks of other ranks."""
+"""Plans of the key blocks that ranks send each other, for lists with few blocks of other ranks."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ from runtime.ops.attention_checks import check_operands
 from runtime.patterns import BlockLists, Pattern, TopK, scored_of, split_tensors
 
 MOST = 0.75
-"""Share of other ranks' blocks from which on everything is sent, without packing."""
+"""Share of other ranks' blocks above which everything is sent, without packing."""
 
 
 class Traffic(NamedTuple):
     """Bytes of keys and values that a rank receives in a forward pass.
 
     Attributes:
-        needed: of the blocks that its lists want, each once.
-        moved: of the blocks that are sent.
-        everything: of all keys and values of other ranks.
+        needed: bytes of the blocks that its lists need, each counted once.
+        moved: bytes of the blocks that are sent.
+        everything: bytes of all keys and values of other ranks.
     """
 
     needed: int
@@ -49,18 +49,18 @@ class Traffic(NamedTuple):
 
 @dataclass(frozen=True)
 class SendPlan:
-    """How many key blocks each rank sends to each other one.
+    """Number of key blocks that each rank sends to each other rank.
 
-    Lists may change from call to call, as long as they want no more than there is room for: ``validate=True`` says so
-    where they do, and a GPU stops with an assertion. Without a plan everything is sent.
+    Lists may change from call to call, as long as they fit the plan. If they do not, ``validate=True`` raises an error;
+    without it, the GPU stops with an assertion. Without a plan, everything is sent.
 
     Attributes:
-        caps: by sender and receiver: most blocks of a batch and head; None: everything is sent, as lists want most of
-            it.
-        wanted: by sender and receiver: blocks that the lists of the plan want, of all batches and heads.
-        block: keys of a block.
-        pairs: batches times heads of k.
-        blocks: key blocks of a rank.
+        caps: upper bound of the blocks per batch and head, by sender and receiver; None: everything is sent, because
+            the lists need most of it.
+        wanted: blocks that the planned lists need, over all batches and heads, by sender and receiver.
+        block: keys per block.
+        pairs: number of batches times heads of k.
+        blocks: key blocks per rank.
     """
 
     caps: tuple[tuple[int, ...], ...] | None
@@ -70,7 +70,7 @@ class SendPlan:
     blocks: int
 
     def traffic(self, rank: int, head_dim: int, element_bytes: int = 2) -> Traffic:
-        """Return the bytes that a rank receives with these lists; ArgumentError for a rank that there is not."""
+        """Return the bytes that a rank receives with these lists. ArgumentError for a rank out of range."""
         check_rank(rank, len(self.wanted))
         for name, value in (("head_dim", head_dim), ("element_bytes", element_bytes)):
             check_count(name, value)
@@ -95,27 +95,27 @@ def plan_sends(
     most: float = MOST,
     timeout: float = TIMEOUT,
 ) -> SendPlan:
-    """Count which key blocks of other ranks the lists of each rank name, and fix how many are sent.
+    """Count the key blocks of other ranks in the lists of each rank, and fix how many are sent.
 
-    All ranks call it. It synchronizes. There is room for what any batch and head wants at most of another rank, times
-    ``slack``; what is beyond the lists is sent too, and nobody looks at it.
+    All ranks call it. It synchronizes. The plan has room for the largest number of blocks that any batch and head needs
+    of another rank, times ``slack``. Unused room is sent too, and ignored.
 
     Args:
         q: (batch, heads, q_len, head_dim), this rank's queries.
-        k: (batch, kv_heads, kv_len, head_dim), its keys.
-        pattern: lists of this rank's queries: ``TopK``, ``BlockLists``, ``Strided`` or a ``BlockMask``, with key blocks
-            numbered in the whole sequence.
+        k: (batch, kv_heads, kv_len, head_dim), this rank's keys.
+        pattern: lists of this rank's queries: ``TopK``, ``BlockLists``, ``Strided`` or a ``BlockMask``, with key block
+            indices of the whole sequence.
         mesh_or_group: a ``ProcessGroup``, or a ``DeviceMesh`` of one dimension.
-        layout: who has what, as in the calls.
-        slack: room for lists of later calls: 1.25 is a quarter more than these lists want.
-        most: share of others' blocks from which on everything is sent.
+        layout: assignment of rows to ranks, as in the calls.
+        slack: room for lists of later calls: 1.25 reserves a quarter more than these lists need.
+        most: share of other ranks' blocks above which everything is sent.
         timeout: seconds that ranks wait for each other.
 
     Returns:
-        The plan, the same on all ranks: ``context_parallel_attention(..., send=plan)``.
+        The plan, the same on all ranks, for ``context_parallel_attention(..., send=plan)``.
 
     Raises:
-        ArgumentError: naming the argument, also where ranks differ.
+        ArgumentError: naming the argument, also if ranks differ.
         CollectiveError: for a rank that is late or has failed.
     """
     group = group_from(mesh_or_group)
@@ -152,7 +152,7 @@ def plan_sends(
             counts = wanted[..., blocks_of(layout, source, kv_len, block, k.device)].sum(-1)
             each.append(torch.stack([counts.max(), counts.sum() * (pairs // counts.numel())]))
         told = [torch.empty(ranks, 2, dtype=torch.int64, device=k.device) for _ in range(ranks)]
-        with as_collective(group, "blocks that each rank wants"):
+        with as_collective(group, "blocks that each rank needs"):
             dist.all_gather(told, torch.stack(each), group=group)
             by_receiver = [table.tolist() for table in told]
     blocks = k.shape[2] // block
@@ -167,7 +167,7 @@ def plan_sends(
 
 
 def _check_numbers(slack: Any, most: Any) -> None:
-    """Check how much room a plan has.
+    """Check ``slack`` and ``most``.
 
     Raises:
         ArgumentError: naming the argument.
@@ -176,14 +176,14 @@ def _check_numbers(slack: Any, most: Any) -> None:
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             raise ArgumentError(name, f"is {shown(value)}, expected a number")
     if slack < 1:
-        raise ArgumentError("slack", f"is {shown(slack)}, expected a number from 1 on")
+        raise ArgumentError("slack", f"is {shown(slack)}, expected a number from 1")
 
 
 def _check_kind(pattern: Any, layout: Any) -> None:
-    """Check that a pattern and a layout are such.
+    """Check the types of a pattern and a layout.
 
     Raises:
-        ArgumentError: naming the one that is not.
+        ArgumentError: naming the wrong one.
     """
     if not isinstance(pattern, Pattern):
         raise ArgumentError(
@@ -194,20 +194,20 @@ def _check_kind(pattern: Any, layout: Any) -> None:
 
 
 def keys_received(pattern: Pattern, layout: Layout, rank: int, q_len: int, kv_len: int) -> int:
-    """Keys of other ranks that are sent to a rank for each batch and head, without a ``SendPlan``.
+    """Return the number of keys that a rank receives per batch and head, without a ``SendPlan``.
 
     Args:
-        pattern: of ``sparse_kernel_codegen.patterns``; of lists it is all.
-        layout: keys of each rank.
-        rank: whose keys.
+        pattern: a pattern of ``sparse_kernel_codegen.patterns``. With lists, all keys are sent.
+        layout: assignment of keys to ranks.
+        rank: the receiving rank.
         q_len: queries of the whole sequence.
         kv_len: keys of the whole sequence.
 
     Returns:
-        Keys; each is sent with its value.
+        The number of keys; each is sent with its value.
 
     Raises:
-        ArgumentError: for chunks that do not divide the lengths.
+        ArgumentError: if a length is not a multiple of the number of chunks.
     """
     _check_kind(pattern, layout)
     check_rank(rank, layout.ranks)
@@ -218,18 +218,18 @@ def keys_received(pattern: Pattern, layout: Layout, rank: int, q_len: int, kv_le
 
 
 def local_lists(pattern: Pattern, layout: Layout, rank: int) -> Pattern:
-    """Return the lists of a rank's queries, of lists of the whole sequence; other patterns are the same on all ranks.
+    """Return the lists of a rank's queries from lists of the whole sequence. Other patterns are returned unchanged.
 
     Args:
-        pattern: ``TopK`` or ``BlockLists`` of the queries of all ranks, or any other pattern.
-        layout: keys of each rank.
-        rank: whose lists.
+        pattern: ``TopK`` or ``BlockLists`` for the queries of all ranks, or any other pattern.
+        layout: assignment of keys to ranks.
+        rank: the rank.
 
     Returns:
-        The pattern; key blocks keep their numbers, and tensors of an expression remain those of the whole sequence.
+        The pattern. Key blocks keep their indices, and tensors of an expression stay those of the whole sequence.
 
     Raises:
-        ArgumentError: for chunks that are no whole blocks.
+        ArgumentError: if the chunks are not a multiple of the block size.
     """
     _check_kind(pattern, layout)
     check_rank(rank, layout.ranks)

@@ -1,4 +1,4 @@
-"""All-to-all by heads: from a part of the sequence with all heads to some heads with all of the sequence, and back."""
+"""All-to-all between a part of the sequence with all heads and some heads with the whole sequence, and back."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from runtime.distributed.transfer import Lane, Message, Transfer
 
 
 class Parted(NamedTuple):
-    """A tensor in both ways.
+    """A tensor in both distributions.
 
     Attributes:
         local: (batch, heads, rows of a rank, ...), all heads.
         whole: (batch, heads / ranks, rows, ...), this rank's heads.
-        group: its heads for one of k.
+        group: heads of the tensor per head of k.
     """
 
     local: torch.Tensor
@@ -30,13 +30,13 @@ class Parted(NamedTuple):
 
 
 class Shuffle:
-    """Moves heads of one call.
+    """All-to-all of the heads of one call.
 
     Args:
         group: the ranks.
-        layout: who has which part of the sequence.
+        layout: assignment of the sequence to ranks.
         kv_heads: heads of k that a rank computes.
-        device: of the tensors.
+        device: device of the tensors.
     """
 
     def __init__(self, group: dist.ProcessGroup, layout: Layout, kv_heads: int, device: torch.device) -> None:
@@ -45,18 +45,18 @@ class Shuffle:
         self.moves, self.returns = Lane(device, MOVES), Lane(device, RETURNS)
 
     def room(self, shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
-        """Return a new tensor for results of this rank's heads; ``give_back`` has those tensors in the same order."""
+        """A new tensor for results of this rank's heads. ``give_back`` takes these tensors in the same order."""
         return like.new_empty(shape)
 
     def gather(self, run: slice, tensors: Sequence[Parted]) -> tuple[Transfer, torch.cuda.Event | None]:
-        """Begin to fill some heads of ``whole``, behind what the current stream has to do until here.
+        """Start to fill some heads of ``whole``, after the work enqueued on the current stream so far.
 
         Args:
-            run: heads of k; the first ones first.
-            tensors: those that are filled, the same ones in each run; rows of ``local`` are contiguous.
+            run: heads of k, in ascending order over calls.
+            tensors: tensors to fill, the same in each run; rows of ``local`` are contiguous.
 
         Returns:
-            What comes from others, and an event behind what this rank has itself.
+            The transfer from other ranks, and an event after the copies of this rank's own data.
         """
         self.moves.follow()
         with self.moves.on():
@@ -70,7 +70,7 @@ class Shuffle:
             return Transfer(self.group, what, sends, receives), copied
 
     def give_back(self, run: slice, tensors: Sequence[Parted]) -> None:
-        """Send some heads of ``whole`` to those whose part of the sequence they are; ``local`` is written."""
+        """Send some heads of ``whole`` to the ranks that own the rows, and write ``local``."""
         self.returns.follow()
         with self.returns.on():
             others = self._others()
@@ -84,17 +84,17 @@ class Shuffle:
             self.returns.keep(*(each.whole for each in tensors))
 
     def _others(self) -> list[int]:
-        """Return the other ranks, beginning behind this one: each rank begins with a peer of its own."""
+        """The other ranks, starting after this one, so that each rank starts with a different peer."""
         ranks = self.layout.ranks
         return [(self.rank + step) % ranks for step in range(1, ranks)]
 
     def finish(self) -> None:
-        """Make the current stream wait for all that is on its way."""
+        """Make the current stream wait for all transfers."""
         self.moves.join()
         self.returns.join()
 
     def _both(self, rank: int, run: slice, tensors: Sequence[Parted]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yield where a rank's rows of this rank's heads are here, if this rank has both."""
+        """Views of a rank's rows of this rank's heads in ``local`` and in ``whole``."""
         for each in tensors:
             heads = self._heads(self.rank, run, each.group)
             own = slice(run.start * each.group, run.stop * each.group)
@@ -102,26 +102,26 @@ class Shuffle:
                 yield each.local[:, heads].narrow(2, first, size), each.whole[:, own].narrow(2, start, size)
 
     def _of_others(self, rank: int, run: slice, tensors: Sequence[Parted]) -> Iterator[torch.Tensor]:
-        """Yield this rank's rows of another one's heads."""
+        """This rank's rows of another rank's heads."""
         for each in tensors:
             heads = each.local[:, self._heads(rank, run, each.group)]
             for first, _, size in self._rows(self.rank, each.whole.shape[2]):
                 yield from rows_of(heads, first, size)
 
     def _of_mine(self, rank: int, run: slice, tensors: Sequence[Parted]) -> Iterator[torch.Tensor]:
-        """Yield another rank's rows of this rank's heads."""
+        """Another rank's rows of this rank's heads."""
         for each in tensors:
             heads = each.whole[:, run.start * each.group : run.stop * each.group]
             for _, start, size in self._rows(rank, each.whole.shape[2]):
                 yield from rows_of(heads, start, size)
 
     def _heads(self, rank: int, run: slice, group: int) -> slice:
-        """Return heads that a rank computes, among all."""
+        """The heads that a rank computes, among all heads."""
         first = rank * self.kv_heads
         return slice((first + run.start) * group, (first + run.stop) * group)
 
     def _rows(self, rank: int, length: int) -> Iterator[tuple[int, int, int]]:
-        """Yield a rank's rows: the first among its own, the first in the sequence, and how many."""
+        """A rank's rows: the first among its own, the first in the sequence, and their number."""
         first = 0
         for span in self.layout.spans(rank, length):
             yield first, span.start, span.size
@@ -129,7 +129,7 @@ class Shuffle:
 
 
 class SymmetricShuffle(Shuffle):
-    """Moves heads by copy engines, which read them where they lie: in symmetric memory."""
+    """All-to-all by copy engines, which read the heads directly from symmetric memory of the peers."""
 
     def __init__(self, group: dist.ProcessGroup, layout: Layout, kv_heads: int, device: torch.device) -> None:
         super().__init__(group, layout, kv_heads, device)
@@ -137,22 +137,22 @@ class SymmetricShuffle(Shuffle):
         self.rooms: list[Symmetric] = []
 
     def room(self, shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
-        """Return memory for results that peers read; later calls write to it."""
+        """Memory for results that peers read; later calls overwrite it."""
         self.rooms.append(memory_of(self.group, f"results {len(self.rooms)}", shape, like))
         return self.rooms[-1].here
 
     def gather(self, run: slice, tensors: Sequence[Parted]) -> tuple[Transfer, torch.cuda.Event | None]:
-        """Begin to fill some heads of ``whole``; with the first ones, show all of ``local`` to peers."""
+        """Start to fill some heads of ``whole``; with the first ones, publish all of ``local`` to peers."""
         self.moves.follow()
         with self.moves.on():
             if run.start == 0:
                 self.show(tensors)
                 self.staged[0].barrier(WRITTEN)
-            self.read(run, tensors)  # all have read everything once all have computed the last heads: PUSHED
+            self.read(run, tensors)  # PUSHED: once all ranks have computed the last heads, all have read everything
             return Transfer(self.group, "", (), ()), self.moves.mark()
 
     def show(self, tensors: Sequence[Parted]) -> None:
-        """Copy ``local`` to where peers read it."""
+        """Copy ``local`` to the memory that peers read."""
         self.staged = [
             memory_of(self.group, f"heads {number}", tuple(each.local.shape), each.local)
             for number, each in enumerate(tensors)
@@ -172,7 +172,7 @@ class SymmetricShuffle(Shuffle):
                     copy_heads(mine.narrow(2, start, size), theirs.narrow(2, first, size))
 
     def give_back(self, run: slice, tensors: Sequence[Parted]) -> None:
-        """Wait until all have computed some heads, and copy this rank's rows of them to ``local``."""
+        """Wait until all ranks have computed some heads, and copy this rank's rows of them to ``local``."""
         self.returns.follow()
         with self.returns.on():
             self.rooms[0].barrier(PUSHED)
@@ -193,6 +193,6 @@ class SymmetricShuffle(Shuffle):
 
 
 def with_whole_rows(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor whose rows of one batch and head are contiguous: itself, or a copy."""
+    """The tensor, or a copy if the rows of one batch and head are not contiguous."""
     is_whole = tensor[0, 0].is_contiguous()
     return tensor if is_whole else tensor.contiguous()

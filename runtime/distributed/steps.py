@@ -1,8 +1,8 @@
-"""What a rank computes of a pattern that positions define: which keys it needs, and its kernel calls over them.
+"""The keys that a rank needs, and its kernel calls over them.
 
-A *step* is one call of a kernel: some of the rank's queries over keys that lie together, either the rank's own or in a
-buffer that is gathered. Kernels align positions at the last query and the last key, so the keys of a step end where
-those of its last query do, or numbers of the pattern make up for it.
+A *step* is one call of a kernel: some of the rank's queries over contiguous keys, either the rank's own or those in a
+gathered buffer. Kernels align positions bottom right. So the keys of a step end with those of its last query, or the
+pattern's parameters compensate for the difference.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from codegen.scored_pattern import ScoredPattern
 from runtime.distributed.layout import Layout, Span, union
 
 OWN = -1
-"""The number of the buffer of a step over the rank's own keys, as they are."""
+"""Buffer index of a step over the rank's own keys."""
 DENSE = ScoredPattern(Dense(kind="dense"))
 CAUSAL = ScoredPattern(Causal(kind="causal", align="bottom_right"))
 PREFIX = ScoredPattern(PrefixLM(kind="prefix_lm"))
 
 
 class Piece(NamedTuple):
-    """Rows that a buffer has from a rank.
+    """Rows of a buffer that come from one rank.
 
     Attributes:
-        rank: whose they are.
-        source: the first one, in that rank's k and v.
-        target: the first one, in the buffer.
-        size: how many.
+        rank: owner of the rows.
+        source: first row in that rank's k and v.
+        target: first row in the buffer.
+        size: number of rows.
     """
 
     rank: int
@@ -47,13 +47,13 @@ class Step(NamedTuple):
     """One call of a kernel.
 
     Attributes:
-        rows: of the rank's queries.
+        rows: rows of the rank's queries.
         keys: rows of the buffer.
-        buffer: its number; OWN: the rank's k and v.
+        buffer: index of the buffer; OWN: the rank's k and v.
         scored: the pattern over these queries and keys.
-        spans: the keys in the whole sequence.
-        prefix: whether keys behind the length of the prefix are hidden.
-        merges: whether these queries have a result over other keys already.
+        spans: positions of the keys in the whole sequence.
+        prefix: whether keys after the prefix length are hidden.
+        merges: whether these queries already have a result over other keys.
     """
 
     rows: Span
@@ -66,18 +66,18 @@ class Step(NamedTuple):
 
 
 class Steps(NamedTuple):
-    """What a rank computes.
+    """The buffers and steps of a rank.
 
     Attributes:
-        buffers: what each buffer is made of.
-        steps: those over the rank's own keys first.
+        buffers: pieces of each buffer.
+        steps: steps, those over the rank's own keys first.
     """
 
     buffers: tuple[tuple[Piece, ...], ...]
     steps: tuple[Step, ...]
 
     def rows(self, buffer: int) -> int:
-        """Return the rows of a buffer."""
+        """Number of rows of a buffer."""
         return sum(piece.size for piece in self.buffers[buffer])
 
 
@@ -92,9 +92,9 @@ class _Part(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def steps_of(scored: ScoredPattern, layout: Layout, rank: int, q_len: int, kv_len: int) -> Steps:
-    """Steps of a rank, for a sequence of ``q_len`` queries and ``kv_len`` keys in all.
+    """Steps of a rank, for a whole sequence of ``q_len`` queries and ``kv_len`` keys.
 
-    For lists that is one step over all keys, in their order: their entries are on the device.
+    Lists have one step over all keys, in their order, because their entries are on the device.
     """
     own_keys = layout.spans(rank, kv_len)
     local = layout.spans(rank, q_len)
@@ -109,14 +109,14 @@ def steps_of(scored: ScoredPattern, layout: Layout, rank: int, q_len: int, kv_le
 def listed_steps(
     scored: ScoredPattern, rank: int, rows: tuple[int, int], block: int, caps: tuple[tuple[int, ...], ...]
 ) -> Steps:
-    """Steps of a rank over lists: first over its own keys, then over those that other ranks send, by rank.
+    """Steps of a rank with lists: first over its own keys, then over the keys of the other ranks, in rank order.
 
     Args:
         scored: the pattern.
-        rank: whose steps.
-        rows: queries and keys of a rank.
-        block: keys of a block.
-        caps: of each rank, how many blocks at most it sends to each.
+        rank: the rank.
+        rows: queries and keys per rank.
+        block: keys per block.
+        caps: upper bound of the blocks that each rank sends to each other rank.
     """
     q_len, kv_len = rows
     pieces, end = [Piece(rank, 0, 0, kv_len)], kv_len
@@ -133,7 +133,7 @@ def listed_steps(
 def _placed(
     parts: Sequence[_Part], local: Sequence[Span], own_keys: Sequence[Span], layout: Layout, kv_len: int
 ) -> Steps:
-    """Put the keys of parts into buffers: one for all, and one for each part whose keys do not lie together."""
+    """Assign the keys of parts to buffers: a shared one, and one for each part whose keys are not contiguous in it."""
     away = [part for part in parts if _own_place(part, own_keys) is None]
     shared = union(part.keys[0] for part in away if len(part.keys) == 1)
     buffers = [_pieces(shared, layout, kv_len)] if shared else []
@@ -160,12 +160,12 @@ def _placed(
 
 
 def _own_place(part: _Part, own_keys: Sequence[Span]) -> Span | None:
-    """Return where a part's keys lie in the rank's own; None if they do not."""
+    """Place of a part's keys among the rank's own keys; None if it is not there."""
     return _place(part.keys[0], own_keys) if len(part.keys) == 1 else None
 
 
 def _place(wanted: Span, spans: Sequence[Span]) -> Span | None:
-    """Return where rows lie in what spans make one after the other; None where no single span has them."""
+    """Place of rows in the concatenation of spans; None if no single span contains them."""
     before = 0
     for span in spans:
         if span.start <= wanted.start and wanted.stop <= span.stop:
@@ -176,7 +176,7 @@ def _place(wanted: Span, spans: Sequence[Span]) -> Span | None:
 
 
 def _pieces(spans: Sequence[Span], layout: Layout, length: int) -> tuple[Piece, ...]:
-    """Pieces of a buffer of these rows, in its order."""
+    """The pieces of a buffer of these rows, in its order."""
     found, target = [], 0
     for span in spans:
         for piece in sorted(_overlaps(span, layout, length), key=lambda piece: piece.target):
@@ -186,7 +186,7 @@ def _pieces(spans: Sequence[Span], layout: Layout, length: int) -> tuple[Piece, 
 
 
 def _overlaps(span: Span, layout: Layout, length: int) -> Iterator[Piece]:
-    """Yield what each rank has of a span; ``target`` is the place in the whole sequence."""
+    """Each rank's pieces of a span; ``target`` is the position in the whole sequence."""
     for rank in range(layout.ranks):
         before = 0
         for each in layout.spans(rank, length):
@@ -197,7 +197,7 @@ def _overlaps(span: Span, layout: Layout, length: int) -> Iterator[Piece]:
 
 
 def _parts(pattern: PatternBase, span: Span, own_keys: Sequence[Span], q_len: int, kv_len: int) -> Iterator[_Part]:
-    """Yield the parts of a run of the rank's queries."""
+    """The parts of a span of the rank's queries."""
     shift = kv_len - q_len
     if isinstance(pattern, Dense):
         yield _Part(span, (Span(0, kv_len),), DENSE)
@@ -212,7 +212,7 @@ def _parts(pattern: PatternBase, span: Span, own_keys: Sequence[Span], q_len: in
 
 
 def _causal(span: Span, shift: int, kv_len: int) -> Iterator[_Part]:
-    """Yield the queries whose diagonal is among the keys, then those behind it, which see all."""
+    """The queries whose diagonal lies within the keys, then the queries after it, which see all keys."""
     rows = Span(max(span.start, -shift), min(span.stop, kv_len - shift))
     if rows.size > 0:
         yield _Part(rows, (Span(0, rows.stop + shift),), CAUSAL)
@@ -222,7 +222,7 @@ def _causal(span: Span, shift: int, kv_len: int) -> Iterator[_Part]:
 
 
 def _prefix(span: Span, shift: int, kv_len: int) -> Iterator[_Part]:
-    """Yield the keys up to the last query's own, then those behind it, of which the prefix is seen."""
+    """The keys up to the last query's position, then the later keys, which are visible up to the prefix length."""
     own = max(0, span.stop + shift)
     if own:
         yield _Part(span, (Span(0, own),), PREFIX)
@@ -233,7 +233,7 @@ def _prefix(span: Span, shift: int, kv_len: int) -> Iterator[_Part]:
 def _inner_and_outer(
     pattern: SlidingWindow | SinkWindow, span: Span, own_keys: Sequence[Span], shift: int, kv_len: int
 ) -> tuple[Span, ...]:
-    """Return the queries that see keys of this rank alone, and those before and after them, as far as there are any."""
+    """The queries that see only this rank's keys, and the nonempty parts before and after them."""
     if isinstance(pattern, SinkWindow):
         return (span,)
     inner = span
@@ -250,7 +250,7 @@ def _inner_and_outer(
 
 
 def _window(pattern: SlidingWindow | SinkWindow, span: Span, shift: int, kv_len: int) -> Iterator[_Part]:
-    """Yield a window over the keys that its queries see; its numbers count from where these end."""
+    """A window over the keys that its queries see, with bounds relative to the last of these keys."""
     numbers = pattern.numbers()
     (left, right), sink = numbers["window"], numbers.get("sink_keys", 0)
     rows = Span(max(span.start, -right - shift), span.stop)

@@ -1,4 +1,4 @@
-"""Lists of the blocks that ``Strided`` shows: what they name is moved, and no other block."""
+"""Lists of the visible blocks of ``Strided``, so that ranks move only these blocks."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from runtime.patterns import BlockLists, Strided, TopK
 def strided_lists(
     pattern: Strided, layout: Layout, rank: int, lengths: tuple[int, int], device: torch.device
 ) -> TopK | BlockLists:
-    """Return the lists of a rank's queries.
+    """The lists of a rank's queries.
 
     Args:
         pattern: the pattern.
-        layout: who has what.
-        rank: whose queries.
+        layout: assignment of rows to ranks.
+        rank: the rank.
         lengths: queries and keys of the whole sequence.
-        device: of the lists.
+        device: device of the lists.
 
     Raises:
-        ArgumentError: for chunks that are no whole blocks.
+        ArgumentError: if the chunks are not a multiple of the block size.
     """
     numbers = pattern.stride, pattern.local, pattern.block, pattern.causal
     return _lists(numbers, layout, rank, lengths, device)
@@ -38,7 +38,7 @@ def _lists(
     chunks = [layout.chunk_size(length) for length in lengths]
     if any(size % block for size in chunks):
         raise ArgumentError(
-            "pattern", f"has blocks of {block}, which do not divide chunks of {chunks[0]} and {chunks[1]}"
+            "pattern", f"has blocks of {block}, expected divisors of the chunks {chunks[0]} and {chunks[1]}"
         )
     shift = (lengths[1] - lengths[0]) // block
     own = blocks_of(layout, rank, lengths[0], block, device)[:, None] + shift

@@ -1,7 +1,7 @@
-"""Keys and values in torch's symmetric memory, which all GPUs of a host address: peers read them by copy engines.
+"""Keys and values in torch's symmetric memory, which all GPUs of a host can address. Copy engines of peers read them.
 
-Copy engines take no SM, so a kernel that fills the GPU keeps its speed while data moves; NCCL's kernels take some SMs.
-The memory has room for all keys and values of the sequence. No kernel of this package moves data, and no multicast.
+Copy engines use no SM, so a kernel that fills the GPU keeps its speed during the transfer; NCCL's kernels use some SMs.
+The memory has room for all keys and values of the sequence. Neither kernels of this package nor multicast move data.
 """
 
 from __future__ import annotations
@@ -32,52 +32,52 @@ from runtime.distributed.steps import OWN, Steps
 from runtime.errors import ArgumentError
 from runtime.ops.attention_checks import check_operands
 
-_KEPT = 16  # tensors of a group
-SIGNAL_TIMEOUT = 600_000  # ms, as NCCL has by default: a rank may be compiling kernels
+_KEPT = 16  # tensors per group
+SIGNAL_TIMEOUT = 600_000  # ms, NCCL's default: a rank may be compiling kernels
 WRITTEN, READ, FREE, PUSHED = range(4)
 """Channels of barriers."""
 KEYS, GRADIENTS = "keys", "gradients"
-"""Names of memory. KEYS: (2, batch, kv_heads, kv_len, head_dim), where a rank writes its own part for all to read.
-GRADIENTS: (ranks, 2, batch, kv_heads, rows of a rank, head_dim), where rank r writes the r-th part on the others. Where
-others need less than the whole sequence: outbox.py."""
+"""Names of memory. KEYS: (2, batch, kv_heads, kv_len, head_dim); a rank writes its own part, which all ranks read.
+GRADIENTS: (ranks, 2, batch, kv_heads, rows per rank, head_dim); rank r writes the r-th part on the other ranks.
+outbox.py serves ranks that need less than the whole sequence."""
 
 
 class Symmetric:
-    """A tensor on each rank that peers address.
+    """A tensor on each rank that peers can address.
 
     Args:
-        here: on this rank.
-        handle: of torch's symmetric memory.
+        here: this rank's tensor.
+        handle: handle of torch's symmetric memory.
     """
 
     def __init__(self, here: torch.Tensor, handle: Any) -> None:
         self.here, self.handle = here, handle
-        # Older versions of torch have one allocation for each tensor, and no other name for it.
+        # Older versions of torch allocate each tensor separately, and have no name for the allocation.
         self._remote = getattr(handle, "get_remote_tensor", None) or handle.get_buffer
         self._at: dict[int, torch.Tensor] = {}
 
     def barrier(self, channel: int) -> None:
-        """Make the current stream wait for all ranks; a GPU that waits too long stops, and names the rank."""
+        """Make the current stream wait for all ranks. A GPU that times out stops and names the rank."""
         self.handle.barrier(channel=channel, timeout_ms=SIGNAL_TIMEOUT)
 
     def at(self, rank: int) -> torch.Tensor:
-        """Get the memory of a rank as a tensor, which is kept: torch takes some 50 us to make one."""
+        """The memory of a rank as a cached tensor: torch takes about 50 us to make one."""
         if rank not in self._at:
             self._at[rank] = self._remote(rank, tuple(self.here.shape), self.here.dtype)
         return self._at[rank]
 
 
 def memory_of(group: dist.ProcessGroup, what: str, shape: tuple[int, ...], like: torch.Tensor) -> Symmetric:
-    """Get a group's memory of a name, which all ranks make together at the first call.
+    """A group's memory of a name. All ranks allocate it together in the first call.
 
     Args:
         group: the ranks.
         what: KEYS, GRADIENTS or another name.
-        shape: of it.
-        like: a tensor of its type and device.
+        shape: shape of the tensor.
+        like: a tensor with the dtype and device.
 
     Raises:
-        ArgumentError: where there is no such memory: without GPUs, and between hosts.
+        ArgumentError: if symmetric memory is not available: without GPUs, or between hosts.
     """
     from torch.distributed import _symmetric_memory as memory  # noqa: PLC0415 - few calls need it
 
@@ -86,17 +86,17 @@ def memory_of(group: dist.ProcessGroup, what: str, shape: tuple[int, ...], like:
         kept_already: Symmetric = kept[key]
         return kept_already
     if len(kept) == _KEPT:
-        _settle(group, like.device)  # what the GPU still has to do may read what is given up
+        _settle(group, like.device)  # pending GPU work may read the memory that is released
         kept.pop(next(iter(kept)))
     about, error = f"symmetric memory for {what}", None
     try:
         here = memory.empty(*shape, dtype=like.dtype, device=like.device)
-        # torch clears the memory, and the signals of its barriers, behind all that the default stream still has to do:
-        # a faster rank's signal would be cleared with it, and both would wait for ever.
+        # torch clears the memory and its barrier signals after the pending work of the default stream. The signal of a
+        # faster rank would be cleared too, and both ranks would wait forever.
         _settle(group, like.device)
     except (RuntimeError, NotImplementedError) as refusal:
         error = _refused(refusal)
-    fail_together(group, about, error, TIMEOUT)  # nobody waits in the next line for a rank that has no memory
+    fail_together(group, about, error, TIMEOUT)  # no rank waits in the next line for a rank without memory
     try:
         made = Symmetric(here, memory.rendezvous(here, group.group_name))
     except (RuntimeError, NotImplementedError) as refusal:
@@ -107,16 +107,16 @@ def memory_of(group: dist.ProcessGroup, what: str, shape: tuple[int, ...], like:
 
 
 def _refused(error: Exception) -> ArgumentError:
-    """Error for symmetric memory that torch does not have, with torch's reason."""
+    """Error for unavailable symmetric memory, with torch's reason."""
     told = str(error).splitlines()[0] if str(error) else type(error).__name__
-    return ArgumentError("symmetric", f"is True, and torch has no symmetric memory here: {told}")
+    return ArgumentError("symmetric", f"is True, but torch has no symmetric memory here: {told}")
 
 
 def _settle(group: dist.ProcessGroup, device: torch.device) -> None:
-    """Wait for what the default stream and the current one have to do.
+    """Wait for the default stream and the current stream.
 
     Raises:
-        CollectiveError: where that waits for a rank that is late.
+        CollectiveError: if a late rank makes them time out.
     """
     if device.type != "cuda":
         return
@@ -127,23 +127,24 @@ def _settle(group: dist.ProcessGroup, device: torch.device) -> None:
 
 
 def keys_of(group: dist.ProcessGroup, k: torch.Tensor) -> Symmetric:
-    """Memory for the keys and values of the whole sequence; k is the rank's part.
+    """The memory for keys and values of the whole sequence; k is the rank's part.
 
     Raises:
-        ArgumentError: where there is none.
+        ArgumentError: if symmetric memory is not available.
     """
     batch, heads, rows, head_dim = k.shape
     return memory_of(group, KEYS, (2, batch, heads, rows * group.size(), head_dim), k)
 
 
 def shared_keys(k: torch.Tensor, mesh_or_group: Any, *, timeout: float = TIMEOUT) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return tensors like k, for keys and values, where ``symmetric=True`` needs no copy of them.
+    """Return tensors like k, for keys and values, that ``symmetric=True`` uses without a copy.
 
-    They are views of the memory that all calls with this shape share: write keys and values into them, call, and then
-    write the next ones. They are for inference: a call with gradients refuses them. All ranks call it.
+    The tensors are views of memory that all calls with this shape share: write keys and values into them, call
+    attention, then write the next ones. They are for inference; a call with gradients refuses them. All ranks call this
+    function.
 
     Args:
-        k: (batch, kv_heads, kv_len, head_dim) of this rank, of a contiguous layout; its values are not read.
+        k: this rank's keys in the contiguous layout, (batch, kv_heads, kv_len, head_dim); their values are not read.
         mesh_or_group: as in the calls.
         timeout: seconds that ranks wait for each other.
 
@@ -151,7 +152,7 @@ def shared_keys(k: torch.Tensor, mesh_or_group: Any, *, timeout: float = TIMEOUT
         (k, v), each (batch, kv_heads, kv_len, head_dim), not contiguous.
 
     Raises:
-        ArgumentError: where there is no symmetric memory.
+        ArgumentError: if symmetric memory is not available.
         CollectiveError: for a rank that is late or has failed.
     """
     group = group_from(mesh_or_group)
@@ -177,11 +178,11 @@ def fits(every: Sequence[Steps]) -> bool:
 
 
 class SymmetricExchange(Exchange):
-    """Reads keys and values of others where they lie, and writes gradients where those are whose they are.
+    """Exchange that reads keys and values directly from peers, and writes gradients directly to their owners.
 
     Args:
-        whole: memory for keys.
-        layout: who has what.
+        whole: the memory for keys.
+        layout: assignment of keys to ranks.
         exchange: the arguments of ``Exchange``, by name.
     """
 
@@ -190,12 +191,12 @@ class SymmetricExchange(Exchange):
         self.whole, self.layout = whole, layout
 
     def arrivals(self, runs: Sequence[slice], *, gives_back: bool) -> Iterator[tuple[slice, list[Pair]]]:
-        """Yield runs of heads and their buffers, as they have arrived; all are begun at once.
+        """Yield runs of heads and their buffers as they arrive. All transfers start at once.
 
-        A barrier is a kernel that waits on an SM, and a thread block of attention that finds this SM taken begins as
-        late as the other rank comes. So what is computed here begins behind the first barrier, and ends before the
-        last one. Nor may barriers of several streams wait crosswise, as thread blocks of gradients wait for each other:
-        where gradients are given back, their last barrier says that all have read everything.
+        A barrier is a kernel that occupies an SM while it waits, and delays an attention thread block on that SM until
+        the other rank arrives. So the computation starts after the first barrier and ends before the last one. Barriers
+        of several streams must not wait for each other crosswise either, because thread blocks of gradients do: if
+        gradients are given back, their last barrier also signals that all ranks have read everything.
         """
         buffers = [self.room(run) for run in runs]
         self.moves.follow()
@@ -217,18 +218,18 @@ class SymmetricExchange(Exchange):
             for run, event in zip(runs, events, strict=True):
                 self.moves.join(event)
                 yield run, buffers.pop(0)
-        finally:  # also where a call ends with an error: its memory may be used again
+        finally:  # also after an error, so that the memory can be reused
             self.moves.join()
         if not gives_back:
-            self.whole.barrier(READ)  # then anybody may write again
+            self.whole.barrier(READ)  # all ranks may write again
 
     def room(self, run: slice) -> list[Pair]:
-        """Return the buffers of heads, not filled yet."""
+        """Uninitialized buffers of heads."""
         k, v = self.whole.here[:, :, run, : self.mine.rows(0)] if self.mine.buffers else self.whole.here[:, :, run]
         return [(k, v)]
 
     def fill(self) -> None:
-        """Write this rank's keys and values, if they are not there already."""
+        """Write this rank's keys and values, unless they are already in the memory."""
         for source, target in zip((self.k, self.v), self.whole.here, strict=True):
             first = 0
             for span in self.layout.spans(self.rank, self.whole.here.shape[3]):
@@ -238,7 +239,7 @@ class SymmetricExchange(Exchange):
                 first += span.size
 
     def read(self, run: slice, buffers: Sequence[Pair]) -> None:
-        """Copy what this rank needs of others, each from a peer of its own at first."""
+        """Copy the data that this rank needs; each rank starts with a different peer."""
         del buffers  # views of this memory
         ranks = len(self.steps)
         pieces = [piece for pieces in self.mine.buffers for piece in pieces if piece.rank != self.rank]
@@ -248,19 +249,19 @@ class SymmetricExchange(Exchange):
                 copy_heads(target[:, run, rows], source[:, run, rows])
 
     def give_back(self, run: slice, grads: Sequence[Pair], own: Sequence[tuple[int, Pair]], sums: Pair) -> None:
-        """Send gradients to those whose keys they are of, and add up what comes back, by rank, in float32.
+        """Send gradients to the ranks that own the keys, and sum the received gradients, in rank order, in float32.
 
         Args:
             run: heads of k.
-            grads: of the buffers.
-            own: gradients of this rank's keys from steps over them: the first row, and the rows.
-            sums: dk and dv of these heads, which are written.
+            grads: gradients of the buffers.
+            own: gradients of this rank's keys from its own steps: the first row, and the rows.
+            sums: outputs: dk and dv of these heads.
         """
         inbox = self.inbox()
         self.returns.follow()
         with self.returns.on():
             if run.start == 0:
-                inbox.barrier(FREE)  # everybody has added up what an earlier call left
+                inbox.barrier(FREE)  # all ranks have summed the gradients of an earlier call
             self.push(inbox, run, grads)
             inbox.barrier(PUSHED)
             self.collect(inbox, run, [*own, *self._own(grads)], sums)
@@ -268,11 +269,11 @@ class SymmetricExchange(Exchange):
             self.returns.keep(*(tensor for _, pair in own for tensor in pair))
 
     def inbox(self) -> Symmetric:
-        """Return the memory where other ranks write gradients of this one's keys."""
+        """The memory into which other ranks write gradients of this rank's keys."""
         return memory_of(self.group, GRADIENTS, (len(self.steps), 2, *self.k.shape), self.k)
 
     def push(self, inbox: Symmetric, run: slice, grads: Sequence[Pair]) -> None:
-        """Write gradients of other ranks' keys on those ranks."""
+        """Write gradients of other ranks' keys into those ranks' memory."""
         for pieces, pair in zip(self.mine.buffers, grads, strict=True):
             for piece in pieces:
                 if piece.rank != self.rank:
@@ -281,7 +282,7 @@ class SymmetricExchange(Exchange):
                         copy_heads(there, source.narrow(2, piece.target, piece.size))
 
     def collect(self, inbox: Symmetric, run: slice, own: list[tuple[int, Pair]], sums: Pair) -> None:
-        """Add up what others have written here, and what this rank has itself."""
+        """Sum the gradients that other ranks have written, and this rank's own."""
         back: dict[int, list[tuple[int, Pair]]] = {self.rank: own}
         for rank in self._others():
             k, v = inbox.here[rank, :, :, run]
@@ -293,7 +294,7 @@ class SymmetricExchange(Exchange):
 
 
 def check_not_kept(k: torch.Tensor, group: dist.ProcessGroup) -> None:
-    """Refuse keys whose memory later calls write to, where a backward pass would read them.
+    """Refuse keys in memory that later calls overwrite, if a backward pass would read them.
 
     Raises:
         ArgumentError: if k is in that memory.
@@ -301,5 +302,5 @@ def check_not_kept(k: torch.Tensor, group: dist.ProcessGroup) -> None:
     for (what, *_), kept in state_of(group).memory.items():
         first = kept.here.data_ptr()
         if what == KEYS and first <= k.data_ptr() < first + kept.here.nbytes:
-            reason = "is of shared_keys, which later calls write to, and gradients are wanted: pass a copy"
+            reason = "is from shared_keys, which later calls overwrite, but gradients are needed: pass a copy"
             raise ArgumentError("k", reason)

@@ -1,6 +1,6 @@
-"""Data on its way between ranks, and the streams on which it is.
+"""Data transfers between ranks, and their streams.
 
-``torch.distributed`` moves it, whatever its backend. What is sent to a rank is received there in the same order.
+``torch.distributed`` moves the data, with any backend. A rank receives messages in the order in which they were sent.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ HIGH_PRIORITY = -1  # copies that wait for an SM get it before the next attentio
 
 
 class Message(NamedTuple):
-    """Rows for a rank, or from one.
+    """Rows to send to a rank, or to receive from one.
 
     Attributes:
-        rank: the other rank, numbered as in the group.
-        rows: contiguous.
+        rank: the other rank in the group.
+        rows: contiguous tensor.
     """
 
     rank: int
@@ -31,13 +31,13 @@ class Message(NamedTuple):
 
 
 class Transfer:
-    """Messages that were started together; ``wait`` receives them.
+    """Messages that start together; ``wait`` completes them.
 
     Args:
         group: the ranks.
-        what: in words, for errors.
+        what: description for errors.
         sends: messages to others.
-        receives: messages from others; ``rows`` are written.
+        receives: messages from others, written to ``rows``.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Transfer:
     ) -> None:
         self.what = what
         pairs = [(dist.irecv, each) for each in receives] + [(dist.isend, each) for each in sends]
-        self.messages = [message for _, message in pairs]  # kept until they have arrived
+        self.messages = [message for _, message in pairs]  # kept alive until they have arrived
         operations = [dist.P2POp(how, each.rows, group=group, group_peer=each.rank) for how, each in pairs]
         try:
             self.works = dist.batch_isend_irecv(operations) if operations else []
@@ -53,10 +53,10 @@ class Transfer:
             raise self._failed(self._ranks(), error) from None
 
     def wait(self) -> None:
-        """Make the current stream wait until everything has arrived and is sent; without a GPU, wait.
+        """Make the current stream wait until everything is received and sent; without a GPU, block.
 
         Raises:
-            CollectiveError: naming the rank that is late or failed.
+            CollectiveError: naming the late or failed rank.
         """
         one_each = len(self.works) == len(self.messages)
         for place, work in enumerate(self.works):
@@ -81,22 +81,22 @@ def _stream(device: torch.device, number: int) -> torch.cuda.Stream:
 
 
 class Lane:
-    """A stream beside the current one. Without a GPU there is none, and everything happens in order.
+    """A side stream. Without a GPU there is none, and everything happens in order.
 
     Args:
-        device: of the tensors.
-        number: lanes of a number share a stream.
+        device: device of the tensors.
+        number: index of the stream; lanes with the same index share it.
     """
 
     def __init__(self, device: torch.device, number: int) -> None:
         self.stream = _stream(device, number) if device.type == "cuda" else None
 
     def on(self) -> Any:
-        """Return a context in which this stream is the current one."""
+        """A context in which this stream is the current one."""
         return nullcontext() if self.stream is None else torch.cuda.stream(self.stream)
 
     def follow(self, event: torch.cuda.Event | None = None) -> None:
-        """Make this stream wait for an event, or for what the current one has to do until here."""
+        """Make this stream wait for an event, or for the work enqueued on the current stream so far."""
         if self.stream is not None:
             if event is None:
                 self.stream.wait_stream(torch.cuda.current_stream(self.stream.device))
@@ -108,7 +108,7 @@ class Lane:
         return None if self.stream is None else self.stream.record_event()
 
     def join(self, event: torch.cuda.Event | None = None) -> None:
-        """Make the current stream wait for an event of this one, or for all that it has to do until here."""
+        """Make the current stream wait for an event of this stream, or for the work enqueued on it so far."""
         if self.stream is not None:
             current = torch.cuda.current_stream(self.stream.device)
             if event is None:
@@ -117,7 +117,7 @@ class Lane:
                 current.wait_event(event)
 
     def keep(self, *tensors: torch.Tensor) -> None:
-        """Let memory of the current stream be used again only after this stream is through with it."""
+        """Keep memory of the current stream from being reused before this stream has finished with it."""
         if self.stream is not None:
             for tensor in tensors:
                 tensor.record_stream(self.stream)

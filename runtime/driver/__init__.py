@@ -1,1 +1,1 @@
-"""Launches: parameter blocks, tensor maps and the device memory that kernels need beside their arguments."""
+"""Launches: parameter blocks, tensor maps and device workspaces."""

@@ -1,4 +1,4 @@
-"""Calls of the CUDA driver: its functions and their status."""
+"""Calls of the CUDA driver, with their status as exceptions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from runtime.errors import DeviceError
 
 @cache
 def driver() -> Any:
-    """Return cuda.bindings.driver."""
+    """The module cuda.bindings.driver."""
     from cuda.bindings import driver as bindings  # noqa: PLC0415 - needs libcuda
 
     return bindings
@@ -20,7 +20,7 @@ def call(function: Any, *arguments: Any) -> Any:
     """Call a driver function and return its results without the status.
 
     Raises:
-        DeviceError: with the driver's name of the error.
+        DeviceError: if the driver reports an error, with its name.
     """
     status, *results = function(*arguments)
     if int(status) != 0:

@@ -1,8 +1,8 @@
-"""CUDA contexts: a call runs in the primary context of its tensors' device, torch's, whatever its thread has current.
+"""CUDA contexts: a call runs in the primary context of its tensors' device, whatever context its thread has current.
 
-A thread may have no context, as one that has run nothing yet; that of another device; or one that another library put
-there. torch's calls of CUDA's runtime go on in all of them. The driver's functions use the current context, so a call
-makes the right one current, allocations of torch included, and leaves the thread's as it was.
+A new thread has no current context. Other threads may have the context of another device or of another library. torch
+calls the CUDA runtime, which works in all of them. Driver functions use the current context, so a call makes the
+primary context current for its launches and torch's allocations, and restores the thread's context afterwards.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import torch
 
 from runtime.driver.api import call, driver
 
-# Of each device the handle of its primary context, and cuCtxGetCurrent, which every call asks.
+# Primary context handle of each device, and cuCtxGetCurrent, which every call uses.
 _primary: dict[int, tuple[int, Callable[[], Any]]] = {}
 
 
 def primary_context(device: int) -> int:
-    """Primary context of a device, retained at the first call and then kept, as torch does."""
+    """Primary context of a device, retained at the first call for the rest of the process, as in torch."""
     if device not in _primary:
         cuda = driver()
         call(cuda.cuInit, 0)
@@ -30,19 +30,19 @@ def primary_context(device: int) -> int:
 
 
 def is_elsewhere(tensor: Any) -> bool:
-    """Whether a call on a tensor must enter a context: that of its device is not current in this thread.
+    """Whether a call on a tensor must enter its device's context because that is not current in this thread.
 
-    What is no tensor of a device with a number enters none: the checks of the call refuse it.
+    False for anything but a tensor on a numbered device: the call's checks refuse it.
     """
     try:
         primary, current = _primary[tensor.device.index]
     except (AttributeError, KeyError):
         return _is_first(tensor)
-    return int(current()[1] or 0) != primary  # None where the driver fails, which entering tells
+    return int(current()[1] or 0) != primary  # None if the driver fails; entering the context then reports the error
 
 
 def _is_first(tensor: Any) -> bool:
-    """Do as ``is_elsewhere`` for the first tensor of a device."""
+    """``is_elsewhere`` for the first tensor of a device."""
     device = getattr(getattr(tensor, "device", None), "index", None)
     if not isinstance(device, int):
         return False
@@ -52,7 +52,7 @@ def _is_first(tensor: Any) -> bool:
 
 @contextmanager
 def entered(device: int) -> Iterator[None]:
-    """Make a device's primary context current, and the device torch's current one, until the block ends."""
+    """Make a device's primary context current, and the device torch's current device, within the block."""
     cuda = driver()
     call(cuda.cuCtxPushCurrent, primary_context(device))
     try:

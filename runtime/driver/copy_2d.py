@@ -1,4 +1,4 @@
-"""Copies of equally spaced rows by one call of the driver, which gives them to a copy engine."""
+"""Strided 2D copies by one driver call, which uses a copy engine."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ def copy_2d(target: int, source: int, *, pitches: tuple[int, int], width: int, r
     """Enqueue a copy of rows, in the current context.
 
     Args:
-        target, source: device addresses, of this GPU or of one that it addresses.
-        pitches: bytes from one row to the next, of both; at least width, at most MAX_PITCH.
+        target, source: device addresses on this GPU or on a peer that it can access.
+        pitches: row strides of target and source in bytes, from width to MAX_PITCH.
         width: bytes of a row.
-        rows: how many.
+        rows: number of rows.
         stream: CUDA stream.
 
     Raises:

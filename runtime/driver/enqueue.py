@@ -1,4 +1,4 @@
-"""Launches from torch: on its current stream, with the device memory that they need beside their arguments."""
+"""Launches on torch's current stream, with their device workspaces."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ def enqueue(
 
     Args:
         loaded: the kernel.
-        signature: of the call.
-        addresses: of its tensors by name, to which those of memory that is reserved here are added.
-        device: of the tensors; its primary context is current.
-        memory: what the launch needs beside its arguments.
-        prologue: whether the plan's prologue goes before, if it has one.
+        signature: signature of the call.
+        addresses: addresses of its tensors by name. Workspace addresses are added.
+        device: device of the tensors; its primary context is current.
+        memory: workspaces of the launch.
+        prologue: whether to launch the plan's prologue first, if it has one.
     """
     stream = current_stream(device)
     note_launch(loaded, device, stream)
     held = reserve(device, stream, memory, addresses)
     loaded.launch(signature, addresses, stream, prologue=prologue)
-    del held  # not before: freed memory could be allocated again
+    del held  # kept until here: freed memory could be allocated again
 
 
 def enqueue_prologue(loaded: LoadedKernel, device: torch.device, grid: int, addresses: Mapping[str, int]) -> None:
@@ -42,9 +42,9 @@ def enqueue_prologue(loaded: LoadedKernel, device: torch.device, grid: int, addr
 
     Args:
         loaded: the kernel.
-        device: of the tensors; its primary context is current.
+        device: device of the tensors; its primary context is current.
         grid: thread blocks.
-        addresses: of the tensors that it reads and writes, by parameter.
+        addresses: addresses of its input and output tensors, by parameter.
     """
     stream = current_stream(device)
     note_launch(loaded, device, stream)
@@ -52,11 +52,11 @@ def enqueue_prologue(loaded: LoadedKernel, device: torch.device, grid: int, addr
 
 
 def note_launch(loaded: LoadedKernel, device: torch.device, stream: int) -> None:
-    """Note what the code of a kernel must stay loaded for: graphs, and streams that may still have to run it.
+    """Record the graph or stream that still needs a kernel's code, so that the code stays loaded.
 
     Args:
         loaded: the kernel.
-        device: of the launch; its primary context is current.
+        device: device of the launch; its primary context is current.
         stream: handle of torch's current stream of the device.
     """
     launched = loaded.library.launched

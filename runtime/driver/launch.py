@@ -1,4 +1,4 @@
-"""Parameter blocks and launches: bytes on their way to the driver."""
+"""Parameter blocks and launches."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ class ParameterLayout:
         return cls(offsets, {param.name: param.type for param in params}, params_size(params))
 
     def pack(self, values: Mapping[str, int | float]) -> bytes:
-        """Return the struct with its numbers filled in; addresses and tensor maps stay zero."""
+        """The struct as bytes with its numbers; addresses and tensor maps are zero."""
         numbers = {name for name, kind in self.types.items() if kind in ("i32", "i64", "f32")}
         if numbers != set(values):
-            raise AssertionError(f"parameters {sorted(numbers ^ set(values))} are on one side only")
+            raise AssertionError(f"parameters {sorted(numbers ^ set(values))} differ between struct and call")
         block = bytearray(self.size)
         for name, value in values.items():
             struct.pack_into(_FORMATS[self.types[name]], block, self.offsets[name], value)
@@ -49,13 +49,13 @@ class ParameterLayout:
 
 @dataclass(slots=True)
 class MapPlace:
-    """The 128 bytes of a tensor map in a parameter block, which stay while the tensor's address does.
+    """The 128 bytes of a tensor map in a parameter block, rewritten when the tensor's address changes.
 
     Attributes:
-        name: of the tensor.
-        encoder: makes the tensor map of an address.
+        name: name of the tensor.
+        encoder: encodes the tensor map for an address.
         place: the bytes.
-        address: whose tensor map they hold; None: of none.
+        address: address that the bytes encode; None before the first call.
     """
 
     name: str
@@ -71,23 +71,23 @@ class MapPlace:
 
 @dataclass(frozen=True)
 class Signature:
-    """A checked call: everything about it but the addresses.
+    """A checked call without its addresses.
 
     Attributes:
         device: CUDA device number.
-        block: parameter block, used by every call of this signature: its numbers stay, its addresses and tensor maps
-            are written before each launch.
+        block: parameter block of every call of this signature. Its numbers are fixed; each launch writes its addresses
+            and tensor maps.
         pointers: (tensor name, its 8 bytes of the block) of each pointer parameter.
-        maps: of each tensor map.
+        maps: place of each tensor map.
         grid: thread blocks.
-        extra: what the operator wants to find again at the next call of this signature.
+        extra: data that the operator keeps for later calls of this signature.
         arguments: the driver's list of kernel arguments: the block's address.
-        list_address: the address of that list.
-        lock: what a launch holds, as ``_lock_of`` describes it.
-        prologue_grid: thread blocks of the kernel that is launched before, if the plan has one.
-        epilogue_grid: of the one that is launched behind it, likewise.
-        config: how the driver launches the kernel, made once, as it costs more to make than to launch by; the stream
-            is each launch's.
+        list_address: address of that list.
+        lock: lock that a launch holds; see ``_lock_of``.
+        prologue_grid: thread blocks of the plan's prologue, if it has one.
+        epilogue_grid: thread blocks of the plan's epilogue, if it has one.
+        config: launch configuration of the driver, built once because building costs more than a launch; each launch
+            sets its stream.
     """
 
     device: int
@@ -105,9 +105,9 @@ class Signature:
 
 
 class LoadedKernel:
-    """A kernel in the driver, ready to be launched on any device of its architecture.
+    """A kernel loaded in the driver, for any device of its architecture.
 
-    Its methods, and making one, need that device's primary context current (``runtime.driver.context``).
+    The constructor and the methods need the device's primary context current (``runtime.driver.context``).
     """
 
     def __init__(self, compiled: Compiled) -> None:
@@ -130,16 +130,16 @@ class LoadedKernel:
         self._sm_counts: dict[int, int] = {}
 
     def _find(self, symbol: str) -> Any:
-        """Return a kernel of the library, whose parameters are as this side lays them out."""
+        """A kernel of the library, after a check of its parameter size."""
         cuda = driver()
         kernel = call(cuda.cuLibraryGetKernel, self.library.handle, symbol.encode())
         _, size = call(cuda.cuKernelGetParamInfo, kernel, 0)
         if size != self.layout.size:
-            raise AssertionError(f"Params is {size} bytes in {symbol}, {self.layout.size} bytes here")
+            raise AssertionError(f"Params has {size} bytes in {symbol}, {self.layout.size} bytes in the runtime")
         return kernel
 
     def sm_count(self, device: int) -> int:
-        """Return the number of multiprocessors; prepares the kernel for the device on the way."""
+        """Number of multiprocessors. The first call prepares the kernel for the device."""
         if device not in self._sm_counts:
             cuda = driver()
             handle = call(cuda.cuDeviceGet, device)
@@ -153,7 +153,7 @@ class LoadedKernel:
         return self._sm_counts[device]
 
     def slots(self, device: int) -> int:
-        """The number of thread blocks that run at once."""
+        """Number of thread blocks that run concurrently."""
         return self.sm_count(device) * self.plan.ctas_per_sm
 
     def signature(
@@ -172,13 +172,14 @@ class LoadedKernel:
 
         Args:
             device: CUDA device number.
-            tiles: tiles of work, or parts of them if these are more: what can run at once; whole clusters.
+            tiles: tiles of work, or parts of tiles if these are more. The grid has at most as many thread blocks as run
+                concurrently, in whole clusters.
             values: every number parameter by name.
             tensors: (shape, strides in elements) of each tensor that has a tensor map, by the map's name less ``_map``.
-            extra: kept with the signature.
-            prologue_grid: thread blocks of the kernel that is launched before, if the plan has one.
-            epilogue_grid: of the one that is launched behind it, likewise.
-            size: of a thread block; None for the plan's.
+            extra: data to keep with the signature.
+            prologue_grid: thread blocks of the plan's prologue, if it has one.
+            epilogue_grid: thread blocks of the plan's epilogue, if it has one.
+            size: threads of a thread block; None for the plan's size.
         """
         slots = self.slots(device)  # prepares the kernel, which any grid needs
         offsets, types = self.layout.offsets, self.layout.types
@@ -211,7 +212,7 @@ class LoadedKernel:
         )
 
     def _config(self, grid: int, size: BlockSize) -> Any:
-        """The configuration of a launch; after a prologue that allows it the kernel may begin before that has ended."""
+        """Launch configuration. If the prologue allows it, the kernel may start before the prologue ends."""
         cuda = driver()
         attributes = []
         if self.plan.prologue is not None and self.plan.prologue.overlaps:
@@ -230,10 +231,10 @@ class LoadedKernel:
         """Launch on ``stream``.
 
         Args:
-            signature: of the call.
-            addresses: the device address of every tensor by name (0: not given).
+            signature: signature of the call.
+            addresses: device address of every tensor by name; 0 for a tensor that is not given.
             stream: CUDA stream.
-            prologue: whether the plan's prologue goes before, if it has one.
+            prologue: whether to launch the plan's prologue first, if it has one.
         """
         arguments = signature.list_address
         with signature.lock:
@@ -253,12 +254,12 @@ class LoadedKernel:
             raise _launch_error(self.plan.stem, status)
 
     def launch_prologue(self, device: int, grid: int, addresses: Mapping[str, int], stream: int) -> None:
-        """Launch the plan's prologue by itself, one that reads nothing but pointers of its parameters.
+        """Launch the plan's prologue by itself. It must read only the pointers among its parameters.
 
         Args:
             device: CUDA device number.
             grid: thread blocks.
-            addresses: the device addresses of what it reads and writes; other parameters are 0.
+            addresses: device addresses of its inputs and outputs; other parameters are 0.
             stream: CUDA stream.
         """
         assert self.plan.prologue is not None
@@ -284,15 +285,15 @@ class LoadedKernel:
 
 
 def _lock_of(device: int) -> threading.Lock:
-    """Return the lock that is held while a call's parameters are written and its kernels go to the driver.
+    """Lock that a launch holds while it writes its parameters and submits its kernels.
 
-    A signature's block is used by all its calls, and a prologue and the kernel that it is for must follow each other,
-    whatever other threads launch meanwhile. A driver whose queue is full waits: not for other devices.
+    All calls of a signature share its block, and no other launch may come between a prologue and its kernel. Each
+    device has its own lock, because the driver blocks while a device's queue is full.
     """
     return _launching.get(device) or _launching.setdefault(device, threading.Lock())
 
 
 def _launch_error(symbol: str, status: Any) -> DeviceError:
-    """Return the error of a launch that the driver did not take."""
+    """Error for a launch that the driver refused."""
     why = f": {process.FORKED}" if process.was_forked() else ""
     return DeviceError(f"launch of {symbol} failed: {getattr(status, 'name', status)}{why}")

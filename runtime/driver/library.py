@@ -1,4 +1,4 @@
-"""Cubins in the driver: one copy of each, unloaded once nothing can launch it and all its launches are done."""
+"""Cubins in the driver: one copy of each, unloaded after its last user is gone and its launches have finished."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ Launched = set[tuple[int, int]]
 
 
 class Library:
-    """A cubin, or PTX, in the driver.
+    """A cubin or PTX loaded in the driver.
 
     Attributes:
-        handle: the driver's.
-        launched: streams on which its kernels were launched, all of which last as long as the process.
+        handle: the driver's handle.
+        launched: streams on which its kernels were launched. All of them live as long as the process.
     """
 
     def __init__(self, code: bytes) -> None:
         self.handle = call(driver().cuLibraryLoadData, code, [], [], 0, [], [], 0)
         self.launched: Launched = set()
-        # Called by the garbage collector, at any moment and in any thread: it must not touch CUDA.
+        # The garbage collector calls this at any time in any thread: it must not touch CUDA.
         self._retire: finalize[..., Library] | None = finalize(self, _retired.append, (self.handle, self.launched))
         self._retire.atexit = False
 
     def keep(self) -> None:
-        """Leave it loaded until the process ends: a CUDA graph may hold it, or a stream whose end nobody sees."""
+        """Keep it loaded until the process ends, for a CUDA graph or a stream of unknown lifetime."""
         if self._retire is not None:
             self._retire.detach()
             self._retire = None
@@ -41,20 +41,20 @@ class Library:
 
 
 _loaded: WeakValueDictionary[bytes, Library] = WeakValueDictionary()
-_kept: list[Library] = []  # one copy of each cubin at most
+_kept: list[Library] = []  # at most one copy of each cubin
 _retired: deque[tuple[Any, Launched]] = deque()
-_waiting: list[tuple[Any, list[Any]]] = []  # (library, events behind its launches)
+_waiting: list[tuple[Any, list[Any]]] = []  # (library, events recorded after its launches)
 _lock = threading.Lock()
 
 
 def load(code: bytes, *settings: int) -> Library:
-    """The library of a cubin, loaded if nobody has it; unloads those that nobody has any more.
+    """Get the library of a cubin, loading it if necessary. Unused libraries are unloaded.
 
     The device's primary context is current.
 
     Args:
         code: the cubin or the PTX.
-        settings: numbers that are set for its kernels in the driver: kernels with other ones have another copy.
+        settings: function attributes of its kernels in the driver. Each combination has its own copy.
 
     Raises:
         DeviceError: if the driver refuses the code.
@@ -71,9 +71,9 @@ def load(code: bytes, *settings: int) -> Library:
 
 
 def _unload_retired() -> None:
-    """Unload the libraries that nobody holds and whose launches are done, without waiting for the GPU.
+    """Unload the libraries without users whose launches have finished, without waiting for the GPU.
 
-    An event is recorded behind the launches of each library, and queried now and whenever a library is loaded.
+    An event is recorded after the launches of each library, and queried now and whenever a library is loaded.
     """
     for _ in range(len(_retired)):
         handle, launched = _retired.popleft()
@@ -86,13 +86,14 @@ def _unload_retired() -> None:
 
 
 def _events(launched: Launched) -> list[Any] | None:
-    """Events behind all launches on these streams; None while one of the streams is being captured."""
+    """Events recorded after all launches on these streams; None while one of the streams is being captured."""
     cuda, events = driver(), []
     for device, stream in launched:
         with entered(device):
             event = call(cuda.cuEventCreate, cuda.CUevent_flags.CU_EVENT_DISABLE_TIMING)
             events.append(event)
-            # In a capture it would be a part of the graph. The second look is for a capture that began in between.
+            # In a capture the event would become part of the graph. The second check detects a capture that began in
+            # between.
             if _is_captured(stream) or call(cuda.cuEventRecord, event, stream) or _is_captured(stream):
                 for each in events:
                     call(cuda.cuEventDestroy, each)
@@ -101,14 +102,14 @@ def _events(launched: Launched) -> list[Any] | None:
 
 
 def _is_captured(stream: int) -> bool:
-    """Whether a stream is in a CUDA graph capture, or is the default stream beside one that forbids its use."""
+    """Whether a stream is in a CUDA graph capture, or is the default stream while a capture forbids its use."""
     cuda = driver()
     status, state = cuda.cuStreamIsCapturing(stream)
     return int(status) != 0 or state != cuda.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
 
 
 def _unloaded(handle: Any, events: list[Any]) -> bool:
-    """Unload a library if all events are over; whether it was."""
+    """Unload a library if all events have completed; return whether it was unloaded."""
     cuda = driver()
     if any(int(cuda.cuEventQuery(event)[0]) != 0 for event in events):
         return False
@@ -120,7 +121,7 @@ def _unloaded(handle: Any, events: list[Any]) -> bool:
 
 @contextmanager
 def _relaxed() -> Iterator[None]:
-    """Let captures of other threads go on beside calls that a capture in global mode does not allow."""
+    """Allow calls that a capture in global mode would forbid, without breaking captures of other threads."""
     cuda = driver()
     mode = call(cuda.cuThreadExchangeStreamCaptureMode, cuda.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
     try:

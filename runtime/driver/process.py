@@ -1,4 +1,4 @@
-"""The process that uses CUDA: the state of a driver does not outlive a fork."""
+"""The process that uses CUDA: driver state does not survive a fork."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ _user: int | None = None
 
 
 def claim(*, torch_forked: bool = False) -> None:
-    """Note that this process uses CUDA.
+    """Record that this process uses CUDA.
 
     Args:
-        torch_forked: whether torch says that it was forked after torch's first use of CUDA.
+        torch_forked: whether torch reports a fork after its first use of CUDA.
 
     Raises:
-        DeviceError: if it was forked after the first use.
+        DeviceError: if the process was forked after the first use of CUDA.
     """
-    global _user  # noqa: PLW0603 - of the process
+    global _user  # noqa: PLW0603 - one per process
     if torch_forked or was_forked():
         raise DeviceError(FORKED)
     _user = os.getpid()
 
 
 def was_forked() -> bool:
-    """Whether this process was forked after the first use."""
+    """Whether this process was forked after the first use of CUDA."""
     return _user is not None and _user != os.getpid()

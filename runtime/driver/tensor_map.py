@@ -1,4 +1,4 @@
-"""Tensor maps: how the TMA unit addresses a tensor, 128 bytes that the driver encodes."""
+"""Tensor maps: 128-byte descriptors of tensors for TMA, encoded by the driver."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from codegen.encode_tiled import ELEMENT_BYTES, STRIDE_BYTES, encode_tiled
 from codegen.plan import TensorMap
 from runtime.driver.api import call, driver
 
-_MAPS_KEPT = 256  # tensor maps remembered for one signature: the caching allocator hands out few addresses
+_MAPS_KEPT = 256  # tensor maps cached per signature: the caching allocator reuses a few addresses
 
 
 @dataclass
 class MapEncoder:
-    """Encodes the tensor map of one tensor shape for any address, and remembers the last ones."""
+    """Encoder of tensor maps for one tensor shape at any address, with a cache of the last ones."""
 
     dtype: str
     dims: tuple[int, ...]  # innermost first
@@ -23,7 +23,7 @@ class MapEncoder:
     known: dict[int, bytes] = field(default_factory=dict)
 
     def at(self, address: int) -> bytes:
-        """Return the 128 bytes of the tensor map of a tensor at ``address``."""
+        """The 128 bytes of the tensor map for a tensor at ``address``."""
         found = self.known.get(address)
         if found is None:
             if len(self.known) >= _MAPS_KEPT:
@@ -34,7 +34,7 @@ class MapEncoder:
     def _encode(self, address: int) -> bytes:
         cuda = driver()
         element = ELEMENT_BYTES[self.how.dtype or self.dtype]
-        # The stride of a dimension of size 1 is never used, but it is checked.
+        # The driver checks the stride of a dimension of size 1, although nothing uses it.
         row = -(-self.dims[0] * element // STRIDE_BYTES) * STRIDE_BYTES
         strides = [
             row if size == 1 else stride * element for size, stride in zip(self.dims[1:], self.strides, strict=True)

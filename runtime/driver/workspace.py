@@ -1,4 +1,4 @@
-"""Device memory that kernels need beside their arguments: counters that are kept, scratch memory that is not."""
+"""Device workspaces of kernels: persistent counters and temporary scratch memory."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from runtime.driver.api import call, driver
 from runtime.driver.context import entered
 from runtime.driver.streams import is_lasting
 
-_counters: dict[tuple[int, int], torch.Tensor] = {}  # by device and handle, of streams that last
+_counters: dict[tuple[int, int], torch.Tensor] = {}  # by device and handle of persistent streams
 
 
 def counters(device: torch.device, stream: int, number: int) -> torch.Tensor:
-    """At least ``number`` counters, all 0, as int32.
+    """At least ``number`` int32 counters, all 0.
 
-    A kernel leaves them at 0, and launches on one stream follow each other, so each stream keeps one set. A launch has
-    a set of its own, cleared on its stream before it, in two cases: in a CUDA graph capture, as a graph may run beside
-    anything, and on a stream that may end before the process does, as the next stream may have its handle. A launch
-    that a fault cuts short leaves counters as they are; the fault ends the CUDA context, so that nothing is launched on
-    them again.
+    Every kernel resets its counters to 0, and launches on one stream run in order, so each stream keeps one set. Two
+    kinds of launches get their own set, cleared on their stream first: launches in a CUDA graph capture, because a
+    graph may run concurrently with anything, and launches on a stream that may end before the process, because a later
+    stream may get its handle. A launch that faults leaves its counters undefined, but the fault also ends the CUDA
+    context.
 
     Args:
-        device: of the launch; its primary context is current.
+        device: device of the launch; its primary context is current.
         stream: handle of torch's current stream of the device.
-        number: of counters.
+        number: number of counters.
     """
     if torch.cuda.is_current_stream_capturing():
         return _cleared(device, stream, number)
@@ -43,12 +43,12 @@ def counters(device: torch.device, stream: int, number: int) -> torch.Tensor:
 
 
 def scratch(device: torch.device, size: int) -> torch.Tensor:
-    """``size`` bytes of uninitialized memory of the current stream, which torch may give to the next call on it."""
+    """``size`` bytes of uninitialized memory of the current stream, which later calls on the stream may reuse."""
     return allocator(device)((size,), (1,), torch.uint8)
 
 
 def _cleared(device: torch.device, stream: int, number: int) -> torch.Tensor:
-    """New counters of the current stream, cleared on it. No operator of torch runs: none of its modes sees them."""
+    """New counters of the current stream, cleared on it without a torch operator, which dispatch modes would see."""
     made = allocator(device)((number,), (1,), torch.int32)
     call(driver().cuMemsetD32Async, made.data_ptr(), 0, number, stream)
     return made
@@ -57,8 +57,8 @@ def _cleared(device: torch.device, stream: int, number: int) -> torch.Tensor:
 def _kept(device: torch.device, stream: int, number: int) -> torch.Tensor:
     """New counters of the current stream that outlive the call.
 
-    They are made in a thread of its own: where torch.compile warms up for CUDA graphs, memory that this thread
-    allocates is of the graphs' pool, and torch refuses what stays in it.
+    A separate thread allocates them: while torch.compile warms up for CUDA graphs, this thread allocates from the
+    graphs' pool, where torch refuses memory that outlives the call.
     """
     current = torch.cuda.current_stream(device)
 
@@ -71,14 +71,14 @@ def _kept(device: torch.device, stream: int, number: int) -> torch.Tensor:
 
 
 class Memory(NamedTuple):
-    """The device memory that the launches of a signature need beside their arguments.
+    """Device workspaces of a signature's launches.
 
     Attributes:
-        counters: how many, in all.
-        scratch: bytes, in all.
-        counter_places: (pointer parameter, bytes before its first counter) of each.
-        scratch_places: (pointer parameter, bytes before its own) of each.
-        unused: pointer parameters of a kind of which nothing is wanted, all 0.
+        counters: total number of counters.
+        scratch: total bytes of scratch memory.
+        counter_places: (pointer parameter, byte offset) of each group of counters.
+        scratch_places: (pointer parameter, byte offset) of each scratch buffer.
+        unused: pointer parameters without memory, all 0.
     """
 
     counters: int
@@ -89,7 +89,7 @@ class Memory(NamedTuple):
 
     @classmethod
     def of(cls, args: LaunchArgs) -> Memory:
-        """Lay out what a launch asks for."""
+        """Lay out the workspaces of a launch."""
         counters, scratch = sum(args.counters.values()), sum(args.scratch.values())
         return cls(
             counters,
@@ -104,16 +104,16 @@ NO_MEMORY = Memory(0, 0, (), (), {})
 
 
 def _places(wanted: Mapping[str, int], unit: int) -> tuple[tuple[str, int], ...]:
-    """Return where each part of an allocation begins."""
+    """Offset of each part of an allocation."""
     ends = accumulate(count * unit for count in wanted.values())
     return tuple(zip(wanted, (0, *ends), strict=False))
 
 
 def reserve(device: torch.device, stream: int, memory: Memory, addresses: dict[str, int]) -> tuple[Any, Any]:
-    """Add the addresses of a launch's counters and of its scratch memory by parameter; return the tensors they are in.
+    """Add the workspace addresses of a launch by parameter; return the tensors that own the memory.
 
-    These must be held until the launch is enqueued: freed memory could be allocated again, in a capture at once.
-    Where nothing is wanted of a kind, its addresses are 0.
+    The caller keeps the tensors until the launch is enqueued, because freed memory could be allocated again (in a
+    capture immediately). Parameters without memory get the address 0.
     """
     counted = kept = None
     if memory.unused:

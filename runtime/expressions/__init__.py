@@ -1,4 +1,4 @@
-"""Expressions and torch: functions as FlexAttention has them become trees, and torch evaluates trees.
+"""Expressions and torch: FlexAttention's functions become trees, and torch evaluates trees.
 
-Needs torch alone, no GPU. What a tree is: :mod:`codegen.expressions.nodes`.
+Needs only torch, no GPU. :mod:`codegen.expressions.nodes` defines trees.
 """

@@ -1,4 +1,4 @@
-"""The tensors that a function captures: what they are called, and what is looked up in them."""
+"""Captured tensors of a function: their names and the lookups in them."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ _SIZE_OF = {variable: size for size, variable in SIZES.items()}
 _SHORT = {"q_idx": "q", "kv_idx": "kv"}
 _Dims = tuple[str | int, ...]
 _TAKEN = {*SIZES, *DTYPES}
-_MOST_OF_NAME = MOST_NAME - 2  # a number may follow
+_MOST_OF_NAME = MOST_NAME - 2  # a number may be appended
 
 
 class Captured:
-    """The captured tensors, in the order in which the function came to them."""
+    """The captured tensors, in the order of their first use."""
 
     def __init__(self) -> None:
         self.tensors: dict[str, torch.Tensor] = {}
 
     def named(self, tensor: torch.Tensor, frames: Iterable[FrameType]) -> Aux:
-        """Return an aux tensor for a captured one, with the numbers of its shape as dims.
+        """Get the aux tensor of a captured tensor, with the numbers of its shape as dims.
 
         Raises:
-            ExpressionError: for a tensor that no kernel can look values up in.
+            ExpressionError: if kernels do not support lookups in the tensor.
         """
         for name, known in self.tensors.items():
             if known is tensor:
@@ -60,7 +60,8 @@ class Captured:
         if tensor.ndim > MOST_DIMS or tensor.numel() == 0 or tensor.layout != torch.strided:
             what = f"the shape {shown(tuple(tensor.shape))} and the layout {tensor.layout}"
             raise ExpressionError(
-                f"captures a tensor{_called(found)} of {what}; dense, {MOST_DIMS} dims, none 0 are most"
+                f"captures a tensor{_called(found)} of {what}; expected a dense one,"
+                f" at most {MOST_DIMS} dims, none of size 0"
             )
         name = self._free(found)
         self.tensors[name] = tensor
@@ -71,7 +72,7 @@ class Captured:
         return Aux(name, NAMES[tensor.dtype], tuple(tensor.shape))
 
     def _free(self, wanted: str) -> str:
-        """Return a name that no other tensor has: the wanted one, or that with a number, or aux with a number."""
+        """An unused name: the wanted one, the wanted one with a number, or aux with a number."""
         if wanted and _is_free(wanted, self.tensors):
             return wanted
         number = 2 if wanted else 0
@@ -81,7 +82,7 @@ class Captured:
 
 
 def _is_free(name: str, taken: Collection[str]) -> bool:
-    """Tell whether a name is not taken, and meets with no stride or size of another tensor in a source, nor they."""
+    """Whether a name is unused and does not collide with stride or size names of other tensors in a source."""
     return name not in taken and meets(name, taken) is None and all(meets(other, {name}) is None for other in taken)
 
 
@@ -90,7 +91,7 @@ def _called(name: str) -> str:
 
 
 def _names_of(tensor: torch.Tensor, frame: FrameType) -> Iterator[str]:
-    """Yield what a tensor is called where a function runs: captured names first, then local ones."""
+    """Yield the names of a tensor inside a function: captured names first, then local ones."""
     code, local = frame.f_code, frame.f_locals
     places = [(name, local) for name in code.co_freevars]
     places += [(name, frame.f_globals) for name in code.co_names]
@@ -102,7 +103,7 @@ def _names_of(tensor: torch.Tensor, frame: FrameType) -> Iterator[str]:
 
 
 def _values(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield a value, and what it holds by name: attributes, a module's parameters and buffers, keys, elements."""
+    """Yield a value and its named parts: attributes, a module's parameters and buffers, keys, elements."""
     yield name, value
     if isinstance(value, list | tuple):
         yield from ((f"{name}{number}", each) for number, each in enumerate(value))
@@ -119,10 +120,10 @@ def _is_name(name: str) -> bool:
 
 
 def from_the_start(index: Node, size: int) -> Node:
-    """Return an index of torch's as one of an expression: a negative one counts from the end.
+    """Convert torch's index to an expression's index: a negative one counts from the end.
 
     Raises:
-        ExpressionError: for a number that is beyond the ends.
+        ExpressionError: if a constant index is out of range.
     """
     if isinstance(index, Literal):
         if not -size <= index.value < size:
@@ -135,7 +136,7 @@ def from_the_start(index: Node, size: int) -> Node:
 
 
 _AS_THEIR_OPERANDS = {"+", "*", "//", "min", "|", "^", "<<", ">>", "int", "float"}
-"""Operations that make no negative number of operands that are not."""
+"""Operations whose result is nonnegative for nonnegative operands."""
 
 
 def _is_never_negative(node: Node) -> bool:
@@ -152,7 +153,7 @@ def _is_never_negative(node: Node) -> bool:
 
 
 def _makes_no_negative(name: str, operands: list[bool]) -> bool:
-    """Tell whether a result is certainly not negative, given which operands are not."""
+    """Whether a result is certainly nonnegative, given which operands are."""
     if name in ("max", "&"):
         return any(operands)
     if name in ("%", "where"):
@@ -163,18 +164,18 @@ def _makes_no_negative(name: str, operands: list[bool]) -> bool:
 def settled(
     node: Node, tensors: Mapping[str, torch.Tensor], sizes: Mapping[str, int]
 ) -> tuple[Node, dict[str, Aux], dict[str, torch.Tensor]]:
-    """Give the aux tensors of a tree the dims that their indices tell, now that all are known.
+    """Infer the dims of a tree's aux tensors from all of their indices.
 
-    A dim is one of SIZES where nothing but that variable indexes it. Of a tensor that queries and keys index, each has
-    an aux tensor of its own: two names for one tensor.
+    A dim is one of SIZES if only that variable indexes it. A tensor that both queries and keys index gets two aux
+    tensors: two names for one tensor.
 
     Args:
         node: the tree.
         tensors: the captured tensors by name.
-        sizes: what SIZES are, where they are known: a dim of another size than that and 1 remains a number.
+        sizes: known values of SIZES. A dim with a size other than that value and 1 remains a number.
 
     Returns:
-        The tree, its aux tensors, and the tensor of each.
+        The tree, its aux tensors, and the captured tensor of each.
     """
     uses: dict[str, list[Item]] = {}
     for each in operands_first(node):
@@ -194,21 +195,21 @@ def settled(
 
 
 def _dims(one: Item, uses: list[Item], sizes: Mapping[str, int]) -> _Dims:
-    """Return the dims that a lookup tells, given all lookups in its tensor."""
+    """Dims that a lookup implies, given all lookups in its tensor."""
     places = range(len(one.indices))
     is_named = [all(_size(use, at, sizes) for use in uses) for at in places]
     return tuple(_size(one, at, sizes) if is_named[at] else one.aux.dims[at] for at in places)
 
 
 def _size(one: Item, at: int, sizes: Mapping[str, int]) -> str:
-    """Return the name of the size that an index is less than, or "" if it is none of SIZES alone."""
+    """Name of the size that bounds an index, or "" if the index is not exactly one variable of SIZES."""
     index, has = one.indices[at], one.aux.dims[at]
     name = _SIZE_OF.get(index.name, "") if isinstance(index, Variable) else ""
     return name if has in (1, sizes.get(name, has)) else ""
 
 
 def _apart(keys: list[tuple[str, _Dims]], tensors: Mapping[str, torch.Tensor]) -> dict[tuple[str, _Dims], Aux]:
-    """An aux tensor for each tensor and its dims; several of one tensor are named after their differences."""
+    """One aux tensor for each tensor and its dims; names of several for one tensor show the differences."""
     apart: dict[tuple[str, _Dims], Aux] = {}
     taken = set(tensors)
     for name, dims in keys:
@@ -225,6 +226,6 @@ def _apart(keys: list[tuple[str, _Dims]], tensors: Mapping[str, torch.Tensor]) -
 
 
 def _joined(name: str, parts: Sequence[str]) -> str:
-    """Return a name with parts behind it; of a long one its beginning."""
+    """A name with appended parts; a long name is truncated."""
     behind = "".join(f"_{part}" for part in parts)
     return name[: MOST_NAME - len(behind)].rstrip("_") + behind if behind else name

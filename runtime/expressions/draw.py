@@ -1,4 +1,4 @@
-"""Aux tensors drawn at random, for cases of a verification and for measurements."""
+"""Random aux tensors for cases of a verification and for measurements."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from codegen.expressions.nodes import SIZES, Aux
 from runtime.expressions.dtypes import TORCH_DTYPES
 
 VALUES = 4
-"""Different integers that are drawn: documents, say. Some are beyond what is looked up with them."""
+"""Number of distinct random integers, such as document numbers. Some are out of range when used as an index."""
 
 
 def draw_aux(
     aux: tuple[Aux, ...], sizes: Mapping[str, int], source: torch.Generator, device: torch.device
 ) -> dict[str, torch.Tensor]:
-    """Draw the aux tensors of a case; of every other one a size of a name is 1, for all, and its elements lie apart."""
+    """Draw the aux tensors of a case. In every other one, named sizes are 1 (broadcast), and elements are strided."""
     return {each.name: _drawn(each, sizes, source, device, shares=place % 2 == 1) for place, each in enumerate(aux)}
 
 

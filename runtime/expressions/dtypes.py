@@ -1,4 +1,4 @@
-"""Element types of aux tensors, as torch has them."""
+"""Dtypes of aux tensors in torch."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ TORCH_DTYPES = {
     "bf16": torch.bfloat16,
     "bool": torch.bool,
 }
-"""By the name that a spec has."""
+"""Dtypes by name in specs."""
 NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
-"""The other way round."""
+"""Names in specs by dtype."""

@@ -1,4 +1,4 @@
-"""Evaluation of expressions by torch: the definition that kernels are compared with."""
+"""Evaluation of expressions by torch, the reference for kernels."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ _Function = Callable[..., torch.Tensor]
 def evaluate(node: Node, values: Values, aux: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """Evaluate an expression.
 
-    Integers are int64, floating-point numbers float32, or float64 if the score is. What no kernel is held to: an
-    integer divided by zero is 0 here, and so is the remainder (where() may guard a division, and both its sides are
-    evaluated); int() of what no int64 can hold is what torch makes of it.
+    Integers are int64, floating-point numbers float32, or float64 if the score is. Kernels may differ in two cases:
+    integer division by zero and its remainder are 0 here (where() may guard a division, and both its sides are
+    evaluated), and int() of a value outside int64 is torch's result.
 
     Args:
         node: the expression.
-        values: of the variables that it has; tensors broadcast.
-        aux: of the aux tensors that it has.
+        values: values of its variables; tensors broadcast.
+        aux: values of its aux tensors.
 
     Returns:
-        bool, int64, float32 or float64, of the shape that the tensors broadcast to; without dims if none is used.
+        bool, int64, float32 or float64, with the broadcast shape of the tensors; a scalar if none is used.
 
     Raises:
-        ArgumentError: for a variable or an aux tensor that is not given, and an aux tensor of another shape.
+        ArgumentError: if a variable or an aux tensor is missing, or an aux tensor has another shape.
     """
     *_, (_, value) = each_value(node, values, aux)
     return value
 
 
 def each_value(node: Node, values: Values, aux: Mapping[str, torch.Tensor]) -> Iterator[tuple[Node, torch.Tensor]]:
-    """Yield all that an expression is made of with its value, each once; the expression itself comes last."""
+    """Yield each node of an expression once, with its value; the expression itself comes last."""
     given = _Given(values, aux)
     known: dict[int, torch.Tensor] = {}
     for each in operands_first(node):
@@ -48,7 +48,7 @@ def each_value(node: Node, values: Values, aux: Mapping[str, torch.Tensor]) -> I
 
 
 class _Given:
-    """What variables and aux tensors are, and the types that numbers have."""
+    """Values of variables and aux tensors, and dtypes of numbers."""
 
     def __init__(self, values: Values, aux: Mapping[str, torch.Tensor]) -> None:
         self.values, self.aux = values, aux
@@ -63,7 +63,7 @@ class _Given:
         }
 
     def value(self, node: Node, known: Mapping[int, torch.Tensor]) -> torch.Tensor:
-        """Evaluate a node from the values of its operands."""
+        """Evaluate a node from its operands' values."""
         if isinstance(node, Literal):
             return self.cast(node.value, node.type)
         if isinstance(node, Variable):
@@ -92,14 +92,14 @@ class _Given:
 
 def _named(argument: str, given: Mapping[str, Any], name: str) -> Any:
     if name not in given:
-        raise ArgumentError(argument, f"has no {name}, which the expression has; {alternatives(name, given)}")
+        raise ArgumentError(argument, f"has no {name}, which the expression uses; {alternatives(name, given)}")
     return given[name]
 
 
 def _common(node: Operation) -> Type:
-    """Type in which an operation is computed: that of its result, or the common type of its operands."""
+    """Dtype of an operation's computation: the dtype of its result, or the common dtype of its operands."""
     types = {operand.type for operand in node.operands}
-    if node.name == "where":  # the condition is one for any type: whatever is not 0
+    if node.name == "where":  # a condition may have any type: nonzero is true
         return node.type
     if node.name in ("and", "or", "not") or (types == {Type.BOOL} and node.type is Type.BOOL):
         return Type.BOOL
@@ -109,13 +109,14 @@ def _common(node: Operation) -> Type:
 
 
 def _divided(one: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
-    """Return ``one // by``; by -1 it is the negative: some CPUs trap where it divides the least integer."""
+    """``one // by``. Division by -1 negates instead, because some CPUs trap when they divide the least integer by
+    -1."""
     quotient = one.floor_divide(by.where(~_is_special(by), 1))
     return quotient.where(by != -1, -one).where(by != 0, 0)
 
 
 def _remainder(one: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
-    return one.remainder(by.where(~_is_special(by), 1))  # by 1 it is 0, as it is by -1
+    return one.remainder(by.where(~_is_special(by), 1))  # the remainder by 1 is 0, like that by -1
 
 
 def _is_special(divisor: torch.Tensor) -> torch.Tensor:
@@ -123,7 +124,7 @@ def _is_special(divisor: torch.Tensor) -> torch.Tensor:
 
 
 def _same(value: torch.Tensor) -> torch.Tensor:
-    return value  # its type is changed behind it
+    return value  # its dtype is converted afterwards
 
 
 _FUNCTIONS: Mapping[str, _Function] = {

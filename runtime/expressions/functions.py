@@ -1,6 +1,6 @@
-"""Nodes of torch's functions by their names: ``torch.f(x)``, ``x.f()`` and operators alike.
+"""Nodes for torch's functions by name: ``torch.f(x)``, ``x.f()`` and operators alike.
 
-Each function here has the parameters that it knows of torch's; numbers come as literals, all else as it was given.
+Each function here has the supported parameters of torch's function; numbers arrive as literals, other values unchanged.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MOST_POWER = 64
 
 
 def converted(node: Node, to: Type) -> Node:
-    """Return a value as one of another type; a literal stays one."""
+    """Convert a value to another type; a literal stays a literal."""
     if node.type is to:
         return node
     if not isinstance(node, Literal) or (to is Type.INT and not math.isfinite(node.value)):
@@ -30,13 +30,13 @@ def converted(node: Node, to: Type) -> Node:
 
 
 def type_of(dtype: Any) -> Type:
-    """The type of nodes with values of a dtype of torch.
+    """Node type for a torch dtype.
 
     Raises:
-        ExpressionError: for types whose rounding a kernel would not have.
+        ExpressionError: for dtypes whose rounding kernels do not reproduce.
     """
     if dtype not in _TYPES:
-        raise ExpressionError(f"makes a {shown(dtype)} of a value; {', '.join(map(str, _TYPES))} are known")
+        raise ExpressionError(f"converts a value to {shown(dtype)}; expected one of {', '.join(map(str, _TYPES))}")
     return _TYPES[dtype]
 
 
@@ -53,12 +53,12 @@ def _reflected(function: Callable[..., Node]) -> Callable[[Node, Node], Node]:
 
 
 def _of_truths(for_truths: str, name: str) -> Callable[[Node, Node], Node]:
-    """Return an operator that torch has for two truth values, as it has the other one for numbers."""
+    """Choose between torch's operator for booleans and the one for numbers."""
     return lambda input, other: operation(for_truths if input.type is other.type is Type.BOOL else name, input, other)
 
 
 def _bits(name: str, neutral: bool) -> Callable[[Node, Node], Node]:
-    """Return & or |, which leave out what and_masks and or_masks begin with."""
+    """``&`` or ``|``, without the initial constants of and_masks and or_masks."""
 
     def function(input: Node, other: Node) -> Node:
         for one, rest in ((input, other), (other, input)):
@@ -96,7 +96,7 @@ def _power(input: Node, exponent: Node) -> Node:
     if isinstance(exponent, Literal):
         return _known_power(input, exponent.value)
     if not isinstance(input, Literal) or input.type is not Type.FLOAT or not 0 < input.value < math.inf:
-        raise ExpressionError("raises to a power that is no number; a float has one: 2.0 ** x")
+        raise ExpressionError("raises to a variable power, whose base must be a positive float constant: 2.0 ** x")
     return _exp2(operation("*", exponent, Literal(math.log2(input.value)))) if input.value != 2 else _exp2(exponent)
 
 
@@ -107,7 +107,7 @@ def _known_power(base: Node, exponent: float) -> Node:
     if exponent != int(exponent) or abs(exponent) > _MOST_POWER:
         raise ExpressionError(f"raises to the power {shown(exponent)}, expected an integer to {_MOST_POWER}, or 0.5")
     if exponent < 0 and base.type is not Type.FLOAT:
-        raise ExpressionError("raises an integer to a negative power, which is none; x.float() has one")
+        raise ExpressionError("raises an integer to a negative power; use x.float()")
     of_floats = Type.FLOAT in (base.type, literal(exponent).type)
     square = converted(base, Type.FLOAT if of_floats else Type.INT)
     result, left = None, int(abs(exponent))
@@ -133,9 +133,9 @@ def _to(
     copy: Any = None,
     memory_format: Any = None,
 ) -> Node:
-    """Convert to a dtype, or to that of another value; devices and how to copy do not matter.
+    """Convert to a dtype or to another value's dtype; devices and copy options are ignored.
 
-    Of numbers torch takes an integer for a device, and others for values with the types that Python has.
+    torch interprets an integer argument as a device, and other numbers as values of Python's types.
     """
     del device, non_blocking, copy, memory_format
     other = what[0] if what else None
@@ -171,16 +171,16 @@ def _same(input: Node, *args: Any, **options: Any) -> Node:
 
 
 def _made(data: Any, dtype: Any = None, **options: Any) -> Node:
-    """Return the constant that torch.tensor and its like make."""
+    """The constant of torch.tensor and similar functions."""
     del options
     if not isinstance(data, Node):
-        raise ExpressionError("makes a tensor of several numbers; make it before the function, which captures it")
+        raise ExpressionError("creates a tensor of several numbers; create it outside the function and capture it")
     return data if dtype is None else converted(data, type_of(dtype))
 
 
 def _filled(size: Any, value: Any, dtype: Any, otherwise: Type) -> Node:
     if size not in ((), []):
-        raise ExpressionError("makes a tensor with dims; a function has numbers, of the shape ()")
+        raise ExpressionError("creates a tensor with dims; expected a scalar of shape ()")
     return converted(value, otherwise if dtype is None else type_of(dtype))
 
 
@@ -301,10 +301,10 @@ _SEVERAL: Mapping[Callable[..., Node], str] = {
 FUNCTIONS: Mapping[str, Callable[..., Node]] = {
     name: function for function, names in _SEVERAL.items() for name in names.split()
 }
-"""Function by the name that torch calls it when it asks a mode."""
+"""Functions by the name that torch passes to a mode."""
 AS_GIVEN = {_to}
-"""Functions whose numbers are no values: they come as they were given."""
+"""Functions whose numbers are not values and arrive unchanged."""
 VALUES = {"input", "other", "condition", "exponent", "mask", "value", "fill_value"}
-"""Parameters that are numbers or tensors, of all functions that have them."""
+"""Names of parameters that are numbers or tensors, for all functions."""
 SOME = "where, abs, clamp, minimum, maximum, exp, exp2, log, log2, tanh, sigmoid, sqrt, rsqrt, masked_fill, logical_not"
-"""What a message tells of functions that there are, beside operators."""
+"""Supported functions besides operators, for messages."""

@@ -1,4 +1,4 @@
-"""Constants of torch.compile, worked out while it traces: texts, which are the same in each call of a graph."""
+"""Constants computed while torch.compile traces: texts that are the same in each call of a graph."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def constant_in_graphs(function: Function) -> Function:
-    """Let torch.compile call a function of constants while it traces, in place of tracing it.
+    """Let torch.compile call a function of constants at trace time instead of tracing it.
 
-    As ``torch.compiler.assume_constant_result`` does, which imports the compiler, a second long.
+    Like ``torch.compiler.assume_constant_result``, which would import the compiler and take a second.
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
@@ -22,10 +22,10 @@ def constant_in_graphs(function: Function) -> Function:
 
 @constant_in_graphs
 def json_text(value: Any) -> str:
-    """Return a value as JSON."""
+    """A value as JSON."""
     return json.dumps(value)
 
 
 def constant(number: int) -> int:
-    """Return a number; while torch.compile traces, one that its graph is made for."""
+    """A number; while torch.compile traces, a number for which the graph is specialized."""
     return range(number).stop if torch.compiler.is_dynamo_compiling() else number

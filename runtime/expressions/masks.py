@@ -1,10 +1,10 @@
-"""Masks and scores that users write, as a spec has them: a text, what its tensors are, and the tensors."""
+"""Users' masks and scores in the form of specs: a text, declarations of its tensors, and the tensors."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -22,12 +22,12 @@ from runtime.expressions.trace import Traced, trace_mask, trace_score
 
 @dataclass(frozen=True)
 class Expression:
-    """A mask or a score as a spec has it.
+    """A mask or a score in the form of a spec.
 
     Attributes:
-        text: the expression in one spelling.
-        declared: its tensors by name, in the order of their names: "int32[batch, q_len]".
-        tensors: the tensors, likewise.
+        text: the expression in canonical spelling.
+        declared: declarations of its tensors, sorted by name: "int32[batch, q_len]".
+        tensors: the tensors, sorted by name.
     """
 
     text: str
@@ -35,25 +35,32 @@ class Expression:
     tensors: dict[str, torch.Tensor]
 
 
-def mask_of(mask: str | Callable[..., Any], aux: Mapping[str, torch.Tensor] | None) -> Expression:
-    """Make an expression of a text with its tensors, or of a function as FlexAttention has it.
+def mask_of(
+    mask: str | Callable[..., Any],
+    aux: Mapping[str, torch.Tensor] | None,
+    sizes: Mapping[str, int] | None = None,
+) -> Expression:
+    """Make an expression from a text with its tensors, or from a FlexAttention function.
 
     Args:
         mask: an expression (docs/reference/expressions.md), or ``mask_mod(b, h, q_idx, kv_idx)``.
-        aux: the tensors that a text names; a function has its own.
+        aux: the tensors that a text names; a function captures its own.
+        sizes: q_len and kv_len, if they are known: tensors of a function may be longer.
 
     Raises:
         ArgumentError: naming ``mask`` or ``aux``.
     """
-    return _of_text("mask", mask, aux) if isinstance(mask, str) else _of_function("mask", trace_mask, mask, aux)
+    if isinstance(mask, str):
+        return _of_text("mask", mask, aux)
+    return _of_function("mask", partial(trace_mask, sizes=sizes), mask, aux)
 
 
 def score_of(score: str | Callable[..., Any], aux: Mapping[str, torch.Tensor] | None) -> Expression:
-    """Return the same for a score.
+    """``mask_of`` for a score.
 
     Args:
         score: an expression, or ``score_mod(score, b, h, q_idx, kv_idx)``.
-        aux: the tensors that a text names; a function has its own.
+        aux: the tensors that a text names; a function captures its own.
 
     Raises:
         ArgumentError: naming ``score`` or ``aux``.
@@ -65,7 +72,7 @@ def _of_function(
     what: str, trace: Callable[[Any], Traced], function: Any, aux: Mapping[str, torch.Tensor] | None
 ) -> Expression:
     if aux:
-        raise ArgumentError("aux", f"is given, and {what} is a function, which brings its own tensors")
+        raise ArgumentError("aux", f"is given, but {what} is a function, which captures its own tensors")
     traced = trace(function)
     return _made(traced.node, traced.aux, traced.tensors)
 
@@ -85,7 +92,7 @@ def _of_text(what: str, text: str, aux: Mapping[str, torch.Tensor] | None) -> Ex
 def _read_in_a_graph(
     what: str, text: str, tensors: Mapping[str, torch.Tensor]
 ) -> tuple[str, dict[str, str], dict[str, str]]:
-    """Do as ``_read`` while torch.compile traces: for any size that the result does not depend on."""
+    """``_read`` while torch.compile traces, generic in all sizes that do not affect the result."""
     names = {name: NAMES[tensor.dtype] for name, tensor in tensors.items()}
     dims = {name: [_ANY - i for i in range(tensor.dim())] for name, tensor in tensors.items()}
     kept = _kept(what, text, names, dims).split()
@@ -99,15 +106,15 @@ def _read_in_a_graph(
 
 
 _ANY = 999_999_937
-"""Stands for a size, or nearly: no text that a user writes has such a number."""
+"""Base of placeholders for sizes; no user's text contains such numbers."""
 
 
 @constant_in_graphs
 def _read_constants(what: str, text: str, names: dict[str, str], dims: dict[str, list[int]]) -> str:
-    """Do as ``_read`` for tensors of these types and sizes; the result is lines, as torch.compile takes texts alone.
+    """``_read`` for tensors of these dtypes and sizes; the result is lines, because torch.compile passes only texts.
 
     Raises:
-        ArgumentError: for a text that is none.
+        ArgumentError: if the text is invalid.
     """
     given = tuple(Aux(name, names[name], tuple(dims[name])) for name in names)
     try:
@@ -119,7 +126,7 @@ def _read_constants(what: str, text: str, names: dict[str, str], dims: dict[str,
 
 @constant_in_graphs
 def _kept(what: str, text: str, names: dict[str, str], dims: dict[str, list[int]]) -> str:
-    """Return the tensors and dimensions whose sizes remain in what ``_read`` returns: "name.0 name.1"."""
+    """Tensors and dimensions whose sizes appear in the result of ``_read``: "name.0 name.1"."""
     found, *lines = _read_constants(what, text, names, dims).split("\n")
     places = [(name, i) for name, sizes in dims.items() for i in range(len(sizes))]
     of = {name: "".join(line for line in lines if line.endswith(f"\t{name}")) for name in names}
@@ -127,15 +134,15 @@ def _kept(what: str, text: str, names: dict[str, str], dims: dict[str, list[int]
 
 
 class _Named(NamedTuple):
-    """Stands for a tensor while a text is read."""
+    """Placeholder of a tensor while a text is parsed."""
 
     source: str
     dtype: torch.dtype
 
 
-@lru_cache(maxsize=256)  # a text is read for each shape of its tensors once: that takes longer than a call may
+@lru_cache(maxsize=256)  # a text is parsed once per shape of its tensors, because parsing is too slow for every call
 def _read(what: str, text: str, given: tuple[Aux, ...]) -> tuple[str, dict[str, str], dict[str, str]]:
-    """Return the text in one spelling, its tensors as a spec has them, and whose each is of those that were given."""
+    """The text in canonical spelling, its tensors' declarations, and the given tensor of each declaration."""
     parse_aux({each.name: str(each) for each in given})
     node = parse_expression(text, {each.name: each for each in given}, score=what == "score")
     check_size(node)
@@ -147,7 +154,7 @@ def _read(what: str, text: str, given: tuple[Aux, ...]) -> tuple[str, dict[str, 
 
 
 def _declared(name: str, tensor: Any) -> Aux:
-    """Return a tensor with the numbers of its shape as sizes."""
+    """Declaration of a tensor with the numbers of its shape as sizes."""
     where = f"aux[{name!r}]"
     if not isinstance(tensor, torch.Tensor):
         raise ArgumentError(where, f"is {type(tensor).__name__}, expected a torch.Tensor")
@@ -155,7 +162,7 @@ def _declared(name: str, tensor: Any) -> Aux:
         raise ArgumentError(where, f"is {tensor.dtype}, expected one of {', '.join(map(str, NAMES))}")
     if tensor.dim() > MOST_DIMS or tensor.numel() == 0:
         shape = tuple(tensor.shape)
-        raise ArgumentError(where, f"has shape {shape}, expected {MOST_DIMS} dimensions at most, none of size 0")
+        raise ArgumentError(where, f"has shape {shape}, expected at most {MOST_DIMS} dimensions, none of size 0")
     return Aux(name, NAMES[tensor.dtype], tuple(tensor.shape))
 
 

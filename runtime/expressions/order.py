@@ -1,4 +1,4 @@
-"""The nodes of a tree in an order in which each comes behind what it is made of."""
+"""Topological order of a tree's nodes: operands first."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from codegen.expressions.nodes import Node, children
 
 
 def operands_first(node: Node) -> Iterator[Node]:
-    """Yield the nodes of a tree, each once: a part that is shared is one object.
+    """Yield each node of a tree once; a shared part is one object.
 
-    Neither recursion nor a comparison of trees, so a tree may be as deep as it likes.
+    Without recursion or comparison of trees, so that trees may have any depth.
     """
     left, seen = [(node, False)], set[int]()
     while left:

@@ -1,4 +1,4 @@
-"""Where in a user's function something was done."""
+"""Source locations in a user's function."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NOT_THE_USERS = tuple(f"{Path(str(each)).parent}{os.sep}" for each in (__file__
 
 
 def users_frames(caller: CodeType) -> Iterator[FrameType]:
-    """Yield the frames that run the user's code, the innermost first, of the call that ``caller`` makes."""
+    """Yield the frames of user code, innermost first, in the call that ``caller`` makes."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code is not caller:
         if _is_the_users(frame.f_code):
@@ -36,12 +36,12 @@ def _is_the_users(code: CodeType) -> bool:
 
 
 def line_of_frame(frame: FrameType) -> str:
-    """Return file, line and what is written there."""
+    """File, line number and source line of a frame."""
     return _line(frame.f_code.co_filename, frame.f_lineno)
 
 
 def line_of_error(error: BaseException) -> str:
-    """Return the innermost line of the user's that an error came through; "" for none."""
+    """Innermost line of user code in an error's traceback; "" for none."""
     found, trace = "", error.__traceback__
     while isinstance(trace, TracebackType):
         if _is_the_users(trace.tb_frame.f_code):
@@ -51,7 +51,7 @@ def line_of_error(error: BaseException) -> str:
 
 
 def line_of_function(function: Any) -> str:
-    """Return where a function is defined; "" for what has no source."""
+    """Location of a function's definition; "" without source."""
     while isinstance(function, functools.partial):
         function = function.func
     function = inspect.unwrap(function)
@@ -66,5 +66,5 @@ def _line(file: str, line: int) -> str:
 
 
 def refused(argument: str, place: str, what: str) -> ArgumentError:
-    """Error that names the function, the line, the operation, and a remedy."""
+    """Error that names the function, the line, the operation and a remedy."""
     return ArgumentError(argument, one_line(f"{place}: {what}" if place else what, MOST_OF_MESSAGE))

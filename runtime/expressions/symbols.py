@@ -1,4 +1,4 @@
-"""Arguments with which a user's function is traced: tensors that hold a part of a tree, and no numbers."""
+"""Arguments for tracing a user's function: tensors that hold a part of a tree instead of numbers."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import torch
 from codegen.expressions.nodes import ExpressionError, Literal, Node, Type
 
 DTYPES = {Type.BOOL: torch.bool, Type.INT: torch.int64, Type.FLOAT: torch.float32}
-"""What torch calls the types of values."""
+"""torch dtypes of node types."""
 _LEAST, _MOST = -(1 << 63), (1 << 63) - 1
 
 
 class Symbol(torch.Tensor):  # type: ignore[misc, unused-ignore]
-    """A value, or a row of a captured tensor that has too few indices yet.
+    """A value, or a row of a captured tensor that still lacks indices.
 
-    On torch's meta device: dtype and shape are there to be asked, and a computation that slips through finds no number.
+    It is on torch's meta device: dtype and shape are available, and a computation that escapes tracing finds no number.
 
     Attributes:
         node: the value; None for a row.
-        row: the captured tensor, and the indices that it has; None for a value.
+        row: the captured tensor and its indices so far; None for a value.
     """
 
     node: Node | None
@@ -29,24 +29,24 @@ class Symbol(torch.Tensor):  # type: ignore[misc, unused-ignore]
 
 
 def symbol(node: Node) -> Symbol:
-    """Return a value."""
+    """Symbol of a value."""
     made: Symbol = torch.empty((), dtype=DTYPES[node.type], device="meta").as_subclass(Symbol)
     made.node, made.row = node, None
     return made
 
 
 def row(of: torch.Tensor, indices: tuple[Node, ...]) -> Symbol:
-    """Return a captured tensor with some of its indices."""
+    """Symbol of a captured tensor with some of its indices."""
     made: Symbol = torch.empty(of.shape[len(indices) :], dtype=of.dtype, device="meta").as_subclass(Symbol)
     made.node, made.row = None, (of, indices)
     return made
 
 
 def literal(value: Any) -> Literal:
-    """Return a Python number, or one of another library, as a part of a tree.
+    """Literal node of a number from Python or another library.
 
     Raises:
-        ExpressionError: for an integer that no int64 holds.
+        ExpressionError: if an integer does not fit int64.
     """
     if isinstance(value, bool):
         return Literal(value)

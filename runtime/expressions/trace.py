@@ -1,8 +1,9 @@
-"""FlexAttention's functions as trees: each is called once, with symbols.
+"""FlexAttention's functions as trees: each function is called once, with symbols.
 
-torch asks a mode before each of its functions, lookups in captured tensors too, so nothing is missed: what has no place
-in a tree is refused with the line. (torch.fx asks for those that touch an argument alone: it would keep what
-``window // 2`` or ``window.item()`` is now, and drop a write. make_fx fails at ``table[q_idx]``.)
+torch calls a mode before each of its functions, including lookups in captured tensors, so no operation is missed: an
+operation without a counterpart in trees is refused with its line. (torch.fx intercepts only functions of an argument:
+it would freeze the current value of ``window // 2`` or ``window.item()``, and drop a write. make_fx fails at
+``table[q_idx]``.)
 """
 
 from __future__ import annotations
@@ -31,25 +32,25 @@ from runtime.expressions.symbols import Symbol, literal, row, symbol
 
 _INDICES = ("batch", "head", "q_idx", "kv_idx")
 _COMPARISONS = {f"__{name}__": name for name in ("eq", "ne", "lt", "le", "gt", "ge")}
-"""What torch 2.11 tells a mode of operators; from some later version on it tells the functions' names."""
+"""Names that torch 2.11 passes to a mode for operators; some later version passes the functions' names."""
 _ABOUT = {"shape", "dtype", "device", "ndim", "layout", "is_cuda", "requires_grad", "itemsize"}
 _ABOUT |= {"size", "dim", "numel", "stride", "is_floating_point", "__len__"}
-"""What torch is asked about a tensor without its elements."""
+"""Properties of a tensor that do not depend on its elements."""
 _AUGMENTED = {"add", "sub", "mul", "div", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift"}
 _TEXT = {"__repr__", "__str__", "__format__"}
 _WORKS = {
-    "__bool__": "asks whether a value is true, and a kernel has one for each query and key (if, while, and, or, not,"
+    "__bool__": "tests a value for truth, but a kernel has one value for each query and key (if, while, and, or, not,"
     " in, min(), max() and a < b < c do): torch.where, &, |, ~, torch.minimum and torch.maximum work",
-    "__index__": "asks for an integer, and a kernel has one for each query and key: a list of numbers works as a"
-    " captured tensor, a loop over range() with a number of Python",
-    "__float__": "asks for a float, and a kernel has one for each query and key: x.float() works, and torch.exp for"
-    " math.exp",
-    "__int__": "asks for an integer, and a kernel has one for each query and key: x.long() works, and // for what is"
-    " rounded down",
-    "__setitem__": "writes in place: a tree has no memory; torch.where makes a new value",
+    "__index__": "needs a Python integer, but a kernel has one value for each query and key: a list of numbers works as"
+    " a captured tensor, a loop over range() with a Python number",
+    "__float__": "needs a Python float, but a kernel has one value for each query and key: x.float() works, and"
+    " torch.exp for math.exp",
+    "__int__": "needs a Python integer, but a kernel has one value for each query and key: x.long() works, and // to"
+    " round down",
+    "__setitem__": "writes in place: a tree has no memory; torch.where returns a new value",
     **dict.fromkeys(
         ("item", "tolist", "numpy", "__array__"),
-        "reads a value now, and it may be another at the next call: a captured tensor without dims works as it is",
+        "reads a value now, although it may differ at the next call: a captured tensor without dims works directly",
     ),
     **dict.fromkeys(
         ("floor", "ceil", "round", "trunc", "fmod"), "rounds: // and % of integers round down, x.long() towards zero"
@@ -64,7 +65,7 @@ class Traced:
     Attributes:
         node: the tree.
         aux: the aux tensors that it has, by name.
-        tensors: the captured tensor of each; those of two may be one.
+        tensors: the captured tensor of each; two may be the same.
     """
 
     node: Node
@@ -73,46 +74,42 @@ class Traced:
 
 
 def trace_mask(mask_mod: Callable[..., Any], sizes: Mapping[str, int] | None = None) -> Traced:
-    """Make a tree of a ``mask_mod(b, h, q_idx, kv_idx)``, True where a key is seen.
+    """Trace a ``mask_mod(b, h, q_idx, kv_idx)``, which is True for visible pairs, to a tree.
 
-    Numbers of Python, and shapes, are in the tree as they are now. Captured tensors are not: they become aux tensors.
-    A dim of theirs that ``b``, ``h``, ``q_idx`` or ``kv_idx`` indexes, and nothing else, is batch, heads, q_len or
-    kv_len; any other keeps the number it has. A negative index counts from the end, as torch's; one beyond the ends,
-    where torch fails, is that end's.
+    Python numbers and shapes are constants of the tree. Captured tensors become aux tensors. If only ``b``, ``h``,
+    ``q_idx`` or ``kv_idx`` indexes a dim, the dim is batch, heads, q_len or kv_len; any other dim keeps its number. A
+    negative index counts from the end, as in torch; an index out of range, which fails in torch, is clamped.
 
     Args:
         mask_mod: the function.
-        sizes: batch, heads, q_len and kv_len, where they are known: a dim of another size than that and 1 keeps its
-            number.
+        sizes: batch, heads, q_len and kv_len, if known. A dim with a size other than that value and 1 keeps its number.
 
     Raises:
-        ArgumentError: for what a tree cannot say, with the line of the function.
+        ArgumentError: for an operation that trees do not support, with the line of the function.
     """
     node, mode = _traced("mask_mod", mask_mod, _INDICES)
     if node.type is not Type.BOOL:
         place = line_of_function(mask_mod)
         raise refused(
-            "mask_mod", place, f"returns a value of type {node.type}, expected bool: compare it, as in x != 0"
+            "mask_mod", place, f"returns a value of type {node.type}, expected bool: compare it, for example x != 0"
         )
     return Traced(*settled(node, mode.captured.tensors, sizes or {}))
 
 
 def trace_score(score_mod: Callable[..., Any], sizes: Mapping[str, int] | None = None) -> Traced:
-    """Make a tree of a ``score_mod(score, b, h, q_idx, kv_idx)``; an integer that it returns becomes a float.
+    """Trace a ``score_mod(score, b, h, q_idx, kv_idx)`` to a tree; an integer result becomes a float.
 
     Args:
         score_mod: the function.
-        sizes: as ``trace_mask`` has them.
+        sizes: as in ``trace_mask``.
 
     Raises:
-        ArgumentError: for what a tree cannot say, with the line of the function.
+        ArgumentError: for an operation that trees do not support, with the line of the function.
     """
     node, mode = _traced("score_mod", score_mod, ("score", *_INDICES))
     if node.type is Type.BOOL:
         place = line_of_function(score_mod)
-        raise refused(
-            "score_mod", place, "returns a truth value, expected a score: torch.where(mask, score, -math.inf)"
-        )
+        raise refused("score_mod", place, "returns a bool, expected a score: torch.where(mask, score, -math.inf)")
     node = node if node.type is Type.FLOAT else operation("float", node)
     return Traced(*settled(node, mode.captured.tensors, sizes or {}))
 
@@ -133,23 +130,23 @@ def _traced(argument: str, function: Any, names: tuple[str, ...]) -> tuple[Node,
 
 
 def _call(argument: str, function: Callable[..., Any], mode: _Mode, names: tuple[str, ...]) -> Any:
-    with _disable_current_modes():  # under FakeTensorMode they would be fakes, which have a class already
+    with _disable_current_modes():  # under FakeTensorMode they would be fake tensors, which already have a class
         symbols = [symbol(Variable(name)) for name in names]
     try:
         with _disable_current_modes(), torch._guards.tracing(torch._guards.TracingContext(_IN_A_KERNEL)), mode:  # type: ignore[arg-type, unused-ignore]
             return (_undisturbed() if "torch._dynamo" in sys.modules else _called)(function, symbols)
     except CodegenError:
         raise
-    except Exception as error:  # whatever a function may raise
+    except Exception as error:  # a user's function may raise anything
         place = line_of_error(error) or line_of_function(function)
         what = f"raises {type(error).__name__}: {one_line(str(error), 500)}"
         raise refused(argument, place, f"{what} (called with {', '.join(names)})") from error
 
 
 _IN_A_KERNEL = SimpleNamespace(in_kernel_invocation=True, shape_env=None)
-"""What functions that torch.compile has wrapped ask for, in this thread: within a kernel they run as they were written.
+"""The stance that functions wrapped by torch.compile read in this thread, so that tracing runs their original code.
 
-``torch.compiler.set_stance`` is of the process: of two threads that trace, one would leave it switched.
+``torch.compiler.set_stance`` is global to the process: of two tracing threads, one would leave it switched.
 """
 
 
@@ -159,13 +156,13 @@ def _called(function: Callable[..., Any], symbols: Sequence[Symbol]) -> Any:
 
 @cache
 def _undisturbed() -> Callable[..., Any]:
-    """The same where torch.compile has been imported, which leaves all inner frames alone."""
+    """The same after an import of torch.compile, which must not compile any inner frames."""
     undisturbed: Callable[..., Any] = torch._dynamo.disable(_called)
     return undisturbed
 
 
 class _Mode(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
-    """Answers for torch while the function runs."""
+    """Mode that handles torch's functions while the user's function runs."""
 
     def __init__(self, argument: str) -> None:
         super().__init__()
@@ -192,12 +189,12 @@ class _Mode(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
         function = FUNCTIONS.get(_COMPARISONS.get(name, name))
         if function is None:
             raise ExpressionError(_unknown(name))
-        if kwargs.get("inplace") is False:  # relu of torch.nn.functional has it
+        if kwargs.get("inplace") is False:  # relu of torch.nn.functional has this parameter
             kwargs = {key: each for key, each in kwargs.items() if key != "inplace"}
         try:
             bound = inspect.signature(function).bind(*args, **kwargs)
         except TypeError as error:
-            raise ExpressionError(f"calls {name} with other arguments than a kernel has for it: {error}") from None
+            raise ExpressionError(f"calls {name} with arguments that kernels do not support: {error}") from None
         for parameter, value in bound.arguments.items():
             if parameter in VALUES and not isinstance(value, torch.Tensor | numbers.Real):
                 raise ExpressionError(f"calls {name} with {shown(value)}, expected a number or a value")
@@ -209,7 +206,7 @@ class _Mode(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
         )
 
     def node(self, value: Any) -> Node:
-        """Return a value as a part of the tree.
+        """Convert a value to a node of the tree.
 
         Raises:
             ExpressionError: for a tensor with dims.
@@ -219,15 +216,13 @@ class _Mode(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
         if isinstance(value, Symbol):
             node: Node | None = getattr(value, "node", None)
             if node is None:
-                raise ExpressionError(
-                    f"computes with a row of the shape {shown(tuple(value.shape))}: index all its dims"
-                )
+                raise ExpressionError(f"computes with a row of shape {shown(tuple(value.shape))}: index all its dims")
             return node
         aux = self.captured.named(value, users_frames(_call.__code__))
         if aux.dims:
             raise ExpressionError(
-                f"computes with {aux.name}, a tensor of the shape {shown(aux.dims)}: index it first, or compute before"
-                " the function and capture what comes out"
+                f"computes with {aux.name}, a tensor of shape {shown(aux.dims)}: index it first, or compute outside"
+                " the function and capture the result"
             )
         return item(aux)
 
@@ -246,15 +241,15 @@ class _Mode(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
     def _index(self, aux: Aux, index: Any, size: int) -> Node:
         is_value = isinstance(index, torch.Tensor) and index.ndim == 0
         if not is_value and (isinstance(index, bool) or not isinstance(index, numbers.Integral)):
-            what = f"a tensor of the shape {tuple(index.shape)}" if isinstance(index, torch.Tensor) else shown(index)
-            raise ExpressionError(f"indexes {aux.name} with {what}: an index is an integer, one for each dim of {aux}")
+            what = f"a tensor of shape {tuple(index.shape)}" if isinstance(index, torch.Tensor) else shown(index)
+            raise ExpressionError(f"indexes {aux.name} with {what}: expected one integer index for each dim of {aux}")
         node = self.node(index)
         check_size(node)
         return from_the_start(node, size)
 
 
 def _name(func: Any) -> str:
-    """The name of a function in torch; of one that gets an attribute, the attribute's name."""
+    """Name of a function in torch, or of the attribute that a getter reads."""
     name = str(getattr(func, "__name__", func))
     if name in ("__get__", "__set__"):
         attribute = str(getattr(getattr(func, "__self__", None), "__name__", name))
@@ -268,11 +263,11 @@ def _unknown(name: str) -> str:
     if name in _WORKS:
         return _WORKS[name] if name.startswith("__") else f"calls {name}, which {_WORKS[name]}"
     if _is_write(name):
-        return f"calls {name}, which writes in place: a tree has no memory; x = x + y works where x += y does not"
-    return f"calls {one_line(name)}, which a kernel does not have; beside operators there are {SOME}"
+        return f"calls {name}, which writes in place: a tree has no memory; use x = x + y instead of x += y"
+    return f"calls {one_line(name)}, which kernels do not support; supported functions besides operators: {SOME}"
 
 
 def _is_write(name: str) -> bool:
-    """Tell whether a method is one as ``add_`` or ``__iadd__``, or sets an attribute."""
+    """Whether a method writes in place, such as ``add_`` or ``__iadd__``, or sets an attribute."""
     is_augmented = name.startswith("__i") and name.removeprefix("__i").removesuffix("__") in _AUGMENTED
     return is_augmented or name.endswith(".__set__") or (name.endswith("_") and not name.endswith("__"))

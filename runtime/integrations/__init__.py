@@ -1,6 +1,6 @@
-"""This package's attention where its users are: transformers, diffusers, vLLM-Omni.
+"""Attention backends for transformers, diffusers and vLLM-Omni.
 
-Each library is an extra of this package, imported where it is registered.
+Each library is an extra of this package, and is imported when the backend is registered.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What diffusers and vLLM-Omni share: a call's own mask as a pattern, and the call with the pattern that was chosen."""
+"""Code shared by diffusers and vLLM-Omni: the pattern of a call's own mask, and the call with the chosen pattern."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from runtime.video import VideoTiles, tiled_attention
 
 
 def exact_pattern(attn_mask: Any, q: torch.Tensor, k: torch.Tensor, is_causal: bool) -> Pattern:
-    """Return the pattern of a call's own mask, without a wait for the GPU.
+    """The pattern of a call's own mask, without synchronizing.
 
     Args:
         attn_mask: None, or bool: (batch, kv_len) or (batch or 1, 1, 1, kv_len) of the keys, (q_len, kv_len) or (batch
-            or 1, heads or 1, q_len, kv_len) of all pairs. Two dimensions are of the keys where both readings fit.
+            or 1, heads or 1, q_len, kv_len) of all pairs. An ambiguous 2-d mask is read as (batch, kv_len).
         q: (batch, heads, q_len, head_dim).
         k: (batch, kv_heads, kv_len, head_dim).
-        is_causal: whether query i sees the keys 0 to i.
+        is_causal: query i sees the keys 0 to i.
 
     Raises:
         ArgumentError: naming the argument.
@@ -33,19 +33,21 @@ def exact_pattern(attn_mask: Any, q: torch.Tensor, k: torch.Tensor, is_causal: b
         if attn_mask is not None:
             raise ArgumentError("attn_mask", "is given with is_causal=True: put both into one mask")
         if q_len != kv_len:
-            raise ArgumentError("is_causal", f"is True with {q_len} queries of {kv_len} keys: where they stand is open")
+            reason = f"is True with {q_len} queries and {kv_len} keys: their alignment is ambiguous"
+            raise ArgumentError("is_causal", reason)
         return Causal()
     if attn_mask is None:
         return Dense()
     allowed = "bool (batch, kv_len), (batch or 1, 1, 1, kv_len), (q_len, kv_len) or (batch or 1, heads or 1, q_len,"
     if not isinstance(attn_mask, torch.Tensor) or attn_mask.dtype != torch.bool:
         what = attn_mask.dtype if isinstance(attn_mask, torch.Tensor) else type(attn_mask).__name__
-        raise ArgumentError("attn_mask", f"is {what}, expected {allowed} kv_len): no kernel adds a bias")
+        raise ArgumentError("attn_mask", f"is {what}, expected {allowed} kv_len): additive masks are not supported")
     shape = tuple(attn_mask.shape)
     if shape in ((batch, kv_len), (batch, 1, 1, kv_len), (1, 1, 1, kv_len)):
         return from_key_mask(attn_mask.reshape(-1, kv_len), q_len=q_len)
     if len(shape) not in (2, 4) or shape[-2:] != (q_len, kv_len):
-        raise ArgumentError("attn_mask", f"is {shape}, q_len is {q_len}, kv_len {kv_len}; expected {allowed} kv_len)")
+        reason = f"is {shape}, but q_len is {q_len} and kv_len {kv_len}; expected {allowed} kv_len)"
+        raise ArgumentError("attn_mask", reason)
     return from_token_mask(attn_mask)
 
 
@@ -59,15 +61,15 @@ def attend(
     scale: float | None,
     return_lse: bool = False,
 ) -> Any:
-    """Compute a call with the pattern that is chosen for it.
+    """Compute attention with the chosen pattern.
 
     Args:
         q: (batch, heads, q_len, head_dim).
         k, v: (batch, kv_heads, kv_len, head_dim).
         exact: the pattern of the call's own mask.
-        pattern_for: a chooser, which may also return (tiles, pattern) of a video; None for ``exact``.
-        scale: of the logits.
-        return_lse: whether the log-sum-exp is wanted too.
+        pattern_for: a chooser, which may also return (tiles, pattern) for a video; None for ``exact``.
+        scale: softmax scale.
+        return_lse: also return the log-sum-exp.
 
     Returns:
         As ``block_sparse_attention``.
@@ -77,7 +79,7 @@ def attend(
     """
     chosen = exact if pattern_for is None else pattern_for(None, q, k, exact)
     if chosen is not exact and not isinstance(exact, Dense | Causal):
-        raise ArgumentError("attn_mask", "is given, and pattern_for chose another pattern: they cannot be put together")
+        raise ArgumentError("attn_mask", "is given, but pattern_for chose another pattern: they cannot be combined")
     options: dict[str, Any] = {"scale": scale, "return_lse": return_lse}
     if isinstance(chosen, tuple):
         if len(chosen) != 2 or not isinstance(chosen[0], VideoTiles):

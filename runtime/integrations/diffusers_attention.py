@@ -1,4 +1,4 @@
-"""Attention of diffusers: ``model.set_attention_backend("block_sparse")``."""
+"""Attention backend for diffusers: ``model.set_attention_backend("block_sparse")``."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ _ours: set[str] = set()
 
 
 def register_diffusers(name: str = "block_sparse", *, pattern_for: Chooser | None = None) -> None:
-    """Add a backend to diffusers' attention dispatcher, which computes with this package's kernels.
+    """Add a backend that uses this package's kernels to diffusers' attention dispatcher.
 
-    ``model.set_attention_backend(name)`` then takes it for a model, ``attention_backend(name)`` for a block of code.
-    Without ``pattern_for`` each call is what the model asks for, exactly. Models have weights in float16 or bfloat16,
-    and run under ``torch.no_grad()`` on a GPU.
+    ``model.set_attention_backend(name)`` then selects it for a model, ``attention_backend(name)`` for a block of code.
+    Without ``pattern_for``, each call computes exactly the model's own attention. Weights must be float16 or bfloat16,
+    and the model must run under ``torch.no_grad()`` on a GPU.
 
-    diffusers has no list of backends that others may join: the name is put into its enumeration of names.
+    diffusers has no registration API for backends, so this function adds the name to its enumeration of backend names.
 
     Args:
-        name: of the backend; registering it again replaces it, in models that have it already too: with another
-            ``pattern_for`` before a video of another size.
+        name: name of the backend. Registering it again replaces it, also in models that already use it: for example
+            with a new ``pattern_for`` before a video of another size.
         pattern_for: ``pattern_for(module, q, k, exact)`` returns the pattern of a call in place of the model's own one,
-            ``exact``, or (tiles, pattern) of a video: ``video.VideoWindow``,
-            :class:`TopKSelection`, or any function. module is None; q is (batch, heads, q_len,
-            head_dim), k (batch, kv_heads, kv_len, head_dim). A call with a mask takes no other pattern.
+            ``exact``, or (tiles, pattern) for a video: ``video.VideoWindow``, :class:`TopKSelection`, or any function.
+            module is None; q is (batch, heads, q_len, head_dim), k (batch, kv_heads, kv_len, head_dim). For a call with
+            a mask, it must return ``exact``.
 
     Raises:
-        ToolchainError: if diffusers is not installed, naming the extra, or is a version that works otherwise.
+        ToolchainError: if diffusers is not installed, naming the extra, or if its version is incompatible.
         ArgumentError: naming the argument.
     """
     dispatch = optional(DISPATCH, "diffusers")
@@ -44,7 +44,7 @@ def register_diffusers(name: str = "block_sparse", *, pattern_for: Chooser | Non
         raise ArgumentError("pattern_for", f"is {type(pattern_for).__name__}, expected a function or None")
     names = dispatch.AttentionBackendName
     if name not in _ours and name in {member.value for member in names}:
-        raise ArgumentError("name", f"is {name!r}, a backend of diffusers' own")
+        raise ArgumentError("name", f"is {name!r}, which is one of diffusers' own backends")
 
     def block_sparse(
         query: torch.Tensor,
@@ -59,12 +59,12 @@ def register_diffusers(name: str = "block_sparse", *, pattern_for: Chooser | Non
         return_lse: bool = False,
         _parallel_config: Any = None,
     ) -> Any:
-        """Compute a call: see :func:`diffusers_attention`; the dispatcher passes what has one of these names."""
+        """Compute a call: see :func:`diffusers_attention`. The dispatcher passes arguments by these names."""
         if query.shape[2] != key.shape[2] and not enable_gqa:
-            reason = f"is False, with {query.shape[2]} query heads and {key.shape[2]} of the keys"
+            reason = f"is False, but there are {query.shape[2]} query heads and {key.shape[2]} key heads"
             raise ArgumentError("enable_gqa", reason)
         if _parallel_config is not None:
-            raise ArgumentError("_parallel_config", "is given: no call here is split over a context")
+            raise ArgumentError("_parallel_config", "is given: context parallelism is not supported")
         return diffusers_attention(
             query,
             key,
@@ -101,10 +101,10 @@ def diffusers_attention(
         attn_mask: None, or bool (batch, kv_len), (batch or 1, 1, 1, kv_len), (q_len, kv_len) or (batch or 1, heads or
             1, q_len, kv_len).
         dropout_p: 0.
-        is_causal: whether query i sees the keys 0 to i; q_len is kv_len then.
-        scale: of the logits, by default 1 / sqrt(head_dim).
-        return_lse: whether to return the log-sum-exp too.
-        pattern_for: as :func:`register_diffusers` has it.
+        is_causal: query i sees the keys 0 to i; requires q_len = kv_len.
+        scale: softmax scale. Default: 1 / sqrt(head_dim).
+        return_lse: also return the log-sum-exp.
+        pattern_for: as for :func:`register_diffusers`.
 
     Returns:
         (batch, q_len, heads, head_dim); with ``return_lse`` also float32 (batch, q_len, heads), natural logarithms.
@@ -113,7 +113,7 @@ def diffusers_attention(
         ArgumentError: naming the argument, before anything is launched.
     """
     if dropout_p:
-        raise ArgumentError("dropout_p", f"is {dropout_p}, expected 0: there is no dropout")
+        raise ArgumentError("dropout_p", f"is {dropout_p}, expected 0: dropout is not supported")
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
     exact = exact_pattern(attn_mask, q, k, is_causal)
     result = attend(q, k, v, exact, pattern_for, scale=scale, return_lse=return_lse)
@@ -126,12 +126,12 @@ def _member(names: Any, name: str) -> Any:
     """Member of diffusers' enumeration with that name, created if missing.
 
     Raises:
-        ToolchainError: if the enumeration is not one of strings.
+        ToolchainError: if the enumeration's members are not strings.
     """
     if name in names._value2member_map_:
         return names(name)
     if not issubclass(names, str):
-        raise ToolchainError("the installed diffusers has backends that are no strings: pip install 'diffusers<0.43'")
+        raise ToolchainError("the installed diffusers has no string backend names: pip install 'diffusers<0.43'")
     member = str.__new__(names, name)
     member._name_, member._value_ = name.upper(), name
     names._member_map_[member._name_] = member

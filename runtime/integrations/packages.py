@@ -1,4 +1,4 @@
-"""Optional packages: imported when an integration is registered, never before."""
+"""Import of optional packages, when an integration is registered."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def optional(module: str, extra: str) -> ModuleType:
         extra: the extra of this package's pyproject.toml that installs it.
 
     Raises:
-        ToolchainError: naming the extra, where the package is missing or has no such module.
+        ToolchainError: naming the extra, if the package is missing or has no such module.
     """
     try:
         return importlib.import_module(module)

@@ -1,4 +1,4 @@
-"""Attention of Hugging Face transformers: models built with ``attn_implementation="block_sparse"``."""
+"""Attention for Hugging Face transformers, for models built with ``attn_implementation="block_sparse"``."""
 
 from __future__ import annotations
 
@@ -19,34 +19,33 @@ from runtime.patterns import Causal, Dense, Pattern, SlidingWindow
 
 FUNCTIONS = "transformers.modeling_utils"
 CONFIG_FIELD = "block_sparse"
-"""Of a model's configuration: plain data that :func:`chooser_of` takes."""
+"""Field of a model's configuration: plain data for :func:`chooser_of`."""
 NO_NAMES = ("eager", "sdpa", "flash", "flex", "paged")
-"""Transformers takes implementations whose names have one of these inside for its own."""
+"""Transformers treats implementations whose names contain one of these as its own."""
 REFUSED = ("position_bias", "head_mask", "output_attentions", "cu_seq_lens_q", "cu_seq_lens_k")
-"""Arguments that change the result, and that nothing here computes."""
+"""Unsupported arguments that would change the result."""
 
 
 def register_transformers(
     name: str = "block_sparse", *, pattern_for: Chooser | None = None, decode: str | None = None
 ) -> None:
-    """Make ``attn_implementation=name`` of transformers' models compute with this package's kernels.
+    """Register ``attn_implementation=name`` in transformers, which uses this package's kernels.
 
-    Each call is what the model's mask says: full, causal, sliding windows, padding, packed sequences; see
-    ``runtime.integrations.transformers_masks.MaskInterface``. Grouped K/V heads are not repeated. Softcaps and sink
-    logits of a model are kept. Models have weights in float16 or bfloat16 and run under ``torch.no_grad()``, on a GPU.
-    Queries stand at the end of the keys (``bottom_right``), so prompts in parts and steps of decoding with a cache are
-    right; a step with a single query takes a kernel whose tile is made for 64 or more.
+    Each call follows the model's mask: full, causal, sliding window, padding or packed sequences; see
+    ``runtime.integrations.transformers_masks.MaskInterface``. Grouped K/V heads are not repeated. A model's softcaps
+    and sink logits are applied. Weights must be float16 or bfloat16, and the model must run under ``torch.no_grad()``
+    on a GPU. Queries are aligned with the end of the keys (``bottom_right``), as chunked prefill and decoding with a
+    cache require. A step with a single query uses a kernel whose query tile has 64 or more rows.
 
     Args:
-        name: of the implementation; registering it again replaces it, in models that have it already too.
+        name: name of the implementation. Registering it again replaces it, also in models that already use it.
         pattern_for: ``pattern_for(module, q, k, exact)`` returns the pattern of a call in place of the model's own one,
-            ``exact``: :class:`TopKSelection`, or any function (q is (batch, heads, q_len,
-            head_dim), k (batch, kv_heads, kv_len, head_dim)). Lengths of the keys hold on top of it. Where the mask is
-            only to be had as lists (padding on the left, packed sequences) it must return ``exact``. By default, what
-            ``model.config.block_sparse`` describes, as :func:`chooser_of` takes it, and ``exact``
-            where there is no such field.
-        decode: another implementation, such as ``"sdpa"``, that computes calls with a single query, by the model's own
-            mask. By default this one does.
+            ``exact``: :class:`TopKSelection`, or any function (q is (batch, heads, q_len, head_dim), k (batch,
+            kv_heads, kv_len, head_dim)). Key lengths apply in addition. If the mask can only be expressed as lists
+            (padding on the left, packed sequences), it must return ``exact``. Default: the chooser that
+            ``model.config.block_sparse`` describes (see :func:`chooser_of`), or ``exact`` without such a field.
+        decode: another implementation, such as ``"sdpa"``, for calls with a single query, with the model's own mask.
+            Default: this implementation.
 
     Raises:
         ToolchainError: if transformers is not installed, naming the extra.
@@ -55,10 +54,10 @@ def register_transformers(
     functions, interface = optional(FUNCTIONS, "transformers"), MaskInterface.of_package()
     registered = functions.ALL_ATTENTION_FUNCTIONS
     if not isinstance(name, str) or not re.fullmatch(r"[a-z][a-z0-9_]*", name) or any(no in name for no in NO_NAMES):
-        allowed = f"a lower-case identifier without any of {', '.join(NO_NAMES)} inside"
+        allowed = f"a lower-case identifier that contains none of {', '.join(NO_NAMES)}"
         raise ArgumentError("name", f"is {name!r}, expected {allowed}")
     if name in registered and not isinstance(registered[name], TransformersAttention):
-        raise ArgumentError("name", f"is {name!r}, which someone else has registered")
+        raise ArgumentError("name", f"is {name!r}, which is already registered by another package")
     if decode is not None and (decode not in registered or isinstance(registered[decode], TransformersAttention)):
         names = ", ".join(sorted(each for each in registered if "|" not in each and each != name))
         raise ArgumentError("decode", f"is {decode!r}, expected one of {names}")
@@ -71,14 +70,14 @@ def register_transformers(
 
 @dataclass(frozen=True)
 class _Delegate:
-    """Another implementation, which the user has named."""
+    """Another implementation, chosen by the user."""
 
     name: str
     functions: Mapping[str, Any]
     masks: Any
 
     def __call__(self, module: Any, tensors: tuple[torch.Tensor, ...], mask: Any, options: dict[str, Any]) -> Any:
-        """Return its result, of a mask that is ours or its own."""
+        """Its result, with our mask or its own."""
         if isinstance(mask, AttentionMask):
             mask = mask.of_implementation(self.name, self.masks)
         given = {key: value for key, value in options.items() if value is not None}
@@ -87,11 +86,11 @@ class _Delegate:
 
 @dataclass(frozen=True)
 class TransformersAttention:
-    """An attention function of transformers.
+    """An attention function for transformers.
 
     Attributes:
-        pattern_for: as :func:`register_transformers` has it.
-        decode: computes calls with a single query; None if this function does.
+        pattern_for: as for :func:`register_transformers`.
+        decode: implementation of calls with a single query; None for this one.
     """
 
     pattern_for: Chooser | None = None
@@ -121,15 +120,15 @@ class TransformersAttention:
             key, value: (batch, kv_heads, kv_len, head_dim).
             attention_mask: an ``AttentionMask``, bool (batch or 1, heads or 1, q_len, kv_len), or None.
             dropout: 0.
-            scaling: of the logits, by default 1 / sqrt(head_dim).
-            is_causal: where there is no mask; by default ``module.is_causal``.
-            sliding_window: keys that a causal query sees, its own among them, where there is no mask.
-            softcap: of the logits.
+            scaling: softmax scale. Default: 1 / sqrt(head_dim).
+            is_causal: used without a mask. Default: ``module.is_causal``.
+            sliding_window: used without a mask: number of keys that a causal query sees, including its own.
+            softcap: cap of the logits.
             s_aux: (heads,), sink logits.
-            others: what else transformers passes on.
+            others: other arguments that transformers passes.
 
         Returns:
-            (batch, q_len, heads, head_dim), and None for the weights, which no kernel writes out.
+            (batch, q_len, heads, head_dim), and None for the attention weights, which kernels do not return.
 
         Raises:
             ArgumentError: naming the argument, before anything is launched.
@@ -148,13 +147,13 @@ class TransformersAttention:
         for argument, passed in {"dropout": dropout, **{each: others.get(each) for each in REFUSED}}.items():
             if passed is not None and passed is not False and not (argument == "dropout" and passed == 0.0):
                 shown = type(passed).__name__ if isinstance(passed, torch.Tensor) else repr(passed)
-                raise ArgumentError(argument, f"is {shown}, which no kernel here computes: leave it out, or use sdpa")
+                raise ArgumentError(argument, f"is {shown}, which is not supported: leave it out, or use sdpa")
         if is_causal is None:
             is_causal = bool(getattr(module, "is_causal", True))
         exact, lengths, is_listed = _pattern(attention_mask, query, key, is_causal, sliding_window)
         pattern = self._chosen(module, query, key, exact)
         if is_listed and pattern is not exact:
-            reason = "is not of numbers (padding on the left or with holes, packed sequences, a mask of your own)"
+            reason = "needs lists (padding on the left or with holes, packed sequences, a custom mask)"
             raise ArgumentError("attention_mask", f"{reason}, so pattern_for must return exact; pad on the right")
         out = block_sparse_attention(
             query,
@@ -169,7 +168,7 @@ class TransformersAttention:
         return out.transpose(1, 2).contiguous(), None
 
     def _chosen(self, module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, exact: Pattern) -> Any:
-        """Return the pattern of a call."""
+        """The pattern of a call."""
         if self.pattern_for is not None:
             return self.pattern_for(module, query, key, exact)
         fields = getattr(getattr(module, "config", None), CONFIG_FIELD, None)
@@ -183,17 +182,17 @@ class TransformersAttention:
 def _pattern(
     mask: Any, query: torch.Tensor, key: torch.Tensor, is_causal: bool, window: int | None
 ) -> tuple[Pattern, torch.Tensor | None, bool]:
-    """Return the pattern of a call, the lengths of its keys, and whether all of its mask is in lists."""
+    """The pattern of a call, its key lengths, and whether lists hold the whole mask."""
     q_len, kv_len = query.shape[2], key.shape[2]
     if isinstance(mask, AttentionMask):
         if (mask.q_len, mask.kv_len) != (q_len, kv_len):
             those = f"{mask.q_len} queries and {mask.kv_len} keys"
-            raise ArgumentError("attention_mask", f"is of {those}, the call has {q_len} and {kv_len}")
+            raise ArgumentError("attention_mask", f"has {those}, the call has {q_len} and {kv_len}")
         return mask.pattern, mask.kv_lengths, mask.is_listed
     if mask is not None:
         if not isinstance(mask, torch.Tensor) or mask.dtype != torch.bool or mask.dim() != 4:
             what = f"{mask.dtype} {tuple(mask.shape)}" if isinstance(mask, torch.Tensor) else type(mask).__name__
-            allowed = "bool (batch or 1, heads or 1, q_len, kv_len): no kernel adds a bias"
+            allowed = "bool (batch or 1, heads or 1, q_len, kv_len): additive masks are not supported"
             raise ArgumentError("attention_mask", f"is {what}, expected {allowed}")
         if mask.shape[2:] != (q_len, kv_len):
             raise ArgumentError(
@@ -202,10 +201,10 @@ def _pattern(
         return from_token_mask(mask), None, True
     if not is_causal:
         if window is not None:
-            reason = f"is {window} without a mask and without causal attention: which keys it means is not told"
+            reason = f"is {window} without a mask and without causal attention: the visible keys are ambiguous"
             raise ArgumentError("sliding_window", reason)
         return Dense(), None, False
     if q_len not in (1, kv_len):
-        reason = f"is missing, with {q_len} causal queries of {kv_len} keys: where they stand is not told"
+        reason = f"is missing, with {q_len} causal queries and {kv_len} keys: their alignment is ambiguous"
         raise ArgumentError("attention_mask", reason)
     return (Causal() if window is None or window >= kv_len else SlidingWindow(window - 1)), None, False

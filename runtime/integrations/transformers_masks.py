@@ -1,4 +1,4 @@
-"""Masks of Hugging Face transformers: what its mask interface describes becomes a pattern, once for all layers."""
+"""Conversion of the masks of Hugging Face transformers to patterns, once for all layers."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ MASKS = "transformers.masking_utils"
 
 @dataclass(frozen=True)
 class AttentionMask:
-    """What a layer gets as ``attention_mask``.
+    """The value that layers get as ``attention_mask``.
 
     Attributes:
-        pattern: which keys each query sees.
-        kv_lengths: int32 (batch,), keys of each batch that exist; None if all do.
-        q_len: queries that it is about.
-        kv_len: keys that it is about.
-        arguments: what transformers asked for, of which masks of its other implementations are made.
+        pattern: pattern of the mask.
+        kv_lengths: int32 (batch,), number of valid keys of each batch; None if all are valid.
+        q_len: number of queries of the mask.
+        kv_len: number of keys of the mask.
+        arguments: arguments of the mask interface, from which masks of other implementations are made.
     """
 
     pattern: Pattern
@@ -38,14 +38,14 @@ class AttentionMask:
 
     @property
     def is_listed(self) -> bool:
-        """Whether the pattern holds all of the mask in lists, so that no other pattern may take its place."""
+        """Whether lists hold the whole mask, so that no other pattern can replace it."""
         return not isinstance(self.pattern, Dense | Causal | SlidingWindow)
 
     def of_implementation(self, name: str, masks: Any) -> Any:
-        """Return the mask in the form of another implementation, made once for all layers.
+        """The mask in the format of another implementation, made once for all layers.
 
         Args:
-            name: of the implementation.
+            name: name of the implementation.
             masks: ``transformers.masking_utils``.
         """
         if name not in self.others:
@@ -55,12 +55,12 @@ class AttentionMask:
 
 @dataclass(frozen=True)
 class MaskInterface:
-    """Makes the mask of a forward pass: a function of transformers' ``AttentionMaskInterface``.
+    """Makes the mask of a forward pass; a function for transformers' ``AttentionMaskInterface``.
 
-    Full, causal and sliding-window masks become patterns of numbers, and padding on the right lengths of the keys; to
-    see that it is on the right, a call waits for the GPU once in a forward pass. All else becomes lists with a bit for
-    each pair of a partial block, exactly: padding on the left, holes, packed sequences, chunks, masks of one's own,
-    static caches while they fill. They are made of transformers' own boolean mask (batch, 1, q_length, kv_length).
+    Full, causal and sliding-window masks become patterns without tensors, and padding on the right becomes key lengths.
+    To check that padding is on the right, a forward pass synchronizes once. All other masks become exact lists with one
+    bit per pair of a partial block: padding on the left, holes, packed sequences, chunks, custom masks, and static
+    caches that are not full. They are made from transformers' own boolean mask (batch, 1, q_length, kv_length).
 
     Attributes:
         masks: ``transformers.masking_utils``.
@@ -89,19 +89,19 @@ class MaskInterface:
         attention_mask: torch.Tensor | None = None,
         **others: Any,
     ) -> AttentionMask:
-        """Return the mask of a forward pass.
+        """Make the mask of a forward pass.
 
         Args:
-            batch_size: sequences.
-            q_length: queries of a sequence.
-            kv_length: keys of a sequence, those of a cache among them.
+            batch_size: number of sequences.
+            q_length: queries per sequence.
+            kv_length: keys per sequence, including those of a cache.
             q_offset: position of the first query; an int, or int64 (1,) or () with static caches.
             kv_offset: position of the first key.
-            mask_function: which pairs of positions see each other; by default causal.
-            attention_mask: bool (batch, positions), which keys exist; None if all do.
-            others: what else transformers passes on (device, use_vmap, ...).
+            mask_function: visibility of pairs of positions. Default: causal.
+            attention_mask: bool (batch, positions), True for valid keys; None if all are valid.
+            others: other arguments that transformers passes (device, use_vmap, ...).
         """
-        function = self.masks.causal_mask_function if mask_function is None else mask_function  # as dynamo traces
+        function = self.masks.causal_mask_function if mask_function is None else mask_function  # dynamo traces it
         arguments = {
             **others,
             "batch_size": batch_size,
@@ -125,8 +125,8 @@ class MaskInterface:
 def _padded(
     pattern: Pattern, mask: torch.Tensor, kv_offset: int, kv_length: int
 ) -> tuple[Pattern | None, torch.Tensor | None]:
-    """Return a pattern with the lengths of the keys; no pattern if padding is not on the right."""
-    if torch.compiler.is_compiling():  # what is traced cannot depend on what a mask holds
+    """A pattern with key lengths; no pattern if padding is not on the right."""
+    if torch.compiler.is_compiling():  # tracing cannot depend on mask values
         return None, None
     keys = F.pad(mask, (0, max(0, kv_offset + kv_length - mask.shape[1])))[:, kv_offset : kv_offset + kv_length]
     lengths = kv_lengths_from_mask(keys)
@@ -139,7 +139,7 @@ def _padded(
 def _of_numbers(
     masks: ModuleType, function: Callable[..., Any], lengths: tuple[int, int], q_offset: Any, kv_offset: int
 ) -> Pattern | None:
-    """Return the pattern of a mask that transformers itself describes by numbers; None for any other mask."""
+    """The pattern of a mask that transformers describes by parameters; None for any other mask."""
     if function is masks.bidirectional_mask_function:
         return Dense()
     if not isinstance(q_offset, int):
@@ -161,13 +161,13 @@ def _of_numbers(
 
 
 def _parts(function: Callable[..., Any]) -> list[Callable[..., Any]]:
-    """Return the mask functions that all have to hold for a pair to be visible."""
+    """The mask functions whose conjunction is the mask."""
     inner = _enclosed(function, "and_masks").get("mask_functions")
     return [function] if inner is None else [part for each in inner for part in _parts(each)]
 
 
 def _window(function: Callable[..., Any]) -> tuple[int, int | None] | None:
-    """Return the keys before and after a query's own that an overlay of a window lets it see; None for no bound."""
+    """The number of keys before and after a query's own in a sliding-window overlay; None for no bound."""
     keys = _enclosed(function, "sliding_window_overlay").get("sliding_window")
     if isinstance(keys, int):
         return keys - 1, None
@@ -176,7 +176,7 @@ def _window(function: Callable[..., Any]) -> tuple[int, int | None] | None:
 
 
 def _enclosed(function: Callable[..., Any], maker: str) -> dict[str, Any]:
-    """Return the values that a mask function encloses, if a function of transformers' masks of that name made it."""
+    """The closure variables of a mask function, if transformers' function of that name made it."""
     name = f"{maker}.<locals>."
     if getattr(function, "__module__", "") != MASKS or not getattr(function, "__qualname__", "").startswith(name):
         return {}

@@ -1,4 +1,4 @@
-"""Attention of vLLM-Omni: a callable of its entry-point group ``vllm_omni.sparse_attn``, named ``block_sparse``."""
+"""Attention for vLLM-Omni: the callable ``block_sparse`` of its entry-point group ``vllm_omni.sparse_attn``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from runtime.patterns import Pattern
 from runtime.video import VideoWindow
 
 GEOMETRY = ("latent_shape", "patch_size")
-"""Parameters that vLLM-Omni fills in: (frames, rows, columns) of the latents, and of a patch."""
+"""Parameters that vLLM-Omni sets: (frames, rows, columns) of the latents and of a patch."""
 
 
 def attention(  # noqa: PLR0917 - the contract
@@ -26,19 +26,19 @@ def attention(  # noqa: PLR0917 - the contract
     is_causal: bool = False,
     softmax_scale: float | None = None,
 ) -> Any:
-    """Compute attention by vLLM-Omni's contract for sparse plug-ins.
+    """Compute attention, following vLLM-Omni's contract for sparse plug-ins.
 
     Args:
         query: (batch, q_len, heads, head_dim), float16 or bfloat16, on a GPU.
         key, value: (batch, kv_len, kv_heads, head_dim).
-        params: ``pattern`` says which keys are seen. It is an object of ``patterns``, or a mapping:
+        params: ``pattern`` is the pattern, an object of ``patterns`` or a mapping:
             ``{"kind": "video_window", "window": [3, 3, 3], "tile": [2, 8, 8]}``, which takes the grid of tokens from
             ``latent_shape`` and ``patch_size`` or its own ``grid``; ``{"kind": "topk", "topk": 32}`` and the patterns
-            of numbers, as :func:`chooser_of` takes them; ``{"kind": "dense"}`` to compute all of
-            it. ``attn_mask``: bool, as :func:`diffusers_attention` takes it; it goes with
-            ``dense`` alone. ``return_lse``: whether to return the log-sum-exp too, for attention in rings.
-        is_causal: whether query i sees the keys 0 to i; q_len is kv_len then.
-        softmax_scale: of the logits, by default 1 / sqrt(head_dim).
+            without tensors, as for :func:`chooser_of`; or ``{"kind": "dense"}`` for full attention. ``attn_mask``:
+            bool, as for :func:`diffusers_attention`, allowed only with ``dense``. ``return_lse``: also return the
+            log-sum-exp, for ring attention.
+        is_causal: query i sees the keys 0 to i; requires q_len = kv_len.
+        softmax_scale: softmax scale. Default: 1 / sqrt(head_dim).
 
     Returns:
         (batch, q_len, heads, head_dim); with ``return_lse`` also float32 (batch, heads, q_len), natural logarithms.
@@ -58,7 +58,7 @@ attention.capabilities = {"supports_attention_mask": True}  # type: ignore[attr-
 
 
 def _chooser(params: Mapping[str, Any]) -> Chooser | None:
-    """Return the chooser of ``params``; None where all is to be computed.
+    """The chooser of ``params``; None for full attention.
 
     Raises:
         ArgumentError: naming the parameter.
@@ -80,24 +80,24 @@ def _chooser(params: Mapping[str, Any]) -> Chooser | None:
         fields["grid"] = _grid(params)
     try:
         return _window(tuple(sorted(fields.items())))
-    except TypeError as error:  # a field that is missing, or that there is none of
+    except TypeError as error:  # a missing or unknown field
         raise ArgumentError("params['pattern']", f"has fields {sorted(fields)}: {error}") from None
 
 
-MOST_WINDOWS = 16  # sizes of videos whose lists are kept
+MOST_WINDOWS = 16  # number of video sizes whose lists are cached
 
 
 @lru_cache(maxsize=MOST_WINDOWS)
 def _window(fields: tuple[tuple[str, Any], ...]) -> VideoWindow:
-    """Return a window of a video's size, whose tiles and lists are made once."""
+    """The window for a video size, with cached tiles and lists."""
     return VideoWindow(**dict(fields))
 
 
 def _grid(params: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return frames, rows and columns of tokens.
+    """Frames, rows and columns of tokens.
 
     Raises:
-        ArgumentError: naming the parameter that is missing or does not divide.
+        ArgumentError: naming the parameter that is missing, or not a multiple of the patch size.
     """
     latents, patch = (_row(name, params) for name in GEOMETRY)
     if any(size % part for size, part in zip(latents, patch, strict=True)):
@@ -106,14 +106,14 @@ def _grid(params: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def _row(name: str, params: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return three sizes that are the same for each sample, of (3,) or (samples, 3) numbers.
+    """Three sizes, the same for each sample, from (3,) or (samples, 3) numbers.
 
-    A tensor on a GPU is waited for: a server that has them there gives the ``grid``.
+    Reading a tensor on a GPU synchronizes; pass ``grid`` to avoid it.
     """
     value = params.get(name)
     if value is None:
-        raise ArgumentError(f"params['{name}']", "is missing: 'video_window' wants it, or a 'grid' of its own")
+        raise ArgumentError(f"params['{name}']", "is missing: 'video_window' needs it, or its own 'grid'")
     rows = torch.as_tensor(value).reshape(-1, 3).tolist() if torch.as_tensor(value).numel() % 3 == 0 else []
     if not rows or any(row != rows[0] for row in rows) or min(rows[0]) < 1:
-        raise ArgumentError(f"params['{name}']", f"is {value!r}, expected (frames, rows, columns) of all samples")
+        raise ArgumentError(f"params['{name}']", f"is {value!r}, expected (frames, rows, columns) for all samples")
     return tuple(int(size) for size in rows[0])

@@ -1,1 +1,1 @@
-"""What ``load_kernel`` returns: callables on torch tensors, one module for each operator, and the checks they share."""
+"""Results of ``load_kernel``: callables on torch tensors, one module per operator, and shared checks."""

@@ -1,4 +1,4 @@
-"""Checks of call arguments. Every message names the argument, what it was and what is expected."""
+"""Checks of call arguments. Every message names the argument, its value and the expected value."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from runtime.checks import check_dense
 from runtime.errors import ArgumentError, DeviceError
 
 View = tuple[tuple[int, ...], tuple[int, ...]]
-"""Shape and strides of a tensor, as a tensor map sees it."""
+"""Shape and strides of a tensor, for a tensor map."""
 TORCH_DTYPES = {
     "fp16": torch.float16,
     "bf16": torch.bfloat16,
@@ -30,20 +30,20 @@ TORCH_DTYPES = {
     "fp32": torch.float32,
 }
 FP8_DTYPES = tuple(TORCH_DTYPES[name] for name in FP8)
-ATTENTION_RANK = 4  # of q, k and v
+ATTENTION_RANK = 4  # dimensions of q, k and v
 Q_AXES = ("batch", "heads", "q_len", "head_dim")
 KV_AXES = ("batch", "kv_heads", "kv_len", "head_dim")
 TMA_ALIGNMENT = STRIDE_BYTES  # bytes: addresses and strides of a tensor that TMA or a 16-byte load reads
-SIGNATURES_KEPT = 64  # of each kernel
+SIGNATURES_KEPT = 64  # per kernel
 MAX_EXTENT = 2**30  # kernels count in 32 bits, also past the end of a dimension and in sums of two
 NO_TANGENT = "has a tangent of forward-mode differentiation, which kernels do not compute: use backward, or detach it"
 _functorch = torch._C._functorch.peek_interpreter_stack
 _MAX_FLOAT = 3.4028234e38
-_MAX_SINK = 6e29  # times log2(e), that of a row without keys must be more than kLeastLogit, -1e30
+_MAX_SINK = 6e29  # times log2(e); the sink of a row without keys must exceed kLeastLogit, -1e30
 
 
 def has_tangent(tensor: Any) -> bool:
-    """Whether forward-mode differentiation is on and a tensor has a tangent, which no kernel computes with."""
+    """Whether a tensor has a tangent of forward-mode differentiation, which kernels do not support."""
     if forward_ad._current_level < 0 or not isinstance(tensor, torch.Tensor):
         return False
     if tensor.layout != torch.strided or tensor.is_nested:
@@ -52,12 +52,13 @@ def has_tangent(tensor: Any) -> bool:
 
 
 def is_wrapped(tensor: Any) -> bool:
-    """Whether a tensor stands for others within a transform of torch.func."""
+    """Whether a tensor is a wrapper within a transform of torch.func."""
     return isinstance(tensor, torch.Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
 def call_key(*tensors: torch.Tensor | None) -> Any:
-    """Return all that the checks of a call look at, less the addresses; None if an argument is no dense tensor."""
+    """Build a key of everything that a call's checks examine, except addresses; None if an argument is not a dense
+    tensor."""
     key: list[Any] = []
     grad = torch.is_grad_enabled()
     try:
@@ -73,7 +74,7 @@ def call_key(*tensors: torch.Tensor | None) -> Any:
 
 
 def remember(signatures: dict[Any, Any], key: Any, found: Any) -> Any:
-    """Keep what the checks of a call found, with that of few other calls, and return it."""
+    """Store the result of a call's checks in a small cache, and return it."""
     if len(signatures) >= SIGNATURES_KEPT:
         signatures.clear()
     signatures[key] = found
@@ -81,37 +82,37 @@ def remember(signatures: dict[Any, Any], key: Any, found: Any) -> Any:
 
 
 class Signatures(dict[Any, Any]):
-    """What the checks of calls found, by their keys.
+    """Results of calls' checks, by key.
 
     Attributes:
-        last: the key of the last call, and what was found: compared with the next key, which costs half of a look-up,
-            as that takes the hash of the key first.
+        last: key and result of the last call. Comparing it with the next key costs half of a lookup, which hashes the
+            key first.
     """
 
     last: tuple[Any, Any] = (None, None)
 
     def find(self, key: Any) -> Any:
-        """Result of the checks of a call that differs from the last one; None for a new call."""
+        """Result of the checks of a call other than the last one; None for a new call."""
         found = self.get(key)
         self.last = key, found
         return found
 
     def keep(self, key: Any, found: Any) -> Any:
-        """Keep what the checks of a new call found, with that of few others, and return it."""
+        """Store the result of a new call's checks, and return it."""
         remember(self, key, found)
         self.last = key, found
         return found
 
 
 def aux_in_order(given: Mapping[str, torch.Tensor] | None, declared: tuple[Aux, ...]) -> tuple[torch.Tensor, ...]:
-    """The aux tensors of a call in the kernel's order.
+    """Put the aux tensors of a call in the kernel's order.
 
     Args:
-        given: by name.
-        declared: by the spec.
+        given: tensors by name.
+        declared: tensors that the spec declares.
 
     Raises:
-        ArgumentError: for one that is missing or that the kernel does not have.
+        ArgumentError: if a tensor is missing or the kernel does not have it.
     """
     given = {} if given is None else given
     try:
@@ -123,7 +124,7 @@ def aux_in_order(given: Mapping[str, torch.Tensor] | None, declared: tuple[Aux, 
     names = [aux.name for aux in declared]
     for name in given:
         if name not in names:
-            known = alternatives(name, names) if names else "; there is none"
+            known = alternatives(name, names) if names else "; it has none"
             raise ArgumentError(f"aux[{name!r}]", f"is not a tensor of the spec's expressions{known}")
     missing = next(aux for aux in declared if aux.name not in given)
     raise ArgumentError(f"aux[{missing.name!r}]", f"is missing: {missing}")
@@ -133,13 +134,13 @@ def check_tensor(name: str, tensor: Any, dtype: torch.dtype, rank: int, device: 
     """Check one dense input: type, device, dtype, rank, emptiness, last dimension, strides.
 
     Raises:
-        ArgumentError: for the first thing that is wrong.
+        ArgumentError: for the first violation.
     """
     check_dense(name, tensor)
     if tensor.device.type != "cuda":
         raise ArgumentError(name, f"is on {tensor.device}, expected a CUDA device")
     if device is not None and tensor.device != device:
-        raise ArgumentError(name, f"is on {tensor.device}, the first argument is on {device}")
+        raise ArgumentError(name, f"is on {tensor.device}, but the first argument is on {device}")
     if tensor.dtype != dtype:
         call = "quantize_attention" if rank == ATTENTION_RANK else "quantize_matrix"
         how = to_quantize(tensor.dtype, dtype, call)
@@ -153,32 +154,32 @@ def check_tensor(name: str, tensor: Any, dtype: torch.dtype, rank: int, device: 
 
 
 def check_memory(**tensors: Any) -> None:
-    """Check that tensors of a call have addresses: those of fake modes, transforms and tracers have none.
+    """Check that tensors of a call have addresses. Tensors of fake modes, transforms and tracers have none.
 
     Raises:
-        ArgumentError: for the first one without.
+        ArgumentError: for the first tensor without an address.
     """
     for name, tensor in tensors.items():
         if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided:
             continue
-        if tensor.is_meta or tensor.numel() == 0:  # which the checks of devices and sizes refuse
+        if tensor.is_meta or tensor.numel() == 0:  # refused by the checks of devices and sizes
             continue
         try:
             address = 0 if is_wrapped(tensor) or isinstance(tensor, FakeTensor) else tensor.data_ptr()
         except RuntimeError:
             address = 0
         if address == 0:
-            what = f"is a {type(tensor).__name__} without memory of its own (in torch.vmap, a fake mode or a trace)"
+            what = f"is a {type(tensor).__name__} without its own memory (in torch.vmap, a fake mode or a trace)"
             raise ArgumentError(name, f"{what}, which a kernel cannot read: call it outside of that")
 
 
 def refuse_gradient(
     name: str, tensor: torch.Tensor, reason: str = "but this kernel has no backward; call it under torch.no_grad()"
 ) -> None:
-    """Check that autograd wants no derivative of what a kernel computes of a tensor, by backward or in forward mode.
+    """Check that a tensor requires no gradient and has no tangent.
 
     Raises:
-        ArgumentError: with what to do instead.
+        ArgumentError: if it does, with a remedy.
     """
     if tensor.requires_grad and torch.is_grad_enabled():
         raise ArgumentError(name, f"requires a gradient, {reason}")
@@ -187,19 +188,19 @@ def refuse_gradient(
 
 
 def to_quantize(given: torch.dtype, expected: torch.dtype, call: str) -> str:
-    """Name of the call of ``runtime`` that quantizes an argument for a kernel in FP8; empty if none does."""
+    """Hint at the function that quantizes an argument for an FP8 kernel; empty if none does."""
     floats = (torch.float16, torch.bfloat16, torch.float32)
     return f": quantize it first (sparse_kernel_codegen.{call})" if expected in FP8_DTYPES and given in floats else ""
 
 
 def check_size(name: str, shape: Sequence[int]) -> None:
-    """Check that a kernel can number the elements of each dimension.
+    """Check that a kernel can index the elements of each dimension.
 
     Raises:
         ArgumentError: with the whole shape.
     """
     if max(shape) > MAX_EXTENT:
-        raise ArgumentError(name, f"has shape {tuple(shape)}, with a dimension over 2^30 = {MAX_EXTENT}")
+        raise ArgumentError(name, f"has shape {tuple(shape)}, with a dimension above 2^30 = {MAX_EXTENT}")
 
 
 def check_strides(name: str, tensor: torch.Tensor) -> None:
@@ -221,12 +222,12 @@ def check_strides(name: str, tensor: torch.Tensor) -> None:
 
 
 def check_extent(name: str, tensor: torch.Tensor, limit: int) -> None:
-    """Check that a kernel's offsets, which are counted in fewer bits than addresses have, reach all of a tensor.
+    """Check that a kernel's offsets, which have fewer bits than addresses, reach a whole tensor.
 
     Args:
         name: the argument.
         tensor: the tensor.
-        limit: bytes from its first element that they reach.
+        limit: bytes that the offsets reach from the first element.
 
     Raises:
         ArgumentError: with the bytes from the first element to the end of the last one.
@@ -236,21 +237,21 @@ def check_extent(name: str, tensor: torch.Tensor, limit: int) -> None:
     if extent > limit:
         raise ArgumentError(
             name,
-            f"extends over {extent} bytes, this kernel reaches {limit}: pass a contiguous copy, or fewer heads",
+            f"extends over {extent} bytes, but this kernel reaches {limit}: pass a contiguous copy, or fewer heads",
         )
 
 
 def used_strides(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Return a tensor's strides for a kernel that works out addresses itself: 0 where a dimension has one element.
+    """Strides of a tensor for a kernel that computes addresses itself; 0 for dimensions of one element.
 
-    Such strides are not checked, as no element depends on them. But a kernel's rows and columns beyond the last one
-    have addresses too, which must be aligned, although nothing is read there.
+    The strides of such dimensions are not checked, because no element depends on them. But a kernel also computes
+    addresses of rows and columns beyond the last one. It reads nothing there, yet the addresses must be aligned.
     """
     return tuple(0 if size == 1 else stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def row_strides(**tensors: torch.Tensor) -> dict[str, int]:
-    """The used strides of tensors of heads, from one batch, head and row to the next, by kernel parameter."""
+    """Used strides of attention tensors between batches, heads and rows, by kernel parameter."""
     return {
         f"{name}_{axis}_stride": stride
         for name, tensor in tensors.items()
@@ -272,8 +273,8 @@ def check_addresses(addresses: Mapping[str, int], names: Mapping[str, str] = Map
     """Check the alignment of the first elements of tensors that TMA or 16-byte loads read.
 
     Args:
-        addresses: by parameter.
-        names: arguments of parameters that are called otherwise.
+        addresses: addresses by parameter.
+        names: argument names of parameters whose names differ.
 
     Raises:
         ArgumentError: with the address.
@@ -287,14 +288,14 @@ def check_output(name: str, tensor: torch.Tensor) -> None:
     """Check that no two elements of an output share memory.
 
     Raises:
-        ArgumentError: for an expanded dimension, and where rows reach into the next ones.
+        ArgumentError: if a dimension is expanded, or rows overlap.
     """
     for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
         if size > 1 and stride == 0:
             raise ArgumentError(
                 name, f"is expanded in dimension {dim}: its elements share memory, so it cannot be written"
             )
-    reach = 0  # of the last element along the dimensions with smaller strides
+    reach = 0  # offset of the last element along the dimensions with smaller strides
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size > 1 and stride <= reach:
             raise ArgumentError(
@@ -306,17 +307,17 @@ def check_output(name: str, tensor: torch.Tensor) -> None:
 
 
 def written(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor that a kernel is about to write into; autograd, which does not see that, takes it for changed."""
+    """Mark a tensor that a kernel is about to write as changed, since autograd does not see the write; return it."""
     if not tensor.is_inference():
         torch.autograd.graph.increment_version(tensor)
     return tensor
 
 
 def check_overlap(name: str, tensor: torch.Tensor, output_name: str, output: torch.Tensor) -> None:
-    """Check that a tensor is the output itself or shares no element with it; both have the same shape.
+    """Check that a tensor is the output itself or is disjoint from it. Both have the same shape.
 
     Raises:
-        ArgumentError: if they overlap in another way, or may.
+        ArgumentError: if they overlap otherwise, or might.
     """
     if tensor.data_ptr() == output.data_ptr() and tensor.stride() == output.stride():
         return
@@ -332,14 +333,14 @@ def check_overlap(name: str, tensor: torch.Tensor, output_name: str, output: tor
         offset = (output_first - first) // size % stride
         if columns <= offset <= stride - columns:  # other columns of one matrix
             return
-    raise ArgumentError(name, f"overlaps {output_name}; it may be {output_name} itself, or lie elsewhere")
+    raise ArgumentError(name, f"overlaps {output_name}; it must be {output_name} itself or disjoint from it")
 
 
 def check_shape(name: str, shape: Sequence[int], expected: Sequence[tuple[str, tuple[int, ...] | None]]) -> None:
     """Check a shape against (name of the dimension, allowed sizes or None for any) pairs.
 
     Raises:
-        ArgumentError: with the whole shape and what it should be.
+        ArgumentError: with the whole shape and the expected shape.
     """
     fits = len(shape) == len(expected) and all(
         sizes is None or size in sizes for size, (_, sizes) in zip(shape, expected, strict=True)
@@ -349,17 +350,17 @@ def check_shape(name: str, shape: Sequence[int], expected: Sequence[tuple[str, t
 
 
 def check_sizes(name: str, tensor: torch.Tensor, axes: Sequence[str], sizes: Sequence[int | None]) -> None:
-    """Check the size of each dimension of a tensor, or, where that is None, only that there is one.
+    """Check the size of each dimension of a tensor; None allows any size.
 
     Raises:
-        ArgumentError: with the whole shape and what it should be.
+        ArgumentError: with the whole shape and the expected shape.
     """
     expected = zip(axes, sizes, strict=True)
     check_shape(name, tensor.shape, [(axis, None if size is None else (size,)) for axis, size in expected])
 
 
 def check_keys(q: torch.Tensor, k: torch.Tensor) -> None:
-    """Check the shape of K against that of Q: batch, elements of a head, and heads that divide Q's.
+    """Check the shape of K against Q: equal batch and head dimension, and a number of heads that divides Q's.
 
     Raises:
         ArgumentError: naming ``k``.
@@ -370,29 +371,29 @@ def check_keys(q: torch.Tensor, k: torch.Tensor) -> None:
 
 
 def check_head_dim(shape: Sequence[int], head_dim: int, *, padded: bool, element: int = 2) -> None:
-    """Check the elements of a head of q, of a kernel for ``head_dim`` of them.
+    """Check the head dimension of q for a kernel of head dimension ``head_dim``.
 
     Args:
-        shape: of q, (batch, heads, q_len, d).
-        head_dim: of the spec.
-        padded: whether the kernel fills heads of fewer elements up with zeros.
+        shape: shape of q, (batch, heads, q_len, d).
+        head_dim: head dimension of the spec.
+        padded: whether the kernel pads smaller heads with zeros.
         element: bytes of an element.
 
     Raises:
-        ArgumentError: with the whole shape and what d may be.
+        ArgumentError: with the whole shape and the allowed values of d.
     """
     d = shape[3]
     step = TMA_ALIGNMENT // element
     if d == head_dim or (padded and d < head_dim and d % step == 0):
         return
     below = f" or a multiple of {step} below it" if padded else ""
-    other = "; a kernel whose spec says pad_heads: true takes fewer" if not padded and d < head_dim else ""
+    other = "; kernels with pad_heads: true accept smaller values" if not padded and d < head_dim else ""
     expected = f"(batch, heads, q_len, head_dim {head_dim}{below}){other}"
     raise ArgumentError("q", f"has shape {tuple(shape)}, expected {expected}")
 
 
 def shape_words(expected: Sequence[tuple[str, tuple[int, ...] | None]]) -> str:
-    """Return (name of the dimension, allowed sizes or None for any) pairs in words."""
+    """Description of (name of the dimension, allowed sizes or None for any) pairs."""
     return ", ".join(label if sizes is None else f"{label} {' or '.join(map(str, sizes))}" for label, sizes in expected)
 
 
@@ -400,7 +401,7 @@ def check_sink(tensor: Any, heads: int, device: torch.device) -> None:
     """Check the sink logits: a contiguous float32 tensor (heads,) on ``device``.
 
     Raises:
-        ArgumentError: for the first thing that is wrong.
+        ArgumentError: for the first violation.
     """
     if tensor is None:
         raise ArgumentError("sink", f"is missing: float32 (heads {heads},)")
@@ -411,10 +412,10 @@ def check_sink(tensor: Any, heads: int, device: torch.device) -> None:
 
 
 def check_sink_values(tensor: torch.Tensor | None) -> None:
-    """Check that the sinks, if there are any, are in the range of the kernels' softmax (synchronizes).
+    """Check that sink logits, if given, are in the range of the kernels' softmax (synchronizes).
 
     Raises:
-        ArgumentError: with the first one that is not.
+        ArgumentError: with the first value out of range.
     """
     wrong = [] if tensor is None else tensor[~(tensor.abs() <= _MAX_SINK)].tolist()
     if wrong:
@@ -422,10 +423,10 @@ def check_sink_values(tensor: torch.Tensor | None) -> None:
 
 
 def check_scale(scale: Any) -> float:
-    """Return the softmax scale as a float.
+    """Convert the softmax scale to a float.
 
     Raises:
-        ArgumentError: unless it is positive and, times log2(e), a finite float32 that is not 0.
+        ArgumentError: unless it is positive and, times log2(e), a finite nonzero float32.
     """
     if isinstance(scale, bool) or not isinstance(scale, int | float):
         raise ArgumentError("scale", f"is {type(scale).__name__}, expected a number")
@@ -435,10 +436,10 @@ def check_scale(scale: Any) -> float:
 
 
 def check_number(name: str, value: Any) -> float:
-    """Return a number as a float.
+    """Convert a number to a float.
 
     Raises:
-        ArgumentError: unless it is one that a finite float32 can hold.
+        ArgumentError: unless it fits a finite float32.
     """
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ArgumentError(name, f"is {type(value).__name__}, expected a number")
@@ -451,7 +452,7 @@ def check_device(named: NamedSpec, device: torch.device, forward_compatible: boo
     """Check that a kernel may run on a device.
 
     Raises:
-        DeviceError: with both architectures, and the spec that would serve.
+        DeviceError: with both architectures, and a spec for the device.
     """
     arch, have = ARCHS[named.spec.arch], torch.cuda.get_device_capability(device)
     if have == arch.compute_capability:

@@ -1,4 +1,4 @@
-"""Gradients of tensors of a score, of the sums that their kernel leaves: what is added up behind it, in one order."""
+"""Gradients of a score's tensors: the final reduction, in a fixed order, of partial sums from the kernel."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from codegen.aux_gradients import DISTANCE, Index, Read, indices_of, lines_of, r
 from codegen.spec import AttentionBackwardSpec
 
 _DIMS = {"batch": 0, "head": 1, "q_idx": 2, "kv_idx": 2, DISTANCE: 2}
-"""Dims of sums by what they count, those of a head's thread blocks added up."""
+"""Dimensions of the sums by the size that they index, after the reduction over a head's thread blocks."""
 
 
 class AuxSums:
-    """The sums of a kernel of ``gradients: daux``."""
+    """Partial sums of a kernel with ``gradients: daux``."""
 
     def __init__(self, spec: AttentionBackwardSpec) -> None:
-        """Take over what is summed up."""
+        """Take the places that are summed."""
         assert spec.score is not None
         self._reads = reads_of(spec.score, spec.aux_gradients)
 
     def added_up(
         self, sums: Mapping[str, torch.Tensor], aux: Mapping[str, torch.Tensor], q_shape: Sequence[int], kv_len: int
     ) -> dict[str, torch.Tensor]:
-        """Return the gradients.
+        """Compute the gradients.
 
         Args:
-            sums: as the kernel leaves them, by parameter.
+            sums: the kernel's sums, by parameter.
             aux: the tensors of the call, by name.
             q_shape: (batch, heads, q_len, d).
             kv_len: keys of a head.
 
         Returns:
-            By name, in the type of each tensor.
+            Gradients by name, in the dtype of each tensor.
         """
         lengths = {"q_len": q_shape[2], "kv_len": kv_len}
         found: dict[str, torch.Tensor] = {}
@@ -46,12 +46,12 @@ class AuxSums:
 
 
 def of_read(read: Read, sums: torch.Tensor, shape: Sequence[int], lengths: Mapping[str, int]) -> torch.Tensor:
-    """Gradient of a tensor's elements, from the sums of one place that reads it.
+    """Gradient of a tensor's elements from the sums of one lookup.
 
     Args:
-        read: the place.
-        sums: (batch, heads, queries, keys or distances); distances begin with that of query 0 and the last key.
-        shape: of the tensor.
+        read: the lookup.
+        sums: (batch, heads, queries, keys or distances); the first distance is between query 0 and the last key.
+        shape: shape of the tensor.
         lengths: q_len and kv_len.
     """
     indices = indices_of(read.item, lengths)
@@ -68,17 +68,17 @@ def of_read(read: Read, sums: torch.Tensor, shape: Sequence[int], lengths: Mappi
 
 
 def _by_index(sums: torch.Tensor, axis: int, index: Index, first: int, size: int) -> torch.Tensor:
-    """Sums of positions from ``first`` on, by index.
+    """Sums by index, from sums by position that begin at ``first``.
 
-    An index beyond an end is that end's. One between is that of one position: only at the ends sums are added up.
+    Indices beyond an end are clamped to it. Every other index belongs to one position, so only the ends are reduced.
     """
     number = sums.shape[axis]
     if index.sign < 0:
         sums, first = sums.flip(axis), -(first + number - 1)
-    start = first + index.offset  # index of the first position, before it is held
+    start = first + index.offset  # index of the first position, before clamping
     low, high = (int(max(0, min(bound, size - 1))) for bound in (index.low, index.high))
-    before = max(0, min(low - start + 1, number))  # positions that have the least index
-    behind = max(0, min(number - (high - start), number - before))  # those that have the largest
+    before = max(0, min(low - start + 1, number))  # positions clamped to the lowest index
+    behind = max(0, min(number - (high - start), number - before))  # positions clamped to the highest index
     between = number - before - behind
     found = sums.new_zeros((*sums.shape[:axis], size, *sums.shape[axis + 1 :]))
     found.narrow(axis, low, 1).add_(sums.narrow(axis, 0, before).sum(axis, keepdim=True))

@@ -1,4 +1,4 @@
-"""Aux tensors of attention calls: what expressions of a spec look values up in."""
+"""Aux tensors of attention calls: lookup tables of a spec's expressions."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from runtime.kernels.arguments import NO_TANGENT, check_shape, has_tangent
 
 
 class AuxArguments:
-    """The aux tensors that a kernel takes.
+    """The aux tensors of a kernel.
 
     Attributes:
         declared: the tensors that the spec declares, in the kernel's order.
-        names: their names.
-        params: kernel parameters that have their addresses.
+        names: names of the tensors.
+        params: kernel parameters for their addresses.
     """
 
     def __init__(self, spec: AttentionSpec | BlockMaskSpec, plan: Plan) -> None:
@@ -37,28 +37,28 @@ class AuxArguments:
         """Check the tensors; return the kernel parameters that describe them.
 
         Raises:
-            ArgumentError: naming the tensor, what it is and what is expected.
+            ArgumentError: with the tensor's name, its value and the expected one.
         """
         self.check_lengths({"q": q.shape[2], "k": kv_len})
         sizes = {"batch": q.shape[0], "heads": q.shape[1], "q_len": q.shape[2], "kv_len": kv_len}
         return self.check_sizes(sizes, q.device, tensors)
 
     def check_lengths(self, lengths: Mapping[str, int]) -> None:
-        """Refuse a length, given by the argument that has it, with which an expression's integers may overflow."""
+        """Refuse a length, by argument name, for which an expression's integers could overflow."""
         for name, length in lengths.items():
             if self._has_expressions and length > MOST_POSITIONS:
-                most = f"at most {MOST_POSITIONS} go with a mask or a score that is an expression"
+                most = f"expressions of masks and scores support at most {MOST_POSITIONS}"
                 raise ArgumentError(name, f"has a length of {length}; {most}")
 
     def check_sizes(
         self, sizes: Mapping[str, int], device: torch.device, tensors: tuple[Any, ...]
     ) -> dict[str, int | float]:
-        """Check the tensors of a call without q, as ``check`` does.
+        """Check the tensors of a call without q; see ``check``.
 
         Args:
-            sizes: what the names of sizes are.
-            device: where they are to be.
-            tensors: in order.
+            sizes: sizes by name.
+            device: expected device.
+            tensors: the tensors in the kernel's order.
         """
         values: dict[str, int | float] = {}
         for aux, tensor in zip(self.declared, tensors, strict=True):
@@ -73,7 +73,7 @@ class AuxArguments:
         if tensor.dtype != TORCH_DTYPES[aux.dtype]:
             raise ArgumentError(name, f"is {tensor.dtype}, expected {TORCH_DTYPES[aux.dtype]}")
         if tensor.requires_grad and torch.is_grad_enabled():
-            raise ArgumentError(name, "requires a gradient, and has none by this kernel: pass it with .detach()")
+            raise ArgumentError(name, "requires a gradient, which this kernel does not compute: pass it with .detach()")
         if has_tangent(tensor):
             raise ArgumentError(name, NO_TANGENT)
         expected: list[tuple[str, tuple[int, ...] | None]] = [

@@ -23,18 +23,18 @@ from runtime.kernels.aux_tensors import AuxArguments
 from runtime.kernels.bound_call import BoundCall
 
 MOST_BLOCKS = 2**30
-"""Query blocks and key blocks of all lists: kernels count them in 32 bits."""
+"""Most pairs of query block and KV block in all lists: kernels count them in 32 bits."""
 MOST_THREAD_BLOCKS = 2**31 - 1
 
 
 class BlockMaskLists(NamedTuple):
-    """What the lists are, in the order in which attention takes them.
+    """Block lists in the order of attention's arguments.
 
     Attributes:
-        kv_num_blocks: int32 (batch or 1, heads or 1, query blocks), how many key blocks are partial.
-        kv_indices: int32 (..., key blocks), partial ones, ascending, then -1.
-        full_kv_num_blocks: as ``kv_num_blocks``, of full blocks.
-        full_kv_indices: as ``kv_indices``, full blocks.
+        kv_num_blocks: int32 (batch or 1, heads or 1, query blocks), number of partial KV blocks.
+        kv_indices: int32 (..., KV blocks), ascending partial KV blocks, then -1.
+        full_kv_num_blocks: as ``kv_num_blocks``, for full blocks.
+        full_kv_indices: as ``kv_indices``, for full blocks.
     """
 
     kv_num_blocks: torch.Tensor
@@ -44,7 +44,7 @@ class BlockMaskLists(NamedTuple):
 
 
 class BlockMaskKernel(BoundCall[BlockMaskSpec]):
-    """Makes the block lists of a mask.
+    """Kernel that makes the block lists of a mask.
 
     Attributes:
         compiled: source, plan, code and compiler log.
@@ -67,18 +67,18 @@ class BlockMaskKernel(BoundCall[BlockMaskSpec]):
         aux: Mapping[str, torch.Tensor] | None = None,
         device: torch.device | str | int | None = None,
     ) -> BlockMaskLists:
-        """Make the lists; nothing waits for the GPU.
+        """Make the lists, without waiting for the GPU.
 
         Args:
-            batch: batches of the attention that they are for.
-            heads: its query heads.
+            batch: batch size of the attention.
+            heads: query heads of the attention.
             q_len: queries of a head.
             kv_len: keys of a head.
-            aux: the tensors of the mask, by name, on one CUDA device, of the types and sizes (...) that the spec says.
-            device: that device; by default the tensors', without tensors torch's current one.
+            aux: the tensors of the mask, by name, on one CUDA device, with the spec's dtypes and sizes (...).
+            device: the device; by default the tensors', without tensors torch's current one.
 
         Returns:
-            The lists. They are of one batch, or head, for all where the mask does not ask which it is.
+            The lists. Their batch or head dimension is 1 if the mask does not depend on the batch or head.
 
         Raises:
             ArgumentError: naming the argument, before anything is launched.
@@ -90,7 +90,7 @@ class BlockMaskKernel(BoundCall[BlockMaskSpec]):
             return self._run(shape, tensors, where)
 
     def _run(self, shape: BlockMaskShape, tensors: tuple[torch.Tensor, ...], device: torch.device) -> BlockMaskLists:
-        """Launch in the context of the device, which is current."""
+        """Launch in the context of the current device."""
         key = (shape, device, call_key(*tensors))
         signature = self._bound(key)
         if signature is None:
@@ -112,7 +112,7 @@ class BlockMaskKernel(BoundCall[BlockMaskSpec]):
         args = self._plan.problem(shape)
         numbers = args.numbers
         if numbers["blocks"] > MOST_BLOCKS or args.tiles > MOST_THREAD_BLOCKS:
-            raise ArgumentError("batch", f"is {shape.batch}: with {shape} there are more blocks than are counted")
+            raise ArgumentError("batch", f"is {shape.batch}: {shape} has more blocks than kernels can count")
         heads = numbers["list_heads"]
         lists = (numbers["rows"] // heads // numbers["query_blocks"], heads, numbers["query_blocks"])
         check_memory(**{f"aux[{number}]": tensor for number, tensor in enumerate(tensors)})
@@ -120,10 +120,10 @@ class BlockMaskKernel(BoundCall[BlockMaskSpec]):
 
 
 def device_of(device: Any, tensors: tuple[Any, ...]) -> torch.device:
-    """Return the device of a call: with a number.
+    """Get the device of a call, with its number.
 
     Raises:
-        ArgumentError: for what is no CUDA device.
+        ArgumentError: if it is not a CUDA device.
     """
     given = device if device is not None else next((t.device for t in tensors if isinstance(t, torch.Tensor)), "cuda")
     found = named_device("device", given)
@@ -134,10 +134,10 @@ def device_of(device: Any, tensors: tuple[Any, ...]) -> torch.device:
 
 
 def checked_shape(batch: Any, heads: Any, q_len: Any, kv_len: Any) -> BlockMaskShape:
-    """Return the sizes of a call.
+    """Check the sizes of a call.
 
     Raises:
-        ArgumentError: naming the one that is none.
+        ArgumentError: naming the first invalid size.
     """
     for name, size in (("batch", batch), ("heads", heads), ("q_len", q_len), ("kv_len", kv_len)):
         if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= MAX_EXTENT:

@@ -1,4 +1,4 @@
-"""What kernel objects have in common: their attributes, their name in messages, the signatures of their calls."""
+"""Base of kernel objects: attributes, name in messages, and signatures of calls."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ S = TypeVar("S", bound=SpecBase)
 
 
 class BoundCall(SharedKernel, Generic[S]):
-    """A kernel object whose calls are checked, and bound to a signature, once for each key.
+    """A kernel object that checks calls and binds them to a signature once per key.
 
-    A call enters the context of its device, looks its key up by ``_bound``, has ``_check`` make the signature of a new
-    key, allocates its results, and launches.
+    A call enters the context of its device, looks up its key with ``_bound``, makes the signature of a new key with
+    ``_check``, allocates its results, and launches.
 
     Attributes:
         compiled: source, plan, code and compiler log.
@@ -30,7 +30,7 @@ class BoundCall(SharedKernel, Generic[S]):
     """
 
     _argument_names: tuple[str, ...] = ()
-    """Names of the arguments that ``repr`` shows."""
+    """Names of the arguments in ``repr``."""
 
     def __init__(self, compiled: Compiled, loaded: LoadedKernel) -> None:
         self.compiled = compiled
@@ -45,7 +45,7 @@ class BoundCall(SharedKernel, Generic[S]):
         return f"<{self._plan.spec.op} kernel {self.compiled.named.stem}({names}) for {self.spec.arch}>"
 
     def _bound(self, key: Any) -> Any:
-        """Look up what an earlier call of the same key was bound to; None for a new key."""
+        """Look up the signature of an earlier call with the same key; None for a new key."""
         last, bound = self._signatures.last
         return bound if key == last else self._signatures.find(key)
 
@@ -60,11 +60,11 @@ class BoundCall(SharedKernel, Generic[S]):
         """Bind a checked call.
 
         Args:
-            device: of the call.
-            args: what follows from the shape of the problem.
-            values: number parameters beside those of ``args``.
-            tensors: shape and strides of each tensor that has a tensor map.
-            extra: what calls find in the signature.
+            device: device of the call.
+            args: launch arguments that follow from the problem's shape.
+            values: number parameters in addition to ``args``.
+            tensors: shape and strides of each tensor with a tensor map.
+            extra: data that later calls find in the signature.
         """
         return self._loaded.signature(
             device.index,

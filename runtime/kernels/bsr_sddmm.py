@@ -141,7 +141,7 @@ class BsrSddmmKernel(BoundCall[BsrSddmmSpec]):
             return None
         names = ("crow_indices", "col_indices", *[""] * (len(tensors) - 4), "a", "b")
         result = New(allocator(a.device), contiguous(values.shape), self._output)
-        return ProductLaunch(self._loaded, signature, a.device, names, unaligned=len(tensors) - 2, result=result)
+        return ProductLaunch(self._loaded, signature, a.device, names, aligned=slice(-2, None), result=result)
 
     def _check(self, a: Any, b: Any, pattern: torch.Tensor, out: Any, scales: Scales = NO_SCALES) -> Signature:
         """Check a call of a new signature and prepare it."""

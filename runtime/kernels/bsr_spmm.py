@@ -152,10 +152,11 @@ class BsrSpmmKernel(BoundCall[BsrSpmmSpec]):
                 than half the SMs, two tiles for each SM, of a B as wide as they were split for.
             b: (K, N), row-major (last dimension contiguous), row stride a multiple of 16 bytes; if b_layout is
                 column_major, b.mT is that; with blocks of 16 and 32 rows each call then copies B by rows first, to
-                device memory of its size. Or (batch, K, N): every entry is such a matrix; c and out then have a batch
-                dimension too. A launch multiplies with many of them, as columns of one matrix. Where they do not lie
-                side by side (strides (N, batch N, 1) or (N K, 1, K), N a multiple of 16 bytes) they are copied, 256 MiB
-                for a launch at most; matrices of more than 8 MiB are not copied, and have a launch each.
+                device memory of its size. If b_layout is strided, b, c and out have any strides. Or (batch, K, N):
+                every entry is such a matrix; c and out then have a batch dimension too. A launch multiplies with many
+                of them, as columns of one matrix. Where they do not lie side by side (strides (N, batch N, 1) or (N K,
+                1, K), N a multiple of 16 bytes) they are copied, 256 MiB for a launch at most; matrices of more than 8
+                MiB are not copied, and have a launch each.
             c: (M, N), row-major, row stride a multiple of 16 bytes, what is added, if and only if the spec accumulates.
                 May be ``out`` itself.
             beta: what c is multiplied with, as in torch.addmm: 0 leaves c unread.
@@ -360,7 +361,7 @@ class BsrSpmmKernel(BoundCall[BsrSpmmSpec]):
             checked.signature,
             b.device,
             tuple(names.get(id(tensor), "") for tensor in tensors),
-            unaligned=2 if bias is None else 3,
+            aligned=slice(2 if bias is None else 3, (-1 if c is None else -2) if self._strided else None),
             result=New(
                 allocate,
                 ((rows, padded), (padded, 1)),

@@ -1,4 +1,4 @@
-"""Row statistics of gradients of attention that no kernel makes, and the gradient of the sinks, made of statistics."""
+"""Row statistics for gradients of attention that no kernel computes, and the gradient of the sinks."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ LOG2_E = math.log2(math.e)
 def fill_statistics(
     stats: torch.Tensor, out: torch.Tensor, dout: torch.Tensor, lse: torch.Tensor, dlse: torch.Tensor | None
 ) -> None:
-    """Write what the kernel's prologue would, less the gradient of the log-sum-exp: dS = P (dP - delta + dlse).
+    """Write the statistics of the kernel's prologue, minus the gradient of the log-sum-exp: dS = P (dP - delta + dlse).
 
-    Rows without keys, and those that fill a head's queries up, have infinity and 0, which make their weights 0.
+    Rows without keys and padding rows get infinity and 0, which make their weights 0.
 
     Args:
-        stats: float32 (batch, heads, rows, 2), to write into: log-sum-exp times log2(e), and delta.
-        out: (batch, heads, q_len, d), the result of the forward.
-        dout: its gradient.
+        stats: float32 (batch, heads, rows, 2), the output: log-sum-exp times log2(e), and delta.
+        out: (batch, heads, q_len, d), the forward's result.
+        dout: gradient of ``out``.
         lse: float32 (batch, heads, q_len), the forward's log-sum-exp.
-        dlse: its gradient; None: the loss does not depend on it.
+        dlse: gradient of ``lse``; None if the loss does not depend on it.
     """
     seen = lse > -torch.inf
     delta = (out.float() * dout.float()).sum(-1) - (0.0 if dlse is None else dlse)
@@ -32,16 +32,16 @@ def fill_statistics(
 
 
 def sink_gradient(sink: torch.Tensor, lse: torch.Tensor, stats: torch.Tensor) -> torch.Tensor:
-    """Return the gradient of the sinks: of each head the sum of -exp(sink - lse) * delta over its rows.
+    """Compute the gradient of the sinks: for each head, the sum of -exp(sink - lse) * delta over its rows.
 
-    The sink is a key whose value is 0: its weight in a row is exp(sink - lse), and its dP is 0. torch sums in the same
+    The sink is a key with the value 0: its weight in a row is exp(sink - lse), and its dP is 0. torch sums in the same
     order in every call.
 
     Args:
         sink: float32 (heads,).
-        lse: float32 (batch, heads, q_len), the forward's log-sum-exp, which has the sink.
-        stats: float32 (batch, heads, rows, 2) of these rows, the others behind them: log-sum-exp times log2(e), and
-            delta, less the gradient of lse.
+        lse: float32 (batch, heads, q_len), the forward's log-sum-exp, including the sink.
+        stats: float32 (batch, heads, rows, 2), padding rows last: log-sum-exp times log2(e), and delta minus the
+            gradient of lse.
 
     Returns:
         float32 (heads,).

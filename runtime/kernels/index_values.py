@@ -1,4 +1,4 @@
-"""Checks of the values of index tensors, which only ``validate`` looks at: it synchronizes."""
+"""Checks of the values of index tensors, only with ``validate``, because they synchronize."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from codegen.patterns import IndexTensor
 from runtime.errors import ArgumentError
 
 PADDING = -1
-"""What lists are filled up with, behind their last block."""
+"""Padding of lists after their last block."""
 _AXES = ("batch", "head", "row", "column")
 
 
@@ -19,16 +19,16 @@ def check_index_values(
 ) -> None:
     """Check the values of index tensors.
 
-    Lists with a count have that many blocks; what lies behind is not looked at. Others have blocks, and behind the last
-    one -1, if they are shorter than the tensor is wide.
+    Lists with a count have that many blocks; later entries are not checked. Other lists are padded with -1 after their
+    last block.
 
     Args:
-        indices: all that the kernel takes.
-        given: those that a call has, by name; their types and shapes are checked.
-        limits: what the values of each are less than, where not every value is legal.
+        indices: index tensors of the kernel.
+        given: index tensors of the call, by name, with checked dtypes and shapes.
+        limits: exclusive upper bound of each tensor's values, if it has one.
 
     Raises:
-        ArgumentError: for the first value that is wrong, with its batch, head, row and column.
+        ArgumentError: for the first invalid value, with its batch, head, row and column.
     """
     counters = {tensor.upper: tensor.name for tensor in indices}
     for spec in indices:
@@ -46,7 +46,7 @@ def check_index_values(
 
 
 def _place(where: torch.Tensor) -> tuple[tuple[int, ...], str] | None:
-    """Return the first place that is True, also in words; None if there is none."""
+    """Index and description of the first True element; None if there is none."""
     found = where.nonzero()
     if not found.shape[0]:
         return None
@@ -55,7 +55,7 @@ def _place(where: torch.Tensor) -> tuple[tuple[int, ...], str] | None:
 
 
 def _check_range(name: str, tensor: torch.Tensor, upper: int, used: torch.Tensor, more: str = "") -> None:
-    """Check the values that are used."""
+    """Check that used values are in range."""
     first = _place(used & ((tensor < 0) | (tensor >= upper)))
     if first is not None:
         place, words = first
@@ -63,30 +63,30 @@ def _check_range(name: str, tensor: torch.Tensor, upper: int, used: torch.Tensor
 
 
 def _check_counted(name: str, lists: torch.Tensor, upper: int, counter: str, counts: torch.Tensor) -> None:
-    """Check lists of which a count says how long they are."""
+    """Check lists with a count."""
     used = torch.arange(lists.shape[3], device=lists.device) < counts.unsqueeze(3)
     used, lists = torch.broadcast_tensors(used, lists)
-    _check_range(name, lists, upper, used, f" in the blocks that {counter} counts")
+    _check_range(name, lists, upper, used, f" in the first {counter} entries")
 
 
 def _check_padded(name: str, lists: torch.Tensor, upper: int) -> None:
-    """Check lists that end where -1 begins."""
+    """Check lists that -1 terminates."""
     padding = lists == PADDING
-    _check_range(name, lists, upper, ~padding, f", and {PADDING} behind the last block of a list")
+    _check_range(name, lists, upper, ~padding, f", and {PADDING} after the last block of a list")
     first = _place(padding[..., :-1] & ~padding[..., 1:])
     if first is not None:
         (*row, column), words = first
         block = int(lists[(*row, column + 1)])
-        reason = f"block {block} follows: a list is filled up with {PADDING} at its end, so move it there"
+        reason = f"block {block} follows: {PADDING} may only pad the end of a list, so move it there"
         raise ArgumentError(name, f"is {PADDING} at {words}, and {reason}")
 
 
 def _check_each_once(name: str, order: torch.Tensor, upper: int) -> None:
-    """Check that orders, whose values are in range, repeat none."""
+    """Check that orders with values in range have no duplicates."""
     numbers = order.sort(-1).values
     first = _place(numbers.diff() == 0)
     if first is not None:
         (batch, head, column), _ = first
         block = int(numbers[batch, head, column])
-        reason = f"does not name each of the {upper} query blocks once: it has {block} twice"
+        reason = f"must contain each of the {upper} query blocks once, but has {block} twice"
         raise ArgumentError(name, f"{reason} at batch {batch}, head {head}")

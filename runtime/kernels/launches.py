@@ -1,4 +1,4 @@
-"""Launches of earlier calls, found by options and by what tensors are like, so that no call checks the same twice."""
+"""Launches of earlier calls, by options and tensor properties, so that repeated calls skip the checks."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ import torch
 from runtime.kernels.arguments import call_key
 
 Launch = Callable[[tuple[torch.Tensor, ...]], Any]
-"""Launches with tensors like those of an earlier call; returns the result, or None where a call must be checked."""
+"""Launches with tensors like an earlier call's; returns the result, or None if the call needs checks."""
 Alike = Callable[..., bool]
-"""Whether tensors are like the first ones, in order."""
+"""Whether tensors match the first ones, in order."""
 KEYS_KEPT = 256
-LAUNCHES_KEPT = 4  # of a key: tensors of one shape differ in little else
+LAUNCHES_KEPT = 4  # per key: tensors of one shape have few other differences
 _stride = torch.Tensor.stride
 _compiled_guards = getattr(torch._C._dynamo.guards, "TensorGuards", None)
 
 
 def alike(tensors: Sequence[torch.Tensor]) -> Alike:
-    """A check that later tensors have the types, dtypes, devices, sizes, strides and gradient flags of these.
+    """Build a check that later tensors have the types, dtypes, devices, sizes, strides and gradient flags of these.
 
-    torch.compile checks the inputs of compiled regions by the same class of torch, which takes a fifth of the time of
-    ``call_key``. It keeps no tensor alive. It also compares dispatch keys, those of the thread's modes included, and
-    takes a tensor that is given twice for unlike, so that False may mean no difference.
+    torch.compile guards the inputs of compiled regions with the same class of torch, which takes a fifth of the time of
+    ``call_key``. It keeps no tensor alive. It also compares dispatch keys, including the thread's modes, and reports a
+    mismatch if a tensor is given twice. A result of False can therefore be a false alarm.
 
     Args:
         tensors: dense tensors.
 
     Returns:
-        A function of as many dense tensors; others would end the process.
+        A function of the same number of dense tensors; other arguments would crash the process.
     """
     if _compiled_guards is None:
         return _by_key(tensors)
@@ -39,7 +39,7 @@ def alike(tensors: Sequence[torch.Tensor]) -> Alike:
 
 
 def _by_key(tensors: Sequence[torch.Tensor]) -> Alike:
-    """The same check in Python, for versions of torch without that class."""
+    """Python version of the check, for versions of torch without that class."""
     first = call_key(*tensors)
 
     def check(*others: torch.Tensor) -> bool:
@@ -49,33 +49,33 @@ def _by_key(tensors: Sequence[torch.Tensor]) -> Alike:
 
 
 class Launches:
-    """Launches of earlier calls. Threads may share it: what is kept of a key is replaced, never changed.
+    """Cache of launches of earlier calls. Threads may share it: the entry of a key is replaced, never modified.
 
-    Keys have all that decides about a launch beside its tensors. All launches are forgotten when there are too many.
+    A key contains everything except the tensors that determines a launch. A full cache is cleared.
     """
 
     def __init__(self) -> None:
         self._kept: dict[Any, tuple[tuple[Alike, Launch], ...]] = {}
 
     def find(self, key: Any, tensors: tuple[torch.Tensor, ...]) -> Launch | None:
-        """The launch of an earlier call of the same key with tensors like these; None without one.
+        """Find the launch of an earlier call with the same key and matching tensors; None without one.
 
         Raises:
-            RuntimeError, TypeError: for an argument that is no dense tensor, which the checks of a call name.
+            RuntimeError, TypeError: if an argument is not a dense tensor. The checks of the call then name it.
         """
         kept = self._kept.get(key)
         if kept is None:
             return None
-        tuple(map(_stride, tensors))  # refuses nested, sparse and opaque tensors, which a compiled check must not meet
+        tuple(map(_stride, tensors))  # refuses nested, sparse and opaque tensors, which would crash a compiled check
         for like, launch in kept:
             if like(*tensors):
                 return launch
         return None
 
     def keep(self, key: Any, tensors: tuple[torch.Tensor, ...], launch: Launch | None) -> None:
-        """Keep the launch of a call; None: calls like it have none, and ``find`` returns one that does nothing.
+        """Store the launch of a call. None: such calls have none, and ``find`` returns a launch that does nothing.
 
-        Nothing is kept of a call that is given one tensor twice, as ``alike`` would not find it again.
+        Calls with one tensor given twice are not stored, because ``alike`` would not match them.
         """
         if len(set(map(id, tensors))) < len(tensors):
             return
@@ -85,9 +85,9 @@ class Launches:
         self._kept[key] = (first, *self._kept.get(key, ())[: LAUNCHES_KEPT - 1])
 
     def clear(self) -> None:
-        """Forget all launches."""
+        """Clear the cache."""
         self._kept.clear()
 
 
 def _nothing(tensors: tuple[torch.Tensor, ...]) -> None:
-    """The launch of calls that are checked each time."""
+    """Launch of calls that need checks every time."""

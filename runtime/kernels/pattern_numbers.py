@@ -1,4 +1,4 @@
-"""Numbers of a pattern that a call decides: a window, and the keys at the beginning that all later queries see."""
+"""Run-time numbers of a pattern: a window, and the initial keys that all later queries see."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from codegen.wording import shown
 from runtime.errors import ArgumentError
 
 _EXPECTED = {
-    "window": f"expected (left, right): keys before and after a query's own, each 0 to {MOST_KEYS}",
-    "sink_keys": f"expected the keys at the beginning that every later query sees, 0 to {MOST_KEYS}",
+    "window": f"expected (left, right): keys before and after the query's own position, each 0 to {MOST_KEYS}",
+    "sink_keys": f"expected the number of initial keys that every later query sees, 0 to {MOST_KEYS}",
 }
 
 
 def numbers_for(kernel: PatternBase, pattern: PatternBase) -> dict[str, Any]:
-    """Numbers that a kernel takes for a pattern, or for its case of a wider one; none if the kernel's spec has them."""
+    """Run-time numbers of a kernel for a pattern, or for a special case of a wider pattern; none if the spec has
+    them."""
     if not kernel.is_general:
         return {}
     case = pattern if pattern.kind == kernel.kind else pattern.wider
@@ -28,11 +29,11 @@ class PatternNumbers:
     """The arguments ``window`` and ``sink_keys`` of a kernel.
 
     Args:
-        pattern: of the kernel's spec.
-        stem: the kernel's name, for messages.
+        pattern: pattern of the kernel's spec.
+        stem: name of the kernel, for messages.
 
     Attributes:
-        params: kernel parameters of the numbers, in the order of the pattern; none where the spec has the numbers.
+        params: kernel parameters of the numbers, in the order of the pattern; none if the spec has the numbers.
     """
 
     def __init__(self, pattern: PatternBase, stem: str) -> None:
@@ -44,10 +45,10 @@ class PatternNumbers:
         self._stem = stem
 
     def checked(self, window: Any, sink_keys: Any) -> tuple[int, ...]:
-        """Return the values of ``params``; empty where the spec has the numbers.
+        """Check the arguments: the values of ``params``, empty if the spec has the numbers.
 
         Raises:
-            ArgumentError: for an argument that is missing, out of range, or not one of this kernel's.
+            ArgumentError: if an argument is missing, out of range, or not an argument of this kernel.
         """
         found: dict[str, tuple[int, ...]] = {}
         for name, value in (("sink_keys", sink_keys), ("window", window)):
@@ -59,12 +60,12 @@ class PatternNumbers:
         return tuple(number for name in self._taken for number in found[name])
 
     def of_shape(self, numbers: tuple[int, ...]) -> dict[str, int]:
-        """Fields of an ``AttentionShape`` that have these values."""
+        """Fields of an ``AttentionShape`` with these values."""
         return dict(zip(self.params, numbers, strict=True))
 
 
 def _numbers(name: str, value: Any, count: int) -> tuple[int, ...]:
-    """Return the values of an argument: ``count`` integers from 0 to MOST_KEYS."""
+    """Values of an argument: ``count`` integers from 0 to MOST_KEYS."""
     if value is None:
         raise ArgumentError(name, f"is missing, {_EXPECTED[name]}")
     given = (value,) if count == 1 else value

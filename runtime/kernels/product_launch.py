@@ -1,4 +1,4 @@
-"""Launches of BSR kernels that a checked call has bound, for later calls with tensors like its own."""
+"""Launches of BSR kernels, bound by a checked call, for later calls with matching tensors."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class New(NamedTuple):
     """A tensor that each launch allocates.
 
     Attributes:
-        allocate: makes it.
-        layout: of its memory.
-        dtype: of its elements.
-        seen: the part of the memory that the tensor has; None: all of it.
+        allocate: the allocator.
+        layout: layout of its memory.
+        dtype: dtype of its elements.
+        seen: the part of the memory that the tensor covers; None for all of it.
     """
 
     allocate: Allocate
@@ -34,33 +34,33 @@ class New(NamedTuple):
     seen: Layout | None = None
 
     def __call__(self) -> torch.Tensor:
-        """The new tensor, of torch's current device."""
+        """Allocate the tensor on torch's current device."""
         made = self.allocate(*self.layout, self.dtype)
-        # In place, as what is no view may be written to behind a custom function of autograd.
+        # In place, because an output of a custom autograd function may be written to only if it is not a view.
         return made if self.seen is None else made.as_strided_(*self.seen)
 
 
 @dataclass(slots=True)
 class ProductLaunch:
-    """A bound launch of a product, for calls whose tensors ``Launches.find`` found to be like those of a first one.
+    """A bound launch of a product, for calls whose tensors match the first call's (``Launches.find``).
 
     Attributes:
         loaded: the kernel.
-        signature: of the first call.
-        device: of the tensors.
-        names: parameters that the tensors are read by, in order; "" for a tensor that the kernel does not read.
-        unaligned: how many of the first tensors may lie anywhere; others begin at multiples of 16 bytes.
+        signature: signature of the first call.
+        device: device of the tensors.
+        names: parameters of the tensors, in order; "" for a tensor that the kernel does not read.
+        aligned: range of the tensors that must begin at multiples of 16 bytes; others may lie anywhere.
         result: the product, parameter ``c``.
-        memory: what the launch needs beside its arguments.
-        copy: the copy of ``b`` by rows that the kernel reads; None without one.
-        prologue: whether the plan's prologue goes before, if it has one.
+        memory: workspaces of the launch.
+        copy: row-major copy of ``b`` for the kernel; None without one.
+        prologue: whether to launch the plan's prologue first, if it has one.
     """
 
     loaded: LoadedKernel
     signature: Signature
     device: torch.device
     names: tuple[str, ...]
-    unaligned: int
+    aligned: slice
     result: New
     memory: Memory = NO_MEMORY
     copy: New | None = None
@@ -70,17 +70,17 @@ class ProductLaunch:
         """Launch on torch's current stream.
 
         Args:
-            tensors: as many as there are names.
+            tensors: one tensor for each name.
 
         Returns:
-            The product; None, and nothing is launched, where the checks of a call are needed: for a tensor that
-            does not begin at a multiple of 16 bytes, and in a thread that has another context current.
+            The product; None without a launch if the call needs checks, because a tensor does not begin at a multiple
+            of 16 bytes or the thread has another current context.
         """
         if is_elsewhere(tensors[0]):
             return None
         places = [tensor.data_ptr() for tensor in tensors]
         bits = 0
-        for place in places[self.unaligned :]:
+        for place in places[self.aligned]:
             bits |= place
         if bits % TMA_ALIGNMENT:
             return None
@@ -89,13 +89,13 @@ class ProductLaunch:
         addresses["c"] = found.data_ptr()
         addresses["b_columns"] = addresses["b_groups"] = addresses["b"]
         if self.copy is not None:
-            copy = self.copy()  # held until the launch is enqueued
+            copy = self.copy()  # kept until the launch is enqueued
             addresses["b"] = addresses["b_groups"] = copy.data_ptr()
         enqueue(self.loaded, self.signature, addresses, self.device, self.memory, prologue=self.prologue)
         return found
 
     def returning(self, like: torch.Tensor) -> ProductLaunch:
-        """The same launch, whose result is another view of the same memory, laid out as a tensor."""
+        """The same launch with another view of the result's memory, which has the layout of a given tensor."""
         seen = (tuple(like.shape), like.stride())
         made = self.result
         made = made._replace(layout=seen) if made.seen is None else made._replace(seen=seen)

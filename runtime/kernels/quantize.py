@@ -36,19 +36,19 @@ MOST_THREAD_BLOCKS = 2**31 - 1
 Rotary = tuple[torch.Tensor, torch.Tensor]
 """Cosines and sines of the rotary embedding."""
 ROTARY_NAMES = ("rotary[0]", "rotary[1]")
-_ROTARY_RANK = 3  # with batches
+_ROTARY_RANK = 3  # with a batch dimension
 
 
 class Quantized(NamedTuple):
-    """What a quantize kernel makes: x = codes * scales.
+    """Result of a quantize kernel: x = codes * scales.
 
     Attributes:
-        codes: FP8, as x; with a scale for each column (batch, heads, head_dim, keys), V^T, whose keys are filled up to
-            a multiple of 128 with zeros and stand in the order of ``codegen.fp8.KEY_ORDER``.
-        scales: float32 (batch, heads, rows or blocks of them), or (batch, heads, head_dim), of columns; those that were
-            given as they were given.
-        mean: float32 (batch, heads, head_dim), what was subtracted of each column; None if nothing was.
-        product: float32 (batch, heads, length), each row times the mean that was given; None without.
+        codes: FP8, with the shape of x. With a scale for each column: V^T, (batch, heads, head_dim, keys), with keys
+            padded to a multiple of 128 by zeros and in the order of ``codegen.fp8.KEY_ORDER``.
+        scales: float32 (batch, heads, rows or blocks of rows), or (batch, heads, head_dim) for columns; given scales
+            are returned unchanged.
+        mean: float32 (batch, heads, head_dim), subtracted from each column; None if nothing was subtracted.
+        product: float32 (batch, heads, length), each row times the given mean; None without a given mean.
     """
 
     codes: torch.Tensor
@@ -58,7 +58,7 @@ class Quantized(NamedTuple):
 
 
 class QuantizeKernel(BoundCall[QuantizeSpec]):
-    """FP8 codes and scales of rows, of blocks of rows, or of columns.
+    """Kernel for FP8 codes and scales of rows, of blocks of rows, or of columns.
 
     Attributes:
         compiled: source, plan, code and compiler log.
@@ -84,24 +84,24 @@ class QuantizeKernel(BoundCall[QuantizeSpec]):
     ) -> Quantized:
         """Quantize.
 
-        A code is x * (1 / scale), rounded to nearest even, where scale is the largest finite magnitude of the group
-        over 448 (e4m3) or 57344 (e5m2), all in float32; 1 for a group of zeros (below 2^-100). Infinities saturate and
-        NaN becomes NaN, in their elements alone unless rows are rotated.
+        A code is x * (1 / scale), rounded to nearest even. The scale is the group's largest finite magnitude divided by
+        448 (e4m3) or 57344 (e5m2), all in float32; it is 1 for a group of zeros (below 2^-100). Infinities saturate and
+        NaN stays NaN; they affect other elements only if rows are rotated.
 
         Args:
             x: (batch, heads, length, head_dim), the spec's dtype; the last dimension contiguous, other strides any
                 multiple of 16 bytes.
-            mean: float32 (batch, heads, head_dim), contiguous. With ``mean: product`` that of K, (batch, kv_heads,
-                head_dim); with ``mean: subtract`` what to subtract in place of the mean of x's rows.
-            scales: float32 (batch, heads, head_dim), contiguous: scales of columns to use, in place of those of x. With
-                ``scales: given`` float32 (batch or 1, heads or 1, 1), with any strides: what codes are multiplied by to
-                give the values, of rotated rows those of a rotation that keeps lengths. Values are not looked at.
-            rotary: cosines and sines of the rotary embedding, which is applied before all else: float32 (length,
-                head_dim / 2) or (batch or 1, length, head_dim / 2); the last dimension contiguous, other strides any
-                multiple of 16 bytes, or 0.
-            out: FP8 (batch, heads, length, head_dim), or (batch, heads, head_dim, keys) where scales are of columns, to
-                write the codes into: the last dimension contiguous, other strides any multiple of 16 bytes.
-            out_scales: float32 (batch, heads, rows or blocks of them), to write scales into, with any strides.
+            mean: float32 (batch, heads, head_dim), contiguous. With ``mean: product``: the mean of K, (batch, kv_heads,
+                head_dim). With ``mean: subtract``: subtracted in place of the mean of x's rows.
+            scales: float32 (batch, heads, head_dim), contiguous: column scales to use in place of x's own. With
+                ``scales: given``: float32 (batch or 1, heads or 1, 1), any strides; codes times scales give the values
+                (for rotated rows, the values after an orthonormal rotation). The values of scales are not checked.
+            rotary: cosines and sines of the rotary embedding, which is applied first: float32 (length, head_dim / 2) or
+                (batch or 1, length, head_dim / 2); the last dimension contiguous, other strides any multiple of 16
+                bytes, or 0.
+            out: FP8 output for the codes, (batch, heads, length, head_dim), or (batch, heads, head_dim, keys) with
+                column scales; the last dimension contiguous, other strides any multiple of 16 bytes.
+            out_scales: float32 output for the scales, (batch, heads, rows or blocks of rows), any strides.
 
         Returns:
             Codes and scales.
@@ -164,8 +164,8 @@ class QuantizeKernel(BoundCall[QuantizeSpec]):
             check_output("out", out)
         if out_scales is not None:
             if self._by_columns or self._is_given:
-                whose = "of columns" if self._by_columns else "that are given"
-                raise ArgumentError("out_scales", f"is given, but this kernel has scales {whose}: leave it out")
+                whose = "column" if self._by_columns else "given"
+                raise ArgumentError("out_scales", f"is given, but this kernel has {whose} scales: leave it out")
             check_tensor("out_scales", out_scales, torch.float32, 3, x.device)
             blocks = "length" if spec.scales == "row" else f"blocks of {spec.tile.m} rows"
             check_sizes("out_scales", out_scales, ("batch", "heads", blocks), shapes["scales"])
@@ -173,14 +173,14 @@ class QuantizeKernel(BoundCall[QuantizeSpec]):
         statistic = scales if self._by_columns else mean if spec.mean == "subtract" else None
         args = self._plan.problem(QuantizeShape(batch, heads, length, kv_heads, int(statistic is not None)))
         if args.tiles > MOST_THREAD_BLOCKS:
-            raise ArgumentError("x", f"has shape {tuple(x.shape)}: {args.tiles} thread blocks, at most 2^31 - 1")
+            raise ArgumentError("x", f"has shape {tuple(x.shape)}: needs {args.tiles} thread blocks, at most 2^31 - 1")
         strides = self._strides(x, out, scales if self._is_given else out_scales, shapes)
         strides |= {} if rotary is None else _rotary_strides(rotary)
         check_memory(x=x)
         return self._signature(x.device, args, strides, extra=(shapes, Memory.of(args)))
 
     def _check_scales(self, x: torch.Tensor, scales: Any) -> None:
-        """Check scales of the caller."""
+        """Check the caller's scales."""
         batch, heads, _, head_dim = x.shape
         if self._is_given:
             if scales is None:
@@ -189,7 +189,7 @@ class QuantizeKernel(BoundCall[QuantizeSpec]):
             check_shape("scales", scales.shape, [("batch", (batch, 1)), ("heads", (heads, 1)), ("rows", (1,))])
         elif scales is not None:
             if not self._by_columns:
-                raise ArgumentError("scales", "is given, but this kernel finds the scales of rows: leave it out")
+                raise ArgumentError("scales", "is given, but this kernel computes the scales of rows: leave it out")
             _check_statistic("scales", scales, (batch, heads, head_dim), x.device)
 
     def _check_rotary(self, x: torch.Tensor, rotary: Any) -> None:
@@ -198,7 +198,7 @@ class QuantizeKernel(BoundCall[QuantizeSpec]):
         half = head_dim // 2
         if self.spec.rotary == "none":
             if rotary is not None:
-                raise ArgumentError("rotary", "is given, but the spec says rotary: none: leave it out")
+                raise ArgumentError("rotary", "is given, but the spec has rotary: none: leave it out")
             return
         if rotary is None:
             expected = f"float32 (length {length}, {half}) or (batch {batch} or 1, length {length}, {half})"
@@ -211,11 +211,11 @@ class QuantizeKernel(BoundCall[QuantizeSpec]):
             check_strides(name, tensor)
 
     def _check_mean(self, x: torch.Tensor, mean: Any) -> int:
-        """Check the mean; return its heads where rows are multiplied by it, otherwise 0."""
+        """Check the mean; return its heads if rows are multiplied by it, else 0."""
         batch, heads, _, head_dim = x.shape
         if self.spec.mean == "none":
             if mean is not None:
-                raise ArgumentError("mean", "is given, but the spec says mean: none: leave it out")
+                raise ArgumentError("mean", "is given, but the spec has mean: none: leave it out")
             return 0
         if self.spec.mean == "subtract":
             if mean is not None:
@@ -230,7 +230,7 @@ class QuantizeKernel(BoundCall[QuantizeSpec]):
         return kv_heads
 
     def _shapes(self, batch: int, heads: int, length: int) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of results."""
+        """Shapes of the results."""
         head_dim = self.spec.head_dim
         of_heads = (batch, heads, head_dim)
         if self._by_columns:
@@ -240,7 +240,7 @@ class QuantizeKernel(BoundCall[QuantizeSpec]):
         return {"codes": codes, "scales": (batch, heads, -(-length // rows)), "mean": of_heads}
 
     def _strides(self, x: torch.Tensor, out: Any, scales: Any, shapes: Any) -> dict[str, int]:
-        """Return the strides of a launch; ``scales`` are those that are given, or where to write some."""
+        """Strides of a launch. ``scales`` are the given scales or the output for scales."""
         axes: tuple[str, ...] = ("batch", "head", "row")
         found = row_strides(x=x)
         codes = contiguous(shapes["codes"])[1] if out is None else used_strides(out)
@@ -254,10 +254,10 @@ class QuantizeKernel(BoundCall[QuantizeSpec]):
 
 
 def pair_of(rotary: Any) -> Rotary:
-    """Return cosines and sines.
+    """Unpack cosines and sines.
 
     Raises:
-        ArgumentError: for anything but a pair of tensors.
+        ArgumentError: if the argument is not a pair of tensors.
     """
     is_pair = isinstance(rotary, tuple | list) and len(rotary) == len(ROTARY_NAMES)
     if not is_pair or not all(isinstance(each, torch.Tensor) for each in rotary):
@@ -266,7 +266,7 @@ def pair_of(rotary: Any) -> Rotary:
 
 
 def _shown_pair(rotary: Any) -> str:
-    """The value that was given in place of a pair, in words."""
+    """Description of a value that is not a pair of tensors."""
     name = type(rotary).__name__
     if not isinstance(rotary, tuple | list):
         return name
@@ -274,7 +274,7 @@ def _shown_pair(rotary: Any) -> str:
 
 
 def _rotary_strides(rotary: Rotary) -> dict[str, int]:
-    """Return the strides of cosines and sines; 0 from one batch to the next where these share them."""
+    """Strides of cosines and sines; the batch stride is 0 if batches share them."""
     found: dict[str, int] = {}
     for name, tensor in zip(("cosines", "sines"), rotary, strict=True):
         batch, row = (0, *used_strides(tensor)[:-1])[-2:]
@@ -283,7 +283,7 @@ def _rotary_strides(rotary: Rotary) -> dict[str, int]:
 
 
 def _check_statistic(name: str, tensor: Any, shape: tuple[int | None, ...], device: torch.device) -> None:
-    """Check float32 numbers of columns."""
+    """Check a float32 statistic of columns."""
     check_tensor(name, tensor, torch.float32, 3, device)
     check_sizes(name, tensor, ("batch", "heads", "head_dim"), shape)
     if not tensor.is_contiguous():

@@ -28,12 +28,12 @@ from runtime.kernels.arguments import (
 from runtime.kernels.bound_call import BoundCall
 
 CHUNK = 8  # elements of one 16-byte load
-FARTHEST_ALWAYS = 32  # blocks from either end that can be taken anyway
-MOST_ENTRIES = 1 << 16  # of a list
+FARTHEST_ALWAYS = 32  # blocks from either end that can always be selected
+MOST_ENTRIES = 1 << 16  # entries of a list, at most
 
 
 class _Selection(NamedTuple):
-    """What a call asks for beside its tensors; the last two are sets of 32 bits, as signed integers."""
+    """Options of a call; the last two are sets of 32 bits, as signed integers."""
 
     block_q: int
     block_kv: int
@@ -44,7 +44,8 @@ class _Selection(NamedTuple):
 
 
 class SelectTopkKernel(BoundCall[SelectTopkSpec]):
-    """For each query block the key blocks whose mean key has the largest product with the mean query.
+    """Kernel that selects, for each query block, the KV blocks whose mean key has the largest product with the mean
+    query.
 
     Attributes:
         compiled: source, plan, code and compiler log.
@@ -69,17 +70,17 @@ class SelectTopkKernel(BoundCall[SelectTopkSpec]):
             q: (batch, heads, q_len, head_dim), the spec's dtype, head_dim a multiple of 8 up to 256; the last dimension
                 contiguous, other strides any multiple of 16 bytes.
             k: (batch, kv_heads, kv_len, head_dim); heads is a multiple of kv_heads.
-            block: queries and keys of a block, 1 or more each; the last blocks may be shorter.
+            block: queries and keys of a block, at least 1 each; the last blocks may be shorter.
             topk: entries of a list, from 1 to 65536.
-            causal: hide key blocks that begin behind the last query of a block.
-            always: numbers of key blocks that come before all others, from -32 to 31. Negative ones count back from the
-                key block at a query block's last query (positions aligned at the end): -1 is that one. Those that are
-                hidden, or not there, are left out.
+            causal: hide KV blocks that begin after the last query of a query block.
+            always: KV blocks to select before all others, from -32 to 31. Negative numbers count back from the KV block
+                of the query block's last query (positions aligned at the end), which is -1. Hidden or missing blocks
+                are skipped.
 
         Returns:
-            int32 (batch, heads, ceil(q_len / block[0]), topk): the key blocks with the largest products of the mean
-            query and the mean key, in fp32, in ascending order, then -1. Of equal products the lower number is taken;
-            one that is no number comes after all others.
+            int32 (batch, heads, ceil(q_len / block[0]), topk): the KV blocks with the largest products of mean query
+            and mean key, computed in fp32, in ascending order of block number, then -1. Among equal products, the lower
+            block number is selected; NaN ranks last.
 
         Raises:
             ArgumentError: naming the argument, before anything is launched.
@@ -115,7 +116,7 @@ class SelectTopkKernel(BoundCall[SelectTopkSpec]):
         args = plan.problem(shape, self._loaded.slots(index))
         assert args.block is not None
         if args.block.shared_bytes > plan.shared_bytes:
-            most = f"which takes {args.block.shared_bytes} bytes of shared memory, {plan.shared_bytes} are there"
+            most = f"which need {args.block.shared_bytes} bytes of shared memory, expected {plan.shared_bytes} or less"
             raise ArgumentError("block", f"makes {args.numbers['key_blocks']} blocks of {kv_len} keys, {most}")
         if args.prologue_grid >= 2**31:
             raise ArgumentError("block", f"makes {args.prologue_grid} blocks of q and k, expected less than 2^31")
@@ -130,18 +131,18 @@ def _whole(value: Any) -> bool:
 
 
 def _block(block: Any) -> tuple[int, int]:
-    """Return queries and keys of a block."""
+    """Queries and keys of a block."""
     pair = tuple(block) if isinstance(block, Sequence) else ()
     if len(pair) != 2 or not all(_whole(size) and 1 <= size < 2**30 for size in pair):
-        raise ArgumentError("block", f"is {shown(block)}, expected the queries and the keys of a block, 1 or more each")
+        raise ArgumentError("block", f"is {shown(block)}, expected the queries and keys of a block, at least 1 each")
     return pair
 
 
 def checked_selection(block: Any, topk: Any, always: Any) -> tuple[int, int, int]:
-    """Return queries and keys of a block, and the entries of a list.
+    """Check the queries and keys of a block, and the entries of a list.
 
     Raises:
-        ArgumentError: naming the argument that is none.
+        ArgumentError: naming the invalid argument.
     """
     _always(always)
     return (*_block(block), _topk(topk))
@@ -154,7 +155,8 @@ def _topk(topk: Any) -> int:
 
 
 def _always(always: Any) -> tuple[int, int]:
-    """Return the blocks that are always taken as two sets of 32 bits, as signed integers: from the first, the last."""
+    """Blocks that are always selected, as two sets of 32 bits in signed integers: from the first block, from the
+    last."""
     first = last = 0
     for number in always if isinstance(always, Sequence) else (always,):
         if not _whole(number) or not -FARTHEST_ALWAYS <= number < FARTHEST_ALWAYS:

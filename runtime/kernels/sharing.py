@@ -1,4 +1,4 @@
-"""What copies and pickles of kernel objects are."""
+"""Copies and pickles of kernel objects."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from runtime.compile.compiler import Compiled
 
 
 class KernelPickleError(CodegenError):
-    """A kernel object was pickled; it holds code that is loaded in this process alone.
+    """A kernel object was pickled, but it holds code that is loaded only in this process.
 
     Attributes:
-        kernel: its name.
+        kernel: name of the kernel.
     """
 
     def __init__(self, kernel: str) -> None:
         self.kernel = kernel
         remedy = "pass the spec and call sparse_kernel_codegen.load_kernel there"
-        super().__init__(f"{kernel}: a kernel object cannot be pickled, its code is loaded in this process: {remedy}")
+        super().__init__(f"{kernel}: a kernel object cannot be pickled: its code belongs to this process; {remedy}")
 
     def __reduce__(self) -> tuple[type[KernelPickleError], tuple[str]]:
         """Constructor and argument of the error, for another process."""
@@ -26,9 +26,9 @@ class KernelPickleError(CodegenError):
 
 
 class SharedKernel:
-    """A kernel object: copies of it, also those of a module that holds it, are the object itself.
+    """A kernel object that is its own copy, also when a module that holds it is copied.
 
-    Its code does not change, and what it remembers of calls serves every holder.
+    Its code does not change, and its cache of calls serves every holder.
     """
 
     compiled: Compiled

@@ -27,12 +27,12 @@ from runtime.kernels.arguments import (
 from runtime.kernels.bound_call import BoundCall
 
 CHUNK = 8  # columns of one 16-byte load or store
-ARGUMENTS = {"in": "x"}  # by parameter, where these differ
-MOST_TILES = 2**30  # the kernel counts a few rounds of thread blocks past the last tile
+ARGUMENTS = {"in": "x"}  # by parameter, if the names differ
+MOST_TILES = 2**30  # the kernel's counter runs a few rounds of thread blocks past the last tile
 
 
 class TileCopyKernel(BoundCall[TileCopySpec]):
-    """out = x, tile by tile through shared memory: a micro-kernel that measures one way of loading tiles.
+    """Kernel for out = x, tile by tile through shared memory: a microbenchmark of tile loads.
 
     Attributes:
         compiled: source, plan, code and compiler log.
@@ -76,7 +76,7 @@ class TileCopyKernel(BoundCall[TileCopySpec]):
         check_tensor("x", x, self._dtype, 2)
         rows, columns = x.shape
         if columns % CHUNK:
-            raise ArgumentError("x", f"has {columns} columns, expected a multiple of {CHUNK}: chunks of 16 bytes move")
+            raise ArgumentError("x", f"has {columns} columns, expected a multiple of {CHUNK} (16-byte chunks)")
         check_strides("x", x)
         stride = columns
         if out is not None:
@@ -87,7 +87,7 @@ class TileCopyKernel(BoundCall[TileCopySpec]):
             stride = out.stride(0)
         args = self._plan.problem(CopyShape(rows, columns))
         if args.tiles >= MOST_TILES:
-            raise ArgumentError("x", f"has shape {tuple(x.shape)}: {MOST_TILES} tiles or more")
+            raise ArgumentError("x", f"has shape {tuple(x.shape)}: expected fewer than {MOST_TILES} tiles")
         strides = self._plan.own({"in_row_stride": used_strides(x)[0], "out_row_stride": stride})
         tensors = {"in": (tuple(x.shape), x.stride())}
         check_memory(x=x, out=out)

@@ -1,1 +1,1 @@
-"""Functions on torch tensors: the kernel is chosen, compiled at the first use and remembered; and torch's operators."""
+"""Functions on torch tensors, and torch operators. The first call chooses, compiles and caches the kernel."""

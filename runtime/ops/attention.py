@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 
@@ -13,6 +14,7 @@ from runtime.errors import ArgumentError
 from runtime.kernels.attention import AttentionResult
 from runtime.ops.attention_calls import attend
 from runtime.ops.attention_checks import RANK, check_numbers, refuse_transformed
+from runtime.ops.attention_differentiated import attend_with_gradients
 from runtime.ops.attention_fp8 import attend_quantized, launch_quantized
 from runtime.ops.attention_fp8_operator import operator as operator_fp8
 from runtime.ops.attention_hints import refuse_keywords, refuse_pattern
@@ -22,6 +24,9 @@ from runtime.ops.modes import PLAIN, any_autocast, autocast, is_unwatched, is_wa
 from runtime.ops.quantize_attention import OPERAND_TENSORS, QuantizedAttention
 from runtime.patterns import BlockLists, Pattern, Score, operator_text, scored_of, with_score
 
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
+
 _grad_enabled = torch.is_grad_enabled  # every call asks: the look-up in torch is spared
 
 
@@ -30,7 +35,7 @@ def block_sparse_attention(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    pattern: Any,
+    pattern: Pattern | BlockMask,
     *,
     scale: float | None = ...,
     softcap: float | None = ...,
@@ -49,7 +54,7 @@ def block_sparse_attention(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    pattern: Any,
+    pattern: Pattern | BlockMask,
     *,
     scale: float | None = ...,
     softcap: float | None = ...,
@@ -60,40 +65,6 @@ def block_sparse_attention(
     out: torch.Tensor | None = ...,
     validate: bool = ...,
     deterministic: bool = ...,
-) -> AttentionResult: ...
-
-
-@overload
-def block_sparse_attention(
-    q: QuantizedAttention,
-    k: Any,
-    /,
-    *,
-    scale: float | None = ...,
-    softcap: float | None = ...,
-    score: Score | str | Callable[..., Any] | None = ...,
-    sink: torch.Tensor | None = ...,
-    kv_lengths: torch.Tensor | None = ...,
-    return_lse: Literal[False] = ...,
-    out: torch.Tensor | None = ...,
-    validate: bool = ...,
-) -> torch.Tensor: ...
-
-
-@overload
-def block_sparse_attention(
-    q: QuantizedAttention,
-    k: Any,
-    /,
-    *,
-    scale: float | None = ...,
-    softcap: float | None = ...,
-    score: Score | str | Callable[..., Any] | None = ...,
-    sink: torch.Tensor | None = ...,
-    kv_lengths: torch.Tensor | None = ...,
-    return_lse: Literal[True],
-    out: torch.Tensor | None = ...,
-    validate: bool = ...,
 ) -> AttentionResult: ...
 
 
@@ -128,13 +99,11 @@ def block_sparse_attention(
     the lists, the sinks and ``kv_lengths``. A gradient of a gradient is refused, and so is forward-mode differentiation
     (``torch.func.jvp``, dual tensors), whatever ``torch.no_grad`` says.
 
-    Operands in FP8 stand in the place of q, k and v: ``block_sparse_attention(quantize_attention(q, k, v), pattern)``
-    (docs/guide/fp8.md). They have no gradients, and no operator for ``torch.compile``.
+    ``block_sparse_attention_fp8`` takes operands in FP8.
 
     Args:
         q: (batch, heads, q_len, head_dim), float16 or bfloat16, on a GPU; head_dim a multiple of 8 up to 256. The last
-            dimension is contiguous, other strides are multiples of 8 elements. Or a ``QuantizedAttention``, and behind
-            it the pattern.
+            dimension is contiguous, other strides are multiples of 8 elements.
         k: (batch, kv_heads, kv_len, head_dim); heads is a multiple of kv_heads.
         v: as k.
         pattern: an object of ``patterns``, or a FlexAttention ``BlockMask``, which is converted in each call:
@@ -170,14 +139,13 @@ def block_sparse_attention(
         ToolchainError, CompileError, CacheError: where a kernel cannot be built, at the first call.
     """
     if not (type(return_lse) is type(validate) is type(deterministic) is bool):
-        for name, flag in (("return_lse", return_lse), ("validate", validate), ("deterministic", deterministic)):
-            check_flag(name, flag)
+        _check_flags(return_lse=return_lse, validate=validate, deterministic=deterministic)
     if unknown:
         refuse_keywords(unknown)
     if v is None or not isinstance(pattern, Pattern):
         if isinstance(q, QuantizedAttention):
-            options: dict[str, Any] = {"scale": scale, "softcap": softcap, "sink": sink, "kv_lengths": kv_lengths}
-            return _quantized(q, (k, v, pattern), score, lse=return_lse, out=out, validate=validate, **options)
+            options = {"scale": scale, "softcap": softcap, "score": score, "sink": sink, "kv_lengths": kv_lengths}
+            return _former(q, (k, v, pattern), return_lse=return_lse, out=out, validate=validate, **options)
         pattern = pattern_of(pattern, q, k)
     tensors = pattern.index_tensors()
     if score is not None:
@@ -186,13 +154,13 @@ def block_sparse_attention(
     if traced or any_autocast():
         q, k, v = autocast(q, k, v)
     overflow = pattern.overflow if validate and isinstance(pattern, BlockLists) else None
-    direct = not traced and _is_direct(q, k, v, sink, (kv_lengths, out, *tensors))
-    if direct and (score is not None or getattr(pattern, "aux", None)) and _grad_enabled():
-        direct = not any(getattr(tensor, "requires_grad", False) for tensor in tensors)
+    plain = not traced and _is_plain(q, k, v, sink, kv_lengths, out, *tensors) and not _learns(pattern, score, tensors)
     compute: Callable[..., AttentionResult] = attend
     computed: Any
-    if direct:
+    if plain and not _needs_gradients(q, k, v, sink):
         computed = scored_of(pattern, score)
+    elif plain and out is None and not _has_inference(q, k, v, sink, kv_lengths, *tensors):
+        compute, computed = partial(attend_with_gradients, deterministic=deterministic), scored_of(pattern, score)
     else:
         _check_operator(scale, softcap, q=q, k=k, v=v, sink=sink, kv_lengths=kv_lengths, out=out)
         compute, computed = partial(operator, deterministic=deterministic), operator_text(pattern, score)
@@ -214,36 +182,130 @@ def block_sparse_attention(
     return result if return_lse else result[0]
 
 
-def _quantized(
-    given: QuantizedAttention, others: tuple[Any, Any, Any], score: Any, *, validate: bool, lse: bool, **options: Any
-) -> torch.Tensor | AttentionResult:
-    """Compute attention of operands in FP8; of the others, k or the pattern is the pattern."""
+def _former(given: QuantizedAttention, others: tuple[Any, Any, Any], **options: Any) -> torch.Tensor | AttentionResult:
+    """The former call of operands in FP8; of the others, k or the pattern is the pattern."""
     k, v, pattern = others
     if v is not None or (k is not None and pattern is not None):
         raise ArgumentError("v" if v is not None else "k", "is given beside operands in FP8: pass the pattern alone")
-    pattern = pattern_of(k if pattern is None else pattern, given.q, given.k)
+    if not torch.compiler.is_dynamo_compiling():
+        words = "block_sparse_attention of operands in FP8 is now block_sparse_attention_fp8(operands, pattern, ...)"
+        warnings.warn(words, DeprecationWarning, stacklevel=3)
+    call: Callable[..., torch.Tensor | AttentionResult] = block_sparse_attention_fp8
+    return call(given, k if pattern is None else pattern, **options)
+
+
+@overload
+def block_sparse_attention_fp8(
+    operands: QuantizedAttention,
+    pattern: Pattern | BlockMask,
+    *,
+    scale: float | None = ...,
+    softcap: float | None = ...,
+    score: Score | str | Callable[..., Any] | None = ...,
+    sink: torch.Tensor | None = ...,
+    kv_lengths: torch.Tensor | None = ...,
+    return_lse: Literal[False] = ...,
+    out: torch.Tensor | None = ...,
+    validate: bool = ...,
+) -> torch.Tensor: ...
+
+
+@overload
+def block_sparse_attention_fp8(
+    operands: QuantizedAttention,
+    pattern: Pattern | BlockMask,
+    *,
+    scale: float | None = ...,
+    softcap: float | None = ...,
+    score: Score | str | Callable[..., Any] | None = ...,
+    sink: torch.Tensor | None = ...,
+    kv_lengths: torch.Tensor | None = ...,
+    return_lse: Literal[True],
+    out: torch.Tensor | None = ...,
+    validate: bool = ...,
+) -> AttentionResult: ...
+
+
+def block_sparse_attention_fp8(
+    operands: QuantizedAttention,
+    pattern: Pattern | BlockMask,
+    *,
+    scale: float | None = None,
+    softcap: float | None = None,
+    score: Score | str | Callable[..., Any] | None = None,
+    sink: torch.Tensor | None = None,
+    kv_lengths: torch.Tensor | None = None,
+    return_lse: bool = False,
+    out: torch.Tensor | None = None,
+    validate: bool = False,
+) -> torch.Tensor | AttentionResult:
+    """Compute the attention of ``block_sparse_attention`` with operands in FP8 (docs/guide/fp8.md).
+
+    Under ``torch.compile``, ``torch.export`` and dispatch modes it is the operator
+    ``sparse_kernel_codegen::block_sparse_attention_fp8``. It has no gradients.
+
+    Args:
+        operands: q, k and v in FP8, of ``quantize_attention`` or ``quantized_operands``.
+        pattern: an object of ``runtime.patterns``, or a FlexAttention ``BlockMask``, as there.
+        scale: softmax scale, from 1e-37 to 1e38; by default 1 / sqrt(head_dim).
+        softcap: cap of the logits, from 0.001 to 1000, as there. Not with keys whose mean was subtracted
+            (``smooth_k=True``); neither are ``score`` and ``sink``.
+        score: what becomes of the logits, as there.
+        sink: float32 (heads,), as there.
+        kv_lengths: int32 (batch or 1,), keys of each batch that exist, as there.
+        return_lse: whether to return the log-sum-exp too.
+        out: (batch, heads, q_len, head_dim) of type ``operands.output``, where to write the result; by default new.
+        validate: also check the values of lists, lengths, scales and sinks, and that the lists are whole. Synchronizes.
+
+    Returns:
+        The result, in ``operands.output``: (batch, heads, q_len, head_dim), 0 for a query that sees no key. With
+        ``return_lse`` an ``AttentionResult`` (out, lse): lse is float32 (batch, heads, q_len), the natural logarithm.
+
+    Raises:
+        ArgumentError: naming the argument, before anything is launched; for an operand that requires a gradient too.
+        DeviceError: for a GPU without kernels.
+        SpecError: for an option that no kernel has.
+        ToolchainError, CompileError, CacheError: if a kernel cannot be built, at the first call.
+    """
+    for name, flag in (("return_lse", return_lse), ("validate", validate)):
+        check_flag(name, flag)
+    if not isinstance(operands, QuantizedAttention):
+        hint = "quantize_attention(q, k, v) makes it"
+        raise ArgumentError("operands", f"is {type(operands).__name__}, expected a QuantizedAttention: {hint}")
+    options: dict[str, Any] = {"scale": scale, "softcap": softcap, "sink": sink, "kv_lengths": kv_lengths, "out": out}
+    pattern = pattern_of(pattern, operands.q, operands.k)
     tensors = pattern.index_tensors()
     if score is not None:
         score, tensors = with_score(pattern, tensors, score)
     if not (validate or torch.compiler.is_dynamo_compiling()) and is_unwatched():
-        result, _ = launch_quantized(given, tensors, scored_of(pattern, score), lse=lse, **options)
+        result, _ = launch_quantized(operands, tensors, scored_of(pattern, score), lse=return_lse, **options)
         if result is not None:
-            return result if lse else result[0]
-    own = ((name, getattr(given, name)) for name in OPERAND_TENSORS)  # vars(given) is nothing that torch 2.11 traces
+            return result if return_lse else result[0]
+    # vars(operands) is nothing that torch 2.11 traces
+    own = ((name, getattr(operands, name)) for name in OPERAND_TENSORS)
     for name, tensor in (*own, *options.items(), *(("score or mask", tensor) for tensor in tensors)):
         if isinstance(tensor, torch.Tensor) and tensor.requires_grad and _grad_enabled():
             raise ArgumentError(name, "requires a gradient, and FP8 has no backward: use bf16, or torch.no_grad()")
     overflow = pattern.overflow if validate and isinstance(pattern, BlockLists) else None
-    more: dict[str, Any] = {"validate": validate, "lse": lse, "overflow": overflow}
-    out, kv_lengths, codes = options["out"], options["kv_lengths"], (given.q, given.k, given.v_t)
-    others = (kv_lengths, out, given.q_scale, given.k_scale, given.v_scale, given.k_mean, given.mean_logits, *tensors)
-    direct = not torch.compiler.is_dynamo_compiling() and _is_direct(*codes, options["sink"], others)
+    more: dict[str, Any] = {"validate": validate, "lse": return_lse, "overflow": overflow}
+    codes = operands.q, operands.k, operands.v_t
+    others = (
+        kv_lengths,
+        out,
+        operands.q_scale,
+        operands.k_scale,
+        operands.v_scale,
+        operands.k_mean,
+        operands.mean_logits,
+        *tensors,
+    )
+    direct = not torch.compiler.is_dynamo_compiling() and _is_direct(*codes, sink, others)
     if direct:
-        found = attend_quantized(given, tensors, scored_of(pattern, score), **more, **options)
+        found = attend_quantized(operands, tensors, scored_of(pattern, score), **more, **options)
     else:
-        _check_operator(options["scale"], options["softcap"])
-        found = operator_fp8(given, tensors, operator_text(pattern, score), **more, **options)
-    return found if lse else found[0]
+        _check_operator(scale, softcap)
+        found = operator_fp8(operands, tensors, operator_text(pattern, score), **more, **options)
+    return found if return_lse else found[0]
 
 
 def _check_operator(scale: Any, softcap: Any, **tensors: Any) -> None:
@@ -257,20 +319,55 @@ def _check_operator(scale: Any, softcap: Any, **tensors: Any) -> None:
 
 
 def _is_direct(q: Any, k: Any, v: Any, sink: Any, others: tuple[Any, ...]) -> bool:
-    """Whether a call needs no dispatcher: it has no mode, transform, tracer, subclass or gradient.
+    """Whether a call needs neither the dispatcher nor gradients.
 
     Raises:
         ArgumentError: as ``_is_refused`` does.
     """
-    if is_watched() or not PLAIN.issuperset(map(type, (q, k, v, sink, *others))):
-        return _is_refused(q, k, v, sink, *others)
+    return _is_plain(q, k, v, sink, *others) and not _needs_gradients(q, k, v, sink)
+
+
+def _is_plain(*tensors: Any) -> bool:
+    """Whether a call needs no dispatcher: it has no mode, transform, tracer or subclass.
+
+    Raises:
+        ArgumentError: as ``_is_refused`` does.
+    """
+    if is_watched() or not PLAIN.issuperset(map(type, tensors)):
+        return _is_refused(*tensors)
+    return True
+
+
+def _needs_gradients(q: Any, k: Any, v: Any, sink: Any) -> bool:
+    """Whether autograd records a call."""
+    if not _grad_enabled():
+        return False
     try:
-        return not (
-            _grad_enabled()
-            and (q.requires_grad or k.requires_grad or v.requires_grad or (sink is not None and sink.requires_grad))
-        )
-    except AttributeError:  # None in the place of q, k or v, which the checks of a call name
-        return True
+        return bool(q.requires_grad or k.requires_grad or v.requires_grad or (sink is not None and sink.requires_grad))
+    except AttributeError:  # q, k or v is no tensor, which the checks of a call report
+        return False
+
+
+def _learns(pattern: Pattern, score: Any, tensors: tuple[Any, ...]) -> bool:
+    """Whether autograd records a tensor of the score or of the mask."""
+    if score is None and not getattr(pattern, "aux", None):
+        return False
+    return _grad_enabled() and any(getattr(tensor, "requires_grad", False) for tensor in tensors)
+
+
+def _check_flags(**flags: Any) -> None:
+    """Check options that are bools.
+
+    Raises:
+        ArgumentError: naming the first that is not.
+    """
+    for name, flag in flags.items():
+        check_flag(name, flag)
+
+
+def _has_inference(*tensors: Any) -> bool:
+    """Whether autograd cannot keep a tensor: it was made under ``torch.inference_mode``."""
+    return any(isinstance(tensor, torch.Tensor) and tensor.is_inference() for tensor in tensors)
 
 
 def _is_refused(*tensors: Any) -> bool:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -25,7 +25,7 @@ from codegen.spec import AttentionBackwardSpec
 from runtime.checks import refuse_capture
 from runtime.errors import ArgumentError
 from runtime.kernel import load_kernel
-from runtime.kernels.arguments import TMA_ALIGNMENT, check_sink
+from runtime.kernels.arguments import TMA_ALIGNMENT, Signatures, check_sink
 from runtime.kernels.attention_backward import AttentionBackwardKernel, AttentionGradients
 from runtime.kernels.gradient_statistics import fill_statistics, sink_gradient
 from runtime.kernels.pattern_numbers import numbers_for
@@ -33,7 +33,7 @@ from runtime.ops.attention_choice import CLASSES_KEPT, DTYPES, LIST_RANK, arch_o
 from runtime.ops.block_sizes import BlockFit, Tensors, block_fit
 from runtime.patterns import split_tensors
 from runtime.receipts import permit
-from runtime.receipts.mode import is_on, kept_by_mode
+from runtime.receipts.mode import is_on, kept_by_mode, mode
 
 KERNELS_KEPT = 256
 
@@ -169,6 +169,57 @@ def chosen_for(
     return gradient_choice(scored, arch_of(q.device), q.dtype, q.shape[3], **options, deterministic=deterministic)
 
 
+@dataclass(slots=True)
+class _Route:
+    """How the gradients of calls of a kind are computed on a device.
+
+    Attributes:
+        kernels: their specs.
+        fit: how the caller's lists become those of the kernels; None where they are the same.
+        place: puts index tensors into the order of the kernels; None where it is the caller's.
+        indices: index tensors of the kernels, ``kv_lengths`` included.
+        numbers: numbers of the pattern by argument of the kernels; none where their specs have them.
+        device: of the calls.
+        loaded: kernels that calls have used, by the name of their spec.
+    """
+
+    kernels: BackwardKernels
+    fit: BlockFit | None
+    place: Callable[[Tensors], Tensors] | None
+    indices: int
+    numbers: dict[str, Any]
+    device: torch.device
+    loaded: dict[str, AttentionBackwardKernel] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, choice: GradientChoice, scored: ScoredPattern, device: torch.device, *, kv_lengths: bool) -> _Route:
+        """The route of a choice."""
+        pattern, spec = choice.kernel_pattern, choice.kernels.dq.spec
+        assert isinstance(spec, AttentionBackwardSpec)
+        indices = len(spec.forward.index_tensors) if kv_lengths else 0
+        place, numbers = placed(scored.pattern, pattern), numbers_for(pattern, scored.pattern)
+        return cls(choice.kernels, choice.fit, place, indices, numbers, device)
+
+    def kernel(self, named: NamedSpec) -> AttentionBackwardKernel:
+        """A kernel of the route, compiled and loaded at its first use."""
+        found = self.loaded.get(named.stem)
+        if found is None:
+            found = self.loaded[named.stem] = _loaded(named, self.device)
+        return found
+
+    def lists_of(self, tensors: Tensors, q: torch.Tensor, k: torch.Tensor, kv_lengths: torch.Tensor | None) -> Tensors:
+        """Index tensors of the kernels, made of those of the call."""
+        lists = tensors if self.fit is None else self.fit.apply(tensors, q.shape[2], k.shape[2])
+        lists = _of_heads(lists, q.shape[1])
+        lists = lists if self.place is None else self.place(lists)
+        if kv_lengths is None:
+            return lists
+        return (*lists, *(None,) * (self.indices - 1 - len(lists)), kv_lengths)
+
+
+_routes = Signatures()
+
+
 def attend_backward(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -214,39 +265,39 @@ def attend_backward(
         ArgumentError, SpecError: before anything is launched.
         DeviceError, ToolchainError, CompileError, CacheError, UnverifiedError: at the first call of a kind.
     """
-    asked: dict[str, Any] = {"softcap": softcap, "deterministic": deterministic, "aux_gradients": daux}
-    choice = chosen_for(q, scored, kv_lengths=kv_lengths is not None, **asked)
+    softcap = None if softcap is None else float(softcap)
+    deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
+    key = (scored.text, q.shape[3], q.dtype, q.device, softcap, kv_lengths is None, deterministic, tuple(daux), mode())
+    last, route = _routes.last
+    if last != key:
+        route = _routes.find(key)
+    if route is None:
+        asked: dict[str, Any] = {"softcap": softcap, "deterministic": deterministic, "aux_gradients": daux}
+        choice = chosen_for(q, scored, kv_lengths=kv_lengths is not None, **asked)
+        route = _routes.keep(key, _Route.of(choice, scored, q.device, kv_lengths=kv_lengths is not None))
     if dsink:
         check_sink(sink, q.shape[1], q.device)
     tensors, aux = split_tensors(scored, tensors)
-    lists = tensors if choice.fit is None else choice.fit.apply(tensors, q.shape[2], k.shape[2])
-    lists = _of_heads(lists, q.shape[1])
-    place = placed(scored.pattern, choice.kernel_pattern)
-    lists = lists if place is None else place(lists)
-    if kv_lengths is not None:
-        spec = choice.kernels.dq.spec
-        assert isinstance(spec, AttentionBackwardSpec)
-        left_out = len(spec.forward.index_tensors) - 1 - len(lists)
-        lists = (*lists, *(None,) * left_out, kv_lengths)
+    lists = route.lists_of(tensors, q, k, kv_lengths) if tensors or kv_lengths is not None else ()
     options: dict[str, Any] = {"dout": _addressable(dout), "out": out, "lse": lse, "dlse": dlse, "scale": scale}
-    options["aux"] = aux
+    options |= {"aux": aux, **route.numbers}
 
     def computed(named: NamedSpec, **more: Any) -> AttentionGradients:
-        kernel, spec = _loaded(named, q.device), named.spec
-        assert isinstance(spec, AttentionBackwardSpec)
-        return kernel(q, k, v, *lists, **options, **more, **numbers_for(spec.pattern, scored.pattern))
+        kernel: AttentionBackwardKernel = route.kernel(named)
+        return kernel(q, k, v, *lists, **options, **more)
 
     of_q = of_k = of_v = stats = None
-    if dq and dkdv and choice.kernels.dq_dkdv is not None:
-        of_q, of_k, of_v, stats, _ = computed(choice.kernels.dq_dkdv)
+    kernels = route.kernels
+    if dq and dkdv and kernels.dq_dkdv is not None:
+        of_q, of_k, of_v, stats, _ = computed(kernels.dq_dkdv)
         dq = dkdv = False
     if dq:
-        of_q, _, _, stats, _ = computed(choice.kernels.dq)
+        of_q, _, _, stats, _ = computed(kernels.dq)
     if dkdv:
-        _, of_k, of_v, stats, _ = computed(choice.kernels.dkdv, stats=stats)
+        _, of_k, of_v, stats, _ = computed(kernels.dkdv, stats=stats)
     of_aux: dict[str, torch.Tensor] = {}
-    if choice.kernels.daux is not None:
-        found = computed(choice.kernels.daux, stats=stats)
+    if kernels.daux is not None:
+        found = computed(kernels.daux, stats=stats)
         of_aux, stats = found.daux or {}, found.stats
     of_sink = None
     if dsink:

@@ -1,4 +1,4 @@
-"""Block lists of a mask. The kernel of a mask is compiled at its first use and remembered."""
+"""Block lists of a mask. The first call compiles the kernel of a mask and caches it."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from codegen.expressions.ranges import list_sizes
 from codegen.patterns.block_lists import BlockLists as BlockListsSpec
 from codegen.scored_pattern import scored_pattern
 from codegen.wording import alternatives, shown
+from runtime.block_maps import any_in_blocks, lists_of
 from runtime.checks import named_device, refuse_capture
 from runtime.errors import ArgumentError
 from runtime.expressions.evaluate import evaluate
@@ -29,9 +30,9 @@ from runtime.receipts.mode import kept_by_mode
 KERNELS_KEPT = 64  # of masks
 
 PAIRS_AT_ONCE = 1 << 22
-"""Pairs of a mask that torch evaluates at once on a CPU: 32 MiB for each 64-bit tensor."""
+"""Pairs of a mask that torch evaluates at a time on a CPU: 32 MiB per 64-bit tensor."""
 _RENAMED = {"mask": "mask_mod", "batch": "B", "heads": "H", "q_len": "Q_LEN", "kv_len": "KV_LEN", "block": "BLOCK_SIZE"}
-"""Arguments of ``create_block_mask`` by their earlier names."""
+"""New names of the renamed arguments of ``create_block_mask``."""
 
 
 def create_block_mask(  # noqa: PLR0917 - torch's signature
@@ -52,40 +53,39 @@ def create_block_mask(  # noqa: PLR0917 - torch's signature
 ) -> BlockLists:
     """Make the block lists of a mask, with the arguments of FlexAttention's ``create_block_mask``.
 
-    The result is a pattern, for ``block_sparse_attention`` and ``compat.flex_attention``, and not a torch ``BlockMask``
-    (``runtime.convert.to_block_mask`` makes one of it). On a GPU a generated kernel makes the lists; it does not
-    synchronize, and a CUDA graph makes them anew from the values that the tensors then have. On a CPU torch makes them.
+    The result is a pattern for ``block_sparse_attention`` and ``compat.flex_attention``, not a torch ``BlockMask``;
+    ``runtime.convert.to_block_mask`` converts it. On a GPU, a generated kernel makes the lists without synchronizing.
+    Replaying a CUDA graph makes them again from the current values of the tensors. On a CPU, torch makes them.
 
-    The lists are exact: a key block is listed if a pair of it is visible, among the full ones if all pairs are.
+    The lists are exact: a key block is listed if any of its pairs is visible, and as a full block if all of them are.
     Interval arithmetic classifies most blocks; the kernel evaluates the pairs of the others.
 
     Args:
         mask_mod: a function ``mask_mod(b, h, q_idx, kv_idx)``, or an expression over ``q_idx``, ``kv_idx``, ``batch``,
             ``head``, ``q_len``, ``kv_len`` and the tensors of ``aux`` (docs/expressions.md). Under ``torch.compile`` it
             is an expression: one graph serves all lengths.
-        B: batches of the attention. None: the mask is the same for all; one that depends on b is refused.
-        H: query heads, likewise.
-        Q_LEN: queries of a head.
-        KV_LEN: keys of a head.
-        device: of the lists; by default that of the mask's tensors, or torch's current CUDA device, or the CPU if torch
-            sees no GPU.
-        BLOCK_SIZE: queries and keys of a block, one number for both or (queries, keys): powers of two, 1 to 128 queries
-            and 16 to 128 keys.
-        _compile: no effect: the lists are made by a compiled kernel in any case.
-        separate_full_blocks: True; full blocks always have lists of their own.
-        compute_dq_write_order: False; kernels of gradients have a fixed order without it.
-        dq_kv_order: True, likewise.
-        aux: the tensors of an expression, by name, as :class:`BlockLists` takes them: int32 (batch, q_len), say.
-        renamed: arguments by their earlier names, ``mask``, ``batch``, ``heads``, ``q_len``, ``kv_len`` and ``block``,
-            with a ``DeprecationWarning``.
+        B: batch size of the attention. None: the mask is the same for all batches and must not depend on b.
+        H: number of query heads. None: the mask is the same for all heads and must not depend on h.
+        Q_LEN: queries per head.
+        KV_LEN: keys per head.
+        device: device of the lists. Default: the device of the mask's tensors, else torch's current CUDA device, else
+            the CPU if torch finds no GPU.
+        BLOCK_SIZE: block size, one number or (queries, keys): powers of two, 1 to 128 queries and 16 to 128 keys.
+        _compile: no effect; a compiled kernel always makes the lists.
+        separate_full_blocks: must be True; full blocks always have their own lists.
+        compute_dq_write_order: must be False; gradient kernels have a fixed order without it.
+        dq_kv_order: must be True, for the same reason.
+        aux: the tensors of an expression, by name, as for :class:`BlockLists`; for example int32 (batch, q_len).
+        renamed: deprecated names of arguments: ``mask``, ``batch``, ``heads``, ``q_len``, ``kv_len`` and ``block``.
+            They give a ``DeprecationWarning``.
 
     Returns:
-        The pattern, with the mask as its expression. It has one batch, or head, for all if the mask does not depend on
-        which one it is; entries are ascending, then -1, as many as there are key blocks.
+        The pattern, with the mask as its expression. If the mask does not depend on the batch (or head), the lists have
+        one batch (or head) that all share. A list has one entry per key block, ascending and padded with -1.
 
     Raises:
         ArgumentError: naming the argument, before anything is launched.
-        SpecError: for a mask that no kernel has.
+        SpecError: if no kernel supports the mask.
         DeviceError: for a GPU without kernels.
     """
     if renamed:
@@ -112,7 +112,8 @@ def create_block_mask(  # noqa: PLR0917 - torch's signature
     _check_sizes(batch, heads, Q_LEN, KV_LEN)
     block = _block_of(BLOCK_SIZE)
     check_aux(aux)
-    found = _mask_of(mask_mod, aux)
+    lengths: dict[str, Any] = {} if torch.compiler.is_compiling() else {"q_len": Q_LEN, "kv_len": KV_LEN}
+    found = _mask_of(mask_mod, aux, lengths)
     pattern: dict[str, Any] = {"kind": "block_lists", "block": {"q": constant(block[0]), "kv": constant(block[1])}}
     tensors = list(found.tensors.values())
     if any(map(torch._C._functorch.is_batchedtensor, tensors)):
@@ -134,19 +135,19 @@ def create_block_mask(  # noqa: PLR0917 - torch's signature
 
 
 def _with_new_names(given: dict[str, Any], renamed: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a call, of which some have their earlier names.
+    """The arguments of a call, with deprecated names replaced.
 
     Raises:
-        ArgumentError: for an unknown name, and for an argument that is given by both names.
+        ArgumentError: for an unknown name, and for an argument passed by both names.
     """
     for name in renamed:
         if name not in _RENAMED:
             raise ArgumentError(name, f"is not an argument; {alternatives(name, (*given, 'device', 'aux'))}")
         if given[_RENAMED[name]] not in (None, 128):
-            raise ArgumentError(name, f"is given beside {_RENAMED[name]}, its present name")
+            raise ArgumentError(name, f"was passed together with {_RENAMED[name]}, its new name")
     names = ", ".join(f"{name} is now {_RENAMED[name]}" for name in renamed)
     if not torch.compiler.is_dynamo_compiling():
-        warnings.warn(f"create_block_mask has torch's names: {names}", DeprecationWarning, stacklevel=3)
+        warnings.warn(f"create_block_mask takes torch's argument names: {names}", DeprecationWarning, stacklevel=3)
     return given | {_RENAMED[name]: value for name, value in renamed.items()}
 
 
@@ -154,7 +155,7 @@ def _check_sizes(*sizes: Any) -> None:
     """Check batches, heads, queries and keys.
 
     Raises:
-        ArgumentError: by torch's name of the first one that is wrong.
+        ArgumentError: naming the first wrong one, by torch's name.
     """
     try:
         checked_shape(*sizes)
@@ -162,14 +163,14 @@ def _check_sizes(*sizes: Any) -> None:
         raise ArgumentError(_RENAMED[error.argument], error.reason) from None
 
 
-def _mask_of(mask_mod: Any, aux: Mapping[str, torch.Tensor] | None) -> Expression:
-    """The mask as an expression.
+def _mask_of(mask_mod: Any, aux: Mapping[str, torch.Tensor] | None, sizes: Mapping[str, int]) -> Expression:
+    """The mask as an expression, for lengths of these sizes.
 
     Raises:
         ArgumentError: naming ``mask_mod`` or ``aux``.
     """
     try:
-        return mask_of(mask_mod, aux)
+        return mask_of(mask_mod, aux, sizes)
     except ArgumentError as error:
         raise ArgumentError(_RENAMED.get(error.argument, error.argument), error.reason) from None
 
@@ -178,7 +179,7 @@ def _block_of(size: Any) -> tuple[int, int]:
     """Queries and keys of a block.
 
     Raises:
-        ArgumentError: naming ``BLOCK_SIZE``, with the sizes that are allowed.
+        ArgumentError: naming ``BLOCK_SIZE``, with the allowed sizes.
     """
     block = (size, size) if isinstance(size, int) else size
     if torch.compiler.is_compiling():
@@ -191,7 +192,7 @@ def _block_of(size: Any) -> tuple[int, int]:
 
 
 def _check_shared(text: str, all_batches: bool, all_heads: bool) -> None:
-    """Check that a mask for all batches, or heads, does not depend on which one it is.
+    """Check that a mask shared by all batches (or heads) does not depend on the batch (or head).
 
     Raises:
         ArgumentError: naming ``B`` or ``H``.
@@ -199,16 +200,16 @@ def _check_shared(text: str, all_batches: bool, all_heads: bool) -> None:
     asked = _asked(text).split()
     for name, variable, shared in (("B", "batch", all_batches), ("H", "head", all_heads)):
         if shared and variable in asked:
-            reason = f"is None, and the mask depends on the {variable}: pass the number of them"
+            reason = f"is None, but the mask depends on the {variable}: pass their number"
             raise ArgumentError(name, reason)
 
 
 @constant_in_graphs
 def _asked(text: str) -> str:
-    """Which of batch and head a mask depends on: "batch head"."""
+    """The variables among batch and head that a mask depends on: "batch head"."""
     try:
         expression = scored_pattern(text).pattern.expression
-    except SpecError:  # which the operator names
+    except SpecError:  # the operator reports it
         return ""
     assert expression is not None
     sizes = zip(("batch", "head"), list_sizes(expression, 2, 2), strict=True)
@@ -219,7 +220,7 @@ def _device_of(device: Any, tensors: list[torch.Tensor]) -> torch.device:
     """The device of the lists: a CUDA device with its number, or the CPU.
 
     Raises:
-        ArgumentError: for any other.
+        ArgumentError: for any other device.
     """
     if device is None and not tensors and not torch.cuda.is_available():
         return torch.device("cpu")
@@ -227,16 +228,16 @@ def _device_of(device: Any, tensors: list[torch.Tensor]) -> torch.device:
     if given is not None and named_device("device", given).type == "cpu":
         for tensor in tensors:
             if tensor.device.type != "cpu":
-                raise ArgumentError("device", f"is cpu, and a tensor of the mask is on {tensor.device}")
+                raise ArgumentError("device", f"is cpu, but a tensor of the mask is on {tensor.device}")
         return torch.device("cpu")
     return device_of(device, tuple(tensors))
 
 
 class _OnCpu:
-    """Stands for a kernel where there is no GPU: torch makes the lists.
+    """The CPU's counterpart of a kernel: torch makes the lists.
 
     Attributes:
-        spec: its ``aux_tensors`` are the tensors of the mask.
+        spec: a spec whose ``aux_tensors`` are the tensors of the mask.
     """
 
     def __init__(self, pattern: str) -> None:
@@ -248,8 +249,6 @@ class _OnCpu:
         self, batch: int, heads: int, q_len: int, kv_len: int, *, aux: Mapping[str, torch.Tensor], device: Any
     ) -> tuple[torch.Tensor, ...]:
         """The four tensors of the lists."""
-        from runtime.convert.blocks import any_in_blocks, lists_of  # noqa: PLC0415 - which needs patterns, and is slow
-
         batch, heads = list_sizes(self._mask, batch, heads)
         sizes = {"batch": batch, "head": heads, "q_idx": q_len, "kv_idx": kv_len}
         at_once = max(1, PAIRS_AT_ONCE // (batch * heads * kv_len * self._block.q)) * self._block.q
@@ -284,7 +283,7 @@ def _kernel(index: int | None, pattern: str) -> BlockMaskKernel | _OnCpu:
 def _run(
     aux: list[torch.Tensor], *, pattern: str, batch: int, heads: int, q_len: int, kv_len: int, device: torch.device
 ) -> tuple[torch.Tensor, ...]:
-    """Compute the operator: the tensors are those of the pattern, in the order of their names."""
+    """Compute the operator. ``aux`` holds the pattern's tensors in the order of their names."""
     kernel = _kernel(device.index, pattern)
     names = (tensor.name for tensor in kernel.spec.aux_tensors)
     return tuple(kernel(batch, heads, q_len, kv_len, aux=dict(zip(names, aux, strict=True)), device=device))
@@ -293,7 +292,7 @@ def _run(
 def _fake(
     aux: list[torch.Tensor], *, pattern: str, batch: int, heads: int, q_len: int, kv_len: int, device: torch.device
 ) -> tuple[torch.Tensor, ...]:
-    """Tensors like the result, without values."""
+    """Tensors with the result's shapes and dtypes, without values."""
     del aux
     lists = scored_pattern(pattern).pattern
     assert isinstance(lists, BlockListsSpec) and lists.expression is not None

@@ -1,7 +1,7 @@
-"""Lists of blocks for which no kernel is made, as lists for which one is: exactly, on the device, without a wait.
+"""Conversion of lists with an unsupported block size to one that a kernel supports: exact, on the device, asynchronous.
 
-Large blocks are split: (256, 64) into the same list for two blocks of 128 queries, (128, 192) into three blocks of 64
-keys. Small ones are merged: a block of 64 keys is listed where one of its blocks of 16 is, with a bit for each pair.
+Large blocks are split: (256, 64) becomes the same list for two blocks of 128 queries, (128, 192) three blocks of 64
+keys. Small blocks are merged: a block of 64 keys is listed if any of its blocks of 16 is, with one bit per pair.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ Tensors = tuple[torch.Tensor | None, ...]
 
 _UNIT = 16  # keys: half a word of the bits
 _WORD = 32  # keys
-_HALF_WORD = (0xFFFF, -0x10000)  # its bits in a word, of the first half and of the second, as int32 has them
+_HALF_WORD = (0xFFFF, -0x10000)  # int32 masks of the first and second half of a word
 
 
 @dataclass(frozen=True)
 class BlockFit:
-    """How lists of one block size become lists of another.
+    """The conversion of lists from one block size to another.
 
     Attributes:
         block: (queries, keys) of the caller's blocks.
         split: (queries, keys) after large blocks are split.
-        merged: (queries, keys) after small ones are merged: those of the kernel.
-        mask: of partial blocks, of ``block_lists``; None of ``topk``.
+        merged: (queries, keys) after small blocks are merged: the kernel's block size.
+        mask: the mask of partial blocks, for ``block_lists``; None for ``topk``.
     """
 
     block: tuple[int, int]
@@ -41,7 +41,7 @@ class BlockFit:
 
     @property
     def merges(self) -> bool:
-        """Whether blocks are merged, which makes bits of the mask."""
+        """Whether blocks are merged; merged blocks have mask bits."""
         return self.merged != self.split
 
     def fitted(self, scored: ScoredPattern) -> ScoredPattern:
@@ -64,7 +64,7 @@ class BlockFit:
         return ", ".join(steps) + ", in each call"
 
     def apply(self, tensors: Tensors, q_len: int, kv_len: int) -> Tensors:
-        """Index tensors of a call with the kernel's blocks."""
+        """The index tensors of a call, in the kernel's block size."""
         counted = self.mask is not None
         if self.split != self.block:
             tensors = _split(tensors, self.block, self.split, counted=counted, lengths=(q_len, kv_len))
@@ -74,10 +74,10 @@ class BlockFit:
 
 
 def block_fit(scored: ScoredPattern, arch: str, pack_gqa: int) -> BlockFit | None:
-    """How the lists of a pattern become those of a kernel; None where they are the same.
+    """The conversion of a pattern's lists to those of a kernel; None if they are the same.
 
     Raises:
-        ArgumentError: where that is not possible, with the sizes that are.
+        ArgumentError: if the block size cannot be converted, with the sizes that can.
     """
     if scored.block is None:
         return None
@@ -95,15 +95,16 @@ def block_fit(scored: ScoredPattern, arch: str, pack_gqa: int) -> BlockFit | Non
     mask = scored.pattern.mask if isinstance(scored.pattern, BlockLists) else None
     fit = BlockFit(block, split, (q, kv), mask)
     if fit.merges and fit.mask not in (None, *NAMED_MASKS):
-        reason = f"is {block}, and blocks of partial ones with an expression are not merged; {_allowed(allowed)}"
+        reason = f"is {block}, but partial blocks with an expression are not merged; {_allowed(allowed)}"
         raise ArgumentError("block", reason)
     if fit.mask == "bits" and (block[1] % _WORD or split[1] % _WORD):
-        raise ArgumentError("block", f"is {block}, and a word of mask_bits is of {_WORD} keys: a multiple is expected")
+        reason = f"is {block}, expected a multiple of {_WORD} keys, the keys of a word of mask_bits"
+        raise ArgumentError("block", reason)
     return fit
 
 
 def _kernel_size(size: int, legal: Sequence[int]) -> int | None:
-    """The size that blocks of a size are split or merged into; None if there is none."""
+    """The supported size that a block size is split or merged into; None if there is none."""
     if size in legal:
         return size
     parts = [each for each in legal if size % each == 0]
@@ -121,7 +122,7 @@ def _allowed(sizes: tuple[tuple[int, ...], tuple[int, ...]]) -> str:
 
 
 def mask_block(block: tuple[int, int]) -> tuple[int, int]:
-    """Return the block of lists that are made of a mask with blocks of any size: one that kernels of each device have.
+    """The block size of lists made from a mask of any block size; kernels of every device support it.
 
     Args:
         block: (queries, keys) of the mask's blocks.
@@ -134,7 +135,7 @@ def mask_block(block: tuple[int, int]) -> tuple[int, int]:
 def _split(
     tensors: Tensors, block: tuple[int, int], split: tuple[int, int], *, counted: bool, lengths: tuple[int, int]
 ) -> Tensors:
-    """Index tensors with each block split into equal parts."""
+    """The index tensors, with each block split into equal parts."""
     rows, parts = block[0] // split[0], block[1] // split[1]
     blocks, needed = -(-lengths[1] // block[1]), -(-lengths[0] // split[0])
 
@@ -142,7 +143,7 @@ def _split(
         return tensor.repeat_interleave(rows, 2)[:, :, :needed] if rows > 1 else tensor
 
     def of_list(lists: torch.Tensor) -> torch.Tensor:
-        if parts > 1:  # what names no block names none afterwards either
+        if parts > 1:  # -1 stays negative
             part = torch.arange(parts, dtype=torch.int32, device=lists.device)
             lists = (lists.clamp(-1, blocks).unsqueeze(-1) * parts + part).clamp(min=-1).flatten(-2)
         return of_rows(lists)
@@ -161,7 +162,7 @@ def _split(
 def _merged(
     tensors: Tensors, block: tuple[int, int], merged: tuple[int, int], *, mask: str | None, lengths: tuple[int, int]
 ) -> Tensors:
-    """Counts, lists, no full lists and bits of larger blocks. A block that a list repeats counts once."""
+    """Counts, lists, empty full lists, and bits of larger blocks. A block repeated in a list counts once."""
     q_len, kv_len = lengths
     blocks = -(-kv_len // block[1])
     if mask is None:

@@ -51,13 +51,14 @@ def bsr_matmul(
         a: (M, K), layout torch.sparse_bsr, float16 or bfloat16, on a GPU, blocks of 16, 32, 64 or 128 rows; or what
             ``prepare_bsr`` made of it, for many calls; or what ``prepare`` of a kernel made of it, which then
             computes the product.
-        b: (K, N), or (batch, K, N), a's type. Its rows or its columns are contiguous, other strides multiples of 8
-            elements. Columns are copied by rows where blocks have 16 or 32 rows. A launch multiplies with many matrices
-            of a batch: those that do not lie side by side are copied, if they have 8 MiB at most; larger ones have a
-            launch each. Nothing else is copied.
+        b: (K, N), or (batch, K, N), a's type. Up to 8 columns may have any strides, unless ``transpose_a`` is set. Of
+            more, rows or columns are contiguous, other strides multiples of 8 elements. Columns are copied by rows
+            where blocks have 16 or 32 rows. A launch multiplies with many matrices of a batch: those that do not lie
+            side by side are copied, if they have 8 MiB at most; larger ones have a launch each. Nothing else is copied.
         bias: (M,), contiguous, one element for each row of C.
         activation: of each element: ``relu``, ``gelu`` (by erf) or ``silu``.
-        c: as the result, what is added; its rows are contiguous, other strides multiples of 8 elements.
+        c: as the result, what is added. Up to 8 columns may have any strides, as those of b; of more, rows are
+            contiguous, other strides multiples of 8 elements.
         beta: what c is multiplied with, 1 by default; with 0 c is not read. It has no gradient.
         transpose_a: compute with A^T: b is then (M, N), the result (K, N), bias (K,).
         arrange: copy b and c where kernels cannot read them as they are stored, in place of an error.
@@ -96,9 +97,7 @@ def bsr_matmul(
             keep_launch(place, b, bias=bias, c=c, given=given, **options)
         return product
     options["validate"] = validate
-    for argument, tensor in (("b", b), ("bias", bias), ("c", c)):
-        if tensor is not None:  # operators take no nested and no sparse ones
-            check_dense(argument, tensor)
+    _check_dense_tensors(b=b, bias=bias, c=c)
     plain = not (traced or matrix.values.is_meta) and _is_plain(matrix.values, b, bias, c, *matrix.order, *matrix.index)
     if not plain:
         return matmul(matrix, b, bias=bias, c=c, **options)
@@ -188,6 +187,17 @@ def matrix_of(name: str, a: Any) -> tuple[BsrMatrix, torch.Tensor | PreparedBsr 
     what = a.layout if isinstance(a, torch.Tensor) else type(a).__name__
     expected = f"a torch.sparse_bsr tensor ({name}.to_sparse_bsr(block)), or what prepare_bsr made of one"
     raise ArgumentError(name, f"is {what}, expected {expected}")
+
+
+def _check_dense_tensors(**tensors: Any) -> None:
+    """Check that arguments are dense: torch's operators refuse nested and sparse ones in their own words.
+
+    Raises:
+        ArgumentError: naming the first that is not.
+    """
+    for name, tensor in tensors.items():
+        if tensor is not None:
+            check_dense(name, tensor)
 
 
 def _is_plain(*tensors: Any) -> bool:

@@ -13,7 +13,6 @@ import torch
 from runtime.kernels.launches import Launch
 from runtime.kernels.product_launch import ProductLaunch
 from runtime.ops.bsr_launches import Place, bound_product, launches, product
-from runtime.ops.bsr_layout import readable
 from runtime.ops.bsr_operator import gradients_of_matmul, save_matmul
 from runtime.prepare.bsr_matrix import BsrMatrix
 
@@ -169,7 +168,7 @@ def keep_linear(place: Place, b: torch.Tensor, y: torch.Tensor) -> None:
     *others, x = place.tensors
     matrix, has_bias = place.matrix, len(others) > 3 + len(place.matrix.order) + len(place.matrix.index)
     launch: Launch | None = None
-    if readable(b) is b and b.data_ptr() == x.data_ptr():
+    if b.data_ptr() == x.data_ptr():  # else x was copied
         bias = others[2] if has_bias else None
         found = bound_product(Place(place.key, (*others, b), matrix), b, bias=bias, c=None, given=None, **_OF_LAYER)
         launch = found.returning(y) if isinstance(found, ProductLaunch) else None

@@ -1,10 +1,10 @@
-"""explain_attention: which kernel a call of block_sparse_attention takes, and why."""
+"""explain_attention: the kernel that a call of block_sparse_attention uses, and the reason."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -20,23 +20,26 @@ from runtime.ops.attention import pattern_of
 from runtime.ops.attention_checks import check_lists, check_operands, check_options
 from runtime.ops.attention_choice import Call, ShapeClass, arch_of, resolve
 from runtime.ops.attention_gradients import check_gradients, gradient_choice, learned_aux
-from runtime.patterns import Score, scored_of, with_score
+from runtime.patterns import Pattern, Score, scored_of, with_score
 from runtime.receipts.mode import is_on, mode
 from runtime.receipts.permit import provenance
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
 
 FIELDS = ("batch", "heads", "kv_heads", "q_len", "kv_len", "list_length")
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """The kernels of a call, and the reasons; as text, one fact a line.
+    """The kernels of a call, and the reasons for the choice. ``str()`` gives one fact per line.
 
     Attributes:
         choice: the kernel's spec, the rule and the reason of ``codegen.select``.
-        shape_class: the class of calls that share the kernel.
-        head_dim: of the call; the kernel's is ``shape_class.head_dim``.
-        lists: how the caller's lists become those of the kernel; "" where they are the same.
-        gradients: the kernels of the gradients; None without ``gradients=True``.
+        shape_class: the class of call shapes that share the kernel.
+        head_dim: head dimension of the call; the kernel's is ``shape_class.head_dim``.
+        lists: how the caller's lists are converted for the kernel; "" if they are used as they are.
+        gradients: the gradient kernels; None without ``gradients=True``.
     """
 
     choice: Choice
@@ -47,11 +50,11 @@ class Explanation:
 
     @property
     def provenance(self) -> dict[str, Provenance]:
-        """What vouches for each kernel, and where its source is, by what it computes: O; dQ, dK and dV; ..."""
+        """The receipt and source of each kernel, keyed by its outputs: "O", "dQ, dK and dV", ..."""
         return {what: provenance(named) for what, named in self._kernels().items()}
 
     def _kernels(self) -> dict[str, NamedSpec]:
-        """The kernels by what they compute."""
+        """The kernels, keyed by their outputs."""
         found = {"O": self.choice.named}
         if self.gradients is None:
             return found
@@ -66,7 +69,7 @@ class Explanation:
 
     @property
     def padding(self) -> float:
-        """Share of the kernel's products that head size is filled up with."""
+        """Share of the kernel's multiplications spent on padding of the head dimension."""
         return 1 - self.head_dim / self.shape_class.head_dim
 
     def __str__(self) -> str:
@@ -99,7 +102,7 @@ def explain_attention(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    pattern: Any,
+    pattern: Pattern | BlockMask,
     *,
     softcap: float | None = None,
     score: Score | str | Callable[..., Any] | None = None,
@@ -110,23 +113,23 @@ def explain_attention(
     gradients: bool = False,
     deterministic: bool = True,
 ) -> Explanation:
-    """Say which kernel ``block_sparse_attention`` takes for a call, and why; nothing is compiled or launched.
+    """Explain which kernel ``block_sparse_attention`` uses for a call. Nothing is compiled or launched.
 
     Args:
-        q, k, v, pattern, softcap, score, sink, kv_lengths, return_lse, deterministic: those of the call; with and
-            without a log-sum-exp the kernel is the same.
-        arch: architecture of the kernel, for tensors that are on no GPU (``device="meta"`` will do); by default that of
-            q's device.
-        gradients: also say which kernels compute the gradients of q, k and v, and of those tensors of the score that
-            require one.
+        q, k, v, pattern, softcap, score, sink, kv_lengths, return_lse, deterministic: as in the call.
+            ``return_lse`` does not change the kernel.
+        arch: architecture of the kernel, needed if the tensors are not on a GPU (for example ``device="meta"``).
+            Default: the architecture of q's device.
+        gradients: also explain the kernels that compute the gradients of q, k, v, and of the score's tensors that
+            require a gradient.
 
     Returns:
-        The choice. ``str()`` of it has the kernel, its receipt or the nearest shipped kernel, the place of its source,
-        the rule and the measured row, the class of shapes that share it, what filling up the head size costs, what
-        becomes of the lists, and whether a library's dense attention is faster in that row.
+        The choice. Its ``str()`` has the kernel, its receipt or the nearest shipped kernel, the path of its source, the
+        rule and the measured row, the shape class, the cost of padding the head dimension, the conversion of the lists,
+        and whether a library's dense attention is faster in that row.
 
     Raises:
-        ArgumentError, SpecError, DeviceError: as the call would.
+        ArgumentError, SpecError, DeviceError: as the call itself would.
     """
     for flag, value in (("return_lse", return_lse), ("gradients", gradients), ("deterministic", deterministic)):
         check_flag(flag, value)
@@ -136,7 +139,7 @@ def explain_attention(
     if score is not None:
         score, tensors = with_score(pattern, tensors, score)
     scored = scored_of(pattern, score)
-    with torch.no_grad():  # what is explained may want gradients, which the kernels of the forward have not
+    with torch.no_grad():  # inputs may require gradients, which forward kernels refuse
         check_operands(q, k, v, on_gpu=arch is None)
     check_lists(scored, tensors, q, k)
     check_options(q, softcap, None, sink if q.is_cuda else None, kv_lengths)
@@ -173,12 +176,12 @@ def explain_attention(
 
 
 def _check_arch(arch: Any, q: Any) -> None:
-    """Check that a call says, by itself or by its tensors, for which architecture."""
+    """Check that the architecture is known, from ``arch`` or from the tensors' device."""
     if arch is not None and not isinstance(arch, str):
         raise ArgumentError("arch", f"is {type(arch).__name__}, expected a name")
     check_dense("q", q)
     if arch is None and not q.is_cuda:
-        raise ArgumentError("arch", f"is missing: q is on {q.device}, and kernels are chosen for an architecture")
+        raise ArgumentError("arch", f"is missing: q is on {q.device}, not on a GPU; pass an architecture")
 
 
 def _check_sink(sink: Any, heads: int) -> None:

@@ -1,4 +1,4 @@
-"""merge_attention: the attention over two sets of keys from that over each."""
+"""merge_attention: combines attention results over two disjoint sets of keys."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from runtime.kernels.attention import AttentionResult
 
 
 def merge_attention(out1: torch.Tensor, lse1: torch.Tensor, out2: torch.Tensor, lse2: torch.Tensor) -> AttentionResult:
-    """Attention over two disjoint sets of keys, from the results over each: ring attention, split keys.
+    """Merge the attention results over two disjoint sets of keys, as in ring attention or split-KV.
 
-    A result's weight is exp(lse); a side without keys (lse -inf) has none, whatever its ``out`` holds, and gradients of
-    0. A ``sink`` joins one of the two calls only.
+    Each result is weighted by exp(lse). A side without keys (lse -inf) has weight 0, whatever its ``out`` holds, and
+    its gradients are 0. Pass a ``sink`` to only one of the two calls.
 
     Args:
         out1: (batch, heads, q_len, head_dim), or any (..., head_dim); floating point.
-        lse1: float32 (batch, heads, q_len), natural logarithms, as ``return_lse`` gives them.
+        lse1: float32 (batch, heads, q_len), natural log-sum-exp, as returned with ``return_lse=True``.
         out2: as ``out1``.
         lse2: as ``lse1``.
 
     Returns:
-        (out, lse): out in the type of ``out1``, computed in float32; lse float32. Where neither side has keys, out is 0
-        and lse -inf.
+        (out, lse): out has the dtype of ``out1`` and is computed in float32; lse is float32. If neither side has keys,
+        out is 0 and lse is -inf.
 
     Raises:
-        ArgumentError: for what is no dense floating-point tensor, and where shapes, types or devices differ.
+        ArgumentError: if an argument is not a dense floating-point tensor, or if shapes, dtypes or devices differ.
     """
     for name, tensor in (("out1", out1), ("lse1", lse1), ("out2", out2), ("lse2", lse2)):
         check_dense(name, tensor)
@@ -43,8 +43,8 @@ def merge_attention(out1: torch.Tensor, lse1: torch.Tensor, out2: torch.Tensor, 
         raise ArgumentError("lse1", f"is on {lse1.device}, out1 is on {out1.device}")
     empty = lse1 == -torch.inf, lse2 == -torch.inf
     neither = empty[0] & empty[1]
-    # Infinities are replaced before they are subtracted, and NaN before it is multiplied: behind a torch.where they
-    # would still reach the gradients, as 0 times NaN.
+    # Replace infinities before the subtraction, and NaN before the multiplication: a torch.where afterwards would still
+    # let them reach the gradients as 0 * NaN.
     largest = torch.maximum(lse1, lse2).masked_fill(neither, 0.0).detach()
     weights = [(lse - largest).exp() for lse in (lse1, lse2)]
     total = (weights[0] + weights[1]).masked_fill(neither, 1.0)

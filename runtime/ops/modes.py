@@ -7,14 +7,14 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-# Every call asks these; torch's own functions in Python take ten times as long.
+# Every call evaluates these; torch's Python functions take ten times as long.
 any_autocast = torch._C._is_any_autocast_enabled
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _function_modes = torch._C._len_torch_function_stack
 _functorch = torch._C._functorch.peek_interpreter_stack
 _is_tracing = torch._C._is_tracing
 PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, type(None)})
-"""Types of arguments that no subclass takes part with."""
+"""Argument types that cannot be tensor subclasses."""
 
 
 def is_watched() -> bool:
@@ -25,7 +25,7 @@ def is_watched() -> bool:
 
 
 def is_unwatched() -> bool:
-    """Whether nothing is active that a call must go to the dispatcher for, or that changes the types of its tensors."""
+    """Whether a call can skip the dispatcher: no mode, transform or tracer is active, and autocast is off."""
     return not (
         any_autocast()
         or _dispatch_modes()
@@ -37,7 +37,7 @@ def is_unwatched() -> bool:
 
 
 def autocast(*tensors: Any) -> tuple[Any, ...]:
-    """Cast floating-point tensors on a GPU, except double ones, to autocast's type if it is on, as SDPA does."""
+    """Cast floating-point GPU tensors other than float64 to autocast's dtype if autocast is on, as SDPA does."""
     if not torch.is_autocast_enabled("cuda"):
         return tensors
     dtype = torch.get_autocast_dtype("cuda")

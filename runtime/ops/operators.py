@@ -11,25 +11,25 @@ from runtime.errors import ArgumentError
 
 NAMESPACE = "sparse_kernel_codegen"
 STRIDES = getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order)
-"""Tag of an operator whose inputs must have the strides that they were traced with."""
+"""Tag of an operator whose inputs must keep the strides they were traced with."""
 
 
 def like(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """A new tensor with the layout of a result: that of the tensor, where it has no gaps, else contiguous.
+    """A new tensor with the strides of ``tensor`` if its memory is dense, else contiguous.
 
-    Its type is ``dtype``, or that of the tensor.
+    Its dtype is ``dtype``, by default the tensor's.
     """
     found = torch.empty_like(tensor, dtype=dtype)
     return found if found.stride() == tensor.stride() else tensor.new_empty(tensor.shape, dtype=dtype)
 
 
 def nothing(tensor: torch.Tensor) -> torch.Tensor:
-    """An empty float32 tensor, which operators return in place of a result that the call does not want."""
+    """An empty float32 tensor, which operators return for a result that was not requested."""
     return torch.empty((0,), dtype=torch.float32, device=tensor.device)
 
 
 class _Gradients(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
-    """Gradients that may be used, and have no gradients themselves: to ask for one is refused."""
+    """Gradients that are not differentiable themselves: a second derivative raises an error."""
 
     @staticmethod
     def forward(ctx: Any, name: str, compute: Callable[[], tuple[Any, ...]], *inputs: Any) -> tuple[Any, ...]:
@@ -38,17 +38,17 @@ class _Gradients(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
 
     @staticmethod
     def backward(ctx: Any, *_: Any) -> NoReturn:
-        reason = "is to have a gradient of its gradient, which is not written: detach what it returns"
+        reason = "has no gradient of its gradient (double backward): detach what it returns"
         raise ArgumentError(ctx.name, reason)
 
 
 def gradients_once(name: str, compute: Callable[[], tuple[Any, ...]], inputs: Sequence[Any]) -> tuple[Any, ...]:
-    """Compute gradients; a gradient of one is refused only where it is requested.
+    """Compute gradients. A second derivative raises an error only when it is requested.
 
     Args:
-        name: of the operator.
-        compute: returns new tensors, and None.
-        inputs: what the gradients depend on.
+        name: name of the operator.
+        compute: a function that returns new tensors, or None for a missing gradient.
+        inputs: the tensors that the gradients depend on.
     """
     if not torch.is_grad_enabled():  # as in each backward pass without create_graph
         return compute()

@@ -1,4 +1,4 @@
-"""Quantization to FP8 on torch tensors: kernels are compiled at the first use and remembered."""
+"""Quantization to FP8 on torch tensors. The first call compiles a kernel and caches it."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from runtime.receipts.mode import KERNELS_KEPT, kept_by_mode
 HEAD_DIMS = (64, 96, 128, 192, 256)
 BLOCK_ROWS = (64, 128)
 DEVICES = ("cuda", "meta")
-COLUMNS = 128  # of a matrix that share a scale
+COLUMNS = 128  # columns of a matrix that share a scale
 BLOCKS = ((1, COLUMNS), (64, COLUMNS), (128, COLUMNS))
 _RANKS = (2, 3)
-_ROWS_AT_ONCE = 64  # of a thread block whose rows have a scale each, or are rotated and have a given one
+_ROWS_AT_ONCE = 64  # rows per thread block, if each row has its own scale, or if rows are rotated and scales are given
 Dtype = Literal["e4m3", "e5m2"]
 
 
 class QuantizedMatrix(NamedTuple):
-    """A matrix in FP8: each element is its code times the scale of its block.
+    """A matrix in FP8: value = code * scale of its block.
 
     Attributes:
-        codes: as the matrix.
-        scales: float32 (..., blocks down, blocks across). Those of one column of blocks follow each other in memory, as
-            DeepGEMM takes them on Hopper.
+        codes: FP8, the shape of the matrix.
+        scales: float32 (..., blocks down, blocks across). The scales of one column of blocks are contiguous in memory,
+            the layout that DeepGEMM takes on Hopper.
     """
 
     codes: torch.Tensor
@@ -46,17 +46,17 @@ class QuantizedMatrix(NamedTuple):
 def quantize_matrix(
     x: torch.Tensor, block: tuple[int, int] = (1, COLUMNS), *, dtype: Dtype = "e4m3"
 ) -> QuantizedMatrix:
-    """Quantize a matrix, or several, in blocks that have a scale each.
+    """Quantize a matrix, or a batch of matrices, with one scale per block.
 
     Args:
         x: (rows, columns), or (matrices, rows, columns), fp16 or bf16, on a GPU; columns a multiple of 128. The last
             dimension is contiguous, other strides are multiples of 8 elements.
-        block: rows and columns that share a scale: (1, 128), for activations, (64, 128) or (128, 128), for weights.
-        dtype: e4m3, or e5m2 with more range and a digit less.
+        block: rows and columns that share a scale: (1, 128) for activations, (64, 128) or (128, 128) for weights.
+        dtype: "e4m3", or "e5m2", which has more range and one mantissa bit less.
 
     Returns:
-        Codes, contiguous, and scales. The kernels that make them say what becomes of zeros, infinities and NaN
-        (:class:`~runtime.kernels.quantize.QuantizeKernel`).
+        Contiguous codes, and scales. :class:`~runtime.kernels.quantize.QuantizeKernel` documents the results for zeros,
+        infinities and NaN.
 
     Raises:
         ArgumentError: naming the argument, before anything is launched.
@@ -95,22 +95,22 @@ def quantize_rows(
     out: torch.Tensor | None = None,
     out_scales: torch.Tensor | None = None,
 ) -> Quantized:
-    """Quantize (batch, heads, length, head_dim) with a scale for so many rows, or with one of each head that is given.
+    """Quantize (batch, heads, length, head_dim) with one scale per ``rows`` rows, or with given scales, one per head.
 
     Args:
         x: the tensor.
-        dtype: of the codes.
-        rows: that share a scale, or that a thread block works on.
-        mode: what becomes of the mean: that of the spec's field ``mean``.
-        mean: what is subtracted, or multiplied by.
+        dtype: dtype of the codes.
+        rows: rows that share a scale; with given scales, rows per thread block.
+        mode: use of the mean, as in the spec's field ``mean``.
+        mean: the tensor that is subtracted, or multiplied with.
         hadamard: rotate rows.
-        scales: float32 (batch or 1, heads or 1, 1), given scales.
-        rotary: cosines and sines.
-        pairs: which elements of a row are rotated with each other: the spec's field ``rotary``.
-        out: where to write codes.
-        out_scales: where to write scales.
+        scales: given scales, float32 (batch or 1, heads or 1, 1).
+        rotary: (cos, sin) of the rotary embedding.
+        pairs: pairing of rotated elements, as in the spec's field ``rotary``.
+        out: output tensor of the codes.
+        out_scales: output tensor of the scales.
     """
-    at_once = rows == 1 or (scales is not None and rotary is not None)  # rows of a thread block are its own matter
+    at_once = rows == 1 or (scales is not None and rotary is not None)  # rows of a thread block are free to choose
     fields = {
         "scales": "given" if scales is not None else "row" if rows == 1 else "row_block",
         "codes": dtype,
@@ -125,21 +125,21 @@ def quantize_rows(
 def quantize_columns(
     x: torch.Tensor, *, dtype: str, scales: torch.Tensor | None = None, out: torch.Tensor | None = None
 ) -> Quantized:
-    """Quantize (batch, heads, length, head_dim) with a scale for each column of a head, and transpose it."""
+    """Quantize (batch, heads, length, head_dim) with one scale per column of a head, and transpose."""
     return _quantized(x, {"scales": "channel", "codes": dtype}, scales=scales, out=out)
 
 
 def check_dtype(dtype: Any) -> None:
-    """Check the name of an FP8 type.
+    """Check the name of an FP8 dtype.
 
     Raises:
-        ArgumentError: for another one.
+        ArgumentError: for another dtype.
     """
     check_word("dtype", dtype, FP8)
 
 
 def check_floats(name: str, tensor: Any) -> None:
-    """Check that a tensor can be quantized, whatever its shape.
+    """Check device, dtype and gradient of a tensor to quantize.
 
     Raises:
         ArgumentError: for the first thing that is wrong.
@@ -155,10 +155,10 @@ def check_floats(name: str, tensor: Any) -> None:
 
 
 def check_head_dim(name: str, tensor: torch.Tensor, hadamard: bool) -> None:
-    """Check that there are kernels for heads of that size.
+    """Check that kernels support the head dimension.
 
     Raises:
-        ArgumentError: with those that there are.
+        ArgumentError: with the supported head dimensions.
     """
     sizes = ROTATED_HEADS if hadamard else HEAD_DIMS
     if tensor.dim() != 4 or tensor.shape[3] not in sizes:
@@ -168,10 +168,10 @@ def check_head_dim(name: str, tensor: torch.Tensor, hadamard: bool) -> None:
 
 
 def check_rotary(rotary: Any, x: torch.Tensor) -> Rotary:
-    """Check that rows of such heads can be rotated by a pair of tensors; the kernel checks their shapes.
+    """Check that ``rotary`` is a pair of tensors and that the head dimension supports it. The kernel checks shapes.
 
     Raises:
-        ArgumentError: with what is expected.
+        ArgumentError: with the expected value.
     """
     cosines, sines = pair_of(rotary)
     if x.shape[3] not in ROTARY_HEADS:
@@ -192,7 +192,7 @@ def _quantized(
     out: torch.Tensor | None = None,
     out_scales: torch.Tensor | None = None,
 ) -> Quantized:
-    """Call the operator, or, to write into tensors of the caller, the kernel."""
+    """Call the operator; with output tensors from the caller, call the kernel directly."""
     spec = json_text({**fields, "dtype": DTYPES[x.dtype], "head_dim": constant(x.shape[3])})
     if out is not None or out_scales is not None:
         kernel = _kernel(x.device.index, spec)
@@ -226,7 +226,7 @@ def _run(
     *,
     spec: str,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Compute the operator: codes, scales, and the mean, or products with it; what the caller has given is empty."""
+    """Compute the operator: codes, scales, and the mean or its products. Results that the caller passed are empty."""
     with torch.no_grad():
         found = _kernel(x.device.index, spec)(
             x, mean=mean, scales=scales, rotary=None if cosines is None or sines is None else (cosines, sines)
@@ -245,7 +245,7 @@ def _fake(
     *,
     spec: str,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return tensors like the result, without values."""
+    """Tensors with the result's shapes and dtypes, without values."""
     fields = json.loads(spec)
     batch, heads, length, head_dim = x.shape
     by_columns, mode = fields["scales"] == "channel", fields.get("mean", "none")

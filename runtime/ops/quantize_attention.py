@@ -1,4 +1,4 @@
-"""Operands of FP8 attention: made of q, k and v, kept as a cache of K and V, or put together from codes and scales."""
+"""Operands of FP8 attention: quantized from q, k and v, and kept as a KV cache."""
 
 from __future__ import annotations
 
@@ -29,34 +29,34 @@ from runtime.ops.static_scales import check_values, spread
 KEY_AXES = ("batch", "kv_heads", "kv_len", "head_dim")
 Cache = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 OPERAND_TENSORS = ("q", "k", "v_t", "q_scale", "k_scale", "v_scale", "k_mean", "mean_logits")
-"""Fields of :class:`QuantizedAttention` that hold a tensor, or None."""
+"""Names of the fields of :class:`QuantizedAttention` that hold a tensor or None."""
 
 
 @dataclass(frozen=True)
 class QuantizedAttention:
-    """q, k and v in FP8, as ``block_sparse_attention`` takes them in place of the three: value = code * scale.
+    """q, k and v in FP8, the operands of ``block_sparse_attention_fp8``: value = code * scale.
 
     Attributes:
         q: codes (batch, heads, q_len, head_dim).
         k: codes (batch, kv_heads, kv_len, head_dim).
-        v_t: codes of V^T (batch, kv_heads, head_dim, keys), keys filled up to a multiple of 16 with zeros, those of
-            each 16 in the order of ``codegen.fp8.KEY_ORDER``.
-        q_scale: float32 (batch, heads, blocks of ``q_rows``), of any strides.
-        k_scale: float32 (batch, kv_heads, blocks of ``k_rows``), likewise.
-        v_scale: float32 (batch, kv_heads, head_dim), likewise.
-        k_mean: float32 (batch, kv_heads, head_dim), what was subtracted of each key; None if nothing was. The result of
-            attention does not depend on it: all logits of a query change by the same number.
-        mean_logits: float32 (batch, heads, q_len), that number, before the softmax scale: q times ``k_mean``. Where the
-            log-sum-exp is asked for, it is added.
+        v_t: codes of V^T (batch, kv_heads, head_dim, keys). Keys are padded with zeros to a multiple of 16, and each 16
+            are in the order of ``codegen.fp8.KEY_ORDER``.
+        q_scale: float32 (batch, heads, blocks of ``q_rows``), any strides.
+        k_scale: float32 (batch, kv_heads, blocks of ``k_rows``), any strides.
+        v_scale: float32 (batch, kv_heads, head_dim), any strides.
+        k_mean: float32 (batch, kv_heads, head_dim), the mean subtracted from each key, or None. It does not change the
+            attention result: all logits of a query shift by the same number.
+        mean_logits: float32 (batch, heads, q_len), that shift before the softmax scale: q times ``k_mean``. It is added
+            to the log-sum-exp, if requested.
         q_rows: queries that share a scale.
         k_rows: keys that share a scale.
         hadamard: whether q and k are rotated.
-        rotary: ``half`` or ``interleaved`` if the rotary embedding was applied to q and k, of pairs like those of the
-            spec's field; ``none``.
-        output: type of the result.
-        cache: memory of k, v_t and k_scale that ``append`` writes on in; None without ``kv_capacity``.
-        static_q_scale: whether q_scale was given, a scale of each head: later queries have it too.
-        static_k_scale: whether k_scale was, likewise.
+        rotary: pairing of the rotary embedding applied to q and k, ``half`` or ``interleaved``, as in the spec's field;
+            ``none`` without one.
+        output: dtype of the result.
+        cache: reserved memory of k, v_t and k_scale, into which ``append`` writes; None without ``kv_capacity``.
+        static_q_scale: whether q_scale was given, one scale per head; later queries use it too.
+        static_k_scale: whether k_scale was given, one scale per head; later keys use it too.
     """
 
     q: torch.Tensor
@@ -78,12 +78,12 @@ class QuantizedAttention:
 
     @property
     def dtype(self) -> str:
-        """Name of the codes' type."""
+        """Name of the codes' dtype."""
         return next(name for name in FP8 if TORCH_DTYPES[name] == self.q.dtype)
 
     @property
     def kv_len(self) -> int:
-        """Keys of a head."""
+        """Keys per head."""
         return int(self.k.shape[2])
 
     @property
@@ -93,9 +93,9 @@ class QuantizedAttention:
         return sum(tensor.nbytes for tensor in tensors if isinstance(tensor, torch.Tensor))
 
     def with_queries(self, q: torch.Tensor, *, rotary: Rotary | None = None) -> QuantizedAttention:
-        """The same keys and values with other queries, quantized here: those of the next step.
+        """Return operands with the same keys and values and new queries, which are quantized here.
 
-        A q_scale that was given is theirs too.
+        A q_scale passed to ``quantize_attention`` is used for them too.
 
         Args:
             q: (batch, heads, q_len, head_dim), fp16 or bf16; heads is a multiple of kv_heads.
@@ -117,9 +117,9 @@ class QuantizedAttention:
         self._check_rotary(rotary, q)
         given = self.q_scale[:, :, :1] if self.static_q_scale else None
         if given is not None and given.stride(1) == 0:
-            given = given[:, :1]  # of all heads, however many
+            given = given[:, :1]  # one scale for all heads, of any number
         if given is not None and given.shape[1] not in (1, q.shape[1]):
-            raise ArgumentError("q", f"has {q.shape[1]} heads, the q_scale that was given is of {given.shape[1]}")
+            raise ArgumentError("q", f"has {q.shape[1]} heads, but the given q_scale has {given.shape[1]}")
         made = quantize_rows(
             q,
             dtype=self.dtype,
@@ -135,20 +135,19 @@ class QuantizedAttention:
         return replace(self, q=made.codes, q_scale=q_scale, mean_logits=made.product, output=q.dtype)
 
     def append(self, k: torch.Tensor, v: torch.Tensor, *, rotary: Rotary | None = None) -> QuantizedAttention:
-        """Return the same queries with keys and values behind those that there are, in the memory of ``kv_capacity``.
+        """Append keys and values, in the memory reserved by ``kv_capacity``; the queries stay the same.
 
-        The first ones decide the mean of K and the scales of V's channels: later values that exceed them saturate, as
-        do those that exceed scales that were given. Keys are appended to whole blocks of 128: a length that is none
-        cannot be appended to.
+        The first keys and values determine the mean of K and the scales of V's channels. Later values beyond these or
+        any given scales saturate. Appending requires that the current length is a multiple of 128.
 
         Args:
-            k: (batch, kv_heads, any length, head_dim), fp16 or bf16, what comes behind.
+            k: keys to append, (batch, kv_heads, any length, head_dim), fp16 or bf16.
             v: as k.
             rotary: (cos, sin) of these keys' positions, if the operands have a rotary embedding: float32 (length,
                 head_dim / 2) or (batch or 1, length, head_dim / 2).
 
         Returns:
-            Operands whose K and V are longer, in the same memory.
+            Operands with the longer K and V, in the same memory.
 
         Raises:
             ArgumentError: naming the argument, before anything is launched.
@@ -187,9 +186,9 @@ class QuantizedAttention:
         return replace(self, k=whole_k[:, :, :end], v_t=whole_v[..., :keys], k_scale=whole_scale[:, :, : blocks.stop])
 
     def _check_rotary(self, rotary: Any, x: torch.Tensor) -> None:
-        """Check that rows are rotated exactly if those that there are have been."""
+        """Check that new rows have a rotary embedding exactly if the existing ones have one."""
         if rotary is not None and self.rotary == "none":
-            raise ArgumentError("rotary", "is given, but the operands were quantized without: leave it out")
+            raise ArgumentError("rotary", "is given, but the operands were quantized without rotary: leave it out")
         if rotary is None and self.rotary != "none":
             raise ArgumentError(
                 "rotary", f"is missing: the operands were rotated ({self.rotary}): (cos, sin) of {x.shape[2]} rows"
@@ -216,40 +215,39 @@ def quantize_attention(
     v_scale: float | torch.Tensor | None = None,
     validate: bool = False,
 ) -> QuantizedAttention:
-    """Quantize the operands of attention to FP8: ``block_sparse_attention(quantize_attention(q, k, v), pattern)``.
+    """Quantize the operands of attention to FP8: ``block_sparse_attention_fp8(quantize_attention(q, k, v), pattern)``.
 
-    Each tensor is read once from device memory, by a generated kernel. Nothing waits for the GPU.
+    Generated kernels read each tensor once from device memory. The call does not synchronize.
 
-    Scales are found, or given (static quantization): value = code * scale, of what ``smooth_k`` leaves of k, and of q
-    and k as they are rotated. Values beyond a given scale saturate.
+    Scales are computed, or given (static quantization): value = code * scale. They apply to k after ``smooth_k``, and
+    to q and k after ``rotary`` and ``hadamard``. Values beyond a given scale saturate.
 
     Args:
         q: (batch, heads, q_len, head_dim), fp16 or bf16, on a GPU with FP8; head_dim 64, 96, 128, 192 or 256. The last
-            dimension is contiguous, other strides are multiples of 8 elements. Attention's result has its type.
+            dimension is contiguous, other strides are multiples of 8 elements. The attention result has the dtype of q.
         k: (batch, kv_heads, kv_len, head_dim); heads is a multiple of kv_heads.
         v: as k.
-        dtype: e4m3, or e5m2 with more range and a digit less.
+        dtype: "e4m3", or "e5m2", which has more range and one mantissa bit less.
         q_rows: queries that share a scale, 64 or 128.
-        k_rows: keys that share a scale, 64 or 128: no more than a block of the pattern's lists has.
-        smooth_k: subtract from K its mean over keys, which takes away what all keys have in common. Attention's result
-            and, corrected, its log-sum-exp stay what they are; softcaps, scores and sinks ask for the logits as they
-            are: False.
-        hadamard: rotate q and k, so that outliers of a few columns are spread over all; head_dim 64, 128 or 256.
-        rotary: (cos, sin) of the rotary embedding, applied to q and k before all else, in float32: float32 (length,
-            head_dim / 2) or (batch or 1, length, head_dim / 2), where q and k have the same length; head_dim 64, 128 or
-            256. The last dimension is contiguous, other strides are multiples of 4 elements. None: q and k are as they
-            are to be.
-        rotary_interleaved: rotate elements 2 i and 2 i + 1 with each other (GPT-J), not i and i + head_dim / 2
-            (GPT-NeoX, Llama).
-        kv_capacity: keys to reserve memory for, so that ``append`` can add some; None: as many as there are.
-        q_scale: scale of q, from 2^-120 to 2^120: a number, or float32 (), (heads,) or (batch, heads), as
-            ``scales_of`` returns it. None: found, of each block.
-        k_scale: scale of k, likewise, or float32 (kv_heads,) or (batch, kv_heads).
-        v_scale: scale of v, as that of k, or float32 (batch, kv_heads, head_dim). None: found, of each channel.
-        validate: also check the values of given tensors of scales, which waits for the GPU.
+        k_rows: keys that share a scale, 64 or 128; at most the keys of a block of the pattern.
+        smooth_k: subtract the mean over keys from K, which removes the component that all keys share. The attention
+            result does not change, and the log-sum-exp is corrected. Pass False with softcaps, scores and sinks, which
+            depend on the original logits.
+        hadamard: multiply q and k by a Hadamard matrix, which spreads outliers of a few columns over all; head_dim 64,
+            128 or 256.
+        rotary: (cos, sin) of the rotary embedding, applied first to q and k in float32: float32 (length, head_dim / 2)
+            or (batch or 1, length, head_dim / 2). q and k must have the same length; head_dim 64, 128 or 256. The last
+            dimension is contiguous, other strides are multiples of 4 elements. None: no rotary embedding.
+        rotary_interleaved: pair elements 2 i and 2 i + 1 (GPT-J) instead of i and i + head_dim / 2 (GPT-NeoX, Llama).
+        kv_capacity: keys to reserve memory for, so that ``append`` can add keys. None: no reserve.
+        q_scale: scale of q, from 2^-120 to 2^120: a number, or float32 (), (heads,) or (batch, heads), as ``scales_of``
+            returns it. None: computed per block.
+        k_scale: scale of k, in the same forms: a number, or float32 (), (kv_heads,) or (batch, kv_heads).
+        v_scale: scale of v, as k_scale, or float32 (batch, kv_heads, head_dim). None: computed per channel.
+        validate: also check the values of given scale tensors (synchronizes).
 
     Returns:
-        What ``block_sparse_attention`` takes in place of q, k and v; scales that were given are expanded views.
+        The operands of ``block_sparse_attention_fp8``. Given scales are expanded views.
 
     Raises:
         ArgumentError: naming the argument, before anything is launched.
@@ -341,7 +339,7 @@ def quantize_attention(
 def _rotary_of(
     rotary: Any, q: torch.Tensor, kv_len: int, *, interleaved: bool
 ) -> tuple[Rotary | None, Literal["none", "half", "interleaved"]]:
-    """Return cosines and sines, checked against q and k, and which pairs of elements they rotate."""
+    """Checked cosines and sines, and the pairing of elements that they rotate."""
     if rotary is None:
         if interleaved:
             raise ArgumentError("rotary_interleaved", "is True without rotary: pass (cos, sin), or leave it out")
@@ -350,8 +348,8 @@ def _rotary_of(
     if q.shape[2] != kv_len:
         raise ArgumentError(
             "rotary",
-            f"is given for {q.shape[2]} queries and {kv_len} keys, expected as many: quantize as many, and other "
-            "queries by with_queries",
+            f"is given for {q.shape[2]} queries and {kv_len} keys, expected equal lengths: quantize as many "
+            "queries as keys, and others by with_queries",
         )
     return found, "interleaved" if interleaved else "half"
 
@@ -363,7 +361,7 @@ def _given_scales(
     *,
     validate: bool,
 ) -> dict[str, torch.Tensor]:
-    """Return the scales that are given, as views of one for each head and block, or column."""
+    """Given scales as views with one scale per head and block, or per head and column."""
     given = {
         name: spread(name, scale, shapes[name], device, last=name == "v_scale")
         for name, scale in scales.items()
@@ -378,7 +376,7 @@ def check_queries(q: torch.Tensor, batch: int, kv_heads: int, head_dim: int) -> 
     """Check q against k.
 
     Raises:
-        ArgumentError: with the shape expected.
+        ArgumentError: with the expected shape.
     """
     sizes = (("batch", (batch,)), ("heads", None), ("q_len", None), ("head_dim", (head_dim,)))
     check_shape("q", q.shape, sizes)
@@ -395,9 +393,9 @@ def _check_keys(k: Any, v: Any, hadamard: bool) -> None:
 
 
 def _reserved(k: torch.Tensor, dtype: str, k_rows: int, capacity: Any, k_scale: torch.Tensor | None) -> Cache:
-    """Memory for k, v_t and k_scale; a given tensor is a view of it.
+    """Reserved memory of k, v_t and k_scale. A given k_scale is expanded as a view.
 
-    Codes are zeros, as attention multiplies what lies behind the last key.
+    Codes are initialized to zeros, because attention multiplies the codes after the last key.
     """
     batch, kv_heads, length, head_dim = k.shape
     if isinstance(capacity, bool) or not isinstance(capacity, int) or not length <= capacity <= MAX_EXTENT:

@@ -1,4 +1,4 @@
-"""Operands of FP8 attention put together from codes and scales that come from elsewhere."""
+"""Operands of FP8 attention from existing codes and scales."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ def quantized_operands(
     k_rows: int = 128,
     output: torch.dtype = torch.bfloat16,
 ) -> QuantizedAttention:
-    """Put FP8 tensors from elsewhere together with their scales: value = code * scale.
+    """Combine existing FP8 tensors and their scales into operands of attention: value = code * scale.
 
     Args:
         q: (batch, heads, q_len, head_dim), torch.float8_e4m3fn or torch.float8_e5m2.
-        k: (batch, kv_heads, kv_len, head_dim), of the same type.
-        v: as k; it is transposed here.
-        q_scale: a number, of the whole tensor, or float32 (), (heads,), (batch, heads) or (batch, heads, blocks).
+        k: (batch, kv_heads, kv_len, head_dim), of the same dtype.
+        v: as k; this function transposes it.
+        q_scale: one number for the whole tensor, or float32 (), (heads,), (batch, heads) or (batch, heads, blocks).
         k_scale: a number, or float32 (), (kv_heads,), (batch, kv_heads) or (batch, kv_heads, blocks).
         v_scale: a number, or float32 (), (kv_heads,), (batch, kv_heads) or (batch, kv_heads, head_dim).
-        q_rows: queries of a block, 64 or 128.
-        k_rows: keys of a block, 64 or 128.
-        output: type of attention's result.
+        q_rows: queries that share a scale, 64 or 128.
+        k_rows: keys that share a scale, 64 or 128.
+        output: dtype of the attention result.
 
     Returns:
-        What ``block_sparse_attention`` takes in place of q, k and v; scales of fewer elements are expanded views.
+        The operands of ``block_sparse_attention_fp8``. Scales with fewer elements are expanded views.
 
     Raises:
         ArgumentError: naming the argument.
@@ -64,7 +64,7 @@ def quantized_operands(
         if isinstance(scale, torch.Tensor):
             check_dense(name, scale)
         elif isinstance(scale, int):
-            check_number(name, scale)  # whole numbers may have more digits than a message
+            check_number(name, scale)  # an int may have more digits than a message should
     batch, kv_heads, length, head_dim = k.shape
     check_queries(q, batch, kv_heads, head_dim)
     check_shape("v", v.shape, [(axis, (size,)) for axis, size in zip(KEY_AXES, k.shape, strict=True)])
@@ -85,7 +85,7 @@ def quantized_operands(
 def transposed_values(v: torch.Tensor) -> torch.Tensor:
     """Return V^T of codes (batch, kv_heads, kv_len, head_dim), as ``QuantizedAttention.v_t`` has it."""
     bits = torch.nn.functional.pad(v.view(torch.uint8), (0, 0, 0, -v.shape[2] % V_KEYS))
-    # KEY_ORDER: of 2 halves with 4 pairs each, lane by lane the pair of both. Indexing would copy it from the host.
+    # KEY_ORDER interleaves the pairs of the two halves, 4 pairs each. Indexing with it would copy it from the host.
     ordered = bits.unflatten(2, (-1, 2, KEYS_TOGETHER // 4, 2)).transpose(3, 4).flatten(2, 5)
     found: torch.Tensor = ordered.mT.contiguous().view(v.dtype)
     return found

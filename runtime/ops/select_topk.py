@@ -1,4 +1,4 @@
-"""Selection of key blocks on torch tensors: the kernel is compiled at the first use and remembered."""
+"""Selection of key blocks on torch tensors. The first call compiles the kernel and caches it."""
 
 from __future__ import annotations
 
@@ -27,24 +27,25 @@ def select_topk_blocks(
 ) -> torch.Tensor:
     """Select the key blocks whose mean key has the largest product with the mean query of a query block.
 
-    Means and products are in fp32, and not scaled. The result is a list for ``sparse_kernel_codegen.patterns.TopK``.
+    Means and products are computed in fp32 and not scaled. The result is a list for
+    ``sparse_kernel_codegen.patterns.TopK``.
 
     Args:
         q: (batch, heads, q_len, head_dim), fp16 or bf16, head_dim a multiple of 8 up to 256.
-        k: (batch, kv_heads, kv_len, head_dim), as q; heads is a multiple of kv_heads.
+        k: (batch, kv_heads, kv_len, head_dim), dtype of q; heads is a multiple of kv_heads.
         block: queries and keys of a block; the last blocks may be shorter.
         topk: entries of a list, from 1 to 65536.
-        causal: hide key blocks that begin behind the last query of a block (positions aligned at the end).
-        always: numbers of key blocks that come before all others, from -32 to 31. Negative ones count back from the key
-            block at a query block's last query: -1 is that one. Those that are hidden, or not there, are left out.
+        causal: exclude key blocks that start after the last query of a query block (bottom-right aligned).
+        always: indices of key blocks that are always selected, from -32 to 31. Negative indices count back from the key
+            block of the query block's last query, which is -1. Hidden or missing blocks are skipped.
 
     Returns:
-        int32 (batch, heads, ceil(q_len / block[0]), topk), in ascending order, then -1. Of equal products the lower
-        number is taken; one that is no number comes after all others.
+        int32 (batch, heads, ceil(q_len / block[0]), topk), ascending, padded with -1. Ties go to the lower index; NaN
+        ranks last.
 
     Raises:
         ArgumentError: naming the argument, before anything is launched.
-        DeviceError: for a GPU that there are no kernels for.
+        DeviceError: for an unsupported GPU.
     """
     chosen = checked_selection(block, topk, always)
     check_flag("causal", causal)
@@ -55,7 +56,7 @@ def select_topk_blocks(
     if k.device != q.device:
         raise ArgumentError("k", f"is on {k.device}, q is on {q.device}")
     block_q, block_kv, entries = chosen
-    numbers = list(always) if isinstance(always, Sequence) else [always]  # as the kernel takes one number
+    numbers = list(always) if isinstance(always, Sequence) else [always]  # the kernel takes a sequence or a number
     found: torch.Tensor = torch.ops.sparse_kernel_codegen.select_topk_blocks(
         q, k, block_q=block_q, block_kv=block_kv, topk=entries, causal=causal, always=numbers
     )
@@ -79,14 +80,14 @@ def _run(
         raise ArgumentError("q", f"is on {q.device}, expected a CUDA device")
     if q.dtype not in DTYPES:
         raise ArgumentError("q", f"is {q.dtype}, expected {' or '.join(map(str, DTYPES))}")
-    with torch.no_grad():  # numbers of blocks have no gradient
+    with torch.no_grad():  # block indices have no gradient
         return _kernel(q.device.index, DTYPES[q.dtype])(q, k, (block_q, block_kv), topk, causal=causal, always=always)
 
 
 def _fake(
     q: torch.Tensor, k: torch.Tensor, *, block_q: int, block_kv: int, topk: int, causal: bool, always: list[int]
 ) -> torch.Tensor:
-    """Return a tensor like the result, without values."""
+    """A tensor with the result's shape and dtype, without values."""
     batch, heads, q_len, head_dim = q.shape
     sizes = (("batch", (batch,)), ("kv_heads", None), ("kv_len", None), ("head_dim", (head_dim,)))
     check_shape("k", k.shape, sizes)

@@ -1,4 +1,4 @@
-"""Scales of FP8 operands that are known before: what is given for them, as views, and those of a tensor by torch."""
+"""Static scales of FP8 operands: views of given scales, and scales of a tensor computed by torch."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ _FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 
 
 def scales_of(x: torch.Tensor, per: Literal["tensor", "head"] = "tensor", dtype: Dtype = "e4m3") -> torch.Tensor:
-    """Return the scale of a tensor, or of each of its heads, as ``quantize_attention`` takes it.
+    """Return the scale of a tensor, or one scale per head, for ``quantize_attention``.
 
-    It is the largest finite magnitude over the largest code, in float32; 1 for zeros (below 2^-100). torch finds it, in
-    a pass over x of its own: a second one, beside the kernel's. Nothing waits for the GPU. Scales of what
-    ``smooth_k`` or ``hadamard`` leave of k and q are those of another tensor: take the largest ones of a call without
-    given scales, ``quantize_attention(...).k_scale.amax()``, or ``.amax((0, 2))`` of heads.
+    The scale is the largest finite magnitude divided by the largest code, in float32, or 1 for zeros (below 2^-100).
+    torch computes it in a separate pass over x, without synchronizing. ``smooth_k`` and ``hadamard`` change the tensor
+    that is quantized: for them, use the largest scales of a call without given scales,
+    ``quantize_attention(...).k_scale.amax()``, or ``.amax((0, 2))`` per head.
 
     Args:
-        x: fp16, bf16 or float32, on any device; for scales of heads (batch, heads, length, head_dim).
-        per: ``tensor``, or ``head``, over all batches.
-        dtype: of the codes.
+        x: fp16, bf16 or float32, on any device; with ``per="head"``, (batch, heads, length, head_dim).
+        per: "tensor", or "head" for one scale per head over all batches.
+        dtype: dtype of the codes.
 
     Returns:
         float32, () or (heads,).
@@ -50,22 +50,22 @@ def scales_of(x: torch.Tensor, per: Literal["tensor", "head"] = "tensor", dtype:
     with torch.no_grad():
         magnitudes = torch.where(x.isfinite(), x, torch.zeros_like(x)).abs()
         amax = (magnitudes.amax((0, 2, 3)) if per == "head" else magnitudes.amax()).float()
-        largest = torch.full_like(amax, LARGEST[dtype])  # torch divides by a number by multiplying by its inverse
+        largest = torch.full_like(amax, LARGEST[dtype])  # for a Python number, torch would multiply by the inverse
         return torch.where(amax >= LEAST_AMAX, amax / largest, torch.ones_like(amax))
 
 
 def spread(name: str, scale: Any, shape: tuple[int, int, int], device: torch.device, *, last: bool) -> torch.Tensor:
-    """Return scales that are given as a view of one for each head and block, or column.
+    """Given scales as a view with one scale per head and block, or per head and column.
 
     Args:
         name: the argument.
-        scale: a number or a tensor of the whole, a tensor of heads, or of batches and heads.
-        shape: of the result: batches, heads, and blocks or columns.
-        device: of the result.
-        last: whether there may be one for each block or column.
+        scale: a number or 0-d tensor for all elements, or a tensor per head, or per batch and head.
+        shape: shape of the result: batches, heads, and blocks or columns.
+        device: device of the result.
+        last: whether ``scale`` may have one element per block or column.
 
     Raises:
-        ArgumentError: naming the argument; for numbers out of range, but not for values of tensors.
+        ArgumentError: naming the argument. Numbers out of range are refused; values of tensors are not checked.
     """
     if isinstance(scale, int | float) and not isinstance(scale, bool):
         if not LEAST_SCALE <= scale <= LARGEST_SCALE:
@@ -79,15 +79,15 @@ def spread(name: str, scale: Any, shape: tuple[int, int, int], device: torch.dev
     if tuple(scale.shape) not in shapes:
         raise ArgumentError(name, f"has shape {tuple(scale.shape)}, expected one of {', '.join(map(str, shapes))}")
     refuse_gradient(name, scale, "and FP8 has no backward: detach it")
-    found: torch.Tensor = scale[..., None] if scale.dim() in (1, 2) else scale  # of heads
+    found: torch.Tensor = scale[..., None] if scale.dim() in (1, 2) else scale  # (heads,) or (batch, heads)
     return found.expand(shape)
 
 
 def check_values(name: str, scale: torch.Tensor) -> None:
-    """Check the values of scales that are given (synchronizes).
+    """Check the values of given scales (synchronizes).
 
     Raises:
-        ArgumentError: with the first one that is out of range.
+        ArgumentError: with the first value out of range.
     """
     if scale.is_meta:
         return

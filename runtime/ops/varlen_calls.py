@@ -279,7 +279,8 @@ def _check_values(name: str, bounds: torch.Tensor, tokens: int) -> None:
 def _sizes(q: torch.Tensor, k: torch.Tensor, bounds: Bounds) -> tuple[int, int, int]:
     """Sequences, and tokens of q and of k for each of them, rounded."""
     sequences = max(1, bounds.cu_seqlens_q.shape[0] - 1)
-    return rounded(sequences), *(rounded(max(1, tensor.shape[0] // sequences)) for tensor in (q, k))
+    of_q, of_k = (rounded(max(1, tensor.shape[0] // sequences)) for tensor in (q, k))
+    return rounded(sequences), of_q, of_k
 
 
 def _remember(

@@ -1,4 +1,4 @@
-"""BsrMatrix: a block-sparse matrix in its parts, with what products of it read beside, for many calls and any width."""
+"""BsrMatrix: a block-sparse matrix as plain tensors, with prepared indices, for many calls and any width."""
 
 from __future__ import annotations
 
@@ -20,29 +20,30 @@ from runtime.prepare.row_split import RowSplit
 from runtime.prepare.transpose import TransposedIndex, transposed_index
 
 CLUSTER_TENSORS = 4
-"""Tensors of row clusters, the longest of all orders: a fifth one is the values, packed."""
+"""Number of tensors of row clusters, the most of any order; a fifth tensor holds the packed values."""
 ORDERED_ROWS = 64
-"""Rows of a block from which kernels take block rows by length, an order that serves products of any width."""
+"""Least rows of a block for which kernels process block rows by length; that order serves products of any width."""
 
 
 @dataclass(frozen=True, eq=False)
 class BsrMatrix:
-    """A block-sparse matrix in its parts, which ``torch.compile`` and autograd take as the plain tensors they are.
+    """A block-sparse matrix as plain tensors, which ``torch.compile`` and autograd handle as such.
 
-    ``prepare_bsr`` makes one. What is prepared follows from the places of the blocks, not from the values, and
-    is trusted. It is a pytree whose leaves are its tensors.
+    ``prepare_bsr`` makes one. The prepared indices depend on the positions of the blocks, not on their values, and are
+    trusted. The matrix is a pytree whose leaves are its tensors.
 
     Attributes:
         values: (stored blocks, rows, cols), float16 or bfloat16, contiguous.
-        crow_indices: int32 or int64 (block rows + 1,): first block of each block row, and one more.
+        crow_indices: int32 or int64 (block rows + 1,): first block of each block row, and the number of blocks.
         col_indices: as crow_indices, (stored blocks,): block column of each block.
-        columns: of the matrix.
-        order: what of its block rows a kernel reads beside: int32 (block rows,), the rows by length; or what one kernel
-            prepared; or (), which is none.
+        columns: columns of the matrix.
+        order: order of the block rows: int32 (block rows,), the rows by length; or the order that one kernel prepared;
+            or () without an order.
         index: the blocks by block column, for products with the transpose: int32 (block columns + 1,), first block of
-            each, and (stored blocks, 2), place and block row of each block; or (): found in each such product.
-        how: JSON: ``evenness``, stored blocks of the longest block row over those of the mean one; what ``order`` is;
-            the spec of the kernel that prepared it, if one did.
+            each column, and (stored blocks, 2), position and block row of each block; or (), in which case each such
+            product computes it.
+        how: JSON: ``evenness``, stored blocks of the longest block row divided by the mean; the kind of ``order``; the
+            spec of the kernel that prepared it, if one did.
     """
 
     values: torch.Tensor
@@ -64,42 +65,42 @@ class BsrMatrix:
         return f"<BSR matrix {self.shape}, {self.values.shape[0]} stored blocks{beside}>"
 
     def with_values(self, values: torch.Tensor) -> BsrMatrix:
-        """Return the same matrix with other values, of another type or of a gradient too.
+        """Replace the values, for example by values of another dtype or by a gradient.
 
         Args:
-            values: (stored blocks, rows, cols), as those of the matrix.
+            values: (stored blocks, rows, cols), the shape of the matrix's values.
 
         Returns:
-            A matrix with these values, not copied, and with the indices and all that is prepared of the places of the
-            blocks. Packed values are left out, as they are those of this matrix: each call then packs the new ones.
+            A matrix with these values, not copied, and with the same indices and prepared data. Packed values are
+            dropped, because they belong to this matrix: each call then packs the new values.
 
         Raises:
-            ArgumentError: if they have another shape or are on another device.
+            ArgumentError: if the values have another shape or are on another device.
         """
         check_dense("values", values)
         if values.shape != self.values.shape:
             raise ArgumentError("values", f"has shape {tuple(values.shape)}, expected {tuple(self.values.shape)}")
         if values.device != self.values.device:
-            raise ArgumentError("values", f"is on {values.device}, the matrix is on {self.values.device}")
+            raise ArgumentError("values", f"is on {values.device}, but the matrix is on {self.values.device}")
         indices = self.crow_indices, self.col_indices, self.columns
         return BsrMatrix(values, *indices, self.order[:CLUSTER_TENSORS], self.index, self.how)
 
     def to_sparse(self) -> torch.Tensor:
-        """Return the matrix as torch has it, layout torch.sparse_bsr, of the same values and indices."""
+        """Convert to a torch tensor with layout torch.sparse_bsr, which shares values and indices."""
         parts = self.crow_indices, self.col_indices, self.values
         try:
             return torch.sparse_bsr_tensor(*parts, size=self.shape, device=self.values.device, check_invariants=False)
         except (AttributeError, IndexError, OverflowError, RuntimeError, TypeError, ValueError) as error:
-            raise ArgumentError("a", f"has parts that make no matrix: {one_line(str(error))}") from None
+            raise ArgumentError("a", f"has inconsistent parts: {one_line(str(error))}") from None
 
 
 def parts_of(a: torch.Tensor) -> BsrMatrix:
-    """Return the parts of a torch.sparse_bsr tensor, with nothing prepared; values keep their gradient."""
+    """Parts of a torch.sparse_bsr tensor, without preparation; values keep their gradient."""
     return BsrMatrix(a.values(), a.crow_indices(), a.col_indices(), a.shape[1])
 
 
 def parts_of_prepared(a: PreparedBsr) -> BsrMatrix:
-    """Return the parts of a matrix that a kernel prepared; that kernel computes products with it."""
+    """Parts of a matrix that a kernel prepared; that kernel computes its products."""
     order, kind, numbers = a.row_order, "", []
     tensors: tuple[torch.Tensor, ...] = ()
     if isinstance(order, RowClusters):
@@ -127,13 +128,13 @@ def _how(kernel: str, order: str, numbers: tuple[int, ...]) -> str:
 
 
 def prepared_of(matrix: torch.Tensor, how: dict[str, Any], order: Any, index: Any) -> PreparedBsr:
-    """Return a matrix with the parts that belong to it, as a kernel takes them.
+    """Assemble a prepared matrix for a kernel.
 
     Args:
         matrix: layout torch.sparse_bsr.
-        how: the JSON of its ``BsrMatrix``, read.
-        order: of that, or (), if the kernel takes none.
-        index: of that, or ().
+        how: the parsed ``how`` of its ``BsrMatrix``.
+        order: the ``order`` of its ``BsrMatrix``, or () if the kernel takes none.
+        index: the ``index`` of its ``BsrMatrix``, or ().
     """
     rows, packed = row_order_of(how, order)
     transposed = TransposedIndex(*index) if index else None
@@ -141,7 +142,7 @@ def prepared_of(matrix: torch.Tensor, how: dict[str, Any], order: Any, index: An
 
 
 def row_order_of(how: dict[str, Any], order: Any) -> tuple[RowOrder | None, torch.Tensor | None]:
-    """The order of the block rows in ``order`` of a ``BsrMatrix``, and the values packed by it; None without one."""
+    """Order of the block rows from a ``BsrMatrix``'s ``order``, and the packed values; None without an order."""
     kind, numbers = how.get("order", "") if order else "", how.get("numbers", ())
     packed = order[CLUSTER_TENSORS] if len(order) > CLUSTER_TENSORS else None
     if kind == "clusters":
@@ -152,28 +153,28 @@ def row_order_of(how: dict[str, Any], order: Any) -> tuple[RowOrder | None, torc
 
 
 def prepare_bsr(a: torch.Tensor) -> BsrMatrix:
-    """Prepare a matrix for products of any width, with it and with its transpose (synchronizes, once).
+    """Prepare a matrix for products of any width with it and with its transpose (synchronizes once).
 
-    The result takes the place of ``a`` in ``bsr_matmul`` and ``bsr_sddmm``, also in compiled regions, which take no
-    sparse tensors. Its kernels are chosen with how uneven the block rows are; those that need their order, or the
-    blocks by block column, do not work it out in each call. ``with_values`` gives it other values.
+    The result replaces ``a`` in ``bsr_matmul`` and ``bsr_sddmm``, also in compiled regions, which do not support sparse
+    tensors. The choice of kernels takes the unevenness of the block rows into account. Kernels that need the order of
+    the block rows, or the blocks by block column, do not compute it in each call. ``with_values`` replaces the values.
 
     Args:
         a: (M, K), layout torch.sparse_bsr; int32 or int64 indices. Its values may require a gradient.
 
     Returns:
-        A :class:`BsrMatrix` of the same values and indices, not copied, with ``index`` and, of blocks with 64 rows and
-        more, ``order``.
+        A :class:`BsrMatrix` that shares values and indices, with ``index`` and, for blocks of at least 64 rows,
+        ``order``.
 
     Raises:
-        ArgumentError: for what is no such matrix, or has row pointers that do not rise.
+        ArgumentError: if ``a`` is not such a matrix, or its row pointers are not ascending.
     """
     check_layout("a", a)
     if a.dim() != 2:
         raise ArgumentError("a", f"has {a.dim()} dimensions {tuple(a.shape)}, expected 2")
     check_row_pointers("a", a)
     own = parts_of(a)
-    # Views of a sparse tensor are nothing that torch.compile takes, and .data is none.
+    # torch.compile does not support views of sparse tensors; .data is not a view.
     values = own.values if own.values.requires_grad else own.values.data
     parts = replace(own, values=values, crow_indices=own.crow_indices.data, col_indices=own.col_indices.data)
     lengths = parts.crow_indices.diff()
@@ -217,4 +218,4 @@ pytree.register_pytree_node(
     from_dumpable_context=tuple,
     flatten_with_keys_fn=_flatten_with_keys,
 )
-torch.serialization.add_safe_globals([BsrMatrix])  # exported programs have examples of their inputs
+torch.serialization.add_safe_globals([BsrMatrix])  # exported programs contain example inputs

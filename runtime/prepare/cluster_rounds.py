@@ -1,11 +1,11 @@
-"""The rounds in which groups of block rows take their stored blocks, and what each round loads of B.
+"""Schedule of rounds in which groups of block rows process their stored blocks, and the loads of B in each round.
 
-In a round each row of a group takes one of its blocks, at a column whose rows of B are in shared memory. Few rounds
-save time, few columns loaded save bandwidth, and two rows of a warp that meet the same column read its rows of B once.
-Which columns a round loads is a greedy set cover (Chvatal, "A Greedy Heuristic for the Set-Covering Problem", 1979):
-those that serve most of the rows that would have nothing to take. Columns may stay for some rounds. What a row takes of
-those that are there goes by when they leave (Liu, Layland, "Scheduling Algorithms for Multiprogramming in a
-Hard-Real-Time Environment", 1973: earliest deadline first).
+In a round each row of a group processes one of its blocks, in a column whose rows of B are in shared memory. Few rounds
+save time, few loaded columns save bandwidth, and two rows of a warp with the same column read its rows of B once. A
+greedy set cover (Chvatal, "A Greedy Heuristic for the Set-Covering Problem", 1979) chooses the columns of a round: the
+ones that serve most of the rows without work. Columns may stay for several rounds. Among the resident columns, a row
+processes first the one that leaves first (Liu, Layland, "Scheduling Algorithms for Multiprogramming in a Hard-Real-Time
+Environment", 1973: earliest deadline first).
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ import torch
 
 from codegen.preparation import ROUND_COLUMNS, kept_rounds, round_columns
 
-CPU = torch.device("cpu")  # named with each new tensor, as torch's default may be another device
-# What a row weighs more, in the choice of a round's columns, for each block that it has left above its group's mean. A
-# row at the mean weighs 1. Weights are multiples of 1 / STEP in a range for which sums over the rows of a group are
-# exact in float32: the result does not depend on the order in which they are added.
+CPU = torch.device("cpu")  # passed for each new tensor, because torch's default device may be another
+# Additional weight of a row, in the choice of a round's columns, for each remaining block above its group's mean. A row
+# at the mean has weight 1. Weights are multiples of 1 / STEP in a range where float32 sums over the rows of a group are
+# exact, so that the result does not depend on the order of summation.
 LAG, STEP, LEAST_WEIGHT, MOST_WEIGHT = 0.125, 256, 1 / 16, 1024
-BATCH = 1 << 19  # elements of (groups, slots, columns) that are worked on at once: what fits in a core's cache
+BATCH = 1 << 19  # elements of (groups, slots, columns) per batch, sized for a core's cache
 
 
 class Needs(NamedTuple):
-    """The block columns that groups need, and who needs them; all int64.
+    """The block columns that groups need, and the blocks that need them; all int64.
 
-    A block column that a row lists more than once is needed more than once: the k-th listings of all rows share a need.
+    A block column that a row lists several times is needed several times: the k-th listings of all rows share a need.
 
     Attributes:
-        columns: (needs,): block column of each need, the needs of a group behind each other.
-        starts: (groups + 1,): first need of each group, and one more.
-        group: (blocks,): group of each stored block, rising; blocks are in an order of their own.
-        slot: (blocks,): its row's slot.
-        need: (blocks,): its need, a number within the group.
-        block: (blocks,): its index into the values.
+        columns: (needs,): block column of each need, with the needs of a group contiguous.
+        starts: (groups + 1,): first need of each group, and the number of needs.
+        group: (blocks,): group of each stored block, ascending.
+        slot: (blocks,): slot of the block's row.
+        need: (blocks,): need of the block, numbered within the group.
+        block: (blocks,): index of the block in the values.
     """
 
     columns: torch.Tensor
@@ -47,12 +47,12 @@ class Needs(NamedTuple):
 
 
 class Rounds(NamedTuple):
-    """The rounds of some groups, those of a group behind each other; all int64.
+    """The rounds of some groups, with the rounds of a group contiguous; all int64.
 
     Attributes:
-        columns: (rounds, 15): block columns that a round loads, -1 behind the last one.
-        blocks: (rounds, slots): stored block that each slot takes, -1 for none.
-        loads: (rounds, slots): at which of the loads of its group, counted from 0, through all its rounds; -1 for none.
+        columns: (rounds, 15): block columns that a round loads, then -1.
+        blocks: (rounds, slots): stored block that each slot processes, -1 for none.
+        loads: (rounds, slots): load that the block uses, numbered from 0 through all rounds of its group; -1 for none.
         counts: (groups,): rounds of each group.
     """
 
@@ -63,22 +63,22 @@ class Rounds(NamedTuple):
 
 
 def starts_of(counts: torch.Tensor) -> torch.Tensor:
-    """Return where parts of these lengths start behind each other, and the end of the last one, int64."""
+    """Exclusive prefix sum of lengths, and the total, int64."""
     return torch.cat([counts.new_zeros(1), counts.cumsum(0)])
 
 
 def find_needs(rows: torch.Tensor, row: torch.Tensor, listed: torch.Tensor, columns: torch.Tensor) -> Needs:
-    """The blocks that groups need.
+    """Find the block columns that groups need.
 
     Args:
         rows: int64 (groups, slots): block row of each slot, -1 for none.
         row: int64 (blocks,): block row of each block.
-        listed: int64 (blocks,): number of the column of each block; a row lists a number once.
+        listed: int64 (blocks,): column number of each block; a row lists a number at most once.
         columns: int64 (numbers,): block column of each number.
     """
     groups, slots = rows.shape
     numbers = max(columns.shape[0], 1)
-    where = rows.new_empty(groups * slots)  # slot of each block row, counted through the groups
+    where = rows.new_empty(groups * slots)  # slot of each block row, numbered through all groups
     where[rows[rows >= 0]] = (rows >= 0).flatten().nonzero().flatten()
     group = where[row] // slots
     keys, need = torch.unique(group * numbers + listed, return_inverse=True)
@@ -89,22 +89,22 @@ def find_needs(rows: torch.Tensor, row: torch.Tensor, listed: torch.Tensor, colu
 
 
 def plan_rounds(needs: Needs, slots: int, ring_columns: int) -> Rounds:
-    """Return the rounds of all groups.
+    """Plan the rounds of all groups.
 
     Args:
-        needs: of the groups.
+        needs: needs of the groups.
         slots: rows of a group, at most.
-        ring_columns: block columns whose rows of B have a place in shared memory.
+        ring_columns: block columns whose rows of B fit in shared memory.
     """
     batches = [_plan_batch(needs, first, end, slots, ring_columns) for first, end in _batches(needs.starts, slots)]
     return Rounds(*(torch.cat(parts) for parts in zip(*batches, strict=True)))
 
 
 def _batches(starts: torch.Tensor, slots: int) -> list[tuple[int, int]]:
-    """Return first groups and ends of batches of groups whose tables of needs are small together.
+    """Begin and end of batches of groups whose tables of needs are small together.
 
     Args:
-        starts: int64 (groups + 1,): first need of each group, and one more.
+        starts: int64 (groups + 1,): first need of each group, and the number of needs.
         slots: rows of a group, at most.
     """
     batches = []
@@ -118,14 +118,14 @@ def _batches(starts: torch.Tensor, slots: int) -> list[tuple[int, int]]:
 
 
 def _plan_batch(needs: Needs, first: int, end: int, slots: int, ring_columns: int) -> Rounds:
-    """Return the rounds of some groups.
+    """Rounds of a batch of groups.
 
     Args:
-        needs: of all groups.
-        first: number of the first group.
-        end: one more than the last one's.
+        needs: needs of all groups.
+        first: first group.
+        end: group after the last one.
         slots: rows of a group, at most.
-        ring_columns: places of the ring.
+        ring_columns: slots of the ring.
     """
     starts = needs.starts[first : end + 1]
     part = slice(*torch.searchsorted(needs.group, starts.new_tensor([first, end])).tolist())
@@ -139,7 +139,7 @@ def _plan_batch(needs: Needs, first: int, end: int, slots: int, ring_columns: in
     need = picks.flatten(1).gather(1, at).view_as(takes).clamp(min=0)
     blocks = table.gather(2, need.transpose(1, 2)).transpose(1, 2).where(takes >= 0, -1)
     loads = numbers.gather(1, at).view_as(takes).where(takes >= 0, -1)
-    order = used.to(torch.int8).argsort(dim=2, descending=True, stable=True)  # what is not used goes behind
+    order = used.to(torch.int8).argsort(dim=2, descending=True, stable=True)  # unused entries go last
     columns = picks.new_full((*picks.shape[:2], ROUND_COLUMNS), -1)
     loaded = needs.columns[(starts[:-1, None, None] + picks).clamp(max=needs.columns.shape[0] - 1)]
     columns[:, :, : picks.shape[2]] = loaded.where(used, -1).gather(2, order)
@@ -148,23 +148,24 @@ def _plan_batch(needs: Needs, first: int, end: int, slots: int, ring_columns: in
 
 
 def _cover(wanted: torch.Tensor, kept: torch.Tensor, width: int, room: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Choose the columns of rounds until each slot has taken what it wants, for many groups at once.
+    """Choose the columns of rounds until every slot has processed its needs, for many groups at once.
 
     Args:
         wanted: bool (groups, slots, needs).
-        kept: int64 (groups,): for how many more rounds what a round loads stays.
+        kept: int64 (groups,): number of further rounds for which a round's loads stay.
         width: needs that a round loads, at most.
-        room: needs that there is room for.
+        room: needs that fit at once.
 
     Returns:
-        int64 (groups, rounds, width): needs that a round loads, -1 behind the last one; and int64 (groups, rounds,
-        slots): which of them a slot takes, counted through the loads of all rounds, width for each; -1 for none. In
-        groups that are done slots take nothing.
+        int64 (groups, rounds, width): needs that a round loads, then -1; and int64 (groups, rounds, slots): the load
+        that a slot uses, numbered through all rounds with ``width`` per round; -1 for none. In finished groups all
+        slots have -1.
     """
     groups, slots, _ = wanted.shape
     depth = int(kept.max()) + 1
     left = wanted.to(torch.float32)
-    # What is there: the needs of the last rounds, oldest first, and for how many rounds after this one they stay.
+    # Resident needs: the needs of the last rounds, oldest first, and the number of rounds after this one that they
+    # stay.
     resident = torch.full((groups, depth, width), -1, dtype=torch.int64, device=CPU)
     stays = kept[:, None] - torch.arange(depth - 1, -1, -1, device=CPU)
     all_picks: list[torch.Tensor] = []
@@ -176,7 +177,7 @@ def _cover(wanted: torch.Tensor, kept: torch.Tensor, width: int, room: int) -> t
         resident = torch.cat([resident[:, 1:], torch.full_like(resident[:, :1], -1)], 1)
         resident.masked_fill_((stays < 0)[:, :, None], -1)
         wants = _wanted_of(left, resident.flatten(1))
-        # Places are given back in their order: those up to the first one that somebody still wants.
+        # Ring slots are freed in order, up to the first one that a row still needs.
         taken = ((resident.flatten(1) >= 0) & (wants.any(1).cumsum(1) > 0)).sum(1)
         resident[:, -1] = _pick(left, weights, wants.sum(2).to(torch.float32), kept, width=width, room=room - taken)
         takes = _take(left, resident, stays)
@@ -189,10 +190,10 @@ def _cover(wanted: torch.Tensor, kept: torch.Tensor, width: int, room: int) -> t
 
 
 def _wanted_of(left: torch.Tensor, needs: torch.Tensor) -> torch.Tensor:
-    """Mask of the needs that each slot wants: bool (groups, slots, count).
+    """Mask of the needs that each slot still has: bool (groups, slots, count).
 
     Args:
-        left: float32 (groups, slots, needs): 1 for what a slot wants, else 0.
+        left: float32 (groups, slots, needs): 1 for a slot's remaining needs, else 0.
         needs: int64 (groups, count): the needs, -1 for none.
     """
     wanted = left.gather(2, needs.clamp(min=0)[:, None].expand(-1, left.shape[1], -1)) > 0
@@ -208,21 +209,21 @@ def _pick(
     width: int,
     room: torch.Tensor,
 ) -> torch.Tensor:
-    """Choose what one round loads, one by one, until each slot can take something.
+    """Choose the needs that one round loads, one by one, until every slot has work.
 
-    A need gains the weights of the slots that would have nothing to take without it. It loses 1 for each slot that
-    wants it and can take something in all rounds that it stays, as it must be loaded again for that slot.
+    A need gains the weights of the slots that would be idle without it. It loses 1 for each slot that needs it but has
+    other work in all rounds in which it stays, because it must be loaded again for that slot.
 
     Args:
-        left: float32 (groups, slots, needs): 1 for what a slot wants, else 0.
-        weights: float32 (groups, slots): of the slots, 0 for one that wants nothing.
-        stock: float32 (groups, slots): how many of the needs that are there a slot wants. Is changed.
-        kept: int64 (groups,): for how many more rounds needs stay.
+        left: float32 (groups, slots, needs): 1 for a slot's remaining needs, else 0.
+        weights: float32 (groups, slots): weights of the slots, 0 for a finished slot.
+        stock: float32 (groups, slots): number of resident needs of each slot. Modified in place.
+        kept: int64 (groups,): number of further rounds for which needs stay.
         width: needs to choose, at most.
-        room: int64 (groups,): needs that there is room for.
+        room: int64 (groups,): needs that still fit.
 
     Returns:
-        int64 (groups, width): needs, -1 behind the last one.
+        int64 (groups, width): needs, then -1.
     """
     groups, slots, _ = left.shape
     picks = torch.full((groups, width), -1, dtype=torch.int64, device=CPU)
@@ -246,24 +247,24 @@ def _pick(
 
 
 def _take(left: torch.Tensor, resident: torch.Tensor, stays: torch.Tensor) -> torch.Tensor:
-    """Let each slot take one of the needs that are there, and remove from what is left what they take.
+    """Assign one resident need to each slot, and remove it from the slot's remaining needs.
 
-    A slot takes what leaves first. Where that is not pressing, two slots of a warp that both want a need take it
-    together, and what only one of them wants by itself.
+    A slot takes the need that leaves first. If that is not urgent, two slots of a warp take a common need together, and
+    other needs separately.
 
     Args:
-        left: float32 (groups, slots, needs): 1 for what a slot wants, else 0.
+        left: float32 (groups, slots, needs): 1 for a slot's remaining needs, else 0.
         resident: int64 (groups, rounds, width): the needs of the last rounds, oldest first, -1 for none.
-        stays: int64 (groups, rounds): for how many rounds after this one they stay.
+        stays: int64 (groups, rounds): number of rounds after this one that they stay.
 
     Returns:
-        int64 (groups, slots): which of them a slot takes, a number in (rounds, width); -1 for none.
+        int64 (groups, slots): the need of each slot, as a number in (rounds, width); -1 for none.
     """
     groups, slots, _ = left.shape
     rounds, width = resident.shape[1:]
     needs = resident.flatten(1)
     wants = _wanted_of(left, needs)
-    # A round's needs are pressing for a slot that wants more of those that leave by then than there are rounds left.
+    # A round's needs are urgent for a slot that has more needs leaving by then than rounds left.
     leaving = wants.view(groups, slots, rounds, width).sum(3).cumsum(2)
     pressing = (leaving > stays[:, None]) & (stays >= 0)[:, None]
     first_pressing = pressing.to(torch.int8).argmax(2).where(pressing.any(2), rounds - 1)
@@ -272,7 +273,7 @@ def _take(left: torch.Tensor, resident: torch.Tensor, stays: torch.Tensor) -> to
     partner = partner.where(partner < slots, slots - 1)
     together = allowed & allowed[:, partner]
     allowed = together.where(together.any(2, keepdim=True), allowed)
-    # The first of the best, which is the one that leaves first.
+    # The first of the best, which leaves first.
     take = (2 * allowed.to(torch.int8) - (allowed & wants[:, partner]).to(torch.int8)).argmax(2)
     takes_any = wants.any(2)
     need = needs.gather(1, take).clamp(min=0)[:, :, None]
@@ -281,15 +282,15 @@ def _take(left: torch.Tensor, resident: torch.Tensor, stays: torch.Tensor) -> to
 
 
 def _number_loads(picks: torch.Tensor, takes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Number the needs of rounds that a slot takes. Others, picked later, may have served all slots of one.
+    """Number the loads that slots use. A load is unused if later picks served all of its slots.
 
     Args:
         picks: int64 (groups, rounds, width): needs, -1 for none.
-        takes: int64 (groups, rounds, slots): which of them, counted through all rounds, a slot takes, -1 for none.
+        takes: int64 (groups, rounds, slots): the load that a slot uses, numbered through all rounds; -1 for none.
 
     Returns:
-        bool (groups, rounds, width): whether a slot takes it; and int64 (groups, rounds x width): how many are taken of
-        those before it.
+        bool (groups, rounds, width): whether a slot uses the load; and int64 (groups, rounds x width): number of used
+        loads before it.
     """
     count = picks.shape[1] * picks.shape[2]
     used = torch.zeros(picks.shape[0], count + 1, dtype=torch.bool, device=CPU)

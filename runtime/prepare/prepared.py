@@ -1,4 +1,4 @@
-"""Prepared operands, as ``prepare`` of a kernel returns them."""
+"""Prepared operands, the results of a kernel's ``prepare``."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from runtime.prepare.row_split import RowSplit
 from runtime.prepare.transpose import TransposedIndex
 
 RowOrder: TypeAlias = torch.Tensor | RowSplit | RowClusters
-"""Block rows, longest first; such rows, long ones split along K; or clusters of rows with common columns."""
+"""Block rows, longest first; the same with long rows split along K; or clusters of rows with common columns."""
 
 
 @dataclass(frozen=True, eq=False)
 class PreparedBsr:
     """A BSR matrix that a kernel has prepared: calls of that kernel take it in place of the matrix.
 
-    What is prepared follows from the places of the blocks, ``packed`` from their values too. Both are trusted: a call
-    with ``validate`` finds out whether the matrix has changed since. Between calls a kernel keeps the tensors of the
-    matrix, and what it checked of them, as long as this object is there.
+    The prepared data depends on the positions of the blocks; ``packed`` also depends on their values. Both are trusted:
+    a call with ``validate`` detects later changes of the matrix. While this object exists, a kernel keeps the matrix's
+    tensors and the results of their checks between calls.
 
     Attributes:
         matrix: (M, K), the matrix itself, layout torch.sparse_bsr.
-        row_order: in which order, parts or clusters the kernel takes its block rows; None if in their own.
-        index: its blocks in the order of the block columns, for kernels that transpose it.
-        packed: uint8 (bytes,): its values as a kernel reads them that gathers block rows, a copy.
-        said: fields of its problem that the kernel says, and the columns of B.
+        row_order: order, parts or clusters in which the kernel processes its block rows; None for their own order.
+        index: its blocks by block column, for kernels that transpose it.
+        packed: uint8 (bytes,): a copy of its values in the layout of kernels that gather block rows.
+        said: fields of its problem that the kernel determines, and the columns of B.
         kernel: spec of the kernel that prepared it, as JSON.
     """
 
@@ -46,10 +46,10 @@ class PreparedBsr:
 
     @cached_property
     def problem(self) -> BsrProblem:
-        """Its problem, with the density and evenness of the matrix: read at the first look, and never in a call.
+        """Its problem, with the density and evenness of the matrix, which the first access reads and calls never read.
 
-        It says what the kernel computes, in which sizes: ``codegen.select.choose(a.problem)`` tells which kernel is
-        fastest for it.
+        The problem describes the computation and its sizes: ``codegen.select.choose(a.problem)`` chooses the fastest
+        kernel for it.
         """
         prepared = "rows" if self.packed is None else "packed"
         return bsr_problem(self.matrix, **{**self.said, "prepared": prepared})
@@ -60,23 +60,23 @@ class PreparedBsr:
         return f"<prepared BSR matrix {tuple(self.matrix.shape)}, {self.matrix.values().shape[0]} stored blocks{parts}>"
 
     def with_values(self, values: torch.Tensor) -> PreparedBsr:
-        """The same matrix with other values, not packed: a kernel that needs packed ones packs them in each call.
+        """Replace the values. They are not packed: a kernel that needs packed values packs them in each call.
 
         Args:
-            values: (stored blocks, rows, cols), as those of the matrix.
+            values: (stored blocks, rows, cols), the shape of the matrix's values.
 
         Returns:
-            A new object, with what was prepared of the places of the blocks; this one stays as it is.
+            A new object with the same prepared indices.
 
         Raises:
-            ArgumentError: if they have another shape or are on another device.
+            ArgumentError: if the values have another shape or are on another device.
         """
         stored = self.matrix.values()
         check_dense("values", values)
         if values.shape != stored.shape:
             raise ArgumentError("values", f"has shape {tuple(values.shape)}, expected {tuple(stored.shape)}")
         if values.device != stored.device:
-            raise ArgumentError("values", f"is on {values.device}, the matrix is on {stored.device}")
+            raise ArgumentError("values", f"is on {values.device}, but the matrix is on {stored.device}")
         indices = self.matrix.crow_indices(), self.matrix.col_indices()
         matrix = torch.sparse_bsr_tensor(
             *indices, values, size=self.matrix.shape, device=values.device, check_invariants=False
@@ -86,12 +86,12 @@ class PreparedBsr:
 
 @dataclass(frozen=True, eq=False)
 class PreparedLists:
-    """Lists of key blocks that a kernel has prepared: calls of that kernel take them in place of ``kv_indices``.
+    """Lists of KV blocks that a kernel has prepared: calls of that kernel take them in place of ``kv_indices``.
 
     Attributes:
         kv_indices: int32 (batch, heads, query blocks, k), the lists.
-        query_order: int32 (batch, heads, query blocks), the argument of that name: query blocks that form a tile follow
-            each other; None for kernels that do not take it.
+        query_order: int32 (batch, heads, query blocks), the argument of that name: the query blocks of a tile are
+            consecutive; None for kernels that do not take it.
     """
 
     kv_indices: torch.Tensor
@@ -101,12 +101,12 @@ class PreparedLists:
 ORDERS: dict[type, str] = {
     type(None): "no order of block rows",
     torch.Tensor: "block rows by length",
-    RowSplit: "cut block rows",
+    RowSplit: "split block rows",
     RowClusters: "row clusters",
 }
-"""What each kind of an order of block rows is in words."""
+"""Descriptions of the orders of block rows."""
 
 
 Effort = Literal["fast", "best"]
-"""How hard to look for row clusters."""
+"""Effort of the search for row clusters."""
 EFFORTS: tuple[Effort, ...] = ("fast", "best")

@@ -1,4 +1,4 @@
-"""FP8 inputs of attention, by torch: what oracles and measurements take, on any device."""
+"""FP8 inputs of attention, quantized by torch on any device, for oracles and measurements."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from codegen.dtypes import LARGEST
 from codegen.fp8 import KEY_ORDER, KEYS_TOGETHER
 
 FP8_TYPES = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
-_LEAST = 1e-12  # amax of a block of zeros: its scale is positive
+_LEAST = 1e-12  # amax of a block of zeros, so that its scale is positive
 
 
 @dataclass(frozen=True)
 class QuantizedInputs:
-    """Arguments of an FP8 kernel, and what was quantized as they have it.
+    """Arguments of an FP8 kernel, with the quantized tensors.
 
     Attributes:
         q: (batch, heads, q_len, d) in FP8.
         k: (batch, kv_heads, kv_len, d).
         v: as k.
-        v_t: V as kernels take it, (batch, kv_heads, d, kv_len rounded up to a multiple of 16).
+        v_t: V in the kernels' layout, (batch, kv_heads, d, kv_len rounded up to a multiple of 16).
         q_scale: float32 (batch, heads, blocks of rows).
         k_scale: float32 (batch, kv_heads, blocks of rows).
         v_scale: float32 (batch, kv_heads, d).
         q_rows: rows of Q that share a scale.
-        k_rows: rows of K that do.
+        k_rows: rows of K that share a scale.
     """
 
     q: torch.Tensor
@@ -40,11 +40,11 @@ class QuantizedInputs:
     k_rows: int
 
     def scales(self) -> dict[str, torch.Tensor]:
-        """Return the scales as a call is given them."""
+        """Scale arguments of a call."""
         return {"q_scale": self.q_scale, "k_scale": self.k_scale, "v_scale": self.v_scale}
 
     def dequantized(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return the numbers that q, k and v stand for, in float64."""
+        """Dequantized q, k and v, in float64."""
         q, k = (
             x.double() * scale.double().repeat_interleave(rows, 2)[:, :, : x.shape[2], None]
             for x, scale, rows in ((self.q, self.q_scale, self.q_rows), (self.k, self.k_scale, self.k_rows))
@@ -53,7 +53,8 @@ class QuantizedInputs:
 
 
 def transposed(v: torch.Tensor) -> torch.Tensor:
-    """Return V (batch, kv_heads, kv_len, d) as FP8 kernels take it: transposed, the keys of each 16 in their order."""
+    """Convert V (batch, kv_heads, kv_len, d) to the FP8 kernels' layout: transposed, with each 16 keys in the kernels'
+    order."""
     batch, heads, length, d = v.shape
     groups = -(-length // KEYS_TOGETHER)
     padded = torch.zeros((batch, heads, groups * KEYS_TOGETHER, d), dtype=torch.uint8, device=v.device)
@@ -74,9 +75,9 @@ def quantize(
         v: as k.
         dtype: ``e4m3`` or ``e5m2``.
         q_rows: rows of Q that share a scale.
-        k_rows: rows of K that do.
-        scales: ``blocks``: of rows of Q and K, and of each channel of V; ``heads``; or ``tensor``: one for each. The
-            last two are expanded views, whose strides are 0.
+        k_rows: rows of K that share a scale.
+        scales: ``blocks``: scales of row blocks of Q and K, and of each channel of V; ``heads`` or ``tensor``: one
+            scale per head or tensor, as expanded views with strides of 0.
     """
     to, largest = FP8_TYPES[dtype], LARGEST[dtype]
 

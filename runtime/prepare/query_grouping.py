@@ -1,31 +1,31 @@
-"""Groups of query blocks that form a tile where tiles share loads: those whose lists have most in common."""
+"""Grouping of query blocks with similar lists into tiles that share loads."""
 
 from __future__ import annotations
 
 import torch
 
-_WEIGHT_BYTES = 1 << 28  # of the matrices of a group of heads, each with 4 bytes for two query blocks
+_WEIGHT_BYTES = 1 << 28  # bytes of the matrices of a group of heads, with 4 bytes per pair of query blocks
 _TAKEN = -1.0
 
 
 def find_query_order(kv_indices: torch.Tensor, key_blocks: int, tile_blocks: int) -> torch.Tensor:
-    """Put query blocks in an order in which each ``tile_blocks`` of them have many listed key blocks in common.
+    """Order query blocks so that each ``tile_blocks`` consecutive ones have many listed KV blocks in common.
 
-    Two lists are a pair if neither has more in common with one that is left; the pairs are those of a greedy matching
-    (locally dominant edges: R. Preis, "Linear time 1/2-approximation algorithm for maximum weighted matching in
-    general graphs", STACS 1999), found for all heads at once. For three blocks, the best third of the pairs then get
-    a list each in the same way. The result depends on the lists alone.
+    Two lists form a pair if neither has more in common with another unmatched list. The pairs form a greedy matching
+    (locally dominant edges: R. Preis, "Linear time 1/2-approximation algorithm for maximum weighted matching in general
+    graphs", STACS 1999), computed for all heads at once. For tiles of three blocks, the best third of the pairs are
+    then matched with one more list each in the same way. The result depends only on the lists.
 
     Args:
-        kv_indices: integers (batch, heads, query_blocks, k): lists in any order. Repeated entries count once, those
-            that name no block not at all.
-        key_blocks: key blocks there are.
+        kv_indices: integers (batch, heads, query_blocks, k): lists in any order. Repeated entries count once; entries
+            out of range are ignored.
+        key_blocks: number of KV blocks.
         tile_blocks: query blocks of a tile, 2 or 3.
 
-    The matrices of a head take about 20 bytes for two query blocks: 5 GB for a million queries in blocks of 64.
+    The matrices of a head take about 20 bytes per pair of query blocks: 5 GB for a million queries in blocks of 64.
 
     Returns:
-        int32 (batch, heads, query_blocks): in each row every query block once.
+        int32 (batch, heads, query_blocks): a permutation of the query blocks in each row.
     """
     *lead, rows, _ = kv_indices.shape
     lists = kv_indices.reshape(-1, *kv_indices.shape[2:]).long()
@@ -35,10 +35,10 @@ def find_query_order(kv_indices: torch.Tensor, key_blocks: int, tile_blocks: int
 
 
 def _order(lists: torch.Tensor, key_blocks: int, tile_blocks: int) -> torch.Tensor:
-    """Return the order of the query blocks of some heads, (heads, query_blocks)."""
+    """Order of the query blocks of some heads, (heads, query_blocks)."""
     heads, rows, _ = lists.shape
     known = (lists >= 0) & (lists < key_blocks)
-    # Sums of up to 2048 ones are exact in fp16, which tensor cores multiply.
+    # fp16 uses tensor cores, and sums of up to 2048 ones are exact in it.
     dtype = torch.float16 if lists.is_cuda else torch.float32
     listed = torch.zeros((heads, rows, key_blocks + 1), dtype=dtype, device=lists.device)
     listed.scatter_(2, lists.where(known, key_blocks), 1.0)
@@ -49,18 +49,18 @@ def _order(lists: torch.Tensor, key_blocks: int, tile_blocks: int) -> torch.Tens
     common.diagonal(dim1=1, dim2=2).fill_(_TAKEN)
     kept = common.clone() if tile_blocks == 3 else common
     mate = _match(common)
-    # A tile is named by the first of its blocks. What is left over comes last.
+    # The first block of a tile identifies it. Unmatched blocks come last.
     tile = torch.where(mate < 0, rows, torch.minimum(number, mate))
     if tile_blocks == 3:
         tiles = rows // 3
         weight = kept.gather(2, mate.clamp(min=0)[:, :, None])[:, :, 0].masked_fill(mate <= number, _TAKEN)
-        best = weight.argsort(dim=1, descending=True, stable=True)[:, :tiles]  # the first blocks of the best pairs
+        best = weight.argsort(dim=1, descending=True, stable=True)[:, :tiles]  # first blocks of the best pairs
         both = torch.stack([best, mate.gather(1, best).clamp(min=0)], 2)
         in_pair = torch.zeros_like(number, dtype=torch.bool).scatter_(1, both.flatten(1), True)
         union = torch.maximum(*(_rows_of(listed, both[:, :, i]) for i in range(2)))
         third = _match(_untied(union @ listed.mT).masked_fill_(in_pair[:, None], _TAKEN))
         tile = torch.full_like(number, rows).scatter_(1, both.flatten(1), best.repeat_interleave(2, 1))
-        # Where there is no third (-1), it is written behind the last block, and dropped.
+        # A missing third block (-1) is written after the last block and dropped.
         tile = torch.nn.functional.pad(tile, (0, 1)).scatter_(1, third.where(third >= 0, rows), best)[:, :rows]
     return tile.argsort(dim=1, stable=True)
 
@@ -70,21 +70,21 @@ def _rows_of(listed: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
 
 
 def _untied(common: torch.Tensor) -> torch.Tensor:
-    """Return the numbers of common blocks, float32, each with a fraction of its own, the same for (i, j) and (j, i).
+    """Numbers of common blocks, float32, each plus a distinct fraction that is equal for (i, j) and (j, i).
 
-    With ties, rows would all choose the same column, and most of them have to choose again.
+    With ties, all rows would choose the same column, and most of them would have to choose again.
     """
     height, width = common.shape[1:]
-    # int32, in place: the matrices of long sequences are large. Products that overflow are as good as others.
+    # int32 and in place, because the matrices of long sequences are large. Overflowing products are fine.
     i = torch.arange(height, dtype=torch.int32, device=common.device)[:, None]
     j = torch.arange(width, dtype=torch.int32, device=common.device)
-    mixed = (i * j).mul_(30011).add_(i * 40503).add_(j * 40503)  # any numbers without a pattern
+    mixed = (i * j).mul_(30011).add_(i * 40503).add_(j * 40503)  # arbitrary numbers without a pattern
     return mixed.remainder_(65521).float().div_(65536).add(common)
 
 
 def _match(weights: torch.Tensor) -> torch.Tensor:
-    """Return for each row of each matrix, (heads, rows, columns), its column in a greedy matching, or -1. Negative
-    weights are of pairs that may not be; ``weights`` is used up."""
+    """Column of each row in a greedy matching, or -1, for each matrix of (heads, rows, columns). Negative weights
+    forbid a pair; ``weights`` is overwritten."""
     found = torch.full(weights.shape[:2], -1, dtype=torch.int64, device=weights.device)
     if weights.numel() == 0:
         return found

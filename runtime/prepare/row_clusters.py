@@ -1,10 +1,11 @@
-"""Block rows of a BSR matrix in clusters that share what is loaded of B, and the order in which each takes its blocks.
+"""Clusters of a BSR matrix's block rows that share loads of B, and the order in which each cluster processes its
+blocks.
 
-Row clusters are called groups here and in kernels, where a cluster is one of thread blocks. A thread block multiplies a
-group of block rows of A by a tile of columns of B, in rounds (:mod:`runtime.prepare.cluster_rounds`). Block columns of
-A, that is block rows of B, come into shared memory once for all rows of the group that have a block there. Groups are
-formed by a greedy set cover (Chvatal, "A Greedy Heuristic for the Set-Covering Problem", 1979): the row that has most
-columns in common with a group joins it. Where that is asked for, groups then exchange rows, by simulated annealing
+Row clusters are called groups here and in kernels, where "cluster" means a cluster of thread blocks. A thread block
+multiplies a group of block rows of A by a tile of columns of B, in rounds (:mod:`runtime.prepare.cluster_rounds`). A
+block column of A, that is a block row of B, is loaded to shared memory once for all rows of the group with a block
+there. A greedy set cover (Chvatal, "A Greedy Heuristic for the Set-Covering Problem", 1979) forms the groups: the row
+with most columns in common with a group joins it. Optionally, groups then exchange rows by simulated annealing
 (Kirkpatrick, Gelatt, Vecchi, "Optimization by Simulated Annealing", 1983).
 """
 
@@ -20,35 +21,35 @@ import torch
 from codegen.preparation import COUNT_BITS, ROUND_COLUMNS, round_columns
 from runtime.prepare.cluster_rounds import CPU, Rounds, find_needs, plan_rounds, starts_of
 
-# The score of a row that may join a group, in fifths of a block: 1 for each block that meets a column of the group,
-# -0.4 for each block that the row is shorter by than the group's longest row.
+# Score of a row that may join a group, in fifths of a block: 1 for each block in a column of the group, -0.4 for each
+# block that the row is shorter than the group's longest row.
 SHARED, SHORTER = 5, 2
-TAKEN = -(2**62)  # score of a row that is in a group already
-# Groups exchange rows in so many steps, in each of which a group has one exchange at most; so many rows, up to twice as
-# many, are looked at together. The temperature, in columns, falls from the first step's to 0; an exchange may cost
-# MOST_COST times that. 512 rows with 16 of 512 random columns each, in 22 groups, have 210 columns a group before, 203
-# after 300 steps, 202 after 1500. Few rows have fewer steps, STEPS_A_ROW for each.
+TAKEN = -(2**62)  # score of a row that is already in a group
+# Number of annealing steps, with at most one exchange per group in each step, and number of rows (up to twice as many)
+# that are examined together. The temperature, in columns, falls from its initial value to 0; an exchange may cost
+# MOST_COST times the temperature. 512 rows with 16 of 512 random columns each, in 22 groups, have 210 columns per group
+# before, 203 after 300 steps, 202 after 1500. Matrices of few rows have fewer steps, STEPS_A_ROW per row.
 STEPS, STEPS_A_ROW, EXCHANGING_ROWS, TEMPERATURE, MOST_COST = 2000, 8, 1024, 1.1, 3
-LAST_STEPS = 30  # at temperature 0, at most
-FORBIDDEN = float(1 << 20)  # cost of an exchange that is not allowed
-SHIFTS = 1 << 16  # places of the noise at which that of a step may begin
-# Of all columns, what groups have on average where rows are not exchanged: there is little to win then.
+LAST_STEPS = 30  # upper limit of steps at temperature 0
+FORBIDDEN = float(1 << 20)  # cost of a forbidden exchange
+SHIFTS = 1 << 16  # offsets in the noise at which a step's noise may begin
+# Average share of all columns in a group above which rows are not exchanged, because there is little to gain.
 NEARLY_ALL = 15 / 16
 
 
 class RowClusters(NamedTuple):
-    """Block rows of a BSR matrix in groups, and the rounds in which each group takes its stored blocks.
+    """Block rows of a BSR matrix in groups, and the rounds in which each group processes its stored blocks.
 
     Attributes:
-        rounds: int32 (rounds, 16): the block columns that a round loads in elements 0 to 14, 0 behind the last one; in
-            element 15 how many they are (0 to 15) | the place of the first one in the ring << 8 | the blocks that slots
-            take << 16 | how many of the places taken before, the last ones, it or later rounds need << 24.
-        entries: int32 (rounds, slots, 2): of each slot the stored block that it takes (index into the values) and the
-            place in the ring of the column that it meets; -1, -1 for a slot that takes nothing.
-        starts: int32 (groups + 1,): first round of each group, and one more.
+        rounds: int32 (rounds, 16): elements 0 to 14 are the block columns that a round loads, then 0; element 15 is
+            their number (0 to 15) | ring slot of the first one << 8 | blocks that slots process << 16 | number of the
+            most recent ring slots that this or later rounds still need << 24.
+        entries: int32 (rounds, slots, 2): stored block that each slot processes (index into the values) and ring slot
+            of its column; -1, -1 for an idle slot.
+        starts: int32 (groups + 1,): first round of each group, and the number of rounds.
         rows: int32 (groups, slots): block row of each slot, -1 for none. The rows of a group are in its first slots.
-        ring_columns: places of the ring.
-        block_rows, block_columns, blocks: of the matrix; the last are those that are stored.
+        ring_columns: slots of the ring.
+        block_rows, block_columns, blocks: size of the matrix in blocks, and number of stored blocks.
     """
 
     rounds: torch.Tensor
@@ -71,27 +72,26 @@ def cluster_rows(
     ring_columns: int,
     anneal: bool = False,
 ) -> RowClusters:
-    """Form groups of block rows and put their stored blocks in rounds, on the CPU (synchronizes).
+    """Form groups of block rows and assign their stored blocks to rounds, on the CPU (synchronizes).
 
-    The same matrix gives the same result, on one machine. The columns of a row may be in any order; one that is listed
-    more than once is a stored block each time, taken in a round of its own. A column that the matrix does not have
-    counts as the one behind its last.
+    The same matrix gives the same result on one machine. The columns of a row may be in any order. Each listing of a
+    repeated column is a stored block with its own round. A column out of range counts as the column after the last one.
 
     Args:
-        crow_indices: int32 or int64 (block rows + 1,): first block of each block row, and one more.
+        crow_indices: int32 or int64 (block rows + 1,): first block of each block row, and the number of blocks.
         col_indices: int32 or int64 (blocks,): block column of each block.
-        block_columns: of the matrix.
+        block_columns: block columns of the matrix.
         slots: rows of a group, at most.
-        groups: how many to form; their sizes differ by one at most.
-        ring_columns: block columns that the kernel's ring has places for. A round loads no more than a third of them,
-            and 15 at most. Where it needs far fewer, they stay for the rounds behind it.
-        anneal: whether groups exchange rows, which takes most of the time where it wins anything.
+        groups: number of groups to form; their sizes differ by at most one.
+        ring_columns: capacity of the kernel's ring in block columns. A round loads at most a third of it, and at most
+            15. If it needs far fewer, they stay for later rounds.
+        anneal: whether groups exchange rows, which takes most of the time if it improves the groups.
 
     Returns:
         Groups and rounds, on the device of crow_indices.
 
     Raises:
-        ValueError: if the groups have too few slots for the rows, or the ring has no place.
+        ValueError: if the groups have too few slots for the rows, or the ring is empty.
     """
     block_rows = crow_indices.shape[0] - 1
     if groups < 1 or groups * slots < block_rows:
@@ -119,10 +119,10 @@ _searching = threading.Lock()
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """One search at a time, with one thread of the CPU: it is many short calls, and threads wait for each other.
+    """Run one search at a time, on one CPU thread, because many short calls would wait for other threads.
 
-    512 rows with 64 of 512 random columns each take 0.4 s so, and 2 to 11 s with two threads on two busy cores. The
-    number is one of the process for threads that come later: two searches at once would save and restore each other's.
+    512 rows with 64 of 512 random columns each take 0.4 s this way, and 2 to 11 s with two threads on two busy cores.
+    The number of threads is global to the process: concurrent searches would save and restore each other's setting.
     """
     with _searching:
         threads = torch.get_num_threads()
@@ -134,16 +134,16 @@ def _one_thread() -> Iterator[None]:
 
 
 def covers(order: RowClusters, crow_indices: torch.Tensor, col_indices: torch.Tensor) -> bool:
-    """Whether groups and rounds are valid ones of a matrix (synchronizes).
+    """Whether groups and rounds are valid for a matrix (synchronizes).
 
-    They are if each stored block is taken exactly once, by the slot that its row is in, and its column is in that place
-    of the ring then; if each block row is in one slot, of the first of its group; and if the rounds of the groups
-    follow each other, say how many blocks they take, one at least, load no more columns than cluster_rows lets a round
-    load, begin at place 0 of the ring with each group, each behind the one before, and load into free places only.
+    They are valid if each stored block is processed exactly once, by the slot of its row, while its column is in the
+    given ring slot; if each block row is in one slot, among the first slots of its group; and if the rounds of a group
+    are contiguous, record their number of blocks (at least one), load no more columns than cluster_rows allows, start
+    at ring slot 0 for each group, continue after the previous round, and load only into free ring slots.
 
     Args:
-        order: of the shapes and types that RowClusters has, with any content.
-        crow_indices: int32 or int64 (block rows + 1,): first block of each block row, and one more.
+        order: tensors with the shapes and dtypes of RowClusters and any content.
+        crow_indices: int32 or int64 (block rows + 1,): first block of each block row, and the number of blocks.
         col_indices: int32 or int64 (blocks,): block column of each block.
     """
     parts = (order.rounds, order.entries, order.starts, order.rows)
@@ -159,9 +159,9 @@ def covers(order: RowClusters, crow_indices: torch.Tensor, col_indices: torch.Te
     if not bool(in_range.all()):
         return False
     loads = starts_of(counts)
-    of_group = torch.repeat_interleave(loads[starts[:-1]], starts.diff())  # loads of the groups before
+    of_group = torch.repeat_interleave(loads[starts[:-1]], starts.diff())  # loads of the previous groups
     before, after = loads[:-1] - of_group, loads[1:] - of_group
-    released = before - kept  # loads of its group that nobody needs when a round begins, nor later
+    released = before - kept  # loads of its group that no row needs from the start of a round on
     rises = torch.cat([released[:1] >= 0, released.diff() >= 0]) | (before == 0)
     in_order = rises & (released >= 0) & (released >= after - ring_columns)
     if not bool((in_order & (first_places == before % ring_columns)).all()):
@@ -169,7 +169,7 @@ def covers(order: RowClusters, crow_indices: torch.Tensor, col_indices: torch.Te
     block, place = entries.unbind(2)
     takes = block >= 0
     nothing = (block == -1) & (place == -1)
-    # The last load into a place: it is there if there was one, and if no later round's may replace it yet.
+    # The last load into a ring slot: it is resident if it exists and no later round may have replaced it yet.
     met = after[:, None] - 1 - (after[:, None] - 1 - place) % ring_columns
     in_range = (block < col.shape[0]) & (place >= 0) & (place < ring_columns) & (met >= released[:, None])
     if not bool(in_range.where(takes, nothing).all() and (takes.sum(1) == blocks).all()):
@@ -186,31 +186,31 @@ def covers(order: RowClusters, crow_indices: torch.Tensor, col_indices: torch.Te
 
 
 def _known(col: torch.Tensor, block_columns: int) -> torch.Tensor:
-    """Return block columns, those that a matrix does not have as the one behind its last."""
+    """Block columns, with columns out of range replaced by the one after the last."""
     return col.where((col >= 0) & (col < block_columns), torch.tensor(block_columns, device=CPU))
 
 
 def _rises(numbers: torch.Tensor, end: int) -> bool:
-    """Whether numbers (at least one) rise from 0 to an end, not strictly."""
+    """Whether numbers (at least one) ascend from 0 to an end, not strictly."""
     return int(numbers[0]) == 0 and int(numbers[-1]) == end and bool((numbers.diff() >= 0).all())
 
 
 def _names_once(rows: torch.Tensor, block_rows: int) -> bool:
-    """Whether rows name each block row once, and -1 only behind the block rows of a group."""
+    """Whether rows contain each block row once, and -1 only after the block rows of a group."""
     from_the_first = bool((rows[:, :-1] >= rows[:, 1:].clamp(max=0)).all())
     named = rows[rows >= 0].sort().values
     return from_the_first and bool((rows >= -1).all()) and torch.equal(named, torch.arange(block_rows, device=CPU))
 
 
 def _number_listings(row: torch.Tensor, col: torch.Tensor, block_columns: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Number what block columns rows list, so that each row lists each number once.
+    """Number the listed block columns so that each row lists each number at most once.
 
-    The k-th listings of a column have one number in all rows.
+    The k-th listings of a column have the same number in all rows.
 
     Args:
-        row: int64 (blocks,): block row of each block, rising.
-        col: int64 (blocks,): its block column.
-        block_columns: of the matrix.
+        row: int64 (blocks,): block row of each block, ascending.
+        col: int64 (blocks,): block column of each block.
+        block_columns: block columns of the matrix.
 
     Returns:
         int64 (blocks,) with the number of each block, and int64 (numbers,) with the block column of each number.
@@ -227,17 +227,17 @@ def _number_listings(row: torch.Tensor, col: torch.Tensor, block_columns: int) -
 
 
 def _form_groups(lengths: torch.Tensor, listed: torch.Tensor, numbers: int, slots: int, groups: int) -> torch.Tensor:
-    """Divide block rows into groups of rows that have many columns in common and about the same length.
+    """Divide block rows into groups of rows with many common columns and similar lengths.
 
-    A group begins with the longest row that is left. The columns that each row shares with the group are counted as the
-    group grows: a column that it did not have counts for all rows that list it.
+    A group starts with the longest remaining row. The number of columns that each row shares with the group is updated
+    as the group grows: a new column of the group counts for all rows that list it.
 
     Args:
         lengths: int64 (block rows,): blocks of each row.
-        listed: int64 (blocks,): number of the column of each block; a row lists a number once.
-        numbers: how many there are.
+        listed: int64 (blocks,): column number of each block; a row lists a number at most once.
+        numbers: number of column numbers.
         slots: rows of a group, at most.
-        groups: how many to form.
+        groups: number of groups to form.
 
     Returns:
         int64 (groups, slots): block row of each slot, -1 for none.
@@ -246,7 +246,7 @@ def _form_groups(lengths: torch.Tensor, listed: torch.Tensor, numbers: int, slot
     lists = listed.split(lengths.tolist())
     users = torch.repeat_interleave(torch.arange(block_rows, device=CPU), lengths)[listed.argsort(stable=True)]
     users_of = users.split(torch.bincount(listed, minlength=numbers).tolist())
-    # All candidates are compared with the same longest row, so a longer one is better by what it is longer.
+    # All candidates are compared with the same longest row, so the length of a candidate adds to its score.
     left = SHORTER * lengths
     rows = lengths.new_full((groups, slots), -1)
     for group in range(groups):
@@ -264,18 +264,18 @@ def _form_groups(lengths: torch.Tensor, listed: torch.Tensor, numbers: int, slot
 
 
 def _place_rows(rows: torch.Tensor, lengths: torch.Tensor, listed: torch.Tensor, anneal: bool) -> torch.Tensor:
-    """Put rows that share columns side by side; before that let groups exchange rows, so that they have fewer columns.
+    """Exchange rows between groups to reduce their columns, then put rows with common columns side by side.
 
-    No group gets a row longer than its longest was.
+    No group gets a row longer than its longest row.
 
     Args:
         rows: int64 (groups, slots): block row of each slot, -1 for none; a group's rows are in its first slots.
         lengths: int64 (block rows,): blocks of each row.
-        listed: int64 (blocks,): number of the column of each block; a row lists a number once.
-        anneal: whether rows are exchanged.
+        listed: int64 (blocks,): column number of each block; a row lists a number at most once.
+        anneal: whether to exchange rows.
 
     Returns:
-        As rows. Of each two slots, from the first on, the second has the row that shares most columns with the first.
+        Same layout as rows. In each pair of slots, the second has the row that shares most columns with the first.
     """
     lists = listed.split(lengths.tolist())
     parts = []
@@ -286,7 +286,7 @@ def _place_rows(rows: torch.Tensor, lengths: torch.Tensor, listed: torch.Tensor,
         names, column = torch.unique(columns, return_inverse=True)
         wants = torch.zeros(members.shape[0], names.shape[0], device=CPU)
         wants[torch.repeat_interleave(torch.arange(members.shape[0], device=CPU), lengths[members]), column] = 1
-        wants = wants[:, wants.sum(0) > 1]  # a column of one row costs the same wherever that is
+        wants = wants[:, wants.sum(0) > 1]  # a column of only one row costs the same in any group
         if anneal:
             users = wants.new_zeros(part.shape[0], wants.shape[1]).index_add_(0, group, wants)
             if int((users > 0).sum()) < NEARLY_ALL * users.numel():
@@ -300,13 +300,14 @@ def _place_rows(rows: torch.Tensor, lengths: torch.Tensor, listed: torch.Tensor,
 
 
 def _anneal(wants: torch.Tensor, group: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-    """Return groups of rows, as large as before, that have as few columns as were found.
+    """Groups of rows with unchanged sizes and the fewest columns found.
 
-    What a move of a row to another group costs does not depend on the row that comes for it, but for columns that both
-    list. So of two groups the rows to exchange are found apart, and what they cost together is looked at then.
+    The cost of moving a row to another group does not depend on the row that replaces it, except for columns that both
+    list. The rows to exchange between two groups are therefore found separately, and their common cost is evaluated
+    afterwards.
 
     Args:
-        wants: float32 (rows, columns): 1 for what a row lists, else 0.
+        wants: float32 (rows, columns): 1 for the columns of a row, else 0.
         group: int64 (rows,): group of each row.
         lengths: int64 (rows,): blocks of each row.
     """
@@ -314,7 +315,7 @@ def _anneal(wants: torch.Tensor, group: torch.Tensor, lengths: torch.Tensor) -> 
     if count < 2 or columns == 0:
         return group
     group = group.clone()
-    # Gumbel noise, a part of which each step takes: the move that is best with it is one drawn by its cost.
+    # Gumbel noise, of which each step takes a part: the best move with noise is a random move weighted by its cost.
     generator = torch.Generator(CPU).manual_seed(0)
     uniform = torch.rand(rows * count + SHIFTS, generator=generator, device=CPU).clamp(1e-7, 1 - 1e-7)
     noise, steps = -(-uniform.log()).log(), min(STEPS, STEPS_A_ROW * rows)
@@ -323,10 +324,10 @@ def _anneal(wants: torch.Tensor, group: torch.Tensor, lengths: torch.Tensor) -> 
     members = _members(group, count)
     users = wants.new_zeros(count, columns).index_add_(0, group, wants)
     pairs = torch.triu_indices(count, count, 1, device=CPU)
-    # Of each row and group: columns that the row would bring; if it is one of the group, those that it alone lists.
+    # For each row and group: columns that the row would add; for a row of the group, the columns that it alone lists.
     new, alone = wants.new_empty(rows, count), wants.new_empty(rows, count)
     changed = torch.arange(count, device=CPU)
-    moves = wants.new_full((rows + 1, count), FORBIDDEN)  # what they cost; the last row is no row
+    moves = wants.new_full((rows + 1, count), FORBIDDEN)  # cost of the moves; the last row is a placeholder
     fewest, found = int((users > 0).sum()), group.clone()
     for step, shift in enumerate(shifts):
         temperature = TEMPERATURE * max(1 - step / steps, 0)
@@ -335,7 +336,7 @@ def _anneal(wants: torch.Tensor, group: torch.Tensor, lengths: torch.Tensor) -> 
         costs = (new - alone.gather(1, group[:, None])).masked_fill_(too_long, FORBIDDEN)
         costs.scatter_(1, group[:, None], FORBIDDEN)
         moves[:-1] = costs - temperature * noise[shift : shift + rows * count].view(rows, count)
-        best, slot = moves[members].min(1)  # (from group, to group): the best row, and where it is in its group
+        best, slot = moves[members].min(1)  # (from group, to group): the best row and its position in its group
         first, second = _disjoint(pairs, (best + best.T)[pairs[0], pairs[1]])
         row, other = members[first, slot[first, second]], members[second, slot[second, first]]
         change = wants[other] - wants[row]
@@ -355,11 +356,11 @@ def _anneal(wants: torch.Tensor, group: torch.Tensor, lengths: torch.Tensor) -> 
 
 
 def _members(group: torch.Tensor, count: int) -> torch.Tensor:
-    """Return the rows of each group, int64 (count, most rows), behind the last one the number of rows.
+    """Rows of each group, int64 (count, most rows), padded with the number of rows.
 
     Args:
         group: int64 (rows,): group of each row.
-        count: of the groups.
+        count: number of groups.
     """
     by_group, sizes = group.argsort(stable=True), torch.bincount(group, minlength=count)
     slot = torch.arange(group.shape[0], device=CPU) - starts_of(sizes)[group[by_group]]
@@ -369,11 +370,11 @@ def _members(group: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def _disjoint(pairs: torch.Tensor, score: torch.Tensor) -> torch.Tensor:
-    """Return pairs that have no group twice, the best first, int64 (2, count).
+    """Disjoint pairs of groups, the best first, int64 (2, count).
 
     Args:
-        pairs: int64 (2, pairs): of groups.
-        score: float32 (pairs,): of each, the lower the better; FORBIDDEN / 2 and more for none.
+        pairs: int64 (2, pairs): pairs of groups.
+        score: float32 (pairs,): score of each pair, lower is better; FORBIDDEN / 2 and above forbid it.
     """
     order = score.argsort(stable=True)[: int((score < FORBIDDEN / 2).sum())]
     busy: set[int] = set()
@@ -386,10 +387,10 @@ def _disjoint(pairs: torch.Tensor, score: torch.Tensor) -> torch.Tensor:
 
 
 def _in_pairs(wants: torch.Tensor) -> torch.Tensor:
-    """Order of rows in which each second row is the nearest to the row before it, among those left.
+    """Order of rows in which every second row is the remaining row nearest to the previous one.
 
     Args:
-        wants: float32 (rows, columns): 1 for what a row lists, else 0.
+        wants: float32 (rows, columns): 1 for the columns of a row, else 0.
     """
     shared = wants @ wants.T
     shared.fill_diagonal_(-1)
@@ -403,17 +404,17 @@ def _in_pairs(wants: torch.Tensor) -> torch.Tensor:
 
 
 def _write_records(plan: Rounds, starts: torch.Tensor, ring_columns: int) -> torch.Tensor:
-    """Return the records of rounds as RowClusters has them, int64 (rounds, 16).
+    """Records of rounds in the format of RowClusters, int64 (rounds, 16).
 
     Args:
         plan: the rounds of all groups.
-        starts: int64 (groups + 1,): first round of each group, and one more.
-        ring_columns: places of the ring.
+        starts: int64 (groups + 1,): first round of each group, and the number of rounds.
+        ring_columns: slots of the ring.
     """
     counts, blocks = (plan.columns >= 0).sum(1), (plan.blocks >= 0).sum(1)
     loads = starts_of(counts)
     of_group = torch.repeat_interleave(loads[starts[:-1]], plan.counts)
-    # The first load that a round or one behind it needs, of all groups' loads: those of later groups are later.
+    # First load that a round or a later round needs, numbered through all groups in order.
     oldest = (plan.loads + of_group[:, None]).masked_fill(plan.loads < 0, int(loads[-1])).amin(1)
     oldest = oldest.flip(0).cummin(0).values.flip(0)
     kept = (loads[:-1] - oldest).clamp(min=0)

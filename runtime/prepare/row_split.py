@@ -10,13 +10,13 @@ from codegen.preparation import RowCut
 
 
 class RowSplit(NamedTuple):
-    """The block rows of a BSR matrix in the order of their length, the long ones cut into chunks.
+    """Block rows of a BSR matrix by length, with long rows split into chunks.
 
     Attributes:
-        chunks: int32 (chunks at most, 4), of each chunk: its block row, its first stored block, the end of its blocks,
-            and the number of the first chunk of its row, -1 if it is the only one. The chunks of a row follow each
-            other. What is behind the last chunk means nothing.
-        total: int32 (1,): chunks.
+        chunks: int32 (most chunks, 4), for each chunk: its block row, its first stored block, the end of its blocks,
+            and the number of its row's first chunk, -1 if it is the only one. The chunks of a row are contiguous.
+            Entries after the last chunk are undefined.
+        total: int32 (1,): number of chunks.
         limit: blocks of a chunk, at most.
     """
 
@@ -26,12 +26,12 @@ class RowSplit(NamedTuple):
 
 
 def split_rows(crow_indices: torch.Tensor, cut: RowCut, step: int) -> RowSplit:
-    """Cut block rows, on their device and without a synchronization.
+    """Split block rows, on their device and without a synchronization.
 
     Args:
-        crow_indices: (block rows + 1,): first block of each block row, and one more.
-        cut: how long a chunk may be, and how many there may be.
-        step: stored blocks of a step: chunks are of whole steps but for the last of a row.
+        crow_indices: (block rows + 1,): first block of each block row, and the number of blocks.
+        cut: limits of the length and the number of chunks.
+        step: stored blocks of a step: all chunks of a row except the last have whole steps.
     """
     lengths = crow_indices.diff()
     order = lengths.argsort(descending=True, stable=True)
@@ -39,7 +39,7 @@ def split_rows(crow_indices: torch.Tensor, cut: RowCut, step: int) -> RowSplit:
     counts = ((lengths + cut.limit - 1) // cut.limit).clamp(min=1)
     ends = counts.cumsum(0)  # numbers of chunks
     numbers = torch.arange(cut.chunks, device=crow_indices.device)
-    # The row of each chunk, as its place in the order; chunks behind the last one look at the last row.
+    # The row of each chunk, as its position in the order; entries after the last chunk use the last row.
     row = torch.searchsorted(ends, numbers, right=True).clamp(max=order.shape[0] - 1)
     first_chunk = (ends - counts)[row]
     steps, place = (lengths[row] + step - 1) // step, numbers - first_chunk

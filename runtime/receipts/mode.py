@@ -20,14 +20,14 @@ KERNELS_KEPT = 128
 _mode: ContextVar[bool | None] = ContextVar("verified_only", default=None)
 
 mode = _mode.get
-"""The mode of this thread or task: a part of the key of whatever remembers kernels. None: by the environment."""
+"""The mode of this thread or task, part of the key of every cache of kernels. None: the environment decides."""
 
 
 def is_on() -> bool:
-    """Whether kernels without a receipt are refused here.
+    """Whether kernels without a receipt are refused in this thread or task.
 
     Raises:
-        ToolchainError: for a value of the environment that is neither yes nor no.
+        ToolchainError: if the environment variable is neither 0 nor 1.
     """
     found = mode()
     return by_environment() if found is None else found
@@ -35,16 +35,16 @@ def is_on() -> bool:
 
 @cache
 def by_environment() -> bool:
-    """Whether CODEGEN_VERIFIED_ONLY was 1 when a process first chose a kernel: what is remembered depends on it.
+    """Whether CODEGEN_VERIFIED_ONLY was 1 when the process first chose a kernel. Cached choices depend on it.
 
     Raises:
-        ToolchainError: for a value that is neither yes nor no.
+        ToolchainError: if the value is neither 0 nor 1.
     """
     return flag(VARIABLE, "refuses kernels without a receipt")
 
 
 class KeptByMode(Generic[Given, Made]):
-    """A function whose results are kept, those of each mode apart; the least recently used one goes first."""
+    """A function with an LRU cache of its results, separate for each mode."""
 
     def __init__(self, make: Callable[Given, Made], most: int) -> None:
         self._make, self.__doc__ = make, make.__doc__
@@ -59,15 +59,15 @@ class KeptByMode(Generic[Given, Made]):
         return self._make(*arguments, **options)
 
     def cache_clear(self) -> None:
-        """Forget all results."""
+        """Clear the cache."""
         self._kept.cache_clear()
 
 
 def kept_by_mode(most: int) -> Callable[[Callable[Given, Made]], KeptByMode[Given, Made]]:
-    """Keep the results of a function that loads kernels: what one mode permits, another may refuse.
+    """Cache the results of a function that loads kernels, separately for each mode.
 
     Args:
-        most: the number of results that are kept.
+        most: size of the cache.
     """
     return lambda make: KeptByMode(make, most)
 
@@ -75,23 +75,23 @@ def kept_by_mode(most: int) -> Callable[[Callable[Given, Made]], KeptByMode[Give
 def verified_only(on: bool = True) -> AbstractContextManager[None]:
     """Refuse kernels without a receipt: ``with verified_only():``.
 
-    Where a call, or ``load_kernel`` of a problem, would choose a kernel that has no receipt of its source as it is
-    today, it takes the one with a receipt that computes the same, or raises ``UnverifiedError``. Receipts are those of
-    the package and of the user's own folder (docs/guide/receipts.md). A kernel is checked when it is chosen and loaded:
-    objects that ``load_kernel`` returned outside of the mode work in it.
+    If a call, or ``load_kernel`` of a problem, would choose a kernel without a receipt of its current source, it takes
+    a kernel with a receipt that computes the same result, or raises ``UnverifiedError``. Receipts in the package and in
+    the user's own folder count (docs/guide/receipts.md). A kernel is checked when it is chosen and loaded: objects that
+    ``load_kernel`` returned outside the mode work inside it.
 
-    The mode is of the thread, or of the asyncio task, that entered it; a backward pass has that of its forward pass. In
-    a region that torch.compile traces, and in threads that the program starts, ``CODEGEN_VERIFIED_ONLY=1`` says so for
-    the process.
+    The mode applies to the thread or asyncio task that entered it; a backward pass has the mode of its forward pass. It
+    does not reach regions that torch.compile traces or threads that the program starts: ``CODEGEN_VERIFIED_ONLY=1``
+    covers the whole process.
 
     Args:
-        on: False allows all kernels within a region in which the mode is on.
+        on: False allows all kernels again inside a region with the mode on.
 
     Returns:
-        The context, for one ``with``.
+        A context manager for one ``with`` statement.
 
     Raises:
-        ArgumentError: for an ``on`` that is neither True nor False.
+        ArgumentError: if ``on`` is neither True nor False.
     """
     if not isinstance(on, bool):
         raise ArgumentError("on", f"is {shown(on)}, expected True or False")
@@ -100,7 +100,7 @@ def verified_only(on: bool = True) -> AbstractContextManager[None]:
 
 @contextmanager
 def entered(found: bool | None) -> Iterator[None]:
-    """Set what ``mode`` returned elsewhere, for a block."""
+    """Apply a result of ``mode`` within a block."""
     token = _mode.set(found)
     try:
         yield

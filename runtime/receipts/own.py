@@ -1,4 +1,4 @@
-"""Receipts in the user's own folder, laid out as generated/ is: of their own kernels, and of shipped ones."""
+"""Receipts in the user's own folder, with the layout of generated/, for custom and for shipped kernels."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ VARIABLE = "CODEGEN_RECEIPTS"
 
 
 def folder() -> Path:
-    """Return the user's folder of receipts: CODEGEN_RECEIPTS, else one among the user's data.
+    """Get the user's folder of receipts: CODEGEN_RECEIPTS, else one in the user's data folder.
 
     Raises:
-        ReceiptError: when it lies in a home folder that nobody knows.
+        ReceiptError: if it lies in the home folder and that is unknown.
     """
     found = _place()
     if found is None:
@@ -41,13 +41,13 @@ def folder() -> Path:
 
 
 def _place() -> Path | None:
-    """Return the folder; None if it is among the user's data and there is no home folder."""
+    """The folder; None if it belongs in the home folder and there is none."""
     given = os.environ.get(VARIABLE)
     try:
         path = Path(given).expanduser() if given else platformdirs.user_data_path("sparse-kernel-codegen") / "receipts"
     except RuntimeError:
         path = None
-    if path is not None and not str(path).startswith("~"):  # older platformdirs leave the ~ where it is
+    if path is not None and not str(path).startswith("~"):  # older platformdirs do not expand ~
         return path.absolute()
     if given:
         raise ReceiptError(f"{VARIABLE} is {shown(given)}, and there is no such home folder: name a folder of your own")
@@ -57,11 +57,11 @@ def _place() -> Path | None:
 def find(named: NamedSpec) -> Vouched | None:
     """The receipt of a kernel in the user's folder; None if there is none.
 
-    A receipt that others could write proves nothing: it is refused by name and does not count.
+    A receipt that other users could write proves nothing: it is reported as unreadable.
 
     Raises:
-        ReceiptError: for a CODEGEN_RECEIPTS that names no folder.
-        CacheError: for settings of trust that are neither yes nor no.
+        ReceiptError: if CODEGEN_RECEIPTS does not name a folder.
+        CacheError: if CODEGEN_CACHE_TRUST_OTHERS is neither 0 nor 1.
     """
     top = _place()
     if top is None:
@@ -81,11 +81,11 @@ def find(named: NamedSpec) -> Vouched | None:
 
 
 def make(place: Path) -> None:
-    """Make a folder of receipts for the user alone; one that is not in the user's folder is left as it is.
+    """Create a private folder of receipts. A folder outside the user's folder of receipts is left alone.
 
     Raises:
-        ReceiptError: when somebody else could write there, so that nothing in it would count.
-        FileError: when it cannot be made.
+        ReceiptError: if other users could write to it, so that its receipts would be ignored.
+        FileError: if it cannot be created.
     """
     top = _place()
     if top is None or not place.absolute().is_relative_to(top):
@@ -98,7 +98,7 @@ def make(place: Path) -> None:
 
 
 def protect(path: Path) -> None:
-    """Let nobody else write a receipt, and the source beside it, whatever the umask; if it is in the user's folder."""
+    """Remove other users' write access to a receipt in the user's folder and to its source, whatever the umask."""
     top = _place()
     if top is None or not path.absolute().is_relative_to(top):
         return
@@ -108,13 +108,13 @@ def protect(path: Path) -> None:
 
 
 def _untrusted(error: TrustError) -> str:
-    """Why a receipt does not count."""
+    """Reason why a receipt is ignored."""
     remedy = f"run: {error.remedy}; or " if error.remedy else ""
     return f"{error.reason}, so others could write receipts there; {remedy}set {TRUST_OTHERS}=1 if you trust them"
 
 
 def kernels() -> tuple[NamedSpec, ...]:
-    """The kernels in the user's folder that are not shipped; what cannot be read is left out.
+    """Custom kernels in the user's folder. Unreadable ones are skipped.
 
     Raises:
         ReceiptError: for a CODEGEN_RECEIPTS that names no folder.
@@ -137,7 +137,7 @@ def kernels() -> tuple[NamedSpec, ...]:
 
 
 def _kernels_of(top: Path, stem: str, *, trusts: bool) -> Iterator[NamedSpec]:
-    """Yield the kernels whose source and receipt have a name in a folder."""
+    """Yield the kernels whose source and receipt are in a folder."""
     receipt = json_model(Receipt, _read(top, Path(f"{stem}.json"), trusts=trusts))
     fields = spec_json_of(_read(top, Path(f"{stem}.cu"), trusts=trusts))
     if fields is None:
@@ -151,12 +151,12 @@ def _kernels_of(top: Path, stem: str, *, trusts: bool) -> Iterator[NamedSpec]:
 
 
 def _read(top: Path, inside: Path, *, trusts: bool) -> str:
-    """Read a text file in a folder, which nobody else could have written.
+    """Read a text file that no other user could have written.
 
     Raises:
-        TrustError: if somebody else could.
-        OSError: when it is not there, cannot be read, or is no regular file.
-        ReceiptError: for one that is too large.
+        TrustError: if another user could have written it.
+        OSError: if it is missing, unreadable, or not a regular file.
+        ReceiptError: if it is too large.
     """
     here = open_way(top, make=False, trusts_others=trusts)
     try:
@@ -175,17 +175,17 @@ def _text(here: Folder, name: str, *, trusts: bool) -> str:
     with os.fdopen(descriptor, "rb") as file:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
-            raise ReceiptError(f"{one_line(name)}: is no regular file")
+            raise ReceiptError(f"{one_line(name)}: is not a regular file")
         if not trusts:
             _check(here.name(name), status, descriptor)
         data = file.read(MOST_BYTES + 1)
     if len(data) > MOST_BYTES:
-        raise ReceiptError(f"{one_line(name)}: is too large: at most {MOST_BYTES >> 20} MiB is read")
+        raise ReceiptError(f"{one_line(name)}: is too large: at most {MOST_BYTES >> 20} MiB are read")
     return data.decode("utf-8")
 
 
 def _check(path: str, status: os.stat_result, descriptor: int) -> None:
-    """Check an open file as the cache does; here a change of its mode is enough to mend it."""
+    """Check an open file as the cache does. A chmod is enough to fix it."""
     try:
         check(path, status, descriptor)
     except TrustError as error:

@@ -1,4 +1,4 @@
-"""Kernels that may run while ``verified_only`` is on: those with a receipt of their source as it is today."""
+"""Kernels that may run under ``verified_only``: the ones with a receipt of their current source."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from runtime.receipts import own
 
 
 def provenance(named: NamedSpec) -> Provenance:
-    """What vouches for a kernel, in the package or in the user's folder, and for the code of the installed compiler."""
+    """Provenance of a kernel by the package's and the user's receipts, with caveats of the installed compiler."""
     found = provenance_of(named, own.find)
     return replace(found, caveat=_caveat(found.vouched)) if found.is_verified else found
 
 
 def _caveat(found: Vouched | None) -> str:
-    """What a receipt does not say of the installed compiler's code; "" for nothing, and without a compiler."""
+    """Caveat of a receipt about the installed compiler's code; "" without a caveat or a compiler."""
     if found is None or found.receipt is None:
         return ""
     try:
@@ -48,14 +48,14 @@ def check(named: NamedSpec) -> None:
     """Refuse a kernel without a receipt.
 
     Raises:
-        UnverifiedError: naming it, the nearest shipped kernel and the command that makes a receipt.
+        UnverifiedError: if it has none, with the nearest shipped kernel and the command that makes a receipt.
     """
     if not is_verified(named):
         raise refusal(named)
 
 
 def refusal(named: NamedSpec) -> UnverifiedError:
-    """Return the error of a kernel without a receipt."""
+    """Build the error for a kernel without a receipt."""
     found, sibling = vouched(named, own.find), nearest_shipped(named)
     reason = "no receipt" if found is None else f"no receipt of this source ({found})"
     near = "" if sibling is None else str(sibling)
@@ -63,21 +63,21 @@ def refusal(named: NamedSpec) -> UnverifiedError:
 
 
 def verify_command(named: NamedSpec) -> str:
-    """Return the command that makes the receipt of a kernel where the runtime finds it."""
+    """Command that makes the receipt of a kernel where the runtime finds it."""
     line = f"codegen verify {named.argument}"
     finds = named.path is None or (named.is_shipped and IN_SOURCE_TREE)
     return line if finds else f"{line} --out {in_shell(str(own.folder()))}"
 
 
 def chosen(choose: Callable[[Verified | None], Choice]) -> Choice:
-    """Choose a kernel with a receipt: the one that is chosen among all, or the best of those that compute the same.
+    """Choose a kernel with a receipt: the unrestricted choice, or else the best kernel that computes the same result.
 
     Args:
-        choose: chooses among all, or among kernels with receipts.
+        choose: chooses among all kernels, or among kernels with receipts.
 
     Raises:
-        UnverifiedError: if none of these computes the same.
-        SpecError: as ``choose`` does among all.
+        UnverifiedError: if no kernel with a receipt computes the same result.
+        SpecError: if ``choose`` raises it for all kernels.
     """
     first = choose(None)
     if is_verified(first.named):
@@ -86,16 +86,16 @@ def chosen(choose: Callable[[Verified | None], Choice]) -> Choice:
         other = choose(Verified(is_verified, own.kernels()))
     except SpecError:
         raise refusal(first.named) from None
-    check(other.named)  # a whole spec stays what it is
-    return replace(other, reason=f"{other.reason}; {first.named.stem} is passed over: it has no receipt")
+    check(other.named)  # a complete spec is not replaced
+    return replace(other, reason=f"{other.reason}; {first.named.stem} was skipped because it has no receipt")
 
 
 def check_exported(folder: Path) -> None:
-    """Refuse an exported kernel whose receipt does not say that a GPU passed all cases.
+    """Refuse an exported kernel unless its receipt says that a GPU passed all cases.
 
     Raises:
-        UnverifiedError: naming it.
-        ExportError, FileError: for a folder that is no exported kernel.
+        UnverifiedError: if the receipt does not say so.
+        ExportError, FileError: if the folder is not an exported kernel.
     """
     found = read_export(folder)
     named = found.generated.named

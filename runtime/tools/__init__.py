@@ -1,1 +1,1 @@
-"""The tools of the command that need torch, a GPU or a compiler: report, analysis, attest, tune, baselines, bench."""
+"""Commands that need torch, a GPU or a compiler: report, analysis, attest, tune, baselines, bench."""

@@ -1,1 +1,1 @@
-"""The case table, the oracles and the run that fills in a receipt's verification."""
+"""Case tables, oracles, and the runs that produce a receipt's verification."""

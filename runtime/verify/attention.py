@@ -1,4 +1,4 @@
-"""Attention: the oracle, and how one case is run."""
+"""Attention: the oracle and the run of one case."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from runtime.verify.aux_tensors import scored, seen_by_expression
 from runtime.verify.common import Outcome, Verification, generator, max_error, poisoned_memory, tolerance
 from runtime.verify.mask_bits import draw_bits, visible_pairs
 
-__all__ = [  # the cases and what runs one, as in the modules of other operators
+__all__ = [  # cases and run_case, as in the modules of other operators
     "BITS_CASES",
     "CASES",
     "HEAD_SIZE_CASES",
@@ -70,12 +70,12 @@ __all__ = [  # the cases and what runs one, as in the modules of other operators
     "run_case",
 ]
 HUGE_LOGIT = 1e4  # its exponential is far beyond fp32
-# Times log2(e) it is 14427, whose ulp is 2^-10: a kernel that fuses this product with the difference to the maximum is
-# off by up to 2^-11 in the exponent, 3.4e-4 in the weight. That is less than half an ulp of an fp16 number from 1.1 to
-# 1.4, so the result of a query that this key wins must still be exact.
+# Times log2(e) it is 14427, whose ulp is 2^-10. A kernel that fuses this product with the subtraction of the maximum
+# has an error of up to 2^-11 in the exponent, or 3.4e-4 in the weight. That is less than half an ulp of an fp16 number
+# from 1.1 to 1.4, so a query whose largest logit is this key's must still have an exact result.
 HUGE_LOGIT_VALUES = (1.1, 1.4)
-RISE = 80.0  # over all keys: 3.4 from one block of 64 keys to the next, where there are 1500
-LARGEST_PRODUCT = 6e4  # the largest finite fp16 is 65504: scores that were kept in fp16 would be near its end
+RISE = 80.0  # over all keys: 3.4 from one block of 64 keys to the next for 1500 keys
+LARGEST_PRODUCT = 6e4  # the largest finite fp16 is 65504: scores in fp16 would come close to overflow
 
 
 @dataclass(frozen=True)
@@ -91,12 +91,12 @@ class Inputs:
     numbers: dict[str, int | tuple[int, ...]] = field(default_factory=dict)
 
     def options(self) -> dict[str, Any]:
-        """The aux tensors and the numbers of the pattern as a call takes them, if there are any."""
+        """Arguments of a call for aux tensors and pattern numbers, if any."""
         return {**({"aux": self.aux} if self.aux else {}), **self.numbers}
 
 
 def make_inputs(spec: AttentionSpec, case: Case, device: torch.device) -> Inputs:
-    """Draw fresh random inputs of a case; those that are to be FP8 in float32."""
+    """Draw random inputs of a case; future FP8 inputs are in float32."""
     source = generator(case.name, device)
     dtype = torch.float32 if spec.is_fp8 else TORCH_DTYPES[spec.dtype]
 
@@ -131,22 +131,22 @@ def make_inputs(spec: AttentionSpec, case: Case, device: torch.device) -> Inputs
 
 
 def _numbers(spec: AttentionSpec, case: Case) -> dict[str, Any]:
-    """The numbers of the pattern by argument of a call; empty where the spec has them."""
+    """Pattern numbers by argument of a call; empty if the spec has them."""
     arguments = {number.argument for number in spec.pattern.call_numbers} if spec.pattern.is_general else ()
     return {name: getattr(case, name) for name in sorted(arguments)}
 
 
 def _sizes(case: Case) -> dict[str, int]:
-    """The sizes of a case by the names of axes of aux tensors."""
+    """Sizes of a case by name, for the axes of aux tensors."""
     return {"batch": case.batch, "heads": case.heads, "q_len": case.q_len, "kv_len": case.kv_len}
 
 
 def _set_values(spec: AttentionSpec, case: Case, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-    """Change normal q, k and v in place to what the case asks for."""
+    """Change normally distributed q, k and v in place to the values of the case."""
     if case.values == "equal_keys":
         k.copy_(k[:, :, :1].clone())
     elif case.values == "huge_logit":
-        # One element of q and k is used for this alone, so that no other logit changes much.
+        # One element of q and k is reserved for this, so that other logits hardly change.
         root = (HUGE_LOGIT / softmax_scale(spec, case)) ** 0.5
         q[..., 0] = k[..., 0] = 0.0
         winner = case.kv_len // 2 + 3
@@ -165,7 +165,7 @@ def _set_values(spec: AttentionSpec, case: Case, q: torch.Tensor, k: torch.Tenso
 
 
 def softmax_scale(spec: AttentionSpec, case: Case) -> float:
-    """The factor of the logits of a case."""
+    """Softmax scale of a case."""
     return (case.columns or spec.head_dim) ** -0.5 if case.scale is None else case.scale
 
 
@@ -198,7 +198,7 @@ def _make_lists(
         return picks.to(torch.int32).contiguous()
 
     def pairs(length: int, overlap: float) -> torch.Tensor:
-        """Draw two lists at once, which begin and end in the same entries, and shuffle both."""
+        """Draw pairs of lists that share a part of their entries, and shuffle each list."""
         common = round(overlap * length)
         both = draw(2 * length - common, -(-rows // 2))
         two = torch.stack((both[..., :length], both[..., length - common :]), 3)
@@ -226,7 +226,7 @@ def _make_lists(
         k = case.width if k == "any" else int(k)
         drawn = draw(k) if case.overlap is None else pairs(k, case.overlap)
         return (drawn.masked_fill(~chosen_rows()[..., None], -1) if case.counts == "mixed" else drawn,)
-    # The two lists of block_lists split the key blocks between them, as a BlockMask does.
+    # The two lists of block_lists partition the KV blocks, as in a BlockMask.
     partial = draw(key_blocks)
     half = max(1, key_blocks // 2)
     if not case.full_lists:
@@ -248,7 +248,7 @@ def _make_bits(
 def _make_values(
     tensors: Sequence[IndexTensor], case: Case, device: torch.device, source: torch.Generator
 ) -> tuple[torch.Tensor, ...]:
-    """Draw those of the tensors that have one value for each batch: from none to all of what they count."""
+    """Draw the tensors with one count per batch, from 0 to the size that they count."""
 
     def draw(tensor: IndexTensor) -> torch.Tensor:
         batch, most = 1 if case.shared_lists else case.batch, {"kv_len": case.kv_len}[tensor.upper]
@@ -271,7 +271,7 @@ def _make_values(
 
 
 def _make_order(spec: AttentionSpec, case: Case, lists: torch.Tensor | None, source: torch.Generator) -> torch.Tensor:
-    """Return the order that is found for lists that overlap, and any for others."""
+    """Query order of a case: the optimized one for overlapping lists, a random one for others."""
     block = spec.pattern.fixed_block
     assert lists is not None and block is not None
     if case.overlap is not None:
@@ -280,7 +280,7 @@ def _make_order(spec: AttentionSpec, case: Case, lists: torch.Tensor | None, sou
 
 
 def multiplicity(spec: AttentionSpec, case: Case, inputs: Inputs) -> torch.Tensor:
-    """Multiplicity of each pair: float64 (batch, heads, q_len, kv_len), 0 where it is hidden."""
+    """Multiplicity of each pair: float64 (batch, heads, q_len, kv_len), 0 for hidden pairs."""
     shown = _shown_by_pattern(spec, case, inputs)
     if not spec.kv_lengths:
         return shown
@@ -290,7 +290,7 @@ def multiplicity(spec: AttentionSpec, case: Case, inputs: Inputs) -> torch.Tenso
 
 
 def _shown_by_pattern(spec: AttentionSpec, case: Case, inputs: Inputs) -> torch.Tensor:
-    """Multiplicity of each pair by the pattern alone."""
+    """Multiplicity of each pair by the pattern alone, without lengths."""
     device = inputs.q.device
     q_len, kv_len = case.q_len, case.kv_len
     query = torch.arange(q_len, device=device)[:, None]
@@ -315,7 +315,7 @@ def _shown_by_pattern(spec: AttentionSpec, case: Case, inputs: Inputs) -> torch.
             total = torch.zeros((*lists.shape[:3], key_blocks), dtype=torch.float64, device=device)
             total.scatter_add_(3, lists.clamp(0, key_blocks - 1).long(), used.double())
             pairs = total.repeat_interleave(block.q, 2)[:, :, :q_len].repeat_interleave(block.kv, 3)[..., :kv_len]
-        if pairs.shape[1] > 1:  # one list for each pack
+        if pairs.shape[1] > 1:  # one list per pack of heads
             pairs = pairs.repeat_interleave(spec.pack_gqa, 1)
         return pairs.expand(case.batch, case.heads, -1, -1)
 
@@ -328,7 +328,7 @@ def _shown_by_pattern(spec: AttentionSpec, case: Case, inputs: Inputs) -> torch.
 
 
 def oracle(spec: AttentionSpec, case: Case, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return out, lse and multiplicity in float64."""
+    """Compute out, lse and multiplicity in float64."""
     out, lse, weight, _, _ = oracle_with_weights(spec, case, inputs)
     return out, lse, weight
 
@@ -336,13 +336,13 @@ def oracle(spec: AttentionSpec, case: Case, inputs: Inputs) -> tuple[torch.Tenso
 def oracle_with_weights(
     spec: AttentionSpec, case: Case, inputs: Inputs, products: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, ...]:
-    """Return them, exp(logit - its row's maximum) of each pair, and what joins the sums of the rows.
+    """Compute out, lse, multiplicity, exp(logit - its row's maximum) of each pair, and the sink's term of each row sum.
 
     Args:
-        spec: of the kernel.
-        case: what is run.
-        inputs: its tensors.
-        products: Q K^T of all heads, float64, where it is not to be the exact one.
+        spec: spec of the kernel.
+        case: the case.
+        inputs: tensors of the case.
+        products: Q K^T of all heads, float64, in place of the exact product.
     """
     q, k, v = (t.double() for t in (inputs.q, inputs.k, inputs.v))
     group = case.heads // case.kv_heads
@@ -367,8 +367,8 @@ def oracle_with_weights(
 
 
 def torch_result(spec: AttentionSpec, case: Case, inputs: Inputs, weight: torch.Tensor) -> torch.Tensor | None:
-    """Return torch's own attention in the kernel's type; None for what torch cannot say: a pair that counts twice, a
-    softcap, a score, a sink."""
+    """Compute torch's own attention in the kernel's dtype; None for repeated pairs, softcap, scores and sinks, which
+    torch lacks."""
     if spec.softcap is not None or spec.score is not None or spec.sink or bool((weight > 1).any()):
         return None
     group = case.heads // case.kv_heads
@@ -389,7 +389,7 @@ def run_case(kernel: AttentionKernel, case: Case, device: torch.device) -> Outco
         with poisoned_memory():
             results.append(kernel(inputs.q, inputs.k, inputs.v, *inputs.indices, **options))
         if not bool(memory[..., inputs.q.shape[3] :].isnan().all()):
-            problems.append("columns were written that the heads do not have")
+            problems.append("columns beyond the head dimension were written")
     (out, lse), (again, lse_again) = results
     if not torch.equal(out, again) or (lse is not None and lse_again is not None and not torch.equal(lse, lse_again)):
         problems.append("two runs differ")
@@ -414,7 +414,7 @@ def run_case(kernel: AttentionKernel, case: Case, device: torch.device) -> Outco
 
 
 def poisoned_output(spec: AttentionSpec, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return memory for a result, all NaN, and the result: as q, or those of the memory's columns that q has."""
+    """Allocate NaN memory for a result, and the result: the columns of the memory that q has."""
     if q.shape[3] == spec.head_dim:
         memory = torch.full_like(q, torch.nan)
         return memory, memory
@@ -423,24 +423,24 @@ def poisoned_output(spec: AttentionSpec, q: torch.Tensor) -> tuple[torch.Tensor,
 
 
 def check_without_lse(kernel: Any, given: Sequence[Any], options: dict[str, Any], right: torch.Tensor) -> list[str]:
-    """Check that a call without an LSE has the same result; return faults in words.
+    """Check that a call without an LSE has the same result; return descriptions of faults.
 
     Args:
         kernel: a kernel with an LSE.
-        given: its positional arguments.
-        options: its keyword arguments; ``out`` is overwritten.
-        right: the result of a call with an LSE.
+        given: positional arguments of the call.
+        options: keyword arguments of the call; ``out`` is overwritten.
+        right: result of a call with an LSE.
     """
     options["out"].fill_(torch.nan)
     with poisoned_memory():
         found = kernel(*given, **options, return_lse=False)
     if found.lse is not None:
-        return ["there is an LSE without return_lse"]
+        return ["an LSE was returned without return_lse"]
     return [] if torch.equal(found.out, right) else ["the result differs without an LSE"]
 
 
 def check_lse(lse: torch.Tensor, reference: torch.Tensor, allowed: float = 1e-4) -> list[str]:
-    """Check the LSE of a case, which may be off by a share of it, or of 1; return faults in words."""
+    """Check the LSE of a case with a tolerance relative to max(|LSE|, 1); return descriptions of faults."""
     empty = torch.isinf(reference)
     if not torch.equal(torch.isneginf(lse), empty):
         return ["LSE is not -inf exactly where a row has no keys"]

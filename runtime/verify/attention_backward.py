@@ -1,4 +1,4 @@
-"""Gradients of attention: the cases of the forward, the oracle, and how one case is run."""
+"""Gradients of attention: the cases of the forward, the oracle, and the run of one case."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from runtime.verify.aux_gradients import added_to_elements
 from runtime.verify.aux_tensors import scored
 from runtime.verify.common import RELATIVE_TO_TORCH, Outcome, Verification, generator, max_error, poisoned_memory
 
-cases_of = gradient_cases_of  # as other operators have it, beside run_case
+cases_of = gradient_cases_of  # same name as for other operators
 
 Gradients = dict[str, torch.Tensor]
-# Of a gradient's largest error beside the larger one of torch's and of rounding's (see rounded). Errors as a whole, by
-# their root mean square, are held to RELATIVE_TO_TORCH; the largest of a million scatters more.
+# Limit of a gradient's largest error relative to the larger of torch's error and the rounding error (see rounded). The
+# root mean square error is held to RELATIVE_TO_TORCH; the largest of a million errors varies more.
 RELATIVE_LARGEST = 3.0
-FLOAT_NOISE = 2.0**-20  # of the sum of the terms' sizes: those of a row of 256
-LEAST_NOISE = 1e-30  # where no pair is seen
+FLOAT_NOISE = 2.0**-20  # relative to the sum of the terms' magnitudes, for a row of 256
+LEAST_NOISE = 1e-30  # if no pair is visible
 
 
 class Exact(NamedTuple):
@@ -36,14 +36,14 @@ class Exact(NamedTuple):
 
     Attributes:
         out: the forward's result.
-        lse: its log-sum-exp, -inf for a query without keys.
-        weight: how often each pair counts.
+        lse: the forward's log-sum-exp, -inf for a query without keys.
+        weight: multiplicity of each pair.
         gradients: dq, dk and dv.
-        rounded: the same where P, dS, the result and the gradients are rounded to the kernel's type, and the LSE
-            is a unit of float32 off: what any kernel that multiplies in that type does.
-        noise: what roundings of float32 leave of a difference of equal numbers, dO V^T and delta.
-        aux: gradients of tensors of the score; what roundings of the result and the LSE make of them; and what is left
-            of roundings in float32, in which their kernel works throughout.
+        rounded: the gradients with P, dS, the result and the gradients rounded to the kernel's dtype and an LSE error
+            of one float32 ulp, as in any kernel that multiplies in that dtype.
+        noise: float32 rounding error of the difference of dO V^T and delta when both are equal.
+        aux: gradients of the score's tensors; the same with rounding errors of the result and the LSE; and the error
+            floor of their kernel's float32 arithmetic.
     """
 
     out: torch.Tensor
@@ -63,7 +63,7 @@ class Exact(NamedTuple):
 
 
 def oracle(spec: AttentionBackwardSpec, case: Case, inputs: Inputs, dout: torch.Tensor) -> Exact:
-    """Return the gradients by the formulas rather than by autograd."""
+    """Compute the gradients by formula rather than by autograd."""
     out, lse, weight = attention.oracle(spec.forward, case, inputs)
     group, dtype = case.heads // case.kv_heads, TORCH_DTYPES[spec.dtype]
     q, k, v, do = (t.double() for t in (inputs.q, inputs.k, inputs.v, dout))
@@ -91,7 +91,7 @@ def oracle(spec: AttentionBackwardSpec, case: Case, inputs: Inputs, dout: torch.
         return (do * out).sum(-1, keepdim=True)
 
     def gradients(lse: torch.Tensor, round_: Callable[[torch.Tensor], torch.Tensor]) -> Gradients:
-        # A pair that is listed several times is rounded each time: a kernel adds its parts one by one.
+        # A repeated pair is rounded each time, because a kernel adds its terms one by one.
         p = weights(lse)
         ds = weight * round_(p * (dp - delta(round_(out))) * slope)
         of_heads = {"dk": scale * (ds.mT @ q), "dv": (weight * round_(p)).mT @ do}
@@ -102,7 +102,7 @@ def oracle(spec: AttentionBackwardSpec, case: Case, inputs: Inputs, dout: torch.
     largest = float((do.abs() @ v.abs().mT).max()) * max(float(q.abs().max()), float(k.abs().max()))
     rounded = gradients(off, lambda x: x.to(dtype).double())
     p = weight * weights(finite)
-    # A weight is off by as much of itself as its logit by units.
+    # The relative error of a weight equals the absolute error of its logit.
     sizes = (
         p
         * (do.abs() @ v.abs().mT + (do * out).abs().sum(-1, keepdim=True))
@@ -117,10 +117,10 @@ def oracle(spec: AttentionBackwardSpec, case: Case, inputs: Inputs, dout: torch.
 
 
 def given_lse(spec: AttentionBackwardSpec, case: Case, exact: Exact) -> torch.Tensor:
-    """Return the log-sum-exp as a forward stores it: in float32, of logits by the float32 factor that kernels have.
+    """Compute the log-sum-exp as a forward stores it: in float32, from logits with the kernels' float32 factor.
 
-    Where logits are thousands, the roundings of the factor would show otherwise; they are the same in both kernels.
-    Those with a softcap are never, and a score has terms of its own.
+    With logits in the thousands, the rounding error of the factor would matter otherwise; forward and backward kernels
+    have the same error. With a softcap logits stay small, and a score adds its own terms.
     """
     if spec.softcap is not None or spec.score is not None:
         return exact.lse.float().contiguous()
@@ -137,10 +137,11 @@ def _forward_of(spec: AttentionBackwardSpec) -> Kernel:
 
 
 def forwards_lse(spec: AttentionBackwardSpec, case: Case, inputs: Inputs) -> torch.Tensor:
-    """Return the log-sum-exp by our own forward.
+    """Compute the log-sum-exp with the project's forward kernel.
 
-    Tensor cores truncate: beside a logit of thousands a sum over a head is up to a unit of float32 too small for each
-    16 elements. The products of a gradient are by as much, and the weights are right where the LSE is too.
+    Tensor cores truncate: for a logit in the thousands, a dot product over a head is too small by up to one float32 ulp
+    per 16 elements. The backward kernel's products have the same error, so the weights are correct only if the LSE has
+    it too.
     """
     forward: Any = _forward_of(spec)
     found = forward(inputs.q, inputs.k, inputs.v, *inputs.indices, scale=case.scale, **inputs.options())
@@ -151,7 +152,7 @@ def forwards_lse(spec: AttentionBackwardSpec, case: Case, inputs: Inputs) -> tor
 def by_torch(
     spec: AttentionBackwardSpec, case: Case, inputs: Inputs, dout: torch.Tensor, weight: torch.Tensor
 ) -> Gradients | None:
-    """Gradients of torch's own attention in the kernel's type; None where torch cannot compute them."""
+    """Gradients of torch's own attention in the kernel's dtype; None if torch cannot compute them."""
     if spec.softcap is not None or spec.score is not None or bool((weight > 1).any()):
         return None
     group = case.heads // case.kv_heads
@@ -159,7 +160,7 @@ def by_torch(
     keys, values = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
     seen = weight > 0
     any_key = seen.any(-1, keepdim=True)
-    # A row without keys is NaN in some of torch's kernels: it sees all keys there, and its dO is 0.
+    # A row without keys is NaN in some of torch's kernels: here it sees all keys, and its dO is 0.
     out = torch.nn.functional.scaled_dot_product_attention(q, keys, values, attn_mask=seen | ~any_key, scale=case.scale)
     grads = torch.autograd.grad(out, (q, k, v), torch.where(any_key, dout, 0.0).to(out.dtype))
     return dict(zip(("dq", "dk", "dv"), grads, strict=True))
@@ -168,7 +169,7 @@ def by_torch(
 def run(
     kernel: AttentionBackwardKernel, case: Case, inputs: Inputs, made: tuple[torch.Tensor, ...]
 ) -> AttentionGradients:
-    """Call a kernel with the tensors of a case; ``made`` are out, dout and lse."""
+    """Call a kernel with the tensors of a case; ``made`` has out, dout and lse."""
     out, dout, lse = made
     options: dict[str, Any] = {"out": out, "dout": dout, "lse": lse, "scale": case.scale, **inputs.options()}
     return kernel(inputs.q, inputs.k, inputs.v, *inputs.indices, **options)
@@ -177,7 +178,7 @@ def run(
 def run_case(kernel: AttentionBackwardKernel, case: Case, device: torch.device) -> Outcome:
     """Run one case twice in poisoned memory and compare it with the oracle and with torch.
 
-    Errors are in units of the tolerance of each gradient, as their sizes differ by orders.
+    Errors are relative to the tolerance of each gradient, because the gradients differ by orders of magnitude.
     """
     spec = kernel.spec
     dtype = TORCH_DTYPES[spec.dtype]
@@ -196,7 +197,7 @@ def run_case(kernel: AttentionBackwardKernel, case: Case, device: torch.device) 
     problems, used, torch_used = [], [0.0], [0.0]
     for name, found in first.items():
         right, rounded, noise = exact.of(name)
-        repeats = spec.deterministic or name != "dq"  # dK and dV have one order in all kernels
+        repeats = spec.deterministic or name != "dq"  # dK and dV have a fixed order in all kernels
         if repeats and not torch.equal(found, again[name]):
             problems.append(f"two runs of {name} differ")
         if name in unseen and bool((found[unseen[name]] != 0).any()):
@@ -217,13 +218,13 @@ def run_case(kernel: AttentionBackwardKernel, case: Case, device: torch.device) 
 
 
 def _by_name(found: AttentionGradients) -> Gradients:
-    """Return the gradients that a kernel computed; tensors of a score have names of their own."""
+    """Gradients that a kernel computed, by name, including those of a score's tensors."""
     computed = {"dq": found.dq, "dk": found.dk, "dv": found.dv, **(found.daux or {})}
     return {name: gradient for name, gradient in computed.items() if gradient is not None}
 
 
 def _rms(result: torch.Tensor, reference: torch.Tensor) -> float:
-    """Return the root mean square of the differences."""
+    """Root mean square of the differences."""
     return float((result.double() - reference).pow(2).mean().sqrt())
 
 

@@ -1,9 +1,9 @@
-"""Cases of attention with FP8 inputs: those of other inputs, quantized, beside an emulation of the kernel's rounding.
+"""Cases of attention with FP8 inputs: the cases of other dtypes, quantized, and an emulation of the kernel's rounding.
 
-The oracle computes in float64 with the numbers that the codes and scales stand for, so errors are the kernel's alone.
-Most of them are those of P, which is rounded to 3 bits; where logits are large, those of Q K^T, of which the tensor
-core keeps about 14 bits. Where the roundings of a row begin depends on which maximum a weight is relative to, so a
-kernel is held to what the emulation is off, not to its bits.
+The oracle computes in float64 with the values of codes times scales, so errors are the kernel's alone. Most errors come
+from P, which is rounded to 3 bits, or with large logits from Q K^T, of which the tensor core keeps about 14 bits. The
+rounding of a row depends on the maximum to which its weights are relative, so a kernel's error is compared with the
+emulation's error, not with its bits.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ from runtime.prepare.quantized import QuantizedInputs, quantize
 from runtime.verify import attention, tensor_core_fp8
 from runtime.verify.common import ROUNDOFF, Outcome, max_error, poisoned_memory
 
-WEIGHT_SHIFT = 7  # log2 of the largest weight, as kernels have it
+WEIGHT_SHIFT = 7  # log2 of the largest weight in kernels
 RMS_TO_EMULATION = 1.25
 MAX_TO_EMULATION = 2.0
 BELOW_MAXIMUM = (0.6, 1.2, 1.8)
-"""log2 of how far below the maximum of a row, up to kRescaleThreshold, that may be which weights are relative to: the
-largest error of a case varies with it, more than twofold where few weights make up a row."""
-FEW = 4096  # elements whose rms error varies from one rounding to the next
+"""Samples of log2 of the gap, up to kRescaleThreshold, between a row's maximum and the maximum that its weights are
+relative to. The largest error of a case varies with the gap, more than twofold if few weights dominate a row."""
+FEW = 4096  # up to this number of elements the rms error varies between roundings
 RMS_OF_FEW = 2.0
 LSE_ERROR = 2.0**-4
-"""What an LSE may be off by, or a share of it: it is that of the weights as rounded, so that results of parts of the
-keys are put together by it exactly; and the tensor core adds up products of Q and K in about 14 bits."""
+"""Tolerance of an LSE, relative to max(|LSE|, 1). The LSE sums the rounded weights, so that it merges results over
+parts of the keys exactly, and the tensor core accumulates products of Q and K in about 14 bits."""
 SCALES = ("blocks", "heads", "tensor")
 
 
 def quantized(spec: AttentionSpec, case: attention.Case, inputs: attention.Inputs) -> QuantizedInputs:
-    """Return the inputs of a case in FP8; which scales are shared depends on its name."""
+    """Quantize the inputs of a case to FP8; its name determines which scales are shared."""
     scales = SCALES[sum(case.name.encode()) % len(SCALES)]
     rows = spec.scale_rows
     return quantize(inputs.q, inputs.k, inputs.v, spec.dtype, q_rows=rows.q, k_rows=rows.k, scales=scales)
 
 
 def emulated_products(given: QuantizedInputs) -> torch.Tensor:
-    """Return Q K^T of all heads, float64, added up as the tensor core adds it up."""
+    """Compute Q K^T of all heads, float64, with the tensor core's accumulation."""
     group = given.q.shape[1] // given.k.shape[1]
     k, k_scale = (x.repeat_interleave(group, 1) for x in (given.k.float(), given.k_scale))
     of_queries = given.q_scale.double().repeat_interleave(given.q_rows, 2)[:, :, : given.q.shape[2], None]
@@ -53,14 +53,14 @@ def emulated_products(given: QuantizedInputs) -> torch.Tensor:
 def emulated(
     each: torch.Tensor, weight: torch.Tensor, given: QuantizedInputs, rest: torch.Tensor, kernel: Any
 ) -> torch.Tensor:
-    """Return O with P rounded as the kernel rounds it, and with P V added up as the tensor core adds it up.
+    """Compute O with P rounded as in the kernel, and P V with the tensor core's accumulation.
 
     Args:
         each: exp(logit - maximum of its row) of each pair.
-        weight: how often each pair counts.
-        given: the inputs, of which V is used.
-        rest: what joins the sum of each row.
-        kernel: whose constants and spec say how sums are made.
+        weight: multiplicity of each pair.
+        given: the inputs; only V is used.
+        rest: the sink's term of each row sum.
+        kernel: the kernel, whose constants and spec determine the summation.
     """
     spec: AttentionSpec = kernel.spec
     v, v_scale = _of_all_heads(each, given)
@@ -68,7 +68,7 @@ def emulated(
     constants = {constant.name: constant.value for constant in kernel.compiled.plan.constants}
     flush_every = spec.accumulate_every * int(constants["kTileN"]) or None
     out = tensor_core_fp8.products(codes, v.mT, flush_every=flush_every).double() * v_scale[:, :, None]
-    # Kernels sum what was rounded by a column of ones beside V, or the weights themselves.
+    # Kernels sum the rounded weights with a column of ones beside V, or sum the weights themselves.
     if "kSumColumns" in constants:
         ones = torch.ones((*v.shape[:2], 1, v.shape[2]), device=v.device)
         sums = tensor_core_fp8.products(codes, ones, flush_every=flush_every)
@@ -81,7 +81,7 @@ def emulated(
 def emulated_roundings(
     each: torch.Tensor, weight: torch.Tensor, given: QuantizedInputs, rest: torch.Tensor
 ) -> Iterator[torch.Tensor]:
-    """Yield O with P rounded relative to other maxima than the row's; sums are exact. Arguments as of emulated."""
+    """Yield O with P rounded relative to other maxima than the row's; sums are exact. Arguments as in ``emulated``."""
     v, v_scale = _of_all_heads(each, given)
     for below in BELOW_MAXIMUM:
         codes = _codes(each, weight, WEIGHT_SHIFT + below)
@@ -114,7 +114,7 @@ def run_case(kernel: Any, case: attention.Case, device: torch.device) -> Outcome
         with poisoned_memory():
             results.append(kernel(given.q, given.k, given.v_t, *inputs.indices, **given.scales(), **options))
         if not bool(memory[..., q.shape[3] :].isnan().all()):
-            problems.append("columns were written that the heads do not have")
+            problems.append("columns beyond the head dimension were written")
     (out, lse), (again, lse_again) = results
     if not torch.equal(out, again) or (lse is not None and not torch.equal(lse, lse_again)):
         problems.append("two runs differ")

@@ -1,4 +1,4 @@
-"""Gradients of tensors of a score in float64: each pair adds to the element that it reads."""
+"""Gradients of a score's tensors in float64: each pair adds to the element that it reads."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ def added_to_elements(
     *,
     sizes: bool = False,
 ) -> dict[str, torch.Tensor]:
-    """Return the gradients of tensors of a score, by name.
+    """Compute the gradients of a score's tensors, by name.
 
     Args:
         score: the score.
-        names: of the tensors.
+        names: names of the tensors.
         logits: (batch, heads, q_len, kv_len) in float64, before the score.
-        of_scores: the gradient of the loss by what the score makes of them; 0 where a pair is hidden.
+        of_scores: gradient of the loss with respect to the score's results; 0 for hidden pairs.
         aux: the tensors of the score.
-        sizes: whether the parts of pairs are added up without their signs.
+        sizes: whether to sum the magnitudes of the terms.
     """
     places = places_of(dict(zip(SIZES, logits.shape, strict=True)), logits.device)
     found = {name: torch.zeros(aux[name].shape, dtype=torch.float64, device=logits.device) for name in names}

@@ -1,4 +1,4 @@
-"""The mask and the score of expressions as the oracle has them."""
+"""The oracle's masks and scores of expressions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from runtime.expressions.evaluate import evaluate
 def seen_by_expression(
     spec: AttentionSpec, sizes: Mapping[str, int], aux: Mapping[str, torch.Tensor], device: torch.device
 ) -> torch.Tensor:
-    """Pairs that the expression shows: bool (batch, heads, q_len, kv_len), or a shape that broadcasts to it."""
+    """Pairs that the expression makes visible: bool (batch, heads, q_len, kv_len), or a shape that broadcasts to it."""
     node = spec.pattern.expression
     assert node is not None
     return evaluate(node, places_of(sizes, device), aux)
@@ -31,7 +31,7 @@ _NAMES = {"batch": "batch", "heads": "head", "q_len": "q_idx", "kv_len": "kv_idx
 
 
 def places_of(sizes: Mapping[str, int], device: torch.device) -> dict[str, torch.Tensor | int | float]:
-    """The values of variables for all pairs, on four axes, and both lengths."""
+    """Values of the variables for all pairs, on four axes, and both lengths."""
 
     def along(size: int, axis: int) -> torch.Tensor:
         shape = [1] * 4

@@ -1,4 +1,4 @@
-"""Block lists of a mask: case table, oracle, and how one case is run."""
+"""Block lists of a mask: case table, oracle, and the run of one case."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ class Case:
         name: unique; also the seed.
         batch: batches; heads: query heads.
         q_len: queries; kv_len: keys, of a head.
-        ascending: tensors go up along their last dimension, as documents do, so that intervals tell most blocks.
+        ascending: tensors ascend along their last dimension, like document numbers, so that interval arithmetic
+            classifies most blocks.
     """
 
     name: str
@@ -36,7 +37,7 @@ class Case:
     ascending: bool = True
 
     def describe(self) -> str:
-        """Return the parameters in words."""
+        """Description of the parameters."""
         drawn = "ascending tensors" if self.ascending else "tensors in no order"
         return f"{self.batch} x {self.heads} heads, {self.q_len} x {self.kv_len}, {drawn}"
 
@@ -57,7 +58,7 @@ CASES = (
 def seen_pairs(
     mask: Node, sizes: Mapping[str, int], aux: Mapping[str, torch.Tensor], device: torch.device
 ) -> torch.Tensor:
-    """Pairs that a mask shows: bool (batch or 1, heads or 1, q_len, kv_len)."""
+    """Visible pairs of a mask: bool (batch or 1, heads or 1, q_len, kv_len)."""
     lists = list_sizes(mask, sizes["batch"], sizes["heads"])
     extents = {"batch": lists[0], "head": lists[1], "q_idx": sizes["q_len"], "kv_idx": sizes["kv_len"]}
     places: dict[str, torch.Tensor | int | float] = {
@@ -69,7 +70,7 @@ def seen_pairs(
 
 
 def lists_of(seen: torch.Tensor, block: tuple[int, int]) -> BlockMaskLists:
-    """Return the lists of the pairs that are seen, by their definition."""
+    """Compute the block lists of visible pairs by definition."""
     down, across = (-length % size for length, size in zip(seen.shape[2:], block, strict=True))
 
     def any_of_blocks(pairs: torch.Tensor) -> torch.Tensor:
@@ -82,7 +83,7 @@ def lists_of(seen: torch.Tensor, block: tuple[int, int]) -> BlockMaskLists:
 
 
 def _listed(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return counts and ascending lists, filled up with -1."""
+    """Counts and ascending lists, padded with -1."""
     columns = blocks.shape[-1]
     numbers = torch.arange(columns, device=blocks.device).expand(blocks.shape)
     ascending = torch.where(blocks, numbers, columns).sort(-1).values
@@ -90,7 +91,7 @@ def _listed(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def run_case(kernel: BlockMaskKernel, case: Case, device: torch.device) -> Outcome:
-    """Run one case twice in poisoned memory: the lists are right or wrong, by how many elements."""
+    """Run one case twice in poisoned memory; the error is the number of wrong elements in lists."""
     spec = kernel.spec
     assert isinstance(spec, BlockMaskSpec)
     block, mask = spec.pattern.fixed_block, spec.pattern.expression

@@ -1,4 +1,4 @@
-"""Parts of all cases of BSR products in FP8: scales, torch's own kernel, the tolerance of an error."""
+"""Shared parts of the cases of FP8 BSR products: scales, torch's own kernel, tolerances."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from runtime.verify import tensor_core_fp8
 from runtime.verify.common import RELATIVE_TO_TORCH, ROUNDOFF, generator, max_error
 
 Fp8Spec = BsrSpmmSpec | BsrSddmmSpec
-CODES = 16.0  # standard deviation of codes: in e4m3 then 1 in 20 is below 1, none is 448
-# Largest absolute difference allowed where the elements of C have a variance of 1. Two things make it: the rounding of
-# C, and the tensor core, which keeps about 14 bits of what it adds up: there errors of all elements go one way.
+CODES = 16.0  # standard deviation of codes: in e4m3, 1 in 20 is then below 1 and none is 448
+# Largest allowed absolute error if the elements of C have a variance of 1. The error comes from the rounding of C, and
+# from the tensor core, which keeps about 14 bits when it accumulates and whose errors all have the same sign.
 ABSOLUTE = {"fp16": 1.6e-2, "bf16": 3.2e-2, "fp32": 1.6e-2}
 ROUNDOFF_OF_OUTPUT = {**ROUNDOFF, "fp32": 2.0**-24}
 
@@ -24,15 +24,15 @@ def draw_scales(spec: Fp8Spec, name: str, lines: int, b: torch.Tensor, unit: flo
     """Draw the scales of a call.
 
     Args:
-        spec: of the kernel.
-        name: of the case, by which they are drawn.
-        lines: stored blocks of A; of sampled products its rows.
-        b: (..., K, N), its codes.
-        unit: about what the scale of A is to be.
+        spec: spec of the kernel.
+        name: name of the case, the seed.
+        lines: stored blocks of A; for sampled products, rows of A.
+        b: codes of B, (..., K, N).
+        unit: approximate scale of A.
     """
     random, device = generator(name + "scales", b.device), b.device
     if not by_block(spec) and not by_row(spec):
-        # Strides of a scale do not matter.
+        # The strides of a scale do not matter.
         return {
             "scale_a": torch.full((), unit, device=device),
             "scale_b": torch.full((3, 2), 1 / CODES, device=device)[1, :1],
@@ -42,7 +42,8 @@ def draw_scales(spec: Fp8Spec, name: str, lines: int, b: torch.Tensor, unit: flo
     def of_depths(lines: int, unit: float, *batch: int) -> torch.Tensor:
         padded = -(-lines // STEP) * STEP + STEP
         drawn = torch.rand((*batch, -(-depth // SCALE_DEPTH), padded), generator=random, device=device)
-        # Of rows, up to 1: no element of C has a larger variance. Of blocks, a mean square of 13/12.
+        # Row scales are at most 1, so that no element of C has a larger variance. Block scales have a mean square of
+        # 13/12.
         return ((drawn + 0.5) * (unit / 1.5 if by_row(spec) else unit)).mT[..., :lines, :]
 
     if by_row(spec):
@@ -52,13 +53,13 @@ def draw_scales(spec: Fp8Spec, name: str, lines: int, b: torch.Tensor, unit: flo
 
 
 def scaled_values(spec: Fp8Spec, values: torch.Tensor, scales: dict[str, torch.Tensor]) -> torch.Tensor:
-    """Return the numbers of A's stored blocks, float64."""
+    """Values of A's stored blocks, float64."""
     scale = scales["scale_a"].double()
     return values.double() * (scale[:, None, None] if by_block(spec) else scale)
 
 
 def scaled_b(spec: Fp8Spec, b: torch.Tensor, scales: dict[str, torch.Tensor]) -> torch.Tensor:
-    """Return the numbers of B, (..., K, N), float64."""
+    """Values of B, (..., K, N), float64."""
     scale = scales["scale_b"].double()
     if by_block(spec) or by_row(spec):
         scale = _of_elements(scale, b.shape[-2]).mT
@@ -66,23 +67,23 @@ def scaled_b(spec: Fp8Spec, b: torch.Tensor, scales: dict[str, torch.Tensor]) ->
 
 
 def scaled_rows(spec: Fp8Spec, a: torch.Tensor, scales: dict[str, torch.Tensor]) -> torch.Tensor:
-    """Return the numbers of a dense A, (M, K), float64."""
+    """Values of a dense A, (M, K), float64."""
     scale = scales["scale_a"].double()
     return a.double() * (_of_elements(scale, a.shape[1]) if by_row(spec) else scale)
 
 
 def _of_elements(scale: torch.Tensor, depth: int) -> torch.Tensor:
-    """Return the scale of each element of K."""
+    """Scale of each element of K."""
     return scale.repeat_interleave(SCALE_DEPTH, -1)[..., :depth]
 
 
 def torch_product(
     spec: Fp8Spec, codes: torch.Tensor, b: torch.Tensor, scales: dict[str, torch.Tensor], output: torch.dtype
 ) -> torch.Tensor | None:
-    """Multiply a dense A (M, K), float64 codes, and B (..., K, N) by torch's own kernel.
+    """Multiply a dense A (M, K), float64 codes, and B (..., K, N) with torch's own kernel.
 
-    None where it has none: for two operands of e5m2, for scales of blocks as they are here, and on a CPU. It
-    accumulates as the kernel does: in the tensor core alone, or not.
+    None if torch has no kernel: for two e5m2 operands, for these block scales, and on a CPU. Torch's kernel accumulates
+    like the kernel under test, with or without promotion.
     """
     if spec.dtype == "e5m2" or by_block(spec) or by_row(spec) or not b.is_cuda:
         return None
@@ -106,7 +107,7 @@ def torch_product(
 
 
 def tolerance(output: str, torch_error: float | None, largest: float) -> float:
-    """The tolerance of an error: as of other types, where torch's kernel has the same accumulators."""
+    """Tolerance of an error: the same as for other dtypes if torch's kernel has the same accumulators."""
     if torch_error is None:
         return ABSOLUTE[output]
     return min(ABSOLUTE[output], max(RELATIVE_TO_TORCH * torch_error, ROUNDOFF_OF_OUTPUT[output] * largest))
@@ -115,11 +116,11 @@ def tolerance(output: str, torch_error: float | None, largest: float) -> float:
 def model_product(
     spec: Fp8Spec, codes: torch.Tensor, b: torch.Tensor, scales: dict[str, torch.Tensor]
 ) -> torch.Tensor | None:
-    """Return the product as a model of the tensor core adds it up, from a dense A (M, K) and B (..., K, N).
+    """Compute the product of a dense A (M, K) and B (..., K, N) with a model of the tensor core's accumulation.
 
-    An error beyond ``tolerance`` is held to twice that of the model. Torch's kernel divides K between thread blocks, or
-    promotes more often than a spec says, so what the tensor core drops can be more than there. Of a sparse A that is
-    promoted each block row is added up by itself, as only its stored blocks are steps. None for scales of their own.
+    An error above ``tolerance`` may be up to twice the model's error. Torch's kernel splits K between thread blocks, or
+    promotes more often than the spec, so the tensor core can lose more bits than there. With promotion, each block row
+    of a sparse A is accumulated separately, because only its stored blocks are steps. None for row and block scales.
     """
     if by_block(spec) or by_row(spec):
         return None
@@ -137,7 +138,7 @@ def model_product(
 
 
 def _modeled(codes: torch.Tensor, b: torch.Tensor, every: int | None) -> torch.Tensor:
-    """Return A B by the model, float32 (..., M, N), promoted after ``every`` elements of K."""
+    """A B by the model, float32 (..., M, N), promoted after ``every`` elements of K."""
     left = codes.float() if b.dim() == 2 else codes.float().expand(b.shape[0], *codes.shape)
     return tensor_core_fp8.products(left, b.mT.float(), flush_every=every)
 
@@ -149,15 +150,15 @@ def limits(
     reference: torch.Tensor,
     part: Callable[[torch.Tensor], torch.Tensor] = lambda product: product,
 ) -> tuple[float | None, float]:
-    """Error of torch's kernel, if there is one, and the tolerance.
+    """Error of torch's kernel, if it has one, and the tolerance.
 
     Args:
-        spec: of the kernel.
-        operands: codes of a dense A, (M, K), float64, those of B, (..., K, N), and scales; None where A is not a matrix
-            of codes, as with repeated blocks.
-        error: of the kernel.
-        reference: what it should compute.
-        part: takes that of a dense C.
+        spec: spec of the kernel.
+        operands: codes of a dense A, (M, K), float64, codes of B, (..., K, N), and scales; None if A is not a matrix of
+            codes, as with repeated blocks.
+        error: error of the kernel.
+        reference: the exact result.
+        part: function from a dense C to the computed part of C.
     """
     largest = float(reference.abs().max())
     if operands is None:

@@ -1,4 +1,4 @@
-"""Sampled product: case table, oracle, and how one case is run."""
+"""Sampled product: case table, oracle, and the run of one case."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Case:
         row_counts: stored blocks of a row: ``random`` (0 to all), ``even`` (half of them), ``one``, ``last`` (all of
             them in the last block row, none before), ``none``.
         repeated: columns drawn with replacement.
-        wild: a fifth of the columns name no block of B; their blocks are zeros.
-        index_dtype: of crow_indices and col_indices.
+        wild: a fifth of the column indices are out of range; their blocks are zeros.
+        index_dtype: dtype of crow_indices and col_indices.
         strided: a and b are column slices of wider matrices.
         own_out: the kernel allocates its result.
     """
@@ -43,7 +43,7 @@ class Case:
     own_out: bool = False
 
     def describe(self) -> str:
-        """Return the parameters in words."""
+        """Description of the parameters."""
         text = f"{self.block_rows} x {self.block_columns} blocks, K {self.k}, {self.row_counts} counts"
         extras = {
             "repeated columns": self.repeated,
@@ -78,7 +78,7 @@ CASES = (
 
 
 def make_pattern(spec: BsrSddmmSpec, case: Case, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw a pattern, and say for each of its blocks whether its column is inside the matrix."""
+    """Draw a pattern, and a mask of its blocks whose column is inside the matrix."""
     random = generator(case.name, device)
     counts = {
         "none": torch.zeros(case.block_rows, dtype=torch.int64, device=device),
@@ -110,7 +110,7 @@ def make_pattern(spec: BsrSddmmSpec, case: Case, device: torch.device) -> tuple[
 
 
 def sampled(dense: torch.Tensor, pattern: torch.Tensor, known: torch.Tensor) -> torch.Tensor:
-    """Return the blocks of a dense (M, N) matrix that the pattern lists, zeros for those outside."""
+    """Blocks of a dense (M, N) matrix that the pattern lists; blocks outside the matrix are zeros."""
     rows, cols = pattern.values().shape[1:]
     blocks = dense.unflatten(0, (-1, rows)).unflatten(2, (-1, cols)).transpose(1, 2)
     crow, col = pattern.crow_indices().long(), pattern.col_indices().long()
@@ -124,7 +124,7 @@ def run_case(kernel: BsrSddmmKernel, case: Case, device: torch.device) -> Outcom
     pattern, known = make_pattern(spec, case, device)
     random = generator(case.name + "ab", device)
     fp8, unit = spec.is_fp8, case.k**-0.25
-    step = 16 if fp8 else 8  # elements that a row is a multiple of
+    step = 16 if fp8 else 8  # the row stride is a multiple of this number of elements
     width = -(-case.k // step) * step + (64 if case.strided else 0)
     # C's elements have a variance of about 1.
     a, b = (
@@ -151,7 +151,7 @@ def run_case(kernel: BsrSddmmKernel, case: Case, device: torch.device) -> Outcom
             out = torch.full(pattern.values().shape, float("nan"), dtype=output, device=device)
             c = kernel(a, b, pattern, **scales, out=out)
             if c.values().data_ptr() != out.data_ptr():
-                problem = "the result does not hold out"
+                problem = "the result does not contain out"
         same = torch.equal(c.crow_indices(), pattern.crow_indices())
         if c.shape != pattern.shape or not (same and torch.equal(c.col_indices(), pattern.col_indices())):
             problem = "the result has another pattern"

@@ -1,4 +1,4 @@
-"""BSR x BSR: case table, oracle, and how one case is run."""
+"""BSR x BSR: case table, oracle, and the run of one case."""
 
 from __future__ import annotations
 
@@ -22,13 +22,12 @@ class Case:
         rows, inner, columns: M, K and N in blocks.
         a_counts, b_counts: stored blocks of a row: ``random`` (0 to all), ``even`` (half of them), ``one``, ``all``,
             ``none``.
-        c_counts: the same for the blocks that a pattern of C lists, of kernels that take one; their columns are in no
-            order.
-        c_repeated: some of these are listed twice; c_wild: a fifth of them name no block column.
-        apart: no block of A meets one of B: A has the even inner blocks, B the odd ones.
+        c_counts: the same for the blocks in a pattern of C, for kernels that take one; their columns are unsorted.
+        c_repeated: some of these blocks are listed twice; c_wild: a fifth of their columns are out of range.
+        apart: no block of A meets a block of B: A has the even inner blocks, B the odd ones.
         unsorted: the columns of A's rows are shuffled and some are repeated.
-        wild: a fifth of A's columns name no block row of B; they count as zeros.
-        a_indices, b_indices: types of the indices; those of C are as those of A.
+        wild: a fifth of A's column indices are out of range; their blocks count as zeros.
+        a_indices, b_indices: dtypes of the indices; C's indices have A's dtype.
         strided: out is a column slice of a wider matrix, if C is dense.
         own_out: the kernel allocates its result.
     """
@@ -51,7 +50,7 @@ class Case:
     own_out: bool = False
 
     def describe(self, patterned: bool = False) -> str:
-        """Return the parameters in words."""
+        """Description of the parameters."""
         extras = {
             f"C {self.c_counts} counts": patterned,
             "repeated blocks of C": patterned and self.c_repeated,
@@ -89,7 +88,7 @@ CASES = (
     Case("wide", rows=2, inner=5, columns=90, b_counts="even"),
     Case("many_tiles", rows=40, inner=10, columns=42),
     Case("unsorted", rows=4, inner=40, columns=7, a_counts="even", unsorted=True),
-    # 133 blocks of A in a row: more than any kernel searches for at a time, a block each thread.
+    # 133 blocks of A in a row: more than any kernel searches at once with one block per thread.
     Case("long_unsorted_rows", rows=2, inner=100, columns=6, a_counts="all", unsorted=True),
     Case("columns_out_of_range", rows=4, inner=8, columns=6, a_counts="even", wild=True),
     Case("strided", strided=True),
@@ -104,19 +103,19 @@ PATTERN_CASES = (
     Case("repeated_blocks_of_c", rows=5, inner=9, columns=8, c_counts="even", c_repeated=True),
     Case("columns_of_c_out_of_range", rows=6, inner=7, columns=8, c_counts="even", c_wild=True),
 )
-"""Further ones, of kernels that take a pattern of C."""
+"""Additional cases of kernels that take a pattern of C."""
 BALANCED_CASES = (
-    # More tiles than thread blocks on any device: all but the first of each are put off, none is, or, in rows of A of
-    # up to 70 blocks, only some of those whose row is one chunk.
+    # More tiles than thread blocks on any device. Either all tiles but each block's first are deferred, or none is, or,
+    # in rows of A of up to 70 blocks, only some of the tiles whose row is one chunk.
     Case("all_tiles_put_off", rows=40, inner=10, columns=42, apart=True),
     Case("no_tile_put_off", rows=40, inner=3, columns=42, a_counts="all", b_counts="all"),
     Case("long_rows_handed_out", rows=40, inner=70, columns=42),
 )
-"""Further ones, of kernels that hand tiles out."""
+"""Additional cases of kernels that distribute tiles dynamically."""
 
 
 def cases_of(spec: BsrSpgemmSpec) -> tuple[Case, ...]:
-    """Return the cases of a kernel."""
+    """Cases of a kernel."""
     if spec.output == "bsr":
         return CASES + PATTERN_CASES
     return CASES + BALANCED_CASES if spec.is_dynamic else CASES
@@ -138,7 +137,7 @@ def _columns(case: Case, counts: str, size: int, shuffled: bool, random: torch.G
 def make_matrix(
     spec: BsrSpgemmSpec, case: Case, side: str, random: torch.Generator
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw one of the matrices, ``side`` a or b: in BSR, and dense in float64. C's elements have a variance of <= 1."""
+    """Draw one matrix, ``side`` a or b: in BSR, and dense in float64. C's elements have a variance of at most 1."""
     dtype, block, device = TORCH_DTYPES[spec.dtype], spec.block.rows, random.device
     rows, columns = (case.rows, case.inner) if side == "a" else (case.inner, case.columns)
     counts = case.a_counts if side == "a" else case.b_counts
@@ -169,7 +168,7 @@ def make_matrix(
 
 
 def make_pattern(spec: BsrSpgemmSpec, case: Case, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw a pattern of C, and say for each of its blocks whether its column is inside the matrix."""
+    """Draw a pattern of C, and a mask of its blocks whose column is inside the matrix."""
     random = generator(case.name + "c", device)
     last = case.c_counts == "last"
     counts = ["none"] * (case.rows - 1) + ["all"] if last else [case.c_counts] * case.rows
@@ -214,7 +213,7 @@ def run_case(kernel: BsrSpgemmKernel, case: Case, device: torch.device) -> Outco
             problem = "wrote beside out"
     if not torch.equal(*results):
         problem = "two runs differ"
-    # The sum of repeated blocks is not a matrix that cuBLAS could be given without rounding it first.
+    # The sum of repeated blocks cannot be passed to cuBLAS without rounding.
     torch_error = None if case.unsorted else max_error(a_dense.to(dtype) @ b_dense.to(dtype), reference)
     return Outcome(
         name=case.name,
@@ -227,7 +226,7 @@ def run_case(kernel: BsrSpgemmKernel, case: Case, device: torch.device) -> Outco
 
 
 def run_patterned_case(kernel: BsrSpgemmKernel, case: Case, device: torch.device) -> Outcome:
-    """Do the same for a kernel that computes the blocks of C that a pattern lists."""
+    """``run_case`` for a kernel that computes the blocks in a pattern of C."""
     spec, dtype = kernel.spec, TORCH_DTYPES[kernel.spec.dtype]
     random = generator(case.name, device)
     (a, a_dense), (b, b_dense) = (make_matrix(spec, case, side, random) for side in "ab")
@@ -243,7 +242,7 @@ def run_patterned_case(kernel: BsrSpgemmKernel, case: Case, device: torch.device
             out = torch.full(pattern.values().shape, float("nan"), dtype=dtype, device=device)
             c = kernel(a, b, pattern, out=out)
             if c.values().data_ptr() != out.data_ptr():
-                problem = "the result does not hold out"
+                problem = "the result does not contain out"
         same = torch.equal(c.crow_indices(), pattern.crow_indices())
         if c.shape != pattern.shape or not (same and torch.equal(c.col_indices(), pattern.col_indices())):
             problem = "the result has another pattern"

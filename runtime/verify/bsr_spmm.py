@@ -1,4 +1,4 @@
-"""BSR x dense: case table, oracle, and how one case is run."""
+"""BSR x dense: case table, oracle, and the run of one case."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from runtime.verify import bsr_fp8
 from runtime.verify.common import Outcome, Verification, generator, max_error, poisoned_memory, tolerance
 
 BY_COLUMNS = (1, 0)
-"""Steps in a B whose columns are contiguous."""
+"""Strides of a B with contiguous columns."""
 
 
 @dataclass(frozen=True)
@@ -30,20 +30,20 @@ class Case:
         block_rows: M / block rows; block_columns: K / block columns.
         n: columns of B.
         row_counts: stored blocks of a row: ``random`` (0 to all), ``even`` (half of them), ``none``; ``few_long``,
-            three long rows among empty and short ones; ``limit``, as many as a kernel leaves whole, one more, and
-            multiples.
+            three long rows among empty and short ones; ``limit``, the longest row that a kernel does not split, one
+            block more, and multiples.
         repeated: columns drawn with replacement.
-        rising: the columns of a row rise.
-        wild: a fifth of the columns name no block of B; they count as zeros.
-        index_dtype: of crow_indices and col_indices.
+        rising: the columns of a row ascend.
+        wild: a fifth of the column indices are out of range; their blocks count as zeros.
+        index_dtype: dtype of crow_indices and col_indices.
         strided: b and out are column slices of wider matrices.
         own_out: the kernel allocates its result.
-        batch: entries of b, if it has a batch dimension.
-        beta: of kernels that accumulate; with 0, c is NaN.
-        in_place: these write their result over c.
-        b_steps: of kernels with any strides: elements from one row of B to the next, and from one column to the next;
-            0: as many as the other dimension takes, and three more where ``strided``.
-        b_offset: elements before the first one of B.
+        batch: batch size of b, if it has a batch dimension.
+        beta: beta of kernels that accumulate; with 0, c is NaN.
+        in_place: kernels that accumulate write their result over c.
+        b_steps: row and column stride of B in elements, for kernels with any strides; 0 for a dense stride, plus three
+            if ``strided``.
+        b_offset: elements before the first element of B.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Case:
     b_offset: int = 0
 
     def describe(self) -> str:
-        """Return the parameters in words."""
+        """Description of the parameters."""
         text = f"{self.block_rows} x {self.block_columns} blocks, N {self.n}, {self.row_counts} counts"
         extras = {
             "repeated columns": self.repeated,
@@ -108,7 +108,7 @@ CUT_CASES = (
     Case("few_long_rows_batch", block_rows=8, block_columns=400, n=136, row_counts="few_long", batch=3),
     Case("only_long_rows", block_rows=3, block_columns=300, n=2048, row_counts="few_long", own_out=True),
 )
-"""Further ones, of kernels that cut long block rows."""
+"""Additional cases of kernels that split long block rows."""
 
 GATHER_CASES = (
     Case("several_row_groups", block_rows=130, block_columns=90, n=1096),
@@ -118,7 +118,7 @@ GATHER_CASES = (
     Case("row_groups_out_of_range", block_rows=30, block_columns=20, n=384, row_counts="even", wild=True),
     Case("row_groups_many_tiles", block_rows=130, block_columns=90, n=8200, row_counts="half_empty"),
 )
-"""Further ones, of kernels whose tiles gather block rows."""
+"""Additional cases of kernels whose tiles gather block rows."""
 
 
 STRIDED_CASES = (
@@ -143,11 +143,11 @@ STRIDED_CASES = (
     Case("batch", block_rows=3, block_columns=5, n=3, batch=3),
     Case("batch_of_one", block_rows=3, block_columns=5, n=1, batch=1, own_out=True, b_steps=BY_COLUMNS),
 )
-"""Those of kernels with any strides."""
+"""Cases of kernels with any strides."""
 
 
 def cases_of(plan: Plan) -> tuple[Case, ...]:
-    """Return the cases of a kernel."""
+    """Cases of a kernel."""
     spec = plan.spec
     assert isinstance(spec, BsrSpmmSpec)
     if spec.b_layout == "strided":
@@ -156,10 +156,10 @@ def cases_of(plan: Plan) -> tuple[Case, ...]:
         return CASES + CUT_CASES
     if plan.gathered is not None:
         return CASES + GATHER_CASES
-    if spec.mma == "mma":  # takes block rows in groups of 16 MB; of these rows half the blocks are 32 MB
+    if spec.mma == "mma":  # kernels process block rows in groups of 16 MB; half the blocks of these rows have 32 MB
         return (*CASES, Case("several_groups", 4096 // spec.block.rows, 8192 // spec.block.cols, n=264))
     group = grouped_column_tiles(plan, spec)
-    if group > 1:  # column tiles in groups: two, and a narrower one
+    if group > 1:  # column tiles in groups: two groups and a narrower one
         columns = 2 * group * spec.tile.n + 8
         return (*CASES, Case("several_groups", 3, 8192 // spec.block.cols, n=columns))
     return CASES
@@ -182,7 +182,7 @@ def row_counts(plan: Plan, case: Case, random: torch.Generator, device: torch.de
         counts = drawn % 4
         counts[[0, rows // 2, rows - 1]] = torch.tensor([most, most - 7, 7 * most // 8], device=device)
         return counts
-    if case.row_counts == "half_empty":  # whole groups: long rows are grouped first
+    if case.row_counts == "half_empty":  # full groups: long rows are grouped first
         drawn[torch.rand(rows, generator=random, device=device) < 0.5] = 0
     return drawn
 
@@ -194,10 +194,10 @@ class Inputs:
     Attributes:
         a: A in BSR.
         dense: A dense, in float64.
-        codes: the same without scales: what torch's kernel is given.
+        codes: dense A without scales, the input of torch's kernel.
         b: B.
         b_numbers: B with its scales, in float64.
-        scales: arguments of a call in FP8; empty for others.
+        scales: scale arguments of an FP8 call; empty for other dtypes.
     """
 
     a: torch.Tensor
@@ -270,7 +270,7 @@ def make_inputs(plan: Plan, case: Case, device: torch.device) -> Inputs:
 
 
 def _spread(b: torch.Tensor, case: Case) -> torch.Tensor:
-    """A copy of B in memory as the case says."""
+    """A copy of B with the memory layout of the case."""
     batch, (rows, columns), gap = b.shape[:-2], b.shape[-2:], 3 if case.strided else 0
     row, column = case.b_steps
     row, column = row or columns + gap, column or rows + gap
@@ -280,7 +280,7 @@ def _spread(b: torch.Tensor, case: Case) -> torch.Tensor:
 
 
 def _make_c_memory(spec: BsrSpmmSpec, case: Case, rows: torch.Size, dtype: torch.dtype, device: torch.device) -> Any:
-    """NaN in memory for a result, and a function that finds the result in it."""
+    """NaN memory for a result, and a function that extracts the result from it."""
     if spec.b_layout != "strided":
         width = -(-case.n // 8) * 8 + (64 if case.strided else 0)
         return torch.full((*rows, width), float("nan"), dtype=dtype, device=device), lambda whole: whole[..., : case.n]
@@ -299,7 +299,7 @@ def make_bias(spec: BsrSpmmSpec, case: Case, rows: int, device: torch.device) ->
 
 
 def make_c(spec: BsrSpmmSpec, case: Case, shape: torch.Size, device: torch.device) -> torch.Tensor | None:
-    """Draw what is added, if the spec accumulates: with rows as long as those of the result, NaN if it is not read."""
+    """Draw the addend if the spec accumulates: with the result's row length, NaN if it is not read."""
     if not spec.accumulate:
         return None
     width = -(-case.n // 8) * 8 + (64 if case.strided else 0)
@@ -311,7 +311,7 @@ def make_c(spec: BsrSpmmSpec, case: Case, shape: torch.Size, device: torch.devic
 def finish(
     spec: BsrSpmmSpec, product: torch.Tensor, bias: torch.Tensor | None, added: torch.Tensor | None
 ) -> torch.Tensor:
-    """Add what is added, and apply the spec's epilogue, in the type of the product."""
+    """Add the addend and apply the spec's epilogue, in the dtype of the product."""
     if added is not None:
         product = product + added.to(product.dtype)
     if spec.epilogue is None:
@@ -323,10 +323,10 @@ def finish(
 def _prepared(
     kernel: BsrSpmmKernel, case: Case, a: torch.Tensor, b: torch.Tensor, run: int
 ) -> torch.Tensor | PreparedBsr:
-    """A as an argument of the call: in the first run prepared only as far as the kernel cannot do without."""
+    """A as an argument of the call; the first run prepares only what the kernel requires."""
     spec, columns = kernel.spec, case.n if b.dim() == 2 else b.shape[0] * column_step(b)
     if spec.is_dynamic and case.row_counts == "limit":
-        return kernel.prepare(a)  # for any B, so that the limit is the one that rows are drawn for
+        return kernel.prepare(a)  # for any B, so that the limit is the one for which rows are drawn
     if kernel.compiled.plan.gathered is not None:
         return kernel.prepare(a, case.n, pack=bool(run), effort="best")
     return kernel.prepare(a, columns) if run and (spec.is_dynamic or spec.transpose_a) else a
@@ -366,7 +366,7 @@ def run_case(kernel: BsrSpmmKernel, case: Case, device: torch.device) -> Outcome
             problem = "wrote beside out"
     if not torch.equal(*results):
         problem = "two runs differ"
-    # The sum of repeated blocks is not a matrix that cuBLAS could be given without rounding it first.
+    # The sum of repeated blocks cannot be passed to cuBLAS without rounding.
     torch_error, error = None, max_error(results[0], reference)
     if spec.is_fp8:
         operands = None if case.repeated else (inputs.codes, b, inputs.scales)

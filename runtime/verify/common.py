@@ -1,4 +1,4 @@
-"""Parts of the cases of all operators: outcomes, tolerances, poisoned outputs."""
+"""Shared parts of all operators' cases: outcomes, tolerances, poisoned outputs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from codegen.cases import ABSOLUTE
 from codegen.plan import Plan
 
 RELATIVE_TO_TORCH = 2.0
-# Unit roundoff: a correctly rounded result may be off by this much of its size.
+# Unit roundoff: relative error of a correctly rounded result.
 ROUNDOFF = {"fp16": 2.0**-11, "bf16": 2.0**-8}
 
 
@@ -24,11 +24,11 @@ class Outcome:
 
     Attributes:
         name: the case.
-        description: its parameters in words.
-        max_error: largest absolute difference from the oracle; NaN if anything was not finite.
-        torch_error: the same for torch's own kernel in the kernel's type; None where torch has none.
-        tolerance: what max_error was held to.
-        problem: what else was wrong (bits that differ between runs, a wrong LSE), or "".
+        description: its parameters.
+        max_error: largest absolute difference from the oracle; NaN if a result was not finite.
+        torch_error: the same for torch's own kernel in the kernel's dtype; None if torch has none.
+        tolerance: limit of max_error.
+        problem: other faults (bits that differ between runs, a wrong LSE), or "".
     """
 
     name: str
@@ -49,10 +49,10 @@ class Verification:
     """Cases of an operator, and their oracle.
 
     Attributes:
-        oracle: what results are compared with, in words.
-        cases: cases of a kernel, by its plan and its spec.
-        run_case: runs a case on a device; the kernel is called through guard bands.
-        random_cases: further ones of a spec, of random shapes, which count as one.
+        oracle: description of the reference.
+        cases: function from a kernel's plan and spec to its cases.
+        run_case: runs a case on a device, with guard bands around the kernel's tensors.
+        random_cases: function from a spec to cases of random shapes, which count as one case.
     """
 
     oracle: str
@@ -62,21 +62,21 @@ class Verification:
 
 
 def worst(errors: Iterable[float]) -> float:
-    """Return the largest of some errors; NaN counts as larger than any number."""
+    """Largest error; NaN counts as larger than any number."""
     return max(errors, key=lambda error: math.inf if math.isnan(error) else error)
 
 
 def share_used(outcome: Outcome) -> float:
-    """Return the share of its tolerance that an outcome used. A result that must be 0 has a tolerance of 0."""
+    """Error of an outcome as a share of its tolerance. An exact result may have a tolerance of 0."""
     if outcome.max_error == outcome.tolerance == 0:
         return 0.0
     return outcome.max_error / outcome.tolerance if outcome.tolerance else math.inf
 
 
 def summary(name: str, outcomes: Sequence[Outcome]) -> Outcome:
-    """Return many outcomes as one: the largest of each number, how many passed, and each failure by its name.
+    """Combine outcomes into one: the largest of each number, the number of passed cases, and each failure by name.
 
-    The description has the worst ratio to torch's error, where that is not 0, and the worst share of a tolerance used.
+    The description has the worst ratio to a nonzero error of torch, and the worst error as a share of its tolerance.
     """
     failed = [o for o in outcomes if not o.passed]
     passed = len(outcomes) - len(failed)
@@ -98,10 +98,10 @@ def summary(name: str, outcomes: Sequence[Outcome]) -> Outcome:
 
 
 def tolerance(dtype: str, torch_error: float | None, largest: float) -> float:
-    """The tolerance of an error.
+    """Tolerance of an error.
 
-    The absolute limit always holds. Where torch has a kernel of its own, twice its error holds too, but no less than
-    the rounding of the result itself.
+    The absolute limit always applies. If torch has its own kernel, twice that kernel's error is a limit too, but at
+    least the rounding error of the result.
     """
     if torch_error is None:
         return ABSOLUTE[dtype]
@@ -109,16 +109,16 @@ def tolerance(dtype: str, torch_error: float | None, largest: float) -> float:
 
 
 def max_error(result: torch.Tensor, reference: torch.Tensor) -> float:
-    """Return the largest absolute difference (float64), NaN if the result has one."""
+    """Largest absolute difference (float64); NaN if the result has a NaN."""
     return float((result.double() - reference).abs().max())
 
 
 @contextmanager
 def poisoned_memory() -> Iterator[None]:
-    """Have torch fill every new tensor with NaN, so that an element a kernel leaves out is seen."""
+    """Let torch fill every new tensor with NaN, which exposes elements that a kernel does not write."""
     before = torch.are_deterministic_algorithms_enabled()
     warns = torch.is_deterministic_algorithms_warn_only_enabled()
-    memory: Any = torch.utils.deterministic  # a module with a property, which torch's types do not have
+    memory: Any = torch.utils.deterministic  # a module with a property that torch's type stubs lack
     filled = memory.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True, warn_only=True)
     memory.fill_uninitialized_memory = True
@@ -130,6 +130,6 @@ def poisoned_memory() -> Iterator[None]:
 
 
 def generator(name: str, device: torch.device) -> torch.Generator:
-    """Return a random generator whose seed depends on the case's name alone."""
+    """Random generator seeded by the case's name."""
     seed = int.from_bytes(name.encode(), "little") % (2**31 - 1)
     return torch.Generator(device=device).manual_seed(seed)

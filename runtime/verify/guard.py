@@ -1,8 +1,8 @@
-"""Guard bands: bytes of a known pattern before and behind every tensor that a kernel is given, looked at after a call.
+"""Guard bands: bytes of a known pattern before and after every tensor of a kernel, checked after a call.
 
-A write outside a tensor changes a band, or another tensor's; a read outside finds NaN, or -1 in indices. With bands are
-the arguments, new results and LSEs, counters and scratch memory. Without are what a call of a BSR product allocates
-beside these (a copy of B by rows, A packed) and what ``prepare`` worked out.
+A write outside a tensor changes its band or another tensor's band; a read outside gets NaN, or -1 in indices.
+Arguments, new results and LSEs, counters and scratch memory have bands. Other allocations of BSR products (a row-major
+copy of B, packed A) and the results of ``prepare`` have none.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BAND = 1 << 16  # bytes: a tile of 128 rows of 256 elements
 OUTPUTS = ("out", "out_scales")  # arguments that a call writes
 POISON = 0xFF  # NaN in fp16, bf16 and fp32, -1 in integers
 
-# Functions that make new tensors (runtime.driver.allocate), and the device of each.
+# Allocators (runtime.driver.allocate) and their devices.
 _MAKERS = {"_empty_strided_cuda": "cuda", "_empty_strided_cpu": "cpu"}
 _torch_makers: Any = torch._C._dynamo.guards
 
@@ -37,10 +37,10 @@ class _Held:
     """A tensor between its bands.
 
     Attributes:
-        name: for messages.
-        buffer: uint8, the bands and the tensor's bytes between them.
-        original: what an input is a copy of, as bytes; None of what a kernel writes.
-        is_zero: whether it must hold zeros after a call.
+        name: name for messages.
+        buffer: uint8, the bands with the tensor's bytes between them.
+        original: bytes of the input that it copies; None for an output.
+        is_zero: whether it must be all zeros after a call.
     """
 
     name: str
@@ -50,11 +50,11 @@ class _Held:
 
     @property
     def inside(self) -> torch.Tensor:
-        """Its bytes, without the bands."""
+        """Its bytes without the bands."""
         return self.buffer[BAND:-BAND]
 
     def faults(self) -> Iterator[str]:
-        """Yield what a call did to it that it must not."""
+        """Yield descriptions of a call's forbidden writes."""
         for where, band in (("before", self.buffer[:BAND].flip(0)), ("behind", self.buffer[-BAND:])):
             places = (band != POISON).nonzero()
             if places.numel():
@@ -63,17 +63,17 @@ class _Held:
         if self.original is not None and not torch.equal(self.inside, self.original):
             yield f"wrote into {self.name}"
         if self.is_zero and bool(self.inside.any()):
-            yield f"left {self.name} at other values than 0"
+            yield f"left nonzero values in {self.name}"
 
 
 def _span(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the bytes from a tensor's first element to its last, with those that its strides leave out."""
+    """Bytes from a tensor's first element to its last, including gaps between strided elements."""
     count = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return tensor.as_strided((count,), (1,)).view(torch.uint8)
 
 
 def _faults(held: list[_Held]) -> list[str]:
-    """The faults of a call, in words; waits for the GPU once if there are none."""
+    """Descriptions of a call's faults; without faults it synchronizes only once."""
     bands = [band for each in held for band in (each.buffer[:BAND], each.buffer[-BAND:])]
     changed = [(torch.cat(bands) != POISON).any()]
     changed += [(each.inside != each.original).any() for each in held if each.original is not None]
@@ -82,7 +82,7 @@ def _faults(held: list[_Held]) -> list[str]:
 
 
 class _Call:
-    """The tensors of a call, between bands."""
+    """The tensors of a call with their bands."""
 
     def __init__(self) -> None:
         self.held: list[_Held] = []
@@ -90,13 +90,13 @@ class _Call:
         self._outs: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def make(self, name: str, size: int, device: Any, **more: Any) -> torch.Tensor:
-        """Return so many bytes between bands."""
+        """Allocate ``size`` bytes between bands."""
         buffer = torch.full((size + 2 * BAND,), POISON, dtype=torch.uint8, device=device)
         self.held.append(_Held(name, buffer, **more))
         return self.held[-1].inside
 
     def copy(self, name: str, tensor: torch.Tensor, *, written: bool = False) -> torch.Tensor:
-        """Return a tensor between bands that is like this one; what is written is copied back by ``finish``."""
+        """Copy a tensor to memory between bands; ``finish`` copies outputs back."""
         if tensor.layout == torch.sparse_bsr:
             parts = (tensor.crow_indices(), tensor.col_indices(), tensor.values())
             names = ("crow_indices", "col_indices", "values")
@@ -116,22 +116,22 @@ class _Call:
         return found
 
     def new(self, maker: str, shape: Any, strides: Any, dtype: torch.dtype) -> torch.Tensor:
-        """Return a new tensor between bands, in the place of torch's; what is not written of it is NaN."""
+        """Allocate a new tensor of NaN between bands, in place of torch's allocator."""
         count = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
         inside = self.make(f"a new tensor {tuple(shape)}", count * dtype.itemsize, _MAKERS[maker])
         return inside.view(dtype).as_strided(shape, strides)
 
     def counters(self, device: torch.device, stream: int, number: int) -> torch.Tensor:
-        """Return counters, all 0, in the place of those of the workspace."""
+        """Allocate counters, all 0, in place of the workspace's."""
         del stream
         return self.make("counters", number * COUNTER_BYTES, device, is_zero=True).zero_().view(torch.int32)
 
     def scratch(self, device: torch.device, size: int) -> torch.Tensor:
-        """Scratch memory full of NaN, in the place of that of the workspace."""
+        """Allocate scratch memory of NaN, in place of the workspace's."""
         return self.make("scratch memory", size, device)
 
     def finish(self, result: Any) -> Any:
-        """Write what was written back, and return the result with the caller's tensors in it."""
+        """Copy outputs back, and return the result with the caller's tensors in it."""
         for tensor, inside in self._outs:
             _span(tensor).copy_(inside)
         if isinstance(result, AttentionResult):
@@ -151,12 +151,12 @@ class _Call:
         return next((tensor for tensor, inside in self._outs if inside.data_ptr() == result.data_ptr()), result)
 
 
-_call: _Call | None = None  # the one that is being made
+_call: _Call | None = None  # the call that is being made
 _real: dict[str, Callable[..., torch.Tensor]] = {}
 
 
 def _new(maker: str, shape: Any, strides: Any, dtype: torch.dtype) -> torch.Tensor:
-    """Make a new tensor; kernels keep this function, so that it does without a call too."""
+    """Make a new tensor. Kernels keep this function, so that it also works outside a guarded call."""
     return _real[maker](shape, strides, dtype) if _call is None else _call.new(maker, shape, strides, dtype)
 
 
@@ -165,7 +165,7 @@ _NEW = {maker: partial(_new, maker) for maker in _MAKERS}
 
 @contextmanager
 def _in_place_of_torchs(call: _Call) -> Iterator[None]:
-    """Have the runtime take new tensors, counters and scratch memory from a call."""
+    """Make the runtime take new tensors, counters and scratch memory from a call."""
     global _call
     before = workspace.counters, workspace.scratch
     for maker in _MAKERS:
@@ -182,24 +182,24 @@ def _in_place_of_torchs(call: _Call) -> Iterator[None]:
 
 
 class Guarded:
-    """A kernel that is called with copies of its arguments between guard bands. For one thread, and not in a capture.
+    """A kernel whose calls get copies of their arguments between guard bands. For one thread, outside captures.
 
     Attributes:
-        faults: what its calls did outside of their tensors, or to their inputs, so far.
+        faults: out-of-bounds writes and modified inputs of its calls so far.
     """
 
     def __init__(self, kernel: Any) -> None:
         self.spec, self.compiled = kernel.spec, kernel.compiled
         self.faults: list[str] = []
         self._kernel = kernel
-        self._prepared = _Call()  # the matrices of prepared operands
+        self._prepared = _Call()  # matrices of prepared operands
 
     def prepare(self, a: torch.Tensor, *arguments: Any, **named: Any) -> Any:
-        """Prepare a copy of a matrix between guard bands, which stay."""
+        """Prepare a copy of a matrix between guard bands, which is kept."""
         return self._kernel.prepare(self._prepared.copy("a", a), *arguments, **named)
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """Call the kernel, and look at the bands."""
+        """Call the kernel and check the bands."""
         call = _Call()
 
         def given(name: str, value: Any) -> Any:
@@ -209,7 +209,7 @@ class Guarded:
                 return value
             return call.copy(name, value, written=name in OUTPUTS)
 
-        # Outputs first: an input that is one of them, as c of a product may be, is then the same tensor.
+        # Outputs first, so that an input that is also an output, such as c of a product, maps to the same tensor.
         order = sorted(named, key=lambda name: name not in OUTPUTS)
         by_name = {name: given(name, named[name]) for name in order}
         with _in_place_of_torchs(call):

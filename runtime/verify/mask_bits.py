@@ -1,4 +1,4 @@
-"""Bits that mask the pairs of partial blocks: how cases draw them, and which pairs they make visible."""
+"""Mask bits of partial blocks: random bits for cases, and the pairs that they make visible."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ def draw_bits(
 ) -> torch.Tensor:
     """Draw ``mask_bits``.
 
-    Half of the pairs are visible. Of the queries of a block one in eight sees none; of the blocks one in six is hidden
-    whole, and one in six not at all.
+    Half of the pairs are visible. One in eight queries of a block sees no key; one in six blocks is fully hidden, and
+    one in six fully visible.
 
     Args:
         shape: (batch, heads, query_blocks, entries).
         block: shape of a block.
-        masks: ``random``; ``shared``, one for all batches and heads; ``apart``, other words lie between entries;
-            ``hidden``, no pair is visible.
-        source: where random numbers are from.
-        device: where the tensor is.
+        masks: ``random``; ``shared``, one mask for all batches and heads; ``apart``, with gaps between entries;
+            ``hidden``, no visible pair.
+        source: random generator.
+        device: device of the tensor.
 
     Returns:
         int32, (batch|1, heads|1, query_blocks, entries, block.q * block.kv / 32).
@@ -56,9 +56,9 @@ def visible_pairs(
     Args:
         bits: ``mask_bits``.
         lists: (batch|1, heads|1, query_blocks, any), the partial blocks.
-        used: of that shape, whether an entry is one.
+        used: bool of the same shape, whether an entry is a block.
         block: shape of a block.
-        key_blocks: key blocks that there are.
+        key_blocks: number of KV blocks.
 
     Returns:
         float64 (batch|1, heads|1, query_blocks * block.q, key_blocks * block.kv).

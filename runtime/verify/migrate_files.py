@@ -1,4 +1,4 @@
-"""``codegen migrate`` of each kind of file."""
+"""``codegen migrate`` for each kind of file."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ RESULTS = ROOT / "benchmarks" / "results"
 
 
 def files(names: Sequence[str] | None, every: bool) -> list[Path]:
-    """Return the files that a command line names.
+    """Files that a command line names.
 
     Raises:
-        CodegenError: when it names none, or names some and says ``--all`` too, or for a name that no spec has.
+        CodegenError: if it names none, names files in addition to ``--all``, or names an unknown spec.
     """
     if every == bool(names):
         raise CodegenError("name specs or files, or say --all" if not names else "name specs or say --all, not both")
@@ -59,11 +59,11 @@ class _Earlier:
     """Receipt, source and spec of a kernel before they are carried over.
 
     Attributes:
-        named: its spec of today.
-        path: where its receipt belongs.
-        packaged: whether only the installed package has files of it.
-        place: where its receipt is.
-        source: the source beside that, if there is one.
+        named: its current spec.
+        path: path where its receipt belongs.
+        packaged: whether only the installed package has its files.
+        place: current path of its receipt.
+        source: the source beside the receipt, if it exists.
     """
 
     named: NamedSpec
@@ -74,16 +74,16 @@ class _Earlier:
 
 
 class Migration:
-    """Carries files over, one after another, and tells what became of each.
+    """Migrates files one by one and reports the outcome of each.
 
     Args:
-        told: called with the outcome of each.
-        out: where sources and receipts are, if not where ``codegen render`` puts them.
-        check: whether nothing is written.
+        told: report that collects the outcomes.
+        out: folder of sources and receipts, if not the one of ``codegen render``.
+        check: whether to write nothing.
 
     Attributes:
-        changed: whether something was to be written.
-        refused: whether something could not be carried over.
+        changed: whether a file needed a change.
+        refused: whether a file could not be migrated.
     """
 
     def __init__(self, told: Report, out: Path | None = None, *, check: bool = False) -> None:
@@ -94,10 +94,10 @@ class Migration:
         self.refused = False
 
     def file(self, path: Path) -> None:
-        """Carry over a spec with its receipt, or a file of rows.
+        """Migrate a spec with its receipt, or a file of rows.
 
         Raises:
-            CodegenError: for a file that is neither, or a spec that is none of today under any name.
+            CodegenError: if the file is neither, or the spec is invalid even after renaming fields.
         """
         if path.suffix in ROWS:
             self._rows(path)
@@ -111,15 +111,15 @@ class Migration:
             self._tell(True, display_path(path), f": {change}")
         if changes and not self._check:
             write_if_changed(path, text)
-        # All are found before any is written, for they share a source. The receipt of a twin is written first: where it
-        # is in a file of its own, there may be none of the other type.
+        # All receipts are read before any is written, because they share a source. A twin's receipt is written first:
+        # if it has its own file, the receipt of the other dtype may not exist.
         found = [self._earlier(named) for named in reversed(specs)]
         known = [earlier is None or self._is_known(earlier) for earlier in found]
         if not any(known) and not changes:
             self._tell(False, display_path(path))
 
     def _earlier(self, named: NamedSpec) -> _Earlier | None:
-        """Find the receipt of a kernel, or tell why not, and return None."""
+        """Find the receipt of a kernel; None after a report of the reason."""
         folder = home_of(named) if self._out is None else self._out
         path = receipt_path(named, folder)
         packaged = self._out is None and named.is_shipped and folder != GENERATED and not is_file(path)
@@ -131,7 +131,7 @@ class Migration:
         return _Earlier(named, path, packaged, place, migration.earlier_source(named, place))
 
     def _is_known(self, earlier: _Earlier) -> bool:
-        """Carry a receipt over, if there is one; return whether there is, or why not was told."""
+        """Migrate a receipt if there is one; return whether a receipt or an error was reported."""
         try:
             return self._receipt(earlier)
         except ReceiptError as error:
@@ -144,7 +144,7 @@ class Migration:
         typer.echo(f"{error}; run: {verify_line(named)}", err=True)
 
     def _receipt(self, earlier: _Earlier) -> bool:
-        """Carry the receipt of a spec over, if it has one; return whether it has."""
+        """Migrate the receipt of a spec if there is one; return whether there is."""
         named, path = earlier.named, earlier.path
         try:
             old = migration.earlier_receipt(named, earlier.place)
@@ -154,7 +154,7 @@ class Migration:
             return False
         receipt, source = migration.carried_over(old, named, earlier.source), render(named.main)
         if earlier.packaged and self._is_current(earlier, receipt, source, earlier.place):
-            changed = False  # an installed package's own files say so, and stay where they are
+            changed = False  # an installed package's own files are current and stay unchanged
         elif self._check:
             changed = not self._is_current(earlier, receipt, source, path)
         else:
@@ -166,7 +166,7 @@ class Migration:
         return True
 
     def _is_current(self, earlier: _Earlier, receipt: Receipt, source: str, path: Path) -> bool:
-        """Whether source and receipt of a kernel are in files as they are today."""
+        """Whether the files of a kernel have its current source and receipt."""
         try:
             text = Receipt.read(path).including(earlier.named, receipt).text
         except ReceiptError:
@@ -181,7 +181,7 @@ class Migration:
         self._tell(bool(outcome.carried), display_path(path), counts, otherwise="unchanged")
         self._told.rows[-1] |= {"carried": outcome.carried, "current": outcome.current, "left": outcome.left}
         for reason, names in outcome.left.items():
-            self._told.say(f"    left as they are, {reason}: {', '.join(map(one_line, names))}")
+            self._told.say(f"    unchanged, {reason}: {', '.join(map(one_line, names))}")
 
     def _tell(self, changed: bool, name: str, more: str = "", *, otherwise: str = "up to date") -> None:
         self.changed |= changed

@@ -1,7 +1,7 @@
-"""Carries receipts over to what their specs and sources are called now. Needs no GPU.
+"""Migration of receipts to renamed specs and sources. Needs no GPU.
 
-Machine code and launch are what was verified and measured. If both are the same, byte for byte, so are the results:
-only names, or comments, have changed. Where names have, a compiler shows it.
+The machine code and the launch were verified and measured. If both are unchanged, byte for byte, only names or comments
+have changed and the results still hold. After a change of names, a compilation confirms that.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from runtime.verify.receipts import cubin_record, differences
 
 
 def place_of(named: NamedSpec, folder: Path) -> Path:
-    """Return where the receipt of a spec is in ``folder``, or should be if there is none.
+    """Path of a spec's receipt in ``folder``, or the path where it belongs if there is none.
 
-    The spec may have been in another folder of specs/ when it was written, and that of a twin in a file of its own.
+    An earlier version may have had the spec in another folder of specs/, and a twin's receipt in its own file.
 
     Raises:
-        ReceiptError: if there is none but that of a kernel with another name.
+        ReceiptError: if the only receipt is for a kernel with another name.
     """
     path = receipt_path(named, folder)
     if _has(named, path):
@@ -58,9 +58,9 @@ def place_of(named: NamedSpec, folder: Path) -> Path:
 
 
 def _has(named: NamedSpec, path: Path) -> bool:
-    """Whether a file has the receipt of a kernel; one that cannot be read may have it."""
+    """Whether a file has, or may have if it is unreadable, the receipt of a kernel."""
     if path.stem != named.main.stem:
-        return is_file(path)  # as twins had
+        return is_file(path)  # as for twins in earlier versions
     try:
         read_receipt(named, path)
     except MissingReceipt:
@@ -71,7 +71,7 @@ def _has(named: NamedSpec, path: Path) -> bool:
 
 
 def earlier_receipt(named: NamedSpec, path: Path) -> Receipt:
-    """The receipt of a kernel at a place that ``place_of`` returned.
+    """Receipt of a kernel at a path from ``place_of``.
 
     Raises:
         MissingReceipt, ReceiptError: as ``read_receipt`` does.
@@ -80,7 +80,7 @@ def earlier_receipt(named: NamedSpec, path: Path) -> Receipt:
 
 
 def earlier_source(named: NamedSpec, path: Path) -> str | None:
-    """The source of a kernel beside its receipt; that of a twin by replacing words."""
+    """Source of a kernel beside its receipt; a twin's source by replacing words."""
     source = path.with_suffix(".cu")
     if not is_file(source):
         return None
@@ -97,20 +97,20 @@ def _spec_hash(path: Path) -> str:
 
 def _renamed(named: NamedSpec, old: str) -> ReceiptError:
     return ReceiptError(
-        f"{named.stem}: its receipt is of a kernel called {old}, and the name is a part of the machine code"
+        f"{named.stem}: its receipt describes a kernel named {old}, and the name is part of the machine code"
     )
 
 
 def carried_over(earlier: Receipt, named: NamedSpec, old_source: str | None) -> Receipt:
-    """Return a receipt as one of the spec and the source that there are now.
+    """Migrate a receipt to the current spec and source.
 
     Args:
-        earlier: what was known.
-        named: the spec as it is now.
-        old_source: the source beside that receipt, if there is one.
+        earlier: the earlier receipt.
+        named: the current spec.
+        old_source: the source beside the earlier receipt, if it exists.
 
     Raises:
-        ReceiptError: unless the spec is the receipt's but for renamed fields, and machine code and launch are the same.
+        ReceiptError: unless the spec differs only in renamed fields, and machine code and launch are unchanged.
     """
     old_stem = Path(earlier.source.file).stem
     if old_stem not in (named.stem, named.main.stem):
@@ -132,7 +132,7 @@ def carried_over(earlier: Receipt, named: NamedSpec, old_source: str | None) -> 
 
 
 def _same_code(earlier: Receipt, old_source: str | None, source: str) -> bool:
-    """Whether a source differs from the receipt's, if that is there, in comments alone: no compiler reads those."""
+    """Whether a source differs from the receipt's source, if that exists, only in comments, which no compiler reads."""
     if earlier.source.sha256 == source_sha256(source):
         return True
     if old_source is None or source_sha256(old_source) != earlier.source.sha256:
@@ -141,14 +141,14 @@ def _same_code(earlier: Receipt, old_source: str | None, source: str) -> bool:
 
 
 def _check_spec(earlier: Receipt, named: NamedSpec, old_source: str | None) -> None:
-    """Refuse a spec that is not the receipt's with the names of today."""
+    """Refuse a spec that differs from the receipt's spec with current names."""
     old = spec_json_of(old_source or "")
     if old is None or hashlib.sha256(old.encode()).hexdigest() != earlier.spec.hash:
         raise ReceiptError(
-            f"{named.stem}: its spec has changed, and {earlier.source.file} is not the source that the receipt is of, "
-            f"which would tell from what: restore that first (git checkout), then migrate"
+            f"{named.stem}: its spec has changed, and {earlier.source.file} is not the receipt's source, "
+            f"which would show the change: restore that source first (git checkout), then migrate"
         )
-    fields, _ = migrated(json_value(old))  # its hash is that of a spec
+    fields, _ = migrated(json_value(old))  # trusted, because its hash is the receipt's
     today = json.loads(named.spec.canonical_json())
     if canonical(fields) != named.spec.canonical_json():
         changed = sorted(name for name in fields.keys() | today.keys() if fields.get(name) != today.get(name))
@@ -156,17 +156,17 @@ def _check_spec(earlier: Receipt, named: NamedSpec, old_source: str | None) -> N
 
 
 def _cubin_of_today(earlier: Receipt, named: NamedSpec) -> CubinRecord:
-    """The record of a receipt's cubin, with the launch as it is hashed today.
+    """Cubin record of a receipt with the current hash of the launch.
 
-    Version 1 knew nothing of how much the L2 reads at a time: that is taken from the plan of today.
+    Version 1 did not record the L2 fetch granularity: the current plan provides it.
     """
     plan = generate(named).plan
     if earlier.schema_version == 1:
         found, told = version1.launch_sha256(plan), earlier.cubin.launch_sha256
         if found != told:
             raise ReceiptError(
-                f"{named.stem}: launch_sha256 is {found} by version 1, in which the receipt says {told}: the launch "
-                "has changed, or names of its parameters have since"
+                f"{named.stem}: launch_sha256 is {found} by version 1, the receipt says {told}: the launch "
+                "or the names of its parameters have changed"
             )
         return earlier.cubin.model_copy(update={"launch_sha256": plan.launch_sha256})
     if earlier.cubin.launch_sha256 != plan.launch_sha256:

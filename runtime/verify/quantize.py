@@ -1,7 +1,7 @@
-"""Quantize kernels: case table, oracle, and how one case is run.
+"""Quantize kernels: case table, oracle, and the run of one case.
 
-Codes and scales are bit for bit those of torch. The mean of K is compared with that in float64; what is subtracted is
-the kernel's own.
+Codes and scales must match torch's bit for bit. The mean of K is compared with the float64 mean; the oracle subtracts
+the kernel's own mean.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from runtime.kernels.arguments import TORCH_DTYPES
 from runtime.kernels.quantize import Quantized, QuantizeKernel, Rotary
 from runtime.verify.common import Outcome, Verification, generator, poisoned_memory
 
-CLOSE = 2.0**-20  # of the largest magnitude, of means and products in fp32
-_NAN_CODE = 0x7F  # of both types
+CLOSE = 2.0**-20  # relative to the largest magnitude, for means and products in fp32
+_NAN_CODE = 0x7F  # for both dtypes
 
 
 @dataclass(frozen=True)
@@ -30,13 +30,13 @@ class Case:
     Attributes:
         name: unique; also the seed.
         length: rows of a head.
-        heads: heads; kv_heads: of the mean, where rows are multiplied by it.
+        heads: heads; kv_heads: heads of the mean, if rows are multiplied by it.
         batch: batches.
-        data: "normal"; "outliers" with 0.1% of std 10 in place of 1; "offset" with columns whose mean is far from 0;
-            "small", "zeros" in whole blocks, "strange" with infinities and NaN.
-        strided: x is a view of (batch, length, heads, head_dim), cosines and sines are of wider rows.
-        given: the mean to subtract, or the scales of columns, come from the caller; of scales of heads, which always
-            do, one for all; of cosines and sines likewise, those of all batches.
+        data: "normal"; "outliers", 0.1% with std 10 instead of 1; "offset", columns with a mean far from 0; "small";
+            "zeros" in whole blocks; "strange", with infinities and NaN.
+        strided: x is a view of (batch, length, heads, head_dim), cosines and sines are views of wider rows.
+        given: the caller passes the mean to subtract or the scales of columns. Scales of heads, which the caller always
+            passes, are then one scale for all heads, and cosines and sines are the same for all batches.
         into: results are written into a larger tensor of the caller.
     """
 
@@ -51,7 +51,7 @@ class Case:
     into: bool = False
 
     def describe(self) -> str:
-        """Return the parameters in words."""
+        """Description of the parameters."""
         said = {"strided": self.strided, "statistic given": self.given, "written into": self.into}
         sizes = f"{self.batch} x {self.heads}:{self.kv_heads} heads, length {self.length}, {self.data} data"
         return ", ".join([sizes, *(word for word, holds in said.items() if holds)])
@@ -76,7 +76,7 @@ CASES = (
 
 
 def drawn(case: Case, head_dim: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Return the tensor of a case."""
+    """Draw the tensor of a case."""
     draw = generator(case.name, device)
     shape = (case.batch, case.heads, case.length, head_dim)
     x = torch.randn(shape, generator=draw, device=device)
@@ -102,7 +102,7 @@ def drawn(case: Case, head_dim: int, dtype: torch.dtype, device: torch.device) -
 
 
 def rotated(x: torch.Tensor) -> torch.Tensor:
-    """Return rows times signs and the Hadamard matrix, without the factor, in the kernel's order of additions."""
+    """Rows times signs and the unnormalized Hadamard matrix, in the kernel's order of additions."""
     head_dim = x.shape[-1]
     signs = [1 - 2 * (word >> bit & 1) for word in sign_words(head_dim) for bit in range(SIGN_BITS)]
     x = x * torch.tensor(signs, dtype=torch.float32, device=x.device)
@@ -116,7 +116,7 @@ def rotated(x: torch.Tensor) -> torch.Tensor:
 
 
 def embedded(x: torch.Tensor, rotary: Rotary, pairs: str) -> torch.Tensor:
-    """Return rows with the rotary embedding, float32: each product is rounded, then their sum, as in the kernel."""
+    """Rows with the rotary embedding, float32. Each product is rounded, then their sum, as in the kernel."""
     cosines, sines = (each if each.dim() == 2 else each[:, None] for each in rotary)
     x = x.float()
     if pairs == "half":
@@ -127,13 +127,13 @@ def embedded(x: torch.Tensor, rotary: Rotary, pairs: str) -> torch.Tensor:
 
 
 def scales_of(amax: torch.Tensor, codes: str) -> torch.Tensor:
-    """Return the scales of groups, float32."""
-    largest = torch.full_like(amax, LARGEST[codes])  # torch divides by a number by multiplying by its inverse
+    """Scales of groups, float32."""
+    largest = torch.full_like(amax, LARGEST[codes])  # torch divides by a number by multiplying with its reciprocal
     return torch.where(amax >= LEAST_AMAX, amax / largest, torch.ones_like(amax))
 
 
 def coded(x: torch.Tensor, scales: torch.Tensor, codes: str) -> torch.Tensor:
-    """Return the codes of x, float32, with scales that broadcast to it."""
+    """Codes of x, float32, for scales that broadcast to x."""
     largest = LARGEST[codes]
     found = (x * (torch.ones_like(scales) / scales)).clamp(-largest, largest)
     bits = found.to(TORCH_DTYPES[codes]).view(torch.uint8)
@@ -141,7 +141,7 @@ def coded(x: torch.Tensor, scales: torch.Tensor, codes: str) -> torch.Tensor:
 
 
 def in_key_order(codes: torch.Tensor) -> torch.Tensor:
-    """Return V^T of codes (batch, heads, length, head_dim): filled up with zeros, and its keys in their order."""
+    """V^T from codes (batch, heads, length, head_dim), padded with zeros and with its keys in the kernels' order."""
     bits = codes.view(torch.uint8)
     bits = torch.nn.functional.pad(bits, (0, 0, 0, -codes.shape[2] % V_KEYS)).mT
     order = torch.tensor(KEY_ORDER, device=codes.device)
@@ -162,7 +162,7 @@ def expected(
     scales: torch.Tensor | None,
     rotary: Rotary | None = None,
 ) -> Quantized:
-    """The result that a kernel must have for x: ``mean`` is subtracted, ``scales`` are those of the call."""
+    """Expected result for x: ``mean`` is subtracted, ``scales`` are the call's."""
     values = x.float() if rotary is None else embedded(x, rotary, spec.rotary)
     if spec.scales == "channel":
         scales = scales_of(_amax(values, (2,)), spec.codes) if scales is None else scales
@@ -186,7 +186,7 @@ def expected(
 
 
 def run_case(kernel: QuantizeKernel, case: Case, device: torch.device) -> Outcome:
-    """Run one case twice in poisoned memory: codes and scales are right or wrong, by how many."""
+    """Run one case twice in poisoned memory; the error is the number of wrong codes and scales."""
     spec = kernel.spec
     x = drawn(case, spec.head_dim, TORCH_DTYPES[spec.dtype], device)
     named = _arguments(spec, case, x)
@@ -204,7 +204,7 @@ def run_case(kernel: QuantizeKernel, case: Case, device: torch.device) -> Outcom
 
 
 def _arguments(spec: QuantizeSpec, case: Case, x: torch.Tensor) -> dict[str, Any]:
-    """The arguments of a call beside x."""
+    """Arguments of a call other than x."""
     draw = generator(f"{case.name} given", x.device)
     found: dict[str, Any] = {}
     if spec.mean == "product":
@@ -213,7 +213,7 @@ def _arguments(spec: QuantizeSpec, case: Case, x: torch.Tensor) -> dict[str, Any
         found["mean"] = torch.randn((case.batch, case.heads, spec.head_dim), generator=draw, device=x.device)
     of = {"given": (1, 1, 1) if case.given else (case.batch, case.heads, 1)}
     of |= {"channel": (case.batch, case.heads, spec.head_dim)} if case.given else {}
-    if spec.scales in of:  # which some elements exceed
+    if spec.scales in of:  # some elements exceed these scales
         drawn = torch.rand(of[spec.scales], generator=draw, device=x.device)
         found["scales"] = (0.5 + drawn) * 4 / LARGEST[spec.codes]
     if spec.rotary != "none":
@@ -222,9 +222,9 @@ def _arguments(spec: QuantizeSpec, case: Case, x: torch.Tensor) -> dict[str, Any
 
 
 def angles(case: Case, head_dim: int, device: torch.device) -> Rotary:
-    """Return cosines and sines of positions, in each batch from another one on.
+    """Cosines and sines of positions, with another first position in each batch.
 
-    They are parts of wider rows where x is a view, and those of all batches where what else is given is.
+    They are parts of wider rows if x is a view, and shared by all batches if the case is ``given``.
     """
     half = head_dim // 2
     positions = torch.arange(case.length, device=device) + 1000.0 * torch.arange(case.batch, device=device)[:, None]
@@ -236,7 +236,7 @@ def angles(case: Case, head_dim: int, device: torch.device) -> Rotary:
 
 
 def _call(kernel: QuantizeKernel, case: Case, x: torch.Tensor, named: dict[str, Any]) -> tuple[Quantized, str | None]:
-    """Call, into a part of a larger tensor if the case says so: also return what was written beside that part."""
+    """Call the kernel, into a part of a larger tensor for ``into``; also describe writes outside the part."""
     if not case.into:
         return kernel(x, **named), None
     spec = kernel.spec
@@ -255,11 +255,11 @@ def _call(kernel: QuantizeKernel, case: Case, x: torch.Tensor, named: dict[str, 
         more["out_scales"] = torch.zeros((blocks, case.heads, case.batch), device=x.device).permute(2, 1, 0)
     found = kernel(x, **named, **more)
     beside = int((whole != 0x11).sum()) - int((part != 0x11).sum())
-    return found, f"{beside} codes were written beside the part" if beside else ""
+    return found, f"{beside} codes were written outside the part" if beside else ""
 
 
 def _columns(spec: QuantizeSpec, case: Case, x: torch.Tensor, found: Quantized, named: Any) -> list[str]:
-    """Check the mean and products with it; return faults in words."""
+    """Check the mean and the products with it; return descriptions of faults."""
     values = embedded(x, named["rotary"], spec.rotary).double() if "rotary" in named else x.double()
     finite = torch.where(values.isfinite(), values, torch.zeros_like(values))
     if spec.mean == "subtract" and not case.given:

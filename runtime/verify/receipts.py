@@ -1,4 +1,4 @@
-"""Puts a receipt together. Needs a compiler, not a GPU."""
+"""Assembly of receipts. Needs a compiler, no GPU."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from runtime.compile.inspection import usage
 
 
 def cubin_record(compiled: Compiled, *, with_ptx: bool = True) -> CubinRecord:
-    """The record of a cubin, with that of the PTX for newer GPUs unless ``with_ptx`` is False."""
+    """Record of a cubin, with the PTX for newer GPUs unless ``with_ptx`` is False."""
     used = usage(compiled)
     compiler, package = toolchain.compiler_version()
     has_ptx = with_ptx and compiled.plan.arch.forward_compatible
@@ -51,7 +51,7 @@ def cubin_record(compiled: Compiled, *, with_ptx: bool = True) -> CubinRecord:
 def receipt(
     named: NamedSpec, verification: VerificationRecord | None, measurement: tuple[MeasurementRecord, ...] = ()
 ) -> Receipt:
-    """Return the receipt of a spec: compiled now, verified as given."""
+    """Receipt of a spec, compiled now, with the given verification."""
     compiled = compile_spec(named)
     return unverified(compiled, cubin_record(compiled)).model_copy(
         update={"verification": verification, "measurement": measurement}
@@ -59,7 +59,7 @@ def receipt(
 
 
 def with_measurement_in(path: Path, named: NamedSpec, receipt: Receipt) -> Receipt:
-    """Return a receipt of a kernel with the measurement of the one that its file has, where that is of the same."""
+    """Receipt with the measurement of the receipt in its file, if that describes the same kernel."""
     try:
         return receipt.with_measurement_of(read_receipt(named, path))
     except ReceiptError:
@@ -67,7 +67,7 @@ def with_measurement_in(path: Path, named: NamedSpec, receipt: Receipt) -> Recei
 
 
 def unverified(compiled: Compiled, cubin: CubinRecord) -> Receipt:
-    """Return a receipt that says nothing of a GPU."""
+    """Receipt without GPU results."""
     named = compiled.named
     return Receipt(
         spec=SpecRecord(file=named.origin, hash=named.spec.hash),
@@ -77,18 +77,18 @@ def unverified(compiled: Compiled, cubin: CubinRecord) -> Receipt:
 
 
 def differences(recorded: CubinRecord, found: CubinRecord) -> list[str]:
-    """Return in words what a receipt says differently about a cubin."""
+    """Descriptions of the differences between a cubin and its receipt."""
     fields = [name for name in CubinRecord.model_fields if getattr(recorded, name) != getattr(found, name)]
     return [f"{name} is {getattr(found, name)}, the receipt says {getattr(recorded, name)}" for name in fields]
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What a receipt says about a cubin that has just been made.
+    """Comparison of a new cubin with its receipt.
 
     Attributes:
-        differences: each in a line; () if it is the cubin of the receipt.
-        of_other: the compiler of the receipt, if it is another one: nothing was compared then.
+        differences: one line each; () if the cubin matches the receipt.
+        of_other: the receipt's compiler if it is another one, in which case nothing was compared.
     """
 
     differences: tuple[str, ...] = ()
@@ -96,17 +96,17 @@ class Comparison:
 
     @property
     def outcome(self) -> str:
-        """In a word: ``same``, ``differs`` (or has no receipt), ``other compiler``."""
+        """Summary: ``same``, ``differs`` (or has no receipt) or ``other compiler``."""
         return "other compiler" if self.of_other else "differs" if self.differences else "same"
 
 
 def compared(compiled: Compiled, path: Path, *, strict: bool = False) -> Comparison:
     """Compare a cubin with the receipt at ``path``.
 
-    Cubins of another compiler are not compared, unless ``strict``: then they differ.
+    Cubins of another compiler are not compared, or count as different if ``strict``.
 
     Raises:
-        ReceiptError: for a receipt that cannot be read.
+        ReceiptError: if the receipt cannot be read.
     """
     named = compiled.named
     try:
@@ -116,9 +116,9 @@ def compared(compiled: Compiled, path: Path, *, strict: bool = False) -> Compari
     told, found = receipt.cubin, cubin_record(compiled)
     if told.compiler_package != found.compiler_package and not strict:
         return Comparison(of_other=told.compiler_package)
-    if receipt.schema_version == 1:  # its launch hash is another one: nothing to compare
+    if receipt.schema_version == 1:  # its launch hash has another definition: nothing to compare
         told = told.model_copy(update={"launch_sha256": found.launch_sha256})
     found_differences = differences(told, found)
     if receipt.schema_version == 1:
-        found_differences.append(f"its receipt is of version 1; run: codegen migrate {named.stem}")
+        found_differences.append(f"its receipt has version 1; run: codegen migrate {named.stem}")
     return Comparison(tuple(f"{named.stem}: {difference}" for difference in found_differences))

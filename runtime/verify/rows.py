@@ -1,6 +1,6 @@
-"""Rows of benchmarks: which kernel each was measured with, and how they follow one whose names have changed.
+"""Rows of benchmarks: the kernel of each row, and the migration of rows to renamed kernels.
 
-A row has its spec, the hash of its source, and those of the code that was compiled from it and of the launch.
+A row has the kernel's spec and the hashes of its source, its compiled code and its launch.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Fields = dict[str, Any]
 
 
 def kernel_fields(named: NamedSpec, ran: bool = True) -> Fields:
-    """The fields of a row that name its kernel; the hashes of one that did not run are None."""
+    """Fields of a row that identify its kernel; the hashes of a kernel that did not run are None."""
     compiled = _compiled(named) if ran else None
     return {
         "spec": json.loads(named.spec.canonical_json()),
@@ -43,19 +43,19 @@ def kernel_fields(named: NamedSpec, ran: bool = True) -> Fields:
 
 
 def _compiled(named: NamedSpec) -> Compiled:
-    """Compile a kernel to PTX, from which a cubin follows, or to a cubin where PTX is not for other devices."""
+    """Compile a kernel to PTX, which determines the cubin, or to a cubin if its PTX does not run on other devices."""
     return compile_spec(named, "ptx" if ARCHS[named.spec.arch].forward_compatible else "cubin")
 
 
 @dataclass
 class Outcome:
-    """What became of the rows of a file.
+    """Outcome of migrating the rows of a file.
 
     Attributes:
-        text: the file as it is to be.
-        current: number of rows that are up to date.
-        carried: names of rows that were carried over.
-        left: names of rows that were left as they are, by the reason.
+        text: new content of the file.
+        current: number of up-to-date rows.
+        carried: names of migrated rows.
+        left: names of unchanged outdated rows, by reason.
     """
 
     text: str
@@ -64,19 +64,19 @@ class Outcome:
     left: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
 
     def write(self, path: Path) -> bool:
-        """Write the file; return whether it changed."""
+        """Write the file and return whether it changed."""
         return write_if_changed(path, self.text)
 
 
 def carried_over(path: Path) -> Outcome:
-    """Carry over the rows of a report (``.json``) or of a file with one on each line (``.jsonl``).
+    """Migrate the rows of a report (``.json``) or of a file with one row per line (``.jsonl``).
 
-    A row is carried over if the code that was measured is compiled from today's source of its spec, whose fields may
-    have been renamed. Others are left as they are: tables mark them.
+    A row is migrated if its spec, with renamed fields, still compiles to the measured code. Other rows stay unchanged,
+    and tables mark them.
 
     Raises:
-        ReceiptError: for a file that cannot be read or is not JSON; for a row with a field that is missing or not of
-            its type, with row and field.
+        ReceiptError: if the file cannot be read or is not JSON, or a field of a row is missing or has another type,
+            with row and field.
     """
     lines = path.suffix == ".jsonl"
     try:
@@ -96,12 +96,12 @@ def carried_over(path: Path) -> Outcome:
 
 
 def _carry(node: Fields, row: KernelRow, outcome: Outcome) -> None:
-    """Carry one row over, or say why not.
+    """Migrate one row, or record why not.
 
     Args:
-        node: the object with the row's hashes, which is changed.
-        row: its fields.
-        outcome: gets the row's name.
+        node: the object with the row's hashes, which is modified.
+        row: fields of the row.
+        outcome: outcome to which the row's name is added.
     """
     try:
         kernels = _kernels(row)
@@ -110,7 +110,7 @@ def _carry(node: Fields, row: KernelRow, outcome: Outcome) -> None:
             return
         reason = _rebind(node, row, kernels)
     except CodegenError as error:
-        reason = f"its spec is none of today: {error}"
+        reason = f"its spec is no longer valid: {error}"
     if reason:
         outcome.left[reason].append(row.title)
     else:
@@ -118,15 +118,15 @@ def _carry(node: Fields, row: KernelRow, outcome: Outcome) -> None:
 
 
 def _kernels(row: KernelRow) -> list[NamedSpec]:
-    """The kernels of today that may be a row's: a shipped one whose name the row has, and that of its spec alone.
+    """Current kernels that may be the row's: the shipped one with the row's name, and the one of its spec alone.
 
     Raises:
-        CodegenError: if its spec, with the names of today, is not a whole one of today.
+        CodegenError: if its spec, with current names, is not a valid complete spec.
     """
     fields, _ = migrated(row.spec)
     named = find_spec(parse_spec(fields))
     if canonical(fields) != named.spec.canonical_json():
-        raise CodegenError("more than names has changed")
+        raise CodegenError("more than names have changed")
     shipped = [find_spec(row.name)] if row.name in shipped_names() else []
     return [*(each for each in shipped if each.spec == named.spec), named]
 
@@ -140,13 +140,13 @@ def _is_current(row: KernelRow, named: NamedSpec) -> bool:
 
 
 def _rebind(node: Fields, row: KernelRow, kernels: list[NamedSpec]) -> str:
-    """Bind a row to today's source of its kernel, or return the reason that forbids it."""
+    """Bind a row to the current source of its kernel, or return the reason why that is impossible."""
     present = toolchain.compiler_version()[1]
     if row.versions.compiler != present:
-        compiler = one_line(row.versions.compiler) or "a compiler that is not named"
-        return f"measured with {compiler}, and this is {present}"
+        compiler = one_line(row.versions.compiler) or "an unnamed compiler"
+        return f"measured with {compiler}, but the compiler is {present}"
     for named in kernels:
-        # The name of a kernel that has no file is made of its spec, by whichever names that had.
+        # The name of a kernel without a file derives from its spec, with the field names of its time.
         older = NamedSpec(_stem_of(row, named), named.spec) if named.path is None else named
         compiled = _compiled(older)
         if not _is_code_of(row, compiled):
@@ -154,27 +154,27 @@ def _rebind(node: Fields, row: KernelRow, kernels: list[NamedSpec]) -> str:
         if older.stem != named.stem:
             renamed = compiled.code.replace(older.stem.encode(), named.stem.encode())
             if renamed != _compiled(named).code:
-                return "its kernel's name is made of the spec, and the compiler makes other code under another name"
+                return "its kernel's name derives from the spec, and the name changes the compiled code"
         fields = kernel_fields(named)
         items = [(key, fields.pop(key, value)) for key, value in node.items()]
         node.clear()
         for key, value in items:
             node[key] = value
             if key == "code_sha256":
-                node.update(fields)  # of an older row, the launch
+                node.update(fields)  # the launch of an older row
         return ""
-    return "its machine code or its launch is another today"
+    return "its machine code or its launch has changed"
 
 
 def _stem_of(row: KernelRow, named: NamedSpec) -> str:
-    """The name that the kernel of a row had: it ends in the hash of the spec."""
+    """Name of a row's kernel at the time, which ends in the hash of the spec."""
     digest = hashlib.sha256(canonical(row.spec).encode()).hexdigest()
     return named.stem.removesuffix(named.spec.hash[:8]) + digest[:8]
 
 
 def _is_code_of(row: KernelRow, compiled: Compiled) -> bool:
-    """Whether a row was measured with this code, launched as today."""
-    if row.launch_sha256 is None:  # an older one: both in one hash
+    """Whether a row was measured with this code and the current launch."""
+    if row.launch_sha256 is None:  # an older row: one hash of both
         return row.code_sha256 == version1.code_sha256(compiled.code, compiled.plan)
     measured = row.code_sha256, row.launch_sha256
     return measured == (hashlib.sha256(compiled.code).hexdigest(), compiled.plan.launch_sha256)

@@ -1,4 +1,4 @@
-"""Runs the case table of a kernel on a GPU."""
+"""Runs of a kernel's case table on a GPU."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def verification_of(spec: Spec) -> Verification:
 
 
 def run_case(kernel: Kernel, case: Any, device: torch.device) -> Outcome:
-    """Run one case with guard bands around its tensors, and beside its oracle."""
+    """Run one case with guard bands around its tensors, and compare it with its oracle."""
     guarded = Guarded(kernel)
     outcome = verification_of(kernel.spec).run_case(guarded, case, device)
     return replace(outcome, problem="; ".join(filter(None, (outcome.problem, *guarded.faults))))
 
 
 def outcomes(kernel: Kernel) -> Iterator[Outcome]:
-    """Run every case of the kernel's operator on the current device; the random shapes count as one."""
+    """Run every case of the kernel's operator on the current device; the random shapes count as one case."""
     device = torch.device("cuda", torch.cuda.current_device())
     spec, verification = kernel.spec, verification_of(kernel.spec)
     for case in verification.cases(kernel.compiled.plan, spec):
@@ -47,7 +47,7 @@ def outcomes(kernel: Kernel) -> Iterator[Outcome]:
 
 
 def plain_failure(kernel: Kernel) -> str:
-    """Run the first case of a kernel, which is its plain one; return what is wrong, or ""."""
+    """Run the first, plain case of a kernel; return a description of its failure, or ""."""
     for outcome in itertools.islice(outcomes(kernel), 1):
         if not outcome.passed:
             told = f"{outcome.name}: error {outcome.max_error:.3g}, allowed {outcome.tolerance:.3g}"
@@ -56,18 +56,18 @@ def plain_failure(kernel: Kernel) -> str:
 
 
 def verify(named: NamedSpec) -> tuple[Kernel, VerificationRecord]:
-    """Load a kernel, through PTX where the device is newer than it, and run its cases.
+    """Load a kernel, through PTX on a newer device, and run its cases.
 
     Raises:
-        DeviceError: without a GPU that can run it.
+        DeviceError: if no GPU can run it.
     """
-    with prebuilt.ignored(), verified_only(False):  # this makes the receipt
+    with prebuilt.ignored(), verified_only(False):  # the receipt does not exist yet
         kernel = load_kernel(named, forward_compatible=True)
         return _verified(kernel)
 
 
 def _verified(kernel: Kernel) -> tuple[Kernel, VerificationRecord]:
-    """The kernel, and the record of its cases on the current device."""
+    """The kernel and the record of its cases on the current device."""
     cases = tuple(
         CaseRecord(
             name=o.name,
@@ -94,7 +94,7 @@ def _verified(kernel: Kernel) -> tuple[Kernel, VerificationRecord]:
 
 
 def driver_version() -> str:
-    """Version of the installed driver, or of the CUDA it supports if the driver's is unknown."""
+    """Version of the installed driver, or of the CUDA that it supports if its own version is unknown."""
     try:
         words = Path("/proc/driver/nvidia/version").read_text().split()
         return next(word for word in words if "." in word and word[0].isdigit())

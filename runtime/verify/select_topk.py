@@ -1,4 +1,4 @@
-"""Selection of key blocks: case table, oracle, and how one case is run."""
+"""Selection of KV blocks: case table, oracle, and the run of one case."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from runtime.kernels.arguments import TORCH_DTYPES
 from runtime.kernels.select_topk import SelectTopkKernel
 from runtime.verify.common import Outcome, Verification, generator, poisoned_memory
 
-CLOSE = 2.0**-20  # of the largest product: in fp32, products that are as close may change places
+CLOSE = 2.0**-20  # relative to the largest product: closer products may swap ranks in fp32
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,9 @@ class Case:
         heads: query heads; kv_heads: heads of k.
         batch: batches.
         head_dim: elements of a head.
-        causal: key blocks of the future are hidden.
-        always: blocks that come first.
-        whole: elements are -1, 0 or 1, so that products are exact and many are equal.
+        causal: KV blocks of the future are hidden.
+        always: blocks that are selected first.
+        whole: elements are -1, 0 or 1, so that products are exact and many of them equal.
         strided: q and k are views of (batch, length, heads, head_dim).
     """
 
@@ -47,7 +47,7 @@ class Case:
     strided: bool = False
 
     def describe(self) -> str:
-        """Return the parameters in words."""
+        """Description of the parameters."""
         sizes = f"{self.batch} x {self.heads}:{self.kv_heads} heads, {self.q_len} x {self.kv_len}, d {self.head_dim}"
         said = {"causal": self.causal, "exact ties": self.whole, "strided": self.strided}
         always = [f"always {', '.join(map(str, self.always))}"] if self.always else []
@@ -76,7 +76,7 @@ CASES = (
 
 
 def ranks(q: torch.Tensor, k: torch.Tensor, case: Case) -> torch.Tensor:
-    """Return the products of means, float64 (batch, heads, query blocks, key blocks): -inf hidden, inf always taken."""
+    """Products of means, float64 (batch, heads, query blocks, KV blocks): -inf if hidden, inf if always selected."""
     means = [_means(tensor, size) for tensor, size in zip((q, k), case.block, strict=True)]
     product = means[0] @ means[1].repeat_interleave(case.heads // case.kv_heads, 1).mT
     rows, columns = product.shape[2:]
@@ -96,7 +96,7 @@ def _means(tensor: torch.Tensor, size: int) -> torch.Tensor:
 
 
 def selected(ranked: torch.Tensor, topk: int) -> torch.Tensor:
-    """Return the lists: the largest products, of equal ones the lower numbers, in ascending order, then -1."""
+    """Expected lists: the largest products, lower numbers first among equal ones, in ascending order, then -1."""
     columns = ranked.shape[-1]
     order = ranked.sort(stable=True, dim=-1, descending=True)
     taken = order.indices[..., :topk].masked_fill(order.values[..., :topk] == -math.inf, columns).sort(-1).values
@@ -106,7 +106,7 @@ def selected(ranked: torch.Tensor, topk: int) -> torch.Tensor:
 
 
 def gap(lists: torch.Tensor, ranked: torch.Tensor, topk: int) -> float:
-    """Return by how much a product that is left out exceeds one that is taken; NaN for lists that are none."""
+    """Largest excess of an omitted product over a selected one; NaN for invalid lists."""
     columns = ranked.shape[-1]
     there = lists >= 0
     count = (ranked > -math.inf).sum(-1).clamp(max=topk)

@@ -1,9 +1,9 @@
-"""Sums of FP8 products as the tensor core makes them: a model of its accumulator, on any device.
+"""Model of the tensor core's accumulator for FP8 products, on any device.
 
-Of the products of a step of the instruction and the sum so far, the largest decides a unit; each is cut down to a
-multiple of it, and then they are added up exactly. The unit is 2^-13 of the power of two that the largest begins with,
-so about 14 bits are kept. Sources: Fasi et al., "Numerical behavior of NVIDIA tensor cores", 2021, of the way;
-DeepSeek-V3, section 3.3.2, of the bits on Hopper.
+The largest of a step's products and the running sum determines a unit. Each of them is truncated to a multiple of the
+unit, and then they are added exactly. The unit is 2^-13 times the leading power of two of the largest one, so about 14
+bits remain. Sources: Fasi et al., "Numerical behavior of NVIDIA tensor cores", 2021, for the method; DeepSeek-V3,
+section 3.3.2, for the bits on Hopper.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from __future__ import annotations
 import torch
 
 FRACTION_BITS = 13
-STEP = 32  # elements of K that an instruction multiplies at once
-_ELEMENTS = 2**27  # of products that are kept at once
+STEP = 32  # elements of K per instruction
+_ELEMENTS = 2**27  # products in memory at once
 
 
 def products(a: torch.Tensor, b: torch.Tensor, *, flush_every: int | None = None) -> torch.Tensor:
-    """Return A B^T as the tensor core adds it up.
+    """Compute A B^T with the tensor core's accumulation.
 
     Args:
-        a: (..., M, K): codes, or what they stand for times a power of two.
-        b: (..., N, K), of as many leading dimensions, all as long.
-        flush_every: elements of K after which the sum is added to one in fp32, and begun anew; None: never.
+        a: (..., M, K): codes, or their values times a power of two.
+        b: (..., N, K), with the same leading dimensions.
+        flush_every: elements of K after which the sum is added to an fp32 accumulator and reset; None for never.
 
     Returns:
         float32 (..., M, N).
@@ -45,7 +45,7 @@ def _product(a: torch.Tensor, b: torch.Tensor, flush_every: int) -> torch.Tensor
 
 
 def _accumulate(sums: torch.Tensor, terms: torch.Tensor) -> torch.Tensor:
-    """Return sums (M, N) plus terms (M, N, STEP)."""
+    """Sums (M, N) plus terms (M, N, STEP)."""
     largest = torch.maximum(sums.abs(), torch.amax(terms.abs(), -1))
     exponent = torch.frexp(largest).exponent - 1
     unit = torch.ldexp(torch.ones_like(largest), exponent - FRACTION_BITS)

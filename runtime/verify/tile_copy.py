@@ -1,4 +1,4 @@
-"""Tile copy: case table, oracle, and how one case is run."""
+"""Tile copy: case table, oracle, and the run of one case."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Case:
 
     Attributes:
         name: unique; also the seed.
-        rows: of the matrix; columns: a multiple of 8.
+        rows: rows of the matrix; columns: columns, a multiple of 8.
         strided: in and out are column slices of wider matrices.
         own_out: the kernel allocates its result.
     """
@@ -29,7 +29,7 @@ class Case:
     own_out: bool = False
 
     def describe(self) -> str:
-        """Return the parameters in words."""
+        """Description of the parameters."""
         extras = {"strided": self.strided, "own out": self.own_out}
         return ", ".join([f"{self.rows} x {self.columns}", *(word for word, said in extras.items() if said)])
 
@@ -49,7 +49,7 @@ CASES = (
 
 
 def run_case(kernel: TileCopyKernel, case: Case, device: torch.device) -> Outcome:
-    """Run one case twice on poisoned outputs; every bit must be that of the input."""
+    """Run one case twice on poisoned outputs; every bit must match the input."""
     dtype, beside = TORCH_DTYPES[kernel.spec.dtype], 64 if case.strided else 0
     shape = (case.rows, case.columns + beside)
     x = torch.randn(shape, generator=generator(case.name, device), device=device).to(dtype)[:, : case.columns]

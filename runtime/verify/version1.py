@@ -1,4 +1,4 @@
-"""The launch as version 1 of receipts hashed it, with names: only to tell whether one still says what is so today."""
+"""The launch hash of version 1 receipts, which covers names: used only to check whether such a receipt still holds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from codegen.plan import Plan
 
 
 def launch(plan: Plan) -> dict[str, Any]:
-    """The fields over which version 1 took its hash."""
+    """Fields of version 1's launch hash."""
     prologue = plan.prologue
     further = {"prologue_shared_bytes": prologue.shared_bytes, "prologue_overlaps": 1} if prologue else {}
     return {
@@ -25,12 +25,12 @@ def launch(plan: Plan) -> dict[str, Any]:
 
 
 def launch_sha256(plan: Plan) -> str:
-    """Return the hash of the launch in receipts."""
+    """Hash of the launch in version 1 receipts."""
     return hashlib.sha256(_json(plan)).hexdigest()
 
 
 def code_sha256(code: bytes, plan: Plan) -> str:
-    """Return the hash that rows of benchmarks had, of code and launch together."""
+    """Hash of code and launch together in older rows of benchmarks."""
     return hashlib.sha256(code + _json(plan)).hexdigest()
 
 

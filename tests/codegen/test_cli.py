@@ -140,6 +140,92 @@ def test_bad_spec_has_file_and_line(run: Run) -> None:
     assert not Path("mine.cu").exists()
 
 
+MISTAKES = """op: attention
+arch: h100
+dtype: float16
+head_dim: 80
+lse: yes
+schedul: multistage
+copy: tma-
+pattern: {kind: sliding_windows, left: 3}
+"""
+
+
+def test_every_mistake_of_a_file_is_told_in_one_run(run: Run) -> None:
+    Path("bad.yaml").write_text(MISTAKES)
+    code, out, err = run("explain", "bad.yaml")
+    assert (code, out) == (2, "")
+    assert {line.removeprefix("error: bad.yaml:").partition("; allowed")[0] for line in err.splitlines()} == {
+        "6: schedul: is not a field of this spec; did you mean schedule?",
+        "2: arch: is 'h100'",
+        "3: dtype: is 'float16'",
+        "7: copy: is 'tma-'",
+        "4: head_dim: is 80",
+        "8: pattern.kind: is 'sliding_windows'",
+        "5: lse: is 'yes'",
+    }
+
+
+def test_a_misspelt_field_is_told_once(run: Run) -> None:
+    Path("bad.yaml").write_text(OWN_SPEC.replace("head_dim", "head_dims"))
+    assert refused(run("explain", "bad.yaml")).startswith("bad.yaml:3: head_dims: is not a field of this spec")
+
+
+def test_mistakes_of_one_file_stop_no_other(run: Run) -> None:
+    for name in ("one", "other"):
+        Path(f"{name}.yaml").write_text(OWN_SPEC)
+    Path("bad.yaml").write_text(MISTAKES)
+    Path("worse.yaml").write_text("op: flash_attention\n")
+    code, out, err = run("render", "one.yaml", "bad.yaml", "worse.yaml", "other.yaml")
+    assert (code, out) == (1, "wrote  one.cu\nwrote  other.cu\n")
+    assert err.count("error: bad.yaml:") == 7 and err.splitlines()[-1].startswith("error: worse.yaml:1: op: ")
+    assert run("render", "bad.yaml", "worse.yaml") == (2, "", err)
+
+
+SUGGESTIONS = [
+    ("schedule: ping-pong", "; did you mean ping_pong?"),
+    ("schedule: pingpong", "; did you mean ping_pong?"),
+    ("dtype: bfloat16", "; did you mean bf16?"),
+    ("dtype: torch.float16", "; did you mean fp16?"),
+    ("arch: RTX 4090", "; did you mean sm_89?"),
+    ("arch: sm90", "; did you mean sm_90a?"),
+    ("arch: sm_100a", "; data-center Blackwell GPUs (B200, B300, GB200: sm_100, sm_103) are not supported"),
+    ("arch: GB200", "; data-center Blackwell GPUs (B200, B300, GB200: sm_100, sm_103) are not supported"),
+    ("head_dim: 80", "; calls with smaller heads use the next size, 96"),
+    ("head_dim: 512", "128, 192 or 256"),
+    ('head_dim: "128"', "; write 128 without quotes"),
+    ("pattern: {kind: sliding_windows}", "; did you mean sliding_window?"),
+    ("pattern: {kind: sliding_window, window_size: 1024}", "; write left: 1023, right: 0"),
+    ("pattern: {kind: sliding_window, window_size: [512, 0]}", "; write left: 512, right: 0"),
+    ("op: flash_attention", "; did you mean attention?"),
+    ("causal: true", "; write pattern: {kind: causal}"),
+    ("softmax_scale: 0.1", "; the scale is an argument of the call: leave it out"),
+    ("lse: yes", "; allowed: true, false"),
+]
+
+
+@pytest.mark.parametrize(("field", "says"), SUGGESTIONS, ids=[field for field, _ in SUGGESTIONS])
+def test_a_wrong_value_gets_the_right_one(run: Run, field: str, says: str) -> None:
+    name = field.partition(":")[0]
+    lines = [line for line in OWN_SPEC.splitlines() if not line.startswith(f"{name}:")]
+    Path("mine.yaml").write_text("\n".join([*lines, field]))
+    assert refused(run("explain", "mine.yaml")).endswith(says)
+
+
+def test_names_that_are_no_specs_get_a_hint(run: Run) -> None:
+    Path("s01_window.yaml").write_text(OWN_SPEC)
+    Path("folder").mkdir()
+    Path("empty.yaml").write_text("\n")
+    assert refused(run("render", "s01_window")).endswith("; did you mean the file s01_window.yaml?")
+    assert refused(run("render", "folder")).endswith("; this is a folder: name a spec file in it")
+    assert refused(run("render", "empty.yaml")).startswith("empty.yaml: is empty; a spec is a mapping of fields")
+    assert refused(run("render", "specs/h100_topk32.yaml")).endswith(
+        "; h100_topk32 is a shipped spec: leave out the folder and .yaml"
+    )
+    nearest = refused(run("render", "h100_zzzzzzzzzzzz")).partition("among them ")[2].partition(";")[0].split(", ")
+    assert len(nearest) == 3 and all(name.startswith("h100_") for name in nearest)
+
+
 def test_spec_that_does_not_fit(run: Run) -> None:
     Path("mine.yaml").write_text(OWN_SPEC.replace("64", "128") + "stages: 8\n")
     assert refused(run("explain", "mine.yaml")).startswith("mine.yaml:5: stages: 8 stages of tile 128 x 128 need ")

@@ -360,7 +360,7 @@ def test_an_unknown_spec_is_not_answered_with_all(attention: dict[str, Any]) -> 
     for name in ("qqqq", "", "x" * 5000, "a\nb"):
         message = refusal(lambda name=name: find_spec(name))  # type: ignore[misc]
         assert sum(stem in message for stem in shipped_names()) < 20
-        assert message.endswith("codegen list names all")
+        assert message.endswith("codegen list shows all")
     assert refusal(lambda: parse_spec({**attention, "qqqq": 1})).count(",") < 5
 
 

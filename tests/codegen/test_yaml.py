@@ -98,8 +98,8 @@ REFUSED = [
     ),
     pytest.param(DENSE + "---\nop: x\n", "kernel.yaml:5: expected a single document", id="two-documents"),
     pytest.param(DENSE + "\x00", "kernel.yaml: is not YAML: unacceptable character", id="nul"),
-    pytest.param("", "kernel.yaml: a spec is a mapping of fields, this is NoneType", id="empty"),
-    pytest.param("- op\n", "kernel.yaml: a spec is a mapping of fields, this is list", id="list"),
+    pytest.param("", "kernel.yaml: is empty; a spec is a mapping of fields", id="empty"),
+    pytest.param("- op\n", "kernel.yaml: a spec is a mapping of fields, and this is of type list", id="list"),
     pytest.param(b"op: \xff\n", "kernel.yaml: is not UTF-8 (byte 4 is 0xff)", id="not-utf-8"),
     pytest.param(DENSE.encode("utf-16"), "kernel.yaml: is not UTF-8", id="utf-16"),
 ]

@@ -59,7 +59,7 @@ def test_the_transformers_learn_alike(
     assert len(sparse) == 4 and sparse[-1] < sparse[0]
     assert max(abs(a - b) for a, b in zip(sparse, dense, strict=True)) < 0.02
     training.say_apart(report)
-    assert "block-sparse less dense, by seed: " in capsys.readouterr().out
+    assert "block-sparse minus dense, by seed: " in capsys.readouterr().out
     file = tmp_path / "run.json"
     file.write_text(json.dumps(report), encoding="utf-8")
     with patch.object(sys, "argv", ["train_transformer.py", "--from", str(file)]):

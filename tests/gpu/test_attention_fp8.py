@@ -7,7 +7,7 @@ from fp8_specs import KERNELS, MMA_SYNC_KERNELS
 
 torch = pytest.importorskip("torch")
 
-from runtime import block_sparse_attention, load_kernel, quantize_attention, quantized_operands  # noqa: E402
+from runtime import block_sparse_attention_fp8, load_kernel, quantize_attention, quantized_operands  # noqa: E402
 from runtime.patterns import Causal  # noqa: E402
 from runtime.verify.run import outcomes  # noqa: E402
 from runtime.verify.tensor_core_fp8 import products  # noqa: E402
@@ -59,10 +59,10 @@ def test_compiled_code_calls_operators() -> None:
     q, k, v = (torch.randn((1, 4, 1000, 128), generator=draw, device="cuda").bfloat16() for _ in range(3))
 
     def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        return block_sparse_attention(quantize_attention(q, k, v), Causal()) * 2.0
+        return block_sparse_attention_fp8(quantize_attention(q, k, v), Causal()) * 2.0
 
     given = quantize_attention(q, k, v)
-    compiled = torch.compile(lambda x: block_sparse_attention(x, Causal()) * 2.0, fullgraph=True)
+    compiled = torch.compile(lambda x: block_sparse_attention_fp8(x, Causal()) * 2.0, fullgraph=True)
     assert torch.equal(compiled(given), call(q, k, v))
     assert torch.equal(torch.compile(call)(q, k, v), call(q, k, v))
     graph = torch.cuda.CUDAGraph()

@@ -459,7 +459,7 @@ def test_the_first_backward_pass_cannot_be_captured() -> None:
     step(*tensors, Causal())  # the forward alone
     attention_gradients._loaded.cache_clear()
     graph = torch.cuda.CUDAGraph()
-    with pytest.raises(ArgumentError, match="make one before the capture"), torch.cuda.graph(graph):
+    with pytest.raises(ArgumentError, match="make one call before the capture"), torch.cuda.graph(graph):
         torch.autograd.grad(step(*tensors, Causal()), tensors)
     torch.cuda.synchronize()
 

@@ -306,7 +306,10 @@ def test_a_kernel_is_not_loaded_in_a_capture() -> None:
     bsr_calls._routes.last = None, None
     bsr_calls._loaded.cache_clear()
     torch.cuda.synchronize()
-    with pytest.raises(ArgumentError, match="make one before the capture"), torch.cuda.graph(torch.cuda.CUDAGraph()):
+    with (
+        pytest.raises(ArgumentError, match="make one call before the capture"),
+        torch.cuda.graph(torch.cuda.CUDAGraph()),
+    ):
         torch.zeros(1, device="cuda")
         bsr_matmul(a, b)
     torch.cuda.synchronize()

@@ -15,6 +15,7 @@ torch = pytest.importorskip("torch")
 
 from runtime import (  # noqa: E402
     block_sparse_attention,
+    block_sparse_attention_fp8,
     bsr_matmul,
     create_block_mask,
     load_kernel,
@@ -55,7 +56,7 @@ CALLS: dict[str, Callable[[int], Any]] = {
     "products": product,
     "selection": selection,
     "masks": lambda length: create_block_mask(lambda b, h, q, k: q >= k, 1, 1, length, length),
-    "quantized": lambda length: block_sparse_attention(quantize_attention(*operands(length)), Dense()),
+    "quantized": lambda length: block_sparse_attention_fp8(quantize_attention(*operands(length)), Dense()),
 }
 
 

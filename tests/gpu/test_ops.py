@@ -284,7 +284,10 @@ def test_cuda_graphs_capture_split_and_repeated_lists() -> None:
 def test_a_kernel_is_not_loaded_in_a_capture() -> None:
     tensors = qkv()
     torch.cuda.synchronize()
-    with pytest.raises(ArgumentError, match="make one before the capture"), torch.cuda.graph(torch.cuda.CUDAGraph()):
+    with (
+        pytest.raises(ArgumentError, match="make one call before the capture"),
+        torch.cuda.graph(torch.cuda.CUDAGraph()),
+    ):
         torch.zeros(1, device="cuda")
         block_sparse_attention(*tensors, SlidingWindow(123, 45))
     torch.cuda.synchronize()
@@ -394,7 +397,7 @@ def test_the_first_call_in_a_capture_of_another_device_is_refused() -> None:
     with torch.cuda.device(1):
         graph = torch.cuda.CUDAGraph()
         with (
-            pytest.raises(ArgumentError, match="make one before the capture"),
+            pytest.raises(ArgumentError, match="make one call before the capture"),
             torch.cuda.graph(graph),
             torch.cuda.device(0),
         ):

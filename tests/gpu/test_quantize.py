@@ -8,7 +8,14 @@ import pytest
 import torch
 
 from codegen.combinations import FP8_OPS
-from runtime import block_sparse_attention, load_kernel, quantize_attention, quantize_matrix, scales_of
+from runtime import (
+    block_sparse_attention,
+    block_sparse_attention_fp8,
+    load_kernel,
+    quantize_attention,
+    quantize_matrix,
+    scales_of,
+)
 from runtime.driver import workspace
 from runtime.kernels.quantize import Quantized, QuantizeKernel
 from runtime.ops.attention_choice import arch_of
@@ -118,7 +125,7 @@ def test_attention_of_what_was_quantized(pattern: Any, smooth_k: bool, hadamard:
     q, k, v = (torch.randn(2, heads, 1111, 128, generator=source, device="cuda").bfloat16() for heads in (8, 2, 2))
     k = k + 2 * torch.randn(128, generator=source, device="cuda").bfloat16()
     given = quantize_attention(q, k, v, smooth_k=smooth_k, hadamard=hadamard)
-    found = block_sparse_attention(given, pattern, return_lse=True, validate=True)
+    found = block_sparse_attention_fp8(given, pattern, return_lse=True, validate=True)
     right = block_sparse_attention(q, k, v, pattern, return_lse=True)
     error = (found.out.float() - right.out.float()).square().mean().sqrt() / right.out.float().square().mean().sqrt()
     assert float(error) < 0.1
@@ -164,7 +171,7 @@ def test_attention_with_given_scales_that_hold_everything(hadamard: bool) -> Non
     found = quantize_attention(q, k, v, hadamard=hadamard)
     scales = {name: getattr(found, name).amax() for name in ("q_scale", "k_scale", "v_scale")}
     given = quantize_attention(q, k, v, hadamard=hadamard, **scales, validate=True)
-    out, right = (block_sparse_attention(*operands, Dense()) for operands in ((given,), (q, k, v)))
+    out, right = block_sparse_attention_fp8(given, Dense()), block_sparse_attention(q, k, v, Dense())
     error = (out.float() - right.float()).square().mean().sqrt() / right.float().square().mean().sqrt()
     assert float(error) < 0.1
 
@@ -211,7 +218,7 @@ def test_attention_of_what_was_rotated(smooth_k: bool) -> None:
     rotary = angles(1024)
     given = quantize_attention(q, k, v, smooth_k=smooth_k, rotary=rotary)
     turned = [verified.embedded(x, rotary, "half").bfloat16() for x in (q, k)]
-    found = block_sparse_attention(given, Causal(), return_lse=True)
+    found = block_sparse_attention_fp8(given, Causal(), return_lse=True)
     right = block_sparse_attention(*turned, v, Causal(), return_lse=True)
     error = (found.out.float() - right.out.float()).square().mean().sqrt() / right.out.float().square().mean().sqrt()
     assert float(error) < 0.1
@@ -227,7 +234,7 @@ def test_a_cache_of_rotated_keys_gives_what_all_keys_at_once_give() -> None:
     first = quantize_attention(*parts, smooth_k=False, rotary=before, kv_capacity=2048)
     grown = first.append(k[:, :, 640:], v[:, :, 640:], rotary=behind).with_queries(q[:, :, -64:], rotary=last)
     turned = [verified.embedded(x, (cos, sin), "half").half() for x in (q, k)]
-    out = block_sparse_attention(grown, Causal())
+    out = block_sparse_attention_fp8(grown, Causal())
     right = block_sparse_attention(turned[0][:, :, -64:], turned[1], v, Causal())
     error = (out.float() - right.float()).square().mean().sqrt() / right.float().square().mean().sqrt()
     assert float(error) < 0.1
@@ -239,7 +246,7 @@ def test_a_cache_gives_what_all_keys_at_once_give() -> None:
     v = v.clamp(-2, 2)  # later values are no larger
     first = quantize_attention(q, k[:, :, :640], v[:, :, :640], smooth_k=False, kv_capacity=2048)
     grown = first.append(k[:, :, 640:], v[:, :, 640:])
-    out = block_sparse_attention(grown.with_queries(q[:, :, -64:]), Causal())
+    out = block_sparse_attention_fp8(grown.with_queries(q[:, :, -64:]), Causal())
     right = block_sparse_attention(q[:, :, -64:], k, v, Causal())
     error = (out.float() - right.float()).square().mean().sqrt() / right.float().square().mean().sqrt()
     assert float(error) < 0.1

@@ -36,6 +36,9 @@ RUNTIME = sorted((PROJECT / "runtime").rglob("*.py"))
 ROOMS: dict[str, set[str]] = {
     "__main__": set(),
     "errors": set(),
+    "block_maps": set(),
+    "pattern_blocks": {"errors", "block_maps"},
+    "pattern_sets": {"errors", "block_maps"},
     "operators": set(),  # names parts of the others, which those import that use them
     "checks": {"errors"},
     "kept": set(),
@@ -46,8 +49,8 @@ ROOMS: dict[str, set[str]] = {
     "driver": {"errors", "compile"},
     "prepare": {"errors", "checks"},
     "expressions": {"errors", "checks"},
-    "patterns": {"errors", "checks", "expressions"},
-    "convert": {"errors", "checks", "expressions", "patterns", "prepare"},
+    "patterns": {"errors", "checks", "expressions", "pattern_blocks", "pattern_sets"},
+    "convert": {"errors", "block_maps", "checks", "expressions", "patterns", "prepare"},
     "kernels": {"errors", "checks", "compile", "driver", "expressions", "prepare"},
     "kernel": {"receipts", "errors", "operators", "checks", "compile", "driver", "kernels", "log"},
     "video": {"errors", "checks", "kept", "patterns", "convert", "ops"},
@@ -55,6 +58,7 @@ ROOMS: dict[str, set[str]] = {
     "ops": {
         "receipts",
         "errors",
+        "block_maps",
         "checks",
         "expressions",
         "kernels",
@@ -65,6 +69,7 @@ ROOMS: dict[str, set[str]] = {
         "prepare",
     },
     "nn": {"errors", "checks", "ops", "prepare"},
+    "reference": {"errors", "checks", "convert", "expressions", "kernels", "ops", "patterns"},
     "compat": {"errors", "checks", "convert", "kernels", "ops", "patterns"},
     "tools.bench": {"errors", "operators", "expressions", "prepare", "kernels", "kernel"},
     "distributed": {"receipts", "errors", "checks", "kept", "driver", "expressions", "kernels", "ops", "patterns"},
@@ -92,6 +97,7 @@ ROOMS: dict[str, set[str]] = {
     "doctor": {"errors", "compile", "driver"},
     "commands": {"receipts", "errors", "compile", "kernel", "tools.bench", "verify", "export", "doctor"},
     "cache_commands": {"compile"},
+    "variables": set(),
     "cli": {
         "receipts",
         "compile",
@@ -104,7 +110,7 @@ ROOMS: dict[str, set[str]] = {
         "tools.tune",
         "tools.warm",
     },
-    "__init__": {"receipts", "errors", "compat", "kernel", "kernels", "ops", "nn", "patterns", "prepare"},
+    "__init__": {"receipts", "errors", "compat", "kernel", "kernels", "ops", "nn", "patterns", "prepare", "reference"},
     "tools": set(),
 }
 

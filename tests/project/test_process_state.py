@@ -11,6 +11,9 @@ PROJECT = Path(__file__).resolve().parents[2]
 # What modules keep without a number of entries at most, and what bounds it.
 KEPT = {
     "codegen/select/calibration.py:_known": "rows of the table of measurements",
+    "codegen/installation.py:_packages": "extras of the package",
+    "runtime/ops/bsr_launches.py:_prepared": "weak: prepared matrices that callers hold",
+    "runtime/patterns.py:_CLASSES": "classes of patterns",
     "codegen/library.py:_specs": "folders of specs, those of the package",
     "codegen/library.py:_by_hash": "folders of specs, those of the package",
     "codegen/select/shipped.py:_by_semantics": "no argument",

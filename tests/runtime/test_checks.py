@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 from runtime import video  # noqa: E402
 from runtime.checks import present_device  # noqa: E402
 from runtime.distributed import Layout  # noqa: E402
+from runtime.errors import ArgumentError  # noqa: E402
 
 GPU = torch.device("cuda", 0)
 
@@ -51,3 +52,12 @@ def devices_traced(call: Callable[[], Any]) -> set[torch.device]:
 )
 def test_a_cuda_device_is_traced_in_one_graph(call: Callable[[], Any]) -> None:
     assert GPU in devices_traced(call)
+
+
+def test_a_cuda_device_that_torch_sees_is_accepted_and_others_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    for device in ("cuda", "cuda:1", torch.device("cuda", 1)):
+        assert present_device("device", device) == torch.device(device)
+    assert present_device("device", 0) == GPU
+    with pytest.raises(ArgumentError, match="torch sees 2 CUDA devices"):
+        present_device("device", 2)

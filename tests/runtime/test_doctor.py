@@ -63,7 +63,7 @@ def test_another_compiler_than_that_of_the_receipts_is_noted(monkeypatch: pytest
     monkeypatch.setattr(toolchain, "nvrtc", lambda: other)
     noted = doctor.compiler()
     assert (noted.state, noted.remedy) == ("note", compilers.mend())
-    assert "code differs, cases were not run on it" in noted.told and compilers.record().compiler in noted.told
+    assert "its code differs and was not tested" in noted.told and compilers.record().compiler in noted.told
     assert "refused with it: h100_select_topk spills 24 bytes" in noted.told
 
 
@@ -76,9 +76,9 @@ def test_cubins_are_counted_and_make_a_compiler_dispensable(tmp_path: Path, monk
     assert doctor.look("cubins").state == "ok" and doctor.look("NVRTC").state == "wrong"
     monkeypatch.setenv("CODEGEN_CUBINS", str(tmp_path))
     (tmp_path / "h100_dense.cubin").touch()
-    assert doctor.look("cubins") == doctor.Finding("ok", f"{tmp_path}, 1 compiled kernels")
+    assert doctor.look("cubins") == doctor.Finding("ok", f"{tmp_path}, 1 compiled kernel")
     noted = doctor.look("NVRTC")
-    assert noted.state == "note" and "shipped kernels that come compiled run without" in noted.told
+    assert noted.state == "note" and "kernels of the wheel of cubins run without it" in noted.told
     play(monkeypatch, 13000, (9, 0))
     assert doctor.look("driver") == doctor.Finding("ok", "CUDA 13.0")
     monkeypatch.setenv("CODEGEN_CUBINS", str(tmp_path / "none"))
@@ -147,8 +147,8 @@ def play(monkeypatch: pytest.MonkeyPatch, version: int, capability: tuple[int, i
     [
         (13000, "ok", "CUDA 13.0"),
         (13020, "ok", "CUDA 13.2"),
-        (12080, "wrong", "CUDA 12.8, which loads no cubin of NVRTC 13.1"),
-        (13000, "note", "CUDA 13.0, which loads no PTX of NVRTC 13.1: cubins run"),
+        (12080, "wrong", "CUDA 12.8, which cannot load cubins of NVRTC 13.1"),
+        (13000, "note", "CUDA 13.0, which cannot load PTX of NVRTC 13.1; cubins run"),
     ],
 )
 def test_a_driver_that_is_older_than_the_compiler(
@@ -166,7 +166,7 @@ def test_a_driver_that_is_older_than_the_compiler(
     [
         ((9, 0), "ok", "a GPU (9.0)"),
         ((7, 5), "wrong", "a GPU (7.5): no kernel runs there"),
-        (None, "note", "none: kernels are compiled, not run"),
+        (None, "note", "none: kernels compile but cannot run"),
     ],
 )
 def test_gpus(capability: tuple[int, int] | None, state: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,7 +184,7 @@ def test_torch_that_does_not_see_what_the_driver_does(monkeypatch: pytest.Monkey
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert doctor.look("torch").state == "ok"
     monkeypatch.setitem(sys.modules, "torch", None)
-    assert "not there" in doctor.look("torch").told
+    assert "not installed" in doctor.look("torch").told
 
 
 @pytest.mark.parametrize("failure", [RuntimeError("no library"), ImportError("no bindings"), DeviceError("no device")])

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.nvrtc
 
 run = CliRunner()
 KERNEL = "l4_tile_copy_cp_async"  # small: compiles in a moment
-FORBIDDEN = "and CODEGEN_NO_JIT=1 forbids to compile"
+FORBIDDEN = "and CODEGEN_NO_JIT=1 forbids compilation"
 
 
 @pytest.fixture(scope="module")
@@ -206,7 +206,7 @@ def test_what_does_not_fit_a_folder_is_refused(tmp_path: Path, gpu: Any, monkeyp
         gpu(tmp_path / "h100_tile_copy_tma")
     with pytest.raises(ArgumentError, match=r"forward_compatible: is True, but .* has no PTX"):
         gpu(tmp_path / KERNEL, forward_compatible=True)
-    with pytest.raises(SpecError, match="problem: is given beside"):
+    with pytest.raises(SpecError, match="problem: is given with"):
         gpu(tmp_path / KERNEL, {"rows": 1})
     path = tmp_path / KERNEL / f"{KERNEL}.cubin"
     path.write_bytes(path.read_bytes()[:-1] + b"!")
@@ -230,14 +230,16 @@ def test_commands_do_not_compile(
     spec_hash = find_spec(KERNEL).spec.hash
     assert result.exit_code == 2 and result.stderr.startswith(f"error: {KERNEL} (spec hash {spec_hash})")
     assert f"its sm_89 cubin is missing (the cache {empty_cache} has no entry " in result.stderr
-    assert f"`codegen compile {KERNEL}` where compiling is allowed" in result.stderr
+    assert f"`codegen compile {KERNEL}` puts it into the cache where compilation is allowed" in result.stderr
     assert not list(empty_cache.iterdir()) and not list(tmp_path.iterdir())
     monkeypatch.delenv("CODEGEN_NO_JIT")
     compile_spec(find_spec(KERNEL))
     monkeypatch.setenv("CODEGEN_NO_JIT", "1")
     done = run.invoke(app, [*command, KERNEL])
     if "--check" in command:
-        assert f"`codegen compile --check {KERNEL}` where compiling is allowed" in done.stderr  # the PTX of the receipt
+        assert (
+            f"`codegen compile --check {KERNEL}` puts it into the cache where compilation is allowed" in done.stderr
+        )  # the PTX of the receipt
     else:
         assert done.exit_code == 0, done.output
 
@@ -267,7 +269,7 @@ def test_load_kernel_does_not_compile(gpu: Any, empty_cache: Path, monkeypatch: 
     monkeypatch.setenv("CODEGEN_NO_JIT", "1")
     assert gpu(KERNEL).compiled.was_cached
     without_a_compiler(monkeypatch)
-    with pytest.raises(NoJitError, match=r"names its entries by their compiler, which is not found: NVRTC") as caught:
+    with pytest.raises(NoJitError, match=r"keys its entries by their compiler, which was not found: NVRTC") as caught:
         gpu(KERNEL)
     names_what_is_missing(caught.value, find_spec(KERNEL).spec.hash)
 
@@ -318,14 +320,14 @@ def test_the_first_use_of_an_operator_does_not_compile(monkeypatch: pytest.Monke
 @pytest.mark.usefixtures("no_jit")
 def test_nothing_reaches_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiler.child, "ask", lambda *arguments: pytest.fail("the compiler is asked"))
-    with pytest.raises(NoJitError, match=r"^a\.cu: it is a source that NVRTC would be given"):
+    with pytest.raises(NoJitError, match=r"^a\.cu: it is a source for NVRTC"):
         run_nvrtc("", "a.cu", "cubin", ())
     for name in ("NVRTC", "headers", "cuobjdump"):
-        assert (look(name).state, look(name).told) == ("note", "not tried: CODEGEN_NO_JIT=1 forbids to compile")
+        assert (look(name).state, look(name).told) == ("note", "skipped: CODEGEN_NO_JIT=1 forbids compilation")
 
 
 @pytest.mark.parametrize("value", ["yes", "2", " 1"])
 def test_a_value_that_is_neither_yes_nor_no(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CODEGEN_NO_JIT", value)
-    with pytest.raises(ToolchainError, match=f"^CODEGEN_NO_JIT is '{value}'; 1 .* or 0 is expected$"):
+    with pytest.raises(ToolchainError, match=f"^CODEGEN_NO_JIT is '{value}'; expected 1 .* or 0$"):
         compile_spec(find_spec(KERNEL))

@@ -556,10 +556,15 @@ def attention_rows() -> Iterable[Row]:
     flex = attend(flex_mask, COUNTS, ALL_LISTS)
     yield Row("... of a BlockMask", (attention,), flex, by_flex_mask, (0, 1, 2), torch_refuses=("export",))
     fp8 = lambda device: Made(  # noqa: E731
-        fp8_inputs(device), lambda *qkv: runtime.block_sparse_attention(operands(*qkv), patterns.Causal())
+        fp8_inputs(device), lambda *qkv: runtime.block_sparse_attention_fp8(operands(*qkv), patterns.Causal())
     )
     by_codes = lambda q, k, v: causal(q * 0.5, k * 0.25, v * 2.0)[0]  # noqa: E731
-    yield Row("... in FP8", (attention, "runtime.quantized_operands"), fp8, by_codes, close=0.06)
+    yield Row(
+        "... in FP8", ("runtime.block_sparse_attention_fp8", "runtime.quantized_operands"), fp8, by_codes, close=0.06
+    )
+    by_torch = lambda q, k, v: runtime.reference_attention(q, k, v, patterns.Causal(), return_lse=True)  # noqa: E731
+    name = ("runtime.reference_attention",)
+    yield Row("reference_attention", name, lambda device: Made(attention_inputs(device), by_torch), causal, (0, 1, 2))
     yield from compat_rows()
     yield Row(
         "merge_attention",
@@ -818,7 +823,7 @@ NOT_CALLED = {
     "is a mode: tests/runtime/receipts": "verified_only",
     "is a module": "nn patterns compat",
     "is runtime.create_block_mask": "compat.create_block_mask",
-    "always refuses": "compat.flash_attn_varlen_func",
+    "takes packed sequences: tests/runtime/ops/test_varlen.py": "varlen_attention compat.flash_attn_varlen_func",
     "is a result of functions that have rows": """QuantizedMatrix convert.Csr convert.Q2K distributed.SendPlan
         distributed.Traffic""",
     "is a base class": "patterns.Pattern",

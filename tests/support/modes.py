@@ -705,11 +705,12 @@ def run_all(words: list[str], seconds: float) -> dict[str, Any]:
 
 INTRODUCTION = """## Modes
 
-Each public function in each mode of torch, as the first call of its kind: *right* is a result, with gradients where the
-mode has them, that is compared with the definition in float64; *refused* is an error that says why, before anything is
-launched, and is quoted below. Behind each cell the process is as it was, and a plain call is right. "-": the mode means
-nothing for the function, as one without derivatives has no dual numbers; "?": not run. What returns text, numbers or
-Python objects, and expressions that are read, are made outside of code that torch.compile or torch.export traces.
+Each cell is a public function in one mode of torch, as the first call of its kind. *right*: the result, with
+gradients if the mode has them, matches the definition in float64. *refused*: an error before any launch that states
+the reason, quoted below. After each cell, the process is unchanged and a plain call is right. "-": the mode does not
+apply to the function, such as dual numbers for a function without derivatives. "?": not run. Functions that return
+text, numbers or Python objects, and expressions as text, are called outside of code that torch.compile or
+torch.export traces.
 
 `tests/support/modes.py` writes this table; {device}, torch {torch}. {meanings}."""
 

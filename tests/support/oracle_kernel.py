@@ -18,7 +18,14 @@ from runtime.kernels import arguments
 from runtime.kernels.attention import AttentionResult
 from runtime.kernels.attention_backward import AttentionGradients
 from runtime.kernels.gradient_statistics import fill_statistics
-from runtime.ops import attention_calls, attention_checks, attention_choice, attention_gradients, attention_launches
+from runtime.ops import (
+    attention_calls,
+    attention_checks,
+    attention_choice,
+    attention_differentiated,
+    attention_gradients,
+    attention_launches,
+)
 from runtime.verify.aux_tensors import scored
 
 
@@ -190,7 +197,9 @@ def install(monkeypatch: pytest.MonkeyPatch, arch: str = "sm_90a") -> Loaded:
     """Make ``block_sparse_attention`` compute by the definition, with the choice of kernels of an H100."""
     loaded = Loaded()
     monkeypatch.setattr(attention_calls, "_kernel_of", loaded)
-    monkeypatch.setattr(attention_calls, "_routes", arguments.Signatures())
+    for module in (attention_calls, attention_gradients):
+        monkeypatch.setattr(module, "_routes", arguments.Signatures())
+    monkeypatch.setattr(attention_differentiated, "_permitted", arguments.Signatures())
     monkeypatch.setattr(attention_launches.launches, "_kept", {})
     monkeypatch.setattr(attention_calls, "arch_of", lambda device: arch)
     monkeypatch.setattr(attention_gradients, "arch_of", lambda device: arch)

@@ -257,7 +257,7 @@ def _layout(spec: BsrSpmmSpec, columns: int) -> SharedLayout:
     shared.add("Zeros", column_bytes(spec), "rows of zeros, the operand of slots without a block")
     shared.add("C", CONSUMERS * STAGING_BYTES, "staging of C", stores=True)
     doc, packets = (
-        "ring of packets: blocks of A, locations of their rows of B",
+        "ring of packets: blocks of A and locations of their rows of B",
         Ring(spec.stages, "full[i]", "packet[i]"),
     )
     shared.add("Packets", spec.stages * _stage_bytes(spec), doc, ring=packets)

@@ -43,12 +43,10 @@ from codegen.plans.bsr.spgemm_launch import LATE_TILES, TICKETS_BYTES, OfRuns, o
 from codegen.spec import BsrSpgemmSpec
 from codegen.tile_rules import OneOf, Rule, check_tile
 
-RUN_TILES = 4  # with more, more tiles share a search, but the work is distributed less evenly
-OVERHEAD = 32  # registers besides the accumulators
-LIST_BYTES = 8 * 32 + 16  # 32 products, each a block of A and one of B; their number, the tile, and whether it ends
-SCHEDULER = (
-    "tickets drawn, finished thread blocks, tiles deferred and classified, late tiles; all are 0 between launches"
-)
+RUN_TILES = 4  # more would share the search among more tiles, and divide the work less evenly
+OVERHEAD = 32  # registers beside the accumulators
+LIST_BYTES = 8 * 32 + 16  # 32 products, each a block of A and one of B; their number, the tile, whether it ends
+SCHEDULER = "tickets drawn, finished thread blocks, tiles deferred, classified; late tiles: 0 between launches"
 
 TILE: tuple[Rule[BsrSpgemmSpec], ...] = (
     *one_block(),

@@ -1,1 +1,1 @@
-"""Analysis of compiled kernels: machine code by stages and loops, differences of two kernels, a profiler's figures."""
+"""Analysis of compiled kernels: SASS by stages and loops, differences between two kernels, profiler counters."""

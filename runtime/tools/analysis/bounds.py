@@ -1,4 +1,4 @@
-"""Load of an SM's pipes by the main loop, counted from its machine code: a bound that no schedule can beat."""
+"""Load of an SM's pipes by the main loop, counted from its SASS: a lower bound on the time of any schedule."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from runtime.tools.analysis.kinds import kind_of
 from runtime.tools.analysis.loops import TENSOR, Loop
 from runtime.tools.analysis.sass import Instruction
 
-# A partition of an SM has a share of every pipe, and issues one instruction a clock.
-SPECIAL_LANES = 16  # results an SM's special functions give in a clock (CUDA C++ Programming Guide, throughput table)
+# A partition of an SM has a share of every pipe, and issues one instruction per clock.
+SPECIAL_LANES = 16  # special-function results per clock and SM (CUDA C++ Programming Guide, throughput table)
 WARPGROUP_WARPS = 4
 _SHAPE = re.compile(r"\.(\d+)x(\d+)x(\d+)\.")
 _OLD_SHAPES = {"16816": (16, 8, 16), "1688": (16, 8, 8), "884": (8, 8, 4)}
@@ -20,14 +20,14 @@ _OLD_SHAPES = {"16816": (16, 8, 16), "1688": (16, 8, 8), "884": (8, 8, 4)}
 
 @dataclass(frozen=True)
 class Pipes:
-    """Clocks that one warp's iteration of the main loop keeps parts of its partition busy.
+    """Clocks for which one warp's iteration of the main loop occupies parts of its partition.
 
-    Every instruction of the loop counts, those under conditions too: all but the tensor cores' are upper bounds.
+    Every instruction of the loop counts, including predicated ones, so all values except ``tensor`` are upper bounds.
 
     Attributes:
-        tensor: of the tensor cores; None for an architecture whose rate is not known.
-        special: of the special functions (ex2, rcp, lg2).
-        issue: of the scheduler: an instruction each.
+        tensor: clocks of the tensor cores; None for an architecture with an unknown rate.
+        special: clocks of the special-function unit (ex2, rcp, lg2).
+        issue: clocks of the scheduler, one per instruction.
     """
 
     tensor: float | None
@@ -36,7 +36,7 @@ class Pipes:
 
     @property
     def longest(self) -> str:
-        """The part that is busy longest, which bounds the loop."""
+        """The busiest part, which bounds the loop."""
         told = {"tensor cores": self.tensor or 0.0, "special functions": self.special, "issue slots": self.issue}
         return max(told, key=lambda name: told[name])
 
@@ -54,7 +54,7 @@ def pipes_of(loop: Loop, arch: Arch) -> Pipes:
 
 
 def tensor_flops(instructions: Sequence[Instruction]) -> float | None:
-    """Return the floating-point operations of tensor instructions, a warp's share; None for a shape not known."""
+    """Floating-point operations of tensor instructions per warp; None for an unknown shape."""
     total = 0.0
     for each in instructions:
         if each.mnemonic not in TENSOR:
@@ -68,7 +68,7 @@ def tensor_flops(instructions: Sequence[Instruction]) -> float | None:
 
 
 def _shape(instruction: Instruction) -> tuple[int, ...] | None:
-    """Return m, n and k of a tensor instruction, by its opcode: HGMMA.64x128x16.F32, HMMA.16816.F32."""
+    """m, n and k of a tensor instruction, from its opcode: HGMMA.64x128x16.F32, HMMA.16816.F32."""
     if told := _SHAPE.search(f"{instruction.opcode}."):
         return tuple(int(each) for each in told.groups())
     return next((shape for name, shape in _OLD_SHAPES.items() if f".{name}." in f"{instruction.opcode}."), None)

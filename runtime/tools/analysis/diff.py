@@ -1,4 +1,4 @@
-"""Differences of two kernels: of their specs, plans, sources and machine code."""
+"""Differences between two kernels: specs, plans, sources and SASS."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ _CONSTANT = re.compile(r"^constexpr [\w ]+? (k\w+) = (.+?);", re.MULTILINE)
 
 
 def compare(one: Side, other: Side, section: Section) -> dict[str, Any]:
-    """Compare two kernels in one respect.
+    """Compare one section of two kernels.
 
     Returns:
-        ``same``; ``values``: what has a name and differs, as [name, of one, of the other]; ``lines``: a unified diff;
-        ``note``: what there is to say of it.
+        ``same``; ``values``: named values that differ, as [name, first, second]; ``lines``: a unified diff; ``note``: a
+        remark.
     """
     if section is Section.SPEC:
         return _told(_differing(one.fields, other.fields))
     if section is Section.PLAN:
         return _plans(one, other)
     if section is Section.SOURCE:
-        note = "without the banner, and with KERNEL for the name of the kernel"
+        note = "without the banner, with the kernel's name replaced by KERNEL"
         return _told((), _unified(one.body, other.body, one.label, other.label), note)
     return _codes(code_of(one), code_of(other), one.label, other.label)
 
@@ -44,7 +44,7 @@ def _told(values: Sequence[Sequence[Any]], lines: Sequence[str] = (), note: str 
 
 def _plans(one: Side, other: Side) -> dict[str, Any]:
     if one.plan is None or other.plan is None:
-        note = "constants of the sources: the planner of a commit is not there any more"
+        note = "constants of the sources; the planner of a commit is not available"
         return _told(_differing(dict(_CONSTANT.findall(one.source)), dict(_CONSTANT.findall(other.source))), (), note)
     return _told(_differing(explained(one.plan), explained(other.plan), NOT_OF_THE_PLAN))
 
@@ -64,7 +64,7 @@ def _is_below(name: str, outer: str) -> bool:
 
 
 def _flat(value: Any, outer: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield plain values by dotted names; parts of a list by their own name, or their number."""
+    """Plain values by dotted names; list items by their own name, or their index."""
     if isinstance(value, Mapping):
         pairs = list(value.items())
     elif isinstance(value, list):
@@ -81,7 +81,7 @@ def _unified(one: Sequence[str], other: Sequence[str], label: str, other_label: 
 
 
 def _codes(one: Code, other: Code, label: str, other_label: str) -> dict[str, Any]:
-    """Compare machine code: resources, counts of opcodes, and the main loop in order."""
+    """Compare SASS: resources, counts of opcodes, and the main loop in order."""
     if [each.code for each in one.functions] == [each.code for each in other.functions]:
         return _told(())
     loops = [main_loop(code.functions[0].instructions) for code in (one, other)]
@@ -98,24 +98,24 @@ def _codes(one: Code, other: Code, label: str, other_label: str) -> dict[str, An
     counts = [{f"main loop, {name}": each[name] for name in each} for each in opcodes]
     order = [_in_runs(each.opcode for each in loop.instructions) if loop else [] for loop in loops]
     values = [*_differing(facts[0], facts[1]), *_counted(*counts)]
-    note = "of the main loop opcodes alone, in order" if order[0] != order[1] else "the main loop has the same opcodes"
+    note = "opcodes of the main loop, in order" if order[0] != order[1] else "the main loop has the same opcodes"
     return {**_told(values, _unified(order[0], order[1], label, other_label)), "same": False, "note": note}
 
 
 def _in_runs(opcodes: Iterable[str]) -> list[str]:
-    """Return opcodes in order, of several equal ones in a row their number."""
+    """Opcodes in order, run-length encoded."""
     runs = [(name, len([*group])) for name, group in itertools.groupby(opcodes)]
     return [name if number == 1 else f"{name} x {number}" for name, number in runs]
 
 
 def _counted(one: Mapping[str, int], other: Mapping[str, int]) -> list[tuple[str, int, int]]:
-    """Return names that are counted differently."""
+    """Names with different counts."""
     names = dict.fromkeys([*one, *other])
     return [(name, one.get(name, 0), other.get(name, 0)) for name in names if one.get(name, 0) != other.get(name, 0)]
 
 
 def lines_of(section: Section, found: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a comparison as people read it."""
+    """Lines of a comparison, as plain text."""
     title = f"{section.value}: {'the same' if found['same'] else 'differs'}"
     yield f"{title}; {found['note']}" if found["note"] else title
     widest = max((len(name) for name, _, _ in found["values"]), default=0)

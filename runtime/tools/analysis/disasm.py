@@ -13,13 +13,13 @@ from runtime.tools.analysis.options import Show
 from runtime.tools.analysis.sass import Instruction
 
 UNKNOWN = "not told"
-"""Stage of an instruction that has no line."""
-OPCODES = 12  # of the main loop, the most frequent
+"""Stage of an instruction without a source line."""
+OPCODES = 12  # number of most frequent opcodes listed for the main loop
 STAGES = 8
 
 
 def fields_of(found: Disassembly, show: Show) -> dict[str, Any]:
-    """Return a disassembly as JSON has it."""
+    """A disassembly as JSON."""
     used, plan = found.usage, found.compiled.plan
     return {
         "kernel": found.own.name,
@@ -65,7 +65,7 @@ def _instruction_fields(found: Disassembly, instruction: Instruction) -> dict[st
 
 
 def _listed(found: Disassembly, show: Show) -> list[tuple[Any, Sequence[Instruction]]]:
-    """Return the functions and of each the instructions that are listed."""
+    """Functions, each with its listed instructions."""
     if show is Show.SUMMARY:
         return []
     if show is Show.LOOP:
@@ -74,7 +74,7 @@ def _listed(found: Disassembly, show: Show) -> list[tuple[Any, Sequence[Instruct
 
 
 def lines_of(found: Disassembly, show: Show) -> Iterator[str]:
-    """Yield a disassembly as people read it."""
+    """Lines of a disassembly, as plain text."""
     yield from summary(found)
     for function, listed in _listed(found, show):
         yield f"\n{function.name}:"
@@ -82,17 +82,17 @@ def lines_of(found: Disassembly, show: Show) -> Iterator[str]:
 
 
 def summary(found: Disassembly) -> Iterator[str]:
-    """Yield what a kernel uses, and what its main loop is made of."""
+    """Lines with the resources of a kernel, and the instructions of its main loop."""
     used, moves = found.usage, " and ".join(map(str, found.register_moves))
     yield f"{found.own.name}: {len(found.own.instructions)} instructions for {found.compiled.plan.arch.name}"
-    yield f"  registers  {used.registers} a thread at launch{f'; by setmaxnreg {moves}' if moves else ''}"
+    yield f"  registers  {used.registers} per thread at launch{f'; by setmaxnreg {moves}' if moves else ''}"
     yield f"  spills     {used.spill_bytes} bytes"
     yield f"  shared     {used.dynamic_shared_bytes} bytes at launch, {used.static_shared_bytes} static"
     yield f"  barriers   {found.named_barriers} named, {found.mbarriers} mbarriers in shared memory"
     if not found.has_stages:
-        yield "  stages     not told: with line information the compiler makes other instructions"
+        yield "  stages     unknown: with line information, the compiler generates different instructions"
     if found.main is None:
-        yield "  main loop  none: by kind, all instructions"
+        yield "  main loop  none; all instructions by kind"
         yield from _table(by_kind(found.own.instructions))
         return
     loop = found.main
@@ -112,7 +112,7 @@ def _histogram(title: str, counts: Mapping[str, int], most: int | None = None) -
 
 
 def _table(counts: Mapping[str, int], most: int | None = None) -> Iterator[str]:
-    """Yield the most frequent names, a line each, and how many others there are."""
+    """Lines of the most frequent names, and the number of others."""
     shown = list(counts.items())[:most]
     total, widest = sum(counts.values()), max((len(name) for name, _ in shown), default=0)
     for name, count in shown:
@@ -122,7 +122,7 @@ def _table(counts: Mapping[str, int], most: int | None = None) -> Iterator[str]:
 
 
 def _listing(found: Disassembly, instructions: Sequence[Instruction]) -> Iterator[str]:
-    """Yield instructions, and a line where another stage begins, or the main loop."""
+    """Lines of instructions, with a line at the start of each stage and of the main loop."""
     before, loop = "", found.main
     for each in instructions:
         if loop is not None and each.address == loop.begin and each in loop.instructions:

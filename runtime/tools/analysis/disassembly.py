@@ -1,4 +1,4 @@
-"""A kernel's machine code with the stages of its source, its main loop, and what it uses."""
+"""A kernel's SASS with the stages of its source, its main loop and its resources."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ LINE_INFO = "--generate-line-info"
 
 @dataclass(frozen=True)
 class Disassembly:
-    """The machine code of a kernel.
+    """The SASS of a kernel.
 
     Attributes:
-        compiled: what was disassembled.
+        compiled: the compiled kernel.
         functions: kernels of the cubin, the spec's own first.
-        has_stages: whether instructions know their lines: the cubin has none, and those of a second compilation, with
-            line information, are taken if it made the same instructions.
+        has_stages: whether instructions have source lines. The cubin has none; lines come from a second compilation
+            with line information, if it generates the same instructions.
     """
 
     compiled: Compiled
@@ -35,7 +35,7 @@ class Disassembly:
 
     @property
     def own(self) -> Function:
-        """The kernel that bears the spec's name."""
+        """The kernel with the spec's name."""
         return self.functions[0]
 
     @cached_property
@@ -55,28 +55,28 @@ class Disassembly:
 
     @property
     def named_barriers(self) -> int:
-        """Hardware barriers of a thread block, as ptxas tells them: where a number is worked out, all 16."""
+        """Hardware barriers per thread block, from ptxas: all 16 if a barrier index is computed at run time."""
         told = re.search(r"used (\d+) barriers", self.compiled.log)
         return int(told[1]) if told else 0
 
     @property
     def mbarriers(self) -> int:
-        """Barriers in shared memory, by the plan."""
+        """Number of mbarriers in shared memory, from the plan."""
         return sum(region.bytes // 8 for region in self.compiled.plan.shared if region.name == "Barriers")
 
     @property
     def register_moves(self) -> tuple[int, ...]:
-        """Registers of a thread that warpgroups go on with, by setmaxnreg, in the order of the code."""
+        """Registers per thread set by setmaxnreg, in the order of the code."""
         moves = (each.operands for each in self.own.instructions if each.mnemonic == "USETMAXREG")
         return tuple(dict.fromkeys(int(found[0], 16) for each in moves if (found := re.findall(r"0x[0-9a-f]+", each))))
 
     def stage(self, instruction: Instruction) -> Stage | None:
-        """Return where an instruction is from."""
+        """The stage of an instruction."""
         return self.outline.stage(instruction.lines)
 
 
 def disassemble(named: NamedSpec) -> Disassembly:
-    """Compile a spec, or take it from the cache, and disassemble it. Needs no GPU.
+    """Compile a spec, or load it from the cache, and disassemble it. Needs no GPU.
 
     Raises:
         ToolchainError: when NVRTC or nvdisasm is missing or fails.

@@ -1,4 +1,4 @@
-"""Bounds of a kernel in words: by its plan and machine code, and by counters where there are some."""
+"""Bounds of a kernel in words, from its plan and SASS, and from profiler counters if available."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from runtime.tools.analysis.bounds import pipes_of
 from runtime.tools.analysis.disassembly import Disassembly
 from runtime.tools.analysis.ncu import Counters
 
-STALLS = 3  # reasons that are listed
-LEAST_STALL = 0.1  # warps, of a listed reason
-CONFLICTS = 0.05  # share of wavefronts of shared memory from which on conflicts are reported
-BALANCED = 0.1  # share that a kernel is off the machine's balance where both sides are reported
+STALLS = 3  # number of stall reasons listed
+LEAST_STALL = 0.1  # minimum warps of a listed reason
+CONFLICTS = 0.05  # minimum share of shared-memory wavefronts for conflicts to be reported
+BALANCED = 0.1  # relative distance from the machine balance below which both sides are reported
 _PCT = "avg.pct_of_peak_sustained_active"
 _STALL = re.compile(r"smsp__average_warps_issue_stalled_(?P<name>\w+)_per_issue_active\.ratio")
 REASONS = {
@@ -31,7 +31,7 @@ REASONS = {
     "membar": "waiting at a memory fence",
     "mio_throttle": "the queue of shared memory and special functions is full",
     "no_instruction": "waiting for instructions: the code does not fit the cache, or jumps",
-    "not_selected": "ready, another warp was taken",
+    "not_selected": "ready, but another warp was selected",
     "selected": "issuing",
     "short_scoreboard": "waiting for shared memory or special functions",
     "sleeping": "sleeping",
@@ -39,18 +39,18 @@ REASONS = {
     "wait": "waiting for an instruction of fixed latency",
     "warpgroup_arrive": "waiting for the warps of a warpgroup",
 }
-"""Reasons for which a warp issues nothing (Nsight Compute's Kernel Profiling Guide, "Warp Stall Reasons")."""
+"""Warp stall reasons (Nsight Compute's Kernel Profiling Guide, "Warp Stall Reasons")."""
 NO_STALLS = ("selected", "not_selected")
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What there is to say in one respect.
+    """One finding.
 
     Attributes:
-        about: the respect.
-        text: the finding.
-        counted: whether counters show it; otherwise it follows from the plan and the machine code.
+        about: subject of the finding.
+        text: the finding in words.
+        counted: whether it comes from counters; otherwise from the plan and the SASS.
     """
 
     about: str
@@ -59,7 +59,7 @@ class Finding:
 
 
 def static_findings(found: Disassembly) -> Iterator[Finding]:
-    """Yield what plan and machine code tell."""
+    """Findings from the plan and the SASS."""
     plan, used = found.compiled.plan, found.usage
     if plan.flops:
         yield _roofline(found)
@@ -67,12 +67,12 @@ def static_findings(found: Disassembly) -> Iterator[Finding]:
     yield Finding("occupancy", occupancy(plan))
     moves = f"; by setmaxnreg {' and '.join(map(str, found.register_moves))}" if found.register_moves else ""
     spills = "no spills" if not used.spill_bytes else f"{used.spill_bytes} bytes of spills, which cost loads and stores"
-    yield Finding("registers", f"{used.registers} a thread at launch{moves}; {spills}")
+    yield Finding("registers", f"{used.registers} per thread at launch{moves}; {spills}")
     room = plan.arch.shared_memory_per_block
     free = room - plan.shared_bytes
     yield Finding(
         "shared memory",
-        f"{plan.shared_bytes / KIB:.1f} of {room / KIB:.0f} KB of a thread block, {free / KIB:.1f} KB are free; "
+        f"{plan.shared_bytes / KIB:.1f} of {room / KIB:.0f} KB per thread block, {free / KIB:.1f} KB free; "
         f"{plan.spec.stages} stages",
     )
 
@@ -87,8 +87,8 @@ def _roofline(found: Disassembly) -> Finding:
         side = f"the {'tensor cores bound' if intensity > balance else 'L2 bounds'} it"
     return Finding(
         "roofline",
-        f"{intensity:.0f} FLOP for each byte that a step loads. An SM sustains {machine.flops / 1e6:.1f} TFLOPS and "
-        f"{machine.bytes / 1e3:.0f} GB/s from the L2 as codegen.select reckons, {balance:.0f} FLOP for a byte: {side}",
+        f"{intensity:.0f} FLOP per byte loaded by a step. An SM sustains {machine.flops / 1e6:.1f} TFLOPS and "
+        f"{machine.bytes / 1e3:.0f} GB/s from the L2 (model of codegen.select): {balance:.0f} FLOP per byte, {side}",
     )
 
 
@@ -96,27 +96,27 @@ def _pipes(found: Disassembly) -> Iterator[Finding]:
     if found.main is None:
         return
     pipes = pipes_of(found.main, found.compiled.plan.arch)
-    others = f"{pipes.special:.0f} of the special functions and {pipes.issue:.0f} of issue slots"
+    others = f"{pipes.special:.0f} clocks of the special functions and {pipes.issue:.0f} issue slots"
     if not found.main.tensor:
-        yield Finding("main loop", f"an iteration of a warp takes at most {others}, in clocks; no tensor cores")
+        yield Finding("main loop", f"an iteration of a warp takes at most {others}; no tensor cores")
     elif pipes.tensor is None:
-        told = f"an iteration of a warp takes at most {others}, in clocks"
-        yield Finding("main loop", f"{told}; what the tensor cores do in a clock is not known, or not one number")
+        told = f"an iteration of a warp takes at most {others}"
+        yield Finding("main loop", f"{told}; the rate of the tensor cores is unknown or not a single number")
     else:
         share = pipes.tensor / max(pipes.tensor, pipes.special, pipes.issue)
         yield Finding(
             "main loop",
             f"an iteration of a warp takes {pipes.tensor:.0f} clocks of the tensor cores, at most {others}: "
-            f"{pipes.longest} are busy longest, and the tensor cores {100 * share:.0f}% of the time if nothing waits",
+            f"{pipes.longest} are the busiest; without stalls, the tensor cores work {100 * share:.0f}% of the time",
         )
 
 
 def counted_findings(counters: Counters, flops: float | None = None) -> Iterator[Finding]:
-    """Yield what counters tell; what is not among them is left out.
+    """Findings from counters; missing counters are skipped.
 
     Args:
-        counters: of one launch.
-        flops: floating-point operations of that launch, if they are known.
+        counters: counters of one launch.
+        flops: floating-point operations of that launch, if known.
     """
     for about, text in (*_time(counters, flops), *_pipe_use(counters), *_memory(counters), *_stalls(counters)):
         yield Finding(about, text, counted=True)
@@ -132,7 +132,7 @@ def _time(counters: Counters, flops: float | None) -> Iterator[tuple[str, str]]:
         yield "clock", f"{clock / 1e6:.0f} MHz of the SMs"
     active = counters.first("sm__warps_active.avg.pct_of_peak_sustained_active")
     if active is not None:
-        yield "occupancy", f"{active:.0f}% of the warp slots of a busy SM"
+        yield "occupancy", f"{active:.0f}% of the warp slots of an active SM"
 
 
 def _pipe_use(counters: Counters) -> Iterator[tuple[str, str]]:

@@ -30,12 +30,12 @@ _WORDS = {
     r"VIADD\w* VIMNMX\w* VABSDIFF\w* LEPC",
 }
 KINDS = {name: re.compile("|".join(words.split())) for name, words in _WORDS.items()}
-"""Kinds in the order in which they are tried, each with the mnemonics that match it as a whole."""
+"""Kinds in the order of matching, each with patterns that match whole mnemonics."""
 OTHER = "other"
 
 
 def kind_of(mnemonic: str) -> str:
-    """Return the kind of an instruction, by its mnemonic."""
+    """The kind of an instruction, from its mnemonic."""
     return next((name for name, pattern in KINDS.items() if pattern.fullmatch(mnemonic)), OTHER)
 
 
@@ -50,5 +50,5 @@ def by_opcode(instructions: Iterable[Instruction]) -> dict[str, int]:
 
 
 def counted(names: Iterable[str]) -> dict[str, int]:
-    """Counts of names, the largest first; equal ones by the alphabet."""
+    """Counts of names, the largest first; ties in alphabetical order."""
     return dict(sorted(Counter(names).items(), key=lambda item: (-item[1], item[0])))

@@ -1,4 +1,4 @@
-"""Script that a profiler starts: it launches a kernel's reference workload some times. No module imports it."""
+"""Script for a profiler: launches a kernel's reference workload several times. No module imports it."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import json
 import sys
 import time
 
-AT_ONCE_SECONDS = 0.05  # of calls, before the host waits for them
+AT_ONCE_SECONDS = 0.05  # seconds of calls per synchronization
 
 
 def main(spec: str, launches: int, seconds: float = 0.0) -> None:
-    """Launch a kernel on its reference workload, and print what that is as JSON.
+    """Launch a kernel on its reference workload, and print the workload as JSON.
 
-    With ``seconds`` it is then launched back to back for so long; a line of JSON that names the GPU is written before.
+    With ``seconds``, launch it back to back for that long afterwards, after printing a JSON line that names the GPU.
     """
     import torch  # noqa: PLC0415
 

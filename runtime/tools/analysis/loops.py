@@ -1,4 +1,4 @@
-"""The loops of a kernel, found in its machine code, and which of them is the main loop."""
+"""The loops of a kernel in its SASS, and the choice of the main loop."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from runtime.tools.analysis.sass import Instruction
 
 TENSOR = frozenset({"HGMMA", "QGMMA", "IGMMA", "BGMMA", "HMMA", "QMMA", "IMMA", "BMMA", "DMMA", "OMMA"})
-"""Instructions of the tensor cores."""
+"""Mnemonics of tensor-core instructions."""
 _JUMPS = frozenset({"BRA", "JMP"})
 _ENDS = frozenset({"EXIT", "RET", "BRX", "JMX", "KILL"})
 
@@ -18,11 +18,11 @@ class Loop:
     """A loop.
 
     Attributes:
-        begin: address of its first instruction, where it is entered.
-        end: address of the branch that goes back there, the last one.
-        instructions: those between, in order. What the compiler put elsewhere, as it does with waits that do not
-            succeed at once, is
-        out_of_line: so many instructions.
+        begin: address of the first instruction, the loop's entry.
+        end: address of the last branch back to the entry.
+        instructions: instructions from begin to end, in order, without those that the compiler placed out of line, such
+            as waits that do not succeed at once.
+        out_of_line: number of out-of-line instructions.
     """
 
     begin: int
@@ -32,7 +32,7 @@ class Loop:
 
     @property
     def tensor(self) -> int:
-        """Instructions of the tensor cores among them."""
+        """Number of tensor-core instructions."""
         return sum(each.mnemonic in TENSOR for each in self.instructions)
 
     def has(self, other: Loop) -> bool:
@@ -41,7 +41,7 @@ class Loop:
 
 
 def main_loop(instructions: Sequence[Instruction]) -> Loop | None:
-    """Return the innermost loop with most instructions of the tensor cores; without any, with most instructions."""
+    """The innermost loop with the most tensor-core instructions; without any, the one with the most instructions."""
     every = loops(instructions)
     working = [loop for loop in every if loop.tensor] or every
     innermost = [loop for loop in working if not any(loop.has(other) for other in working)]
@@ -61,7 +61,7 @@ def loops(instructions: Sequence[Instruction]) -> list[Loop]:
 
 
 def _dominates(above: Sequence[int | None], over: int, block: int) -> bool:
-    """Whether all ways to a block pass another one."""
+    """Whether all paths to a block pass another block."""
     at: int | None = block
     while at is not None and at != over:
         at = None if at == 0 else above[at]
@@ -69,7 +69,7 @@ def _dominates(above: Sequence[int | None], over: int, block: int) -> bool:
 
 
 class _Graph:
-    """Basic blocks of a function, and which ones come after each."""
+    """Control-flow graph of a function."""
 
     def __init__(self, instructions: Sequence[Instruction]) -> None:
         self.instructions = instructions
@@ -95,7 +95,7 @@ class _Graph:
         return self.starts[block + 1] if block + 1 < len(self.starts) else len(self.instructions)
 
     def dominators(self) -> list[int | None]:
-        """Return the immediate dominator of each block (Cooper, Harvey and Kennedy); None where nothing comes."""
+        """Immediate dominator of each block (Cooper, Harvey and Kennedy); None for unreachable blocks."""
         place = {block: number for number, block in enumerate(self.reached)}
         above: list[int | None] = [None] * len(self.after)
         above[0] = 0
@@ -126,7 +126,7 @@ class _Graph:
         return done[::-1]
 
     def loop(self, header: int, latches: Sequence[int]) -> Loop:
-        """Return the loop of a header: the blocks from which one of the branches back is reached without it."""
+        """The natural loop of a header: the blocks that reach one of the back edges without passing the header."""
         body, waiting = {header}, list(latches)
         while waiting:
             block = waiting.pop()
@@ -140,10 +140,10 @@ class _Graph:
         return Loop(begin, end, between, len(inside) - len(between))
 
     def _last_branch(self, body: set[int], header: int, latches: Sequence[int]) -> int:
-        """Return the address of the branch back behind which the loop ends.
+        """Address of the back edge that ends the loop.
 
-        What follows on it is no part of the loop. The compiler also puts what is seldom needed behind the kernel's end,
-        from where it branches back: those branches come later.
+        Instructions after it are not part of the loop. The compiler also places rarely executed code after the end of
+        the kernel, with branches back to the loop; those branches come later.
         """
         behind = sorted(block for block in latches if block >= header) or [header]
         last = next((block for block in behind if block + 1 not in body), behind[-1])
@@ -151,7 +151,7 @@ class _Graph:
 
 
 def _goes_on(last: Instruction) -> bool:
-    """Whether the next instruction may come after one: it is under a condition, or no branch."""
+    """Whether control may fall through an instruction: it is predicated, or not a branch."""
     if last.mnemonic not in _JUMPS | _ENDS:
         return True
     conditional = bool(last.guard) or "," in last.operands or last.opcode.startswith(("BRA.DIV", "BRA.CONV"))
@@ -159,7 +159,7 @@ def _goes_on(last: Instruction) -> bool:
 
 
 def _meet(one: int, other: int, above: Sequence[int | None], place: dict[int, int]) -> int:
-    """Return the nearest block that dominates both."""
+    """The nearest common dominator."""
     while one != other:
         if place[one] > place[other]:
             one = above[one] or 0

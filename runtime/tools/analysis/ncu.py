@@ -1,4 +1,4 @@
-"""Nsight Compute: what it counts of a kernel's launch, read from its CSV."""
+"""Nsight Compute: counters of a kernel's launch, read from its CSV output."""
 
 from __future__ import annotations
 
@@ -23,37 +23,37 @@ _NUMBER = re.compile(r"-?(?:\d+|\d{1,3}(?:,\d{3})+)(?:\.\d+)?(?:[eE][+-]?\d+)?")
 
 @dataclass(frozen=True)
 class Counters:
-    """What was counted of one launch.
+    """Counters of one launch.
 
     Attributes:
-        kernel: its name.
-        values: metrics by name, in base units (ns, byte, %): those that have a number.
+        kernel: name of the kernel.
+        values: numeric metrics by name, in base units (ns, byte, %).
     """
 
     kernel: str
     values: Mapping[str, float]
 
     def first(self, *names: str) -> float | None:
-        """Return the first metric of several names that is there: names differ between versions."""
+        """The first available metric of several names; names differ between versions."""
         return next((self.values[name] for name in names if name in self.values), None)
 
 
 def options(kernel: str, log: Path, skip: int) -> list[str]:
-    """Options of ncu that count one launch of a kernel, after some others."""
+    """Options of ncu that profile one launch of a kernel, after skipping some."""
     return [
         *("--csv", "--page", "raw", "--print-units", "base", "--log-file", str(log)),
         *(option for section in SECTIONS for option in ("--section", section)),
-        *("--clock-control", "none"),  # at the clocks that the kernel has elsewhere
+        *("--clock-control", "none"),  # keep the clocks of an unprofiled run
         *("--kernel-name-base", "function", "--kernel-name", f"regex:^{re.escape(kernel)}$"),
         *("--launch-skip", str(skip), "--launch-count", "1"),
     ]
 
 
 def read(path: Path, kernel: str) -> Counters:
-    """Read what ncu printed with ``--csv``.
+    """Read the output of ncu ``--csv``.
 
     Raises:
-        FileError: for a file that is no such table, or has no launch of the kernel.
+        FileError: if the file is not such a table, or has no launch of the kernel.
     """
     try:
         return parse(read_bytes(path, MOST_BYTES).decode("utf-8", errors="replace"), kernel)
@@ -64,13 +64,13 @@ def read(path: Path, kernel: str) -> Counters:
 
 
 def parse(text: str, kernel: str) -> Counters:
-    """Return the last launch of a kernel in a table of ncu.
+    """The last launch of a kernel in a table of ncu.
 
-    Both of its forms are read: a line for each metric (``Metric Name``, ``Metric Value``), and a column for each, with
+    Both formats are supported: one line per metric (``Metric Name``, ``Metric Value``), and one column per metric with
     units in the second line (``--page raw``).
 
     Raises:
-        CodegenError: for a text that is no such table, or has no launch of the kernel.
+        CodegenError: if the text is not such a table, or has no launch of the kernel.
     """
     lines = [line for line in text.splitlines() if line and not line.startswith("==")]
     start = next((i for i, line in enumerate(lines) if '"Kernel Name"' in line or line.startswith("ID,")), None)
@@ -92,18 +92,18 @@ def parse(text: str, kernel: str) -> Counters:
 
 
 def complaint(text: str) -> str:
-    """The error in the output of ncu, or ""; with a remedy where counters are for administrators."""
+    """The error in the output of ncu, or ""; with a remedy if only administrators may read counters."""
     told = re.search(r"^==ERROR== (.*)$", text, re.MULTILINE)
     if "ERR_NVGPUCTRPERM" in text:
         return (
-            ": the driver lets administrators alone count (ERR_NVGPUCTRPERM): run it as root, or load the driver with "
+            ": only administrators may read counters (ERR_NVGPUCTRPERM): run as root, or load the driver with "
             "NVreg_RestrictProfilingToAdminUsers=0"
         )
     return f": {one_line(told[1])}" if told else ""
 
 
 def _base(name: str) -> str:
-    """Return a kernel's name without arguments."""
+    """A kernel's name without arguments."""
     return name.partition("(")[0].split()[-1] if name.strip() else ""
 
 
@@ -139,5 +139,5 @@ def _wide(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[tupl
 
 
 def _number(text: str) -> float | None:
-    """A value; None if it is unavailable or no number."""
+    """A value; None if it is unavailable or not a number."""
     return float(text.replace(",", "")) if _NUMBER.fullmatch(text.strip()) else None

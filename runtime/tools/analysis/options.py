@@ -1,4 +1,4 @@
-"""Choices on the command lines of ``codegen disasm`` and ``codegen diff``."""
+"""Choices of command-line options of ``codegen disasm`` and ``codegen diff``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ WIDTH = 80
 
 
 class Section(StrEnum):
-    """A part of two kernels that is compared."""
+    """Section of two kernels to compare."""
 
     SPEC = "spec"
     PLAN = "plan"
@@ -18,7 +18,7 @@ class Section(StrEnum):
 
 
 class Show(StrEnum):
-    """Instructions that are listed."""
+    """Instructions to list."""
 
     ALL = "all"
     LOOP = "loop"

@@ -1,4 +1,4 @@
-"""Power and clock of a GPU while a kernel's calls run back to back, by nvidia-smi."""
+"""Power and clock of a GPU during back-to-back calls of a kernel, from nvidia-smi."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from runtime.tools.analysis import launched
 from runtime.tools.analysis.findings import Finding
 from runtime.tools.analysis.profile import environment, spec_argument, why
 
-SECONDS = 4.0  # of calls back to back
-SETTLING = 1.5  # of them, before a sample counts: power is a mean over a second or so
+SECONDS = 4.0  # seconds of calls back to back
+SETTLING = 1.5  # seconds before the first counted sample: power is averaged over about a second
 EVERY_MS = 100
-MOST_SECONDS = 600  # a kernel that hangs is ended then
+MOST_SECONDS = 600  # timeout of a kernel that hangs
 QUERY = ("power.draw", "enforced.power.limit", "clocks.sm", "clocks.max.sm", "temperature.gpu")
 PLACES = ("/usr/bin", "/usr/local/nvidia/bin", "/usr/local/cuda/bin")
-BELOW = 0.99  # of the largest clock: a GPU that runs at less is held back
+BELOW = 0.99  # share of the maximum clock below which a GPU counts as throttled
 
 
 class _Begun(BaseModel):
-    """The line that ``runtime/tools/analysis/launched.py`` prints when its calls begin."""
+    """The line that ``runtime/tools/analysis/launched.py`` prints when its calls start."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
@@ -48,12 +48,12 @@ class Drawn:
 
     Attributes:
         watts: power.
-        limit_watts: what the board may draw.
+        limit_watts: power limit of the board.
         sm_mhz: clock of the SMs.
-        most_sm_mhz: the largest that it can have.
+        most_sm_mhz: maximum clock of the SMs.
         celsius: temperature of the GPU.
-        samples: how many there were.
-        seconds: how long calls ran.
+        samples: number of samples.
+        seconds: duration of the calls.
     """
 
     watts: float
@@ -65,23 +65,23 @@ class Drawn:
     seconds: float = SECONDS
 
     def findings(self) -> Iterator[Finding]:
-        """Yield what there is to say."""
+        """Findings about power and clock."""
         many = f"median of {self.samples} samples, calls back to back for {self.seconds:g} s"
         share = self.watts / self.limit_watts
         text = f"{self.watts:.0f} of {self.limit_watts:.0f} W ({100 * share:.0f}%), {many}"
         yield Finding("power", text, counted=True)
-        held = ": held back by power, heat or a set limit" if self.sm_mhz < BELOW * self.most_sm_mhz else ""
+        held = ": throttled by power, heat or a set limit" if self.sm_mhz < BELOW * self.most_sm_mhz else ""
         text = f"{self.sm_mhz:.0f} of {self.most_sm_mhz:.0f} MHz of the SMs at {self.celsius:.0f} C{held}"
         yield Finding("sustained clock", text, counted=True)
 
 
 def find_smi() -> str | None:
-    """Return the path of nvidia-smi: of PATH, or of the places where drivers put it."""
+    """Path of nvidia-smi, from PATH or the usual folders of drivers."""
     return shutil.which("nvidia-smi", path=os.pathsep.join([os.environ.get("PATH", ""), *PLACES]))
 
 
 def missing() -> str:
-    """Return why no power can be told here; "" if it can."""
+    """The reason why power cannot be measured; "" if it can."""
     if find_smi() is None:
         return "nvidia-smi, which comes with the driver, is not found"
     try:
@@ -92,10 +92,10 @@ def missing() -> str:
 
 
 def draw(named: NamedSpec) -> Drawn:
-    """Run a kernel's reference workload back to back, and sample power and clocks meanwhile.
+    """Run a kernel's reference workload back to back while sampling power and clocks.
 
     Raises:
-        ToolchainError: if the kernel cannot be run, or nvidia-smi says nothing.
+        ToolchainError: if the kernel cannot be run, or nvidia-smi returns nothing.
     """
     tool = find_smi()
     assert tool is not None
@@ -119,7 +119,7 @@ def draw(named: NamedSpec) -> Drawn:
 
 
 def _begun(line: str) -> str | None:
-    """The name by which nvidia-smi knows the GPU, of the line that the process writes when its calls begin."""
+    """The GPU's name for nvidia-smi, from the line that the process writes when its calls start."""
     try:
         return json_model(_Begun, line).gpu
     except CodegenError:
@@ -127,7 +127,7 @@ def _begun(line: str) -> str | None:
 
 
 def _sampled(tool: str, gpu: str, process: subprocess.Popen[str]) -> str:
-    """Run nvidia-smi until the process has ended its calls, and return its output."""
+    """Output of nvidia-smi, which runs until the process has finished its calls."""
     assert process.stdout is not None
     with tempfile.TemporaryFile("w+") as table:
         command = [tool, f"--query-gpu={','.join(QUERY)}", "--format=csv,noheader,nounits", "-i", gpu]
@@ -135,7 +135,7 @@ def _sampled(tool: str, gpu: str, process: subprocess.Popen[str]) -> str:
             sampler = subprocess.Popen([*command, "-lms", str(EVERY_MS)], stdout=table, stderr=subprocess.STDOUT)
         except OSError as error:
             raise ToolchainError(f"{tool} cannot be started: {error.strerror}") from None
-        process.stdout.readline()  # written when the calls have ended
+        process.stdout.readline()  # written when the calls have finished
         sampler.terminate()
         sampler.wait()
         table.seek(0)
@@ -143,22 +143,22 @@ def _sampled(tool: str, gpu: str, process: subprocess.Popen[str]) -> str:
 
 
 def parse(text: str) -> Drawn:
-    """Return the medians of a table of samples, without those of the time in which power settles.
+    """Medians of a table of samples, without samples of the settling time.
 
     Raises:
-        ToolchainError: for a text without samples, with what it says.
+        ToolchainError: for a text without samples, quoting it.
     """
     rows = [row for line in text.splitlines() if (row := _row(line)) is not None]
     settled = rows[min(len(rows) - 1, int(SETTLING * 1000 / EVERY_MS)) :] if rows else []
     if not settled:
         told = next((line for line in text.splitlines() if line.strip()), "nothing")
-        raise ToolchainError(f"nvidia-smi tells no power or clocks: {one_line(told)}")
+        raise ToolchainError(f"nvidia-smi reports no power or clocks: {one_line(told)}")
     watts, limit, clock, most, heat = (statistics.median(column) for column in zip(*settled, strict=True))
     return Drawn(watts, limit, clock, most, heat, len(settled))
 
 
 def _row(line: str) -> list[float] | None:
-    """Return a sample; None of a line that is none, or of a GPU that does not tell all of it."""
+    """A sample; None for another line, or for a GPU that does not report all values."""
     cells = [cell.strip() for cell in line.split(",")]
     is_sample = len(cells) == len(QUERY) and all(re.fullmatch(r"\d+(\.\d+)?", cell) for cell in cells)
     return [float(cell) for cell in cells] if is_sample else None

@@ -1,4 +1,4 @@
-"""``codegen profile``: the static part of a kernel, and counters of a launch where Nsight Compute can count."""
+"""``codegen profile``: static analysis of a kernel, and counters of a launch if Nsight Compute is available."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from runtime.errors import ToolchainError
 from runtime.tools.analysis import launched, ncu
 from runtime.tools.analysis.ncu import Counters
 
-INSTALL = "it is Nsight Compute, of the CUDA toolkit: apt-get install nsight-compute, or developer.nvidia.com"
-WARM_UP = 3  # launches before the one that is counted
+INSTALL = "it is Nsight Compute, part of the CUDA toolkit: apt-get install nsight-compute, or developer.nvidia.com"
+WARM_UP = 3  # launches before the profiled one
 MOST_SECONDS = 600
 PLACES = ("/usr/local/cuda/bin", "/usr/local/bin")
 
 
 class Workload(BaseModel):
-    """A launch that was profiled, as ``runtime/tools/analysis/launched.py`` prints it."""
+    """The profiled workload, as printed by ``runtime/tools/analysis/launched.py``."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
@@ -41,12 +41,12 @@ class Workload(BaseModel):
 
 @dataclass(frozen=True)
 class Counted:
-    """Counters of a launch, and the tool that counted.
+    """Counters of a launch, and their source.
 
     Attributes:
-        counters: what was counted.
-        source: who counted what, in words.
-        flops: floating-point operations of the launch; None if that is not known.
+        counters: the counters.
+        source: tool, workload and device in words.
+        flops: floating-point operations of the launch; None if unknown.
     """
 
     counters: Counters
@@ -55,28 +55,28 @@ class Counted:
 
 
 def missing() -> str:
-    """Return why nothing can be counted here; "" if it can."""
+    """The reason why counters are not available; "" if they are."""
     if find_ncu() is None:
         return f"ncu is not found; {INSTALL}"
     try:
         import torch  # noqa: PLC0415
     except ModuleNotFoundError:
         return f"torch, which launches the kernel, is not installed: {install_command('torch')}"
-    return "" if torch.cuda.is_available() else "there is ncu, but torch sees no GPU"
+    return "" if torch.cuda.is_available() else "ncu is installed, but torch sees no GPU"
 
 
 def find_ncu() -> str | None:
-    """Return the path of ncu: of PATH, of CUDA_HOME, or of the places where toolkits are."""
+    """Path of ncu, from PATH, CUDA_HOME, or the usual folders of toolkits."""
     home = os.environ.get("CUDA_HOME")
     places = os.pathsep.join([os.environ.get("PATH", ""), *([str(Path(home) / "bin")] if home else []), *PLACES])
     return shutil.which("ncu", path=places)
 
 
 def count(named: NamedSpec) -> Counted:
-    """Count a launch of a kernel's reference workload.
+    """Profile a launch of a kernel's reference workload.
 
     Raises:
-        ToolchainError: if ncu fails, with what it says.
+        ToolchainError: if ncu fails, quoting its error.
     """
     tool = find_ncu()
     assert tool is not None
@@ -98,33 +98,33 @@ def count(named: NamedSpec) -> Counted:
     try:
         counters = ncu.parse(text, named.stem)
     except CodegenError as error:
-        raise ToolchainError(f"what ncu wrote {error}") from None
+        raise ToolchainError(f"the output of ncu {error}") from None
     load = _workload(result.stdout)
     return Counted(counters, f"{Path(tool).name} on {load.device}: {load.shape}", load.flops)
 
 
 def spec_argument(named: NamedSpec) -> str:
-    """Return a spec as another process is given it."""
+    """A spec as a command-line argument for another process."""
     return str(named.path) if named.path is not None else named.spec.canonical_json()
 
 
 def environment() -> Mapping[str, str]:
-    """Return the environment of the process that is profiled: it finds this package first."""
+    """Environment of the profiled process, in which this package is found first."""
     root = str(Path(launched.__file__).resolve().parents[3])
     path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
-    return {**os.environ, "PYTHONPATH": path, "LC_ALL": "C"}  # numbers with points
+    return {**os.environ, "PYTHONPATH": path, "LC_ALL": "C"}  # decimal points
 
 
 def why(text: str, errors: str) -> str:
-    """The error of ncu, or of the process that it started, as the end of a message; "" without one."""
+    """The error of ncu or of its child process, as the end of a message; "" without one."""
     told = ncu.complaint(text)
     last = next((line for line in reversed(errors.splitlines()) if line.strip()), "")
     return told or (f": {one_line(last)}" if last else "")
 
 
 def _workload(stdout: str) -> Workload:
-    """Read the workload that the profiled process prints, in its last line that is one; else one without a name."""
+    """The workload from the last matching line of the profiled process, or an unnamed one."""
     for line in reversed(stdout.splitlines()):
         with suppress(CodegenError):
             return json_model(Workload, line)
-    return Workload(device="a device", shape="a workload that was not named", flops=None)
+    return Workload(device="a device", shape="an unnamed workload", flops=None)

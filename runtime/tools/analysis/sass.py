@@ -15,7 +15,7 @@ _SECTION = re.compile(r"^\s*\.section\s+\.text\.(?P<name>[\w$.]+)")
 _LABEL = re.compile(r"^(?P<name>\.?[\w$.]+):\s*$")
 _TARGET = re.compile(r"`\((?P<name>[^)]+)\)")
 _SCHEDULING = re.compile(r"\s+(?:&\w+=\S+|\?\w+)")
-"""What newer architectures have behind an instruction: barriers that it waits for, and how it is issued."""
+"""Suffix of instructions on newer architectures: barriers to wait for, and issue options."""
 
 
 @dataclass(frozen=True)
@@ -24,11 +24,11 @@ class Instruction:
 
     Attributes:
         address: bytes from the start of its function.
-        guard: the predicate that it is under, such as ``@!P0``; "" for none.
-        opcode: with its modifiers: ``HGMMA.64x128x16.F32``.
+        guard: predicate of the instruction, such as ``@!P0``; "" for none.
+        opcode: opcode with modifiers: ``HGMMA.64x128x16.F32``.
         operands: as printed; labels of the same function are addresses.
-        target: address of the label that its operands name, if it is in the same function.
-        lines: line of the source, then those that it was inlined at; () where that is not known.
+        target: address of the label in its operands, if it is in the same function.
+        lines: source line, then the lines at which it was inlined; () if unknown.
     """
 
     address: int
@@ -45,20 +45,20 @@ class Instruction:
 
     @property
     def text(self) -> str:
-        """The instruction as it is printed, without its address."""
+        """The instruction as printed, without its address."""
         return " ".join(filter(None, (self.guard, self.opcode, self.operands)))
 
 
 @dataclass(frozen=True)
 class Function:
-    """A kernel of a cubin, or what it calls."""
+    """A kernel of a cubin, or a function that it calls."""
 
     name: str
     instructions: tuple[Instruction, ...]
 
     @property
     def code(self) -> tuple[tuple[int, str], ...]:
-        """Addresses and instructions: what does not depend on line information."""
+        """Addresses and instructions, which do not depend on line information."""
         return tuple((each.address, each.text) for each in self.instructions)
 
 
@@ -67,7 +67,7 @@ def parse(text: str, source: str = "") -> tuple[Function, ...]:
 
     Args:
         text: the output of ``nvdisasm -c``, or of ``nvdisasm -gi -c`` if the code has line information.
-        source: end of the name of the file whose lines are wanted; lines of others, headers, are left out.
+        source: suffix of the file name whose lines are kept; lines of other files, such as headers, are dropped.
     """
     return tuple(_function(name, lines, source) for name, lines in _sections(text))
 
@@ -111,7 +111,7 @@ def _function(name: str, lines: list[str], source: str) -> Function:
 
 
 def _linked(instruction: Instruction, labels: dict[str, int]) -> Instruction:
-    """Return an instruction with the address of the label that it names."""
+    """An instruction with the address of its label."""
     told = _TARGET.search(instruction.operands)
     if told is None or told["name"] not in labels:
         return instruction
@@ -120,12 +120,12 @@ def _linked(instruction: Instruction, labels: dict[str, int]) -> Instruction:
 
 
 class _Chain:
-    """Lines that stand before an instruction: the innermost first, each with the place that it was inlined at."""
+    """Line comments before an instruction: the innermost first, each with the location of its inlining."""
 
     def __init__(self, source: str) -> None:
         self._source, self._next = source, ("", "")
         self._lines: list[int] = []
-        self.is_open = False  # whether another line may go on with it
+        self.is_open = False  # whether another line may continue it
 
     def add(self, told: re.Match[str]) -> None:
         here = (told["file"], told["line"])

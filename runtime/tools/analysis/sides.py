@@ -1,4 +1,4 @@
-"""The two sides of a comparison: a spec as it is today, or a kernel as a commit has it."""
+"""The two sides of a comparison: a current spec, or a kernel of a commit."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ SOURCES = "generated"
 
 @dataclass(frozen=True)
 class Side:
-    """A kernel that is compared with another one.
+    """A kernel to compare.
 
     Attributes:
-        label: as the caller named it.
-        stem: its name.
-        fields: those of its spec.
+        label: the caller's name for it.
+        stem: name of the kernel.
+        fields: fields of its spec.
         source: its source.
-        plan: its plan; None for one of a commit, whose planner is not there any more.
+        plan: its plan; None for a kernel of a commit, whose planner is not available.
     """
 
     label: str
@@ -48,14 +48,14 @@ class Side:
 
     @property
     def body(self) -> list[str]:
-        """The lines of the source behind its banner, the kernel's name left out: it is the file's."""
+        """The lines of the source after its banner, without the kernel's name, which is also the file's."""
         text = self.source.partition("\n\n")[2]
         return re.sub(rf"\b{re.escape(self.stem)}(?=\b|_)", "KERNEL", text).splitlines()
 
 
 @dataclass(frozen=True)
 class Code:
-    """The machine code of a side: its own kernel first, and what the compiler tells of it."""
+    """The SASS of a side, its own kernel first, and the compiler's resource usage."""
 
     functions: tuple[Function, ...]
     usage: Usage
@@ -64,7 +64,7 @@ class Code:
 def side_of(text: str) -> Side:
     """Read one side of a comparison from a command line: a spec, or ``COMMIT:NAME``.
 
-    NAME is that of a kernel whose source the commit has below generated/, or the path of one.
+    NAME is the name of a kernel under generated/ in that commit, or its path.
 
     Raises:
         CodegenError: if there is no such spec, commit or kernel.
@@ -88,12 +88,12 @@ def _of_commit(label: str, revision: str, name: str) -> Side:
     told = spec_json_of(source)
     fields = None if told is None else json_value(told)
     if not isinstance(fields, dict) or fields.get("arch") not in ARCHS:
-        raise CodegenError(f"{path} of {commit[:12]} has no banner with its spec: it is no generated source")
+        raise CodegenError(f"{path} of {commit[:12]} has no banner with a spec: it is not a generated source")
     return Side(label, stem, fields, source)
 
 
 def _source_of(commit: str, name: str, folder: Path) -> tuple[str, bool]:
-    """Return the place of a kernel's source in a commit, and whether it is that of its twin with words replaced."""
+    """Path of a kernel's source in a commit, and whether it is its twin's source with words replaced."""
     if name.endswith(".cu"):
         return name, False
     stem = PurePosixPath(name).stem if name.endswith((".yaml", ".json")) else name
@@ -108,10 +108,10 @@ def _source_of(commit: str, name: str, folder: Path) -> tuple[str, bool]:
 
 
 def code_of(side: Side) -> Code:
-    """Return the machine code of a side, compiled with the compiler that is there.
+    """The SASS of a side, compiled with the installed compiler.
 
     Raises:
-        ToolchainError, CompileError: as ``runtime.compile.compiler`` raises them.
+        ToolchainError, CompileError: as raised by ``runtime.compile.compiler``.
     """
     tool = toolchain.nvdisasm()
     if side.plan is not None:

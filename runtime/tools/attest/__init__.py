@@ -1,1 +1,1 @@
-"""Attestations: what the generator is made of, what sources and cubins were made from, signed, and checked again."""
+"""Signed attestations of the generator, its sources and cubins, and their verification."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
-MOST_BYTES = 16 << 20  # of an envelope: that of all shipped kernels has less than one MiB
+MOST_BYTES = 16 << 20  # of an envelope; the envelope of all shipped kernels has less than one MiB
 
 
 class _Signature(BaseModel):
@@ -39,13 +39,13 @@ class _Envelope(BaseModel):
 
 
 def signed_bytes(payload: bytes) -> bytes:
-    """The bytes that are signed, DSSE's pre-authentication encoding: type and payload with their lengths."""
+    """The bytes to sign, DSSE's pre-authentication encoding: type and payload with their lengths."""
     kind = PAYLOAD_TYPE.encode()
     return b"DSSEv1 %d %s %d %s" % (len(kind), kind, len(payload), payload)
 
 
 def sealed(statement: dict[str, Any], key: Ed25519PrivateKey) -> str:
-    """Return a statement in an envelope, signed: always the same bytes for the same statement and key."""
+    """A statement in a signed envelope; deterministic for a statement and a key."""
     payload = json.dumps(statement, sort_keys=True, separators=(",", ":")).encode()
     signature = {"keyid": keys.key_id(key.public_key()), "sig": _base64(key.sign(signed_bytes(payload)))}
     envelope = {"payloadType": PAYLOAD_TYPE, "payload": _base64(payload), "signatures": [signature]}
@@ -53,18 +53,18 @@ def sealed(statement: dict[str, Any], key: Ed25519PrivateKey) -> str:
 
 
 def opened(path: Path, key: Ed25519PublicKey) -> Any:
-    """Return the statement of an envelope, as JSON, once a signature of it is found to be of a key.
+    """The statement of an envelope, as JSON, after verifying its signature.
 
     Raises:
-        FileError: for a file that is no envelope, or that this key has not signed.
+        FileError: if the file is not an envelope, or not signed by this key.
     """
     envelope = _read(path)
     if envelope.payloadType != PAYLOAD_TYPE:
-        raise FileError(path, f"has a payload of type {one_line(envelope.payloadType)}; {PAYLOAD_TYPE} is wanted")
+        raise FileError(path, f"has a payload of type {one_line(envelope.payloadType)}, expected {PAYLOAD_TYPE}")
     payload = _decoded(path, "payload", envelope.payload)
     signatures = [_decoded(path, "signatures", each.sig) for each in envelope.signatures]
     if not any(keys.is_signed(key, signature, signed_bytes(payload)) for signature in signatures):
-        raise FileError(path, f"is not signed by this key, {keys.key_id(key)}, or was changed since")
+        raise FileError(path, f"is not signed by this key, {keys.key_id(key)}, or was changed afterwards")
     try:
         return json_value(payload)
     except CodegenError as error:

@@ -15,19 +15,19 @@ from runtime.errors import ToolchainError
 
 PACKAGE = "sparse-kernel-codegen"
 TOOLS = ("nvidia-cuda-nvrtc", "nvidia-cuda-runtime", "nvidia-cuda-crt")
-"""Packages that compile, and that no dependency names: they are of an extra."""
+"""Packages of the compiler, which are in an extra and not among the dependencies."""
 
 
 def sbom(files: Mapping[str, str]) -> dict[str, Any]:
-    """Return the bill: this package, those that it needs with the versions that are there, and files by hash.
+    """The bill of materials: this package, its dependencies with their installed versions, and files by hash.
 
-    It has no date and no serial number: the same bytes for the same things.
+    It has no date and no serial number, so that the bytes are reproducible.
 
     Args:
         files: SHA-256 of sources and cubins by name.
 
     Raises:
-        ToolchainError: if this package is not installed, so that nobody knows what it needs.
+        ToolchainError: if this package is not installed, so that its dependencies are unknown.
     """
     needs = _needs(PACKAGE)
     names = _closure(needs)
@@ -49,12 +49,12 @@ def sbom(files: Mapping[str, str]) -> dict[str, Any]:
 
 
 def purl(name: str, version: str) -> str:
-    """Return the package URL of a package of PyPI (github.com/package-url/purl-spec)."""
+    """The package URL of a PyPI package (github.com/package-url/purl-spec)."""
     return f"pkg:pypi/{canonicalize_name(name)}@{version}"
 
 
 def _needs(name: str) -> list[str]:
-    """Installed packages that a package requires without extras, by its markers; [] if it is not installed."""
+    """Installed packages that a package requires, by its markers and without extras; [] if it is not installed."""
     try:
         told = metadata.requires(name) or []
     except metadata.PackageNotFoundError:
@@ -71,7 +71,7 @@ def _tools() -> list[str]:
 
 
 def _closure(names: Iterable[str]) -> list[str]:
-    """Return packages with all that they need, sorted."""
+    """Packages with their transitive dependencies, sorted."""
     found, waiting = set(_tools()), [*names, *_tools()]
     while waiting:
         name = waiting.pop()

@@ -1,4 +1,4 @@
-"""Statements of attestations: in-toto (in-toto.io/Statement/v1) with provenance of SLSA 1.0."""
+"""Statements of attestations: in-toto (in-toto.io/Statement/v1) with SLSA 1.0 provenance."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from runtime.tools.attest.sbom import PACKAGE, TOOLS, purl, sbom
 STATEMENT = "https://in-toto.io/Statement/v1"
 PROVENANCE = "https://slsa.dev/provenance/v1"
 BUILD_TYPE = f"urn:{PACKAGE}:build:1"
-"""From specs and templates by ``codegen render`` to sources, and by NVRTC to cubins."""
+"""Build type: ``codegen render`` makes sources from specs and templates, and NVRTC makes cubins from sources."""
 BUILDER = f"urn:{PACKAGE}:codegen-attest"
-"""A person's command, not a build service: level 1 of SLSA (the provenance exists), signed by that person's key."""
+"""Builder: a person's command, not a build service: SLSA level 1 (provenance exists), signed by the person's key."""
 SBOM = "sbom.cdx.json"
 CUBINS = "cubin/"
-"""Begins the names of cubins, which lie in no tree: they are compiled anew to be compared."""
+"""Prefix of the names of cubins, which are not in the tree; verification compiles them again."""
 
 
 CODE = "codegen/**/*.py"
-"""Stands for the generator's code, which is a material as a whole."""
+"""Name of the generator's code, which is one material as a whole."""
 PACKAGE_FOLDER = Path(codegen.__file__).parent
 MOST_OF_LIBRARY = 512 << 20  # bytes: NVRTC 13 has 109 MB
 
@@ -46,14 +46,14 @@ class _Read(BaseModel):
 
 
 class Digest(_Read):
-    """Hashes of a thing."""
+    """Hashes of an artifact."""
 
     sha256: Sha256 | None = None
     gitCommit: str | None = Field(default=None, max_length=64)
 
 
 class Resource(_Read):
-    """A thing that something was made from."""
+    """An input of a build."""
 
     name: Annotated[str, Field(max_length=1000)] = ""
     uri: Annotated[str, Field(max_length=1000)] = ""
@@ -61,7 +61,7 @@ class Resource(_Read):
 
 
 class Subject(_Read):
-    """A thing that was made."""
+    """An output of a build."""
 
     name: Annotated[str, Field(min_length=1, max_length=1000)]
     digest: Digest
@@ -74,7 +74,7 @@ class Parameters(_Read):
 
 
 class Internal(_Read):
-    """What the builder decided."""
+    """Internal parameters of the build."""
 
     compiler: str
     options: list[str]
@@ -96,7 +96,7 @@ class Predicate(_Read):
 
 
 class Statement(_Read):
-    """A statement as it is read; fields that it does not know are another reader's."""
+    """A statement as read from a file; unknown fields are ignored."""
 
     type_: Literal["https://in-toto.io/Statement/v1"] = Field(alias="_type")
     predicateType: Literal["https://slsa.dev/provenance/v1"]
@@ -111,24 +111,24 @@ class Statement(_Read):
 
 @dataclass(frozen=True)
 class Tree:
-    """The tree that is attested: its commit, or "" if it is in no repository, and what differs from that."""
+    """The attested tree: its commit, or "" outside a repository, and the files that differ from it."""
 
     commit: str = ""
     changed: tuple[str, ...] = ()
 
 
 def statement_of(value: Any, path: Path) -> Statement:
-    """Return a statement that was read from a file.
+    """A validated statement from a file.
 
     Raises:
-        FileError: for one that is none, or not one of these kernels.
+        FileError: if it is not a statement, or not one about these kernels.
     """
     try:
         found = Statement.model_validate(value)
     except ValidationError as error:
         raise FileError(path, f"is no statement with provenance: {first_reason(error)}") from None
     if found.definition.buildType != BUILD_TYPE:
-        raise FileError(path, f"is of builds of another type: {found.definition.buildType}")
+        raise FileError(path, f"has another build type: {found.definition.buildType}")
     return found
 
 
@@ -138,7 +138,7 @@ def sha256_of(data: bytes) -> str:
 
 
 def code_sha256(folder: Path) -> str:
-    """Return the hash of a folder of Python: of its files' names, sizes and bytes, in order."""
+    """Hash of a folder of Python files: names, sizes and contents, in order."""
     digest = hashlib.sha256()
     for path in sorted(folder.rglob("*.py"), key=lambda path: path.relative_to(folder).as_posix()):
         content = read_bytes(path)
@@ -148,7 +148,7 @@ def code_sha256(folder: Path) -> str:
 
 
 def attested(compiled: Sequence[Compiled], tree: Tree) -> tuple[dict[str, Any], str]:
-    """Return the statement about compiled kernels, and the text of the bill of materials that it names."""
+    """The statement about compiled kernels, and the text of its bill of materials."""
     made: dict[str, str] = {}
     for each in compiled:
         named = each.named
@@ -188,7 +188,7 @@ def _definition(compiled: Sequence[Compiled], tree: Tree) -> dict[str, Any]:
 
 
 def _materials(compiled: Iterable[Compiled]) -> list[dict[str, Any]]:
-    """Return the specs and the templates that sources were rendered from, by hash."""
+    """The specs and templates of the sources, by hash."""
     files = {SPECS / each.named.subfolder / f"{each.named.main.stem}.yaml" for each in compiled}
     for each in compiled:
         files |= {TEMPLATES / name for name in each.generated.templates}
@@ -196,7 +196,7 @@ def _materials(compiled: Iterable[Compiled]) -> list[dict[str, Any]]:
 
 
 def _packages(compiled: Iterable[Compiled]) -> list[dict[str, Any]]:
-    """Return the generator, the compiler and the headers."""
+    """The generator, the compiler and the headers."""
     nvrtc = toolchain.nvrtc()
     name, _, version = nvrtc.package.partition(" ")
     library = sha256_of(read_bytes(nvrtc.library, MOST_OF_LIBRARY))
@@ -217,18 +217,18 @@ def _run_details() -> dict[str, Any]:
 
 
 def _name(path: Path) -> str:
-    """Return a file as a statement names it: from the root of the tree."""
+    """Name of a file in a statement, relative to the root of the tree."""
     return path.relative_to(ROOT).as_posix()
 
 
 def compiled_for(named: NamedSpec) -> Compiled:
-    """Return a kernel that may be attested: shipped, its source up to date, compiled with the compiler that is there.
+    """A kernel that can be attested: shipped, with an up-to-date source, compiled with the installed compiler.
 
     Raises:
-        CodegenError: for one that may not.
+        CodegenError: if it cannot be attested.
     """
     if not named.is_shipped:
-        raise CodegenError(f"{named.stem} is not shipped: what is attested lies in specs/ and generated/")
+        raise CodegenError(f"{named.stem} is not shipped: only kernels in specs/ and generated/ are attested")
     compiled = compile_spec(named)
     if problems := check_sources(GENERATED, [named.main, named]):
         raise CodegenError(str(problems[0]))

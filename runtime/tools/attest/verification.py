@@ -1,4 +1,4 @@
-"""Comparison of an attestation with a tree, and with kernels that are compiled anew."""
+"""Comparison of an attestation with a tree, and with freshly compiled kernels."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from runtime.errors import ToolchainError
 from runtime.tools.attest.statement import CODE, CUBINS, SBOM, Statement, code_sha256, sha256_of
 
 FOLDERS = ("specs", "templates", "generated")
-"""Of a tree, those whose files are attested one by one."""
+"""Folders of a tree whose files are attested individually."""
 MOST_BYTES = 16 << 20
 MOST_OF_WHEEL = 512 << 20
 CODE_SUFFIXES = (".cubin", ".ptx")
@@ -31,13 +31,13 @@ State = Literal["ok", "changed", "missing", "not attested"]
 
 @dataclass(frozen=True)
 class Finding:
-    """What became of a thing that is attested, or that should be.
+    """The state of an attested artifact, or of one that should be attested.
 
     Attributes:
         name: its name in the statement.
-        state: ``ok``; ``changed``: its hash is another one; ``missing``: it is not there; ``not attested``: a source of
-            the tree that the statement does not name, which is no failure. ``missing`` is also code of a wheel that
-            the statement does not know.
+        state: ``ok``; ``changed``: the hash differs; ``missing``: the artifact does not exist, or the statement does
+            not name code of a wheel; ``not attested``: the statement does not name a source of the tree, which is not a
+            failure.
     """
 
     name: str
@@ -45,21 +45,21 @@ class Finding:
 
     @property
     def failed(self) -> bool:
-        """Whether the attestation does not hold."""
+        """Whether verification failed."""
         return self.state in ("changed", "missing")
 
 
 def files_of(statement: Statement, place: Path) -> dict[str, str]:
-    """Return the hashes of the files that a statement names, products and materials.
+    """Hashes of the files that a statement names, products and materials.
 
     Raises:
-        FileError: for a name that is none of a tree's, or one that has two hashes, or a kernel that has no cubin.
+        FileError: for a name that cannot be in a tree, a name with two hashes, or a kernel without a cubin.
     """
     materials = [each for each in statement.definition.resolvedDependencies if _is_of_the_tree(each.name)]
     found: dict[str, str] = {}
     for name, digest in ((each.name, each.digest) for group in (statement.subject, materials) for each in group):
         if not (_is_of_the_tree(name) or name == SBOM or name.startswith(CUBINS)):
-            raise FileError(place, f"names {shown(name)}, which is no file of a tree")
+            raise FileError(place, f"names {shown(name)}, which is not a file of a tree")
         if digest.sha256 is None or found.setdefault(name, digest.sha256) != digest.sha256:
             raise FileError(place, f"has {'two hashes' if name in found else 'no sha256'} of {one_line(name)}")
     for stem in statement.definition.externalParameters.kernels:
@@ -74,13 +74,13 @@ def _is_of_the_tree(name: str) -> bool:
 
 
 def compared(hashes: Mapping[str, str], tree: Path, code: Path, beside: Path) -> Iterator[Finding]:
-    """Yield what became of the files that are attested, then the sources that are not.
+    """Findings about the attested files, then about sources that are not attested.
 
     Args:
-        hashes: what ``files_of`` returned; cubins lie nowhere, and are left out.
+        hashes: result of ``files_of``; cubins are not in the tree, and are skipped.
         tree: the folder with specs/, templates/ and generated/.
         code: the folder of the generator's code.
-        beside: the folder of the attestation, where the bill of materials is.
+        beside: the folder of the attestation and the bill of materials.
     """
     for name, sha256 in hashes.items():
         if not name.startswith(CUBINS):
@@ -103,22 +103,22 @@ def _state(name: str, sha256: str, tree: Path, code: Path, beside: Path) -> Stat
 
 
 def compared_code(hashes: Mapping[str, str], place: Path, tree: Path) -> Iterator[Finding]:
-    """Yield what became of each compiled kernel of a wheel, or of a folder.
+    """Findings about each compiled kernel of a wheel or a folder.
 
-    Cubins are attested by themselves, PTX by the receipts, which are attested.
+    Cubins are attested directly; PTX is attested through the receipts.
 
     Args:
-        hashes: what ``files_of`` returned.
-        place: the wheel that scripts/cubin_wheel.py builds, or a folder with its files.
+        hashes: result of ``files_of``.
+        place: a wheel built by scripts/cubin_wheel.py, or a folder with its files.
         tree: the folder with generated/.
 
     Raises:
-        FileError: for what is neither, or has no compiled kernel.
+        FileError: if it is neither, or has no compiled kernel.
     """
     code = dict(_code_in(place))
     if not code:
         raise FileError(
-            place, "has no cubin: a wheel of scripts/cubin_wheel.py, or a folder with its files is expected"
+            place, "has no cubin; expected a wheel built by scripts/cubin_wheel.py, or a folder with its files"
         )
     for name, data in sorted(code.items()):
         stem, kind = PurePosixPath(name).stem, PurePosixPath(name).suffix
@@ -127,7 +127,7 @@ def compared_code(hashes: Mapping[str, str], place: Path, tree: Path) -> Iterato
 
 
 def _attested_ptx(stem: str, hashes: Mapping[str, str], tree: Path) -> str | None:
-    """The hash of a kernel's PTX by its receipt; None if there is no such kernel, or its receipt is not attested."""
+    """The hash of a kernel's PTX in its receipt; None if the kernel does not exist, or its receipt is not attested."""
     try:
         named = find_spec(stem)
     except CodegenError:
@@ -140,7 +140,7 @@ def _attested_ptx(stem: str, hashes: Mapping[str, str], tree: Path) -> str | Non
 
 
 def _code_in(place: Path) -> Iterator[tuple[str, bytes]]:
-    """Yield the compiled kernels of a wheel or of a folder, by name."""
+    """The compiled kernels of a wheel or a folder, by name."""
     if place.is_dir():
         for path in place.iterdir():
             if path.suffix in CODE_SUFFIXES:
@@ -158,27 +158,27 @@ def _code_in(place: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def sample(kernels: Sequence[str], count: int, turn: int) -> list[str]:
-    """The kernels that are compiled in a turn: the next ones in each, so that all have theirs."""
+    """The kernels to compile in a turn. Successive turns take successive kernels, so that all are compiled in time."""
     names = sorted(set(kernels))
     count = min(count, len(names))
     return [names[(turn * count + i) % len(names)] for i in range(count)]
 
 
 def check_compiler(statement: Statement) -> None:
-    """Refuse to rebuild with a compiler that the attested cubins are not of.
+    """Refuse to rebuild with another compiler than that of the attested cubins.
 
     Raises:
-        ToolchainError: with how to install theirs.
+        ToolchainError: with the command that installs the attested compiler.
     """
     wanted, here = statement.definition.internalParameters.compiler, toolchain.compiler_version()[1]
     if wanted != here:
-        told = f"the attested cubins are of {one_line(wanted)}, this is {here}"
+        told = f"the attested cubins were compiled by {one_line(wanted)}, this is {here}"
         remedy = f": pip install {in_shell(wanted.replace(' ', '=='))}" if wanted.startswith("nvidia-") else ""
         raise ToolchainError(told + remedy)
 
 
 def rebuilt(stem: str, hashes: Mapping[str, str]) -> Finding:
-    """Render and compile a kernel anew, past the cache, and compare source and cubin with what is attested."""
+    """Render and compile a kernel again, without the cache, and compare source and cubin with the attested ones."""
     try:
         named = find_spec(stem)
     except CodegenError:

@@ -1,1 +1,1 @@
-"""Kernels beside named peers in one process, and stored timings to compare with: the command ``codegen bench``."""
+"""The command ``codegen bench``: kernels timed beside named peers in one process, and compared with stored timings."""

@@ -10,6 +10,7 @@ import typer
 from codegen.cli import LOOK, AllOption, SpecsArgument, command
 from codegen.tools.report import CHECK_FAILED, JsonOption, report
 from runtime.tools.bench.noise import REPEATS
+from runtime.tools.bench.required import require_gpu
 
 
 @command("bench", LOOK)
@@ -72,7 +73,6 @@ def bench_command(
       codegen bench --all --baseline before.json
     """
     from codegen.commands import chosen
-    from runtime.tools.bench.required import require_gpu
 
     named_specs = chosen(specs, every)
     require_gpu("bench", "timed")

@@ -1,4 +1,4 @@
-"""``codegen bench``, between its options and the clock."""
+"""``codegen bench``, after option parsing."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ VERDICTS = {
 
 @dataclass(frozen=True)
 class Files:
-    """What a run is compared with, and where it is stored.
+    """Files that a run is compared with and stored in.
 
     Attributes:
         here: the machine of the run.
-        before: the baseline, if there is one.
-        target: the file that the run is stored in, if there is one.
-        stored: what that file holds, whose other rows stay.
+        before: the baseline, or None.
+        target: the file to store the run in, or None.
+        stored: contents of that file; its other rows are kept.
     """
 
     here: Machine
@@ -56,15 +56,15 @@ class Files:
 
 
 def read(path: Path | None) -> Baseline | None:
-    """Return the baseline of a file, if one was named."""
+    """The baseline in a file; None without a file."""
     return None if path is None else read_baseline(path)
 
 
 def files_of(before: Baseline | None, baseline: Path | None, target: Path | None) -> Files:
-    """Return the files of a run on this machine.
+    """The files of a run on this machine.
 
     Raises:
-        BaselineError: for one of another machine.
+        BaselineError: for a baseline of another machine.
     """
     here = run.machine()
     if before is not None and baseline is not None:
@@ -79,7 +79,7 @@ def bench(
     repeats: int,
     files: Files,
 ) -> bool:
-    """Time kernels, tell and store what was found, and return whether none is wrong or slower."""
+    """Time kernels, print and store results, and return whether no kernel is wrong or slower."""
     here, before, today = files.here, files.before, datetime.datetime.now(tz=datetime.UTC).date().isoformat()
     told.note("machine", here.model_dump(), f"{here.device}, driver {here.driver}, torch {here.torch}")
     if before is not None and (before.machine.torch, before.machine.compiler) != (here.torch, here.compiler):
@@ -97,7 +97,7 @@ def bench(
             typer.echo(f"error: {error}", err=True)
             continue
         rows.append(found.row)
-        if files.target is not None:  # after each: an interruption costs no finished one
+        if files.target is not None:  # after each kernel, so that an interruption loses no finished one
             save(files.target, files.stored, here, today, rows)
         bad += _tell(told, found, None if before is None else before.row(found.row), compared=before is not None)
     if files.target is not None and rows:
@@ -106,7 +106,7 @@ def bench(
 
 
 def _tell(told: Report, found: Measured, before: Row | None, *, compared: bool) -> bool:
-    """Say what was timed, and beside a baseline what has changed; return whether the kernel is slower."""
+    """Print timings and changes since the baseline; return whether the kernel is slower."""
     row = found.row
     _tell_timings(told, found)
     fields = {**row.model_dump(mode="json"), "missing": found.missing}
@@ -114,9 +114,9 @@ def _tell(told: Report, found: Measured, before: Row | None, *, compared: bool) 
     if compared:
         fields["baseline"] = None if before is None else [asdict(each) | {"ratio": each.ratio} for each in changes]
         if before is None:
-            told.say("    the baseline has no such kernel and workload")
+            told.say("    the baseline does not have this kernel and workload")
         elif before.source_sha256 != row.source_sha256:
-            told.say("    the baseline is of another source of this kernel")
+            told.say("    the baseline was measured with another source of this kernel")
         for each in changes:
             moved = "".join(f"; {name} is {verdict}" for name, verdict in each.peers.items())
             text = f"{WORDS[each.way]}: {each.ratio:.3f} x as fast as before ({_spelt(each.before)} ms): "
@@ -126,7 +126,7 @@ def _tell(told: Report, found: Measured, before: Row | None, *, compared: bool) 
 
 
 def _tell_timings(told: Report, found: Measured) -> None:
-    """Say what a kernel and its peers take."""
+    """Print the timings of a kernel and its peers."""
     row = found.row
     told.say(f"{row.kernel}: {row.workload}")
     ours = [times(row.own, way) for way in WAYS]

@@ -1,4 +1,4 @@
-"""Changes since a baseline: those that leave the noise of both runs, and are not the machine's doing."""
+"""Changes since a baseline that exceed the noise of both runs and are not explained by the machine."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ Verdict = Literal["faster", "slower", "noise", "machine"]
 
 @dataclass(frozen=True)
 class Compared:
-    """A kernel's timing in one way, now and before.
+    """A kernel's timing in one mode, now and in the baseline.
 
     Attributes:
         way: single calls, or back to back.
         now: the interval of this run.
-        before: that of the baseline.
-        verdict: ``noise`` if the intervals overlap; ``machine`` if they do not, but those of a peer do not either, in
-            the same direction, and the ratio to that peer has not left its noise; else what the kernel is.
-        peers: what has left the noise, of peers.
+        before: the interval of the baseline.
+        verdict: ``noise`` if the intervals overlap; ``machine`` if they do not, but a peer has changed in the same
+            direction and the ratio to it is within noise; otherwise ``faster`` or ``slower``.
+        peers: peers that have changed beyond noise.
     """
 
     way: str
@@ -32,17 +32,17 @@ class Compared:
 
     @property
     def ratio(self) -> float:
-        """How many times as fast as before."""
+        """Speedup over the baseline."""
         return self.before.middle / self.now.middle
 
 
 def times(timings: Timings, way: str) -> Interval:
-    """Return the interval of a call's repeats in one way."""
+    """The interval of a call's repeats in one mode."""
     return interval(getattr(timings, way))
 
 
 def compare(now: Row, before: Row) -> list[Compared]:
-    """Compare a row with that of the baseline, in both ways."""
+    """Compare a row with the baseline's row, in both modes."""
     return [_compared(now, before, way) for way in WAYS]
 
 
@@ -61,5 +61,5 @@ def _compared(now: Row, before: Row, way: str) -> Compared:
 
 
 def _over(one: Interval, other: Interval) -> Interval:
-    """Return the interval of a ratio."""
+    """The interval of a ratio."""
     return Interval(one.low / other.high, one.middle / other.middle, one.high / other.low)

@@ -1,4 +1,4 @@
-"""Peers by name: those that a workload has anyway, and libraries that may be installed."""
+"""Peers by name: the built-in peers of a workload, and optional libraries."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ LABELS = {
     "torch": "torch",
     "triton": "Triton bsr_dense_addmm",
 }
-"""How the labels of a peer's calls begin, by its name on a command line."""
+"""Prefix of the labels of a peer's calls, by its name on the command line."""
 
 
 def fa4_call(
     spec: AttentionSpec, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lists: tuple[torch.Tensor, ...]
 ) -> Call:
-    """Return FlashAttention 4's call; the result is (batch, heads, length, head_dim).
+    """FlashAttention 4's call; its result is (batch, heads, length, head_dim).
 
     Args:
-        spec: the kernel beside which it runs.
+        spec: spec of the compared kernel.
         q: (batch, length, heads, head_dim), as k and v.
         k: keys.
         v: values.
-        lists: those of the pattern, one for each query head.
+        lists: lists of the pattern, one per query head.
     """
     from flash_attn.cute import flash_attn_func  # noqa: PLC0415
 
@@ -90,29 +90,29 @@ INSTALLED: dict[str, tuple[str, Callable[[Workload, Any], Call | None]]] = {
     "fa4": ("flash_attn", _fa4),
     "triton": ("triton", _triton),
 }
-"""Peers of packages, with their package, and what makes their call: None where they do not compute the problem."""
+"""Optional peers: the package, and a function that returns the call, or None if it cannot compute the problem."""
 
 
 def check_names(names: Iterable[str]) -> None:
-    """Refuse names of peers that there are not, and those whose package is not installed.
+    """Refuse unknown peers, and peers whose package is not installed.
 
     Raises:
-        CodegenError: with what there is, or what to install.
+        CodegenError: with the known peers, or the package to install.
     """
     for name in names:
         if name not in LABELS:
-            raise CodegenError(f"--peer: there is no peer {one_line(name)}; {alternatives(name, LABELS)}")
+            raise CodegenError(f"--peer: unknown peer {one_line(name)}; {alternatives(name, LABELS)}")
         if name in INSTALLED and importlib.util.find_spec(INSTALLED[name][0]) is None:
             raise CodegenError(f"--peer {name}: its package {INSTALLED[name][0]} is not installed")
 
 
 def peers_of(load: Workload, spec: Any, names: Collection[str]) -> tuple[dict[str, Call], dict[str, str]]:
-    """Return the peers of a workload by label, and why others have no time.
+    """The peers of a workload by label, and the reasons why others are not timed.
 
     Args:
         load: the workload.
-        spec: the kernel's.
-        names: peers that are wanted; empty: all that are there.
+        spec: the kernel's spec.
+        names: requested peers; empty for all available ones.
     """
     calls, missing = dict(load.peers), {}
     for name, (package, make) in INSTALLED.items():
@@ -120,7 +120,7 @@ def peers_of(load: Workload, spec: Any, names: Collection[str]) -> tuple[dict[st
             continue
         try:
             found = make(load, spec)
-        except Exception as error:  # of a foreign library, which may raise anything
+        except Exception as error:  # a foreign library may raise anything
             missing[LABELS[name]] = one_line(f"{type(error).__name__}: {error}")
             continue
         if found is not None:

@@ -1,4 +1,4 @@
-"""Times a kernel beside its peers, several times over, once its results and theirs are right."""
+"""Repeated timing of a kernel and its peers, after checking their results."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from runtime.tools.bench.timing import Call, back_to_back, single_calls
 from runtime.verify.run import driver_version, plain_failure
 
 SAME = 2e-2
-"""Of the largest element of a result: peers that compute the same are no further off."""
+"""Allowed difference between peers of the same result, relative to the largest element."""
 OWN = "ours"
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A row, and why peers have no time."""
+    """A row, and the reasons why peers are not timed."""
 
     row: Row
     missing: dict[str, str]
@@ -47,10 +47,10 @@ def machine() -> Machine:
 
 
 def sizes_of(named: NamedSpec, text: str) -> dict[str, int]:
-    """Read the sizes of a workload: NAME=NUMBER,..., of the operator's reference workload.
+    """Parse the sizes of a workload: NAME=NUMBER,..., names of the operator's reference workload.
 
     Raises:
-        CodegenError: for a name that it has not, or a value that is no positive integer.
+        CodegenError: for an unknown name, or a value that is not a positive integer.
     """
     parameters = inspect.signature(workload_of(named.spec)).parameters
     known = [name for name in parameters if name != "kernel"]
@@ -74,24 +74,24 @@ def measure(named: NamedSpec, sizes: Mapping[str, int], names: Collection[str], 
 
     Args:
         named: the kernel.
-        sizes: of its workload, those that are not the reference's.
-        names: peers that are wanted; empty: all.
-        repeats: of each timing.
+        sizes: sizes of the workload that differ from the reference's.
+        names: requested peers; empty for all.
+        repeats: number of repeats of each timing.
 
     Raises:
-        CodegenError: for a kernel whose plain case is wrong, or that cannot be run.
+        CodegenError: if the kernel cannot be run, or its plain case is wrong.
     """
     with prebuilt.ignored():
         kernel = load_kernel(named, forward_compatible=True)
-    torch._dynamo.reset()  # FlexAttention is compiled for each kernel anew
+    torch._dynamo.reset()  # FlexAttention is compiled again for each kernel
     with torch.no_grad():
         if wrong := plain_failure(kernel):
-            raise DeviceError(f"{named.stem} is wrong, and gets no time: {wrong}")
+            raise DeviceError(f"{named.stem} is wrong, so it is not timed: {wrong}")
         try:
             load = workload_of(named.spec)(kernel, **sizes)
             calls, missing = _right_calls(load, kernel, names)
             timings = _timings({OWN: load.call, **calls}, repeats)
-        except RuntimeError as error:  # of torch: too little memory, for one
+        except RuntimeError as error:  # from torch, such as out of memory
             raise DeviceError(f"{named.stem} cannot be timed: {one_line(str(error).splitlines()[0])}") from None
     row = Row(
         kernel=named.stem,
@@ -107,7 +107,7 @@ def measure(named: NamedSpec, sizes: Mapping[str, int], names: Collection[str], 
 
 
 def _right_calls(load: Workload, kernel: Kernel, names: Collection[str]) -> tuple[dict[str, Call], dict[str, str]]:
-    """Return the calls of peers that run, and agree where they compute the same; and why others have no time."""
+    """The calls of peers that run and agree with the kernel, and the reasons why others are not timed."""
     calls, missing = peers_of(load, kernel.spec, names)
     own = result_of(load.call())
     expected = None if own is None else own.float().clone()
@@ -116,7 +116,7 @@ def _right_calls(load: Workload, kernel: Kernel, names: Collection[str]) -> tupl
         try:
             found = result_of(call())
             torch.cuda.synchronize()
-        except Exception as error:  # of a foreign library, which may raise anything
+        except Exception as error:  # a foreign library may raise anything
             missing[label] = one_line(f"{type(error).__name__}: {error}")
             continue
         same = label not in load.peer_flops and expected is not None and found is not None
@@ -138,7 +138,7 @@ def result_of(result: Any) -> torch.Tensor | None:
 
 
 def _timings(calls: dict[str, Call], repeats: int) -> dict[str, Timings]:
-    """Time calls in turns, both ways, several times over."""
+    """Time calls in turns, in both modes, several times."""
     singles: dict[str, list[float]] = {name: [] for name in calls}
     blocks: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(repeats):

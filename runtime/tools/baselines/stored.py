@@ -1,4 +1,4 @@
-"""Stored timings: a file that a later run on the same device and driver is compared with."""
+"""Stored timings, with which a later run on the same device and driver is compared."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from codegen.plain import json_model
 from codegen.wording import one_line
 
 WAYS = ("single", "back_to_back")
-"""How calls are timed: alone after a pause, and one after the other (docs/notebook/measuring.md)."""
+"""Timing modes: single calls after a pause, and calls back to back (docs/notebook/measuring.md)."""
 Milliseconds = Annotated[float, Field(gt=0)]
 Samples = Annotated[tuple[Milliseconds, ...], Field(min_length=2, strict=False)]
 
 
 class BaselineError(CodegenError):
-    """A baseline that is none, or of another device or driver."""
+    """An invalid baseline, or one of another device or driver."""
 
 
 class _Model(BaseModel):
@@ -38,14 +38,14 @@ class Row(_Model):
     """A kernel on a workload, beside its peers.
 
     Attributes:
-        kernel: its name.
-        spec_hash: of its spec.
-        source_sha256: of its source.
+        kernel: name of the kernel.
+        spec_hash: hash of its spec.
+        source_sha256: hash of its source.
         workload: in words.
-        flops: floating-point operations of the kernel; 0 where it has none.
-        own: its timings.
-        peers: those of peers by their names.
-        peer_flops: operations of peers that do other work.
+        flops: floating-point operations of the kernel; 0 if it has none.
+        own: timings of the kernel.
+        peers: timings of peers by name.
+        peer_flops: floating-point operations of peers with a different amount of work.
     """
 
     kernel: str
@@ -59,12 +59,12 @@ class Row(_Model):
 
     @property
     def key(self) -> tuple[str, str]:
-        """What rows of two runs have in common."""
+        """Key that matches rows of two runs."""
         return self.kernel, self.workload
 
 
 class Machine(_Model):
-    """What timings depend on beside the kernel."""
+    """The machine and software that timings depend on."""
 
     device: str
     driver: str
@@ -81,7 +81,7 @@ class Baseline(_Model):
     rows: Annotated[tuple[Row, ...], Field(strict=False)]
 
     def row(self, like: Row) -> Row | None:
-        """Return the row of the same kernel and workload."""
+        """The row of the same kernel and workload."""
         return next((row for row in self.rows if row.key == like.key), None)
 
 
@@ -89,27 +89,27 @@ def read_baseline(path: Path) -> Baseline:
     """Read a baseline.
 
     Raises:
-        BaselineError: for a file that is none.
-        FileError: for one that cannot be read.
+        BaselineError: if the file is not a baseline.
+        FileError: if the file cannot be read.
     """
     text, place = read_text(path), one_line(str(path), MOST_OF_PLACE)
     try:
         return json_model(Baseline, text)
     except CodegenError as error:
-        raise BaselineError(f"{place}: is no baseline of codegen bench: {error}; nothing was changed") from None
+        raise BaselineError(f"{place}: is not a baseline of codegen bench: {error}; nothing was changed") from None
 
 
 def check_comparable(baseline: Baseline, path: Path, here: Machine) -> None:
     """Refuse a baseline of another device or driver.
 
     Raises:
-        BaselineError: with what to do.
+        BaselineError: with a remedy.
     """
     there = baseline.machine
     if (there.device, there.driver) != (here.device, here.driver):
         raise BaselineError(
             f"{one_line(str(path), MOST_OF_PLACE)}: was measured on {_told(there)}; this is {_told(here)}, whose "
-            "timings say nothing of those: measure a baseline here, by --save-baseline with another file"
+            "timings are not comparable: measure a baseline here, with --save-baseline and another file"
         )
 
 
@@ -118,10 +118,10 @@ def _told(machine: Machine) -> str:
 
 
 def check_may_save(path: Path, here: Machine) -> Baseline | None:
-    """Return the baseline that rows will join; None for a new file.
+    """The baseline to which rows will be added; None for a new file.
 
     Raises:
-        BaselineError: for a file that holds anything else, or timings of another device, driver, torch or compiler.
+        BaselineError: if the file holds anything else, or timings of another device, driver, torch or compiler.
     """
     if not is_file(path):
         return None
@@ -132,13 +132,13 @@ def check_may_save(path: Path, here: Machine) -> Baseline | None:
         raise BaselineError(
             f"{one_line(str(path), MOST_OF_PLACE)}: holds timings of torch {one_line(there.torch)}, "
             f"{one_line(there.compiler)}; this is torch {here.torch}, {here.compiler}: "
-            "--save-baseline with another file"
+            "use --save-baseline with another file"
         )
     return found
 
 
 def save(path: Path, before: Baseline | None, here: Machine, date: str, rows: Sequence[Row]) -> None:
-    """Write rows; those of other kernels and workloads stay."""
+    """Write rows; rows of other kernels and workloads are kept."""
     new = {row.key for row in rows}
     kept = [] if before is None else [row for row in before.rows if row.key not in new]
     ordered = sorted([*kept, *rows], key=lambda row: row.key)

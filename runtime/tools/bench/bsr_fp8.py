@@ -16,21 +16,21 @@ DENSE, EQUAL = "torch._scaled_mm, dense", "torch._scaled_mm, dense, as many FLOP
 
 
 def codes(*shape: int, dtype: torch.dtype, device: str = "cuda") -> torch.Tensor:
-    """Draw normal codes of FP8."""
+    """Random normal FP8 codes."""
     return (torch.randn(shape, device=device) * CODES).to(dtype)
 
 
 def scales(
     spec: BsrSpmmSpec | BsrSddmmSpec, lines: int, columns: int, depth: int, device: str = "cuda"
 ) -> dict[str, torch.Tensor]:
-    """Draw scales with which the numbers of A and of B have a variance of about 1.
+    """Random scales for which the values of A and B have a variance of about 1.
 
     Args:
-        spec: of the kernel.
-        lines: stored blocks of A; of sampled products its rows.
-        columns: of C.
+        spec: spec of the kernel.
+        lines: stored blocks of A; rows of A for sampled products.
+        columns: columns of C.
         depth: K.
-        device: of the scales.
+        device: device of the scales.
     """
     if not by_block(spec) and not by_row(spec):
         return {name: torch.full((), 1 / CODES, device=device) for name in ("scale_a", "scale_b")}
@@ -45,8 +45,8 @@ def scales(
 def peers(
     spec: BsrSpmmSpec | BsrSddmmSpec, rows: int, columns: int, depth: int, flops: float
 ) -> tuple[dict[str, Callable[[], Any]], dict[str, float]]:
-    """Return dense products of torch, accumulated fast: of as many FLOPs, and of the same shape, with its FLOPs."""
-    if spec.dtype != "e4m3":  # cuBLAS multiplies no two operands of e5m2
+    """torch's dense products with fast accumulation: with equal FLOPs, and of the same shape, with its FLOPs."""
+    if spec.dtype != "e4m3":  # cuBLAS does not multiply two e5m2 operands
         return {}, {}
     dtype, one = TORCH_DTYPES[spec.dtype], torch.ones((), device="cuda")
 

@@ -1,4 +1,4 @@
-"""The data sets of attention: values of q and k that stand for what real models have."""
+"""Data sets of attention: values of q and k modeled on real models."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from codegen.wording import alternatives, shown
 # Standard deviations of a row's logits in 16 heads, spread as in a trained text encoder.
 HEAD_STDS = (0.6, 0.9, 1.0, 1.1, 1.2, 1.3, 1.3, 1.4, 1.6, 2.0, 2.5, 2.9, 3.3, 3.7, 5.0, 19.7)
 KEY_NORM_SIGMA = 0.8
-SINK_QUERY, SINK_KEY = 6.0, 22.0  # lengths along u: the first key's logit is larger by their product / sqrt(d)
+SINK_QUERY, SINK_KEY = 6.0, 22.0  # lengths along u; the first key's logit is larger by their product / sqrt(d)
 ROTARY_NOISE, ROTARY_MEAN, ROTARY_KEY, ROTARY_BASE = 1.4, 0.7, 30.0, 1e4
 RISING_QUERY, RISE, RISE_KEYS, LONGEST_KEY = 8.0, 5.0, 128, 500.0
 
@@ -26,9 +26,9 @@ class DataSet:
     """Values of q and k for attention; v is normal in all of them.
 
     Attributes:
-        why: what of real data it stands for, in a line.
-        change: takes q and k of standard normal numbers (float32) and a unit vector of each K/V head, as
-            (batch, kv_heads, 1, head_dim); returns q and k. Random numbers are of the generator that it gets.
+        why: the property of real data that it models, in one line.
+        change: a function of standard normal q and k (float32), a unit vector per K/V head (batch, kv_heads, 1,
+            head_dim), and a random generator, that returns q and k.
     """
 
     why: str
@@ -48,9 +48,9 @@ def _key_norms(q: torch.Tensor, k: torch.Tensor, u: torch.Tensor, generator: tor
 
 
 def head_stds(heads: int) -> list[float]:
-    """Return the logits' standard deviation of each query head.
+    """Standard deviation of the logits per query head.
 
-    HEAD_STDS repeat for more heads than these; fewer get some of them, evenly spread, with the largest.
+    HEAD_STDS repeat for more heads; fewer heads get an evenly spaced subset that includes the largest.
     """
     known = len(HEAD_STDS)
     if heads < known:
@@ -59,12 +59,12 @@ def head_stds(heads: int) -> list[float]:
 
 
 def _heads(q: torch.Tensor, k: torch.Tensor, u: torch.Tensor, generator: torch.Generator | None) -> Inputs:
-    # All of it in q: the query heads of one K/V head differ.
+    # Scale q only, because the query heads of a K/V head differ.
     return q * torch.tensor(head_stds(q.shape[1]), device=q.device)[:, None, None], k
 
 
 def of_query_heads(u: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-    """Return for each query head what its K/V head has."""
+    """Values of K/V heads expanded to their query heads."""
     return u.repeat_interleave(q.shape[1] // u.shape[1], 1)
 
 
@@ -75,7 +75,7 @@ def _sink(q: torch.Tensor, k: torch.Tensor, u: torch.Tensor, generator: torch.Ge
 
 
 def rotated(x: torch.Tensor) -> torch.Tensor:
-    """Return x (..., positions, head_dim) after a rotary embedding: dimension i turns with dimension i + head_dim/2."""
+    """x (..., positions, head_dim) with a rotary embedding that pairs dimensions i and i + head_dim/2."""
     positions, half = x.shape[-2], x.shape[-1] // 2
     rates = ROTARY_BASE ** -(torch.arange(half, dtype=torch.float64, device=x.device) / half)
     angles = torch.arange(positions, dtype=torch.float64, device=x.device)[:, None] * rates
@@ -118,20 +118,20 @@ DATA: dict[str, DataSet] = {
 def make_data(
     name: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, generator: torch.Generator | None = None
 ) -> None:
-    """Fill q, k and v with a data set; the numbers are made in float32 and rounded to the tensors' type.
+    """Fill q, k and v with a data set. Values are computed in float32 and rounded to the tensors' dtype.
 
     Args:
-        name: of DATA.
+        name: name of a data set in DATA.
         q: (batch, heads, length, head_dim); overwritten.
         k: (batch, kv_heads, length, head_dim), with kv_heads a divisor of heads; overwritten.
         v: as k.
-        generator: of the random numbers, on the tensors' device; torch's own by default.
+        generator: random generator on the tensors' device. Default: torch's own.
 
     Raises:
-        CodegenError: if there is no such data set.
+        CodegenError: for an unknown data set.
     """
     if name not in DATA:
-        raise CodegenError(f"name is {shown(name)}, and no data set is called so; {alternatives(name, DATA)}")
+        raise CodegenError(f"name is {shown(name)}, which is not a data set; {alternatives(name, DATA)}")
 
     def normal(*shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=generator, device=q.device)

@@ -1,9 +1,8 @@
-"""Times a kernel beside peers, in one run on the same inputs.
+"""Timing of a kernel and its peers, in one run on the same inputs.
 
-Effective TFLOPS of attention: 4 * head_dim for each pair that a query sees (blocks of a list whole, masked pairs not
-counted). Of BSR x dense: 2 * stored elements * N. Of a sampled product: 2 * stored elements * K.
-Of BSR x BSR: 2 * block^3 for each pair of stored blocks that meet, in blocks of C that are computed. A copy does none:
-its time says how fast it is.
+FLOPs for effective TFLOPS: attention has 4 * head_dim per visible pair (listed blocks count whole, masked pairs do not
+count). BSR x dense has 2 * stored elements * N. A sampled product has 2 * stored elements * K. BSR x BSR has 2 *
+block^3 per pair of stored blocks that meet in a computed block of C. A copy has none; only its time is reported.
 """
 
 from __future__ import annotations
@@ -43,14 +42,14 @@ from runtime.prepare.quantized import quantize
 from runtime.tools.bench import bsr_fp8
 from runtime.tools.bench.timing import Call, single_calls
 
-FLEX_LEAST_ROWS = 16  # of a block of FlexAttention: beside kernels with smaller ones SDPA attends to every key
+FLEX_LEAST_ROWS = 16  # of a FlexAttention block; kernels with smaller blocks are compared with SDPA over every key
 EVERY_KEY = "SDPA, every key"
-LIST_LENGTH = 32  # blocks of a row where the spec leaves the number open
+LIST_LENGTH = 32  # blocks per row, if the spec does not fix the number
 
 
 @dataclass(frozen=True)
 class Workload:
-    """A kernel's call, its peers' calls, and the work they all do."""
+    """A kernel's call, its peers' calls, and the FLOPs of each."""
 
     shape: str
     flops: float
@@ -62,15 +61,15 @@ class Workload:
 
 
 def workload_of(spec: Spec) -> Callable[..., Workload]:
-    """The reference workload of kernels of a spec: a function of the kernel and, by name, sizes."""
+    """The function that makes the reference workload of a spec, from the kernel and sizes as keyword arguments."""
     found: Callable[..., Workload] = part(operator_of(spec).workload)
     return found
 
 
 def measure(kernel: Kernel) -> tuple[MeasurementRecord, ...]:
     """Time a kernel on its reference workload, beside its peers."""
-    # FlexAttention is compiled for each kernel anew. After eight times torch would run it unfused, which takes memory
-    # for every pair.
+    # Compile FlexAttention again for each kernel. After eight compilations, torch would run it unfused, with memory for
+    # every pair.
     torch._dynamo.reset()
     with torch.no_grad():
         load = workload_of(kernel.spec)(kernel)
@@ -90,7 +89,7 @@ def measure(kernel: Kernel) -> tuple[MeasurementRecord, ...]:
 
 
 def random_lists(heads: int, rows: int, columns: int, length: int) -> torch.Tensor:
-    """Return ``length`` different block numbers for each head and row, int32 (1, heads, rows, length)."""
+    """``length`` distinct block indices per head and row, int32 (1, heads, rows, length)."""
     lists = torch.empty((1, heads, rows, length), dtype=torch.int32, device="cuda")
     for head in range(heads):
         lists[0, head] = torch.rand((rows, columns), device="cuda").argsort(-1)[:, :length]
@@ -98,14 +97,14 @@ def random_lists(heads: int, rows: int, columns: int, length: int) -> torch.Tens
 
 
 def attention_workload(kernel: AttentionKernel, heads: int | None = None, length: int | None = None) -> Workload:
-    """Return the reference workload of an attention kernel: batch 1, random normal inputs, S 32768 (dense: 16384)."""
+    """The reference workload of an attention kernel: batch 1, random normal inputs, S 32768 (dense: 16384)."""
     spec = with_numbers(kernel.spec)
     heads = heads or (16 if spec.head_dim == 128 else 8)
     positional = spec.pattern.fixed_block is None
     length = length or (16384 if spec.pattern.kind in ("dense", "causal") else 32768)
-    packs = heads // spec.pack_gqa  # each has K and V of its own
+    packs = heads // spec.pack_gqa  # each has its own K and V
     in_fp8 = spec.is_fp8
-    dtype = TORCH_DTYPES[spec.output if in_fp8 else spec.dtype]  # what is quantized, once, and what peers take
+    dtype = TORCH_DTYPES[spec.output if in_fp8 else spec.dtype]  # dtype before quantization, and of peers
     q, k, v = (
         torch.randn((1, count, length, spec.head_dim), device="cuda", dtype=dtype) for count in (heads, packs, packs)
     )
@@ -119,12 +118,12 @@ def attention_workload(kernel: AttentionKernel, heads: int | None = None, length
     options = {**lengths, **aux, **scales, **numbers_for(kernel.spec.pattern, spec.pattern)}
     peers = sdpa_calls(spec, q, k, v)
     block, peer_flops = spec.pattern.fixed_block, {}
-    if spec.score is not None:  # of FlexAttention with scores: benchmarks/expressions.py
+    if spec.score is not None:  # for FlexAttention with scores, see benchmarks/expressions.py
         peers = {}
     elif not peers and (block is None or block.q >= FLEX_LEAST_ROWS):
         mask = flex_mask(spec, length, indices)
         peers = {"FlexAttention": flex_call(q, k, v, mask, score_mod=score_mod(spec), sink=sink)}
-    elif not peers:  # nothing of torch's computes such lists
+    elif not peers:  # torch has no peer for such lists
         peers = {EVERY_KEY: lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)}
         peer_flops = {EVERY_KEY: 4.0 * spec.head_dim * heads * length * length}
     if in_fp8:
@@ -141,14 +140,14 @@ def attention_workload(kernel: AttentionKernel, heads: int | None = None, length
 
 
 def with_numbers(spec: AttentionSpec) -> AttentionSpec:
-    """The spec of a workload: with the numbers of an example where the kernel's leaves them to the call."""
+    """The spec of a workload, with example parameters if the kernel takes them per call."""
     return spec.model_copy(update={"pattern": spec.pattern.example()})
 
 
 def operands(
     spec: AttentionSpec, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
 ) -> tuple[tuple[torch.Tensor, ...], dict[str, Any]]:
-    """Return q, k and v as a kernel takes them, and their scales: of FP8 inputs."""
+    """q, k and v in the kernel's dtype, and the scales of FP8 inputs."""
     if not spec.is_fp8:
         return (q, k, v), {}
     given = quantize(q, k, v, spec.dtype, q_rows=spec.scale_rows.q, k_rows=spec.scale_rows.k)
@@ -156,7 +155,7 @@ def operands(
 
 
 def pattern_words(spec: AttentionSpec, indices: tuple[torch.Tensor, ...]) -> str:
-    """Return the pattern of a workload, with the length of its lists where the spec leaves that to the call."""
+    """Description of a workload's pattern, with the length of its lists if the spec does not fix it."""
     pattern = spec.pattern
     if isinstance(pattern, TopK) and pattern.k is None:
         pattern = pattern.model_copy(update={"k": indices[0].shape[3]})
@@ -164,7 +163,7 @@ def pattern_words(spec: AttentionSpec, indices: tuple[torch.Tensor, ...]) -> str
 
 
 def pattern_values(spec: AttentionSpec, batch: int, length: int) -> tuple[torch.Tensor, ...]:
-    """Tensors of a pattern with one value for each batch: half the largest value."""
+    """Tensors of a pattern with one value per batch: half the largest value."""
     return tuple(
         torch.full((batch,), {"kv_len": length}[tensor.upper] // 2, dtype=torch.int32, device="cuda")
         for tensor in spec.pattern.index_tensors
@@ -173,7 +172,7 @@ def pattern_values(spec: AttentionSpec, batch: int, length: int) -> tuple[torch.
 
 
 def aux_of(spec: AttentionSpec, sizes: dict[str, int], device: torch.device) -> dict[str, Any]:
-    """Return ``aux`` of a spec with expressions: random tensors."""
+    """Random ``aux`` tensors of a spec with expressions."""
     if not spec.aux_tensors:
         return {}
     source = torch.Generator(device).manual_seed(0)
@@ -181,19 +180,19 @@ def aux_of(spec: AttentionSpec, sizes: dict[str, int], device: torch.device) -> 
 
 
 def every_key(spec: AttentionSpec, length: int) -> dict[str, Any]:
-    """Return ``kv_lengths`` of all keys, if the spec takes them: peers, and kernels without, compute the same."""
+    """``kv_lengths`` that include all keys, if the spec takes them, so that peers compute the same."""
     return {"kv_lengths": torch.full((1,), length, dtype=torch.int32, device="cuda")} if spec.kv_lengths else {}
 
 
 def pattern_lists(spec: AttentionSpec, heads: int, length: int) -> tuple[torch.Tensor, ...]:
-    """Return random lists of a pattern that has some: different blocks for each head."""
+    """Random lists of a list pattern, different for each head."""
     block = spec.pattern.fixed_block
     assert block is not None
     rows, columns = length // block.q, length // block.kv
     if isinstance(spec.pattern, TopK):
         return (random_lists(heads, rows, columns, min(spec.pattern.k or LIST_LENGTH, columns)),)
-    # Lists as a causal top-k has them: the diagonal block is partial, up to LIST_LENGTH - 1 earlier ones are full.
-    # Bits, where they are the mask, are those of the diagonal: the same for all blocks.
+    # Lists like those of a causal top-k: the diagonal block is partial, and up to LIST_LENGTH - 1 earlier blocks are
+    # full. Mask bits, if any, are those of the diagonal, the same for all blocks.
     shape = (1, heads, rows)
     row = torch.arange(rows, device="cuda", dtype=torch.int32)
     full = torch.zeros((*shape, LIST_LENGTH - 1), dtype=torch.int32, device="cuda")
@@ -211,8 +210,8 @@ def pattern_lists(spec: AttentionSpec, heads: int, length: int) -> tuple[torch.T
 def pairs_of_head(
     spec: AttentionSpec, length: int, indices: tuple[torch.Tensor, ...] = (), device: str = "cuda"
 ) -> int:
-    """Count the pairs that a head of ``length`` queries and keys sees, of the first batch: through its lists where the
-    pattern has some."""
+    """Visible pairs of a head of ``length`` queries and keys in the first batch, counted through lists if there are
+    any."""
     block = spec.pattern.fixed_block
     if block is None:
         pairs = 0
@@ -232,7 +231,7 @@ def pairs_of_head(
 
 
 def sdpa_calls(spec: AttentionSpec, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> dict[str, Call]:
-    """Return torch's dense attention through each of its fast backends, where it computes the same thing."""
+    """torch's dense attention through each of its fast backends, if it computes the same result."""
     if spec.pattern.kind not in ("dense", "causal") or spec.softcap is not None or spec.score is not None:
         return {}
     if spec.sink or spec.pack_gqa > 1:
@@ -252,11 +251,11 @@ def sdpa_calls(spec: AttentionSpec, q: torch.Tensor, k: torch.Tensor, v: torch.T
 
 
 def flex_mask(spec: AttentionSpec, length: int, indices: tuple[torch.Tensor, ...]) -> BlockMask:
-    """Return FlexAttention's mask of the same pairs."""
+    """FlexAttention's mask of the same pairs."""
     tensors = spec.pattern.values_of(indices)
     batch = max((len(tensor) for tensor in tensors.values()), default=None)
 
-    # Of masks of bits, the bits of ``pattern_lists``.
+    # For bit masks, the bits of ``pattern_lists``.
     pattern = spec.pattern.model_copy(update={"mask": "causal"}) if spec.pattern.masks_by_bits else spec.pattern
 
     def sees(b: Any, h: Any, query: Any, key: Any) -> Any:
@@ -280,7 +279,7 @@ def flex_mask(spec: AttentionSpec, length: int, indices: tuple[torch.Tensor, ...
 
 
 def score_mod(spec: AttentionSpec) -> Callable[..., torch.Tensor] | None:
-    """The spec's change of a logit, as a ``score_mod`` of FlexAttention; None without one."""
+    """The spec's score as a ``score_mod`` of FlexAttention; None without one."""
     cap = spec.softcap
     if cap is None:
         return None
@@ -297,11 +296,11 @@ def flex_call(
     score_mod: Callable[..., torch.Tensor] | None = None,
     sink: torch.Tensor | None = None,
 ) -> Call:
-    """Return FlexAttention, compiled on the first call; ``options`` are its kernel options.
+    """FlexAttention, compiled on the first call, with ``options`` as its kernel options.
 
-    A sink, (heads,), is worked in afterwards: it takes its part of each row's sum.
+    A sink, (heads,), is applied afterwards, as a rescaling by its share of each row's sum.
     """
-    if options is None and min(mask.BLOCK_SIZE) < 128:  # the default tile does not divide such blocks
+    if options is None and min(mask.BLOCK_SIZE) < 128:  # such blocks are not a multiple of the default tile
         options = dict(zip(("BLOCK_M", "BLOCK_N"), mask.BLOCK_SIZE, strict=True))
     compiled: Any = torch.compile(flex_attention, dynamic=False)
     grouped = q.shape[1] != k.shape[1]
@@ -321,7 +320,7 @@ def flex_call(
 
 
 def random_bsr(block: BlockShape, dtype: torch.dtype, size: int, row_blocks: int) -> torch.Tensor:
-    """Return a size x size BSR matrix with ``row_blocks`` blocks of random normal values in each block row."""
+    """A size x size BSR matrix with ``row_blocks`` blocks of random normal values per block row."""
     rows, cols = size // block.rows, size // block.cols
     crow = torch.arange(0, rows + 1, device="cuda") * row_blocks
     col = torch.rand((rows, cols), device="cuda").argsort(-1)[:, :row_blocks].sort(-1).values.flatten()
@@ -334,7 +333,7 @@ def random_bsr(block: BlockShape, dtype: torch.dtype, size: int, row_blocks: int
 
 
 def bsr_workload(kernel: BsrSpmmKernel, size: int = 8192, row_blocks: int = 16, columns: int = 8192) -> Workload:
-    """Return the reference workload of a BSR kernel: A size x size, ``row_blocks`` random blocks in each block row."""
+    """The reference workload of a BSR kernel: A size x size, ``row_blocks`` random blocks per block row."""
     if kernel.spec.is_fp8:
         return fp8_workload(kernel, size, row_blocks, columns)
     block, dtype = kernel.spec.block, TORCH_DTYPES[kernel.spec.dtype]
@@ -342,7 +341,7 @@ def bsr_workload(kernel: BsrSpmmKernel, size: int = 8192, row_blocks: int = 16, 
     b = torch.randn((size, columns), device="cuda", dtype=dtype)
     if kernel.spec.b_layout != "row_major":
         b = b.mT.contiguous().mT
-    # Not A itself: a matrix that is mostly zeros draws less power, so that cuBLAS runs faster than on real data.
+    # Not A itself: a matrix of mostly zeros draws less power, and cuBLAS would run faster than on real data.
     dense = torch.randn((size, size), device="cuda", dtype=dtype)
     out = torch.empty((size, columns), device="cuda", dtype=dtype)
     epilogue = kernel.spec.epilogue
@@ -361,7 +360,7 @@ def bsr_workload(kernel: BsrSpmmKernel, size: int = 8192, row_blocks: int = 16, 
         flops=2.0 * a.values().numel() * columns,
         call=lambda: kernel(prepared, b, c=c, bias=bias, out=out),
         peers={
-            # On a GPU torch has no product with a transposed BSR matrix, nor one with blocks that are not square.
+            # On a GPU, torch has no product with a transposed BSR matrix or with non-square blocks.
             **(
                 {}
                 if kernel.spec.transpose_a or block.rows != block.cols
@@ -375,7 +374,7 @@ def bsr_workload(kernel: BsrSpmmKernel, size: int = 8192, row_blocks: int = 16, 
 
 
 def fp8_workload(kernel: BsrSpmmKernel | BsrSddmmKernel, size: int, row_blocks: int, width: int) -> Workload:
-    """Return the reference workload of a BSR product in FP8: ``width`` is N, of a sampled product K."""
+    """The reference workload of an FP8 BSR product. ``width`` is N, or K for a sampled product."""
     spec = kernel.spec
     dtype, output = TORCH_DTYPES[spec.dtype], TORCH_DTYPES[spec.output]
     matrix = random_bsr(spec.block, dtype, size, row_blocks)
@@ -395,7 +394,7 @@ def fp8_workload(kernel: BsrSpmmKernel | BsrSddmmKernel, size: int, row_blocks: 
 
 
 def copy_workload(kernel: TileCopyKernel, size: int = 16384) -> Workload:
-    """Return the reference workload of a copy: size x size elements, far more than an L2 holds."""
+    """The reference workload of a copy: size x size elements, far more than the L2 holds."""
     x = torch.randn((size, size), device="cuda", dtype=TORCH_DTYPES[kernel.spec.dtype])
     out = torch.empty_like(x)
     return Workload(
@@ -408,7 +407,7 @@ def copy_workload(kernel: TileCopyKernel, size: int = 16384) -> Workload:
 
 
 def select_workload(kernel: SelectTopkKernel, length: int = 32768, heads: int = 16, topk: int = 32) -> Workload:
-    """Return the reference workload of a selection: blocks of 128 x 128, d 128, causal."""
+    """The reference workload of a selection: blocks of 128 x 128, d 128, causal."""
     shape, dtype = (1, heads, length, 128), TORCH_DTYPES[kernel.spec.dtype]
     q, k = (torch.randn(shape, device="cuda", dtype=dtype) for _ in range(2))
 
@@ -428,7 +427,7 @@ def select_workload(kernel: SelectTopkKernel, length: int = 32768, heads: int = 
 
 
 def quantize_workload(kernel: QuantizeKernel, length: int = 16384, heads: int = 32) -> Workload:
-    """Return the reference workload of a quantize kernel, beside a copy that reads and writes as many bytes in all."""
+    """The reference workload of a quantize kernel; its peer is a copy with equal memory traffic."""
     spec = kernel.spec
     x = torch.randn((1, heads, length, spec.head_dim), device="cuda", dtype=TORCH_DTYPES[spec.dtype])
     mean = torch.randn((1, heads, spec.head_dim), device="cuda") if spec.mean == "product" else None
@@ -451,7 +450,7 @@ def quantize_workload(kernel: QuantizeKernel, length: int = 16384, heads: int = 
 
 
 def block_mask_workload(kernel: BlockMaskKernel, length: int = 131072) -> Workload:
-    """Return the reference workload of block lists: of its tensors, the last dimension has 8 documents."""
+    """The reference workload of block lists, with 8 documents along the last dimension of its tensors."""
     sizes = {"batch": 1, "heads": 1, "q_len": length, "kv_len": length}
 
     def documents(tensor: Aux) -> torch.Tensor:
@@ -470,7 +469,7 @@ def block_mask_workload(kernel: BlockMaskKernel, length: int = 131072) -> Worklo
 
 
 def backward_workload(kernel: AttentionBackwardKernel, length: int = 8192, heads: int = 16, topk: int = 32) -> Workload:
-    """Return the reference workload of a gradient: the kernel with its statistics, without the other gradients."""
+    """The reference workload of a gradient kernel: the kernel with its statistics, without the other gradients."""
     spec = kernel.spec
     shape, dtype = (1, heads, length, spec.head_dim), TORCH_DTYPES[spec.dtype]
     q, k, v, dout = (torch.randn(shape, device="cuda", dtype=dtype) for _ in range(4))
@@ -492,7 +491,7 @@ def backward_workload(kernel: AttentionBackwardKernel, length: int = 8192, heads
         lists = (*lists, *(None,) * (len(forward.index_tensors) - 1 - len(lists)), lengths)
     options = aux_of(forward, {"batch": 1, "heads": heads, "q_len": length, "kv_len": length}, q.device)
     options |= numbers_for(spec.pattern, forward.pattern)
-    out, lse = dout, torch.full(shape[:3], math.log(length), device="cuda")  # of the right size: time does not depend
+    out, lse = dout, torch.full(shape[:3], math.log(length), device="cuda")  # of the right magnitude, which is enough
     products = {"dq": 3, "dkdv": 4, "dq_dkdv": 5, "daux": 2}[spec.gradients]
     return Workload(
         shape=f"H{heads} S{length} d{spec.head_dim}, {forward.pattern.describe()}",
@@ -504,7 +503,7 @@ def backward_workload(kernel: AttentionBackwardKernel, length: int = 8192, heads
 
 
 def sddmm_workload(kernel: BsrSddmmKernel, size: int = 8192, row_blocks: int = 16, depth: int = 8192) -> Workload:
-    """Return the reference workload of a sampled product: C size x size, ``row_blocks`` random blocks a row."""
+    """The reference workload of a sampled product: C size x size, ``row_blocks`` random blocks per block row."""
     if kernel.spec.is_fp8:
         return fp8_workload(kernel, size, row_blocks, depth)
     block, dtype = kernel.spec.block, TORCH_DTYPES[kernel.spec.dtype]
@@ -527,7 +526,7 @@ def sddmm_workload(kernel: BsrSddmmKernel, size: int = 8192, row_blocks: int = 1
 
 
 def blocks_stored(matrix: torch.Tensor) -> torch.Tensor:
-    """Counts of how often each block of a BSR matrix is stored: float32 (block rows, block columns)."""
+    """Number of stored copies of each block of a BSR matrix: float32 (block rows, block columns)."""
     crow, col = matrix.crow_indices(), matrix.col_indices()
     row = torch.repeat_interleave(torch.arange(crow.shape[0] - 1, device=crow.device), crow.diff())
     stored = torch.zeros((crow.shape[0] - 1, matrix.shape[1] // matrix.values().shape[2]), device=crow.device)
@@ -535,14 +534,14 @@ def blocks_stored(matrix: torch.Tensor) -> torch.Tensor:
 
 
 def spgemm_workload(kernel: BsrSpgemmKernel, size: int = 8192, row_blocks: int = 16) -> Workload:
-    """Return the reference workload of BSR x BSR: both size x size, ``row_blocks`` random blocks in each block row.
+    """The reference workload of BSR x BSR: both size x size, ``row_blocks`` random blocks per block row.
 
-    A pattern of C has as many in a row.
+    A pattern of C has equally many blocks per row.
     """
     block, dtype = kernel.spec.block, TORCH_DTYPES[kernel.spec.dtype]
     a, b = (random_bsr(block, dtype, size, row_blocks) for _ in range(2))
     pattern = random_bsr(block, dtype, size, row_blocks) if kernel.spec.output == "bsr" else None
-    # Every block of A meets all the blocks of one row of B.
+    # Each block of A meets all blocks of one block row of B.
     pairs = float(a.values().shape[0] * row_blocks)
     if pattern is not None:
         pairs = float((blocks_stored(a) @ blocks_stored(b) * blocks_stored(pattern)).sum())

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 REPEATS = 5
-"""Of each timing: the median of many such timings is between the least and the greatest of five in 15 of 16 cases."""
+"""Repeats of each timing. The true median lies between the least and the greatest of five in 15 of 16 cases."""
 Change = Literal["faster", "slower", "noise"]
 
 
 @dataclass(frozen=True)
 class Interval:
-    """Repeats of a timing: the least, the median, the greatest."""
+    """Repeats of a timing: minimum, median, maximum."""
 
     low: float
     middle: float
@@ -22,17 +22,17 @@ class Interval:
 
     @property
     def spread(self) -> float:
-        """Half the width, as a share of the median."""
+        """Half the width, relative to the median."""
         return (self.high - self.low) / 2 / self.middle
 
 
 def interval(samples: Sequence[float]) -> Interval:
-    """Return the interval of repeats."""
+    """The interval of repeats."""
     return Interval(min(samples), statistics.median(samples), max(samples))
 
 
 def change(now: Interval, before: Interval) -> Change:
-    """Compare two intervals of repeats: a timing has changed if they are disjoint."""
+    """Compare two intervals of repeats. A timing has changed if they are disjoint."""
     if now.high < before.low:
         return "faster"
     return "slower" if now.low > before.high else "noise"

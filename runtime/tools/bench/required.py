@@ -1,4 +1,4 @@
-"""The refusal of commands that time or verify something, where there is no GPU."""
+"""Error of commands that need a GPU."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from runtime.errors import DeviceError, torch_needed
 
 
 def require_gpu(verb: str, undone: str) -> None:
-    """Raise an error where there is no GPU; nothing was ``undone`` then."""
+    """Raise an error without a GPU. ``undone`` names the work that was not done."""
     with torch_needed(verb):
         import torch  # noqa: PLC0415
     if not torch.cuda.is_available():

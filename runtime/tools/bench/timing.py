@@ -1,8 +1,8 @@
-"""The clock of benchmarks, and both ways of timing.
+"""Timing of benchmarks, in two modes.
 
-A *single call* is timed after a pause: the chip is cool and clocks high, as for a kernel that runs now and then. Calls
-*back to back* fill at least a quarter of a second: the chip is at its power limit, as in training or in serving under
-load. docs/notebook/measuring.md says more.
+A *single call* is timed after a pause: the GPU is cool and its clocks are high, as for a kernel that runs occasionally.
+Calls *back to back* run for at least a quarter of a second: the GPU is at its power limit, as in training or in serving
+under load. See docs/notebook/measuring.md.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ import torch
 
 Call = Callable[[], Any]
 SLEEP_CYCLES = 1_000_000  # about half a millisecond, longer than most calls take to enqueue
-LONGEST_SLEEP = 20_000_000  # a call that waits for the GPU is not slept over
-CYCLES_PER_SECOND = 2e9  # no less than the clock of any GPU here
-BLOCK_SECONDS = 0.25  # power and clock of a block are then its own
-SETTLING_SHARE = 0.2  # of a block: as long runs the call before it, untimed, so that clocks settle
+LONGEST_SLEEP = 20_000_000  # limit, because a call that synchronizes cannot be hidden behind the sleep
+CYCLES_PER_SECOND = 2e9  # at least the clock of any supported GPU
+BLOCK_SECONDS = 0.25  # long enough for power and clock to reflect the call
+SETTLING_SHARE = 0.2  # share of a block for which the call runs untimed before it, so that clocks settle
 ROUNDS = 3
-FEWEST_CALLS = 3  # of a block, however long a call takes
+FEWEST_CALLS = 3  # minimum number of calls per block
 
 
 def single_calls(calls: dict[str, Call], repeats: int = 15, warm_up: int = 4) -> dict[str, float]:
-    """Return the median milliseconds of each call, alone after a pause.
+    """Median milliseconds of each call, alone after a pause.
 
-    Calls take turns, so that a drift of the clock meets all of them.
+    Calls take turns, so that clock drift affects all of them.
     """
     times: dict[str, list[float]] = {name: [] for name in calls}
     sleeps: dict[str, int] = {}
@@ -39,7 +39,7 @@ def single_calls(calls: dict[str, Call], repeats: int = 15, warm_up: int = 4) ->
     for _ in range(repeats):
         for name, call in calls.items():
             start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            # The host runs ahead meanwhile: only the GPU's time is between the events.
+            # The host runs ahead during the sleep, so the events enclose only GPU time.
             torch.cuda._sleep(min(max(SLEEP_CYCLES, sleeps.get(name, 0)), LONGEST_SLEEP))
             start.record()
             call()
@@ -50,16 +50,16 @@ def single_calls(calls: dict[str, Call], repeats: int = 15, warm_up: int = 4) ->
 
 
 def back_to_back(calls: dict[str, Call], seconds: float = BLOCK_SECONDS, rounds: int = ROUNDS) -> dict[str, float]:
-    """Return the milliseconds of each call in blocks of one after the other: the median of the rounds.
+    """Milliseconds of each call, back to back in blocks: the median over the rounds.
 
     Args:
-        calls: each has a block of its own, and they take turns.
-        seconds: what a block takes at least. Before it the call runs for SETTLING_SHARE of that, untimed.
-        rounds: blocks of each call.
+        calls: calls; their blocks take turns.
+        seconds: minimum duration of a block. Before it, the call runs untimed for SETTLING_SHARE of that.
+        rounds: blocks per call.
     """
     times: dict[str, list[float]] = {name: [] for name in calls}
     for call in calls.values():
-        call()  # what is compiled or allocated once is no part of a block
+        call()  # exclude one-time compilation and allocation
     for _ in range(rounds):
         for name, call in calls.items():
             first = block_milliseconds(call, 0.0)
@@ -69,12 +69,12 @@ def back_to_back(calls: dict[str, Call], seconds: float = BLOCK_SECONDS, rounds:
 
 
 def block_milliseconds(call: Call, seconds: float, expected: float = math.inf) -> float:
-    """Return the mean milliseconds of calls back to back, which together take ``seconds`` or longer.
+    """Mean milliseconds of calls back to back, which together take at least ``seconds``.
 
     Args:
-        call: what is timed.
-        seconds: the least length of the block.
-        expected: milliseconds of a call, from which the number of calls follows. If they end too soon, more follow.
+        call: the call to time.
+        seconds: minimum duration of the block.
+        expected: estimated milliseconds of a call, which gives the number of calls. If they end too soon, more follow.
     """
     start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     done, elapsed, more = 0, 0.0, calls_of_block(seconds, expected)
@@ -92,8 +92,8 @@ def block_milliseconds(call: Call, seconds: float, expected: float = math.inf) -
 
 
 def captured(calls: Sequence[Call]) -> Call:
-    """Capture calls in a CUDA graph, and return a function that replays it: the host takes no time for each call."""
-    calls[0]()  # what is compiled or allocated once is no part of the graph
+    """A function that replays calls captured in a CUDA graph, without host time per call."""
+    calls[0]()  # exclude one-time compilation and allocation
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -104,10 +104,10 @@ def captured(calls: Sequence[Call]) -> Call:
 
 
 def calls_of_block(seconds: float, milliseconds: float) -> int:
-    """The number of calls of some milliseconds that fill a block of some seconds."""
+    """Number of calls that fill a block, from milliseconds per call and seconds per block."""
     return max(FEWEST_CALLS, math.ceil(1e3 * seconds / milliseconds))
 
 
 def median(values: list[float]) -> float:
-    """Return the middle one of the values; of an even number the upper one of the two in the middle."""
+    """Median of the values; for an even number, the upper of the two middle values."""
     return sorted(values)[len(values) // 2]

@@ -1,1 +1,1 @@
-"""The static site of ``codegen report``: a page for each kernel, an index, and what two commits differ in."""
+"""The static site of ``codegen report``: a page per kernel, an index, and the differences between two commits."""

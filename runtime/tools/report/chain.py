@@ -1,4 +1,4 @@
-"""The hashes of a kernel, from its spec to its receipt: what each is over, and how to check it without this package."""
+"""The hashes of a kernel, from its spec to its receipt, each with a command that checks it without this package."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class Link:
     """One hash.
 
     Attributes:
-        what: what it is of.
-        sha256: the hash; "" where there is none.
-        over: the bytes that it is over.
-        check: a command that prints it, or compares it; "" where nothing but the sentence above is needed.
-        told: how it fits the receipt.
-        fits: whether it does; None where nothing is compared.
+        what: the hashed artifact.
+        sha256: the hash; "" if there is none.
+        over: description of the hashed bytes.
+        check: a command that prints or compares the hash; "" if ``over`` is sufficient.
+        told: comparison with the receipt, in words.
+        fits: whether it matches the receipt; None if it is not compared.
     """
 
     what: str
@@ -36,7 +36,7 @@ class Link:
 
 
 def links(kernel: Kernel) -> list[Link]:
-    """Return the chain of a kernel; each link is tied to the next by the receipt."""
+    """The hashes of a kernel, tied together by its receipt."""
     return [_spec(kernel), _source(kernel), _seal(kernel), _launch(kernel), *_code(kernel), _receipt(kernel)]
 
 
@@ -69,12 +69,12 @@ def _source(kernel: Kernel) -> Link:
 
 
 def _twin(kernel: Kernel) -> str:
-    """Return the command that prints the source of a twin, which lies nowhere."""
+    """The command that prints the source of a twin, which is not a file."""
     return f"codegen render {kernel.named.argument} --out -"
 
 
 def _file(kernel: Kernel, suffix: str) -> str:
-    """Return where a file of a kernel is: of a shipped one in the tree, of another where ``codegen render`` puts it."""
+    """Path of a kernel's file: in the tree if it is shipped, else the output path of ``codegen render``."""
     name = f"{kernel.named.main.stem}{suffix}"
     return f"generated/{(kernel.named.subfolder / name).as_posix()}" if kernel.named.is_shipped else name
 
@@ -84,15 +84,15 @@ def _seal(kernel: Kernel) -> Link:
     return Link(
         "seal",
         line.removeprefix(SEAL),
-        "all lines of the source but the seal's own: a file that was edited by hand has another one",
+        "all lines of the source except the seal itself; a file edited by hand has another hash",
         f"{_without_seal(kernel)} | sha256sum",
-        "stands in the source",
+        "recorded in the source",
         None,
     )
 
 
 def _without_seal(kernel: Kernel) -> str:
-    """Return the command that prints the source without the line of its seal."""
+    """The command that prints the source without its seal line."""
     filtered = f"grep -v '^{SEAL}'"
     if kernel.named.twin_of is not None:
         return f"{_twin(kernel)} | {filtered}"
@@ -104,7 +104,7 @@ def _launch(kernel: Kernel) -> Link:
     return Link(
         "launch",
         kernel.plan.launch_sha256,
-        "what a host passes, as JSON: types and offsets of parameters, boxes of tensor maps, threads, shared memory",
+        "the launch as JSON: types and offsets of parameters, boxes of tensor maps, threads, shared memory",
         f"codegen compile {kernel.named.argument} --check",
         told,
         fits,
@@ -112,16 +112,16 @@ def _launch(kernel: Kernel) -> Link:
 
 
 def _code(kernel: Kernel) -> list[Link]:
-    """Links of the compiler's outputs, which the receipt names."""
+    """Hashes of the compiler's outputs, which the receipt records."""
     receipt = kernel.receipt
     if receipt is None:
         return [Link("cubin", "", "what the compiler makes of the source", "", "there is no receipt", None)]
     cubin, check = receipt.cubin, f"codegen compile {kernel.named.argument} --check"
     how = f"by {cubin.compiler_package}, {' '.join(cubin.options)}"
-    told = "stands in the receipt" if kernel.is_of_receipt else "stands in a receipt of another source"
-    found = [Link("cubin", cubin.sha256, f"the machine code that is compiled of the source {how}", check, told, None)]
+    told = "recorded in the receipt" if kernel.is_of_receipt else "recorded in a receipt of another source"
+    found = [Link("cubin", cubin.sha256, f"the machine code compiled from the source {how}", check, told, None)]
     if cubin.ptx_sha256:
-        over = "the PTX of the same source, which newer GPUs are given"
+        over = "the PTX of the same source, for newer GPUs"
         found.append(Link("PTX", cubin.ptx_sha256, over, check, told, None))
     return found
 
@@ -131,6 +131,6 @@ def _receipt(kernel: Kernel) -> Link:
     if kernel.receipt is None:
         return Link("receipt", "", file, "", kernel.standing.explanation, None)
     digest = hashlib.sha256(read_bytes(kernel.receipt_path)).hexdigest()
-    over = "the bytes of the receipt, which names all of the above and what a GPU was seen to compute"
+    over = "the bytes of the receipt, which records all of the above and the test results on a GPU"
     fits = kernel.standing.standing is ReceiptStatus.OK
     return Link("receipt", digest, over, f"sha256sum {in_shell(file)}", kernel.standing.explanation, fits)

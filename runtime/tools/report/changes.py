@@ -1,4 +1,4 @@
-"""Differences of two commits: spec, source, cubin, receipt and measurements of each kernel."""
+"""Differences between two commits: spec, source, cubin, receipt and measurements of each kernel."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ PARTS = ("spec", "source", "cubin", "receipt")
 
 @dataclass(frozen=True)
 class RowChange:
-    """A measurement that differs.
+    """A changed measurement.
 
     Attributes:
         name: workload, data set and device.
-        before: single calls, then back to back, as the first commit has them; "none" where it has no such row.
-        after: likewise of the second one.
-        change: of single calls, in percent; "" where there is nothing to compare.
+        before: figures of the first commit, single calls, then back to back; "none" without such a row.
+        after: figures of the second commit.
+        change: change of single calls, in percent; "" if they cannot be compared.
     """
 
     name: str
@@ -42,14 +42,14 @@ class RowChange:
 
 @dataclass(frozen=True)
 class Change:
-    """A kernel that differs.
+    """A changed kernel.
 
     Attributes:
-        stem: its name.
-        told: ``added`` or ``removed``; "" for one that both commits have.
-        parts: hashes in both commits, by PARTS; "" for what is not there.
-        verified: in both commits, what the receipt says in a few words.
-        rows: measurements that differ.
+        stem: name of the kernel.
+        told: ``added`` or ``removed``; "" if both commits have the kernel.
+        parts: hashes in both commits, by PARTS; "" for a missing part.
+        verified: summaries of the receipts in both commits.
+        rows: changed measurements.
     """
 
     stem: str
@@ -61,13 +61,13 @@ class Change:
 
 @dataclass(frozen=True)
 class Changes:
-    """Differences of two commits.
+    """Differences between two commits.
 
     Attributes:
-        labels: the commits as the caller named them, and
+        labels: the caller's names of the commits.
         commits: their hashes.
-        count: kernels that one of them has.
-        changed: those that differ.
+        count: number of kernels in either commit.
+        changed: changed kernels.
     """
 
     labels: tuple[str, str]
@@ -78,7 +78,7 @@ class Changes:
 
 @dataclass(frozen=True)
 class _Facts:
-    """What a commit has of a kernel; empty where it has none."""
+    """Data of a kernel in a commit; empty if the commit does not have it."""
 
     parts: Mapping[str, str]
     verified: str = "no such kernel"
@@ -86,7 +86,7 @@ class _Facts:
 
 
 class _Read(BaseModel):
-    """A part of a receipt of any version; other fields are left out."""
+    """Part of a receipt of any version; other fields are ignored."""
 
     model_config = ConfigDict(frozen=True, strict=True)
 
@@ -116,7 +116,7 @@ def changes(labels: tuple[str, str], folder: Path) -> Changes:
     """Compare two commits of the repository that a folder is in.
 
     Raises:
-        CodegenError: for what is no commit, or has a file that cannot be read.
+        CodegenError: for an unknown commit, or an unreadable file in it.
         ToolchainError: without git.
     """
     commits = git.commit_of(labels[0], folder), git.commit_of(labels[1], folder)
@@ -128,7 +128,7 @@ def changes(labels: tuple[str, str], folder: Path) -> Changes:
 
 
 def _change(stem: str, before: _Facts, after: _Facts) -> Change | None:
-    """The differences of a kernel; None without any."""
+    """The changes of a kernel; None without any."""
     if before == after:
         return None
     told = "added" if before is NOTHING else "removed" if after is NOTHING else ""
@@ -154,10 +154,10 @@ def _share(name: str, before: _Facts, after: _Facts) -> str:
 
 
 def _kernels(commit: str, folder: Path) -> dict[str, _Facts]:
-    """Read the kernels of a commit: those whose source it has below generated/, and their twins.
+    """The kernels of a commit with a source under generated/, and their twins.
 
     Raises:
-        CodegenError: for a banner that cannot be read, and for rows of results, as ``by_spec`` does.
+        CodegenError: for an unreadable banner, and for rows of results as in ``by_spec``.
     """
     texts = git.texts_of(commit, "generated", (".cu", ".json"), folder)
     measured = by_spec(git.texts_of(commit, RESULTS.as_posix(), (".json", ".jsonl"), folder))
@@ -193,7 +193,7 @@ def _facts(path: str, source: str, receipt: str, measured: Found) -> _Facts:
 
 
 def _of_receipt(text: str) -> tuple[str, str]:
-    """Read the hash of the cubin, and the result of the verification in words, from a receipt of any version."""
+    """The hash of the cubin and a summary of the verification, from a receipt of any version."""
     try:
         receipt = json_model(_Receipt, text)
     except CodegenError as error:

@@ -1,4 +1,4 @@
-"""Sources as HTML: five kinds of words colored, and a place to link to at each function."""
+"""Sources as HTML: five kinds of tokens colored, and an anchor at each function."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _CLASSES: tuple[tuple[_TokenType, str], ...] = (
 
 
 def yaml_html(text: str) -> Markup:
-    """Return YAML, colored."""
+    """YAML, highlighted."""
     return Markup("").join(_colored(text, _lexer("yaml")))
 
 
 def cuda_html(source: str) -> Markup:
-    """Return a generated source, colored, with an anchor before each function."""
+    """A generated source, highlighted, with an anchor before each function."""
     anchors = {each.first: anchor_of(each) for each in functions(source)}
     parts, line, start, lines = [], 1, 0, source.splitlines(keepends=True)
     for number in [*sorted(anchors), len(lines) + 1]:
@@ -43,12 +43,12 @@ def cuda_html(source: str) -> Markup:
 
 
 def anchor_of(function: Function) -> str:
-    """Return the anchor of a function: by its first line, as two may have one name."""
+    """The anchor of a function: its first line, because two functions may share a name."""
     return f"line-{function.first}"
 
 
 def _paragraphs(text: str) -> Markup:
-    """Return a part of a source. Kernels have many paragraphs in common, and each is colored once."""
+    """Part of a source, highlighted. Kernels share many paragraphs, and each is highlighted once."""
     return Markup("").join(_paragraph(part) for part in re.split(r"(?<=\n\n)", text))
 
 
@@ -64,7 +64,7 @@ def _lexer(language: str) -> Lexer:
 
 
 def _colored(text: str, lexer: Lexer) -> Iterator[Markup]:
-    """Yield spans; neighbors of one kind are one."""
+    """Spans of tokens; neighbors of the same kind are merged."""
     kind, run = "", ""
     for token, value in lexer.get_tokens(text):
         found = next((name for among, name in _CLASSES if token in among), "")

@@ -1,4 +1,4 @@
-"""A kernel as reports show it without a GPU: plan and source of today, receipt, record of its compilation."""
+"""Data of a kernel in reports, without a GPU: current plan and source, receipt, record of its compilation."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from codegen.render import generate
 from codegen.wording import one_line
 
 KNOWN = Path("tests", "records", "kernels.json")
-"""Records of compilations in a source tree, of shipped kernels and of others."""
+"""Records of compilations in a source tree, of shipped and other kernels."""
 
 
 class Record(BaseModel):
@@ -48,12 +48,12 @@ class Kernel:
     Attributes:
         named: its spec.
         plan: its plan.
-        source: its source, as it is rendered today.
-        overview: paragraphs of that on roles, barriers and the pipeline.
+        source: its source, rendered by the current generator.
+        overview: paragraphs of the source on roles, barriers and the pipeline.
         receipt: its receipt; None if there is none, or it cannot be read.
-        receipt_path: where that is.
-        standing: what the receipt says about this source.
-        record: what ``kernels.json`` says of a compilation of this source; None if it says nothing.
+        receipt_path: path of the receipt.
+        standing: state of the receipt for this source.
+        record: record in ``kernels.json`` of a compilation of this source; None without one.
     """
 
     named: NamedSpec
@@ -82,7 +82,7 @@ class Kernel:
 
     @property
     def constants(self) -> dict[str, int | float | bool]:
-        """The named values at the top of its source."""
+        """The named constants at the top of its source."""
         return {constant.name: constant.value for constant in self.plan.constants}
 
     @property
@@ -92,12 +92,12 @@ class Kernel:
 
 
 def page_of(stem: str) -> str:
-    """Return the file of a kernel's page."""
+    """The file of a kernel's page."""
     return f"kernel-{stem}.html"
 
 
 def known_records(root: Path = ROOT) -> Mapping[str, Any]:
-    """Read the records of compilations by the names of kernels; {} where the tree has no such file.
+    """Records of compilations by kernel; {} if the tree has no such file.
 
     Raises:
         CodegenError: for a file that cannot be read.
@@ -108,16 +108,16 @@ def known_records(root: Path = ROOT) -> Mapping[str, Any]:
     except CodegenError as error:
         raise CodegenError(f"{KNOWN.as_posix()}: {one_line(str(error))}") from None
     if not isinstance(found, dict):
-        raise CodegenError(f"{KNOWN.as_posix()}: is no object of records")
+        raise CodegenError(f"{KNOWN.as_posix()}: is not an object of records")
     return found
 
 
 def kernel_of(named: NamedSpec, known: Mapping[str, Any]) -> Kernel:
-    """Gather what is known of a kernel.
+    """Collect the data of a kernel.
 
     Raises:
-        SpecError: for a spec that has no plan.
-        CodegenError: for a record that is none.
+        SpecError: for a spec without a plan.
+        CodegenError: for an invalid record.
     """
     made = generate(named)
     path = place_of(named, ".json")

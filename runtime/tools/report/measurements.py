@@ -1,4 +1,4 @@
-"""Measurements of a kernel beside peers of the same run: rows of benchmarks/results/, and those of its receipt."""
+"""Measurements of a kernel and its peers in the same run: rows of benchmarks/results/ and of its receipt."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from runtime.tools.report.kernels import Kernel
 
 RESULTS = Path("benchmarks", "results")
 SINGLE, BACK_TO_BACK = "tflops", "back_to_back_tflops"
-COLD, WARM = "cold_us", "warm_us"  # with nothing of it in the caches, and with all
+COLD, WARM = "cold_us", "warm_us"  # with cold caches, and with all data in the caches
 ERRORS = ("error", "absolute_error")
 LEAST, MOST = 1e-9, 1e12
-"""Of a figure, whatever its unit: what is beyond was not measured."""
+"""Upper bound of a figure in any unit; a larger figure is not a measurement."""
 SHAPE = ("batch", "heads", "kv_heads", "length", "height", "size", "columns", "row_blocks", "density", "pattern")
 
 
@@ -36,10 +36,10 @@ class Call:
 
     Attributes:
         label: ``ours``, or the peer.
-        single: of single calls, and
-        back_to_back: of calls one after the other, in TFLOPS; or microseconds with cold and with warm caches. None for
-            what was not measured.
-        error: against float64; None where the row has none.
+        single: figure of single calls; see ``back_to_back``.
+        back_to_back: figure of calls back to back. Both are TFLOPS, or microseconds with cold and with warm caches;
+            None if not measured.
+        error: error relative to float64; None if the row has none.
     """
 
     label: str
@@ -50,18 +50,18 @@ class Call:
 
 @dataclass(frozen=True)
 class Row:
-    """A workload, on one data set, of one run.
+    """A workload on one data set, in one run.
 
     Attributes:
-        file: where it is on record.
-        name: of the workload.
-        shape: its sizes, in words.
-        data: the data set; "" where there is one only.
-        device: that it ran on.
-        unit: ``TFLOPS``, or ``us``, of which fewer are better.
-        calls: ours first, peers as they were measured.
-        failed: calls that have no time, and why.
-        is_current: whether the kernel's source is that of today.
+        file: file that records it.
+        name: name of the workload.
+        shape: sizes in words.
+        data: the data set; "" if there is only one.
+        device: device of the run.
+        unit: ``TFLOPS``, or ``us``, for which less is better.
+        calls: ours first, then peers in the order of measurement.
+        failed: calls without a time, and the reasons.
+        is_current: whether the row was measured with the current source.
     """
 
     file: str
@@ -80,7 +80,7 @@ class Row:
         return next((call for call in self.calls if call.label == OURS), None)
 
     def ratio(self, figure: str) -> float | None:
-        """Return by how much we are faster than the best peer, by ``single`` or ``back_to_back``."""
+        """Speedup over the best peer, by ``single`` or ``back_to_back``."""
         own = getattr(self.ours, figure, None)
         peers = [getattr(call, figure) for call in self.calls if call.label != OURS]
         known = [value for value in peers if value is not None]
@@ -91,7 +91,7 @@ class Row:
 
     @property
     def best(self) -> str:
-        """The peer that is fastest in single calls; "" without one."""
+        """The fastest peer in single calls; "" without peers."""
         known = {call.label: call.single for call in self.calls if call.label != OURS and call.single is not None}
         sign = 1 if self.unit == "TFLOPS" else -1
         return max(known, key=lambda label: sign * known[label], default="")
@@ -102,10 +102,10 @@ Found = Mapping[str, Sequence[tuple[str, ResultRow]]]
 
 
 def results(root: Path = ROOT) -> dict[str, str]:
-    """Return the files of measurements of a tree, by their places; none of an installed package.
+    """Measurement files of a tree, by path; none for an installed package.
 
     Raises:
-        CodegenError: for a file that cannot be read.
+        CodegenError: for an unreadable file.
     """
     folder = root / RESULTS
     paths = sorted(path for path in folder.glob("*") if path.suffix in (".json", ".jsonl")) if folder.is_dir() else []
@@ -113,10 +113,10 @@ def results(root: Path = ROOT) -> dict[str, str]:
 
 
 def by_spec(texts: Mapping[str, str]) -> Found:
-    """Read the rows of files; of a data set that a file has twice, the newer one.
+    """Rows of files; if a file has a data set twice, the newer row.
 
     Raises:
-        CodegenError: for a file that is not JSON, and for a row with a field that is missing or not of its type.
+        CodegenError: for a file that is not JSON, or a row with a missing or invalid field.
     """
     by_hash: dict[str, dict[str, tuple[str, ResultRow]]] = defaultdict(dict)
     hashes: dict[str, str] = {}
@@ -133,7 +133,7 @@ def by_spec(texts: Mapping[str, str]) -> Found:
 
 
 def hash_of(spec: Mapping[str, Any]) -> str:
-    """Return the hash of a row's spec, with the names of today; "" for one that is none any more."""
+    """The hash of a row's spec in the current format; "" for a spec that is no longer valid."""
     try:
         return parse_spec(migrated(spec)[0]).hash
     except CodegenError:
@@ -151,18 +151,18 @@ def rows_of(kernel: Kernel, found: Found) -> list[Row]:
 
 
 def current(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows of today's source, or all where there are none of it."""
+    """The rows of the current source, or all rows if it has none."""
     return [row for row in rows if row.is_current] or list(rows)
 
 
 def _of_receipt(receipt: Receipt, *, is_current: bool) -> Iterator[Row]:
-    """Yield the workloads of a receipt, with all peers of each."""
+    """The workloads of a receipt, each with all peers."""
     device = receipt.verification.device if receipt.verification else ""
     for shape in dict.fromkeys(each.shape for each in receipt.measurement):
         of_shape = [each for each in receipt.measurement if each.shape == shape]
         own = of_shape[0]
         calls = [Call(OURS, own.tflops or own.milliseconds * 1e3, None, None)]
-        for each in of_shape:  # by the work that we had to do, where a peer does more
+        for each in of_shape:  # by our FLOPs, if a peer does more
             useful = own.tflops * own.milliseconds / each.peer_milliseconds
             calls.append(Call(each.peer, round(useful, 1) if own.tflops else each.peer_milliseconds * 1e3, None, None))
         unit = "TFLOPS" if own.tflops else "us"
@@ -170,7 +170,7 @@ def _of_receipt(receipt: Receipt, *, is_current: bool) -> Iterator[Row]:
 
 
 def row_of(file: str, row: ResultRow, *, is_current: bool) -> Row:
-    """Convert a row of a file to one of a report."""
+    """Convert a row of a file to a row of a report."""
     results = {label: _measured(result) for label, result in row.results.items()}
     in_tflops = any(SINGLE in result for result in results.values())
     calls = [
@@ -191,7 +191,7 @@ def row_of(file: str, row: ResultRow, *, is_current: bool) -> Row:
 
 
 def _measured(result: Result) -> dict[str, float]:
-    """The figures of a result that were measured: a time or a rate of 0, or beyond any GPU's, was not."""
+    """The measured figures of a result; a time or rate of 0, or beyond any GPU, was not measured."""
     figures = result.model_dump(exclude_none=True)
     return {name: value for name, value in figures.items() if _is_measured(name, value)}
 
@@ -201,7 +201,7 @@ def _is_measured(name: str, value: float) -> bool:
 
 
 def _figures(result: Mapping[str, float], in_tflops: bool) -> tuple[float | None, float | None]:
-    """The figures of single calls, then back to back; in microseconds those with cold, then with warm caches."""
+    """The figures of single calls, then back to back; in microseconds, with cold, then with warm caches."""
     if in_tflops:
         return result.get(SINGLE), result.get(BACK_TO_BACK)
     if "milliseconds" in result:

@@ -1,4 +1,4 @@
-"""The map of a thread block's shared memory, drawn."""
+"""A drawing of a thread block's shared memory."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from runtime.tools.report.svg import WIDTH, Drawing
 
 ROW = 24
 LABELS, SIZES = 90, 60  # columns beside the bars
-LEAST = 2  # of a bar's width
+LEAST = 2  # minimum width of a bar
 
 
 def picture(plan: Plan) -> Markup:
-    """Return a bar for each region at its place, over all that a thread block may have.
+    """A bar per region at its offset, on the scale of a thread block's maximum.
 
-    Regions that lie one over the other take turns.
+    Overlapping regions are used at different times.
     """
     limit = plan.arch.shared_memory_per_block
     told = f"Shared memory: {len(plan.shared)} regions, {plan.shared_bytes} of {limit} bytes"
@@ -38,7 +38,7 @@ def picture(plan: Plan) -> Markup:
 
 
 def size(count: int) -> str:
-    """Return a number of bytes, in KB from one on."""
+    """A number of bytes in words, in KB from 1 KB."""
     return f"{count} B" if count < KIB else f"{count / KIB:.1f} KB".replace(".0 KB", " KB")
 
 

@@ -1,4 +1,4 @@
-"""A small example of a kernel's sparsity pattern, drawn: which pairs are seen, which blocks are stored."""
+"""Drawings of small examples of sparsity patterns: visible pairs, stored blocks."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from runtime.operators import operator_of, part
 from runtime.tools.report.svg import Drawing, number
 
 ROWS = 32  # cells on each side
-SAMPLES = 8  # pairs that are looked at along each side of a cell
-LISTED_ROWS, MOST_COLUMNS = 32, 128  # blocks of an example whose blocks are listed
-LISTED = 8  # blocks of a row, where the call decides their number
-SIDE = 300  # of a picture
-DENSITY = 0.25  # of the blocks of a BSR matrix
+SAMPLES = 8  # sampled pairs along each side of a cell
+LISTED_ROWS, MOST_COLUMNS = 32, 128  # blocks of an example with lists
+LISTED = 8  # blocks per row, if the call determines their number
+SIDE = 300  # side of a picture
+DENSITY = 0.25  # share of stored blocks of a BSR matrix
 SEED = 47
 
 
@@ -30,8 +30,8 @@ class Example:
 
     Attributes:
         picture: the drawing.
-        caption: what it shows, and what was drawn at random.
-        key: what the shades mean, darkest first: the class of each, and words.
+        caption: description of the example and its random parts.
+        key: legend, darkest shade first: class and description of each shade.
     """
 
     picture: Markup
@@ -40,11 +40,11 @@ class Example:
 
 
 Shade = Callable[[int, int], int]
-"""From row and column to 0, 1 or 2: none, some, all."""
+"""A function of row and column that returns 0, 1 or 2: none, some, all."""
 
 
 def example(plan: Plan) -> Example | None:
-    """An example of the pattern of a kernel; None for one that has none."""
+    """An example of the pattern of a kernel; None without a pattern."""
     place = operator_of(plan.spec).example
     found: Example | None = None if place is None else part(place)(plan.spec)
     return found
@@ -61,13 +61,13 @@ def stored_example(spec: BsrSpmmSpec) -> Example:
 
 
 def sampled_example(spec: BsrSddmmSpec) -> Example:
-    """An example of the blocks of C that are computed."""
-    return _stored(spec.block, "C, of which these blocks are computed")
+    """An example of the computed blocks of C."""
+    return _stored(spec.block, "the computed blocks of C")
 
 
 @cache
 def _positional(pattern: PatternBase) -> Example:
-    """Example of a pattern of positions: a square of enough keys to show its shape."""
+    """Example of a positional pattern: a square with enough keys to show its shape."""
     length = _length(pattern)
     values = {tensor.name: length // 4 for tensor in pattern.index_tensors if tensor.per_batch}
     step = length // ROWS
@@ -81,15 +81,15 @@ def _positional(pattern: PatternBase) -> Example:
 
     given = "".join(f", {name} {value}" for name, value in values.items())
     caption = (
-        f"{pattern.describe()}. Here {length} queries and keys{given}; a cell is {step} x {step} pairs, of which "
-        f"{SAMPLES * SAMPLES} were looked at."
+        f"{pattern.describe()}. Here {length} queries and keys{given}; a cell has {step} x {step} pairs, "
+        f"{SAMPLES * SAMPLES} of them sampled."
     )
     key = (("all", "all pairs of a cell"), ("some", "some of them"), ("none", "none"))
     return Example(_grid(ROWS, ROWS, shade, pattern.describe()), caption, key)
 
 
 def _length(pattern: PatternBase) -> int:
-    """Length at which the parts of a pattern are distinct."""
+    """Sequence length at which the parts of a pattern are distinguishable."""
     # Fields are in keys, those of patterns with blocks in blocks.
     fields = [value for name, value in pattern if type(value) is int and name != "block"]
     reach = max(fields, default=0) * (pattern.block_keys or 1)
@@ -101,7 +101,7 @@ def _length(pattern: PatternBase) -> int:
 
 @cache
 def _listed(pattern: PatternBase) -> Example:
-    """Return a pattern of lists that a call brings: here they are random."""
+    """Example of a pattern with lists from the call: here they are random."""
     block = pattern.fixed_block
     assert block is not None
     source = random.Random(SEED)
@@ -116,7 +116,7 @@ def _listed(pattern: PatternBase) -> Example:
     key += [("some", "listed as partial: some pairs are hidden")] if two else []
     size = f"{LISTED_ROWS} x {columns} blocks"
     caption = (
-        f"{pattern.describe()}. The call brings the lists; these are random. Here {size} of {block.q} queries x "
+        f"{pattern.describe()}. The call passes the lists; these are random. Here {size} of {block.q} queries x "
         f"{block.kv} keys, {count} in each row."
     )
     return Example(
@@ -161,7 +161,7 @@ def product_example(spec: BsrSpgemmSpec) -> Example:
 
 
 def _grid(rows: int, columns: int, shade: Shade, title: str) -> Markup:
-    """Draw cells; neighbors in a row are one shape."""
+    """Draw cells; neighbors in a row are merged into one shape."""
     drawing, height = Drawing(title), SIDE
     width, tall = SIDE / columns, height / rows
     drawing.rect(0, 0, SIDE, height, "none frame")
@@ -178,7 +178,7 @@ def _grid(rows: int, columns: int, shade: Shade, title: str) -> Markup:
 
 
 def _runs(shades: Sequence[int], value: int) -> list[tuple[int, int]]:
-    """Return where runs of a shade begin and end."""
+    """Start and end of the runs of a shade."""
     found: list[tuple[int, int]] = []
     for i, each in enumerate(shades):
         if each == value and found and found[-1][1] == i:

@@ -1,4 +1,4 @@
-"""The pipeline of a kernel, drawn from its plan: who loads, the rings with their stages and barriers, who computes."""
+"""A drawing of a kernel's pipeline from its plan: producers, rings with stages and barriers, consumers."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ MOST_LINES = 3
 
 @dataclass(frozen=True)
 class Workers:
-    """Warps that do the same.
+    """Warps with the same role.
 
     Attributes:
-        warps: of one group of them.
-        groups: how many there are of these.
-        registers: of a thread, where the kernel hands registers over; 0 elsewhere.
+        warps: warps per group.
+        groups: number of groups.
+        registers: registers per thread after setmaxnreg; 0 without it.
     """
 
     warps: int
@@ -34,12 +34,12 @@ class Workers:
 
 
 def rings(plan: Plan) -> list[tuple[SharedRegion, Ring]]:
-    """Regions of shared memory that are rings, with their places."""
+    """Regions of shared memory that are rings."""
     return [(region, region.ring) for region in plan.shared if region.ring is not None]
 
 
 def workers(plan: Plan) -> tuple[Workers, Workers]:
-    """Return who loads, and who computes: the same warps, unless the schedule divides them."""
+    """Producer and consumer warps; the same warps unless the schedule is warp-specialized."""
     constants = {constant.name: int(constant.value) for constant in plan.constants}
     warps = plan.threads // 32
     if plan.spec.schedule == "multistage":
@@ -53,7 +53,7 @@ def workers(plan: Plan) -> tuple[Workers, Workers]:
 
 
 def picture(plan: Plan) -> Markup:
-    """Return the pipeline from device memory through shared memory and back, from above to below."""
+    """The pipeline from device memory through shared memory and back, from top to bottom."""
     loading, computing = workers(plan)
     found, same = rings(plan), plan.spec.schedule == "multistage"
     drawing = Drawing(_told(plan, found, computing))
@@ -90,7 +90,7 @@ def picture(plan: Plan) -> Markup:
 
 
 def tensors(plan: Plan) -> tuple[list[str], list[str]]:
-    """Return the names of the tensors that a kernel reads and of those that it writes, parameters that they are."""
+    """Names of the tensor parameters that a kernel reads, and of those that it writes."""
     reads = [_name(param) for param in plan.params if _is_tensor(param) and not param.writes]
     writes = [_name(param) for param in plan.params if _is_tensor(param) and param.writes]
     return list(dict.fromkeys(reads)), list(dict.fromkeys(writes))

@@ -1,4 +1,4 @@
-"""Resources of a cubin: of its receipt, of the record of its compilation, or else of one that is compiled now."""
+"""Resources of a cubin, from its receipt, from the record of its compilation, or from a compilation now."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ FIELDS = ("registers", "spill_bytes", "stack_bytes", "static_shared_bytes", "dyn
 
 @dataclass(frozen=True)
 class Resources:
-    """What is known of the machine code of a source.
+    """Resource usage of the machine code of a source.
 
     Attributes:
-        source: who says so.
+        source: source of the information.
         compiler: package of the compiler.
         cubin_sha256: hash of the cubin.
-        registers: of a thread at launch.
+        registers: registers per thread at launch.
         spill_bytes: bytes of spill stores and loads.
-        stack_bytes: bytes of stack of a thread.
-        static_shared_bytes: shared memory known to the compiler.
-        dynamic_shared_bytes: dynamic shared memory of a launch.
-        instructions: how often each of the opcodes that receipts count occurs in the cubin.
+        stack_bytes: bytes of stack per thread.
+        static_shared_bytes: bytes of static shared memory.
+        dynamic_shared_bytes: bytes of dynamic shared memory per launch.
+        instructions: number of occurrences in the cubin of each opcode that receipts count.
     """
 
     source: str
@@ -52,7 +52,7 @@ def resources_of(kernel: Kernel) -> tuple[Resources | None, str]:
     if kernel.record is not None:
         record = kernel.record
         found = Resources(
-            "the record of a compilation (tests/records/kernels.json); no receipt is of this source",
+            "the record of a compilation (tests/records/kernels.json); no receipt matches this source",
             record.compiler_package,
             record.cubin,
             instructions=_present(record.instructions),
@@ -63,7 +63,7 @@ def resources_of(kernel: Kernel) -> tuple[Resources | None, str]:
 
 
 def _compiled(kernel: Kernel) -> tuple[Resources | None, str]:
-    from runtime.compile import toolchain  # noqa: PLC0415 - where all is on record nothing is compiled
+    from runtime.compile import toolchain  # noqa: PLC0415 - not needed if everything is on record
     from runtime.compile.compiler import compile_spec  # noqa: PLC0415
     from runtime.compile.inspection import usage  # noqa: PLC0415
 
@@ -72,9 +72,9 @@ def _compiled(kernel: Kernel) -> tuple[Resources | None, str]:
         used = usage(compiled)
         package = toolchain.compiler_version()[1]
     except CodegenError as error:
-        return None, f"No receipt or record is of this source, and it could not be compiled: {one_line(str(error))}"
+        return None, f"No receipt or record matches this source, and it could not be compiled: {one_line(str(error))}"
     found = Resources(
-        "a compilation for this report; no receipt or record is of this source",
+        "a compilation for this report; no receipt or record matches this source",
         package,
         hashlib.sha256(compiled.code).hexdigest(),
         instructions=_present(used.instructions),
@@ -84,5 +84,5 @@ def _compiled(kernel: Kernel) -> tuple[Resources | None, str]:
 
 
 def _present(instructions: Mapping[str, int]) -> dict[str, int]:
-    """Return the opcodes that occur, the most frequent first."""
+    """The opcodes that occur, the most frequent first."""
     return {name: count for name, count in sorted(instructions.items(), key=lambda item: (-item[1], item[0])) if count}

@@ -1,4 +1,4 @@
-"""The roofline of a kernel: FLOPs of a step over the bytes that it loads, and what was measured below both roofs."""
+"""The roofline of a kernel: FLOPs of a step over the bytes that it loads, and measurements below both roofs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from runtime.tools.report.measurements import Row, current
 from runtime.tools.report.svg import WIDTH, Drawing, number
 
 HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 260, 46, 18, 16, 34
-LEAST_X, MOST_X = 1.0, 1024.0  # FLOP for a byte
+LEAST_X, MOST_X = 1.0, 1024.0  # FLOP per byte
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,8 @@ class Roofline:
 
     Attributes:
         picture: the drawing.
-        caption: what it shows.
-        share: the best measured figure over the roof above it, in words; "" if nothing was measured.
+        caption: description of the drawing.
+        share: the best measured figure relative to the roof, in words; "" without measurements.
     """
 
     picture: Markup
@@ -34,7 +34,7 @@ class Roofline:
 
 
 def machine_of(device: str) -> str:
-    """Return the architecture whose machine a device is; "" for one that is not known."""
+    """The architecture of a device; "" for an unknown device."""
     words = device.upper().replace("NVIDIA", "").strip()
     known = {name: arch for arch, names in DEVICES.items() for name in names}
     found = [name for name in known if f" {name.upper()} " in f" {words} "]
@@ -42,7 +42,7 @@ def machine_of(device: str) -> str:
 
 
 def roofline(plan: Plan, rows: Sequence[Row]) -> Roofline | None:
-    """Return the roofline of a plan; None for one that computes nothing."""
+    """The roofline of a plan; None for a plan without FLOPs."""
     if not plan.flops:
         return None
     measured = [row for row in current(rows) if row.unit == "TFLOPS" and row.ours and machine_of(row.device)]
@@ -52,7 +52,7 @@ def roofline(plan: Plan, rows: Sequence[Row]) -> Roofline | None:
     peak, bandwidth = machine.flops * machine.sms / 1e6, machine.bytes * machine.sms / 1e6  # TFLOPS, TB/s
     intensity = plan.flops / plan.bytes
     roof = min(peak, bandwidth * intensity)
-    drawing = Drawing(f"Roofline: {intensity:.0f} FLOP for a byte, a roof of {roof:.0f} TFLOPS above it")
+    drawing = Drawing(f"Roofline: {intensity:.0f} FLOP per byte, below a roof of {roof:.0f} TFLOPS")
     scale = _Scale(peak * 1.6, min([bandwidth * LEAST_X, *_figures(measured)]) / 1.6)
     _axes(drawing, scale)
     ridge = peak / bandwidth
@@ -71,8 +71,8 @@ def roofline(plan: Plan, rows: Sequence[Row]) -> Roofline | None:
                 )
     devices = ", ".join(DEVICES[arch])
     caption = (
-        f"A step is {plan.flops / 1e6:.2f} MFLOP on {plan.bytes / 1024:.1f} KB: {intensity:.0f} FLOP for a byte. "
-        f"The roofs are rates that codegen.select takes {arch} ({devices}) to sustain, so rows may lie a little above: "
+        f"A step is {plan.flops / 1e6:.2f} MFLOP on {plan.bytes / 1024:.1f} KB: {intensity:.0f} FLOP per byte. "
+        f"The roofs are sustained rates of {arch} ({devices}) in codegen.select, so rows may lie slightly above: "
         f"{peak:.0f} TFLOPS of the tensor cores, {bandwidth:.1f} TB/s from the L2."
     )
     best = max(_figures(measured), default=0.0)
@@ -89,8 +89,8 @@ class _Scale:
     """Logarithms on both axes.
 
     Attributes:
-        most: TFLOPS at the upper edge, and
-        least: at the lower one.
+        most: TFLOPS at the upper edge.
+        least: TFLOPS at the lower edge.
     """
 
     most: float
@@ -111,7 +111,7 @@ def _axes(drawing: Drawing, scale: _Scale) -> None:
         x = float(scale.x(2.0**power))
         drawing.line(x, HEIGHT - BOTTOM, x, HEIGHT - BOTTOM + 4, "axis")
         drawing.text(x, HEIGHT - BOTTOM + 16, str(2**power), "small", "middle")
-    drawing.text(WIDTH - RIGHT, HEIGHT - 4, "FLOP for a byte loaded", "small", "end")
+    drawing.text(WIDTH - RIGHT, HEIGHT - 4, "FLOP per byte loaded", "small", "end")
     for tflops in (0.1, 1, 10, 100, 1000):
         if scale.least < tflops < scale.most:
             y = float(scale.y(tflops))

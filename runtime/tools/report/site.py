@@ -1,4 +1,4 @@
-"""The files of the site: always the same bytes for the same tree."""
+"""The files of the site, reproducible for a tree."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from runtime.tools.report.tree import Tree
 
 PAGES = Path(__file__).parent / "pages"
 MARK = "report.json"
-"""The file by which a report is known: the names and hashes of all others."""
+"""The file that identifies a report, with the names and hashes of all other files."""
 SECTIONS = {
     "spec": "Spec",
     "plan": "Plan",
@@ -57,7 +57,7 @@ CHOICES = (("operator", "Operator"), ("arch", "Architecture"), ("dtype", "Type")
 
 @cache
 def environment() -> jinja2.Environment:
-    """Return the environment of the pages: everything is escaped, and undefined names are errors."""
+    """The template environment of the pages: everything is escaped, and undefined names are errors."""
     found = jinja2.Environment(
         loader=jinja2.FileSystemLoader(PAGES),
         autoescape=True,
@@ -72,26 +72,26 @@ def environment() -> jinja2.Environment:
 
 
 def _printable(value: Any) -> Any:
-    """Return a value as a page has it: characters of a text that do not print by their codes."""
+    """A value for a page, with unprintable characters as escapes."""
     if not isinstance(value, str) or isinstance(value, Markup) or value.isprintable():
         return value
     return "".join(each if each.isprintable() or each in "\n\t" else ascii(each)[1:-1] for each in value)
 
 
 def _breakable(name: str) -> Markup:
-    """Return the name of a kernel, which may be broken behind its underscores."""
+    """The name of a kernel with line-break opportunities after underscores."""
     return Markup("_<wbr>").join(name.split("_"))
 
 
 @dataclass(frozen=True)
 class View:
-    """A kernel with what is found of it outside of its receipt.
+    """A kernel with its measurements and resources.
 
     Attributes:
         kernel: the kernel.
-        rows: what was measured of it.
-        resources: what its cubin uses, if that is known.
-        missing: why not.
+        rows: its measurements.
+        resources: resources of its cubin, if known.
+        missing: the reason why resources are unknown.
     """
 
     kernel: Kernel
@@ -101,16 +101,16 @@ class View:
 
 
 def view_of(kernel: Kernel, found: Found) -> View:
-    """Return the view of a kernel; ``found`` are the rows of all measurements."""
+    """The view of a kernel; ``found`` has the rows of all measurements."""
     return View(kernel, tuple(rows_of(kernel, found)), *resources_of(kernel))
 
 
 def kernel_page(view: View, tree: Tree, neighbors: tuple[Kernel | None, Kernel | None]) -> str:
-    """Return the page of a kernel.
+    """The page of a kernel.
 
     Args:
-        view: what is known of it.
-        tree: what the report is of.
+        view: the kernel and its data.
+        tree: tree of the report.
         neighbors: the kernels before and after it in the index.
     """
     kernel, rows = view.kernel, view.rows
@@ -149,7 +149,7 @@ def kernel_page(view: View, tree: Tree, neighbors: tuple[Kernel | None, Kernel |
 
 
 def _workloads(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Return rows by workload: those that differ in the data set alone are together."""
+    """Rows grouped by workload; rows of a group differ only in the data set."""
     found = []
     for (file, name, shape, device, unit), group in groupby(
         rows, lambda r: (r.file, r.name, r.shape, r.device, r.unit)
@@ -187,9 +187,10 @@ def entry_of(view: View) -> dict[str, Any]:
 
 
 def _share_of_limit(verification: VerificationRecord) -> float | None:
-    """Return the largest error of all cases over its limit: errors of gradients and of products differ in size.
+    """The largest error relative to its limit over all cases, because gradients and products have errors of different
+    size.
 
-    None where a case did not pass: its figures may be none, and its limit 0.
+    None if a case did not pass: its error may be missing, and its limit 0.
     """
     if verification.failed:
         return None
@@ -197,7 +198,7 @@ def _share_of_limit(verification: VerificationRecord) -> float | None:
 
 
 def index_page(entries: Sequence[dict[str, Any]], tree: Tree, changes: Changes | None) -> str:
-    """Return the index."""
+    """The index page."""
     choices = [(name, title, sorted({entry[name] for entry in entries})) for name, title in CHOICES]
     script = Markup((PAGES / "report.js").read_text(encoding="utf-8"))
     template = environment().get_template("index.html.j2")
@@ -205,13 +206,13 @@ def index_page(entries: Sequence[dict[str, Any]], tree: Tree, changes: Changes |
 
 
 def changes_page(changes: Changes, tree: Tree, kernels: Iterable[Kernel]) -> str:
-    """The page of the differences of two commits."""
+    """The page of the differences between two commits."""
     pages = {kernel.stem: kernel.page for kernel in kernels}
     return environment().get_template("changes.html.j2").render(tree=tree, changes=changes, pages=pages, parts=PARTS)
 
 
 def with_mark(pages: dict[str, str]) -> dict[str, bytes]:
-    """Return the files of a report, the style sheet and the mark too."""
+    """The files of a report, including the style sheet and the mark."""
     files = {name: text.encode() for name, text in pages.items()}
     files["report.css"] = (PAGES / "report.css").read_bytes()
     hashes = {name: hashlib.sha256(data).hexdigest() for name, data in sorted(files.items())}
@@ -220,7 +221,7 @@ def with_mark(pages: dict[str, str]) -> dict[str, bytes]:
 
 
 class _Mark(BaseModel):
-    """The mark of a report: the files that it wrote, by name, with their hashes."""
+    """The mark of a report: the names and hashes of its files."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
@@ -230,26 +231,26 @@ class _Mark(BaseModel):
 
 
 def check_place(out: Path) -> Collection[str]:
-    """Refuse a place that holds anything but a report as it was written; return the names of its files.
+    """Refuse a folder that holds anything but an unchanged report; return the names of its files.
 
     Raises:
-        FileError: for such a place.
+        FileError: for any other content.
     """
     check_folder(out, MARK, _names_of_mark, "report")
     return _names_of_mark(out)
 
 
 def write(out: Path, files: dict[str, bytes]) -> bool:
-    """Write a report, whole or not at all; return whether anything changed.
+    """Write a report atomically; return whether anything changed.
 
     Raises:
-        FileError: as ``check_place`` does, or when it cannot be written.
+        FileError: as ``check_place``, or if it cannot be written.
     """
     return write_folder(out, files, MARK, _names_of_mark, "report")
 
 
 def _names_of_mark(folder: Path) -> tuple[str, ...]:
-    """The mark of a folder and the files that it names, if they are as a report wrote them; none without a mark."""
+    """The mark of a folder and the files that it names, if they are unchanged; empty without a mark."""
     path = folder / MARK
     if not is_file(path):
         return ()

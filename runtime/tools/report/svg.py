@@ -1,4 +1,4 @@
-"""Drawings: SVG as text, colored by the classes of the site's style sheet."""
+"""Drawings as SVG text, colored by the site's style sheet."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from html import escape
 from markupsafe import Markup
 
 WIDTH = 480
-"""Units of a drawing: narrow enough for its letters to be read on a phone."""
-CHARACTER = 6.6  # width of one, of the labels in 12 units
+"""Width of a drawing in units, narrow enough for legible text on a phone."""
+CHARACTER = 6.6  # width of a character of labels with font size 12
 
 
 class Drawing:
-    """Shapes one over the other, then the picture that they make.
+    """A stack of shapes.
 
     Args:
-        title: what it shows, for those who do not see it.
+        title: description for screen readers.
     """
 
     def __init__(self, title: str) -> None:
@@ -23,13 +23,13 @@ class Drawing:
         self._parts: list[str] = []
 
     def rect(self, x: float, y: float, width: float, height: float, kind: str, *, hint: str = "") -> None:
-        """Draw a rectangle; ``hint`` is what a pointer over it tells."""
+        """Draw a rectangle; ``hint`` is its tooltip."""
         told = f"<title>{escape(hint)}</title>" if hint else ""
         place = f'x="{number(x)}" y="{number(y)}" width="{number(width)}" height="{number(height)}"'
         self._parts.append(f'<rect {place} class="{kind}">{told}</rect>' if told else f'<rect {place} class="{kind}"/>')
 
     def text(self, x: float, y: float, text: str, kind: str = "", anchor: str = "start") -> None:
-        """Write a line whose foot is at ``y``."""
+        """Write a line of text with its baseline at ``y``."""
         look = f' class="{kind}"' if kind else ""
         where = f' text-anchor="{anchor}"' if anchor != "start" else ""
         self._parts.append(f'<text x="{number(x)}" y="{number(y)}"{look}{where}>{escape(text)}</text>')
@@ -55,18 +55,18 @@ class Drawing:
         self.path(f"M{number(x)} {number(y1)}V{number(y2)}m-4 {-tip}l4 {tip}l4 {-tip}", kind)
 
     def picture(self, height: float, width: float = WIDTH) -> Markup:
-        """Return all of it."""
+        """The SVG text."""
         head = f'<svg viewBox="0 0 {number(width)} {number(height)}" role="img" aria-label="{escape(self._title)}">'
         return Markup("".join([head, *self._parts, "</svg>"]))
 
 
 def number(value: float) -> str:
-    """Return a coordinate, in hundredths at most."""
+    """A coordinate with at most two decimals."""
     return f"{value:.2f}".rstrip("0").rstrip(".")
 
 
 def wrapped(words: list[str], width: float, most: int) -> list[str]:
-    """Return words, with commas between them, in lines that fit ``width``; ``most`` lines, the last one cut."""
+    """Comma-separated words in lines that fit ``width``; at most ``most`` lines, the last one truncated."""
     lines = [""]
     room = int(width / CHARACTER)
     for i, word in enumerate(words):

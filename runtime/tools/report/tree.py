@@ -1,4 +1,4 @@
-"""The tree of a report: its commit, and the files that differ from that."""
+"""The tree of a report: its commit, and the files that differ from it."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class Tree:
     """A tree of the project.
 
     Attributes:
-        commit: its hash; "" for an installed package, or a tree that is in no repository.
-        changed: files that are not as the commit has them, new ones too.
-        version: of the package.
+        commit: hash of the commit; "" for an installed package, or a tree outside a repository.
+        changed: files that differ from the commit, including new ones.
+        version: version of the package.
     """
 
     commit: str = ""
@@ -28,12 +28,12 @@ class Tree:
 
 
 def in_repository(root: Path = ROOT) -> bool:
-    """Whether the package's files are a source tree in a repository."""
+    """Whether the package is a source tree in a repository."""
     return IN_SOURCE_TREE and any((folder / ".git").exists() for folder in (root, *root.parents))
 
 
 def tree_of(report: Collection[Path], root: Path = ROOT) -> Tree:
-    """The package's tree; files of an earlier ``report`` are no changes.
+    """The package's tree. Files of an earlier ``report`` do not count as changes.
 
     Raises:
         CodegenError: if git refuses.

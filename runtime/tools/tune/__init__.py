@@ -1,1 +1,1 @@
-"""Times candidates for problems and keeps what was found: the command ``codegen tune``."""
+"""The command ``codegen tune``: times candidates for problems, and stores the results."""

@@ -13,6 +13,7 @@ from codegen.files import display_path
 from codegen.select.limits import MOST
 from codegen.tools.report import JsonOption, report
 from codegen.wording import plural
+from runtime.tools.bench.required import require_gpu
 from runtime.tools.tune.sampler import Sampler
 
 
@@ -104,7 +105,6 @@ def tune_command(
     """
     from codegen.library import find_spec
     from codegen.select.proposal import check_writable
-    from runtime.tools.bench.required import require_gpu
     from runtime.tools.tune.command import Options, export_rows, read_problems, run, task_of
     from runtime.tools.tune.database import Database
 

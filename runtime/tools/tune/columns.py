@@ -1,4 +1,4 @@
-"""The file of a tuner: its tables, models of their rows, and remedies for errors of SQLite."""
+"""The database file of a tuner: tables, models of their rows, and remedies for SQLite errors."""
 
 from __future__ import annotations
 
@@ -48,18 +48,17 @@ CREATE TABLE IF NOT EXISTS compilations (
 
 BUSY_SECONDS = 30
 SECONDS = 60.0
-"""Of one use of the file, the wait for other processes among them; a tuner's takes milliseconds."""
+"""Timeout of one use of the file, including the wait for other processes; a tuner's use takes milliseconds."""
 OPERATIONS = 10_000
-"""Of SQLite's machine, between looks at the clock: less than a millisecond."""
+"""SQLite VM instructions between checks of the clock: less than a millisecond."""
 MOST_BYTES = 64 << 20
-"""Of one value or statement."""
+"""Maximum size of a value or statement."""
 FORMAT = 1
-"""In the file's header (``user_version``). Files without one are older, and of the same tables but those that are made
-where they are missing."""
+"""Format in the file's header (``user_version``). Files without one are older; their missing tables are created."""
 REMEDY = "nothing was changed; move it away, or name another file with --db"
 RECOVER = (
-    "nothing was changed; what can still be read of it goes into a new file by "
-    "`sqlite3 FILE .recover | sqlite3 NEW`, else move it away, or name another one with --db"
+    "nothing was changed; recover the readable part into a new file with "
+    "`sqlite3 FILE .recover | sqlite3 NEW`, or move it away, or name another one with --db"
 )
 
 
@@ -88,26 +87,26 @@ Model = TypeVar("Model", bound="Columns")
 
 @dataclass(frozen=True)
 class Figures:
-    """What a call takes, in microseconds."""
+    """Timings of a call, in microseconds."""
 
     single_us: float
     back_to_back_us: float | None = None
 
 
 class Columns(BaseModel):
-    """Columns of a row: SQLite keeps a value of any type in any of them."""
+    """Columns of a row. They are validated, because SQLite stores values of any type in any column."""
 
     model_config = ConfigDict(frozen=True, strict=True)
 
 
 class Begun(Columns):
-    """How often a candidate was begun without an end."""
+    """Number of starts of a candidate without an end."""
 
     times: Count
 
 
 class Place(Columns):
-    """A problem, and the device on which candidates were timed for it."""
+    """A problem, and a device on which candidates were timed for it."""
 
     problem: Annotated[Any, BeforeValidator(_problem)]
     device: str
@@ -115,7 +114,7 @@ class Place(Columns):
 
 
 class Tried(Columns):
-    """A device, and the number of candidates that were tried on it."""
+    """A device, and the number of candidates tried on it."""
 
     device: str
     driver: str
@@ -133,7 +132,7 @@ class _Timed(Columns):
 
 
 class Outcome(_Timed):
-    """What became of a candidate."""
+    """The outcome of a candidate."""
 
     date: str
     failure: str
@@ -147,7 +146,7 @@ class Outcome(_Timed):
 
 
 class Candidate(_Timed):
-    """A candidate that was timed."""
+    """A timed candidate."""
 
     stem: str
     spec: Annotated[dict[str, Any], BeforeValidator(_parsed)]
@@ -157,7 +156,7 @@ class Candidate(_Timed):
 
 
 class Dense(_Timed):
-    """A dense product of a library; without figures, it could not be timed."""
+    """A dense product of a library; without figures if it could not be timed."""
 
     name: str
 
@@ -173,13 +172,13 @@ class Comparison(Columns):
 
     @property
     def repeats(self) -> tuple[list[Figures], list[Figures]]:
-        """The figures of the first candidate, and of the second one."""
+        """The figures of the first and of the second candidate."""
         first, second = ([Figures(*pair) for pair in side] for side in self.figures)
         return first, second
 
 
 class Compilation(Columns):
-    """What the compiler said of a candidate; "" if it compiles."""
+    """The compiler's error for a candidate; "" if it compiles."""
 
     failure: str
 
@@ -188,13 +187,13 @@ def read(model: type[Model], table: str, number: object, columns: Mapping[str, A
     """Read a row of a table.
 
     Args:
-        model: of the row.
-        table: its name.
-        number: the row's, in the table (``rowid``).
-        columns: values by their names.
+        model: model of the row.
+        table: name of the table.
+        number: index of the row in the table (``rowid``).
+        columns: values by column.
 
     Raises:
-        CodegenError: for a value that is not of its type, with table, row and column.
+        CodegenError: for an invalid value, with table, row and column.
     """
     try:
         return model.model_validate(columns)
@@ -203,16 +202,16 @@ def read(model: type[Model], table: str, number: object, columns: Mapping[str, A
 
 
 def remedied(error: sqlite3.Error) -> str:
-    """The message of an error of SQLite, with a remedy where there is one."""
+    """The message of a SQLite error, with a remedy if there is one."""
     code = getattr(error, "sqlite_errorcode", None)
-    primary = None if code is None else code & 0xFF  # the rest says which of its kind
+    primary = None if code is None else code & 0xFF  # the other bits are the extended code
     remedies = {
         sqlite3.SQLITE_CORRUPT: RECOVER,
         sqlite3.SQLITE_NOTADB: REMEDY,
-        sqlite3.SQLITE_BUSY: f"another process has written to it for {BUSY_SECONDS} s: wait for it, and run again",
-        sqlite3.SQLITE_FULL: "what was kept before stays: make room, and run again",
-        sqlite3.SQLITE_READONLY: "it or its folder cannot be written to: copy it elsewhere, and name that with --db",
-        sqlite3.SQLITE_CANTOPEN: "is its folder there, and may it be written to?",
+        sqlite3.SQLITE_BUSY: f"another process has been writing to it for {BUSY_SECONDS} s: wait for it, and run again",
+        sqlite3.SQLITE_FULL: "earlier results are kept: free disk space, and run again",
+        sqlite3.SQLITE_READONLY: "it or its folder is not writable: copy it elsewhere, and name the copy with --db",
+        sqlite3.SQLITE_CANTOPEN: "does its folder exist, and is it writable?",
     }
     told = one_line(str(error), MOST_OF_MESSAGE)  # it may quote names and values of the file
     return f"{told}; {remedies[primary]}" if primary in remedies else told

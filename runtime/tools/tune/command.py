@@ -1,4 +1,4 @@
-"""``codegen tune``, between its options and the tuner."""
+"""``codegen tune``, after option parsing."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ from runtime.tools.tune.told import tell, tell_space
 from runtime.tools.tune.tuner import Course, compile_all, cost
 
 FEWEST_AT_ONCE = 8
-"""Parts of a budget: as many candidates at most are proposed at once, so that they are compiled together."""
+"""Number of parts of a budget. The candidates of a part are proposed together, so that they compile in parallel."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """How problems are tuned.
+    """Options of tuning.
 
     Attributes:
-        compile_only: whether nothing is timed.
-        most: variations of a problem, without a space.
-        jobs: compilations at a time; None for one for each CPU.
-        over: the space, as the command line has it.
-        trials: candidates of a space that are tried; None for all.
-        sampler: what proposes them.
-        write: whether a faster spec is written to its file.
+        compile_only: compile without timing.
+        most: maximum number of variations per problem, without a space.
+        jobs: parallel compilations; None for one per CPU.
+        over: the space, as given on the command line.
+        trials: number of candidates of a space to try; None for all.
+        sampler: method that proposes them.
+        write: write a faster spec to its file.
     """
 
     compile_only: bool = False
@@ -57,10 +57,10 @@ class Options:
     write: bool = False
 
     def check(self) -> None:
-        """Refuse what does not go together.
+        """Refuse incompatible options.
 
         Raises:
-            CodegenError: for such options.
+            CodegenError: naming the options.
         """
         if self.trials is not None and not self.over:
             raise CodegenError("--trials is a budget for a space: name one with --over")
@@ -76,9 +76,9 @@ class Task:
 
     Attributes:
         problem: the problem.
-        current: the spec that another one is proposed for, which others must agree with.
-        candidates: the kernels to try; the current one is the first.
-        space: the space that they are of, if one was given by hand.
+        current: the spec to improve; the results of others must agree with it.
+        candidates: the kernels to try, the current one first.
+        space: the space of the candidates, if the user gave one.
     """
 
     problem: Problem
@@ -88,22 +88,22 @@ class Task:
 
 
 def read_problems(texts: Sequence[str], file: Path | None, spec: NamedSpec | None = None) -> list[Problem]:
-    """Read the problems of a command line and of a file, each once.
+    """Read the problems of a command line and of a file, without duplicates.
 
     Args:
-        texts: FIELD=VALUE,... each; beside a spec they need not say what that says.
-        file: problems as JSON, one a line.
+        texts: FIELD=VALUE,... each; fields of ``spec`` may be omitted.
+        file: problems as JSON, one per line.
         spec: the spec that computes them.
 
     Raises:
-        CodegenError: for one that is none, with the line of the file; for one that the spec contradicts.
+        CodegenError: for an invalid problem, with the line of the file, or one that contradicts the spec.
     """
 
     def of(fields: Fields) -> Problem:
         own = {} if spec is None else said_by(spec.spec)
         for name in own.keys() & fields.keys():
             if own[name] != fields[name]:
-                raise SpecError(f"problem.{name}", f"is {shown(fields[name])}, and the spec's is {shown(own[name])}")
+                raise SpecError(f"problem.{name}", f"is {shown(fields[name])}, but the spec's is {shown(own[name])}")
         return parse_problem({**fields, **own})
 
     found = [of(problem_fields(text)) for text in texts]
@@ -118,15 +118,15 @@ def read_problems(texts: Sequence[str], file: Path | None, spec: NamedSpec | Non
 
 
 def task_of(problem: Problem, spec: NamedSpec | None, options: Options) -> Task:
-    """The task of a problem: the candidates to try.
+    """The task of a problem.
 
     Args:
         problem: the problem.
-        spec: the current spec; None for the one that codegen.select chooses.
-        options: of the command.
+        spec: the current spec; None for the choice of codegen.select.
+        options: options of the command.
 
     Raises:
-        CodegenError: for a space that is none, or in which nothing is legal.
+        CodegenError: for an invalid space, or one without legal candidates.
     """
     if not options.over:
         found = candidates(problem, options.most)
@@ -140,11 +140,11 @@ def task_of(problem: Problem, spec: NamedSpec | None, options: Options) -> Task:
 
 
 def run(told: Report, database: Database, tasks: Sequence[Task], options: Options) -> None:
-    """Compile the candidates of tasks and, unless told otherwise, time them."""
+    """Compile the candidates of tasks and, unless ``compile_only``, time them."""
     try:
         _run(told, database, tasks, options)
     except KeyboardInterrupt:
-        line = f"interrupted; {database.place} keeps what was found: the same command goes on from there"
+        line = f"interrupted; {database.place} keeps the results: run the same command to continue"
         raise KeyboardInterrupt(line) from None
 
 
@@ -160,14 +160,14 @@ def _run(told: Report, database: Database, tasks: Sequence[Task], options: Optio
     failures = _compiled(database, every, compiler, options.jobs)
     count = len({named.spec.hash for named in every})
     if every:
-        told.note("candidates", count, f"{count} candidates of {len(tasks) - len(searched)} problems are compiled")
+        told.note("candidates", count, f"compiling {count} candidates of {len(tasks) - len(searched)} problems")
     if not options.compile_only:
         _time(told, database, tasks, options, failures)
 
 
 def _compiled(database: Database, every: Sequence[NamedSpec], compiler: str, jobs: int | None) -> dict[str, str]:
-    """Compile candidates, tell those that do not compile, and return why by spec hash."""
-    if jit.is_forbidden():  # before a candidate is begun: one that is missing would count as one that fails
+    """Compile candidates, report failures, and return their reasons by spec hash."""
+    if jit.is_forbidden():  # before the first candidate, because a missing one would count as a failure
         for named in every:
             if not database.compilation(named, compiler):
                 compile_spec(named)
@@ -203,7 +203,7 @@ def _tried(
     failures: dict[str, str],
     at: Callable[[str], None],
 ) -> list[NamedSpec]:
-    """Try the candidates of a task, or as many as the budget has, and return them."""
+    """Try the candidates of a task, or as many as the budget allows, and return them."""
 
     def attempt(group: Sequence[NamedSpec], failed: dict[str, str]) -> list[float | None]:
         costs = []
@@ -225,7 +225,7 @@ def _tried(
 
 
 def tell_other_devices(told: Report, database: Database, here: Device) -> None:
-    """Say what the database has of other devices or drivers: that is kept, and not used."""
+    """Report timings of other devices or drivers in the database, which are kept but not used."""
     others = [(device, count) for device, count in database.devices() if device != here]
     if others:
         named = "; ".join(
@@ -234,13 +234,13 @@ def tell_other_devices(told: Report, database: Database, here: Device) -> None:
         told.note(
             "other_devices",
             [{"device": device.name, "driver": device.driver, "candidates": count} for device, count in others],
-            f"{database.place} has timings of other devices or drivers ({named}): they are kept, and not used for "
+            f"{database.place} has timings of other devices or drivers ({named}): they are kept, but not used for "
             f"{here.name}, driver {here.driver}",
         )
 
 
 def export_rows(database: Database, path: Path) -> int:
-    """Write what a database has as rows of the table of measurements; return how many."""
+    """Write a database as rows of the table of measurements; return their number."""
     rows = exported(database)
     write_if_changed(path, written(rows))
     return len(rows)

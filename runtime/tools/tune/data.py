@@ -1,4 +1,4 @@
-"""Inputs of a problem, drawn as it says, and the calls of kernels and of a library's dense products on them."""
+"""Random inputs of a problem, and the calls of kernels and of a library's dense products on them."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from runtime.tools.bench.measurement import every_key, operands, pattern_lists, 
 from runtime.tools.bench.timing import Call
 
 STORE = 8  # elements of a store
-FROM = "bf16"  # type of what is quantized, where a problem is of FP8
-RUN = 6  # lists one after the other that have entries in common, where a problem says so
-MOST_DENSE = 1e14  # floating-point operations of a dense product that is timed beside
-STEPS = 60  # of a bisection
+FROM = "bf16"  # dtype before quantization, for FP8 problems
+RUN = 6  # consecutive lists that share entries, if a problem has overlap
+MOST_DENSE = 1e14  # maximum floating-point operations of a timed dense product
+STEPS = 60  # steps of a bisection
 
 
 def inputs_of(problem: Problem, device: str = "cuda") -> AttentionInputs | BsrInputs:
-    """Draw the inputs of a problem on a device."""
+    """Random inputs of a problem on a device."""
     place = OPERATORS[problem.op].inputs
     assert place is not None
     made: AttentionInputs | BsrInputs = part(place)(problem, device)
@@ -36,13 +36,13 @@ def inputs_of(problem: Problem, device: str = "cuda") -> AttentionInputs | BsrIn
 
 
 def row_lengths(rows: int, columns: int, density: float, longest: float) -> list[int]:
-    """Return stored blocks of each block row, the longest first, as a power law that has this density and longest row.
+    """Stored blocks per block row, the longest first: a power law with a given density and longest row.
 
     Args:
         rows: block rows.
-        columns: block columns: no row is longer.
-        density: share of all blocks.
-        longest: the longest row over the mean one, as far as ``columns`` allow.
+        columns: block columns, the upper bound of a row's length.
+        density: share of stored blocks.
+        longest: ratio of the longest row to the mean, as far as ``columns`` allows.
     """
     total = max(rows, min(rows * columns, round(rows * columns * density)))
     most = min(columns, max(math.ceil(total / rows), round(longest * total / rows)))
@@ -50,13 +50,13 @@ def row_lengths(rows: int, columns: int, density: float, longest: float) -> list
     def lengths(power: float) -> list[int]:
         return [min(columns, max(1, round(most * (rank + 1) ** -power))) for rank in range(rows)]
 
-    low, high = 0.0, 8.0  # a larger power, shorter rows
+    low, high = 0.0, 8.0  # a larger power gives shorter rows
     for _ in range(STEPS):
         middle = (low + high) / 2
         low, high = (middle, high) if sum(lengths(middle)) > total else (low, middle)
     found = lengths(high)
     missing = total - sum(found)
-    for rank in range(rows - 1, -1, -1):  # what rounding left over goes to short rows
+    for rank in range(rows - 1, -1, -1):  # distribute the rounding remainder to short rows
         more = max(0, min(most - found[rank], math.ceil(missing / (rank + 1)), missing))
         found[rank] += more
         missing -= more
@@ -66,10 +66,10 @@ def row_lengths(rows: int, columns: int, density: float, longest: float) -> list
 def draw_bsr(
     shape: tuple[int, int], block: tuple[int, int], lengths: list[int], overlap: float, like: torch.Tensor
 ) -> torch.Tensor:
-    """Draw a BSR matrix of normal values whose rows, in a random order, have these lengths.
+    """A BSR matrix of normal values with these row lengths, in a random order.
 
-    Columns rise; of a row's columns a share of ``overlap`` are those of the row before. Type and device are those of
-    ``like``.
+    Columns are ascending. A row shares a fraction ``overlap`` of its columns with the previous row. Dtype and device
+    are those of ``like``.
     """
     columns = shape[1] // block[1]
     counts = torch.tensor(lengths)[torch.randperm(len(lengths))]
@@ -87,14 +87,14 @@ def draw_bsr(
 
 
 def need(problem: Problem, *names: str) -> list[int]:
-    """Return sizes of a problem.
+    """Sizes of a problem.
 
     Raises:
-        CodegenError: for one that is not known.
+        CodegenError: for a missing size.
     """
     missing = [name for name in names if getattr(problem, name) is None]
     if missing:
-        raise CodegenError(f"to be timed a problem needs {', '.join(missing)}: {problem}")
+        raise CodegenError(f"timing a problem requires {', '.join(missing)}: {problem}")
     return [getattr(problem, name) for name in names]
 
 
@@ -139,7 +139,7 @@ class AttentionInputs:
         return lists
 
     def call(self, kernel: Any) -> Call:
-        """Return the call of a kernel, which returns its result."""
+        """The call of a kernel; it returns the result."""
         batch, heads, q_len, _ = self.q.shape
         if self.lists is None:
             fixed = kernel.spec.pattern.fixed_block
@@ -161,21 +161,21 @@ class AttentionInputs:
         return call
 
     def _operands(self, spec: AttentionSpec) -> tuple[tuple[torch.Tensor, ...], dict[str, Any]]:
-        """Return q, k and v, quantized once where inputs are FP8, and scales."""
+        """q, k and v, quantized once for FP8 kernels, and scales."""
         rows = (spec.scale_rows.q, spec.scale_rows.k)
         if rows not in self._given:
             self._given[rows] = operands(spec, self.q, self.k, self.v)
         return self._given[rows]
 
     def _out(self, spec: AttentionSpec) -> torch.Tensor:
-        """Return memory for a result: that of all kernels of its type, which are called one after the other."""
+        """Memory for a result, shared by all kernels of its dtype, which run one after the other."""
         dtype = TORCH_DTYPES[spec.output if spec.is_fp8 else spec.dtype]
         if dtype not in self._outs:
             self._outs[dtype] = torch.empty_like(self.q, dtype=dtype)
         return self._outs[dtype]
 
     def dense(self) -> dict[str, Call]:
-        """Return SDPA through its fast backends: on every key, where the pattern is no causal one."""
+        """SDPA through its fast backends, over every key unless the pattern is causal."""
         causal = self.problem.pattern.kind == "causal" and self.q.shape[2] == self.k.shape[2]
         batch, heads, q_len, head_dim = self.q.shape
         if 4.0 * batch * heads * q_len * self.k.shape[2] * head_dim > MOST_DENSE:
@@ -204,20 +204,20 @@ class BsrInputs(ABC):
         self.shape = (m, n, k)
         self.pattern: torch.Tensor | None = None
         self.a, self.b = self._operands(m, n, k)
-        # Of all kernels, which are called one after the other.
+        # Shared by all kernels, which run one after the other.
         self.out: torch.Tensor | None = (
             self._dense(m, n) if self.pattern is None else torch.empty_like(self.pattern.values())
         )
         if self.pattern is None and n % STORE:
-            self.out = None  # rows of C are stored in whole chunks: a call makes one with room for them
+            self.out = None  # rows of C are stored in whole chunks: each call allocates C with room for them
 
     def _dense(self, rows: int, columns: int) -> torch.Tensor:
-        """Draw a dense matrix."""
+        """A random dense matrix."""
         padded = -(-columns // STORE) * STORE  # kernels read rows 16 bytes at a time
         return torch.randn((rows, padded), device=self._device, dtype=self._dtype)[:, :columns]
 
     def _sparse(self, rows: int, columns: int) -> torch.Tensor:
-        """Draw a matrix in BSR."""
+        """A random BSR matrix."""
         problem, block = self.problem, (self.problem.block.rows, self.problem.block.cols)
         longest = problem.longest_row or 1.0
         lengths = row_lengths(rows // block[0], columns // block[1], problem.density or 0.0, longest)
@@ -225,10 +225,10 @@ class BsrInputs(ABC):
 
     @abstractmethod
     def _operands(self, m: int, n: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Draw A, B and, where a kernel takes one, the pattern of C."""
+        """Random A, B and, if the kernel takes one, the pattern of C."""
 
     def call(self, kernel: Any) -> Call:
-        """Return the call of a kernel, which returns its result."""
+        """The call of a kernel; it returns the result."""
 
         def call() -> torch.Tensor:
             found: torch.Tensor = kernel(self.a, self.b, self.pattern, out=self.out)
@@ -237,7 +237,7 @@ class BsrInputs(ABC):
         return call
 
     def dense(self) -> dict[str, Call]:
-        """Return cuBLAS on dense matrices: of normal values, as zeros draw less power."""
+        """cuBLAS on dense matrices of normal values, because zeros draw less power."""
         m, n, k = self.shape
         if 2.0 * m * n * k > MOST_DENSE:
             return {}
@@ -246,7 +246,7 @@ class BsrInputs(ABC):
 
 
 class SpmmInputs(BsrInputs):
-    """A, B and what is added to their product."""
+    """A, B and the addend of their product."""
 
     def _operands(self, m: int, n: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:
         problem = self.problem
@@ -256,7 +256,7 @@ class SpmmInputs(BsrInputs):
         return a, self._dense(k, n) if problem.b_layout == "row_major" else self._dense(n, k).T
 
     def call(self, kernel: Any) -> Call:
-        """Return the call of a kernel, which returns its result."""
+        """The call of a kernel; it returns the result."""
         a: Any = self.a
         if self.problem.prepared != "none":
             a = kernel.prepare(self.a, self.shape[1], pack=self.problem.prepared == "packed")
@@ -277,7 +277,7 @@ class SddmmInputs(BsrInputs):
 
 
 class SpgemmInputs(BsrInputs):
-    """A, B and, where C is in BSR, its pattern."""
+    """A, B and, if C is in BSR, its pattern."""
 
     def _operands(self, m: int, n: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:
         a, b = self._sparse(m, k), self._sparse(k, n)

@@ -15,16 +15,16 @@ from codegen.spec import canonical
 from runtime.tools.tune.database import Database, DatabaseError
 
 SOURCE = "codegen tune"
-KEPT = 24  # of the fastest kernels of a problem, in a row of the table: slow ones say where the model is wrong
+KEPT = 24  # fastest kernels of a problem in a row of the table; slow ones show where the model is wrong
 
 
 def exported(database: Database, most: int = KEPT) -> list[Measurement]:
-    """Make rows of the table of measurements from a database: the ``most`` fastest kernels and shipped ones.
+    """Rows of the table of measurements from a database: the ``most`` fastest kernels and shipped kernels.
 
-    A kernel whose source has changed since is left out: what it takes today is not known.
+    Kernels whose source has changed are skipped, because their current timing is unknown.
 
     Raises:
-        CodegenError: for a database that holds what no tuner wrote there.
+        CodegenError: for contents that are not from a tuner.
     """
     try:
         return _exported(database, most)
@@ -70,11 +70,11 @@ def _exported(database: Database, most: int) -> list[Measurement]:
 
 
 def _named(stem: str, fields: dict[str, object]) -> NamedSpec:
-    """Return a candidate as it was named."""
+    """A candidate under its recorded name."""
     named = find_spec(fields)
     if named.stem == stem:
         return named
     shipped = find_spec(stem)
     if canonical(fields) != shipped.spec.canonical_json():
-        raise CodegenError(f"{stem} has another spec today than in the database: tune anew")
+        raise CodegenError(f"the spec of {stem} differs from the one in the database: tune again")
     return shipped

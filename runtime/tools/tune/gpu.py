@@ -1,4 +1,4 @@
-"""Verifies and times the kernels of one problem on the current GPU."""
+"""Verification and timing of the kernels of one problem on the current GPU."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from runtime.verify.common import ROUNDOFF
 from runtime.verify.run import driver_version, plain_failure
 
 SINGLES = 15
-MOST_SECONDS = 0.3  # of single calls: long ones are fewer
+MOST_SECONDS = 0.3  # maximum time of single calls; long calls have fewer repeats
 FEWEST = 3
 BLOCK, LONG_BLOCK = 0.06, 0.25  # seconds of calls back to back
 LONG_ROUNDS = 3
-GRAPH_SECONDS = 1e-3  # of the calls that a graph holds
-ALLOWED = 8  # roundings that two right kernels differ by, of the largest element
-ALLOWED_OF_FP8 = 2.0**-3  # root mean square that they differ by, relative: weights are rounded by up to 2^-4
+GRAPH_SECONDS = 1e-3  # duration of the calls in a graph
+ALLOWED = 8  # allowed difference between correct kernels, in roundings of the largest element
+ALLOWED_OF_FP8 = 2.0**-3  # allowed relative RMS difference: weights are rounded by up to 2^-4
 
 
 def device(problems: Iterable[Problem]) -> Device:
-    """Return the current GPU.
+    """The current GPU.
 
     Raises:
-        DeviceError: if it is of another architecture than a problem: what it takes through PTX says nothing of that.
+        DeviceError: if its architecture differs from a problem's, because timings through PTX are not comparable.
     """
     name, have = torch.cuda.get_device_name(), torch.cuda.get_device_capability()
     for problem in problems:
@@ -50,11 +50,11 @@ def device(problems: Iterable[Problem]) -> Device:
 
 
 class GpuBench:
-    """A :class:`runtime.tools.tune.tuner.Bench`. Inputs are drawn once.
+    """A :class:`runtime.tools.tune.tuner.Bench` with fixed random inputs.
 
     Args:
         problem: the problem.
-        reference: a kernel that is right on it, if it passes its plain case: others must agree with it.
+        reference: a kernel whose results others must match, after it passes its plain case.
     """
 
     def __init__(self, problem: Problem, reference: NamedSpec) -> None:
@@ -67,7 +67,7 @@ class GpuBench:
         self._calls: dict[str, Call] = {}
 
     def verify(self, named: NamedSpec) -> str:
-        """Run the plain case of the operator against its oracle, then the problem against the reference kernel."""
+        """Check the operator's plain case against its oracle, then the problem against the reference kernel."""
         with _told():
             return self._verify(named)
 
@@ -88,7 +88,7 @@ class GpuBench:
         return "" if error <= limit else f"on the problem {error:.3g} off {self._reference.stem}, allowed {limit:.3g}"
 
     def time(self, named: NamedSpec) -> Figures:
-        """Time a kernel: the median of single calls, one block back to back."""
+        """Time a kernel: the median of single calls, and one block back to back."""
         with _told():
             return _figures({named.stem: self._call(named)}, BLOCK, 1)[0]
 
@@ -98,13 +98,13 @@ class GpuBench:
             return _figures({each.spec.hash: self._call(each) for each in named}, LONG_BLOCK, LONG_ROUNDS)
 
     def rounds(self, named: Sequence[NamedSpec]) -> list[list[Figures]]:
-        """Time kernels in turns, as often as noise needs: a round has single calls and one longer block of each."""
+        """Time kernels in turns, several rounds; a round has single calls and one longer block of each kernel."""
         with _told():
             calls = {each.spec.hash: self._call(each) for each in named}
             return [list(each) for each in zip(*(_figures(calls, LONG_BLOCK, 1) for _ in range(REPEATS)), strict=True)]
 
     def lost(self) -> str:
-        """Return why the GPU's context is of no use any more, as after an illegal address, or ""."""
+        """The reason why the GPU's context is unusable, such as an illegal address, or ""."""
         try:
             torch.ones(1, device="cuda").item()
         except RuntimeError as error:
@@ -117,7 +117,7 @@ class GpuBench:
         for name, call in self._inputs.dense().items():
             try:
                 found.append((name, _figures({name: call}, BLOCK, 1)[0]))
-            except RuntimeError:  # of torch: a backend that does not take the problem, or too little memory
+            except RuntimeError:  # from torch: an unsupported problem, or out of memory
                 continue
         return min(found, key=lambda each: each[1].single_us, default=("", None))
 
@@ -135,7 +135,7 @@ class GpuBench:
 
 @contextmanager
 def _told() -> Iterator[None]:
-    """Turn what torch raises for a kernel's failure, or for too little memory, into an error of ours."""
+    """Convert torch's exceptions of a failed kernel or of exhausted memory to errors of this package."""
     try:
         yield
     except RuntimeError as error:
@@ -143,7 +143,7 @@ def _told() -> Iterator[None]:
 
 
 def _figures(calls: dict[str, Call], seconds: float, rounds: int) -> list[Figures]:
-    """Time calls in turns, both ways. Back to back they are replayed by graphs, or the host would be timed."""
+    """Time calls in turns, in both modes. Back-to-back calls are replayed as CUDA graphs, to exclude host time."""
     with torch.no_grad():
         longest = max(_seconds(call) for call in calls.values())
         repeats = max(FEWEST, min(SINGLES, int(MOST_SECONDS / longest)))
@@ -154,7 +154,7 @@ def _figures(calls: dict[str, Call], seconds: float, rounds: int) -> list[Figure
 
 
 def _seconds(call: Call) -> float:
-    """Return about how long a call takes; the first one, which may allocate, is no part of it."""
+    """Approximate seconds per call, without the first call, which may allocate."""
     call()
     torch.cuda.synchronize()
     began = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Choices on the command line of ``codegen tune``."""
+"""Choices of command-line options of ``codegen tune``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A search of a space that is too large to time whole: optuna proposes, within a budget."""
+"""Search of a space that is too large to time completely: optuna proposes candidates within a budget."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from codegen.select.space import Space
 from runtime.tools.tune.sampler import Sampler
 
 SEED = 0
-"""The same proposals for the same timings: a run that was interrupted asks for what it has."""
+"""Seed that makes proposals reproducible, so that an interrupted run proposes the same candidates again."""
 MOST_MISSES = 20
-"""Proposals in a row that are illegal or known: then a candidate is drawn that was not tried."""
+"""Maximum number of consecutive illegal or known proposals; then an untried candidate is drawn at random."""
 STARTUP = 10
-"""Candidates that are drawn at random before TPE has seen enough; a third of the budget at most."""
+"""Random candidates before TPE starts; at most a third of the budget."""
 Attempt = Callable[[Sequence[NamedSpec]], Sequence[float | None]]
 
 
 def optuna() -> Any:
-    """Return the library.
+    """The optuna library.
 
     Raises:
-        CodegenError: where it is not installed.
+        CodegenError: if it is not installed.
     """
     try:
         import optuna as found  # noqa: PLC0415
@@ -39,17 +39,17 @@ def optuna() -> Any:
 
 
 def search(space: Space, trials: int, sampler: Sampler, attempt: Attempt, at_once: int = 1) -> list[NamedSpec]:
-    """Try candidates of a space, and return those that were tried, in order; the current spec is the first.
+    """Try candidates of a space, and return the tried ones in order, the current spec first.
 
     Args:
         space: the space.
-        trials: candidates to try.
-        sampler: what proposes them.
-        attempt: returns what each of some candidates costs; None for one that has no time.
-        at_once: candidates of a proposal, at most.
+        trials: number of candidates to try.
+        sampler: method that proposes them.
+        attempt: a function that returns the cost of each candidate; None for a candidate without a time.
+        at_once: maximum number of candidates per proposal.
 
     Raises:
-        CodegenError: where optuna is not installed.
+        CodegenError: if optuna is not installed.
     """
     library = optuna()
     study = _study(library, sampler, trials)
@@ -89,7 +89,7 @@ def _study(library: Any, sampler: Sampler, trials: int) -> Any:
     if sampler is Sampler.RANDOM:
         return library.create_study(sampler=library.samplers.RandomSampler(seed=SEED))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # fields that depend on each other are an experimental option of TPE
+        warnings.simplefilter("ignore")  # multivariate TPE is experimental
         made = library.samplers.TPESampler(
             seed=SEED, multivariate=True, n_startup_trials=max(1, min(STARTUP, trials // 3))
         )

@@ -21,7 +21,7 @@ from runtime.tools.bench.noise import Interval, change, interval
 from runtime.tools.tune.database import Record
 from runtime.tools.tune.tuner import Course, best_of, cost
 
-SHOWN = 3  # of the fastest kernels of a problem
+SHOWN = 3  # number of fastest kernels shown per problem
 WIDTH = 80
 
 
@@ -30,7 +30,7 @@ def _fill(text: str, indent: str = "    ") -> str:
 
 
 def tell_space(told: Report, problem: Problem, current: NamedSpec, space: Space) -> None:
-    """Say how large a space is, and what its legal part is."""
+    """Print the size of a space and of its legal part."""
     told.say(_fill(f"{problem}: beside {current.stem} {space.told()}", ""))
     told.document.setdefault("spaces", []).append(
         {
@@ -47,15 +47,15 @@ def tell_space(told: Report, problem: Problem, current: NamedSpec, space: Space)
 def tell(
     told: Report, problem: Problem, current: NamedSpec, records: Sequence[Record], course: Course, *, write: bool
 ) -> None:
-    """Print the fastest kernels of a problem, those that failed, how the model ranked them, and what is proposed.
+    """Print the fastest kernels of a problem, failures, the model's ranking, and the proposal.
 
     Args:
         told: the report.
         problem: the problem.
-        current: the spec of today.
-        records: of each candidate that was tried.
-        course: compares two of them.
-        write: whether a faster spec is written to the file of the current one.
+        current: the current spec.
+        records: records of the tried candidates.
+        course: comparison of two candidates.
+        write: write a faster spec to the file of the current one.
     """
     told.say(str(problem))
     timed = best_of(records)
@@ -97,7 +97,7 @@ def _line(record: Record, current: NamedSpec) -> str:
 def _proposed(
     told: Report, current: NamedSpec, timed: Sequence[Record], course: Course, *, write: bool
 ) -> dict[str, Any]:
-    """Say whether the fastest kernel is faster than the current one by more than noise, and if so propose it."""
+    """Propose the fastest kernel if it beats the current one by more than noise."""
     best = timed[0].named
     if all(record.named.spec != current.spec for record in timed):
         told.say(_fill(f"{current.stem} has no time: nothing is proposed in its place"))

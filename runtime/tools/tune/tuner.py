@@ -1,6 +1,6 @@
-"""The course of a tuning: compile, verify, time, keep; what was done before is not done again.
+"""The steps of tuning: compile, verify, time, store. Existing results are reused.
 
-What needs a compiler or a GPU is handed in: see :class:`Bench` and :mod:`runtime.tools.tune.gpu`.
+Functions that need a compiler or a GPU are parameters: see :class:`Bench` and :mod:`runtime.tools.tune.gpu`.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from runtime.errors import CompileError
 from runtime.tools.tune.columns import Figures
 from runtime.tools.tune.database import Database, Device, Record
 
-BEST = 4  # of a problem, which are timed again, in turns
-CLOSE = 1.1  # times the fastest: what is slower by a first timing is none of them
-MOST_AGAIN = 3  # times that the best are timed again
-MOST_BEGUN = 2  # a kernel that was begun so often and did not end is not begun again
+BEST = 4  # best candidates of a problem, which are timed again in turns
+CLOSE = 1.1  # maximum ratio to the fastest in the first timing to be among the best
+MOST_AGAIN = 3  # maximum number of repeated timings of the best
+MOST_BEGUN = 2  # a kernel is not started again after so many starts without an end
 Progress = Callable[[str], None]
 
 
 class TuneError(CodegenError):
-    """A tuning that cannot go on."""
+    """Tuning cannot continue."""
 
 
 class Bench(Protocol):
-    """What times the kernels of one problem, on its data."""
+    """Timing of the kernels of one problem, on its data."""
 
     def verify(self, named: NamedSpec) -> str:
-        """Verify a kernel; return its failure in words, or ""."""
+        """Verify a kernel; return its failure, or ""."""
 
     def time(self, named: NamedSpec) -> Figures:
         """Time a kernel by itself."""
@@ -47,10 +47,10 @@ class Bench(Protocol):
         """Time some kernels in turns, several times: all figures of each."""
 
     def lost(self) -> str:
-        """Return why nothing can be run in this process any more, or ""."""
+        """The reason why this process cannot run kernels any more, or ""."""
 
     def dense(self) -> tuple[str, Figures | None]:
-        """Time the dense product, or dense attention, of a library; without figures where there is none."""
+        """Time a library's dense product or dense attention; without figures if there is none."""
 
 
 def compile_all(
@@ -62,16 +62,16 @@ def compile_all(
     progress: Progress = lambda _: None,
     jobs: int | None = None,
 ) -> dict[str, str]:
-    """Compile candidates that are not known, several at a time, and return the failures by spec hash.
+    """Compile unknown candidates in parallel, and return the failures by spec hash.
 
     Args:
-        database: where it is kept.
+        database: database of the results.
         named: the candidates.
-        compiler: its name and version.
-        compile_one: raises CompileError or SpecError if a candidate does not compile. Each call starts a compiler
-            process of its own, so threads suffice. Any other error says nothing of the candidate, and ends it all.
-        progress: called with the stem of each candidate that is done.
-        jobs: compilations at a time; by default one for each CPU.
+        compiler: name and version of the compiler.
+        compile_one: raises CompileError or SpecError if a candidate does not compile. Each call starts its own compiler
+            process, so threads suffice. Any other error is unrelated to the candidate and stops the tuning.
+        progress: called with the stem of each finished candidate.
+        jobs: parallel compilations. Default: one per CPU.
     """
     unique = {each.spec.hash: each for each in named}
     failures: dict[str, str] = {}
@@ -102,13 +102,13 @@ def compile_all(
 
 
 class Course:
-    """The candidates of one problem on one device: what the database has not is verified and timed.
+    """The candidates of one problem on one device. Candidates without a result in the database are verified and timed.
 
     Args:
-        database: where it is kept, candidate by candidate.
+        database: database of the results, stored candidate by candidate.
         problem: the problem.
-        reference: the kernel that others must agree with.
-        device: where they run.
+        reference: the kernel whose results others must match.
+        device: device of the run.
         make_bench: called once, if there is anything to do.
     """
 
@@ -129,7 +129,7 @@ class Course:
         return self._made
 
     def attempt(self, named: NamedSpec, failure: str = "") -> Record:
-        """Verify and time a candidate, unless the database has it; ``failure`` is why it does not compile, or ""."""
+        """Verify and time a candidate, unless the database has it. ``failure`` is its compile error, or ""."""
         known = self._database.record(self._problem, named, self._device)
         if known is not None:
             return known
@@ -141,11 +141,11 @@ class Course:
         return record
 
     def finish(self, candidates: Sequence[NamedSpec], beside: NamedSpec | None = None) -> list[Record]:
-        """Time the dense product, and the best candidates again, in turns; return a record of each candidate.
+        """Time the dense product, then the best candidates again in turns; return a record of each candidate.
 
         Args:
-            candidates: those that were tried.
-            beside: a candidate that is timed again with the best, whatever it takes.
+            candidates: the tried candidates.
+            beside: a candidate that is always timed again with the best.
         """
         database, problem, device = self._database, self._problem, self._device
         if database.dense(problem, device) is None:
@@ -155,7 +155,7 @@ class Course:
         def recorded() -> list[Record]:
             return [found for named in candidates if (found := database.record(problem, named, device)) is not None]
 
-        for _ in range(MOST_AGAIN):  # by longer timings others may be the best
+        for _ in range(MOST_AGAIN):  # longer timings may change the best
             timed = best_of(recorded())
             best = [
                 each for i, each in enumerate(timed) if (i < BEST and _is_close(each, timed[0])) or _is(each, beside)
@@ -167,7 +167,7 @@ class Course:
         return recorded()
 
     def compare(self, one: NamedSpec, other: NamedSpec) -> tuple[list[Figures], list[Figures]]:
-        """Return repeats of the timings of two candidates, in turns."""
+        """Repeats of the timings of two candidates, in turns."""
         known = self._database.comparison(self._problem, one, other, self._device)
         if known is None:
             first, second = self._bench().rounds([one, other])
@@ -187,17 +187,17 @@ def tune(
     beside: NamedSpec | None = None,
     progress: Progress = lambda _: None,
 ) -> list[Record]:
-    """Time the candidates of a problem that are not in the database yet, then the best of all again.
+    """Time the candidates of a problem that are not in the database, then the best of all again.
 
     Args:
-        database: where it is kept, candidate by candidate.
+        database: database of the results, stored candidate by candidate.
         problem: the problem.
-        candidates: kernels that compute it.
-        device: where they run.
-        make_bench: called once, if there is anything to do, with the first candidate: others must agree with it.
+        candidates: kernels that compute the problem.
+        device: device of the run.
+        make_bench: called once, if there is anything to do, with the first candidate, whose results others must match.
         failures: candidates that do not compile, by spec hash.
-        beside: a candidate that is timed again with the best, whatever it takes.
-        progress: called with the stem of each candidate that is done.
+        beside: a candidate that is always timed again with the best.
+        progress: called with the stem of each finished candidate.
 
     Returns:
         A record of each candidate, in their order.
@@ -221,7 +221,7 @@ def _is(record: Record, named: NamedSpec | None) -> bool:
 def _tried(
     database: Database, problem: Problem, named: NamedSpec, device: Device, the_bench: Callable[[], Bench]
 ) -> Record:
-    """Verify and time one candidate: without a right result it gets no time."""
+    """Verify one candidate and, if its result is correct, time it."""
     record = functools.partial(Record, problem, named, device, today())
     bench = the_bench()
     before = database.begin(problem, named, device)
@@ -234,21 +234,21 @@ def _tried(
         failed = record(f"cannot be run: {error}")
     if lost := bench.lost():
         database.write(failed)
-        raise TuneError(f"{named.stem} {failed.failure}; the GPU is lost ({lost}): run again, it goes on")
+        raise TuneError(f"{named.stem} {failed.failure}; the GPU is lost ({lost}): run again to continue")
     return failed
 
 
 def today() -> str:
-    """Return the date."""
+    """The date."""
     return datetime.datetime.now(tz=datetime.UTC).date().isoformat()
 
 
 def cost(figures: Figures) -> float:
-    """The cost by which kernels are compared: the geometric mean of both figures, in microseconds."""
+    """The cost that ranks kernels: the geometric mean of both figures, in microseconds."""
     return math.sqrt(figures.single_us * (figures.back_to_back_us or figures.single_us))
 
 
 def best_of(records: Iterable[Record]) -> list[Record]:
-    """Return the candidates that have a time, the fastest first."""
+    """The candidates with a time, the fastest first."""
     timed = [(cost(record.figures), i, record) for i, record in enumerate(records) if record.figures is not None]
     return [record for _, _, record in sorted(timed, key=lambda each: each[:2])]

@@ -1,1 +1,1 @@
-"""Kernels that are compiled before they are called."""
+"""Compilation of kernels before their first call."""

@@ -1,4 +1,4 @@
-"""What ``codegen warm`` is given: problems and specs in YAML or JSON lines, and records of runs."""
+"""Input of ``codegen warm``: problems and specs in YAML or JSON lines, and records of runs."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ YAML = (".yaml", ".yml")
 
 @dataclass(frozen=True)
 class Request:
-    """A kernel that is to be there before it is called.
+    """A kernel to compile in advance.
 
     Attributes:
         named: its spec.
-        target: what is to be there: "ptx" for GPUs that are newer than its architecture.
+        target: the output to compile; "ptx" for GPUs newer than its architecture.
     """
 
     named: NamedSpec
@@ -36,7 +36,7 @@ class Request:
 
 
 class _Line(SpecModel):
-    """A spec, as CODEGEN_RECORD writes it or as a user does."""
+    """A spec, written by CODEGEN_RECORD or by a user."""
 
     spec: str | dict[str, Any]
     name: str = ""
@@ -45,33 +45,33 @@ class _Line(SpecModel):
 
 
 def read_requests(path: Path) -> list[Request]:
-    """Read a file, and choose a kernel for each problem of it.
+    """Read a file, and choose a kernel for each of its problems.
 
     Args:
-        path: ``.yaml`` or ``.yml``: a list; any other: a JSON value on each line. An entry is the name of a shipped
+        path: ``.yaml`` or ``.yml``: a list; otherwise, one JSON value per line. An entry is the name of a shipped
             spec, the fields of a problem, or a mapping with ``spec``.
 
     Returns:
         Each kernel once, in the order of the file.
 
     Raises:
-        FileError: for a file that cannot be read, or has no entry.
-        SpecError: for an entry that names no kernel, with file and line.
+        FileError: if the file cannot be read, or has no entry.
+        SpecError: if an entry is not a kernel, with file and line.
     """
     requests = dict.fromkeys(_request(place, entry) for place, entry in _entries(path))
     if not requests:
-        raise FileError(path, "has no entry: one names a problem or a spec")
+        raise FileError(path, "has no entry, expected problems or specs")
     return list(requests)
 
 
 def _entries(path: Path) -> Iterator[tuple[str, Any]]:
-    """Yield the entries of a file with their places."""
+    """The entries of a file with their locations."""
     text = read_text(path)
     if path.suffix in YAML:
         document = read_yaml(text, str(path))
         if not isinstance(document.fields, list):
             kind = "a mapping" if isinstance(document.fields, dict) else shown(document.fields)
-            raise SpecError("", f"is {kind}; a list of problems and specs is expected", str(path))
+            raise SpecError("", f"is {kind}, expected a list of problems and specs", str(path))
         for number, entry in enumerate(document.fields, 1):
             yield f"{path}: entry {number}", entry
         return
@@ -90,14 +90,14 @@ def _request(place: str, entry: Any) -> Request:
         if isinstance(entry, str):
             return Request(find_spec(entry), "cubin")
         if not isinstance(entry, Mapping):
-            raise SpecError("", f"is {shown(entry)}; the name of a spec, or a mapping is expected")
+            raise SpecError("", f"is {shown(entry)}, expected the name of a spec or a mapping")
         return _of_line(entry) if "spec" in entry else Request(choose(parse_problem(entry)).named, "cubin")
     except SpecError as error:
         raise (error if error.location else error.at(place)) from None
 
 
 def _of_line(entry: Mapping[str, Any]) -> Request:
-    """The kernel of a mapping with ``spec``: under the name with which a recorded run loaded it."""
+    """The kernel of a mapping with ``spec``, under the name with which a recorded run loaded it."""
     try:
         line = _Line.model_validate(entry)
     except ValidationError as error:

@@ -55,7 +55,7 @@ def test_it_writes_the_spec_that_is_chosen_and_tells_why() -> None:
 
 
 def test_without_sizes_it_says_that_none_decided() -> None:
-    assert "none given: --problem" in run("my_kernel.yaml", *CAUSAL).stdout
+    assert "not given, so they did not decide; to give them: --problem" in run("my_kernel.yaml", *CAUSAL).stdout
 
 
 def test_a_shipped_kernel_is_named() -> None:
@@ -80,7 +80,10 @@ def test_a_file_is_not_written_over() -> None:
 def test_products_have_problems_too() -> None:
     result = run("my_kernel.yaml", "--device", "L4", "--problem", "op=bsr_spmm,block=64")
     assert result.exit_code == 0
-    assert read_spec(Path("my_kernel.yaml")).spec.op == "bsr_spmm"
+    assert read_spec(Path("my_kernel.yaml")).spec == find_spec("l4_bsr_spmm_b64").spec, "the shipped, verified tile"
+    told = " ".join(result.stdout.split())
+    assert "--problem m=4096,n=4096,k=4096,density=0.1,..." in told
+    assert "l4_bsr_spmm_b64 is the same kernel: use that name. Its receipt: " in told
 
 
 @pytest.mark.parametrize(
@@ -92,7 +95,7 @@ def test_products_have_problems_too() -> None:
         (("my_kernel.yaml", *CAUSAL[:4], "--pattern", "dens"), "problem.pattern.kind: is 'dens'; allowed: "),
         (("my_kernel.yaml", *CAUSAL[:4], "--pattern", "topk,k"), "problem: has 'pattern.k'; expected FIELD=VALUE"),
         (("my_kernel.yaml", *CAUSAL[:4], "--pattern", "topk,k=4"), "problem.pattern.block: "),
-        (("my_kernel.yaml", "--device", "B200", *CAUSAL[2:]), "device: is 'B200'; did you mean "),
+        (("my_kernel.yaml", "--device", "B200", *CAUSAL[2:]), "device: is 'B200'; data-center Blackwell GPUs "),
         (("my_kernel.yaml", "--device", "L4", "--head-dim", "65", *CAUSAL[4:]), "problem.head_dim: is 65; allowed: "),
         (("my_kernel.yaml", *CAUSAL, "--problem", "head_dim=64"), "problem.head_dim: is given twice"),
         (("my_kernel.yaml", *CAUSAL, "--problem", "length=64"), "problem.length: is not a field of a problem"),

@@ -237,3 +237,12 @@ def test_patterns_of_this_package_are_taken_as_they_are() -> None:
     ):
         check(qkv(), definitions.by_pairs(MASKS["causal"], *SIZES), block_mask=pattern)
     assert isinstance(pattern, BlockLists)
+
+
+def test_tensors_of_a_mask_may_be_longer_than_the_queries() -> None:
+    documents = torch.arange(333) // 37
+    mask = compat.create_block_mask(
+        lambda b, h, q, kv: documents[q] == documents[kv], 1, 1, 200, 333, device="cpu", BLOCK_SIZE=64
+    )
+    found = convert.to_token_mask(mask, q_len=200, kv_len=333)
+    assert torch.equal(found[0, 0], documents[:200, None] == documents)

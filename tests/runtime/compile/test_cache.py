@@ -244,7 +244,7 @@ def test_a_value_of_the_environment_is_not_echoed_whole(monkeypatch: pytest.Monk
 @pytest.mark.parametrize("limit", ["0", "-1", "1.5", ""])
 def test_a_limit_is_a_positive_number_of_bytes(monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
     monkeypatch.setenv("CODEGEN_CACHE_MAX_BYTES", limit)
-    with pytest.raises(CacheError, match=f"CODEGEN_CACHE_MAX_BYTES is '{limit}'; a positive number of bytes"):
+    with pytest.raises(CacheError, match=f"CODEGEN_CACHE_MAX_BYTES is '{limit}'; expected a positive number of bytes"):
         KernelCache()
     monkeypatch.setenv("CODEGEN_CACHE_MAX_BYTES", "1")
     assert KernelCache().max_bytes == 1

@@ -99,7 +99,9 @@ def test_who_need_not_wait_says_nothing(tmp_path: Path, capsys: pytest.CaptureFi
 @pytest.mark.parametrize("seconds", ["0", "-1", "x", "", "9" * 30])
 def test_the_time_to_wait_is_a_positive_number(seconds: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CODEGEN_CACHE_LOCK_SECONDS", seconds)
-    with pytest.raises(CacheError, match=f"CODEGEN_CACHE_LOCK_SECONDS is '{seconds}'; a positive number of seconds"):
+    with pytest.raises(
+        CacheError, match=f"CODEGEN_CACHE_LOCK_SECONDS is '{seconds}'; expected a positive number of seconds"
+    ):
         KernelCache()
 
 

@@ -78,7 +78,7 @@ def refused(cache: KernelCache, path: Path, reason: str, remedy: str) -> None:
 def test_a_folder_that_everybody_can_write_is_refused(cache: KernelCache, place: str, mode: int) -> None:
     path = (cache.folder / place).resolve()
     path.chmod(mode)
-    refused(cache, path, f"can be written by everybody (mode {mode:04o})", f"run: chmod go-w {path}")
+    refused(cache, path, f"is writable by everybody (mode {mode:04o})", f"run: chmod go-w {path}")
     path.chmod(path.stat().st_mode & ~0o022)  # as the message says
     assert cache.get_or_build(KERNEL, build_never)[1]
 
@@ -86,7 +86,7 @@ def test_a_folder_that_everybody_can_write_is_refused(cache: KernelCache, place:
 def test_the_folders_of_what_is_being_written_are_checked_too(cache: KernelCache) -> None:
     for name in ("tmp", "locks"):
         (cache.folder / name).chmod(0o777)
-        refused(cache, cache.folder / name, "can be written by everybody", "chmod go-w")
+        refused(cache, cache.folder / name, "is writable by everybody", "chmod go-w")
         (cache.folder / name).chmod(0o700)
 
 
@@ -98,12 +98,12 @@ def test_a_group_may_write_above_the_cache_if_it_is_the_users_own(
     monkeypatch.setattr(cache_trust, "_is_private", lambda gid, uid: True)
     assert cache.get_or_build(KERNEL, build_never)[1]
     give_write(above, "access")
-    refused(cache, above, f"can be written by its group, {above.stat().st_gid} and those whom its", "chmod go-w")
+    refused(cache, above, f"is writable by its group, {above.stat().st_gid} and the users on its", "chmod go-w")
     above.chmod(0o755)  # as the message says
     assert cache.get_or_build(KERNEL, build_never)[1]
     above.chmod(0o775)
     monkeypatch.setattr(cache_trust, "_is_private", lambda gid, uid: False)
-    refused(cache, above, f"can be written by its group, {above.stat().st_gid}", "chmod go-w")
+    refused(cache, above, f"is writable by its group, {above.stat().st_gid}", "chmod go-w")
 
 
 @pytest.mark.parametrize("place", [".", "entries", "tmp", "locks", f"entries/{KERNEL.key}"])
@@ -118,8 +118,8 @@ def test_in_the_cache_only_the_owner_may_write(
         path.chmod(path.stat().st_mode | 0o020)
     else:
         give_write(path, by)
-    named = " and those whom its access control list names" if by == "access" else ""
-    with pytest.raises(CacheError, match=re.escape(f"{path} can be written by its group, {group}{named} (mode 0")):
+    named = " and the users on its access control list" if by == "access" else ""
+    with pytest.raises(CacheError, match=re.escape(f"{path} is writable by its group, {group}{named} (mode 0")):
         cache.get_or_build(KERNEL, build_never)
     path.chmod(path.stat().st_mode & ~0o022)
     assert cache.get_or_build(KERNEL, build_never)[1]
@@ -166,7 +166,7 @@ def test_a_sticky_folder_above_is_in_order_but_not_as_the_cache(cache: KernelCac
     cache.folder.parent.chmod(0o1777)  # as /tmp
     assert cache.get_or_build(KERNEL, build_never)[1]
     cache.folder.chmod(0o1777)
-    refused(cache, cache.folder, "can be written by everybody (mode 1777)", "chmod go-w")
+    refused(cache, cache.folder, "is writable by everybody (mode 1777)", "chmod go-w")
 
 
 @pytest.mark.parametrize("place", [".", "..", "entries"])
@@ -197,7 +197,7 @@ def test_what_a_link_passes_is_checked_too(cache: KernelCache, tmp_path: Path) -
     linked = KernelCache(tmp_path / "first")
     assert linked.get_or_build(KERNEL, build_never)[1]
     passed.chmod(0o777)
-    refused(linked, passed, "can be written by everybody", "chmod go-w")
+    refused(linked, passed, "is writable by everybody", "chmod go-w")
 
 
 def test_links_in_a_circle_are_a_clear_error(tmp_path: Path) -> None:
@@ -212,7 +212,7 @@ def test_a_planted_entry_is_refused(cache: KernelCache, give_away: Callable[[Pat
     path = cache.file_of(KERNEL.key)
     assert path is not None
     path.chmod(0o666)
-    with pytest.raises(CacheError, match=rf"{path} can be written by everybody \(mode 0666\), .* run: rm {path}; or"):
+    with pytest.raises(CacheError, match=rf"{path} is writable by everybody \(mode 0666\), .* run: rm {path}; or"):
         cache.get_or_build(KERNEL, build_never)
     path.chmod(0o600)
     assert cache.get_or_build(KERNEL, build_never)[1]
@@ -240,7 +240,7 @@ def test_who_insists_is_served(cache: KernelCache, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv(TRUST_OTHERS, "1")
     assert KernelCache(cache.folder).get_or_build(KERNEL, build_never)[1]
     monkeypatch.setenv(TRUST_OTHERS, "yes")
-    with pytest.raises(CacheError, match=f"{TRUST_OTHERS} is 'yes'; 1 .* or 0 is expected"):
+    with pytest.raises(CacheError, match=f"{TRUST_OTHERS} is 'yes'; expected 1 .* or 0"):
         KernelCache(cache.folder)
 
 
@@ -295,7 +295,7 @@ def test_without_a_home_folder_commands_say_what_to_set(command: str, tmp_path: 
     result = subprocess.run(call, env=environ, capture_output=True, text=True, check=False, timeout=60)
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr.startswith("error: the cache lies in the user's home folder, and there is no such home folder")
-    assert "set CODEGEN_CACHE_DIR to a folder that can be written, or HOME" in result.stderr
+    assert "set CODEGEN_CACHE_DIR to a writable folder, or HOME" in result.stderr
     environ["CODEGEN_CACHE_DIR"] = "/nowhere"
     result = subprocess.run(call, env=environ, capture_output=True, text=True, check=False, timeout=60)
     assert result.returncode == 0

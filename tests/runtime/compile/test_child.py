@@ -121,7 +121,7 @@ def test_headers_in_a_folder_of_any_name(tmp_path: Path, monkeypatch: pytest.Mon
         code, _ = run_nvrtc("#include <mine.h>\n__device__ int x = VALUE;\n", "f.cu", "cubin", OPTIONS, ("mine.h",))
         assert code[:4] == b"\x7fELF"
         (folder / "mine.h").write_text("#define VALUE 2\n")
-        with pytest.raises(ToolchainError, match=r"the CUDA headers changed .* start the process again"):
+        with pytest.raises(ToolchainError, match=r"the CUDA headers changed .* restart the process"):
             run_nvrtc("#include <mine.h>\n__device__ int x = VALUE;\n", "f.cu", "cubin", OPTIONS, ("mine.h",))
     finally:
         toolchain.headers_digest.cache_clear()
@@ -148,8 +148,8 @@ def test_a_wrapper_of_python_may_print(program: Callable[[str], Path]) -> None:
     [
         ("#!/bin/sh\nexec cat\n", "gave no answer (ended with exit code 0): is "),
         ("#!/bin/sh\necho 'unknown option -S' >&2\nexit 2\n", "gave no answer (unknown option -S): is "),
-        ("#!/bin/sh\nkill -9 $$\n", "was ended by SIGKILL, as the system does where memory runs out: free some"),
-        ("#!/bin/sh\nexit 137\n", "was ended by SIGKILL, as the system does where memory runs out: free some"),
+        ("#!/bin/sh\nkill -9 $$\n", "was ended by SIGKILL, possibly by the system because memory ran out: free some"),
+        ("#!/bin/sh\nexit 137\n", "was ended by SIGKILL, possibly by the system because memory ran out: free some"),
         ("#!/bin/sh\nkill -SEGV $$\n", "was ended by SIGSEGV"),
         ("no program", "Exec format error; multiprocessing.set_executable(PATH) names the Python"),
     ],
@@ -166,7 +166,7 @@ def test_a_process_without_an_answer_is_no_refused_source(program: Callable[[str
 def test_without_a_python_it_says_how_to_name_one(nothing: bytes | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(child.multiprocessing.spawn, "get_executable", lambda: nothing)
     assert refusal() == (
-        "no Python is known to run a compilation in (sys.executable is empty); "
+        "no Python executable is known that could run the compilation (sys.executable is empty); "
         "multiprocessing.set_executable(PATH) names the Python that is started"
     )
 
@@ -191,9 +191,9 @@ def test_a_library_that_is_none_is_told(tmp_path: Path) -> None:
 def test_a_compiler_that_hangs_is_ended(program: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
     program("#!/bin/sh\nexec sleep 60\n")
     monkeypatch.setenv(child.TIME_LIMIT, "0.3")
-    assert "it took longer than 0.3 s; CODEGEN_COMPILE_TIMEOUT is the limit in seconds, 0 for none" in refusal()
+    assert "was stopped after 0.3 s; CODEGEN_COMPILE_TIMEOUT is the limit in seconds; 0 disables it" in refusal()
     monkeypatch.setenv(child.TIME_LIMIT, "soon")
-    assert "CODEGEN_COMPILE_TIMEOUT is 'soon'; a number of seconds is expected" in refusal()
+    assert "CODEGEN_COMPILE_TIMEOUT is 'soon'; expected a number of seconds" in refusal()
     for given, seconds in (("", child.SECONDS), ("0", None), ("7.5", 7.5)):
         monkeypatch.setenv(child.TIME_LIMIT, given)
         assert child.time_limit() == seconds

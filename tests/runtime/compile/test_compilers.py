@@ -94,7 +94,7 @@ def test_another_compiler_is_told_by_name_with_the_command_that_mends_it() -> No
     known = compilers.record().compiler
     assert compilers.caveat(known) == ""
     assert compilers.caveat(OTHER) == (
-        f"{OTHER} is not the compiler of the receipts, {known}: code differs, cases were not run on it: "
+        f"{OTHER} is not the compiler of the receipts, {known}: its code differs and was not tested: "
         f"{install_command('cu13')}"
     )
     assert "for drivers of CUDA 13" in compilers.caveat("nvidia-cuda-nvrtc-cu12 12.8.93")
@@ -114,8 +114,8 @@ def test_a_shipped_kernel_is_refused_where_its_code_spills(monkeypatch: pytest.M
         with pytest.raises(SpillError) as caught:
             compilers.check_spills(spilling(each, 24))
         assert str(caught.value) == (
-            f"{NAME} is refused with {OTHER}, whose code spills 24 bytes; that of {compilers.record().compiler}, the "
-            f"compiler of its receipt, does not: {compilers.mend()}"
+            f"{NAME} is refused with {OTHER}, whose code spills 24 bytes; the code of {compilers.record().compiler}, "
+            f"the compiler of its receipt, does not: {compilers.mend()}"
         )
         assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
     own = find_spec({**named.spec.model_dump(mode="json", by_alias=True), "lse": not named.spec.lse})  # type: ignore[union-attr]
@@ -136,13 +136,13 @@ def test_the_script_records_what_each_version_makes_of_a_kernel(
     assert "no such thing" in refused["refused"] and "spills" not in refused
     results = script.Results(tmp_path / "results.jsonl")
     results.add(row)
-    results.add({**refused, "version": "13.5.37", "source": row["source"]})
+    results.add({**refused, "version": "13.5.37", "code": row["code"]})
     again = script.Results(tmp_path / "results.jsonl")
     assert again.rows == results.rows
     todo = [(version, each.named.stem) for version, each in script.todo([kernel], ["12.6.85", "13.0.88"], again)]
     assert todo == [("12.6.85", NAME)]
     found = script.recorded([kernel], ["13.0.88", "13.5.37"], again.rows)
-    assert found.spills == {} and [*found.refused["13.5.37"]] == [NAME] and found.sources == {NAME: row["source"]}
+    assert found.spills == {} and [*found.refused["13.5.37"]] == [NAME] and found.code == {NAME: row["code"]}
     assert found.troubles("13.5.37") == {NAME: "does not compile"}
     other: Any = lambda named: Receipt.model_construct(cubin=type("C", (), {"compiler_package": named.stem}))  # noqa: E731
     monkeypatch.setattr(script, "receipt_of", other)

@@ -63,7 +63,7 @@ def test_commands_say_what_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_a_limit_is_a_decimal_number(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CODEGEN_CACHE_MAX_BYTES", "\N{SUPERSCRIPT TWO}")
-    with pytest.raises(CacheError, match="a positive number of bytes is expected"):
+    with pytest.raises(CacheError, match="expected a positive number of bytes"):
         KernelCache()
 
 

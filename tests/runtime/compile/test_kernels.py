@@ -516,6 +516,23 @@ OTHERS = [
             (256, 112, {"mma": "wmma", "copy": "tma", "tile": {"m": 256, "n": 128, "k": 112}, "stages": 2}),
         )
     ),
+    # B and C with any strides.
+    *(
+        {
+            "op": "bsr_spmm",
+            "arch": arch,
+            "block": {"rows": rows, "cols": cols},
+            "b_layout": "strided",
+            "epilogue": {"activation": activation, "bias": True},
+            **more,
+        }
+        for arch, rows, cols, activation, more in (
+            ("sm_90a", 48, 16, "gelu", {"dtype": "bf16"}),
+            ("sm_90a", 64, 64, "silu", {"accumulate": True, "tile": {"m": 32, "n": 8, "k": 64}, "stages": 2}),
+            ("sm_89", 32, 96, "relu", {"accumulate": True, "tile": {"m": 32, "n": 8, "k": 32}, "stages": 6}),
+            ("sm_80", 16, 64, "none", {}),
+        )
+    ),
     *(
         {
             "op": "bsr_spmm",

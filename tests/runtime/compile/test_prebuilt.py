@@ -145,7 +145,7 @@ def test_a_kernel_of_ones_own_is_compiled(folder: Path, generated: Generated) ->
     own = generate(find_spec({**spec, "lse": not spec["lse"]}))
     (folder / f"{own.named.stem}.cubin").write_bytes((folder / f"{NAME}.cubin").read_bytes())
     assert loading.obtained(own, "cubin")[1] == "NVRTC"
-    with pytest.raises(CodegenError, match="is not shipped: no receipt of the package"):
+    with pytest.raises(CodegenError, match="is not a shipped kernel, so the package has no receipt"):
         prebuilt.read(own, "cubin", folder)
 
 
@@ -159,7 +159,7 @@ def test_the_variable_names_a_folder_or_none(
     assert prebuilt.find(generated, "cubin") is None
     for given in (str(folder / "none"), str(folder / f"{NAME}.cubin"), "1", "~nobody/x"):
         monkeypatch.setenv("CODEGEN_CUBINS", given)
-        with pytest.raises(ToolchainError, match=r"CODEGEN_CUBINS is '.*'; a folder with cubins is expected, or 0"):
+        with pytest.raises(ToolchainError, match=r"CODEGEN_CUBINS is '.*'; expected a folder of cubins, or 0"):
             prebuilt.find(generated, "cubin")
 
 

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 
 from convert_cases import BATCH, CASES, Case  # noqa: E402
 
-from runtime import convert  # noqa: E402
+from runtime import block_maps, convert  # noqa: E402
 from runtime.convert import bits  # noqa: E402
 from runtime.patterns import BlockLists, Causal, PrefixLM, TopK  # noqa: E402
 
@@ -170,7 +170,7 @@ def test_a_block_mask_made_back_is_what_torch_would_compute() -> None:
     blocks = found.to_dense().bool().repeat_interleave(64, 2).repeat_interleave(64, 3)[:, :, :150, :200]
     assert torch.equal(blocks, token_mask(convert.from_bool_blocks(found.to_dense(), block=(64, 64)), mask))
     pairs = create_mask(found.mask_mod, 1, 2, 150, 200, device="cpu")
-    full = convert.blocks.map_of(found.full_kv_num_blocks, found.full_kv_indices, 4)
+    full = block_maps.map_of(found.full_kv_num_blocks, found.full_kv_indices, 4)
     full = full.repeat_interleave(64, 2).repeat_interleave(64, 3)[:, :, :150, :200]
     assert torch.equal(blocks & (pairs | full), mask) and full.any() and not blocks.all()
 

@@ -45,14 +45,17 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "no width": (lambda: convert.from_token_mask(MASK, max_blocks=0), "max_blocks: is 0, expected a whole number, 1"),
     "half a width": (lambda: convert.from_token_mask(MASK, max_partial_blocks=0.5), "max_partial_blocks: is 0.5"),
     "no BlockMask": (lambda: convert.from_block_mask(MASK), "block_mask: is Tensor, expected a BlockMask"),
-    "more queries": (lambda: convert.from_block_mask(FLEX, q_len=193), "q_len: is 193, the mask is for 192 at most"),
+    "more queries": (
+        lambda: convert.from_block_mask(FLEX, q_len=193),
+        "q_len: is 193, but the mask is for at most 192",
+    ),
     "more heads": (
         lambda: convert.from_block_mask(
             BlockMask.from_kv_blocks(COUNT, LIST, mask_mod=lambda b, h, q, k: q >= k), heads=3
         ),
-        "heads: is 3, the mask has lists for 2",
+        "heads: is 3, but the mask has lists for 2",
     ),
-    "slice": (lambda: convert.from_block_mask(FLEX[:, :1]), "block_mask: is a slice, which has no mask_mod"),
+    "slice": (lambda: convert.from_block_mask(FLEX[:, :1]), "block_mask: is a slice without mask_mod"),
     "half a word of FlexAttention": (
         lambda: convert.from_block_mask(FLEX, target=(64, 96)),
         "target: is (64, 96), allowed are with mask_bits",
@@ -77,7 +80,10 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: convert.from_token_lists(TOKENS, block=(1, 64), heads=4, layout="hkq"),
         "layout: is 'hkq', expected each of h, t, k once",
     ),
-    "heads": (lambda: convert.from_token_lists(TOKENS, block=(1, 64), heads=5), "heads: is 5, not a multiple of 2"),
+    "heads": (
+        lambda: convert.from_token_lists(TOKENS, block=(1, 64), heads=5),
+        "heads: is 5, expected a multiple of 2",
+    ),
     "width of tokens": (
         lambda: convert.from_token_lists(TOKENS, block=(1, 64), heads=4, max_blocks=2),
         "max_blocks: is 2, but lists of single queries keep their width",
@@ -109,7 +115,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "lengths": (lambda: convert.mask_from_kv_lengths(torch.zeros(2), 9), "kv_lengths: is torch.float32"),
     "mask in a list of whole blocks": (
         lambda: convert.to_q2k(CAUSAL),
-        "pattern: has mask='causal', and a q2k list has whole blocks only: mask='none'",
+        "pattern: has mask='causal', but a q2k list has only full blocks: mask='none'",
     ),
     "no lists": (lambda: convert.to_csr(Causal()), "pattern: is Causal, expected TopK or BlockLists: it has no lists"),
     "no lists for FlexAttention": (
@@ -122,13 +128,13 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "heads of FlexAttention": (
         lambda: convert.to_block_mask(WHOLE, q_len=192, kv_len=256, heads=3),
-        "heads: is 3, not a multiple of 2",
+        "heads: is 3, expected a multiple of 2",
     ),
     "no pattern": (lambda: convert.to_token_mask(LIST, q_len=9, kv_len=9), "pattern: is Tensor, expected one of"),
-    "rows": (lambda: convert.to_token_mask(WHOLE, q_len=64, kv_len=256), "q_len: is 64, that is 1 query blocks"),
+    "rows": (lambda: convert.to_token_mask(WHOLE, q_len=64, kv_len=256), "q_len: is 64, which makes 1 query blocks"),
     "batches": (
         lambda: convert.to_token_mask(TopK(LIST.expand(2, -1, -1, -1), block=B64), q_len=192, kv_len=256, batch=4),
-        "batch: is 4, the pattern has lists for 2",
+        "batch: is 4, but the pattern has lists for 2",
     ),
 }
 

@@ -336,7 +336,7 @@ def refusals(here: Here) -> None:
     refused(ArgumentError, "q: has 99 rows", lambda: call(*short, Causal(), here.pair))
     refused(
         ArgumentError,
-        "blocks of 96 do not divide",
+        "expected a multiple of the block size 96",
         lambda: call(q, k, v, TopK(lists()[:, :, :4], block=(96, 96)), here.pair),
     )
     refused(
@@ -345,7 +345,7 @@ def refusals(here: Here) -> None:
         lambda: call(q, k, v, TopK(lists(), block=(BLOCK, BLOCK)), here.pair),
     )
     refused(ArgumentError, "layout: is 'ring'", lambda: call(q, k, v, Dense(), here.pair, layout="ring"))
-    refused(ArgumentError, "layout: is of 3 ranks", lambda: call(q, k, v, Dense(), here.pair, layout=Layout.zigzag(3)))
+    refused(ArgumentError, "layout: has 3 ranks", lambda: call(q, k, v, Dense(), here.pair, layout=Layout.zigzag(3)))
     lengths = torch.tensor([9], dtype=torch.int32)
     fine, few = Layout(((0, 2, 4, 6), (1, 3, 5, 7))), TopK(lists()[:, :, :4].contiguous(), block=(BLOCK, BLOCK))
     for wrong in ({"layout": fine}, {"send": SEND}):
@@ -358,7 +358,7 @@ def refusals(here: Here) -> None:
     refused(ArgumentError, "mesh_or_group: has one rank", lambda: call(q, k, v, Dense(), here.alone))
     refused(ArgumentError, "k: is torch.float16", lambda: call(q, k.half(), v, Dense(), here.pair))
     plan = plan_sends(q, k, TopK(near(Layout.contiguous(2))[:, :, :4], block=(BLOCK, BLOCK)), here.pair)
-    refused(ArgumentError, "send: is of lists", lambda: call(q, k, v, Dense(), here.pair, send=plan))
+    refused(ArgumentError, "send: was made for lists", lambda: call(q, k, v, Dense(), here.pair, send=plan))
     beyond = TopK(torch.full((1, 1, 4, 1), 8, dtype=torch.int32), block=(BLOCK, BLOCK))
     refused(ArgumentError, "kv_indices", lambda: call(q, k, v, beyond, here.pair, validate=True))
 
@@ -415,7 +415,7 @@ def errors_that_are_caught(here: Here) -> None:
     call(3, Causal())  # of a new kind: nobody hears of what was mended
     if rank == 1:
         wrong()
-        refused(CollectiveError, "rank 0: no word within 0.3 s", lambda: call(4, validate=True, timeout=0.3))
+        refused(CollectiveError, "rank 0: no message within 0.3 s", lambda: call(4, validate=True, timeout=0.3))
     call(4)
     call(5, SlidingWindow(9), validate=True)
     if rank == 1:  # of a new kind: it is one call to both
@@ -448,11 +448,11 @@ def lists_beyond_a_plan(here: Here) -> None:
     more = TopK(torch.arange(3, dtype=torch.int32).expand(1, 1, 4, 3).contiguous() + 4 - 4 * rank, block=(BLOCK, BLOCK))
     refused(
         ArgumentError,
-        "less room",
+        "too little room",
         lambda: context_parallel_attention(q, k, v, more, here.pair, send=plan, validate=True),
     )
     one = more if rank == 1 else few  # of one rank alone: the other one hears of it, and the next call is right
-    error, text = [(CollectiveError, "rank 1: send: has less room"), (ArgumentError, "less room")][rank]
+    error, text = [(CollectiveError, "rank 1: send: has too little room"), (ArgumentError, "too little room")][rank]
     for validate in (False, True):
         refused(
             error,
@@ -475,7 +475,7 @@ def late_ranks(here: Here) -> None:
     def call() -> Any:
         return context_parallel_attention(q, k, v, Dense(), here.late, timeout=0.3)
 
-    refused(CollectiveError, "agreement on context_parallel_attention: rank 1: no word within 0.3 s", call)
+    refused(CollectiveError, "agreement on context_parallel_attention: rank 1: no message within 0.3 s", call)
     if rank == 0:
         dist.send(waiting, group=here.pair, group_dst=1)
     assert time.monotonic() - began < 60
@@ -514,13 +514,13 @@ def dtensors(here: Here) -> None:
         for name, each in found.items():
             close(name, each.full_tensor().detach(), right[name])
     whole_everywhere = [distribute_tensor(tensor, mesh, [Replicate()]) for tensor in tensors]
-    refused(ArgumentError, "q: is placed (Replicate(),)", lambda: call(*whole_everywhere, Causal()))
+    refused(ArgumentError, "q: has placements (Replicate(),)", lambda: call(*whole_everywhere, Causal()))
     by_dim = [distribute_tensor(tensor, mesh, [Shard(3)]) for tensor in tensors]
-    refused(ArgumentError, "q: is placed (Shard(dim=3),)", lambda: call(*by_dim, Causal()))
+    refused(ArgumentError, "q: has placements (Shard(dim=3),)", lambda: call(*by_dim, Causal()))
     mixed = [parts[0], distribute_tensor(tensors[1], mesh, [Shard(2)]), parts[2]]
-    refused(ArgumentError, "k: is placed (Shard(dim=2),)", lambda: call(*mixed, Causal()))
+    refused(ArgumentError, "k: has placements (Shard(dim=2),)", lambda: call(*mixed, Causal()))
     refused(
-        ArgumentError, "k: is Tensor, and others are DTensors", lambda: call(parts[0], tensors[1], parts[2], Causal())
+        ArgumentError, "k: is Tensor, but others are DTensors", lambda: call(parts[0], tensors[1], parts[2], Causal())
     )
 
 
@@ -540,7 +540,7 @@ def dtensors_of_two_dimensions(here: Here) -> None:
             close("out", out.full_tensor(), right)
     refused(
         ArgumentError,
-        "mesh_or_group: is another one",
+        "mesh_or_group: differs from",
         lambda: context_parallel_attention(*parts, Causal(), mesh["tp"]),
     )
 
@@ -634,5 +634,5 @@ def keys_in_shared_memory(here: Here) -> None:
     q.requires_grad_()
     call = context_parallel_attention
     refused(
-        ArgumentError, "k: is of shared_keys", lambda: call(q, shared_k, shared_v, Dense(), here.pair, symmetric=True)
+        ArgumentError, "k: is from shared_keys", lambda: call(q, shared_k, shared_v, Dense(), here.pair, symmetric=True)
     )

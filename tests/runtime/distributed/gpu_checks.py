@@ -300,7 +300,7 @@ def errors(group: Any) -> None:
     try:
         context_parallel_attention(q, k, v, SlidingWindow(10), group, timeout=1.0)
     except CollectiveError as error:
-        assert error.ranks == (1,) and "no word within 1 s" in str(error), str(error)
+        assert error.ranks == (1,) and "no message within 1 s" in str(error), str(error)
     else:
         raise AssertionError("a late rank")
     if rank != 1:

@@ -175,5 +175,5 @@ def test_sinks_of_all_heads_beside_dtensors_of_some() -> None:
 
 def test_lists_of_a_rank_keep_their_numbers() -> None:
     every = TopK(torch.arange(8, dtype=torch.int32).view(1, 1, 4, 2))
-    with pytest.raises(ArgumentError, match="rank: is 2, expected one of 2"):
+    with pytest.raises(ArgumentError, match="rank: is 2, expected an integer from 0 to 1"):
         local_lists(every, Layout.zigzag(2), 2)

@@ -83,7 +83,7 @@ def test_keys_that_later_calls_write_to_have_no_gradients(monkeypatch: pytest.Mo
     state = SimpleNamespace(memory={(symmetric.KEYS, first.whole.here.shape): first.whole})
     monkeypatch.setattr(symmetric, "state_of", lambda group: state)
     group: Any = None
-    with pytest.raises(ArgumentError, match="k: is of shared_keys"):
+    with pytest.raises(ArgumentError, match="k: is from shared_keys"):
         check_not_kept(first.whole.here[0], group)
     check_not_kept(first.k, group)
 

@@ -296,7 +296,7 @@ def test_what_is_chosen_is_a_line_of_the_log(
     problem = {"heads": 16, "q_len": 8192, "kv_len": 8192}
     with caplog.at_level(logging.DEBUG, "sparse_kernel_codegen"):
         loading.load_kernel("h100_topk32")
-        assert caplog.records == [], "nothing is chosen"
+        assert caplog.records == [], "without choices"
         fields = {"op": "attention", "arch": "sm_90a", "dtype": "fp16", "head_dim": 128, "pattern": {"kind": "causal"}}
         loading.load_kernel(fields, problem)
     (record,) = caplog.records

@@ -259,7 +259,7 @@ def test_indices_beyond_an_end_are_that_ends() -> None:
     ("values", "aux", "told"),
     [
         ({}, {"t": torch.ones(2, 3)}, r"values: has no q_idx"),
-        ({"q_idx": 1}, {}, "aux: has no t, which the expression has"),
+        ({"q_idx": 1}, {}, "aux: has no t, which the expression uses"),
         ({"q_idx": 1}, {"t": torch.ones(2, 4)}, r"aux: t has the shape \(2, 4\), expected fp32\[q_len, 3\]"),
         ({"q_idx": 1}, {"t": torch.ones(3)}, r"aux: t has the shape \(3,\), expected fp32\[q_len, 3\]"),
         ({"q_idx": 1}, {"t": torch.ones(0, 3)}, r"aux: t has the shape \(0, 3\)"),

@@ -22,46 +22,46 @@ from runtime.expressions.trace import trace_mask, trace_score  # noqa: E402
 
 TABLE, ONE = torch.ones(BATCH, LENGTH, dtype=torch.int64), torch.tensor([3])
 REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
-    "and": (lambda b, h, q, k: q > k and q > 3, r"asks whether a value is true.* &, \|, ~"),
-    "not": (lambda b, h, q, k: not q > k, "asks whether a value is true"),
-    "chain": (lambda b, h, q, k: 0 <= q - k < 5, "asks whether a value is true.* a < b < c"),
+    "and": (lambda b, h, q, k: q > k and q > 3, r"tests a value for truth.* &, \|, ~"),
+    "not": (lambda b, h, q, k: not q > k, "tests a value for truth"),
+    "chain": (lambda b, h, q, k: 0 <= q - k < 5, "tests a value for truth.* a < b < c"),
     "min": (lambda b, h, q, k: min(q, k) > 3, "torch.minimum"),
-    "in": (lambda b, h, q, k: q in (1, 2), "asks whether a value is true"),
+    "in": (lambda b, h, q, k: q in (1, 2), "tests a value for truth"),
     "item": (lambda b, h, q, k: q - k < ONE.item(), "calls item.*reads a value now.*without dims"),
-    "list": (lambda b, h, q, k: [1, 2][q] == k, "asks for an integer.*captured tensor"),
-    "range": (lambda b, h, q, k: [one for one in range(q)], "asks for an integer"),
-    "math": (lambda b, h, q, k: math.exp(q) > 1, "asks for a float.*torch.exp for math.exp"),
-    "int": (lambda b, h, q, k: int(q / 2) > k, r"asks for an integer.*x.long\(\)"),
+    "list": (lambda b, h, q, k: [1, 2][q] == k, "needs a Python integer.*captured tensor"),
+    "range": (lambda b, h, q, k: [one for one in range(q)], "needs a Python integer"),
+    "math": (lambda b, h, q, k: math.exp(q) > 1, "needs a Python float.*torch.exp for math.exp"),
+    "int": (lambda b, h, q, k: int(q / 2) > k, r"needs a Python integer.*x.long\(\)"),
     "round": (lambda b, h, q, k: torch.floor(q / 2) > k, "calls floor, which rounds"),
-    "unknown": (lambda b, h, q, k: torch.erfinv(q) > 1, "calls erfinv, which a kernel does not have"),
-    "loop": (lambda b, h, q, k: sum(q == one for one in TABLE[0]) > 0, "calls unbind, which a kernel does not have"),
+    "unknown": (lambda b, h, q, k: torch.erfinv(q) > 1, "calls erfinv, which kernels do not support"),
+    "loop": (lambda b, h, q, k: sum(q == one for one in TABLE[0]) > 0, "calls unbind, which kernels do not support"),
     "complex": (lambda b, h, q, k: q * 1j, "calls mul with 1j, expected a number"),
     "relu": (lambda b, h, q, k: torch.nn.functional.relu(q, inplace=True), "calls relu .*'inplace'"),
-    "computed": (lambda b, h, q, k: (TABLE * 2)[b, q] > 0, "computes with TABLE, a tensor .* compute before"),
-    "random": (lambda b, h, q, k: torch.rand(()) > 0.5, "calls rand, which a kernel does not have"),
+    "computed": (lambda b, h, q, k: (TABLE * 2)[b, q] > 0, "computes with TABLE, a tensor .* compute outside"),
+    "random": (lambda b, h, q, k: torch.rand(()) > 0.5, "calls rand, which kernels do not support"),
     "in place": (lambda b, h, q, k: (q > k).logical_and_(q > 3), "calls logical_and_, which writes in place"),
     "write": (lambda b, h, q, k: TABLE.__setitem__((0, 0), 1), "writes in place"),
-    "out": (lambda b, h, q, k: torch.add(q, k, out=TABLE) > 3, "calls add with other arguments.*'out'"),
+    "out": (lambda b, h, q, k: torch.add(q, k, out=TABLE) > 3, "calls add with arguments that kernels do not.*'out'"),
     "slice": (lambda b, h, q, k: TABLE[b, :][q] > 0, "indexes TABLE with slice"),
     "none": (lambda b, h, q, k: TABLE[None, b, q] > 0, r"has 3 indices of TABLE, which is int64\[2, 60\]"),
-    "tensor index": (lambda b, h, q, k: TABLE[b, ONE] > 0, r"indexes TABLE with a tensor of the shape \(1,\)"),
+    "tensor index": (lambda b, h, q, k: TABLE[b, ONE] > 0, r"indexes TABLE with a tensor of shape \(1,\)"),
     "truth index": (lambda b, h, q, k: TABLE[b, q > k] > 0, "an index of TABLE is bool, expected int"),
     "beyond": (lambda b, h, q, k: TABLE[b, 60] > 0, "has the index 60 in a dim of 60"),
-    "row": (lambda b, h, q, k: TABLE[b] > 0, r"computes with a row of the shape \(60,\): index all its dims"),
-    "whole": (lambda b, h, q, k: q < ONE, r"computes with ONE, a tensor of the shape \(1,\): index it first"),
+    "row": (lambda b, h, q, k: TABLE[b] > 0, r"computes with a row of shape \(60,\): index all its dims"),
+    "whole": (lambda b, h, q, k: q < ONE, r"computes with ONE, a tensor of shape \(1,\): index it first"),
     "value indexed": (lambda b, h, q, k: q[0] > k, "indexes a value"),
     "dtype": (lambda b, h, q, k: TABLE_64[q] > 0, "torch.float64 .TABLE_64., expected one of torch.int32"),
     "five dims": (lambda b, h, q, k: DEEP[b] > 0, r"DEEP.* of the shape \(1, 1, 1, 1, 1\)"),
     "half": (lambda b, h, q, k: q.half() > 0, "calls half"),
-    "to half": (lambda b, h, q, k: q.to(torch.float16) > 0, "makes a torch.float16 of a value; torch.bool, "),
+    "to half": (lambda b, h, q, k: q.to(torch.float16) > 0, "torch.float16; expected one of torch.bool, "),
     "zero": (lambda b, h, q, k: q // 0 > k, "// divides by zero"),
     "float //": (lambda b, h, q, k: q // 2.0 > k, "// takes integers, but got int, float"),
     "trunc": (lambda b, h, q, k: torch.div(q, 2, rounding_mode="trunc") > k, "rounding_mode 'trunc'"),
     "shift": (lambda b, h, q, k: q >> k > 1, ">> takes a number of bits"),
-    "power": (lambda b, h, q, k: q**k > 1, "raises to a power that is no number"),
+    "power": (lambda b, h, q, k: q**k > 1, "raises to a variable power"),
     "huge": (lambda b, h, q, k: q > 1 << 70, "an integer of more than 64 bits"),
-    "made": (lambda b, h, q, k: torch.tensor([1, 2])[q] > k, "makes a tensor of several numbers"),
-    "sized": (lambda b, h, q, k: q.new_ones(3) > k, "makes a tensor with dims"),
+    "made": (lambda b, h, q, k: torch.tensor([1, 2])[q] > k, "creates a tensor of several numbers"),
+    "sized": (lambda b, h, q, k: q.new_ones(3) > k, "creates a tensor with dims"),
     "own error": (lambda b, h, q, k: {}["no key"], "raises KeyError: 'no key'"),
     "attribute": (lambda b, h, q, k: q.no_such > 1, "raises AttributeError.*no_such"),
 }
@@ -86,7 +86,7 @@ def test_a_condition_names_its_line_not_the_functions() -> None:
         return score * 2
 
     line = score_mod.__code__.co_firstlineno + 2
-    with pytest.raises(ArgumentError, match=re.escape(f"score_mod: {__file__}:{line} (if far > 3:): asks whether")):
+    with pytest.raises(ArgumentError, match=re.escape(f"score_mod: {__file__}:{line} (if far > 3:): tests a value")):
         trace_score(score_mod)
 
 
@@ -96,7 +96,7 @@ def test_augmented_assignment_is_refused() -> None:
         seen &= kv_idx > 3
         return seen
 
-    with pytest.raises(ArgumentError, match=r"\(seen &= kv_idx > 3\): calls .*x = x \+ y works"):
+    with pytest.raises(ArgumentError, match=r"\(seen &= kv_idx > 3\): calls .*use x = x \+ y"):
         trace_mask(mask)
 
 
@@ -113,7 +113,7 @@ def test_the_line_is_the_masks_behind_and_masks() -> None:
         (lambda b, h, q_idx: q_idx > 1, "raises TypeError: .*called with batch, head, q_idx, kv_idx"),
         (lambda b, h, q_idx, kv_idx: q_idx, "returns a value of type int, expected bool: compare it"),
         (lambda b, h, q_idx, kv_idx: None, "returns None, expected a value"),
-        (lambda b, h, q_idx, kv_idx: TABLE, "computes with .*, a tensor of the shape"),
+        (lambda b, h, q_idx, kv_idx: TABLE, "computes with .*, a tensor of shape"),
         (lambda b, h, q_idx, kv_idx: functools.reduce(lambda x, _: x + x, range(99), q_idx) > 1, "more than 1000"),
     ],
 )
@@ -123,7 +123,7 @@ def test_what_a_function_is_and_returns(mask: Any, told: str) -> None:
 
 
 def test_a_score_is_no_truth_value() -> None:
-    with pytest.raises(ArgumentError, match=r"returns a truth value.*torch.where\(mask, score"):
+    with pytest.raises(ArgumentError, match=r"returns a bool.*torch.where\(mask, score"):
         trace_score(lambda score, b, h, q_idx, kv_idx: score > 1)
 
 

@@ -219,7 +219,7 @@ def test_vllm_omnis_videos(geometry: dict[str, Any]) -> None:
             {"pattern": {"kind": "video_window"}, "latent_shape": (3, 9, 8), "patch_size": (1, 2, 2)},
         ),
         (
-            r"params\['latent_shape'\].*of all samples",
+            r"params\['latent_shape'\].*for all samples",
             {"pattern": {"kind": "video_window"}, "latent_shape": [[3, 8, 8], [2, 8, 8]], "patch_size": (1, 1, 1)},
         ),
         ("has fields", {"pattern": {"kind": "video_window", "grid": [3, 8, 8]}}),

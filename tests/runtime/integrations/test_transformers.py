@@ -247,7 +247,7 @@ def test_calls_that_are_refused(argument: str, changes: dict[str, Any]) -> None:
 
 def test_a_mask_of_another_call_is_refused() -> None:
     mask = MaskInterface(masking_utils)(batch_size=1, q_length=8, kv_length=9, q_offset=1, device="cpu")
-    with pytest.raises(ArgumentError, match="attention_mask: is of 8 queries and 9 keys, the call has 8 and 8"):
+    with pytest.raises(ArgumentError, match="attention_mask: has 8 queries and 9 keys, the call has 8 and 8"):
         layer(attention_mask=mask)
 
 

@@ -79,7 +79,7 @@ def test_a_tensor_may_extend_as_far_as_offsets_reach() -> None:
     far = torch.empty_strided((2, 3, 8), (2**20, 8, 1), dtype=torch.float16, device="meta")
     extent = 2 * (2**20 + 2 * 8 + 8)
     check_extent("k", far, extent)
-    with pytest.raises(ArgumentError, match=f"k: extends over {extent} bytes, this kernel reaches {extent - 1}"):
+    with pytest.raises(ArgumentError, match=f"k: extends over {extent} bytes, but this kernel reaches {extent - 1}"):
         check_extent("k", far, extent - 1)
     check_extent("k", half(1, 2, 8).expand(5, 2, 8), 32)
 
@@ -140,7 +140,7 @@ def test_scales_that_do() -> None:
 def test_sizes_that_32_bits_can_number() -> None:
     check_size("k", (2**30, 1))
     with pytest.raises(
-        ArgumentError, match=r"k: has shape \(1, 1073741825\), with a dimension over 2\^30 = 1073741824"
+        ArgumentError, match=r"k: has shape \(1, 1073741825\), with a dimension above 2\^30 = 1073741824"
     ):
         check_size("k", (1, 2**30 + 1))
 

@@ -29,7 +29,7 @@ from torch.nn.attention import flex_attention as flex  # noqa: E402
 
 from codegen.patterns.block_lists import expression_of  # noqa: E402
 from runtime import create_block_mask  # noqa: E402
-from runtime.convert.blocks import map_of  # noqa: E402
+from runtime.block_maps import map_of  # noqa: E402
 from runtime.errors import ArgumentError  # noqa: E402
 from runtime.ops import block_mask as ops  # noqa: E402
 from runtime.patterns import BlockLists  # noqa: E402
@@ -80,7 +80,7 @@ def check(pattern: BlockLists, batch: int, heads: int, q_len: int, kv_len: int) 
         ({"stages": 2}, "stages: is 2"),
         ({"mma": "wmma"}, "mma: wmma is not possible here"),
         ({"pattern": {"kind": "causal"}}, "pattern.kind: is causal; allowed: block_lists"),
-        ({"pattern": {**LISTS, "mask": "causal"}}, "pattern.mask: is no expression"),
+        ({"pattern": {**LISTS, "mask": "causal"}}, "pattern.mask: is not an expression"),
         ({"pattern": {**LISTS, "mask": "q_idx < 0"}}, "pattern.mask: .*it hides every pair"),
     ],
 )
@@ -195,11 +195,11 @@ def test_an_operator_without_values() -> None:
         ({"Q_LEN": 1.5}, "Q_LEN: is 1.5"),
         ({"KV_LEN": 2**31}, "KV_LEN: is 2147483648"),
         ({"KV_LEN": None}, "KV_LEN: is None"),
-        ({"B": None}, "B: is None, and the mask depends on the batch: pass the number of them"),
+        ({"B": None}, "B: is None, but the mask depends on the batch: pass their number"),
         ({"BLOCK_SIZE": 256}, "BLOCK_SIZE: is 256, expected a number or .*128"),
         ({"BLOCK_SIZE": (128, 100)}, r"BLOCK_SIZE: is \(128, 100\), expected"),
         ({"mask_mod": "causal"}, "mask_mod: is 'causal': .*causal"),
-        ({"mask_mod": lambda b, h, q, k: q, "aux": None}, "mask: its value is int"),
+        ({"mask_mod": lambda b, h, q, k: q, "aux": None}, "mask: its type is int"),
         ({"mask_mod": 3}, "mask_mod: is int, expected a function or an expression"),
         ({"aux": {}}, "mask_mod: .*doc"),
         ({"aux": {"doc": torch.zeros(9, 64, dtype=torch.int32)}}, r"aux\['doc_kv'\]: has shape \(9, 64\)"),
@@ -208,7 +208,7 @@ def test_an_operator_without_values() -> None:
         ({"separate_full_blocks": False}, "separate_full_blocks: is False, expected True"),
         ({"compute_dq_write_order": True}, "compute_dq_write_order: is True, expected False"),
         ({"dq_kv_order": False}, "dq_kv_order: is False, expected True"),
-        ({"block": (64, 64), "BLOCK_SIZE": 64}, "block: is given beside BLOCK_SIZE"),
+        ({"block": (64, 64), "BLOCK_SIZE": 64}, "block: was passed together with BLOCK_SIZE"),
         ({"blocks": (64, 64)}, "blocks: is not an argument"),
     ],
 )

@@ -53,7 +53,7 @@ def test_a_matrix_of_more_rows_than_32_bits_can_number() -> None:
     rows = 2**20  # of blocks that are not stored
     parts = (torch.zeros(2**10 + 2, dtype=torch.int32), torch.zeros(0, dtype=torch.int32), torch.zeros(0, rows, 4))
     a = torch.sparse_bsr_tensor(*parts, size=(2**30 + rows, 4), check_invariants=False)
-    with pytest.raises(ArgumentError, match=r"a: has shape \(1074790400, 4\), with a dimension over 2\^30"):
+    with pytest.raises(ArgumentError, match=r"a: has shape \(1074790400, 4\), with a dimension above 2\^30"):
         check_structure("a", a, BlockShape.model_construct(rows=rows, cols=4), CPU)
 
 
@@ -67,8 +67,8 @@ def test_values_of_another_type_or_with_a_gradient() -> None:
 @pytest.mark.parametrize(
     ("crow", "col", "message"),
     [
-        ([0, 2, 1, 3], [0, 1, 2], r"b\.crow_indices\(\): must rise from 0 to the number of stored blocks, 3"),
-        ([0, 1, 2, 2], [0, 1, 2], r"b\.crow_indices\(\): must rise"),
+        ([0, 2, 1, 3], [0, 1, 2], r"b\.crow_indices\(\): must ascend from 0 to the number of stored blocks, 3"),
+        ([0, 1, 2, 2], [0, 1, 2], r"b\.crow_indices\(\): must ascend"),
         ([0, 1, 2, 3], [0, 3, 2], r"b\.col_indices\(\): ranges from 0 to 3, allowed: 0 to 2"),
         ([0, 1, 2, 3], [0, -1, 2], r"b\.col_indices\(\): ranges from -1 to 2"),
         ([0, 1, 3, 3], [2, 1, 0], r"b\.col_indices\(\): does not rise in block row 1"),

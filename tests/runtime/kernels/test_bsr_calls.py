@@ -433,7 +433,7 @@ WIDE = dense(192, 256)
         (True, {"c": dense(192, 128), "beta": float("nan")}, "beta: is nan, expected a finite float32"),
         (True, {"c": dense(192, 128), "beta": 1e39}, r"beta: is 1e\+39, expected a finite float32"),
         (True, {"c": dense(192, 128), "beta": "1"}, "beta: is str, expected a number"),
-        (True, {"c": WIDE[:, :128], "out": WIDE[:, 64:192]}, "c: overlaps out; it may be out itself"),
+        (True, {"c": WIDE[:, :128], "out": WIDE[:, 64:192]}, "c: overlaps out; it must be out itself"),
         (True, {"c": WIDE[:96].view(192, 128), "out": WIDE[:, :128]}, "c: overlaps out"),
     ],
 )
@@ -517,7 +517,7 @@ def test_what_is_wrong_with_an_order(make: Make, order: Any, message: str) -> No
 
 PREPARED_BY: dict[str, tuple[dict[str, Any], str]] = {
     "nothing": ({"size": 16}, r"has no order of block rows"),
-    "cut": ({"size": 16, "scheduler": "dynamic"}, "has cut block rows"),
+    "cut": ({"size": 16, "scheduler": "dynamic"}, "has split block rows"),
     "gathered": (
         {"size": 16, "tile": {"m": 384, "n": 128, "k": 16}, "stages": 4},
         "has row clusters",
@@ -568,7 +568,7 @@ def test_what_is_prepared_stays_with_other_values(make: Make) -> None:
     assert kernel._loaded.launches[0]["a"] == other.matrix.values().data_ptr()
     with pytest.raises(ArgumentError, match=r"values: has shape \(2, 64, 64\), expected \(3, 64, 64\)"):
         prepared.with_values(dense(2, 64, 64))
-    with pytest.raises(ArgumentError, match="values: is on meta, the matrix is on cpu"):
+    with pytest.raises(ArgumentError, match="values: is on meta, but the matrix is on cpu"):
         prepared.with_values(dense(3, 64, 64).to("meta"))
     with pytest.raises(ArgumentError, match=r"values: is list, expected a torch\.Tensor"):
         prepared.with_values([1.0])
@@ -787,10 +787,14 @@ def test_a_matrix_that_cannot_be_gathered(make: Make) -> None:
     kernel = make(**GATHERED)
     for crow, blocks in (([0, 2, 1], 1), ([0, 1, 1], 2), ([1, 2, 3], 3)):
         a = matrix(crow, [0] * blocks, size=16)
-        with pytest.raises(ArgumentError, match=r"a.crow_indices\(\): must rise from 0 to the number of stored blocks"):
+        with pytest.raises(
+            ArgumentError, match=r"a.crow_indices\(\): must ascend from 0 to the number of stored blocks"
+        ):
             kernel.prepare(a)
         prepared = kernel.prepare(matrix([0, blocks, blocks], [0] * blocks, size=16))
-        with pytest.raises(ArgumentError, match=r"a.crow_indices\(\): must rise from 0 to the number of stored blocks"):
+        with pytest.raises(
+            ArgumentError, match=r"a.crow_indices\(\): must ascend from 0 to the number of stored blocks"
+        ):
             kernel(replace(prepared, matrix=a), dense(48, 128), validate=True)
     other = matrix([0, 1], [0], size=32)
     prepared = make(**GATHERED | {"size": 32, "tile": {"m": 384, "n": 128, "k": 32}, "stages": 3}).prepare(other)
@@ -923,7 +927,7 @@ def test_nothing_is_packed_where_nothing_is_stored(make: Make) -> None:
     [
         (
             lambda order: order.chunks,
-            r"another kernel: it has block rows by length, bsr_spmm_\w+ takes cut block rows",
+            r"another kernel: it has block rows by length, bsr_spmm_\w+ takes split block rows",
         ),
         (lambda order: order._replace(chunks=order.chunks[1:]), r"row_order.chunks: is torch.int32 \(3, 4\)"),
         (lambda order: order._replace(total=order.total.long()), "row_order.total: is torch.int64"),
@@ -1005,7 +1009,9 @@ def test_what_is_wrong_with_an_index(make: Make, change: dict[str, Any], message
 @pytest.mark.parametrize("crow", [[0, 1, 1, 5], [0, 1, 1, 2], [1, 1, 1, 3], [0, 2, 1, 3]])
 def test_row_pointers_are_validated_before_blocks_are_listed_by_column(make: Make, crow: list[int]) -> None:
     kernel = make(transpose_a=True)
-    with pytest.raises(ArgumentError, match=r"a\.crow_indices\(\): must rise from 0 to the number of stored blocks, 3"):
+    with pytest.raises(
+        ArgumentError, match=r"a\.crow_indices\(\): must ascend from 0 to the number of stored blocks, 3"
+    ):
         kernel(matrix(crow, [2, 0, 1]), dense(192, 128), validate=True)
     assert not kernel._loaded.launches
 

@@ -404,7 +404,7 @@ def test_keys_and_values_that_numbers_of_chunks_do_not_reach(kernel: Any, name: 
     tensors = dict(zip("qkv", qkv(), strict=True))
     shape = tensors[name].shape
     tensors[name] = torch.empty_strided(shape, (2**36, 2**35, shape[3], 1), dtype=torch.float16, device="meta")
-    with pytest.raises(ArgumentError, match=rf"{name}: extends over \d+ bytes, this kernel reaches 68719476736"):
+    with pytest.raises(ArgumentError, match=rf"{name}: extends over \d+ bytes, but this kernel reaches 68719476736"):
         call(**tensors)
     assert not driver.launches
 
@@ -482,7 +482,7 @@ def shifted(t: Any) -> Any:
         (
             "kv_indices",
             lambda t: t.fill_(64),
-            r"kv_indices: is 64 at batch 0, head 0, row 0, column 0; allowed: 0 to 63, and -1 behind",
+            r"kv_indices: is 64 at batch 0, head 0, row 0, column 0; allowed: 0 to 63, and -1 after",
         ),
         ("kv_indices", lambda t: t.fill_(-2), r"kv_indices: is -2 at batch 0, head 0, row 0, column 0; allowed"),
         ("kv_indices", holed, "kv_indices: is -1 at batch 1, head 2, row 3, column 30, and block 0 follows"),
@@ -539,7 +539,7 @@ def test_entries_behind_the_count_of_a_list_are_not_checked(kernel: Any) -> None
     with pytest.raises(ArgumentError, match="kv_num_blocks: is 3 at batch 0, head 0, row 0; allowed: 0 to 2"):
         call(q, k, v, counts * 3, lists, validate=True)
     lists[..., 0] = 98
-    counted = "allowed: 0 to 1 in the blocks that kv_num_blocks counts"
+    counted = "allowed: 0 to 1 in the first kv_num_blocks entries"
     with pytest.raises(ArgumentError, match=f"kv_indices: is 98 at batch 0, head 0, row 0, column 0; {counted}"):
         call(q, k, v, counts, lists, validate=True)
     with pytest.raises(ArgumentError, match="full_kv_num_blocks and full_kv_indices: belong together"):
@@ -794,7 +794,7 @@ def test_heads_of_fewer_elements_are_told_to_the_kernel(kernel: Any, monkeypatch
     [
         ("h100_dense", 12, r"q: has shape .*12\), expected \(.*, head_dim 128 or a multiple of 8 below it\)$"),
         ("h100_dense", 136, r"q: has shape \(1, 2, 64, 136\), expected"),
-        ("l4_dense", 64, r"head_dim 128\); a kernel whose spec says pad_heads: true takes fewer$"),
+        ("l4_dense", 64, r"head_dim 128\); kernels with pad_heads: true accept smaller values$"),
         ("l4_dense", 192, r"q_len, head_dim 128\)$"),
     ],
 )
@@ -845,7 +845,13 @@ def test_every_kernel_gets_all_that_it_takes(kernel: Any, monkeypatch: pytest.Mo
     q, k, v = (torch.zeros(1, h, length, spec.head_dim).half() for h in (2 * packed * kv_heads, kv_heads, kv_heads))
     q, k, v = (t.to(arguments.TORCH_DTYPES[spec.dtype]) for t in (q, k, v))
     (q, k, v), scales = as_given(spec, q, k, v)
-    sizes: dict[Any, int] = {"batch": 1, "heads": 1, "query_blocks": -(-length // block.q) if block else 0, "any": 3}
+    sizes: dict[Any, int] = {
+        "batch": 1,
+        "heads": 1,
+        "query_blocks": -(-length // block.q) if block else 0,
+        "any": 3,
+        "bounds": 4,
+    }
     indices = [torch.zeros([sizes.get(n, n) for n in t.dims], dtype=torch.int32) for t in call.spec.index_tensors]
     sink = torch.zeros(q.shape[1]) if spec.sink else None
     out, aux = torch.zeros(q.shape, dtype=arguments.TORCH_DTYPES[call.compiled.plan.output]), looked_up(spec, q)
@@ -854,13 +860,15 @@ def test_every_kernel_gets_all_that_it_takes(kernel: Any, monkeypatch: pytest.Mo
     assert (found if not spec.lse else found[0]) is out
     *before, (grid, _, launched) = driver.launches
     assert [parameters for *_, parameters in before] == [launched] * (call.compiled.plan.prologue is not None)
+    tile_queries, sequences = call.compiled.plan.tile_queries, 3 if spec.layout == "varlen" else 0
+    tiles = length // tile_queries + sequences if sequences else -(-length // tile_queries)
     wanted: dict[str, Any] = {
         "q_len": length,
         "kv_len": length,
         "heads": 2 * kv_heads,
         "heads_per_kv_head": 2,
-        "query_tiles": -(-length // call.compiled.plan.tile_queries),
-        "tiles": 2 * kv_heads * -(-length // call.compiled.plan.tile_queries),
+        "query_tiles": tiles,
+        "tiles": 2 * kv_heads * tiles,
         "scale_log2": pytest.approx(math.log2(math.e) / math.sqrt(spec.head_dim)),
         **{t.name: tensor.data_ptr() for t, tensor in zip(call.spec.index_tensors, indices, strict=True)},
         **({"sink": sink.data_ptr()} if sink is not None else {}),
@@ -923,7 +931,7 @@ def test_lists_are_padded_at_their_end_and_nowhere_else(kernel: Any, named: Any)
     for name in indices.keys() & {"kv_indices", "full_kv_indices"}:
         lists = indices[name]
         lists[1, 1, 1, 0] = -1
-        why = r"; allowed: 0 to \d in the blocks that \w+ counts" if counted else ", and block 0 follows: a list"
+        why = r"; allowed: 0 to \d in the first \w+ entries" if counted else ", and block 0 follows: -1 may only pad"
         with pytest.raises(ArgumentError, match=f"^{name}: is -1 at batch 1, head 1, row 1, column 0{why}"):
             call(*tensors, **indices, validate=True)
         lists[1, 1, 1] = -1  # an empty list
@@ -1172,8 +1180,8 @@ def test_gradients_take_the_window_of_the_forward(kernel: Any, which: str) -> No
         call(q, k, v, **rows)
 
 
-WINDOW = r"expected \(left, right\): keys before and after a query's own, each 0 to 16777216$"
-SINKS = r"expected the keys at the beginning that every later query sees, 0 to 16777216$"
+WINDOW = r"expected \(left, right\): keys before and after the query's own position, each 0 to 16777216$"
+SINKS = r"expected the number of initial keys that every later query sees, 0 to 16777216$"
 
 
 @pytest.mark.parametrize(

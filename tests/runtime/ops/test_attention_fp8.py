@@ -1,15 +1,15 @@
-"""block_sparse_attention with operands in FP8: what reaches the kernel, what is added to the LSE, what is refused."""
+"""block_sparse_attention_fp8: what reaches the kernel, what is added to the LSE, what is refused."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from runtime import block_sparse_attention  # noqa: E402
+from runtime import block_sparse_attention, block_sparse_attention_fp8  # noqa: E402
 from runtime.errors import ArgumentError  # noqa: E402
 from runtime.kernels.attention import AttentionResult  # noqa: E402
 from runtime.ops import attention_checks, attention_fp8, attention_launches  # noqa: E402
@@ -61,22 +61,22 @@ def smoothed(**changes: Any) -> QuantizedAttention:
 def test_the_kernel_gets_codes_and_scales(kernel: Kernel) -> None:
     given = operands()
     lists = torch.zeros(1, 1, 3, 2, dtype=torch.int32)
-    out = block_sparse_attention(given, TopK(lists, block=(128, 128)))
+    out = block_sparse_attention_fp8(given, TopK(lists, block=(128, 128)))
     assert out.dtype == torch.bfloat16 and out.shape == given.q.shape
     assert [x is y for x, y in zip(kernel.given, (given.q, given.k, given.v_t, lists), strict=True)] == [True] * 4
     assert all(kernel.named[name] is getattr(given, name) for name in ("q_scale", "k_scale", "v_scale"))
     assert kernel.named["scale"] is None and kernel.named["validate"] is False
     into = torch.ones_like(out)
-    assert block_sparse_attention(given, pattern=Dense(), k=None, out=into) is into and not into.any()
+    assert block_sparse_attention_fp8(given, pattern=Dense(), out=into) is into and not into.any()
 
 
 @pytest.mark.parametrize("scale", [None, 0.3])
 def test_the_mean_of_k_comes_back_into_the_lse(kernel: Kernel, scale: float | None) -> None:
     given = smoothed()
-    found = block_sparse_attention(given, Causal(), scale=scale, return_lse=True)
+    found = block_sparse_attention_fp8(given, Causal(), scale=scale, return_lse=True)
     assert given.mean_logits is not None
     assert torch.allclose(found.lse, LSE + (scale or 64**-0.5) * given.mean_logits)
-    plain = block_sparse_attention(operands(), Causal(), scale=scale, return_lse=True)
+    plain = block_sparse_attention_fp8(operands(), Causal(), scale=scale, return_lse=True)
     assert bool((plain.lse == LSE).all())
 
 
@@ -86,10 +86,8 @@ def test_the_mean_of_k_comes_back_into_the_lse(kernel: Kernel, scale: float | No
         (smoothed(), {"softcap": 30.0}, "softcap: is given, but k is without its mean"),
         (smoothed(), {"score": "score * 2.0"}, "score: is given, but k is without its mean"),
         (smoothed(), {"sink": torch.zeros(2)}, "sink: is given, but k is without its mean"),
-        (operands(), {"v": torch.zeros(1)}, "v: is given beside operands in FP8"),
-        (operands(), {"pattern": Dense()}, "k: is given beside operands in FP8: pass the pattern alone"),
         (operands(), {"scale": 0.0}, "scale: is 0.0"),
-        (operands(), {"pattern": "causal", "k": None}, "pattern: is 'causal', expected"),
+        (operands(), {"pattern": "causal"}, "pattern: is 'causal', expected"),
         (operands(q_scale=torch.ones(1, 2, 2)), {}, r"q_scale: has shape \(1, 2, 2\), expected"),
         (operands(k_scale=torch.ones(1, 1, 3)), {}, r"k_scale: has shape \(1, 1, 3\), expected"),
         (operands(v_scale=torch.ones(1, 2, 32)), {}, r"v_scale: has shape \(1, 2, 32\), expected"),
@@ -114,10 +112,28 @@ def test_the_mean_of_k_comes_back_into_the_lse(kernel: Kernel, scale: float | No
     ],
 )
 def test_what_is_refused(kernel: Kernel, given: Any, named: dict[str, Any], message: str) -> None:
-    arguments = {"k": Dense(), **named}
+    arguments = {"pattern": Dense(), **named}
     with pytest.raises(ArgumentError, match=rf"^{message}"):
-        block_sparse_attention(given, **arguments)
+        block_sparse_attention_fp8(given, **arguments)
     assert not hasattr(kernel, "given")
+
+
+def test_the_former_call_warns(kernel: Kernel) -> None:
+    given, call = operands(), cast("Any", block_sparse_attention)
+    into = torch.ones(1, 2, 300, 64).bfloat16()
+    for former in ({"k": Causal()}, {"k": None, "pattern": Causal()}):
+        with pytest.warns(DeprecationWarning, match=r"block_sparse_attention_fp8\(operands, pattern"):
+            assert call(given, **former, out=into.fill_(1), return_lse=True).out is into
+        assert not into.any()
+    for more, message in (({"v": given.q}, "v"), ({"pattern": Dense()}, "k")):
+        with pytest.raises(ArgumentError, match=f"^{message}: is given beside operands in FP8"):
+            call(given, Causal(), **more)
+
+
+def test_operands_are_quantized_ones(kernel: Kernel) -> None:
+    call: Any = block_sparse_attention_fp8
+    with pytest.raises(ArgumentError, match=r"^operands: is Tensor, expected a QuantizedAttention: quantize_attention"):
+        call(operands().q, Causal())
 
 
 def arguments(given: QuantizedAttention, pattern: Any) -> tuple[Any, ...]:
@@ -149,7 +165,7 @@ def test_compiled_code_has_one_operator(kernel: Kernel, made: Any) -> None:
         return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
 
     def call(given: QuantizedAttention) -> Any:
-        out, lse = block_sparse_attention(given, Causal(), return_lse=True, scale=0.5)
+        out, lse = block_sparse_attention_fp8(given, Causal(), return_lse=True, scale=0.5)
         return out * 2.0, lse + 1.0
 
     out, lse = torch.compile(call, fullgraph=True, backend=backend)(given)
@@ -158,7 +174,9 @@ def test_compiled_code_has_one_operator(kernel: Kernel, made: Any) -> None:
     (graph,) = graphs
     assert sum("block_sparse_attention_fp8" in str(node.target) for node in graph.graph.nodes) == 1
     into = torch.ones_like(exact)
-    written = torch.compile(lambda x, to: block_sparse_attention(x, Causal(), out=to), fullgraph=True, backend=backend)
+    written = torch.compile(
+        lambda x, to: block_sparse_attention_fp8(x, Causal(), out=to), fullgraph=True, backend=backend
+    )
     written(given, into)
     assert not into.any()
 
@@ -177,7 +195,7 @@ def test_scales_are_checked_on_request(kernel: Kernel, monkeypatch: pytest.Monke
         with pytest.raises(ArgumentError, match=rf"^{name}: has (0.0|nan), expected positive, finite numbers"):
             attention_fp8.check_scales({name: scales})
     attention_fp8.check_scales({"v_scale": torch.ones(1, 2, 64)})
-    block_sparse_attention(operands(), Dense(), validate=True)
+    block_sparse_attention_fp8(operands(), Dense(), validate=True)
     assert kernel.named["validate"] is True  # the kernel's own check
 
 

@@ -71,7 +71,7 @@ def test_hints_are_of_arguments_that_are_there() -> None:
         ("causal", r"is 'causal', expected an object of .*: write Causal\(\)$"),
         ("Sliding-Window", r"is 'Sliding-Window', .*: write SlidingWindow\(left, right\)$"),
         ("full", r".*: write Dense\(\)$"),
-        ("top_k", "is 'top_k', expected an object of runtime.patterns or a FlexAttention BlockMask$"),
+        ("top_k", "is 'top_k', expected an object of .*patterns or a FlexAttention BlockMask$"),
         (patterns.Causal, r"is the class Causal: write Causal\(\)$"),
         (None, r"is missing, expected an object of .*, such as Causal\(\)$"),
         (torch.ones(64, 64, dtype=torch.bool), r"is Tensor, .*from_token_mask\(mask\)"),

@@ -13,12 +13,13 @@ torch = pytest.importorskip("torch")
 import odd_values  # noqa: E402
 import oracle_kernel  # noqa: E402
 
+import runtime  # noqa: E402
 from runtime import convert, explain_attention, merge_attention, patterns, quantized_operands  # noqa: E402
 from runtime.errors import ArgumentError  # noqa: E402
 from runtime.kernels import arguments  # noqa: E402
 from runtime.kernels.attention import AttentionResult  # noqa: E402
 from runtime.ops import attention_checks, attention_fp8, attention_launches  # noqa: E402
-from runtime.ops.attention import block_sparse_attention  # noqa: E402
+from runtime.ops.attention import block_sparse_attention, block_sparse_attention_fp8  # noqa: E402
 from runtime.ops.attention_calls import Route  # noqa: E402
 from runtime.ops.quantize_attention import QuantizedAttention  # noqa: E402
 
@@ -45,7 +46,9 @@ def attend_learned(**arguments: Any) -> Any:
 
 
 def attend_fp8(*, options: dict[str, Any] | None = None, **fields: Any) -> Any:
-    return block_sparse_attention(QuantizedAttention(**fields), patterns.Dense(), return_lse=True, **(options or {}))
+    return block_sparse_attention_fp8(
+        QuantizedAttention(**fields), patterns.Dense(), return_lse=True, **(options or {})
+    )
 
 
 def attend_fp8_options(**options: Any) -> Any:
@@ -93,14 +96,22 @@ def top_k() -> Any:
 FUNCTIONS: odd_values.Functions = {
     "block_sparse_attention": (attend, lambda: qkv() | {"pattern": patterns.Causal()} | options()),
     "block_sparse_attention, learned": (attend_learned, lambda: qkv() | {"pattern": patterns.Causal()} | options()),
-    "block_sparse_attention, fp8": (attend_fp8, fp8_fields),
-    "block_sparse_attention, options of fp8": (attend_fp8_options, lambda: dict.fromkeys(OPTIONS[:5]) | {"out": None}),
+    "block_sparse_attention_fp8": (attend_fp8, fp8_fields),
+    "block_sparse_attention_fp8, options": (attend_fp8_options, lambda: dict.fromkeys(OPTIONS[:5]) | {"out": None}),
     "explain_attention": (
         explain_attention,
         lambda: (
             qkv()
             | {"pattern": patterns.Causal(), "arch": "sm_90a", "gradients": True, "deterministic": True}
             | {"softcap": None, "score": None, "sink": None, "kv_lengths": None, "return_lse": False}
+        ),
+    ),
+    "reference_attention": (
+        runtime.reference_attention,
+        lambda: (
+            qkv()
+            | {"pattern": patterns.Causal(), "scale": None, "softcap": None, "score": None, "sink": None}
+            | {"kv_lengths": None, "return_lse": False}
         ),
     ),
     "merge_attention": (

@@ -78,16 +78,30 @@ def test_the_kernel_is_called_directly_where_nothing_else_looks(monkeypatch: pyt
     block_sparse_attention(torch.nn.Parameter(qkv()[0], requires_grad=False), *qkv()[1:], Dense())
 
 
-def test_autograd_sees_the_operator(monkeypatch: pytest.MonkeyPatch) -> None:
-    from runtime.ops import attention
-
+def test_autograd_records_a_call_past_the_dispatcher_unless_something_watches() -> None:
     q, k, v = qkv()
     for tensor in (q, k, v):
         tensor.requires_grad_()
-        with monkeypatch.context() as patch, pytest.raises(TypeError):
-            patch.setattr(attention, "operator", None)
-            block_sparse_attention(q, k, v, Dense())
+        plain = block_sparse_attention(q, k, v, Dense())
+        with Seen() as seen:
+            watched = block_sparse_attention(q, k, v, Dense())
+        assert OPERATOR in seen.operators and torch.equal(plain, watched)
+        names = [type(result.grad_fn).__name__ for result in (plain, watched)]
+        assert names[0] == names[1] == "_AttentionBackward" and type(plain.grad_fn) is not type(watched.grad_fn)
+        found = torch.autograd.grad(plain.sum(), tensor)
+        with Seen() as seen:
+            expected = torch.autograd.grad(block_sparse_attention(q, k, v, Dense()).sum(), tensor)
+        assert torch.equal(found[0], expected[0])
         tensor.requires_grad_(False)
+
+
+def test_a_backward_pass_that_is_watched_is_the_operator() -> None:
+    q, k, v = qkv()
+    q.requires_grad_()
+    out = block_sparse_attention(q, k, v, Dense())
+    with Seen() as seen:
+        torch.autograd.grad(out.sum(), q)
+    assert any("attention_backward" in str(name) for name in seen.operators)
 
 
 def test_dispatch_modes_see_the_operator() -> None:

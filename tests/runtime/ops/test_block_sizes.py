@@ -127,7 +127,7 @@ def test_packed_heads_need_fewer_queries_to_a_block() -> None:
         ((128, 96), None, r"block: is \(128, 96\); allowed are 16 queries, 64 keys and multiples of them; smaller"),
         ((12, 64), None, r"block: is \(12, 64\)"),
         ((128, 8), None, r"of 16 keys or more"),
-        ((64, 16), "bits", r"block: is \(64, 16\), and a word of mask_bits is of 32 keys"),
+        ((64, 16), "bits", r"block: is \(64, 16\), expected a multiple of 32 keys"),
     ],
 )
 def test_what_no_blocks_make_up_is_refused(block: tuple[int, int], mask: str | None, message: str) -> None:

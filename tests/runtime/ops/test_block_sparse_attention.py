@@ -190,7 +190,7 @@ def test_classes_with_the_same_spec_share_a_kernel_of_a_device(monkeypatch: pyte
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: current[-1] == capturing)
     attention_calls._loaded(named, devices[0])
     attention_calls._loaded.cache_clear()
-    with pytest.raises(ArgumentError, match="make one before the capture"):
+    with pytest.raises(ArgumentError, match="make one call before the capture"):
         attention_calls._loaded(named, devices[1])
 
 

@@ -88,13 +88,15 @@ def calls(script: ModuleType) -> dict[str, Callable[[], Any]]:
     return {
         "prepared": lambda: bsr_matmul(a, b),
         "columns that are no multiple of 8": lambda: bsr_matmul(a, b[:, :77]),
+        "one column": lambda: bsr_matmul(a, b[:, :1], bias=bias, c=c[:, 1:2]),
+        "few columns that begin anywhere": lambda: bsr_matmul(a, b[:, 3:6], arrange=True),
         "raw": lambda: bsr_matmul(raw, b),
         "transposed": lambda: bsr_matmul(a, b_t, transpose_a=True),
         "bias, c, beta and an activation": lambda: bsr_matmul(a, b, **added),
         "columns contiguous": lambda: bsr_matmul(a, columns),
         "columns contiguous, copied by rows": lambda: bsr_matmul(small, of_small, arrange=True),
         "an order of block rows": lambda: bsr_matmul(large, of_large),
-        "cut block rows": lambda: bsr_matmul(cut, narrow),
+        "split block rows": lambda: bsr_matmul(cut, narrow),
         "packed clusters": lambda: bsr_matmul(packed, narrow),
         "sampled": lambda: bsr_sddmm(left, right, a),
         "sampled, raw": lambda: bsr_sddmm(left, right, raw),
@@ -140,7 +142,7 @@ def test_a_kept_launch_is_that_of_the_checked_call(enqueued: list[Any], pretende
             raise AssertionError(name) from error
 
 
-@pytest.mark.parametrize("shape", [(16, 256), (2, 8, 256), (77, 256), (256,)])
+@pytest.mark.parametrize("shape", [(16, 256), (2, 8, 256), (77, 256), (1, 256), (256,)])
 @pytest.mark.parametrize("bias", [True, False])
 def test_a_kept_launch_of_a_layer_is_that_of_the_checked_call(
     bias: bool, shape: tuple[int, ...], enqueued: list[Any], pretended: ModuleType

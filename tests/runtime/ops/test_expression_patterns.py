@@ -117,7 +117,7 @@ def test_compile_reads_the_tensors_of_each_call() -> None:
     ("made", "message"),
     [
         (lambda: lists("q_idx >= kv_id"), r"mask: is 'q_idx >= kv_id': column 10 \(\"kv_id\"\): no such name"),
-        (lambda: lists("q_idx - kv_idx"), r"mask: .*its value is int"),
+        (lambda: lists("q_idx - kv_idx"), r"mask: .*its type is int"),
         (lambda: lists("q_idx < 0"), "mask: .*it hides every pair"),
         (lambda: lists(3), "mask: is int, expected 'none', 'causal', 'bits', an expression or a function"),
         (lambda: lists(DOCUMENTS, {"doc": [1]}), r"aux\['doc'\]: is list, expected a torch.Tensor"),

@@ -276,7 +276,7 @@ def test_later_queries_and_keys_have_the_scales_that_were_given(end_if_known: Ca
         assert torch.equal(codes.view(torch.uint8), coded(values, scale[..., None], "e4m3").view(torch.uint8))
     values = coded(torch.cat((v, more_v), 2).float(), torch.full((2, 2, 1, 64), 0.01), "e4m3")
     assert torch.equal(both.v_t.view(torch.uint8), in_key_order(values).view(torch.uint8))
-    with pytest.raises(ArgumentError, match=r"^q: has 2 heads, the q_scale that was given is of 4"):
+    with pytest.raises(ArgumentError, match=r"^q: has 2 heads, but the given q_scale has 4"):
         first.with_queries(more_q[:, :2])
     of_all = quantize_attention(q, k, v, q_scale=0.01).with_queries(more_q[:, :2])
     assert of_all.q_scale.shape == (2, 2, 1) and bool((of_all.q_scale == 0.01).all())
@@ -441,7 +441,7 @@ Q, K, V = drawn()
         ((Q, K, V), {"validate": 1}, "validate: is 1, expected True or False"),
         ((Q, K, V), {"rotary_interleaved": 1}, "rotary_interleaved: is 1, expected True or False"),
         ((Q, K, V), {"rotary_interleaved": True}, "rotary_interleaved: is True without rotary"),
-        ((Q, K, V), {"rotary": angles(200)}, "rotary: is given for 200 queries and 300 keys, expected as many"),
+        ((Q, K, V), {"rotary": angles(200)}, "rotary: is given for 200 queries and 300 keys, expected equal lengths"),
         (
             (Q, K[:, :, :200], V[:, :, :200]),
             {"rotary": angles(300)},

@@ -162,8 +162,8 @@ def test_explained() -> None:
         ("score +", r"score: is 'score \+': column 8"),
         ("score > 1", "score: .*its value is a Boolean"),
         ("score + q_idx % kv_idx", "score: .*may divide by zero"),
-        (lambda score, b, h, q, k: score > 1, "score_mod: .*returns a truth value"),
-        (lambda score, b, h, q, k: score if h > 1 else -score, "score_mod: .*asks whether|score_mod: .*__bool__"),
+        (lambda score, b, h, q, k: score > 1, "score_mod: .*returns a bool"),
+        (lambda score, b, h, q, k: score if h > 1 else -score, "score_mod: .*tests a value|score_mod: .*__bool__"),
     ],
 )
 def test_what_is_refused(score: Any, message: str) -> None:
@@ -187,7 +187,7 @@ def test_more_positions_than_expressions_count_to_are_refused() -> None:
         for q_len, kv_len, name in ((2**30 + 1, 1, "q"), (1, 2**30 + 1, "k")):
             q = torch.empty(1, 1, q_len, 64, device="meta")
             if refuses:
-                with pytest.raises(ArgumentError, match=rf"{name}: has a length of 1073741825; at most 1073741824"):
+                with pytest.raises(ArgumentError, match=rf"{name}: has a length of 1073741825; .* at most 1073741824"):
                     arguments.check(q, kv_len, ())
             else:
                 assert arguments.check(q, kv_len, ()) == {}

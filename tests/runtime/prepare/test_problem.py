@@ -71,7 +71,7 @@ def test_other_products(rows: int, cols: int, fields: dict[str, Any], wanted: di
 def test_the_type_is_that_of_the_values() -> None:
     assert bsr_problem(matrix(dtype=torch.bfloat16)).dtype == "bf16"
     with pytest.raises(
-        ArgumentError, match=r"a: is torch\.float32; kernels are for torch\.float16 and torch\.bfloat16"
+        ArgumentError, match=r"a: is torch\.float32; kernels support torch\.float16 and torch\.bfloat16"
     ):
         bsr_problem(matrix(dtype=torch.float32))
     assert bsr_problem(matrix(dtype=torch.float32), op="bsr_sddmm", dtype="fp16").dtype == "fp16"
@@ -87,10 +87,10 @@ def test_a_matrix_without_blocks_has_a_problem() -> None:
     [
         (torch.zeros(64, 64), {}, r"a: is torch\.strided, expected a torch\.sparse_bsr tensor"),
         (3, {}, r"a: is int, expected a torch\.sparse_bsr tensor"),
-        (matrix(), {"m": 256}, "m: is given, but a says it"),
-        (matrix(), {"k": 320}, "k: is given, but a says it"),
-        (matrix(), {"n": 8, "op": "bsr_sddmm"}, "n: is given, but a says it"),
-        (matrix(), {"density": 0.5}, "density: is given, but a says it"),
+        (matrix(), {"m": 256}, "m: is given, but a determines it"),
+        (matrix(), {"k": 320}, "k: is given, but a determines it"),
+        (matrix(), {"n": 8, "op": "bsr_sddmm"}, "n: is given, but a determines it"),
+        (matrix(), {"density": 0.5}, "density: is given, but a determines it"),
     ],
 )
 def test_what_is_no_problem(a: Any, fields: dict[str, Any], message: str) -> None:
@@ -113,7 +113,7 @@ def test_row_pointers_that_do_not_rise_are_refused() -> None:
     indices = torch.tensor([0, 2, 1]), torch.tensor([0])
     values = torch.zeros(1, 64, 64).half()
     a = torch.sparse_bsr_tensor(*indices, values, size=(128, 64), check_invariants=False)
-    with pytest.raises(ArgumentError, match=r"a\.crow_indices\(\): must rise from 0"):
+    with pytest.raises(ArgumentError, match=r"a\.crow_indices\(\): must ascend from 0"):
         bsr_problem(a)
 
 
@@ -126,9 +126,7 @@ def test_the_architecture_is_that_of_the_gpu(
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     assert problem._arch(torch.device("cuda", 0)) == arch
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
-    with pytest.raises(
-        ArgumentError, match="a: is on an sm_75, for which there are no kernels; say arch, one of sm_80"
-    ):
+    with pytest.raises(ArgumentError, match="a: is on an sm_75, which has no kernels; pass arch, one of sm_80"):
         problem._arch(torch.device("cuda", 0))
 
 

@@ -122,7 +122,7 @@ def test_a_call_wants_an_order_that_fits() -> None:
     kernel._arguments.check_values(q, q, (lists, order))
     twice = order.contiguous()
     twice[0, 0, 3] = 4
-    with pytest.raises(ArgumentError, match=r"query_order: does not name each of the 11 query blocks once"):
+    with pytest.raises(ArgumentError, match=r"query_order: must contain each of the 11 query blocks once"):
         kernel._arguments.check_values(q, q, (lists, twice))
     twice[0, 0, 3] = 11
     with pytest.raises(ArgumentError, match=r"query_order: is 11 at batch 0, head 0, row 3; allowed: 0 to 10"):
@@ -153,7 +153,7 @@ def test_a_query_block_that_comes_twice_is_found_anywhere() -> None:
     lists = torch.zeros((1, 2, 11, 32), dtype=torch.int32)
     order = torch.arange(11, dtype=torch.int32).repeat(1, 2, 1)
     order[0, 1, 3] = 9  # not beside the other one
-    with pytest.raises(ArgumentError, match=r"query_order: does not name each of the 11 query blocks once"):
+    with pytest.raises(ArgumentError, match=r"query_order: must contain each of the 11 query blocks once"):
         kernel._arguments.check_values(q, q, (lists, order))
 
 

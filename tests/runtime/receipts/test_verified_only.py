@@ -113,7 +113,7 @@ def test_the_environment_decides_for_the_process(value: str, on: bool, monkeypat
 def test_other_values_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CODEGEN_VERIFIED_ONLY", "yes")
     with pytest.raises(
-        ToolchainError, match=r"CODEGEN_VERIFIED_ONLY is 'yes'; 1 \(refuses kernels without a receipt\)"
+        ToolchainError, match=r"CODEGEN_VERIFIED_ONLY is 'yes'; expected 1 \(refuses kernels without a receipt\)"
     ):
         mode.is_on()
     for value in (1, None, "1"):
@@ -321,7 +321,7 @@ def test_a_call_takes_the_nearest_kernel_with_a_receipt_and_explains_it(
         q = torch.empty(1, 2, 128, 64, dtype=torch.bfloat16, device="meta")
         told = explain_attention(q, q, q, Causal(), arch="sm_90a")
     assert set(loaded) == {other.spec.canonical_json()} and told.choice.spec == other.spec
-    assert told.choice.reason.endswith(f"; {named.stem} is passed over: it has no receipt")
+    assert told.choice.reason.endswith(f"; {named.stem} was skipped because it has no receipt")
     assert told.provenance["O"].is_verified and f"\nreceipt: {own.folder()}/" in str(told)
     block_sparse_attention(*tensors, Causal())
     assert set(loaded) == {other.spec.canonical_json(), named.spec.canonical_json()}

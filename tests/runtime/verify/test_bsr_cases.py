@@ -287,7 +287,7 @@ def test_a_result_of_another_pattern_or_place_fails(make: type[Patterned], name:
     assert MODULES[make].run_case(kernel, case, CPU).problem == "the result has another pattern"
     kernel = make(name)
     kernel.result = lambda exact, out, dtype: exact.to(dtype)  # type: ignore[method-assign]
-    assert MODULES[make].run_case(kernel, case, CPU).problem == "the result does not hold out"
+    assert MODULES[make].run_case(kernel, case, CPU).problem == "the result does not contain out"
 
 
 def calls_of(make: type[Product], name: str, **fields: Any) -> list[dict[str, Any]]:

@@ -85,7 +85,7 @@ WRITES = [
     ("into an input", lambda x, **_: x[0, 0].fill_(7), "wrote into argument 0"),
     ("behind an input", lambda x, **_: beside(x, 96).fill_(7), "wrote 4 bytes behind argument 0"),
     ("behind scratch", lambda scratch, **_: beside(scratch, 50).fill_(0), "wrote 1 bytes behind scratch memory"),
-    ("counters", lambda counters, **_: counters[1].fill_(2), "left counters at other values than 0"),
+    ("counters", lambda counters, **_: counters[1].fill_(2), "left nonzero values in counters"),
     ("values", lambda others, **_: others[0].values()[0].fill_(0), r"wrote into argument 1.values\(\)"),
     (
         "behind columns",

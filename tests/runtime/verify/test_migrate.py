@@ -163,7 +163,7 @@ def test_a_source_that_differs_in_comments_alone_is_not_compiled(
         ("cubin", {"compiler_package": "nvidia-cuda-nvrtc 12.8.93"}, "the receipt says nvidia-cuda-nvrtc 12.8.93"),
         ("cubin", {"dynamic_shared_bytes": 1}, "the receipt says 1"),
         ("spec", {"hash": "0" * 64}, "its spec has changed, and "),
-        ("source", {"file": "generated/l4_copy.cu"}, "its receipt is of a kernel called l4_copy, and the name is a"),
+        ("source", {"file": "generated/l4_copy.cu"}, "its receipt describes a kernel named l4_copy, and the name is"),
     ],
 )
 @pytest.mark.parametrize("check", [(), ("--check",)])
@@ -243,7 +243,7 @@ def test_the_old_source_must_be_there(table: None, tmp_path: Path) -> None:
         source.unlink() if text is None else source.write_text(text)
         result = migrate(NAME, "--out", tmp_path)
         assert result.exit_code == 1
-        assert f"generated/ladder/{NAME}.cu is not the source that the receipt is of" in result.stderr
+        assert f"generated/ladder/{NAME}.cu is not the receipt's source" in result.stderr
 
 
 def test_nothing_is_written_unless_all_can_be(table: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -301,7 +301,7 @@ def test_compile_check_names_what_is_of_version_1(tmp_path: Path, monkeypatch: p
     version_1(written(named, tmp_path), named).write(place(named, tmp_path))
     result = run.invoke(app, ["compile", HOPPER, "--check"])
     assert result.exit_code == 1
-    assert result.stderr == f"{HOPPER}: its receipt is of version 1; run: codegen migrate {HOPPER}\n"
+    assert result.stderr == f"{HOPPER}: its receipt has version 1; run: codegen migrate {HOPPER}\n"
 
 
 @pytest.fixture
@@ -348,12 +348,12 @@ def test_a_renamed_kernel_is_another(project: Path) -> None:
     result = migrate("l4_other", "--out", generated)
     assert result.exit_code == 1 and contents(generated) == before
     assert result.stderr == (
-        "l4_other: its receipt is of a kernel called l4_copy, and the name is a part of the machine code; "
+        "l4_other: its receipt describes a kernel named l4_copy, and the name is part of the machine code; "
         "run: codegen verify l4_other\n"
     )
     for suffix in ("cu", "json"):
         (generated / f"l4_copy.{suffix}").rename(generated / f"l4_other.{suffix}")
-    assert "of a kernel called l4_copy" in migrate("l4_other", "--out", generated).stderr
+    assert "a kernel named l4_copy" in migrate("l4_other", "--out", generated).stderr
 
 
 @pytest.fixture
@@ -448,7 +448,7 @@ def test_rows_follow_by_the_same_command(tmp_path: Path) -> None:
     assert migrate(path, "--check").exit_code == 1 and path.read_bytes() == before
     result = migrate(path)
     assert result.exit_code == 0
-    assert "rows: 1 carried over, 0 up to date\n    left as they are, its machine code" in result.output
+    assert "rows: 1 carried over, 0 up to date\n    unchanged, its machine code" in result.output
     report["rows"][0] = right
     assert path.read_text() == json_rows(report)
     assert migrate(path).output.startswith(f"unchanged  {path}: rows: 0 carried over, 1 up to date\n")

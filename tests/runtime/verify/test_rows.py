@@ -103,20 +103,20 @@ def test_the_kernel_of_a_row_may_be_a_shipped_one(named: NamedSpec, carried: Any
     outcome, (found,) = carried(older(named) | {"name": named.stem})
     assert outcome.carried == [named.stem] and found["source_sha256"] == source_sha256(render(named))
     outcome, _ = carried(older(named))  # which the row does not tell: it was compiled under another name
-    assert list(outcome.left) == ["its machine code or its launch is another today"]
+    assert list(outcome.left) == ["its machine code or its launch has changed"]
 
 
 @pytest.mark.parametrize("change", [{"code_sha256": "0" * 64}, {"launch_sha256": "0" * 64}])
 def test_another_code_or_launch_stays(unnamed: NamedSpec, carried: Any, change: Row) -> None:
     row = row_of(unnamed, source_sha256="0" * 64, **change)
     outcome, found = carried(row, older(unnamed) | {"code_sha256": "0" * 64})
-    assert outcome.left == {"its machine code or its launch is another today": ["a row", "a row"]}
+    assert outcome.left == {"its machine code or its launch has changed": ["a row", "a row"]}
     assert found[0] == row and outcome.carried == []
 
 
 def test_another_compiler_proves_nothing(unnamed: NamedSpec, carried: Any) -> None:
     outcome, _ = carried(older(unnamed), compiler="nvidia-cuda-nvrtc 12.8.93")
-    assert list(outcome.left) == [f"measured with nvidia-cuda-nvrtc 12.8.93, and this is {PACKAGE}"]
+    assert list(outcome.left) == [f"measured with nvidia-cuda-nvrtc 12.8.93, but the compiler is {PACKAGE}"]
 
 
 def test_a_renamed_field_renames_the_kernel(
@@ -138,7 +138,7 @@ def test_a_renamed_field_renames_the_kernel(
 
     monkeypatch.setattr(rows, "compile_spec", compiled)
     outcome, (found,) = carried(row)
-    assert found == row and "the compiler makes other code under another name" in next(iter(outcome.left))
+    assert found == row and "the name changes the compiled code" in next(iter(outcome.left))
 
 
 def test_rows_whose_spec_is_gone_or_that_did_not_run_stay(unnamed: NamedSpec, carried: Any) -> None:
@@ -150,7 +150,7 @@ def test_rows_whose_spec_is_gone_or_that_did_not_run_stay(unnamed: NamedSpec, ca
     ]
     outcome, after = carried(*found)
     assert after == found and outcome.current == 0
-    assert [reason.partition(":")[0] for reason in outcome.left] == ["its spec is none of today"] * 2
+    assert [reason.partition(":")[0] for reason in outcome.left] == ["its spec is no longer valid"] * 2
 
 
 def test_lines_of_cells(unnamed: NamedSpec, tmp_path: Path) -> None:
@@ -183,7 +183,7 @@ def test_no_file_of_rows(text: str | None, says: str, tmp_path: Path) -> None:
         ({"launch_sha256": 1}, r"launch_sha256: is 1; Input should be a valid string"),
         ({"versions": {"compiler": 13}}, r"versions.compiler: is 13; Input should be a valid string"),
         ({"name": ["a"]}, r"name: is \['a'\]; Input should be a valid string"),
-        ({"name": ""}, r"name: is missing; a text is expected"),
+        ({"name": ""}, r"name: is missing; expected a string"),
         ({"code_sha256": ...}, r"code_sha256: Field required"),
     ],
 )

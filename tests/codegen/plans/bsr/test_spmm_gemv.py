@@ -12,8 +12,9 @@ from codegen.errors import SpecError
 from codegen.library import find_spec
 from codegen.plan import Plan
 from codegen.planning import plan_for
-from codegen.plans.bsr.spmm_gemv import COLUMNS, WARPS
+from codegen.plans.bsr.spmm_gemv import COLUMNS, RING_SHARE, SMALL_B, WARPS
 from codegen.problem import SpmmShape
+from codegen.spec import BsrSpmmSpec
 
 
 def plan_of(rows: int = 16, cols: int = 16, **changes: Any) -> Plan:
@@ -28,13 +29,12 @@ def plan_of(rows: int = 16, cols: int = 16, **changes: Any) -> Plan:
         ("tile.m", {"rows": 24}),  # no whole part of them
         ("tile.n", {"tile": {"m": 16, "n": 16, "k": 16}}),
         ("tile.k", {"tile": {"m": 16, "n": 8, "k": 32}}),  # more than a block has columns
-        ("tile.k", {"cols": 128, "tile": {"m": 16, "n": 8, "k": 64}}),
+        ("tile.k", {"cols": 128, "tile": {"m": 16, "n": 8, "k": 128}}),
         ("stages", {"stages": 1}),
-        ("stages", {"stages": 3}),
-        ("tile", {"rows": 64, "cols": 64, "tile": {"m": 64, "n": 8, "k": 32}, "stages": 4}),  # registers
-        ("mma", {"mma": "mma", "copy": "cp_async"}),
+        ("stages", {"stages": 5}),
         ("mma", {"mma": "wgmma"}),
-        ("dtype", {"dtype": "e4m3"}),
+        ("mma", {"mma": "wmma"}),
+        ("dtype", {"dtype": "e4m3", "arch": "sm_89"}),
         ("transpose_a", {"transpose_a": True}),
         ("scheduler", {"scheduler": "dynamic"}),
         ("ctas_per_sm", {"ctas_per_sm": 2}),
@@ -47,42 +47,71 @@ def test_what_the_kernel_is_not_written_for_is_refused(field: str, changes: dict
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_89", "sm_90a", "sm_120"])
-def test_architectures_with_mma_sync_have_it_and_other_layouts_have_not(arch: str) -> None:
-    assert plan_of(arch=arch).template == "bsr_spmm/gemv.cu.j2"
-    by_rows = {"arch": arch, "mma": "mma", "copy": "ld_global", "b_layout": "row_major"}
-    if arch == "sm_90a":
-        assert plan_of(**by_rows).template == "bsr_spmm/sm90a_few_columns.cu.j2"
-        return
-    with pytest.raises(SpecError, match=rf"b_layout: is row_major; {arch} has kernels with mma and ld_global for"):
-        plan_of(**by_rows)
+def test_all_architectures_have_it(arch: str) -> None:
+    for block in (16, 32, 64, 128):
+        plan = plan_of(block, block, arch=arch)
+        assert plan.shared_bytes <= plan.arch.shared_memory_per_block and plan.threads >= 256
 
 
-@pytest.mark.parametrize(("rows", "cols", "tile"), [(16, 16, (16, 16)), (48, 32, (16, 32)), (128, 64, (32, 32))])
+@pytest.mark.parametrize(
+    ("rows", "cols", "tile"), [(16, 16, (16, 16)), (48, 32, (16, 32)), (128, 64, (16, 64)), (64, 96, (16, 32))]
+)
 def test_blocks_whose_sides_are_multiples_of_16_have_a_default(rows: int, cols: int, tile: tuple[int, int]) -> None:
-    found = plan_of(rows, cols).spec.tile
+    spec = plan_of(rows, cols).spec
+    assert isinstance(spec, BsrSpmmSpec)
+    found = spec.tile
     assert (found.m, found.n, found.k) == (tile[0], COLUMNS, tile[1])
 
 
 @given(
     block=st.sampled_from([(16, 16), (32, 32), (64, 64), (128, 128), (16, 32), (64, 16), (48, 48)]),
     rows=st.integers(1, 2000),
+    depth=st.integers(1, 200),
     columns=st.integers(1, 20),
     sms=st.integers(1, 132),
 )
-def test_a_launch_covers_the_product(block: tuple[int, int], rows: int, columns: int, sms: int) -> None:
+def test_a_launch_covers_the_product(block: tuple[int, int], rows: int, depth: int, columns: int, sms: int) -> None:
     plan = plan_of(*block)
-    shape = SpmmShape(rows * block[0], 4 * block[1], columns, blocks=rows, b_row_stride=columns)
+    shape = SpmmShape(rows * block[0], depth * block[1], columns, blocks=rows, b_row_stride=columns)
     args = plan.problem(shape, sms * plan.ctas_per_sm)
+    assert isinstance(plan.spec, BsrSpmmSpec)
     numbers, tile = args.numbers, plan.spec.tile
     assert numbers["column_tiles"] * COLUMNS >= columns > (numbers["column_tiles"] - 1) * COLUMNS
     assert args.tiles * tile.m == shape.rows * numbers["column_tiles"]
     assert args.block is not None and args.block.threads % 32 == 0
-    warps = args.block.threads // 32
-    assert warps in WARPS and args.block.threads <= plan.threads
-    assert args.block.shared_bytes == warps * tile.m * COLUMNS * 4
-    # All tiles run at once, if they can, and could not with twice as many warps each.
-    assert args.tiles <= sms * plan.arch.blocks_for(32 * warps, plan.registers.limit) or warps == WARPS[-1]
-    assert warps == WARPS[0] or args.tiles > sms * plan.arch.blocks_for(64 * warps, plan.registers.limit)
+    warps, most = args.block.threads // 32, plan.threads // 32
+    assert 1 <= warps <= most <= WARPS
+    assert args.block.shared_bytes * most == plan.shared_bytes * warps
+
+    each, of_an_sm = plan.shared_bytes // most, -(-args.tiles // sms)
+
+    def fits(warps: int) -> bool:
+        """Whether all tiles run at once, by registers and shared memory, and leave the L1 room."""
+        memory = plan.arch.shared_memory_per_sm // (each * warps + 1024)
+        blocks = min(24, memory, plan.arch.blocks_for(32 * warps, plan.registers.limit))
+        share = 1 if shape.depth * columns * 2 <= SMALL_B else RING_SHARE
+        return of_an_sm <= blocks and of_an_sm * warps * each <= share * plan.arch.shared_memory_per_sm
+
+    # They do so if they can, and could not with another warp each.
+    assert fits(warps) or warps == 1
+    assert warps == most or not fits(warps + 1)
+
+
+@pytest.mark.parametrize("depth", [16, 32, 64])
+def test_lanes_copy_each_chunk_once_and_read_all_banks(depth: int) -> None:
+    """The map of a slot, as bsr_spmm/gemv.cu.j2 has it: in chunks of 16 bytes, of 16 rows."""
+    row_chunks, swizzled = depth // 8, 4 if depth == 64 else 0
+
+    def place(row: int, chunk: int) -> int:
+        return row * row_chunks + (chunk ^ row % 2 * swizzled)
+
+    copied = [place(row, chunk) for row in range(16) for chunk in range(row_chunks)]
+    assert sorted(copied) == list(range(16 * row_chunks))
+    if depth > 16:  # of 16 columns two lanes read a chunk
+        for quarter in range(4):  # lanes whose 16 bytes come in one access
+            for part in range(depth // 32):
+                lanes = [place(lane // 4, part * 4 + lane % 4) for lane in range(8 * quarter, 8 * quarter + 8)]
+                assert len({chunk % 8 for chunk in lanes}) == 8
 
 
 def test_parameters_follow_the_epilogue() -> None:

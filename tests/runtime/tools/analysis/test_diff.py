@@ -93,12 +93,12 @@ def test_a_kernel_of_a_commit(repository: Path) -> None:
 @pytest.mark.parametrize(
     ("side", "said"),
     [
-        ("h100_topk23", "no spec is named 'h100_topk23'"),
-        ("nothing:x", "'nothing' is no commit of "),
-        ("--help:x", "'--help' is no commit of "),
+        ("h100_topk23", "no spec is called 'h100_topk23'"),
+        ("nothing:x", "'nothing' is not a commit of "),
+        ("--help:x", "'--help' is not a commit of "),
         ("HEAD:l4_bsr_spmm_b65", "has no generated/l4_bsr_spmm_b65.cu; did you mean l4_bsr_spmm_b64?"),
         ("HEAD:no/such.cu", "git: fatal: path 'no/such.cu' does not exist in "),
-        ("HEAD:generated/older/bare.cu", "has no banner with its spec: it is no generated source"),
+        ("HEAD:generated/older/bare.cu", "has no banner with a spec: it is not a generated source"),
         ("{op: attention}", "arch"),
     ],
 )

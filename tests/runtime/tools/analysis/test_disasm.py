@@ -71,7 +71,7 @@ def test_other_instructions_are_not_marked(monkeypatch: pytest.MonkeyPatch, own_
     monkeypatch.setattr(disassembly, "run_nvrtc", lambda *arguments: (other, ""))
     result = run.invoke(app, ["disasm", HOPPER])
     assert result.exit_code == 0
-    assert "not told: with line information the compiler makes other instructions" in result.stdout
+    assert "unknown: with line information, the compiler generates different instructions" in result.stdout
     assert " HGMMA." in result.stdout and " HMMA." not in result.stdout
 
 

@@ -58,7 +58,7 @@ def test_medians_leave_out_the_time_in_which_power_settles() -> None:
     assert (found.watts, found.limit_watts, found.sm_mhz, found.samples) == (650.5, 700.0, 1410.0, 20)
     told = {each.about: each.text for each in found.findings()}
     assert told["power"] == "650 of 700 W (93%), median of 20 samples, calls back to back for 4 s"
-    assert told["sustained clock"] == ("1410 of 1980 MHz of the SMs at 61 C: held back by power, heat or a set limit")
+    assert told["sustained clock"] == ("1410 of 1980 MHz of the SMs at 61 C: throttled by power, heat or a set limit")
     free = power.parse("100.0, 700.0, 1980, 1980, 40\n")
     assert [each.text for each in free.findings()][1] == "1980 of 1980 MHz of the SMs at 40 C"
 
@@ -66,9 +66,9 @@ def test_medians_leave_out_the_time_in_which_power_settles() -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("", "tells no power or clocks: nothing"),
-        ("No devices were found\n", "tells no power or clocks: No devices were found"),
-        ("[N/A], [N/A], 1410, 1980, 61\n", r"tells no power or clocks: \[N/A\]"),
+        ("", "reports no power or clocks: nothing"),
+        ("No devices were found\n", "reports no power or clocks: No devices were found"),
+        ("[N/A], [N/A], 1410, 1980, 61\n", r"reports no power or clocks: \[N/A\]"),
         ('Field "clocks.sm" is not a valid field to query.\n', "is not a valid field"),
     ],
 )

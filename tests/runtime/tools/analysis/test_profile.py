@@ -82,7 +82,7 @@ def test_without_a_gpu_too(monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(profile, "find_ncu", lambda: "/usr/bin/ncu")
-    assert profile.missing() == "there is ncu, but torch sees no GPU"
+    assert profile.missing() == "ncu is installed, but torch sees no GPU"
 
 
 def test_counters_are_told_beside_the_static_part(stand_in: Any) -> None:
@@ -112,11 +112,11 @@ def test_counters_of_elsewhere(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("table", "errors", "code", "says"),
     [
-        ("==ERROR== ERR_NVGPUCTRPERM - no permission\n", "", 1, "ERR_NVGPUCTRPERM): run it as root"),
+        ("==ERROR== ERR_NVGPUCTRPERM - no permission\n", "", 1, "ERR_NVGPUCTRPERM): run as root"),
         ("==ERROR== The application returned an error code (1).\n", "", 1, "ncu failed: The application returned"),
         ("", "Traceback\nRuntimeError: no kernel image\n", 1, "ncu failed: RuntimeError: no kernel image"),
-        ("", "", 0, "what ncu wrote is no table of ncu --csv"),
-        (TABLE.replace(KERNEL, "another"), "", 0, f"what ncu wrote has no launch of {KERNEL}"),
+        ("", "", 0, "the output of ncu is no table of ncu --csv"),
+        (TABLE.replace(KERNEL, "another"), "", 0, f"the output of ncu has no launch of {KERNEL}"),
     ],
 )
 def test_an_ncu_that_fails_leaves_the_static_part_and_one_line(

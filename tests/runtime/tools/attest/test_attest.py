@@ -163,7 +163,7 @@ def test_the_code_of_a_wheel_is_compared(attested: Path, code: dict[str, bytes],
     exit_code, said = checked({**code, "h100_dense.cubin": b"code", "h100_dense.ptx": b"code"})
     assert exit_code == 1 and "missing: h100_dense.cubin\nmissing: h100_dense.ptx\n" in said
     exit_code, said = checked({})
-    assert exit_code == 2 and "has no cubin: a wheel of scripts/cubin_wheel.py" in said
+    assert exit_code == 2 and "has no cubin; expected a wheel built by scripts/cubin_wheel.py" in said
     Path("cubins.whl").write_bytes(b"no zip")
     assert "cubins.whl: is no wheel: File is not a zip file" in refused(check("--cubins", "cubins.whl"))
 
@@ -289,7 +289,7 @@ def test_another_key_and_a_changed_payload_are_refused(attested: Path) -> None:
     payload["subject"][0]["digest"]["sha256"] = "0" * 64
     told["payload"] = base64.b64encode(json.dumps(payload).encode()).decode()
     attested.write_text(json.dumps(told))
-    assert "or was changed since" in refused(check())
+    assert "or was changed afterwards" in refused(check())
 
 
 @pytest.mark.parametrize(
@@ -330,16 +330,16 @@ def test_a_file_that_is_not_there_or_too_large(attested: Path) -> None:
         (lambda told: told.update(predicateType="https://spdx.dev/Document"), "predicateType"),
         (lambda told: told.update(subject=[]), "subject"),
         (lambda told: told["subject"][0]["digest"].update(sha256="0"), "subject.0.digest.sha256"),
-        (lambda told: told["subject"][0].update(name="../../etc/passwd"), "which is no file of a tree"),
-        (lambda told: told["subject"][0].update(name="/etc/passwd"), "which is no file of a tree"),
-        (lambda told: told["subject"][0].update(name="generated/../../passwd"), "which is no file of a tree"),
+        (lambda told: told["subject"][0].update(name="../../etc/passwd"), "which is not a file of a tree"),
+        (lambda told: told["subject"][0].update(name="/etc/passwd"), "which is not a file of a tree"),
+        (lambda told: told["subject"][0].update(name="generated/../../passwd"), "which is not a file of a tree"),
         (lambda told: told["subject"].append({**told["subject"][0], "digest": {"sha256": "0" * 64}}), "two hashes"),
         (lambda told: told["subject"][0].update(digest={}), "has no sha256"),
         (
             lambda told: told["predicate"]["buildDefinition"]["externalParameters"]["kernels"].append("more"),
             "names no cubin of 'more'",
         ),
-        (lambda told: told["predicate"]["buildDefinition"].update(buildType="urn:other"), "builds of another type"),
+        (lambda told: told["predicate"]["buildDefinition"].update(buildType="urn:other"), "has another build type"),
     ],
 )
 def test_a_signed_statement_of_something_else_is_refused(
@@ -384,14 +384,14 @@ def test_a_key_with_a_password(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(keys.FileError, match="is no private key in PEM"):
         keys.private_key(Path("key.pem"))
     Path("key.pem").write_bytes(pem(KEY))
-    with pytest.raises(keys.FileError, match="has no password, and CODEGEN_KEY_PASSWORD is set"):
+    with pytest.raises(keys.FileError, match="has no password, but CODEGEN_KEY_PASSWORD is set"):
         keys.private_key(Path("key.pem"))
 
 
 @pytest.mark.parametrize(
     ("data", "says"),
     [
-        (pem(KEY), "is a private key; the public one verifies"),
+        (pem(KEY), "is a private key; verification needs the public key"),
         (b"?", "is no public key in PEM"),
         (public_pem(ec.generate_private_key(ec.SECP256R1())), "is a key of another kind"),
     ],

@@ -92,7 +92,7 @@ def test_a_baseline_of_another_device_or_driver_is_refused(tmp_path: Path, chang
     path = tmp_path / "before.json"
     save(path, None, HERE.model_copy(update=change), "2026-01-01", [row(1.0)])
     text = path.read_text()
-    with pytest.raises(BaselineError, match=r"this is H100, driver 580.1, .* by --save-baseline with another file"):
+    with pytest.raises(BaselineError, match=r"this is H100, driver 580.1, .* with --save-baseline and another file"):
         check_may_save(path, HERE)
     assert path.read_text() == text
 
@@ -107,7 +107,7 @@ def test_rows_of_another_torch_are_not_mixed_with_new_ones(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (lambda text: text[: len(text) // 2], r"is no baseline of codegen bench: is not JSON"),
+        (lambda text: text[: len(text) // 2], r"is not a baseline of codegen bench: is not JSON"),
         (lambda text: "[]", r"codegen bench: is \[\]; Input should be an object"),
         (lambda text: text.replace('"format": 1', '"format": 2'), r"format: is 2; Input should be 1"),
         (lambda text: text.replace("1.0,", "-1.0,", 1), r"single.\d: is -1.0; Input should be greater than 0"),
@@ -139,7 +139,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
 
     def measured(named: NamedSpec, sizes: Any, names: Any, repeats: int) -> bench.Measured:
         if state["times"].get(named.stem) == "wrong":
-            raise DeviceError(f"{named.stem} is wrong, and gets no time: plain")
+            raise DeviceError(f"{named.stem} is wrong, so it is not timed: plain")
         if state["times"].get(named.stem) == "stop":
             raise KeyboardInterrupt
         state["done"].append((named.stem, dict(sizes), tuple(names), repeats))
@@ -188,7 +188,7 @@ def test_a_change_beyond_noise_is_told_and_a_slower_kernel_is_an_exit_code(machi
 def test_what_the_baseline_has_not_is_told(machine: dict[str, Any]) -> None:
     run("h100_dense", "--save-baseline", "before.json")
     result = run("h100_dense", "--workload", "length=4096", "--baseline", "before.json")
-    assert result.exit_code == 0 and "the baseline has no such kernel and workload" in result.stdout
+    assert result.exit_code == 0 and "the baseline does not have this kernel and workload" in result.stdout
 
 
 @pytest.mark.parametrize("option", ["--baseline", "--save-baseline"])
@@ -209,14 +209,14 @@ def test_an_interrupted_run_has_stored_what_it_timed(machine: dict[str, Any]) ->
 def test_a_wrong_kernel_gets_no_time_and_the_others_go_on(machine: dict[str, Any]) -> None:
     machine["times"] = {"h100_dense": "wrong"}
     result = run("h100_dense", "h100_causal", "--json")
-    assert result.exit_code == 1 and "h100_dense is wrong, and gets no time" in result.stderr
+    assert result.exit_code == 1 and "h100_dense is wrong, so it is not timed" in result.stderr
     assert [each["kernel"] for each in json.loads(result.stdout)["rows"]] == ["h100_dense", "h100_causal"]
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("h100_dense", "--peer", "fa5"), "--peer: there is no peer fa5; did you mean fa4"),
+        (("h100_dense", "--peer", "fa5"), "--peer: unknown peer fa5; did you mean fa4"),
         (
             ("h100_dense", "--workload", "size=3"),
             "--workload size: the workload of attention has no such size; there are",
@@ -332,7 +332,7 @@ def test_a_kernel_is_checked_then_timed_beside_what_agrees(monkeypatch: pytest.M
     with pytest.raises(DeviceError, match=r"h100_dense cannot be timed: CUDA out of memory$"):
         bench.measure(named, {}, (), 2)
     monkeypatch.setattr(bench, "plain_failure", lambda kernel: "plain: error 1, allowed 0.1")
-    with pytest.raises(DeviceError, match=r"h100_dense is wrong, and gets no time: plain: error 1, allowed 0.1"):
+    with pytest.raises(DeviceError, match=r"h100_dense is wrong, so it is not timed: plain: error 1, allowed 0.1"):
         bench.measure(named, {}, (), 2)
 
 

@@ -243,5 +243,5 @@ def test_data_are_the_same_each_time_and_rounded_from_float32(name: str) -> None
 
 def test_an_unknown_data_set_is_refused() -> None:
     q = torch.empty(1, 1, 8, 8)
-    with pytest.raises(CodegenError, match=r"name is 'std3', and no data set is called so; did you mean std\d"):
+    with pytest.raises(CodegenError, match=r"name is 'std3', which is not a data set; did you mean std\d"):
         data_sets.make_data("std3", q, q, q)

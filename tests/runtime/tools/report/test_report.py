@@ -166,7 +166,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 def test_a_dirty_tree_is_told_on_every_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tree, "tree_of", lambda out: Tree(CLEAN.commit, ("specs/<b>.yaml",)))
     code, out, _ = report("l4_topk32", "--out", str(tmp_path / "out"))
-    assert code == 0 and "dirty tree: 1 files are not as commit 0123456789ab" in out
+    assert code == 0 and "the tree has 1 changed file since commit 0123456789ab" in out
     for path in (tmp_path / "out").glob("*.html"):
         text = path.read_text(encoding="utf-8")
         assert '<div class="banner"' in text
@@ -355,11 +355,11 @@ def test_a_file_that_comes_at_the_last_moment_is_not_lost(tmp_path: Path, monkey
 def test_diff_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tree, "tree_of", lambda out: CLEAN)
     code, _, err = report("l4_topk32", "--out", str(tmp_path / "out"), "--diff", "no such", "HEAD")
-    assert code == 2 and err.count("\n") == 1 and "'no such' is no commit" in err
+    assert code == 2 and err.count("\n") == 1 and "'no such' is not a commit" in err
     assert not (tmp_path / "out").exists()
     monkeypatch.setattr(tree, "in_repository", lambda: False)
     code, _, err = report("l4_topk32", "--out", str(tmp_path / "out"), "--diff", "A", "B")
-    assert code == 2 and "in no repository" in err
+    assert code == 2 and "not in a repository" in err
     assert not (tmp_path / "out").exists()
 
 
@@ -377,7 +377,10 @@ def test_what_is_no_report_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_bad_specs_are_refused_before_anything_is_written(tmp_path: Path) -> None:
-    for argument, said in (("l4_topk33", "did you mean"), ("{op: attention}", "arch")):
+    for argument, said in (
+        ("l4_topk33", "did you mean"),
+        ("{op: attention, arch: sm_90a, pattern: {kind: dense}}", "head_dim"),
+    ):
         code, _, err = report(argument, "--out", str(tmp_path / "out"))
         assert code == 2 and said in err and err.count("\n") == 1
     assert not (tmp_path / "out").exists()
@@ -464,7 +467,7 @@ def test_records_that_are_none_are_told(tmp_path: Path) -> None:
     with pytest.raises(CodegenError, match=r"^tests/records/kernels.json: l4_topk32.registers: is 'many'; Input"):
         kernel_of(find_spec("l4_topk32"), known)
     (tmp_path / "tests" / "records").mkdir(parents=True)
-    for text, said in (('{"a": ', "is not JSON"), ("[]", "is no object")):
+    for text, said in (('{"a": ', "is not JSON"), ("[]", "is not an object")):
         (tmp_path / "tests" / "records" / "kernels.json").write_text(text)
         with pytest.raises(CodegenError, match=rf"^tests/records/kernels.json: {said}"):
             known_records(tmp_path)
@@ -475,7 +478,7 @@ def test_records_that_are_none_are_told(tmp_path: Path) -> None:
     ("change", "says"),
     [
         ({"results": {"ours": {"tflops": "fast"}}}, "results.ours.tflops: is 'fast'; Input should be a valid number"),
-        ({"results": {"ours": {"tflop": 1.0}}}, "results.ours: has no time; one of tflops"),
+        ({"results": {"ours": {"tflop": 1.0}}}, "results.ours: has no time; expected one of tflops"),
         ({"results": {"ours": 1.0}}, "results.ours: is 1.0; Input should be a valid dictionary"),
         ({"results": [1.0]}, r"results: is \[1.0\]; Input should be a valid dictionary"),
         ({"results": ..., "source_sha256": None}, "results: Field required"),
@@ -590,7 +593,7 @@ def test_rooflines_are_of_the_device_that_was_measured() -> None:
     found = kernel("l4_topk32")
     rows = rows_of(found, by_spec(results()))
     drawn = roofline(found.plan, rows)
-    assert drawn is not None and "sm_90a" in drawn.caption and "64 FLOP for a byte" in drawn.caption
+    assert drawn is not None and "sm_90a" in drawn.caption and "64 FLOP per byte" in drawn.caption
     assert roofline(plan_for(find_spec("h100_tile_copy_tma")), []) is None
 
 

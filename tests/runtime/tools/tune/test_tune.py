@@ -310,7 +310,7 @@ def test_a_database_of_something_else_or_of_a_later_version_is_left_alone(tmp_pa
     before = other.read_bytes(), later.read_bytes()
     with pytest.raises(DatabaseError, match=r"is a database of something else \(people\): nothing was changed; "):
         Database(other)
-    with pytest.raises(DatabaseError, match=r"is of format 7, this version reads 1: nothing was changed"):
+    with pytest.raises(DatabaseError, match=r"has format 7, but this version reads 1: nothing was changed"):
         Database(later)
     assert (other.read_bytes(), later.read_bytes()) == before
 
@@ -580,7 +580,7 @@ def test_inputs_of_attention_are_what_the_problem_says() -> None:
     assert k.shape == (1, 2, 2048, 64) and lists.shape == (1, 2, 16, 4) and named["sink"] is None
     assert len(set(lists[0, 0, 1].tolist()) & set(lists[0, 0, 2].tolist())) == 3
     assert all(len(set(each)) == 4 for each in lists.flatten(0, 2).tolist()) and int(lists.max()) < 32
-    with pytest.raises(CodegenError, match="needs heads, q_len, kv_len"):
+    with pytest.raises(CodegenError, match="requires heads, q_len, kv_len"):
         data.AttentionInputs(parse_problem(fields), "cpu")
     with pytest.raises(CodegenError, match="lists of 4 blocks, and 100 keys have 2"):
         data.AttentionInputs(parse_problem({**fields, "heads": 1, "q_len": 100, "kv_len": 100}), "cpu")

@@ -129,12 +129,12 @@ def test_problems_and_specs_are_chosen_and_compiled(suffix: str, tmp_path: Path)
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("a.jsonl", "\n\n", "a.jsonl: has no entry: one names a problem or a spec"),
+        ("a.jsonl", "\n\n", "a.jsonl: has no entry, expected problems or specs"),
         ("a.yaml", "[]", "a.yaml: has no entry"),
-        ("a.yaml", "op: attention", "a.yaml: is a mapping; a list of problems and specs is expected"),
+        ("a.yaml", "op: attention", "a.yaml: is a mapping, expected a list of problems and specs"),
         ("a.jsonl", '"l4_topk32_d64"\n{', "a.jsonl:2: "),
-        ("a.jsonl", "3", "a.jsonl:1: is 3; the name of a spec, or a mapping is expected"),
-        ("a.jsonl", '"l4_topk33"', "a.jsonl:1: no spec is named 'l4_topk33'"),
+        ("a.jsonl", "3", "a.jsonl:1: is 3, expected the name of a spec or a mapping"),
+        ("a.jsonl", '"l4_topk33"', "a.jsonl:1: no spec is called 'l4_topk33'"),
         ("a.yaml", "- l4_topk32_d64\n- {op: bsr_spmm, density: 2}", "a.yaml: entry 2: problem."),
         ("a.jsonl", '{"spec": "l4_topk32_d64", "target": "sass"}', "a.jsonl:1: target"),
         ("a.jsonl", '{"spec": {"op": "tile_copy"}, "color": 1}', "a.jsonl:1: color"),
@@ -179,7 +179,7 @@ def test_cubins_of_a_folder_go_into_the_cache_or_are_told(
     result = warm(tmp_path / "run.jsonl", "--cubins", cubins, "--json")
     (row,) = json.loads(result.stdout)["rows"]
     assert result.exit_code == 1 and row["from"] == "" and "is not used: its SHA-256 is" in row["error"]
-    assert "CODEGEN_NO_JIT=1 forbids to compile" in row["error"]
+    assert "CODEGEN_NO_JIT=1 forbids compilation" in row["error"]
     result = warm(tmp_path / "run.jsonl")
     assert result.exit_code == 1 and f"FAILED                {NAME}: " in result.stdout
 
@@ -214,7 +214,7 @@ def test_codegen_log_shows_it_on_standard_error(own_cache: Path, monkeypatch: py
     assert said() == []
     assert [line.split(",")[0] for line in said(CODEGEN_LOG="1")] == [f"codegen: {NAME}: from the cache"] * 2
     monkeypatch.setenv("CODEGEN_LOG", "yes")
-    with pytest.raises(ToolchainError, match="CODEGEN_LOG is 'yes'; 1"):
+    with pytest.raises(ToolchainError, match="CODEGEN_LOG is 'yes'; expected 1"):
         log.logger()
 
 

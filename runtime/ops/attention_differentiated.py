@@ -1,0 +1,133 @@
+"""Attention that autograd records without torch's dispatcher: calls that no mode, tracer or subclass watches.
+
+Results, errors and what a call keeps are those of the operator (``runtime.ops.attention_autograd``), which the backward
+pass uses where something watches it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from codegen.scored_pattern import ScoredPattern
+from runtime.errors import ArgumentError
+from runtime.kernels.arguments import NO_TANGENT, Signatures, has_tangent
+from runtime.kernels.attention import AttentionResult
+from runtime.ops.attention_calls import attend
+from runtime.ops.attention_checks import check_operands, check_options
+from runtime.ops.attention_gradients import attend_backward, chosen_for
+from runtime.ops.block_sizes import Tensors
+from runtime.ops.modes import PLAIN, is_watched
+from runtime.receipts.mode import entered, mode
+
+_permitted = Signatures()
+"""Kinds of calls whose gradients can be computed."""
+
+
+class _Call(NamedTuple):
+    """A call, less its tensors.
+
+    Attributes:
+        scored: the pattern and the score.
+        scale, softcap, deterministic: of the call.
+        lse: whether the caller wants the log-sum-exp.
+        forward: options of the forward pass alone.
+        mode: that of ``runtime.receipts.mode``.
+    """
+
+    scored: ScoredPattern
+    scale: float | None
+    softcap: float | None
+    deterministic: bool
+    lse: bool
+    forward: dict[str, Any]
+    mode: bool | None
+
+
+class _Attention(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
+    """Attention with gradients of q, k, v and the sinks."""
+
+    @staticmethod
+    def forward(ctx: Any, call: _Call, q: Any, k: Any, v: Any, *others: Any) -> Any:
+        """Compute the result and the log-sum-exp, which the backward pass reads."""
+        sink, kv_lengths, *tensors = others
+        options: dict[str, Any] = {"scale": call.scale, "softcap": call.softcap, "sink": sink, "kv_lengths": kv_lengths}
+        out, lse = attend(q, k, v, tuple(tensors), call.scored, **options, **call.forward, lse=True)
+        ctx.save_for_backward(q, k, v, out, lse, *others)
+        ctx.call = call
+        ctx.set_materialize_grads(False)
+        return (out, lse) if call.lse else out
+
+    @staticmethod
+    def backward(ctx: Any, dout: Any, dlse: Any = None) -> tuple[Any, ...]:
+        """Gradients of q, k, v and the sinks."""
+        call: _Call = ctx.call
+        q, k, v, out, lse, sink, kv_lengths, *tensors = ctx.saved_tensors
+        needs_q, needs_k, needs_v, needs_sink = wanted = ctx.needs_input_grad[1:5]
+        for gradient in (dout, dlse):
+            if has_tangent(gradient):
+                raise ArgumentError("dout", NO_TANGENT)
+        found: Sequence[Any] = (None,) * 4
+        if dout is not None or dlse is not None:
+            dout = torch.zeros_like(out) if dout is None else dout
+            needs = {"dq": needs_q, "dkdv": needs_k or needs_v, "dsink": needs_sink}
+            options = {"scale": call.scale, "softcap": call.softcap, "deterministic": call.deterministic, **needs}
+            watched = torch.is_grad_enabled() or is_watched() or not {type(dout), type(dlse)} <= PLAIN
+            with entered(call.mode):  # a thread of autograd has no mode of its own
+                if watched:
+                    inputs = dout, q, k, v, out, lse, dlse, tensors, sink, kv_lengths, call.scored.text
+                    compute = torch.ops.sparse_kernel_codegen.block_sparse_attention_backward
+                    found = compute(*inputs, **options)[:4]
+                else:
+                    options |= {"dout": dout, "out": out, "lse": lse, "dlse": dlse, "sink": sink}
+                    found = attend_backward(q, k, v, tuple(tensors), call.scored, **options, kv_lengths=kv_lengths)[:4]
+        kept = (gradient if needs else None for gradient, needs in zip(found, wanted, strict=True))
+        return (None, *kept, *(None,) * (1 + len(tensors)))
+
+
+def attend_with_gradients(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    tensors: Tensors,
+    scored: ScoredPattern,
+    *,
+    deterministic: bool,
+    scale: float | None,
+    softcap: float | None,
+    sink: torch.Tensor | None,
+    kv_lengths: torch.Tensor | None,
+    lse: bool,
+    out: None,
+    **forward: Any,
+) -> AttentionResult:
+    """Compute attention, and record it for autograd.
+
+    Args:
+        q, k, v, tensors, scored: as of ``attend``.
+        deterministic: whether gradients have the same bits in every call.
+        scale, softcap, sink, kv_lengths, lse: as of ``attend``.
+        out: None: what is written has no gradient.
+        forward: other options of ``attend``.
+
+    Raises:
+        ArgumentError, SpecError: as ``attend``, and for what has no gradient.
+    """
+    del out
+    deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
+    key: Any = None
+    try:
+        key = (scored.text, q.shape[3], q.dtype, q.device, softcap, kv_lengths is not None, deterministic, mode())
+        permitted = _permitted.last[0] == key or _permitted.find(key)
+    except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
+        key, permitted = None, False
+    if not permitted:
+        check_operands(q, k, v)
+        check_options(q, softcap, scale, sink, kv_lengths)
+        chosen_for(q, scored, softcap=softcap, kv_lengths=kv_lengths is not None, deterministic=deterministic)
+        _permitted.keep(key, True)
+    call = _Call(scored, scale, softcap, deterministic, lse, forward, mode())
+    found = _Attention.apply(call, q, k, v, sink, kv_lengths, *tensors)  # type: ignore[no-untyped-call, unused-ignore]
+    return AttentionResult(*found) if lse else AttentionResult(found, None)

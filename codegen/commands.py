@@ -135,7 +135,7 @@ def _joined(mistakes: Iterable[SpecError]) -> SpecError:
 
 
 def _leave_with(mistakes: Sequence[SpecError]) -> None:
-    """Print the mistakes of specs, and leave with exit code 1 if there are any."""
+    """Print the errors of specs, and exit with code 1 if there are any."""
     for mistake in mistakes:
         for each in (mistake, *mistake.others):
             typer.echo(f"error: {each}", err=True)
@@ -229,7 +229,7 @@ def _render_once(specs: Sequence[NamedSpec]) -> None:
 
 
 def _report_problems(problems: list[freshness.Problem], mistakes: Sequence[SpecError] = (), *, as_json: bool) -> None:
-    """Report problems, and leave with exit code 1 if there are any."""
+    """Print problems, and exit with code 1 if there are any."""
     with report(as_json=as_json) as told:
         for problem in problems:
             fields = {"path": str(problem.path), "kind": problem.kind, "message": problem.message, "fix": problem.fix}

@@ -57,15 +57,15 @@ class SpecError(CodegenError):
         super().__init__(": ".join(part for part in (self.location, self.field, self.reason) if part))
 
     def __reduce__(self) -> tuple[type[SpecError], tuple[str, str, str, tuple[SpecError, ...]]]:
-        """The constructor and its arguments, for another process."""
+        """Constructor and arguments, for pickling."""
         return type(self), (self.field, self.reason, self.location, self.others)
 
     def at(self, location: str) -> SpecError:
-        """Return the same error with the file and line it belongs to, such as ``"file.yaml:12"``."""
+        """Same error with its file and line, such as ``"file.yaml:12"``."""
         return SpecError(self.field, self.reason, location, self.others)
 
     def located(self, locate: Callable[[str], str]) -> SpecError:
-        """Return the same error and its others, each with the file and line that a function gives for its field."""
+        """Same error and its others, each with the file and line that a function gives for its field."""
         others = tuple(each.located(locate) for each in self.others)
         return SpecError(self.field, self.reason, locate(self.field), others)
 

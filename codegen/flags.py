@@ -534,7 +534,7 @@ class SpmmFewColumnsFlags(Flags):
 
 @dataclass(frozen=True)
 class SpmmGemvFlags(Flags):
-    """What bsr_spmm/gemv.cu.j2 asks.
+    """Template parameters of bsr_spmm/gemv.cu.j2.
 
     Attributes:
         words: 32-bit words of a lane's part of a row of A, or of a column of B, in a step: 2 or 4.

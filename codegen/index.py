@@ -52,7 +52,7 @@ def text_of(rows: Iterable[Row]) -> str:
 
 
 def digest_of(file: Path, folder: Path = GENERATED) -> str:
-    """Hash of a spec file and of the receipt beside its source, as 16 hexadecimal digits.
+    """Hash of a spec file and of the receipt next to its source, as 16 hexadecimal digits.
 
     Args:
         file: the spec file, relative to ``specs/``.

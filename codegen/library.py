@@ -95,7 +95,7 @@ class NamedSpec:
         return self.stem if self.is_shipped else in_shell(str(self.path))
 
     def located(self, error: SpecError) -> SpecError:
-        """Return ``error`` with the file and line of its field."""
+        """``error`` with the file and line of its field."""
         lines = self.lines or {}
         return error.located(lambda field: location_of(self.place, lines, field)) if self.place else error
 
@@ -137,7 +137,7 @@ def file_of(name: str) -> Path:
     """
     path = shipped_file(name)
     if path is None:
-        raise SpecError("", f"no spec is called {shown(name)}, and there is no such file; {_hint_for(name)}")
+        raise SpecError("", f"no spec is named {shown(name)}, and there is no such file; {_hint_for(name)}")
     return path
 
 

@@ -51,7 +51,7 @@ def check_name(stem: str) -> None:
 
 
 def taken(stem: str) -> SpecError:
-    """Return the error of a kernel's name that its source cannot have."""
+    """Error for a kernel's name that conflicts with its source."""
     return SpecError(
-        "", f"{shown(stem)} names the kernel, but has a meaning in CUDA C++ or in the source: use another name"
+        "", f"{shown(stem)} names the kernel, but is reserved in CUDA C++ or in the source: use another name"
     )

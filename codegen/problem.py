@@ -51,8 +51,8 @@ class AttentionShape:
         window_left: keys of the window before a query's own position, if the pattern takes the window from the call.
         window_right: keys of the window after it, likewise.
         sink_keys: keys at the beginning that all later queries see, likewise.
-        sequences: packed sequences of a batch of 1, whose q_len and kv_len are then those of all together; 0 where
-            sequences are padded.
+        sequences: number of packed sequences in a batch of 1, with q_len and kv_len as totals; 0 if sequences are
+            padded.
     """
 
     batch: int

@@ -40,7 +40,7 @@ class Block(SpecModel):
 
 @dataclass(frozen=True)
 class IndexTensor:
-    """An int32 tensor that the caller passes beside q, k and v.
+    """An int32 tensor that the caller passes besides q, k and v.
 
     Attributes:
         name: name of the argument and of the kernel parameter.

@@ -199,9 +199,9 @@ def choose(
 def _strided(
     problem: Problem, device: str | None, rows: Sequence[Measurement] | None, verified: Verified | None
 ) -> Choice | None:
-    """The kernel of a product with up to ``STRIDED_COLUMNS`` columns, whatever the strides of B; None if there is none.
+    """Kernel of a product with up to ``STRIDED_COLUMNS`` columns and any strides of B, or None.
 
-    Kernels for a B by rows or by columns need strides of 16 bytes, which such a B seldom has.
+    Kernels for B stored by rows or by columns need strides that are multiples of 16 bytes, which such a B seldom has.
     """
     if not isinstance(problem, BsrProblem) or problem.op != "bsr_spmm" or problem.is_fp8 or problem.transpose_a:
         return None

@@ -85,7 +85,7 @@ BSR_SPMM: Rows = (
         for side in (32, 64, 128)
     ),
     Row(MMA | {"copy": "tma", "depth": 16}, (GATHERED_ROWS, 128, "depth"), (4,)),
-    Row(MMA | {"copy": "tma"}, (GATHERED_ROWS, 128, "depth"), (3,)),  # the rest is for rows of B
+    Row(MMA | {"copy": "tma"}, (GATHERED_ROWS, 128, "depth"), (3,)),  # the rest of shared memory is for rows of B
     Row(MMA | STRIDED | {"depth": 16}, (16, 8, 16), (4,)),
     Row(MMA | STRIDED | {"whole_lines": True}, (16, 8, 64), (3,)),
     Row(MMA | STRIDED, (16, 8, 32), (3,)),

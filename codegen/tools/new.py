@@ -28,7 +28,7 @@ from codegen.yaml_text import flow_text
 
 SUFFIXES = (".yaml", ".yml")
 SIZES = ("batch x heads", "q_len", "kv_len", "m", "n", "k")
-"""Places of a problem that are sizes."""
+"""Axes of a problem that are sizes."""
 ATTENTION_SIZES = "heads=16,q_len=8192,kv_len=8192"
 BSR_SIZES = "m=4096,n=4096,k=4096,density=0.1"
 """Sizes of a problem, as an example."""
@@ -147,13 +147,13 @@ def new_spec(path: Path, problem: Problem, device: str | None = None) -> NewSpec
     choice = planned(choose(problem, device=device))
     text = text_of(problem, choice)
     named = read_spec(path, text)
-    if named.spec != choice.spec:  # a value that YAML reads as another one
+    if named.spec != choice.spec:  # YAML reads a value differently
         raise SpecError("", "the file would not hold the chosen spec", str(path))
     return NewSpec(named, text, problem, choice, generate(named).plan)
 
 
 def check_may_write(path: Path, text: str | None, *, force: bool) -> None:
-    """Refuse to overwrite a file that holds anything but a text.
+    """Reject overwriting a file that has other contents than a text.
 
     Raises:
         CodegenError: unless ``force`` is set.

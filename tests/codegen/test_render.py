@@ -252,7 +252,9 @@ def test_a_name_that_the_source_needs_is_refused(named: NamedSpec, stem: str) ->
         with pytest.raises(SpecError) as caught:
             render(other)
         place = "specs/h100_topk32.yaml: " if other.origin else ""
-        assert str(caught.value) == (f"{place}{stem!r} names the kernel, but is reserved in CUDA C++ or in the source")
+        assert str(caught.value) == (
+            f"{place}{stem!r} names the kernel, but is reserved in CUDA C++ or in the source: use another name"
+        )
 
 
 @pytest.mark.parametrize("stem", ["Til", "Tiles", "int64_", "shipped"])

@@ -203,7 +203,7 @@ def test_file_name_must_mean_nothing_else(write_yaml: Write, name: str) -> None:
     with pytest.raises(SpecError) as caught:
         read_spec(write_yaml(DENSE, f"{name}.yaml"))
     assert str(caught.value) == (
-        f"{name}.yaml: {name!r} names the kernel, but is reserved in CUDA C++ or in the source"
+        f"{name}.yaml: {name!r} names the kernel, but is reserved in CUDA C++ or in the source: use another name"
     )
 
 

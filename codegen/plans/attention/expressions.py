@@ -179,7 +179,7 @@ def _expression_flags(node: Node | None, *, in_one_place: bool = False) -> Expre
 
 
 def _of_one_sequence(flags: ExpressionFlags) -> ExpressionFlags:
-    """An expression whose lengths are those of one packed sequence: the kernel's parameters are of all together."""
+    """An expression with the lengths of one packed sequence; the kernel's parameters have the totals."""
 
     def of_one(text: str) -> str:
         return text.replace("p.q_len", "seqlen.q_len()").replace("p.kv_len", "seqlen.kv_len()")

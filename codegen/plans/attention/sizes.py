@@ -14,11 +14,11 @@ WARPGROUP = 128  # threads
 
 @dataclass(frozen=True)
 class Sizes:
-    """What follows from the tile of a spec.
+    """Sizes derived from the tile of a spec.
 
     Attributes:
         spec: the spec.
-        rows: whose queries a tile's rows are.
+        rows: assignment of queries to the rows of a tile.
         sub_tiles: parts of a tile with their own key blocks.
         consumers: warpgroups that compute.
     """

@@ -32,7 +32,7 @@ def plan(spec: BsrSpgemmSpec, stem: str) -> Plan:
     tiles = Tiles(spec, warps, side, side, (k, block), 1)
     ring, staging = tiles.shared()
     ring.add("List", 8 * tiles.threads, "products of a tile: block of A, block of B", align=16)
-    # Not beside the tiles: three stages of blocks of 128 and a list are just half of what an SM has.
+    # Not in addition to the tiles: three stages of blocks of 128 and a list are exactly half of an SM's memory.
     counted = "products found by each warp; overlaps the tiles after the staging"
     counts = SharedRegion("Counts", staging.bytes, 4 * warps, counted)
     under = next((region.name for region in ring.regions if region.overlaps(counts)), None)

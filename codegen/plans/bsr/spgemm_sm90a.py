@@ -44,7 +44,7 @@ from codegen.spec import BsrSpgemmSpec
 from codegen.tile_rules import OneOf, Rule, check_tile
 
 RUN_TILES = 4  # more would share the search among more tiles, and divide the work less evenly
-OVERHEAD = 32  # registers beside the accumulators
+OVERHEAD = 32  # registers besides the accumulators
 LIST_BYTES = 8 * 32 + 16  # 32 products, each a block of A and one of B; their number, the tile, whether it ends
 SCHEDULER = "tickets drawn, finished thread blocks, tiles deferred, classified; late tiles: 0 between launches"
 

@@ -42,7 +42,7 @@ FEWEST_REGISTERS = 48
 BLOCKS_PER_SM = 24
 """Thread blocks that an SM of any architecture can hold."""
 SMALL_B = 32 * KIB
-"""Bytes of B that fit the L1 beside rings of any number."""
+"""Bytes of B that fit the L1 in addition to any number of rings."""
 RING_SHARE = 0.45
 """Share of an SM's shared memory that rings take at most beside a larger B, which the L1 holds in what they leave.
 
@@ -155,7 +155,7 @@ def _params(spec: BsrSpmmSpec) -> tuple[Param, ...]:
 
 
 def _arguments(plan: Plan, shape: SpmmShape, slots: int) -> LaunchArgs:
-    """Arguments of a launch: as many warps for a tile as let all tiles be computed at once, and leave B room."""
+    """Launch arguments, with the most warps per tile for which all tiles run concurrently and B fits the L1."""
     spec = plan.spec
     assert isinstance(spec, BsrSpmmSpec)
     column_tiles = -(-shape.columns // COLUMNS)
@@ -191,7 +191,7 @@ TILE: tuple[Rule[BsrSpmmSpec], ...] = (
 
 
 def _check(spec: BsrSpmmSpec) -> None:
-    """Refuse what the kernel is not written for."""
+    """Reject specs that the kernel does not support."""
     copy = f"is {spec.mma} with copy {spec.copy_}; b_layout strided is written for mma with cp_async"
     require((spec.mma, spec.copy_) == ("mma", "cp_async"), "mma", copy)
     require(not spec.is_fp8, "dtype", f"is {spec.dtype}; b_layout strided is written for fp16 and bf16")

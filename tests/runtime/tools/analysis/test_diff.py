@@ -93,7 +93,7 @@ def test_a_kernel_of_a_commit(repository: Path) -> None:
 @pytest.mark.parametrize(
     ("side", "said"),
     [
-        ("h100_topk23", "no spec is called 'h100_topk23'"),
+        ("h100_topk23", "no spec is named 'h100_topk23'"),
         ("nothing:x", "'nothing' is not a commit of "),
         ("--help:x", "'--help' is not a commit of "),
         ("HEAD:l4_bsr_spmm_b65", "has no generated/l4_bsr_spmm_b65.cu; did you mean l4_bsr_spmm_b64?"),

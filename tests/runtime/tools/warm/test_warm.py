@@ -134,7 +134,7 @@ def test_problems_and_specs_are_chosen_and_compiled(suffix: str, tmp_path: Path)
         ("a.yaml", "op: attention", "a.yaml: is a mapping, expected a list of problems and specs"),
         ("a.jsonl", '"l4_topk32_d64"\n{', "a.jsonl:2: "),
         ("a.jsonl", "3", "a.jsonl:1: is 3, expected the name of a spec or a mapping"),
-        ("a.jsonl", '"l4_topk33"', "a.jsonl:1: no spec is called 'l4_topk33'"),
+        ("a.jsonl", '"l4_topk33"', "a.jsonl:1: no spec is named 'l4_topk33'"),
         ("a.yaml", "- l4_topk32_d64\n- {op: bsr_spmm, density: 2}", "a.yaml: entry 2: problem."),
         ("a.jsonl", '{"spec": "l4_topk32_d64", "target": "sass"}', "a.jsonl:1: target"),
         ("a.jsonl", '{"spec": {"op": "tile_copy"}, "color": 1}', "a.jsonl:1: color"),

@@ -1,11 +1,11 @@
-"""Compiles every shipped kernel with other versions of NVRTC, and records which of them spill registers.
+"""Compiles every shipped kernel with other versions of NVRTC, and records which kernels spill registers.
 
-    python scripts/compilers.py --folder /tmp/nvrtc                       # the versions that the record has
-    python scripts/compilers.py --folder /tmp/nvrtc 12.6.85 13.5.37       # these too
+    python scripts/compilers.py --folder /tmp/nvrtc                       # versions in the record
+    python scripts/compilers.py --folder /tmp/nvrtc 12.6.85 13.5.37       # and these versions
 
 The record is runtime/compile/compilers.json, which ``codegen doctor`` and ``codegen compile`` read. pip installs each
-version into a folder of its own. A compilation that ``results.jsonl`` of the folder has already is not repeated, so a
-run that was ended goes on where it was, and a change of a kernel costs the compilations of that kernel alone.
+version into its own folder. Compilations in ``results.jsonl`` of the folder are not repeated, so that an interrupted
+run continues, and a changed kernel only costs its own compilations.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class Compiler:
     """An installed NVRTC.
 
     Attributes:
-        version: of its package.
-        library: its file.
-        folders: of the CUDA headers beside it.
+        version: version of its package.
+        library: path of the library.
+        folders: folders of its CUDA headers.
     """
 
     version: str
@@ -58,7 +58,7 @@ def packages(version: str) -> list[str]:
 
 
 def installed(version: str, folder: Path) -> Compiler:
-    """The NVRTC of a version, which pip installs if the folder does not have it."""
+    """The NVRTC of a version; pip installs it if the folder does not have it."""
     place = folder / version
     if not place.is_dir():
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(place)]
@@ -68,12 +68,12 @@ def installed(version: str, folder: Path) -> Compiler:
 
 
 def code_of(generated: Generated) -> str:
-    """SHA-256 of a kernel's source without comments: an edit of a comment compiles nothing again."""
+    """SHA-256 of a kernel's source without comments, so that edits of comments need no compilation."""
     return source_sha256(without_comments(generated.source))
 
 
 def outcome(compiler: Compiler, generated: Generated) -> dict[str, Any]:
-    """What the compiler made of a kernel: registers and bytes of spills, or its first error."""
+    """Result of the compilation of a kernel: registers and spill bytes, or the first error."""
     stem = generated.named.stem
     request = {
         "library": child.text_of(compiler.library),
@@ -94,7 +94,7 @@ def outcome(compiler: Compiler, generated: Generated) -> dict[str, Any]:
 
 
 class Results:
-    """Outcomes by version and code, kept in a file."""
+    """Results by version and code, stored in a file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -102,14 +102,14 @@ class Results:
         self.rows = {(row["version"], row["code"]): row for row in map(json.loads, lines)}
 
     def add(self, row: dict[str, Any]) -> None:
-        """Keep an outcome."""
+        """Store a result."""
         self.rows[row["version"], row["code"]] = row
         with self._path.open("a") as file:
             file.write(json.dumps(row) + "\n")
 
 
 def receipt_of(named: NamedSpec) -> Receipt | None:
-    """The receipt of a shipped kernel; None for one that has none yet."""
+    """Receipt of a shipped kernel, or None."""
     try:
         return read_receipt(named, receipt_path(named))
     except MissingReceipt:
@@ -117,13 +117,13 @@ def receipt_of(named: NamedSpec) -> Receipt | None:
 
 
 def registers_of(generated: Generated) -> int:
-    """The registers of a thread by the receipt of a kernel; all there are for one that has none yet."""
+    """Registers per thread in the receipt of a kernel; the maximum if it has no receipt."""
     receipt = receipt_of(generated.named)
     return receipt.cubin.registers if receipt else 255
 
 
 def todo(kernels: list[Generated], versions: list[str], results: Results) -> Iterator[tuple[str, Generated]]:
-    """What has no outcome yet: all versions of a kernel before the next kernel."""
+    """Missing compilations: all versions of a kernel before the next kernel."""
     for generated in kernels:
         for version in versions:
             if (version, code_of(generated)) not in results.rows:
@@ -133,20 +133,22 @@ def todo(kernels: list[Generated], versions: list[str], results: Results) -> Ite
 def recorded(
     kernels: Sequence[Generated], versions: Sequence[str], rows: Mapping[tuple[str, str], Mapping[str, Any]]
 ) -> compilers.CompilerRecord:
-    """The record of outcomes by version and code.
+    """The record of results by version and code.
 
     Args:
         kernels: the shipped kernels.
-        versions: with which all of them were compiled.
-        rows: ``spills``, or ``refused`` where a kernel does not compile.
+        versions: versions that compiled all of them.
+        rows: results with ``spills``, or ``refused`` if a kernel does not compile.
 
     Raises:
-        CodegenError: if receipts are of several compilers.
+        CodegenError: if the receipts have several compilers.
     """
     receipts = [receipt for each in kernels if (receipt := receipt_of(each.named))]
     packages = sorted({receipt.cubin.compiler_package for receipt in receipts})
     if len(packages) != 1:
-        raise CodegenError(f"receipts are of several compilers, {', '.join(packages)}: verify all with one of them")
+        raise CodegenError(
+            f"receipts have several compilers, {', '.join(packages)}: verify all kernels with one of them"
+        )
     code = {each.named.stem: code_of(each) for each in kernels}
 
     def of(field: str) -> dict[str, dict[str, Any]]:
@@ -160,11 +162,11 @@ def recorded(
 
 
 def main() -> None:
-    """Compile what is missing, and write the record."""
+    """Run the missing compilations, and write the record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("versions", nargs="*", help="of the package, such as 13.5.37")
-    parser.add_argument("--folder", type=Path, required=True, help="for the compilers and the results")
-    parser.add_argument("--jobs", type=int, default=2, help="compilations at a time")
+    parser.add_argument("versions", nargs="*", help="versions of the package, such as 13.5.37")
+    parser.add_argument("--folder", type=Path, required=True, help="folder for the compilers and the results")
+    parser.add_argument("--jobs", type=int, default=2, help="parallel compilations")
     arguments = parser.parse_args()
     known = compilers.record().versions if compilers.RECORD.is_file() else ()
     versions = sorted({*known, *arguments.versions}, key=compilers.numbers)

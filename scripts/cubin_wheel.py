@@ -1,9 +1,9 @@
-"""Builds a wheel with the compiled code of all shipped kernels: with it installed, their first call compiles nothing.
+"""Builds a wheel with the compiled code of all shipped kernels, so that their first call need not compile.
 
     python scripts/cubin_wheel.py --out dist
 
-Every file is compared with the hash in the receipt of its kernel, so the compiler must be the one that the receipts
-name. The same kernels give the same wheel, to the byte: nothing in it depends on a clock, a host, or a compressor.
+Every file must match the hash in the receipt of its kernel, so the compiler must be that of the receipts. The wheel is
+reproducible byte for byte: it does not depend on a clock, a host, or a compressor.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from runtime.compile.compiler import Target, compile_spec  # noqa: E402
 
 NAME = "sparse_kernel_codegen_cubins"
 DATE = (1980, 1, 1, 0, 0, 0)
-"""Of each file in the wheel: the first that a zip has."""
+"""Date of each file in the wheel: the earliest of zip files."""
 METADATA = """\
 Metadata-Version: 2.1
 Name: sparse-kernel-codegen-cubins
@@ -39,8 +39,8 @@ License: Apache-2.0
 Requires-Python: >=3.11
 Requires-Dist: sparse-kernel-codegen
 
-Machine code (sm_90a, sm_89) and PTX (sm_89) of the kernels that sparse-kernel-codegen {version} ships, made by
-{compiler}. The package finds it by itself, and uses a file if it is, byte for byte, what the kernel's receipt names.
+Machine code (sm_90a, sm_89) and PTX (sm_89) of the kernels that sparse-kernel-codegen {version} ships, compiled by
+{compiler}. The package finds it automatically, and uses a file only if it matches the hash in the kernel's receipt.
 """
 WHEEL = """\
 Wheel-Version: 1.0
@@ -52,15 +52,15 @@ MODULE = '"""Compiled kernels of sparse-kernel-codegen, which reads the files be
 
 
 def targets_of(named: NamedSpec) -> tuple[Target, ...]:
-    """What a kernel runs as: a cubin, and PTX where newer GPUs run it."""
+    """Targets of a kernel: a cubin, and PTX if newer GPUs can run it."""
     return ("cubin", "ptx") if generate(named).plan.arch.forward_compatible else ("cubin",)
 
 
 def code_of(named: NamedSpec, target: Target) -> bytes:
-    """The code of a kernel, from the cache or NVRTC.
+    """Code of a kernel, from the cache or NVRTC.
 
     Raises:
-        CodegenError: if it is not what the receipt names.
+        CodegenError: if it does not match the receipt.
     """
     compiled = compile_spec(named, target)
     if why := prebuilt.disagreement(compiled.generated, target, compiled.code):
@@ -69,20 +69,20 @@ def code_of(named: NamedSpec, target: Target) -> bytes:
 
 
 def check_compiler() -> None:
-    """Refuse another compiler than that of the receipts, before anything is compiled.
+    """Reject a compiler other than that of the receipts, before anything is compiled.
 
     Raises:
-        CodegenError: with the command that installs the right one.
+        CodegenError: gives the command that installs the right one.
     """
     if told := compilers.caveat():
         raise CodegenError(told)
 
 
 def files_of(kernels: Iterable[NamedSpec]) -> dict[str, bytes]:
-    """The files of the wheel by name, without its RECORD.
+    """Files of the wheel by name, without its RECORD.
 
     Raises:
-        CodegenError: for a kernel whose code is not what its receipt names.
+        CodegenError: for a kernel whose code does not match its receipt.
     """
     check_compiler()
     pairs = [(named, target) for named in kernels for target in targets_of(named)]
@@ -94,7 +94,7 @@ def files_of(kernels: Iterable[NamedSpec]) -> dict[str, bytes]:
 
 
 def record_of(files: Mapping[str, bytes], name: str) -> bytes:
-    """The RECORD of a wheel: each file with its hash and its size, and itself."""
+    """The RECORD of a wheel: hash and size of each file, and RECORD itself."""
     lines = [f"{each},sha256={_base64(data)},{len(data)}" for each, data in sorted(files.items())]
     return "\n".join([*lines, f"{name},,", ""]).encode()
 
@@ -104,13 +104,13 @@ def _base64(data: bytes) -> str:
 
 
 def wheel_of(files: Mapping[str, bytes]) -> bytes:
-    """The wheel: files in order, not compressed, as compressors differ between versions."""
+    """Bytes of the wheel: sorted files, uncompressed, as compressors differ between versions."""
     record = f"{NAME}-{__version__}.dist-info/RECORD"
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_STORED) as archive:
         for name, data in [*sorted(files.items()), (record, record_of(files, record))]:
             entry = zipfile.ZipInfo(name, DATE)
-            entry.create_system, entry.external_attr = 3, 0o100644 << 16  # as of Unix, on every system
+            entry.create_system, entry.external_attr = 3, 0o100644 << 16  # Unix attributes, on every system
             archive.writestr(entry, data)
     return out.getvalue()
 
@@ -119,7 +119,7 @@ def build(out: Path, kernels: Iterable[NamedSpec]) -> Path:
     """Write the wheel into a folder, and return its path.
 
     Raises:
-        CodegenError: for a kernel whose code is not what its receipt names.
+        CodegenError: for a kernel whose code does not match its receipt.
     """
     data = wheel_of(files_of(kernels))
     out.mkdir(parents=True, exist_ok=True)
@@ -132,7 +132,7 @@ def main() -> None:
     """Build the wheel."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kernels", nargs="*", metavar="KERNEL", help="names of shipped kernels; all by default")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where the wheel is written")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for the wheel")
     arguments = parser.parse_args()
     try:
         path = build(arguments.out, [find_spec(name) for name in arguments.kernels] or shipped_specs())

@@ -1,7 +1,7 @@
-"""Runs examples/masks.ipynb, cell by cell and without Jupyter, and writes what its cells print.
+"""Runs examples/masks.ipynb cell by cell, without Jupyter, and stores the outputs of its cells.
 
 python scripts/notebook.py            # rewrites the outputs
-python scripts/notebook.py --check    # exits 1 if that would change them
+python scripts/notebook.py --check    # exits with 1 if they would change
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ NOTEBOOK = Path(__file__).resolve().parents[1] / "examples" / "masks.ipynb"
 
 
 def executed(notebook: dict[str, Any]) -> dict[str, Any]:
-    """Notebook with the outputs of its cells, which share their names, as in Jupyter."""
+    """Notebook with the outputs of its cells, which share a namespace, as in Jupyter."""
     names: dict[str, Any] = {"__name__": "__main__"}
     cells, count = [], 0
     for number, cell in enumerate(notebook["cells"]):
@@ -35,16 +35,18 @@ def executed(notebook: dict[str, Any]) -> dict[str, Any]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the notebook; return 1 if its outputs are others, with ``--check``."""
+    """Run the notebook; with ``--check``, return 1 if its outputs differ."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if an output is not up to date")
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; exit with 1 if an output is not up to date"
+    )
     check = parser.parse_args(arguments).check
     text = NOTEBOOK.read_text(encoding="utf-8")
     fresh = json.dumps(executed(json.loads(text)), indent=1, ensure_ascii=False) + "\n"
     if fresh == text:
         print(f"{NOTEBOOK.name} is up to date")
     elif check:
-        print(f"{NOTEBOOK.name}: its outputs are not what its cells print; run: python scripts/notebook.py")
+        print(f"{NOTEBOOK.name}: its outputs are not up to date; run: python scripts/notebook.py")
         return 1
     else:
         NOTEBOOK.write_text(fresh, encoding="utf-8")

@@ -1,10 +1,10 @@
-"""Builds the site of the documentation: the pages of docs/, and the README as its home page, with a search.
+"""Builds the documentation site, with search: the pages of docs/, and the README as the home page.
 
-    python scripts/site.py                                # into build/site/html
+    python scripts/site.py                                # to build/site/html
     python scripts/site.py --repository https://HOST/OWNER/NAME    # with links to source files
 
-The pages are copied into a folder with mkdocs.yml, and zensical builds them there. A link to a file that is no page of
-the site becomes a link to the repository, or plain text if no repository is given.
+The pages are copied to a folder with mkdocs.yml, where zensical builds them. A link to a file that is not on the site
+becomes a link to the repository, or plain text if no repository is given.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ SOURCE = re.compile(r'(?P<before>\b(?:src|srcset)=")(?P<target>[^":]+)(?P<after>
 
 
 def pages() -> dict[str, str]:
-    """Return where the pages and pictures are on the site, by their paths in the project."""
+    """Paths of pages and pictures on the site, by their paths in the project."""
     found = {path: posixpath.relpath(path, "docs") for path in _files("docs") if path != "docs/README.md"}
     found |= {name: f"project/{name}" for name in PROJECT_PAGES}
     return found | {"README.md": HOME, "docs/README.md": HOME}
 
 
 def staged(folder: Path, repository: str | None = None) -> Path:
-    """Copy pages and pictures into a folder, with their links as the site needs them; return its mkdocs.yml."""
+    """Copy pages and pictures to a folder, with adapted links; return its mkdocs.yml."""
     places = pages()
     for path, place in places.items():
         target = folder / "docs" / place
@@ -57,18 +57,18 @@ def staged(folder: Path, repository: str | None = None) -> Path:
 
 
 def linked(text: str, path: str, places: dict[str, str], repository: str | None) -> str:
-    """Page with its links as they are on the site.
+    """Page with links adapted to the site.
 
     Args:
         text: the page.
         path: its path in the project.
-        places: where pages and pictures are on the site.
+        places: paths of pages and pictures on the site.
         repository: address of the repository, for links to files that are not on the site.
     """
     here = posixpath.dirname(places[path])
 
     def moved(target: str) -> str | None:
-        """Where a link leads on the site; None for a file that is not there."""
+        """Target of a link on the site; None for a file that is not on the site."""
         file = posixpath.normpath(posixpath.join(posixpath.dirname(path), target)) if target else path
         place = places.get(file) or places.get(f"{file}/README.md")
         return None if place is None else posixpath.relpath(place, here or ".")
@@ -87,7 +87,7 @@ def linked(text: str, path: str, places: dict[str, str], repository: str | None)
 
 
 def navigation() -> list[dict[str, Any]]:
-    """Site's menu: each part has its index page first, then the pages in the order of the index."""
+    """Menu of the site: per part, the index page followed by the pages in the order of the index."""
     menu: list[dict[str, Any]] = [{"Home": HOME}]
     for part in PARTS:
         index = f"docs/{part}/README.md"
@@ -99,9 +99,9 @@ def navigation() -> list[dict[str, Any]]:
 
 
 def linked_pages(path: str) -> Iterator[tuple[str, str]]:
-    """Yield the pages that a page links to and their labels, in its order, each page once.
+    """Yield the pages that a page links to and their labels, in order, each page once.
 
-    An index page in a folder of its own is followed by the pages of that folder.
+    An index page in its own folder is followed by the pages of that folder.
     """
     seen = {path}
     for match in LINK.finditer(_read(path)):
@@ -126,7 +126,7 @@ def build(folder: Path, repository: str | None = None) -> Path:
     """Build the site in a folder and return the folder of its pages.
 
     Raises:
-        subprocess.CalledProcessError: if a link leads nowhere.
+        subprocess.CalledProcessError: if a link is broken.
     """
     staged(folder, repository)
     subprocess.run([sys.executable, "-m", "zensical", "build", "--strict", "--clean"], cwd=folder, check=True)
@@ -142,7 +142,7 @@ def _read(path: str) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Build the site; return 1 if a link leads nowhere."""
+    """Build the site; return 1 if a link is broken."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "site", metavar="DIR", help="default: build/site")
     parser.add_argument("--repository", metavar="URL", help="address of the repository, for links to its files")

@@ -143,7 +143,7 @@ def test_a_dry_run_does_nothing(host: Any, tmp_path: Path) -> None:
 
 def test_without_a_gpu_neither_driver_nor_torch_is_asked_for(host: Any) -> None:
     code, out, _ = host("--dry-run", "--no-gpu", smi=None)
-    assert code == 0 and "no GPU is asked for: cu13" in out and f"--editable {PROJECT}[cu13]\n" in out
+    assert code == 0 and "without a GPU: cu13" in out and f"--editable {PROJECT}[cu13]\n" in out
 
 
 @pytest.mark.parametrize(
@@ -151,20 +151,20 @@ def test_without_a_gpu_neither_driver_nor_torch_is_asked_for(host: Any) -> None:
     [
         ((), {"smi": None}, "nvidia-smi is not found: install NVIDIA's driver"),
         ((), {"smi": "echo 'driver mismatch'; exit 9"}, "nvidia-smi fails (driver mismatch): is the driver loaded?"),
-        ((), {"smi": "echo 'No devices'"}, "nvidia-smi tells no version of the driver, but: No devices"),
+        ((), {"smi": "echo 'No devices'"}, "nvidia-smi prints no driver version, but: No devices"),
         ((), {"smi": "echo '470.1, K80'"}, "the driver is 470.1; 525 or later is needed (CUDA 12), 580 for CUDA 13"),
-        (("--cuda", "cu13"), {"smi": "echo '550.1, L4'"}, "--cuda is cu13 and the driver is 550.1; 580 or later"),
-        (("--cuda", "cu11"), {}, "--cuda is cu11; cu12 and cu13 are allowed"),
-        (("--cuda",), {}, "--cuda is without a value; see --help"),
-        (("--frobnicate",), {}, "there is no option --frobnicate; see --help"),
+        (("--cuda", "cu13"), {"smi": "echo '550.1, L4'"}, "--cuda is cu13, but the driver is 550.1; 580 or later"),
+        (("--cuda", "cu11"), {}, "--cuda is cu11; allowed: cu12, cu13"),
+        (("--cuda",), {}, "--cuda needs a value; see --help"),
+        (("--frobnicate",), {}, "unknown option --frobnicate; see --help"),
         ((), {"release": "ID=fedora\n"}, "this is fedora: this script is for Debian and Ubuntu"),
         (
             (),
             {"python": None},
-            "no Python 3.11 or later is found: apt-get install python3.11 python3.11-venv",
+            "Python 3.11 or later is not found: apt-get install python3.11 python3.11-venv",
         ),
-        ((), {"python": '[[ "$2" != *ensurepip* ]]'}, "python3.12 cannot make virtual environments: apt-get install"),
-        (("--venv", "/etc"), {}, "/etc is there, and is no virtual environment"),
+        ((), {"python": '[[ "$2" != *ensurepip* ]]'}, "python3.12 cannot create virtual environments: apt-get install"),
+        (("--venv", "/etc"), {}, "/etc exists and is not a virtual environment"),
     ],
 )
 def test_what_is_missing_is_named_before_anything_is_written(
@@ -200,7 +200,7 @@ def test_what_doctor_finds_is_the_scripts_exit_code(host: Any, tmp_path: Path, w
     python = VENV.format(venv=tmp_path / "venv", code=wrong)
     code, out, err = host("--venv", str(tmp_path / "venv"), python=python, programs=tools)
     assert code == wrong and ("done: . " in out) == (not wrong)
-    assert ("it is installed, and codegen doctor says what is wrong" in err) == bool(wrong)
+    assert ("the package is installed, but codegen doctor found a problem" in err) == bool(wrong)
 
 
 def test_the_script_that_executes_both_is_a_program() -> None:

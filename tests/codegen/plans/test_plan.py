@@ -1752,8 +1752,8 @@ def test_a_producer_of_several_lists_has_more_registers(
 @pytest.mark.parametrize(
     ("kind", "m", "keys", "reason"),
     [
-        ({"kind": "topk", "k": 33}, 192, 128, "192 x 128 needs about 156 registers a thread .*, 152 are available"),
-        ({"kind": "block_lists"}, 256, 64, "256 x 64 needs about 108 registers a thread .*, 104 are available"),
+        ({"kind": "topk", "k": 33}, 192, 128, "192 x 128 needs about 156 registers per thread .*, 152 are available"),
+        ({"kind": "block_lists"}, 256, 64, "256 x 64 needs about 108 registers per thread .*, 104 are available"),
     ],
 )
 def test_a_tile_is_refused_whose_consumers_the_producer_leaves_too_few_registers(

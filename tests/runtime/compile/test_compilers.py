@@ -146,5 +146,5 @@ def test_the_script_records_what_each_version_makes_of_a_kernel(
     assert found.troubles("13.5.37") == {NAME: "does not compile"}
     other: Any = lambda named: Receipt.model_construct(cubin=type("C", (), {"compiler_package": named.stem}))  # noqa: E731
     monkeypatch.setattr(script, "receipt_of", other)
-    with pytest.raises(CodegenError, match="receipts are of several compilers"):
+    with pytest.raises(CodegenError, match="receipts have several compilers"):
         script.recorded([kernel, generate(find_spec("l4_bsr_sddmm_b64"))], [], {})

@@ -44,7 +44,7 @@ BLOCKS_PER_SM = 24
 SMALL_B = 32 * KIB
 """Bytes of B that fit the L1 in addition to any number of rings."""
 RING_SHARE = 0.45
-"""Share of an SM's shared memory that rings take at most beside a larger B, which the L1 holds in what they leave.
+"""Largest share of an SM's shared memory for rings with a larger B; the L1 holds B in the remaining part.
 
 On an H200, a matrix of 14336 x 4096 with blocks of 64, 30% of them stored, and 8 columns by rows took 13.3 us with 93
 KB of rings on an SM, and 14.0 us with 186 KB; with blocks of 32, 12.4 us with 75 KB, and 13.5 us with 125 KB.
@@ -155,7 +155,7 @@ def _params(spec: BsrSpmmSpec) -> tuple[Param, ...]:
 
 
 def _arguments(plan: Plan, shape: SpmmShape, slots: int) -> LaunchArgs:
-    """Launch arguments, with the most warps per tile for which all tiles run concurrently and B fits the L1."""
+    """Launch arguments, with the most warps per tile for which tiles run concurrently and rings leave room for B."""
     spec = plan.spec
     assert isinstance(spec, BsrSpmmSpec)
     column_tiles = -(-shape.columns // COLUMNS)

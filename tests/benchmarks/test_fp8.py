@@ -146,6 +146,7 @@ def stand_ins(script: ModuleType, monkeypatch: pytest.MonkeyPatch, row: Any, off
     monkeypatch.setattr(script, "quantize_attention", lambda q, k, v, **rows: Quantized(q, k, v))
     monkeypatch.setattr(script, "load_kernel", load)
     monkeypatch.setattr(script, "block_sparse_attention", call)
+    monkeypatch.setattr(script, "block_sparse_attention_fp8", call)
     monkeypatch.setattr(script.fp8_peers, "cudnn_sdpa", sdpa)
     monkeypatch.setattr(script.harness, "time_calls", timed)
     monkeypatch.setattr(script.harness, "free_memory", lambda: None)

@@ -53,7 +53,9 @@ class Garbage:
 def has_indices(spec: Spec) -> bool:
     """Return whether a kernel reads index tensors."""
     spec = spec.forward if isinstance(spec, AttentionBackwardSpec) else spec
-    return bool(spec.index_tensors) if isinstance(spec, AttentionSpec) else not isinstance(spec, UnchosenSpec)
+    if not isinstance(spec, AttentionSpec):
+        return not isinstance(spec, UnchosenSpec)
+    return any(tensor.dims != ("bounds",) for tensor in spec.index_tensors)
 
 
 def result_type(spec: AttentionSpec | BsrSpmmSpec | BsrSddmmSpec | BsrSpgemmSpec) -> str:

@@ -162,6 +162,9 @@ def _attention(spec: AttentionSpec, draw: Any, device: str, listed: int = LISTED
     if spec.aux_tensors:
         more["aux"] = _aux(spec, {"batch": 1, "heads": heads, "q_len": LENGTH, "kv_len": LENGTH}, device)
     lengths = [torch.tensor([LENGTH - 101], dtype=torch.int32)] if spec.kv_lengths else []
+    if spec.layout == "varlen":  # one sequence is empty
+        bounds = torch.tensor([0, 101, 101, LENGTH - 37, LENGTH], dtype=torch.int32).to(device)
+        return [q, k, v, bounds, bounds.clone()], more
     block = spec.pattern.fixed_block
     if block is None:  # one value for each batch, if there are tensors
         values = (torch.tensor([LENGTH // 2 + 3], dtype=torch.int32) for _ in spec.pattern.index_tensors)

@@ -124,7 +124,10 @@ def test_gradients_are_finite_where_a_query_sees_nothing() -> None:
         ),
         ({"scale": 0.0}, r"scale: is 0\.0"),
         ({"return_lse": 1}, "return_lse: is 1"),
-        ({"pattern": TopK(torch.zeros(1, 3, 3, 1, dtype=torch.int32), block=(16, 16))}, "heads: is 4, the pattern has"),
+        (
+            {"pattern": TopK(torch.zeros(1, 3, 3, 1, dtype=torch.int32), block=(16, 16))},
+            "heads: is 4, but the pattern has",
+        ),
     ],
 )
 def test_what_is_refused_is_named(changes: dict[str, Any], message: str) -> None:

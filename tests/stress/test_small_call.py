@@ -57,7 +57,7 @@ def test_a_small_problem_has_what_a_call_takes(script: ModuleType, named: NamedS
         heads = q.shape[1] // spec.pack_gqa
         assert all(
             tensor.dtype == torch.int32
-            and (tensor.shape == q.shape[:1] if which.per_batch else tensor.shape[1] in (1, heads))
+            and (tensor.shape == q.shape[:1] if which.per_batch else tensor.dim() == 1 or tensor.shape[1] in (1, heads))
             for which, tensor in zip(required, indices, strict=True)
         )
         return

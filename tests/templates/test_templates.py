@@ -20,6 +20,7 @@ MORE_TAGS = {
     "bsr_sddmm/mma.cu.j2": (0.13, "16 bits and FP8 side by side"),
     "bsr_spmm/mma.cu.j2": (0.20, "16 bits and FP8 side by side"),
     "bsr_spmm/mma_slices.cuh.j2": (0.14, "scales of blocks or none"),
+    "bsr_spmm/sliced_k.cuh.j2": (0.24, "three short macros, whose tags are the only ones"),
     "bsr_spmm/sm90a_swap_ab.cu.j2": (0.15, "11 of 21 are imports and includes: what differs is in the pieces"),
 }
 """Templates with more, how many they have at most, and why."""

@@ -149,7 +149,7 @@ def test_a_header_that_cannot_be_one_is_told(tmp_path: Path, monkeypatch: pytest
         file.truncate(100 << 20)
     monkeypatch.setattr(toolchain, "_packaged_folders", dict)
     monkeypatch.setattr(toolchain, "_other_folders", lambda: [folder])
-    with pytest.raises(ToolchainError, match=r"cuda_runtime_api\.h: is too large: at most 16 MiB .* CUDA_HOME"):
+    with pytest.raises(ToolchainError, match=r"cuda_runtime_api\.h: is too large: the limit is 16 MiB: .* CUDA_HOME"):
         toolchain.include_folders(("mma.h",))
 
 

@@ -89,7 +89,7 @@ def test_large_blocks_are_split_and_small_ones_refused() -> None:
     _, _, q, k = places()
     check(lists("(q_idx + kv_idx) % 3 != 0", block=(256, 64)), (q + k) % 3 != 0)
     small = lists("q_idx >= kv_idx", block=(64, 16))
-    with pytest.raises(ArgumentError, match=r"block: is \(64, 16\), and blocks of partial ones with an expression"):
+    with pytest.raises(ArgumentError, match=r"block: is \(64, 16\), but partial blocks with an expression"):
         block_sparse_attention(*qkv(), small)
 
 
@@ -123,7 +123,7 @@ def test_compile_reads_the_tensors_of_each_call() -> None:
         (lambda: lists(DOCUMENTS, {"doc": [1]}), r"aux\['doc'\]: is list, expected a torch.Tensor"),
         (lambda: lists(DOCUMENTS, {"doc": documents().double()}), r"aux\['doc'\]: is torch.float64, expected one of"),
         (lambda: lists("causal", {"doc": documents()}), "aux: is given, and mask is 'causal'"),
-        (lambda: lists(lambda b, h, q, k: q >= k, {"doc": documents()}), "aux: is given, and mask is a function"),
+        (lambda: lists(lambda b, h, q, k: q >= k, {"doc": documents()}), "aux: is given, but mask is a function"),
     ],
 )
 def test_what_is_refused_where_the_pattern_is_made(made: Any, message: str) -> None:

@@ -393,7 +393,7 @@ def test_a_users_file_with_a_receipt(table: None, write_yaml: Callable[..., Path
     path.write_text(FILE)
     result = run.invoke(app, ["render", "mine.yaml"])
     assert result.exit_code == 2
-    assert result.stderr == "error: mine.yaml:5: depth: is called stages now; run: codegen migrate mine.yaml\n"
+    assert result.stderr == "error: mine.yaml:5: depth: is now named stages; run: codegen migrate mine.yaml\n"
     before = contents(Path())
     assert migrate(path, "--check").exit_code == 1 and contents(Path()) == before
     assert migrate(path).output.splitlines()[-1] == "carried over  mine"

@@ -99,7 +99,7 @@ def test_a_kernel_of_a_commit(repository: Path) -> None:
         ("HEAD:l4_bsr_spmm_b65", "has no generated/l4_bsr_spmm_b65.cu; did you mean l4_bsr_spmm_b64?"),
         ("HEAD:no/such.cu", "git: fatal: path 'no/such.cu' does not exist in "),
         ("HEAD:generated/older/bare.cu", "has no banner with a spec: it is not a generated source"),
-        ("{op: attention}", "arch"),
+        ("{op: attention}", "pattern: is missing"),
     ],
 )
 def test_what_is_no_kernel_is_one_line(repository: Path, side: str, said: str) -> None:

@@ -247,7 +247,7 @@ def test_a_twin_is_a_kernel_of_a_commit(repository: Path) -> None:
     first, second = changes(("HEAD~1", "HEAD"), repository).changed
     assert (first.stem, second.stem) == ("h100_topk32", "h100_topk32_bf16")
     assert {part for part, (one, other) in first.parts.items() if one != other} == {"receipt"}  # the file is the same
-    assert second.verified[1] == "compiled, but never run on a GPU"
+    assert second.verified[1] == "compiled, never run on a GPU"
     assert second.parts["spec"] == (twin.spec.hash, twin.spec.hash)
     assert second.parts["source"][1] == source_sha256(render(twin))
 
@@ -370,7 +370,7 @@ def test_what_is_no_report_is_left_alone(tmp_path: Path) -> None:
         for file, text in files.items():
             (tmp_path / name / file).write_text(text)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    for name, said in (("file", "no folder"), ("full", "no report wrote"), ("fake", "no report wrote")):
+    for name, said in (("file", "is not a folder"), ("full", "no report wrote"), ("fake", "no report wrote")):
         code, out, err = report("l4_topk32", "--out", str(tmp_path / name))
         assert (code, out, err.count("\n")) == (2, "", 1) and said in err
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
@@ -516,7 +516,7 @@ def test_two_specs_of_one_name_are_refused(tmp_path: Path) -> None:
     assert named.path is not None
     path.write_bytes(named.path.read_bytes())
     code, _, err = report("l4_dense_dq", str(path), "--out", str(tmp_path / "out"))
-    assert code == 2 and "two specs are named l4_dense_dq" in err
+    assert code == 2 and "two of the specs are called l4_dense_dq" in err
     assert not (tmp_path / "out").exists()
 
 

@@ -128,7 +128,7 @@ def attention() -> list[Timed]:
 
 
 def python_calls(call: Call) -> int:
-    """Calls of Python functions in a call that was made before: the least of three, as callbacks of freed objects count."""
+    """Calls of Python functions in a call that was made before: the least of three, as other callbacks may run."""
     for _ in range(3):
         call()
     return min(_counted(call) for _ in range(3))

@@ -214,10 +214,11 @@ def text_of(records: Sequence[Record], is_current: Callable[[Record], bool]) -> 
     others = [record for record in records if not record["headline"]]
     parts = [
         "# Shapes of published models",
-        "Written by `python benchmarks/models.py --page`. Do not edit this page by hand.",
+        "Written by `python benchmarks/models.py --page FILE`. Do not edit this page by hand.",
         f"{about.pop()}; {' to '.join(dict.fromkeys((dates[0], dates[-1])))}; {versions}.",
         "Each row is one call of `block_sparse_attention` or `bsr_matmul`, or the gradients of one (`-backward`), on "
-        "normal inputs. Times are medians in microseconds: single calls after a pause / calls back to back "
+        "normal inputs. About half of the numbers in `benchmarks/models.yaml` have not been compared with their source "
+        "yet. Times are medians in microseconds: single calls after a pause / calls back to back "
         "([how times are taken](measuring.md)). A ratio is the time of the best peer of that timing over ours; it "
         "is bold where a peer is faster. Peers are called in their own layouts; one that fails, or computes something "
         "else, has no time. FlexAttention is not run on dense and causal rows that SDPA, FA3 and FA4 compute.",

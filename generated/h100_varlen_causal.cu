@@ -3,9 +3,9 @@
 //     codegen render specs/h100_varlen_causal.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"layout":"varlen","lse":true,"mma":"wgmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":192,"n":80}}
 // spec hash: f826bcee551b1f60d8d3563c9a397009c034310aa507b401d88d5350ea0f2966
-// seal: sha256 524ba1ce015e2347f73aeb74af5628881d81d1f570fddebee94f05b1c329ed4b
+// seal: sha256 9ff4a210b475f1212444d9b0776b141e4f27fb00d7cd3ac8bfd2210bacf0d673
 
-// Attention forward for sm_90a over the visible keys of the pattern, up to each batch's kv_lengths:
+// Attention forward for sm_90a over the visible keys of the pattern in each sequence:
 //   O = softmax(scale * Q K^T) V
 //
 // Roles

@@ -3,9 +3,9 @@
 //     codegen render specs/h100_varlen_causal_d256.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":256,"layout":"varlen","lse":true,"mma":"wgmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":80}}
 // spec hash: d1f9d47b3dcc7ec552ece7ed0416de67927362a9710a08440b1639058518f763
-// seal: sha256 aabdcd34fbb9b9064928bb0a86f19e3ae411fd7298b7f2bac37af439ad3bb209
+// seal: sha256 3b00b6877b529c1d19873020f7ee021dc190dedeeb98d28b11c60366c9c53176
 
-// Attention forward for sm_90a over the visible keys of the pattern, up to each batch's kv_lengths:
+// Attention forward for sm_90a over the visible keys of the pattern in each sequence:
 //   O = softmax(scale * Q K^T) V
 //
 // Roles

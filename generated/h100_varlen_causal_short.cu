@@ -3,9 +3,9 @@
 //     codegen render specs/h100_varlen_causal_short.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"layout":"varlen","lse":true,"mma":"wgmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"ping_pong","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 10ea3a23ddcf99109746969721e3b498a518926f9d054c81d2cdd0728d835acf
-// seal: sha256 f3bda4e5d5978a975c48605a662009f3add2cbcae83f6657cc78e3e41c2e4b15
+// seal: sha256 7f30a65b63959e5eba0cd83490b040321f8848cc2f730d29afbf4d5d76fe433a
 
-// Attention forward for sm_90a over the visible keys of the pattern, up to each batch's kv_lengths:
+// Attention forward for sm_90a over the visible keys of the pattern in each sequence:
 //   O = softmax(scale * Q K^T) V
 //
 // Roles

@@ -3,9 +3,9 @@
 //     codegen render specs/h100_varlen_dense.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"layout":"varlen","lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"dense"},"schedule":"cooperative","stages":2,"tile":{"m":192,"n":80}}
 // spec hash: 6269f6507dfa5b8d3d80976f06371c27d346914e63aef1ffd6e3e95016b43cd4
-// seal: sha256 0e6b94cfad57c5b9bdb6cdbc5a0f87d926a9e0d07d90adaa696101054d893ea0
+// seal: sha256 54977a691444625317d9e6624d1d23db9e8eadb033fb81f8a2f1173f5fb769d9
 
-// Attention forward for sm_90a over the visible keys of the pattern, up to each batch's kv_lengths:
+// Attention forward for sm_90a over the visible keys of the pattern in each sequence:
 //   O = softmax(scale * Q K^T) V
 //
 // Roles

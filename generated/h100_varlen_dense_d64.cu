@@ -3,9 +3,9 @@
 //     codegen render specs/h100_varlen_dense_d64.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"layout":"varlen","lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"dense"},"schedule":"cooperative","stages":3,"tile":{"m":192,"n":128}}
 // spec hash: 0bb9da2fcb5dd1ffff305395f2a7ae5ccaca736b89434751d9ecadce80a225b9
-// seal: sha256 6d40304ae38651a6390ebd0ef0ae4a783256b005907052cbac04916dd4e81860
+// seal: sha256 1e2628f75d28045b9ff37dcedd17e4efbde1d5070c9667f8c252a57f986bfeea
 
-// Attention forward for sm_90a over the visible keys of the pattern, up to each batch's kv_lengths:
+// Attention forward for sm_90a over the visible keys of the pattern in each sequence:
 //   O = softmax(scale * Q K^T) V
 //
 // Roles

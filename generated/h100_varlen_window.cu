@@ -3,9 +3,9 @@
 //     codegen render specs/h100_varlen_window.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"layout":"varlen","lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"sliding_window","left":null,"right":null},"schedule":"cooperative","stages":3,"tile":{"m":192,"n":64}}
 // spec hash: 9e8b88e0f1e161a2da6e3f9c74d684b0cdee8ffc78199f6d65c8313cdb9e962e
-// seal: sha256 f66f9907daf5e81760a3756e2436d8d97b8b342bda79ab388c25c2bf676e31f7
+// seal: sha256 b93f179e8987ce939626b23eb8655d3e383ebbcfdeaad2e266cb1005591bc9e8
 
-// Attention forward for sm_90a over the visible keys of the pattern, up to each batch's kv_lengths:
+// Attention forward for sm_90a over the visible keys of the pattern in each sequence:
 //   O = softmax(scale * Q K^T) V
 //
 // Roles

@@ -3,9 +3,9 @@
 //     codegen render specs/l4_varlen_causal.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"layout":"varlen","lse":true,"mma":"mma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"multistage","stages":4,"tile":{"m":128,"n":48},"warp_rows":32}
 // spec hash: 338317bd36c10cf1ba1a2e759afc4d1bd8fb0f717be50014a440ad5145ca3ce8
-// seal: sha256 ba2667dec4082edaa896c222b4f8c655552e524a417712867cf27dd8c8fed65c
+// seal: sha256 5d34bcecc0d8e39ab8fdc81ecad4e62cb70eed72a936cda60a8b83a75ab7456e
 
-// Attention forward for sm_89 over the visible keys of the pattern, up to each batch's kv_lengths:
+// Attention forward for sm_89 over the visible keys of the pattern in each sequence:
 //   O = softmax(scale * Q K^T) V
 //
 // Roles

@@ -3,9 +3,9 @@
 //     codegen render specs/l4_varlen_causal_d64.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":64,"layout":"varlen","lse":true,"mma":"mma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"multistage","stages":4,"tile":{"m":128,"n":64},"warp_rows":32}
 // spec hash: 9db39be26f509c895f3b8a8e3391a7e2693f91ace7e624739948b41115faacb6
-// seal: sha256 25e347c73f65c28b21ff22f0e8eaa799047c2e4d0f7bdfeab7c8157d1c381923
+// seal: sha256 89ebac22484ef4f5f5ef41621bef6befa886848d841f9f3cc61b5daaaecb732b
 
-// Attention forward for sm_89 over the visible keys of the pattern, up to each batch's kv_lengths:
+// Attention forward for sm_89 over the visible keys of the pattern in each sequence:
 //   O = softmax(scale * Q K^T) V
 //
 // Roles

@@ -3,9 +3,9 @@
 //     codegen render specs/l4_varlen_dense.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"layout":"varlen","lse":true,"mma":"mma","op":"attention","pattern":{"kind":"dense"},"schedule":"multistage","stages":4,"tile":{"m":128,"n":48},"warp_rows":32}
 // spec hash: e2202c497add4915354b947d0e723de67458adaea37170dfe498c774753e7eeb
-// seal: sha256 39fe575f5303e277ce6c5f58599aae53c55418930674dcf68b8c88d2e4391985
+// seal: sha256 6d5b4699c05d87d98b1083fb25af1aacdadcaecc9619f4e3e724c062300fc073
 
-// Attention forward for sm_89 over the visible keys of the pattern, up to each batch's kv_lengths:
+// Attention forward for sm_89 over the visible keys of the pattern in each sequence:
 //   O = softmax(scale * Q K^T) V
 //
 // Roles

@@ -3,9 +3,9 @@
 //     codegen render specs/l4_varlen_window.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"layout":"varlen","lse":true,"mma":"mma","op":"attention","pattern":{"kind":"sliding_window","left":null,"right":null},"schedule":"multistage","stages":3,"tile":{"m":64,"n":64},"warp_rows":16}
 // spec hash: 1e6596c94b426a406eea9e333c60652b28dbfd5af2f23768cea6ae9fd2669ece
-// seal: sha256 489810661d4928282ddbdebd744a846add779b25e9973aec7ccece60b0e85128
+// seal: sha256 4a788178881aa3b7ef001d62e60eb4af646558f2a008777f76455b9b5d225379
 
-// Attention forward for sm_89 over the visible keys of the pattern, up to each batch's kv_lengths:
+// Attention forward for sm_89 over the visible keys of the pattern in each sequence:
 //   O = softmax(scale * Q K^T) V
 //
 // Roles

@@ -252,7 +252,7 @@ def _of_lists(one: Any, other: Any, sign: str, classes: Classes) -> Any:
 
 
 def _joined(one: Lists | None, other: Lists | None, sign: str) -> Lists | None:
-    """Combine lists, of which None is the empty one."""
+    """Combine lists; None is an empty list."""
     if one is None or other is None:
         return None if sign == "&" else one if other is None else other
     return _set(one, other, sign)

@@ -75,7 +75,7 @@ def reference_attention(
         q: (batch, heads, q_len, head_dim), of any floating-point type.
         k: (batch, kv_heads, kv_len, head_dim); heads is a multiple of kv_heads.
         v: (batch, kv_heads, kv_len, any head_dim).
-        pattern: an object of ``runtime.patterns``, no block of which is listed twice, or a FlexAttention ``BlockMask``.
+        pattern: an object of ``runtime.patterns`` that lists no block twice, or a FlexAttention ``BlockMask``.
         scale: softmax scale; by default 1 / sqrt(head_dim).
         softcap: cap of the logits: softcap * tanh(scale * q k^T / softcap). Not beside ``score``.
         score: what becomes of the logits, scale * q k^T, before the softmax: a ``runtime.patterns.Score``, a text or a

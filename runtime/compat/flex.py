@@ -100,7 +100,7 @@ def flex_attention(  # noqa: PLR0917 - torch's signature
         score_mod: ``score_mod(score, b, h, q_idx, kv_idx)``, or a ``patterns.Score``.
         block_mask: a torch ``BlockMask`` for q_len and kv_len, or a pattern of :mod:`runtime.patterns`.
         scale: factor of the logits; by default 1 / sqrt(head_dim).
-        enable_gqa: whether kv_heads may be less than heads, of which it is a divisor.
+        enable_gqa: allow fewer kv_heads than heads; heads is then a multiple of kv_heads.
         return_lse: whether to return the log-sum-exp too.
         kernel_options: options of Triton kernels; None or empty.
         return_aux: ``AuxRequest(lse=True)`` returns the log-sum-exp as an ``AuxOutput``; ``max_scores`` is refused.

@@ -44,7 +44,7 @@ def scaled_dot_product_attention(  # noqa: PLR0917 - torch's signature
         dropout_p: 0.0.
         is_causal: whether query i sees the keys 0 to i, whatever the lengths. Not beside ``attn_mask``.
         scale: factor of the logits; by default 1 / sqrt(head_dim).
-        enable_gqa: whether kv_heads may be less than heads, of which it is a divisor.
+        enable_gqa: allow fewer kv_heads than heads; heads is then a multiple of kv_heads.
 
     Returns:
         The result, in query's type and shape, 0 for a query that sees no key.

@@ -81,7 +81,7 @@ class Parts(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Operand:
-    """The sparse operand of a call: its tensors, each fetched once, as torch makes new ones whenever it is asked.
+    """The sparse operand of a call: its tensors, each fetched once, because torch makes a new tensor each time.
 
     Attributes:
         made: the matrix, layout torch.sparse_bsr; None if nothing has needed one yet.
@@ -372,7 +372,7 @@ class BsrPreparation:
             raise ArgumentError("a.row_order", f"does not name each of the {rows} block rows once")
 
     def _check_split(self, a: torch.Tensor, split: RowSplit, validate: bool) -> None:
-        """Check block rows of which the long ones are cut."""
+        """Check the split of long block rows."""
         assert self._cutting is not None
         step = self._cutting.step
         if type(split.limit) is not int or split.limit < 1 or split.limit % step:

@@ -68,9 +68,8 @@ class BsrSpgemmKernel(BoundCall[BsrSpgemmSpec]):
             validate: also check the indices of all. Costs kernels and a synchronization.
 
         Returns:
-            C (M, N): dense, 0 where no blocks meet; or torch.sparse_bsr with the pattern's own indices, of which
-            ``out`` holds the values if it was given. A block in which nothing meets, and one whose column is outside
-            the matrix, is zeros.
+            C (M, N): dense; or torch.sparse_bsr with the pattern's own indices, and with ``out`` as its values if it
+            was given. Blocks without products, and blocks whose column is outside the matrix, are zeros.
 
         Raises:
             ArgumentError: naming the argument, before anything is launched.

@@ -87,17 +87,17 @@ def block_sparse_attention(
 ) -> torch.Tensor | AttentionResult:
     """Compute softmax(scale * q k^T) v over the keys that a pattern lets each query see.
 
-    The kernel is chosen by ``codegen.select``, compiled at the first call of its class of shapes (seconds, once: the
-    cache keeps it) and remembered; ``explain_attention`` says which one it is, and why. A call runs on torch's
-    current stream, does not synchronize and can be captured in a CUDA graph after a first call outside of it. Under
-    ``torch.compile``, ``torch.export`` and dispatch modes it is the operator
-    ``sparse_kernel_codegen::block_sparse_attention``. Under ``torch.autocast`` q, k and v are cast to its type.
+    ``codegen.select`` chooses the kernel, and ``explain_attention`` shows the choice and the reason. The first call
+    of a class of shapes compiles the kernel in seconds, and the cache keeps it. A call runs on torch's current stream
+    and does not synchronize. A CUDA graph can capture it after a first call outside of the graph. Under
+    ``torch.compile``, ``torch.export`` and dispatch modes, it is the operator
+    ``sparse_kernel_codegen::block_sparse_attention``. Under ``torch.autocast``, q, k and v are cast to its type.
 
-    q, k, v and ``sink`` have gradients, by default the same bits in every call, with every pattern and option. Blocks
-    of lists have 64 queries and keys or multiples of them (docs/guide/training.md). ``out`` and whatever else has no
-    gradient are refused where one is required. Between the passes a call keeps q, k, v, the result, its log-sum-exp,
-    the lists, the sinks and ``kv_lengths``. A gradient of a gradient is refused, and so is forward-mode differentiation
-    (``torch.func.jvp``, dual tensors), whatever ``torch.no_grad`` says.
+    q, k, v and ``sink`` have gradients, with every pattern and option; by default, they have the same bits in every
+    call. Gradients over lists need blocks of 64 queries and keys, or multiples (docs/guide/training.md). If a gradient
+    is required, ``out`` and arguments without gradients are refused. The backward pass keeps q, k, v, the result, its
+    log-sum-exp, the lists, the sinks and ``kv_lengths``. Double backward and forward-mode differentiation
+    (``torch.func.jvp``, dual tensors) are refused, also under ``torch.no_grad``.
 
     ``block_sparse_attention_fp8`` takes operands in FP8.
 
@@ -106,37 +106,37 @@ def block_sparse_attention(
             dimension is contiguous, other strides are multiples of 8 elements.
         k: (batch, kv_heads, kv_len, head_dim); heads is a multiple of kv_heads.
         v: as k.
-        pattern: an object of ``patterns``, or a FlexAttention ``BlockMask``, which is converted in each call:
-            ``convert.from_block_mask`` does it once. What such a mask shares between batches, or heads, its
-            ``mask_mod`` is asked of the first one alone. Its lists lie on the device of q. Blocks of other sizes
-            than kernels are made for are split or merged in each call, exactly; where that is impossible they are
-            refused.
+        pattern: an object of ``patterns``, or a FlexAttention ``BlockMask``. Each call converts a ``BlockMask``;
+            ``convert.from_block_mask`` converts it once. If the mask has one batch or head for all, its ``mask_mod``
+            is evaluated for the first one only. Its lists are on the device of q. If no kernel has its block size,
+            each call splits or merges blocks without changing the mask; sizes that do not allow this are refused.
         scale: softmax scale, from 1e-37 to 1e38; by default 1 / sqrt(head_dim).
-        softcap: cap of the logits, from 0.001 to 1000: softcap * tanh(scale * q k^T / softcap). Each value is a kernel.
-        score: what becomes of the logits, scale * q k^T, before the softmax: a ``patterns.Score``, or a text or
-            a function of which one is made in each call (docs/reference/expressions.md). Not beside ``softcap``. Its
-            floating-point tensors have gradients where their indices are batch, head, q_idx, kv_idx or q_idx - kv_idx.
-        sink: float32 (heads,), a logit that joins the sum of each row of its head, as a key without a value would.
-        kv_lengths: int32 (batch or 1,), keys of each batch that exist: later ones are hidden from all queries. The
-            pattern's positions do not move.
-        return_lse: whether to return the log-sum-exp too.
-        out: (batch, heads, q_len, head_dim), where to write the result; it overlaps no input. By default it is new,
+        softcap: cap of the logits, from 0.001 to 1000: softcap * tanh(scale * q k^T / softcap). Each value needs a
+            kernel of its own.
+        score: transform of the logits, scale * q k^T, before the softmax: a ``patterns.Score``, or a text or function,
+            which each call converts to one (docs/reference/expressions.md). Not with ``softcap``. Its floating-point
+            tensors have gradients if their indices are batch, head, q_idx, kv_idx or q_idx - kv_idx.
+        sink: float32 (heads,), a logit that is added to the softmax sum of each row of its head.
+        kv_lengths: int32 (batch or 1,), number of keys of each batch: later keys are hidden from all queries. The
+            positions of the pattern stay the same.
+        return_lse: also return the log-sum-exp.
+        out: (batch, heads, q_len, head_dim), the tensor for the result; it overlaps no input. By default, a new tensor
             in the layout of q.
-        validate: also check the values of lists, lengths and sinks, and that the lists are whole. Synchronizes.
-        deterministic: whether gradients have the same bits in every call. False: that of q may be added up in any
-            order, where that is faster: on sm_90a over lists of blocks of 128 keys, and causal with heads of up to 64.
+        validate: also check the values of lists, lengths and sinks, and that the lists are complete. Synchronizes.
+        deterministic: gradients have the same bits in every call. If False, the gradient of q may be summed in any
+            order if that is faster: on sm_90a over lists of blocks of 128 keys, and causal with heads of up to 64.
             ``torch.use_deterministic_algorithms(True)`` has precedence. The result has the same bits either way.
-        unknown: none: other keywords are refused, those of other libraries with the way to write them here.
+        unknown: other keywords are refused. For keywords of other libraries, the error names the counterpart.
 
     Returns:
         The result, in q's type: 0 for a query that sees no key. With ``return_lse`` an ``AttentionResult`` (out, lse);
         lse is float32 (batch, heads, q_len), the natural logarithm of each row's sum of exp(logit), -inf without keys.
 
     Raises:
-        ArgumentError: naming the argument, what it was and what is allowed, before anything is launched.
-        DeviceError: for a device that no kernels are written for.
-        SpecError: for an option that no kernel has, and where a gradient is required that none computes.
-        ToolchainError, CompileError, CacheError: where a kernel cannot be built, at the first call.
+        ArgumentError: with the argument, its value and the allowed values, before anything is launched.
+        DeviceError: for a device without kernels.
+        SpecError: for an option that no kernel has, or a required gradient that no kernel computes.
+        ToolchainError, CompileError, CacheError: if a kernel cannot be built, at the first call.
     """
     if not (type(return_lse) is type(validate) is type(deterministic) is bool):
         _check_flags(return_lse=return_lse, validate=validate, deterministic=deterministic)

@@ -105,7 +105,7 @@ def _backward_matmul(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
 
 
 def gradients_of_matmul(ctx: Any, grad: torch.Tensor, needs: tuple[bool, ...]) -> tuple[Any, ...]:
-    """The gradients of values, b, bias and c, of which ``needs`` says which are needed; others are None."""
+    """Gradients of values, b, bias and c; None unless ``needs`` has True for them."""
     saved = ctx.saved_tensors
 
     def compute() -> tuple[Any, ...]:

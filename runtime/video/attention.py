@@ -92,7 +92,7 @@ class VideoWindow:
 
         Args:
             module: the attention module; not used.
-            q: (batch, heads, tokens, head_dim), of which the length and the device are read.
+            q: (batch, heads, tokens, head_dim); only its length and device are read.
             k: (batch, kv_heads, tokens of q, head_dim), or of another length in cross-attention.
             exact: the pattern of the model's own mask.
 

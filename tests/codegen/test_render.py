@@ -204,6 +204,20 @@ def test_fields_are_read(named: NamedSpec) -> None:
     assert not unread_fields(render(named))
 
 
+@cache
+def pointers() -> set[str]:
+    """Names of the tensors that any shipped kernel takes, if they are not words of every text."""
+    plans = map(plan_for, shipped_specs())
+    return {param.name for plan in plans for param in plan.params if param.type == "pointer" and "_" in param.name}
+
+
+@every_source
+def test_comments_name_no_tensor_that_the_kernel_lacks(named: NamedSpec) -> None:
+    comments = " ".join(line for line in CODE.findall(render(named)) if not line.startswith("// spec"))
+    others = pointers() - {param.name for param in plan_for(named).params}
+    assert not others & set(re.findall(r"\w+", comments))
+
+
 @every_source
 def test_constants_are_used(named: NamedSpec) -> None:
     plan = plan_for(named)

@@ -112,7 +112,7 @@ def block_of(spec: AttentionSpec | AttentionBackwardSpec) -> Block:
 def needs_query_blocks(spec: AttentionSpec) -> bool:
     """Whether the kernel needs the number of lists.
 
-    A tile for sm_90a may have several lists, of which the last may not exist. A tile with one list starts with a query,
+    A tile for sm_90a may have several lists, and the last one may not exist. A tile with one list starts with a query,
     so its list exists.
     """
     block = spec.pattern.fixed_block

@@ -197,7 +197,41 @@ class QuantizeShape:
     is_given: int = 0
 
 
-Shape = AttentionShape | SpmmShape | SddmmShape | SpgemmShape | CopyShape | SelectShape | BlockMaskShape | QuantizeShape
+@dataclass(frozen=True)
+class PagedShape:
+    """The shape of attention over pages.
+
+    Attributes:
+        batch: requests.
+        tokens: queries of all requests.
+        heads: query heads, a multiple of ``kv_heads``.
+        kv_heads: heads of K and V.
+        list_length: entries per list; 0 without lists.
+        entry_keys: keys per entry, a power of two.
+        most_parts: most parts of a tile whose division depends on its own length alone; 0 if a tile is divided by the
+            steps of the whole launch.
+    """
+
+    batch: int
+    tokens: int
+    heads: int
+    kv_heads: int
+    list_length: int = 0
+    entry_keys: int = 1
+    most_parts: int = 0
+
+
+Shape = (
+    AttentionShape
+    | SpmmShape
+    | SddmmShape
+    | SpgemmShape
+    | CopyShape
+    | SelectShape
+    | BlockMaskShape
+    | PagedShape
+    | QuantizeShape
+)
 
 
 @dataclass(frozen=True)

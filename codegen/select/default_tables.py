@@ -162,5 +162,19 @@ QUANTIZE: Rows = (
     Row({"scales": "given", "rotary": ("half", "interleaved")}, (64,), (1,)),
     Row({}, (128,), (1,)),
 )
+PAGED_ATTENTION: Rows = (
+    # About 100 KB of rings: on sm_90a two thread blocks fit an SM.
+    *(
+        Row({"cache": cache, "head_dim": head_dim}, (16, keys), stages)
+        for cache, head_dim, keys, stages in (
+            ("same", 64, 64, (6, 4, 3)),
+            ("same", 128, 64, (3, 2)),
+            ("same", (192, 256), 32, (3, 2)),
+            ("e4m3", 64, 64, (8, 6, 4)),
+            ("e4m3", 128, 64, (6, 5, 4)),
+            ("e4m3", (192, 256), 32, (6, 4)),
+        )
+    ),
+)
 SELECT_TOPK: Rows = (Row({}, (32, 64), (1,)),)
 TILE_COPY: Rows = (Row({"copy": "ld_global"}, (64, 128), (1,)), Row({}, (64, 128), (3,)))

@@ -1,0 +1,351 @@
+"""Calls of kernels of attention over pages."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+
+from codegen.problem import PagedShape
+from codegen.spec import PagedAttentionSpec
+from codegen.wording import shown
+from runtime.checks import check_dense
+from runtime.driver.allocate import allocator, contiguous
+from runtime.driver.context import entered, is_elsewhere
+from runtime.driver.enqueue import enqueue
+from runtime.driver.launch import Signature
+from runtime.driver.workspace import Memory
+from runtime.errors import ArgumentError
+from runtime.kernels.arguments import (
+    MAX_EXTENT,
+    TORCH_DTYPES,
+    call_key,
+    check_addresses,
+    check_memory,
+    check_overlap,
+    check_scale,
+    check_shape,
+    check_sink,
+    check_strides,
+    check_tensor,
+)
+from runtime.kernels.attention import AttentionResult
+from runtime.kernels.bound_call import BoundCall
+
+CHUNK_BYTES = 16
+"""Unit of the strides of a cache: the bytes of one copy."""
+UNBOUNDED = 2**29
+"""Keys of a window without a bound."""
+UNPAGED_SHIFT = 31
+"""Page shift with which every key lies in the first page of its request."""
+MOST_CHUNKS = 2**32 - 1
+"""Chunks of a cache at most; the kernel's offsets have 32 bits."""
+ENTRY_KEYS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+"""Keys that an entry of a list can stand for."""
+INVARIANT_PARTS = 16
+"""Most parts of a tile in batch-invariant calls."""
+
+
+class Window(NamedTuple):
+    """Keys that a query sees, besides the lists.
+
+    Attributes:
+        left: keys before its own position.
+        right: keys after it.
+        sink: keys at the beginning, which later queries see too.
+    """
+
+    left: int = UNBOUNDED
+    right: int = 0
+    sink: int = 0
+
+
+class _Options(NamedTuple):
+    """Options of a call that are numbers."""
+
+    window: Window
+    entry_keys: int
+    scale: float | None
+    softcap: float | None
+    batch_invariant: bool
+    return_lse: bool
+
+
+class PagedAttentionKernel(BoundCall[PagedAttentionSpec]):
+    """Kernel that computes attention of a few queries of each request over K and V in pages.
+
+    Attributes:
+        compiled: source, plan, code and compiler log.
+        spec: the spec.
+    """
+
+    _argument_names = ("q", "k_cache", "v_cache", "block_table", "seq_lens")
+
+    def __call__(
+        self,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        *,
+        block_table: torch.Tensor | None = None,
+        seq_lens: torch.Tensor | None = None,
+        cu_seqlens_q: torch.Tensor | None = None,
+        window: Window = Window(),  # noqa: B008 - immutable
+        lists: torch.Tensor | None = None,
+        counts: torch.Tensor | None = None,
+        entry_keys: int = 1,
+        scale: float | None = None,
+        softcap: float | None = None,
+        sink: torch.Tensor | None = None,
+        k_scale: torch.Tensor | None = None,
+        v_scale: torch.Tensor | None = None,
+        out: torch.Tensor | None = None,
+        return_lse: bool = False,
+        batch_invariant: bool = False,
+    ) -> AttentionResult:
+        """Compute attention.
+
+        Args:
+            q: (tokens, heads, head_dim), the spec's dtype; the last dimension contiguous, other strides multiples of 8
+                elements.
+            k_cache: (pages, page_size, kv_heads, head_dim), q's dtype or e4m3, as the spec has it; any strides that are
+                multiples of 16 bytes. page_size is a power of two. Without ``block_table``: (batch, keys, kv_heads,
+                head_dim).
+            v_cache: as k_cache, with the same strides.
+            block_table: int32 (batch, most pages of a request): the pages of each request; its rows are contiguous.
+            seq_lens: int32 (batch,), contiguous: keys of each request; by default all that its row has room for.
+            cu_seqlens_q: int32 (batch + 1,), contiguous: first token of each request, then the end of the last one; by
+                default all requests have the same number of tokens.
+            window: keys that each query sees. The last query of a request stands at its last key.
+            lists: int32 (kv_heads or 1, tokens, entries), rows contiguous: of the keys in the window, each query sees
+                those of its entries. Entry e stands for keys e * entry_keys to (e + 1) * entry_keys - 1; negative ones
+                and those behind the last key count as absent. A repeated entry counts as often as it is there.
+            counts: int32 (kv_heads or 1, tokens): entries of each list that count, from the first one on.
+            entry_keys: keys of an entry, a power of two up to 256.
+            scale: softmax scale; by default 1 / sqrt(head_dim).
+            softcap: cap of the logits.
+            sink: float32 (heads,), a logit that joins the sum of each row of its head.
+            k_scale: float32 (1,) or (kv_heads,), the factor of an e4m3 k_cache.
+            v_scale: the same for v_cache.
+            out: where to write the result.
+            return_lse: whether to return the log-sum-exp too.
+            batch_invariant: whether the keys of a request are divided by its own length alone, so that results have the
+                same bits whatever else is in the batch.
+
+        Returns:
+            The result (tokens, heads, head_dim) in q's dtype, 0 for a query that sees no key, and the log-sum-exp,
+            float32 (heads, tokens), -inf for such a query. Tokens of no request are not written.
+
+        Raises:
+            ArgumentError: naming the argument, before anything is launched.
+        """
+        if is_elsewhere(q):
+            with entered(q.device.index):
+                return self(
+                    q,
+                    k_cache,
+                    v_cache,
+                    block_table=block_table,
+                    seq_lens=seq_lens,
+                    cu_seqlens_q=cu_seqlens_q,
+                    window=window,
+                    lists=lists,
+                    counts=counts,
+                    entry_keys=entry_keys,
+                    scale=scale,
+                    softcap=softcap,
+                    sink=sink,
+                    k_scale=k_scale,
+                    v_scale=v_scale,
+                    out=out,
+                    return_lse=return_lse,
+                    batch_invariant=batch_invariant,
+                )
+        tensors = {
+            "q": q,
+            "k_cache": k_cache,
+            "v_cache": v_cache,
+            "block_table": block_table,
+            "seq_lens": seq_lens,
+            "cu_seqlens_q": cu_seqlens_q,
+            "lists": lists,
+            "counts": counts,
+            "sink": sink,
+            "k_scale": k_scale,
+            "v_scale": v_scale,
+            "out": out,
+        }
+        options = _Options(window, entry_keys, scale, softcap, batch_invariant, return_lse)
+        key = (options, call_key(*tensors.values()))
+        signature = self._bound(key)
+        if signature is None:
+            signature = self._signatures.keep(key, self._check(tensors, options))
+        memory = signature.extra
+        allocate = allocator(q.device)
+        written = allocate(*contiguous(q.shape), q.dtype) if out is None else out
+        lse = allocate(*contiguous((q.shape[1], q.shape[0])), torch.float32) if return_lse else None
+        addresses = {name: 0 if tensor is None else tensor.data_ptr() for name, tensor in tensors.items()}
+        addresses["k"], addresses["v"] = addresses.pop("k_cache"), addresses.pop("v_cache")
+        addresses["out"], addresses["lse"] = written.data_ptr(), 0 if lse is None else lse.data_ptr()
+        check_addresses({name: addresses[name] for name in ("q", "k", "v", "out")}, {"k": "k_cache", "v": "v_cache"})
+        enqueue(self._loaded, signature, addresses, q.device, memory)
+        return AttentionResult(written, lse)
+
+    def _check(self, tensors: dict[str, Any], options: _Options) -> Signature:
+        """Check a call of a new signature and prepare it."""
+        q, k_cache, v_cache, table = (tensors[name] for name in ("q", "k_cache", "v_cache", "block_table"))
+        check_tensor("q", q, self._dtype, 3)
+        tokens, heads, d = q.shape
+        if d != self.spec.head_dim:
+            raise ArgumentError("q", f"has head_dim {d}, expected {self.spec.head_dim}")
+        check_strides("q", q)
+        strides = _check_cache(q, k_cache, v_cache, TORCH_DTYPES["e4m3"] if self.spec.cache == "e4m3" else self._dtype)
+        pages, page_size, kv_heads, _ = k_cache.shape
+        batch = pages if table is None else _check_table(table, q, page_size)
+        max_keys = page_size if table is None else table.shape[1] * page_size
+        if max_keys > MAX_EXTENT:
+            raise ArgumentError("block_table", f"has room for {max_keys} keys of a request, expected {MAX_EXTENT} or less")
+        for name, size in (("seq_lens", batch), ("cu_seqlens_q", batch + 1)):
+            if tensors[name] is not None:
+                _check_integers(name, tensors[name], q, [("batch" if size == batch else "batch + 1", (size,))])
+        if tensors["cu_seqlens_q"] is None and tokens % batch:
+            raise ArgumentError("q", f"has {tokens} tokens for {batch} requests: pass cu_seqlens_q, or as many for each")
+        lists = _check_lists(tensors["lists"], tensors["counts"], options.entry_keys, q, kv_heads)
+        if tensors["sink"] is not None:
+            check_sink(tensors["sink"], heads, q.device)
+        scales = {name: _check_kv_scale(name, tensors[name], q, kv_heads, self.spec) for name in ("k_scale", "v_scale")}
+        out = tensors["out"]
+        if out is not None:
+            check_tensor("out", out, self._dtype, 3, q.device)
+            check_shape("out", out.shape, [("tokens", (tokens,)), ("heads", (heads,)), ("head_dim", (d,))])
+            check_strides("out", out)
+            for name in ("q", "k_cache", "v_cache"):
+                check_overlap(name, tensors[name], "out", out)
+        check_memory(**{name: tensor for name, tensor in tensors.items() if tensor is not None})
+        shape = PagedShape(
+            batch,
+            tokens,
+            heads,
+            kv_heads,
+            lists["list_length"],
+            options.entry_keys,
+            INVARIANT_PARTS if options.batch_invariant else 0,
+        )
+        args = self._plan.problem(shape, self._loaded.slots(q.device.index))
+        scale = 1 / math.sqrt(d) if options.scale is None else check_scale(options.scale)
+        q_strides, out_strides = _row_strides(q), _row_strides(out) if out is not None else (heads * d, d)
+        values = {
+            "q_token_stride": q_strides[0],
+            "q_head_stride": q_strides[1],
+            "out_token_stride": out_strides[0],
+            "out_head_stride": out_strides[1],
+            **strides,
+            "pages": pages,
+            "page_shift": UNPAGED_SHIFT if table is None else page_size.bit_length() - 1,
+            "page_mask": 2**31 - 1 if table is None else page_size - 1,
+            "table_stride": 0 if table is None else table.stride(0),
+            "max_keys": max_keys,
+            "request_queries": tokens // batch,
+            "window_left": options.window.left,
+            "window_right": options.window.right,
+            "sink_keys": options.window.sink,
+            **{name: value for name, value in lists.items() if name != "list_length"},
+            "scale_log2": scale * math.log2(math.e),
+            "softcap": options.softcap or 0.0,
+            "k_scale_stride": scales["k_scale"],
+            "v_scale_stride": scales["v_scale"],
+        }
+        return self._signature(q.device, args, values, extra=Memory.of(args))
+
+
+def _row_strides(tensor: torch.Tensor) -> tuple[int, int]:
+    """Token and head strides, 0 where there is one."""
+    tokens, heads = (0 if size == 1 else stride for size, stride in zip(tensor.shape, tensor.stride(), strict=False))
+    return tokens, heads
+
+
+def _check_cache(q: torch.Tensor, k_cache: Any, v_cache: Any, dtype: torch.dtype) -> dict[str, int]:
+    """Check K and V; return the strides that they share, in chunks."""
+    for name, tensor in (("k_cache", k_cache), ("v_cache", v_cache)):
+        check_tensor(name, tensor, dtype, 4, q.device)
+        check_strides(name, tensor)
+    heads, d = q.shape[1:]
+    kv_heads = k_cache.shape[2]
+    if k_cache.shape[3] != d:
+        raise ArgumentError("k_cache", f"has head_dim {k_cache.shape[3]}, q has {d}")
+    if heads % kv_heads:
+        raise ArgumentError("k_cache", f"has {kv_heads} heads, q has {heads}: expected a divisor of those")
+    if v_cache.shape != k_cache.shape or v_cache.stride() != k_cache.stride():
+        of_v, of_k = ((tuple(tensor.shape), tensor.stride()) for tensor in (v_cache, k_cache))
+        raise ArgumentError("v_cache", f"has shape and strides {of_v}, k_cache has {of_k}: expected the same")
+    chunk = CHUNK_BYTES // k_cache.element_size()
+    found = {}
+    last = 0
+    for name, size, stride in zip(("page", "token", "head"), k_cache.shape, k_cache.stride(), strict=False):
+        found[f"{name}_chunks"] = 0 if size == 1 else stride // chunk
+        last += (size - 1) * (stride // chunk)
+    if last >= MOST_CHUNKS:
+        raise ArgumentError("k_cache", f"spans {last * CHUNK_BYTES} bytes, expected less than {MOST_CHUNKS * CHUNK_BYTES}")
+    for name, chunks in found.items():
+        if not 0 <= chunks < 2**31:
+            raise ArgumentError("k_cache", f"has a stride of {chunks * chunk} ({name}), expected less than {2**31 * chunk}")
+    return found
+
+
+def _check_integers(name: str, tensor: Any, q: torch.Tensor, expected: list[tuple[str, tuple[int, ...] | None]]) -> None:
+    """Check an int32 tensor, whose last dimension is contiguous."""
+    check_dense(name, tensor)
+    if tensor.dtype != torch.int32:
+        raise ArgumentError(name, f"is {tensor.dtype}, expected torch.int32: pass {name}.to(torch.int32)")
+    if tensor.device != q.device:
+        raise ArgumentError(name, f"is on {tensor.device}, q is on {q.device}: pass {name}.to(q.device)")
+    check_shape(name, tensor.shape, expected)
+    if tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
+        raise ArgumentError(name, f"has stride {tensor.stride(-1)} in its last dimension, which must be contiguous")
+
+
+def _check_table(table: Any, q: torch.Tensor, page_size: int) -> int:
+    """Check a page table; return the number of requests."""
+    if page_size & (page_size - 1):
+        raise ArgumentError("k_cache", f"has pages of {page_size} tokens, expected a power of two")
+    _check_integers("block_table", table, q, [("batch", None), ("most pages of a request", None)])
+    if table.numel() == 0:
+        raise ArgumentError("block_table", f"is empty: {tuple(table.shape)}")
+    return int(table.shape[0])
+
+
+def _check_lists(lists: Any, counts: Any, entry_keys: Any, q: torch.Tensor, kv_heads: int) -> dict[str, int]:
+    """Check the lists; return their numbers."""
+    names = ("list_heads", "list_head_stride", "list_token_stride", "count_head_stride", "count_token_stride")
+    numbers = dict.fromkeys((*names, "list_length"), 0)
+    if lists is None:
+        if counts is not None:
+            raise ArgumentError("counts", "is given without lists")
+        return numbers
+    if entry_keys not in ENTRY_KEYS:
+        raise ArgumentError("entry_keys", f"is {shown(entry_keys)}, expected one of {', '.join(map(str, ENTRY_KEYS))}")
+    heads = ("kv_heads", tuple(sorted({1, kv_heads})))
+    _check_integers("lists", lists, q, [heads, ("tokens", (q.shape[0],)), ("entries", None)])
+    if not 1 <= lists.shape[2] <= MAX_EXTENT // entry_keys:
+        most = MAX_EXTENT // entry_keys
+        raise ArgumentError("lists", f"has {lists.shape[2]} entries per list, expected 1 to {most}")
+    numbers["list_heads"], _, numbers["list_length"] = lists.shape
+    numbers["list_head_stride"], numbers["list_token_stride"] = lists.stride()[:2]
+    if counts is not None:
+        _check_integers("counts", counts, q, [("heads of lists", (lists.shape[0],)), ("tokens", (q.shape[0],))])
+        numbers["count_head_stride"], numbers["count_token_stride"] = counts.stride()
+    return numbers
+
+
+def _check_kv_scale(name: str, scale: Any, q: torch.Tensor, kv_heads: int, spec: PagedAttentionSpec) -> int:
+    """Check a factor of K or V; return its stride."""
+    if scale is None:
+        return 0
+    if spec.cache != "e4m3":
+        raise ArgumentError(name, f"is given, but the cache is {spec.dtype}, which has no scale")
+    check_dense(name, scale)
+    if scale.dtype != torch.float32 or scale.device != q.device:
+        raise ArgumentError(name, f"is {scale.dtype} on {scale.device}, expected torch.float32 on {q.device}")
+    check_shape(name, scale.shape, [("1 or kv_heads", tuple(sorted({1, kv_heads})))])
+    return 0 if scale.shape[0] == 1 else int(scale.stride(0))

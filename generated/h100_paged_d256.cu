@@ -3,13 +3,13 @@
 //     codegen render specs/h100_paged_d256.yaml
 // spec: {"arch":"sm_90a","copy":"cp_async","dtype":"fp16","head_dim":256,"mma":"mma","op":"paged_attention","schedule":"multistage","stages":3,"tile":{"m":16,"n":32}}
 // spec hash: 8fc7583a99a9ff96e0d50f4dfddd3bf98dca25fd9a2bf8ff8dfb986cc6646dbc
-// seal: sha256 5c22468047ad3ecd98c3ead3db0c623d1e7bdbef63a117b8c5ca10feee7cba34
+// seal: sha256 0be5e1606159ca60c0dbdba2bb2dc57e37511b19cc1de83c75c5dfbdca80c75a
 
 // Attention of a few queries over K and V in pages, by mma.sync: decoding. Keys of one request are split over thread
 // blocks.
 //
-// The kernel is bound by reading K and V. A fixed grid divides all steps of a launch into equal ranges, one for each
-// thread block, which finds its range from the lengths in device memory.
+// The kernel is bound by reading K and V. A fixed grid divides the work of a launch into equal ranges, one for each thread
+// block, which finds its range from the lengths in device memory.
 //
 // Roles: the warps of a thread block take 16 keys of each step. Each warp has its own ring of kStages slots in shared
 // memory, which cp.async fills kStages - 1 steps ahead, and its own softmax. No warp waits for another before a run
@@ -20,6 +20,7 @@
 //   row       a query head of a token: heads of one KV head are adjacent, then come those of the next token
 //   tile      kTileM rows of a request and a KV head
 //   step      kTileN keys of a tile, 16 for each warp
+//   unit      of work: a step, or one of the kTileCost units that a tile counts besides
 //   run       the steps of a tile that one thread block computes, without interruption
 //   part      the result of a run that is not the whole tile: the last thread block of the tile to finish adds the
 //             parts, in the order of the keys
@@ -35,15 +36,17 @@ constexpr int kTileN = 32;  // keys per step
 constexpr int kWarps = 2;  // warps, with 16 keys of a step each
 constexpr int kStages = 3;  // slots of a warp's ring
 constexpr int kKvBytes = 2;  // bytes per element of K and V
-constexpr int kLeastSteps = 8;  // steps of a thread block at least, if there are as many
+constexpr int kTileCost = 1;  // units of work of a tile besides its steps
+constexpr int kLeastSteps = 8;  // units of a thread block at least, if there are as many
 constexpr int kPartSteps = 32;  // steps of a part at least, if most_parts is set
 
-// Dynamic shared memory: 107168 bytes. Byte offsets:
+// Dynamic shared memory: 107376 bytes. Byte offsets:
 constexpr int kQOffset = 0;  // 8192 bytes: rows of Q
 constexpr int kRingOffset = 8192;  // 98304 bytes: elements of K and V; a ring per warp, and its sums at the end
-constexpr int kKeysOffset = 106496;  // 384 bytes: positions of the keys in the rings
-constexpr int kRowsOffset = 106880;  // 256 bytes: maximum and weight of each row, by warp
-constexpr int kScanOffset = 107136;  // 32 bytes: sums of steps
+constexpr int kKeysOffset = 106496;  // 480 bytes: positions of the keys in the rings
+constexpr int kRowsOffset = 106976;  // 256 bytes: maximum and weight of each row, by warp
+constexpr int kPlacesOffset = 107232;  // 128 bytes: token and query head of each row
+constexpr int kScanOffset = 107360;  // 16 bytes: sums of units of work
 
 constexpr int kThreads = 32 * kWarps;
 constexpr int kMmaRows = 16, kMmaColumns = 8, kMmaDepth = 16;  // of one product
@@ -55,11 +58,14 @@ constexpr int kQRowBytes = kHeadDim * 2, kQRowChunks = kQRowBytes / 16;
 constexpr int kHalfBytes = kWarpKeys * kRowBytes, kSlotBytes = 2 * kHalfBytes;  // K, then V
 constexpr int kSumStride = kHeadDim + 8;  // floats of a row of a warp's sums: eight rows begin in different banks
 constexpr int kPartFloats = kTileM * (kHeadDim + 2);  // of a part: sums, then maximum and weight of each row
+constexpr int kRowThreads = kThreads / kTileM;  // of a row of the result
+constexpr int kFours = kHeadDim / 4 / kRowThreads;  // four columns each, of a thread
+constexpr int kKeyInts = kWarpKeys + 4;  // beside a slot: positions, and whether all rows see all keys
 constexpr uint32 kAllLanes = 0xFFFFFFFF;
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
 constexpr float kLog2E = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
 
-// Launch: 64 threads per block, 107168 bytes of dynamic shared memory.
+// Launch: 64 threads per block, 107376 bytes of dynamic shared memory.
 // Grid: as many thread blocks as run concurrently, for any lengths.
 struct Params {
   const unsigned short* q;  // Q (tokens, heads, head_dim)
@@ -215,9 +221,9 @@ __device__ __forceinline__ Request request_of(const Params& p, int index) {
   return request;
 }
 
-// Steps of all tiles of a request.
-__device__ __forceinline__ int64 steps_of(const Params& p, const Request& request) {
-  return static_cast<int64>(request.tiles) * p.kv_heads * request.steps;
+// Units of work of all tiles of a request. A tile has kTileCost units before its steps: its results take time too.
+__device__ __forceinline__ int units_of(const Params& p, const Request& request) {
+  return request.tiles * p.kv_heads * (kTileCost + request.steps);
 }
 
 // Request of a token, by binary search; the last one that begins at or before it.
@@ -241,13 +247,12 @@ struct Tile {
   int first_row, rows;  // of the request
 };
 
-// The steps of one thread block, counted over all tiles of the launch.
+// The units of one thread block, counted over all tiles of the launch.
 struct Range {
-  int64 total;  // of all thread blocks
-  int blocks;  // thread blocks with steps
-  int64 next, end;
-  int request;  // that of `next`, or one before it
-  int64 before;  // steps of all requests before that one
+  int total, blocks;  // units, and thread blocks that have some
+  int quota, extra;  // units of each thread block; the first `extra` ones have one more
+  int next, end;
+  int request, before;  // that of `next`, or one before it, and the units before that request
 };
 
 struct Run {
@@ -255,16 +260,17 @@ struct Run {
   int first, last;  // steps of the tile
   int part, parts;
   int64 first_slot, other_slots, slot_stride;  // place of the first part; of the second one; from part to part
-  int64 counter;  // index of the counter of finished parts
+  int counter;  // index of the counter of finished parts
 };
 
-__device__ __forceinline__ int64 range_begin(const Range& range, int block) {
-  return range.total * block / range.blocks;
+__device__ __forceinline__ int range_begin(const Range& range, int block) {
+  return block * range.quota + min(block, range.extra);
 }
 
-// Thread block that has a step.
-__device__ __forceinline__ int64 owner(const Range& range, int64 step) {
-  return ((step + 1) * range.blocks - 1) / range.total;
+// Thread block that has a unit.
+__device__ __forceinline__ int owner(const Range& range, int unit) {
+  const int behind = unit - range.extra * (range.quota + 1);
+  return behind < 0 ? unit / (range.quota + 1) : range.extra + behind / range.quota;
 }
 
 // Finds the range of this thread block; false if it has none. Lists give all tiles the same number of steps. Otherwise
@@ -272,18 +278,18 @@ __device__ __forceinline__ int64 owner(const Range& range, int64 step) {
 __device__ __forceinline__ bool find_range(const Params& p, Range& range, unsigned char* shared) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const bool listed = p.lists != nullptr;
-  int64* const sums = reinterpret_cast<int64*>(shared + kScanOffset);
-  int64 mine = 0, through = 0;  // steps of this thread's requests, and of those up to its last one
+  int* const sums = reinterpret_cast<int*>(shared + kScanOffset);
+  int mine = 0, through = 0;  // units of this thread's requests, and of those up to its last one
   const int share = (p.batch + kThreads - 1) / kThreads;
   const int first = min(p.batch, static_cast<int>(threadIdx.x) * share), last = min(p.batch, first + share);
   if (listed) {
-    range.total = static_cast<int64>(p.total_q) * p.kv_heads * p.token_tiles * p.list_steps;
+    range.total = p.total_q * p.kv_heads * p.token_tiles * (kTileCost + p.list_steps);
   } else {
-    for (int i = first; i < last; ++i) mine += steps_of(p, request_of(p, i));
+    for (int i = first; i < last; ++i) mine += units_of(p, request_of(p, i));
     through = mine;
 #pragma unroll
     for (int lanes = 1; lanes < 32; lanes *= 2) {
-      const int64 lower = __shfl_up_sync(kAllLanes, through, lanes);
+      const int lower = __shfl_up_sync(kAllLanes, through, lanes);
       through += lane >= lanes ? lower : 0;
     }
     if (lane == 31) sums[warp] = through;
@@ -295,35 +301,38 @@ __device__ __forceinline__ bool find_range(const Params& p, Range& range, unsign
       range.total += sums[i];
     }
   }
-  const int64 most = (range.total + kLeastSteps - 1) / kLeastSteps;
-  range.blocks = static_cast<int>(most < gridDim.x ? most : gridDim.x);
-  if (blockIdx.x >= range.blocks) return false;
-  range.next = range_begin(range, blockIdx.x);
-  range.end = range_begin(range, blockIdx.x + 1);
+  range.blocks = min(static_cast<int>(gridDim.x), (range.total + kLeastSteps - 1) / kLeastSteps);
+  const int block = blockIdx.x;
+  if (block >= range.blocks) return false;
+  range.quota = range.total / range.blocks;
+  range.extra = range.total % range.blocks;
+  range.next = range_begin(range, block);
+  range.end = range_begin(range, block + 1);
   range.request = 0;
   range.before = 0;
   if (listed) return true;
-  int64 before = through - mine;
+  int before = through - mine;
   if (before <= range.next && range.next < through) {
     int request = first;
-    for (int64 steps; before + (steps = steps_of(p, request_of(p, request))) <= range.next; ++request) before += steps;
+    for (int units; before + (units = units_of(p, request_of(p, request))) <= range.next; ++request) before += units;
     sums[kWarps] = before;
     sums[kWarps + 1] = request;
   }
   __syncthreads();
   range.before = sums[kWarps];
-  range.request = static_cast<int>(sums[kWarps + 1]);
+  range.request = sums[kWarps + 1];
   return true;
 }
 
-// Tile of the step `range.next`. Returns the step within the tile, and its number among all tiles of any schedule.
-__device__ __forceinline__ int find_tile(const Params& p, Range& range, Tile& tile, int64& number) {
+// Tile of the unit `range.next`, and its number among all tiles of the launch. Returns the step within the tile,
+// negative in the units before its steps.
+__device__ __forceinline__ int find_tile(const Params& p, Range& range, Tile& tile, int& number) {
   if (p.lists != nullptr) {
-    number = range.next / p.list_steps;
-    const int part = number % p.token_tiles;
-    const int64 token_head = number / p.token_tiles;
+    const int units = kTileCost + p.list_steps;
+    number = range.next / units;
+    const int token_head = number / p.token_tiles, part = number - token_head * p.token_tiles;
     const int token = token_head / p.kv_heads;
-    tile.kv_head = token_head % p.kv_heads;
+    tile.kv_head = token_head - token * p.kv_heads;
     tile.index = request_of_token(p, token);
     tile.request = request_of(p, tile.index);
     const int place = token - tile.request.q_begin;
@@ -331,30 +340,34 @@ __device__ __forceinline__ int find_tile(const Params& p, Range& range, Tile& ti
     tile.first_row = place * p.group + part * kTileM;
     tile.rows = inside ? min(kTileM, p.group - part * kTileM) : 0;
     tile.request.steps = p.list_steps;
-    return range.next % p.list_steps;
+    return range.next - number * units - kTileCost;
   }
   tile.request = request_of(p, range.request);
-  for (int64 steps; range.before + (steps = steps_of(p, tile.request)) <= range.next;) {
-    range.before += steps;
+  for (int units; range.before + (units = units_of(p, tile.request)) <= range.next;) {
+    range.before += units;
     tile.request = request_of(p, ++range.request);
   }
-  const int64 within = range.next - range.before, index = within / tile.request.steps;
-  const int place = index % tile.request.tiles;
+  const int units = kTileCost + tile.request.steps, within = range.next - range.before, index = within / units;
   tile.index = range.request;
   tile.kv_head = index / tile.request.tiles;
+  const int place = index - tile.kv_head * tile.request.tiles;
   tile.first_row = place * kTileM;
   tile.rows = min(kTileM, tile.request.q_len * p.group - tile.first_row);
-  const int64 first_tile = static_cast<int64>(tile.request.q_begin) * p.group / kTileM + tile.index;
-  number = (first_tile + place) * p.kv_heads + tile.kv_head;
-  return within % tile.request.steps;
+  const int64 first_row = static_cast<int64>(tile.request.q_begin) * p.group;
+  number = (static_cast<int>(first_row / kTileM) + tile.index + place) * p.kv_heads + tile.kv_head;
+  return within - index * units - kTileCost;
 }
 
 // Moves on to the next run of a range; false at its end. With `most_parts`, tiles are divided by their own lengths
 // alone, and a thread block computes the parts that begin in its range.
 __device__ __forceinline__ bool next_run(const Params& p, Range& range, Run& run) {
   while (range.next < range.end) {
-    int64 number;
+    int number;
     const int step = find_tile(p, range, run.tile, number), steps = run.tile.request.steps;
+    if (step < 0) {
+      range.next -= step;
+      continue;
+    }
     if (p.most_parts > 0) {
       const int length = max(kPartSteps, (steps + p.most_parts - 1) / p.most_parts), behind = step % length;
       run.first = step;
@@ -363,20 +376,21 @@ __device__ __forceinline__ bool next_run(const Params& p, Range& range, Run& run
       if (behind > 0) continue;
       run.part = step / length;
       run.parts = (steps + length - 1) / length;
-      run.first_slot = number * p.most_parts;
+      run.first_slot = static_cast<int64>(number) * p.most_parts;
       run.other_slots = run.first_slot + 1;
       run.slot_stride = 1;
       run.counter = number;
       return true;
     }
-    const int64 tile_begin = range.next - step, first_owner = owner(range, tile_begin);
-    const int64 left = range.end - range.next;
+    const int first_unit = range.next - step, block = blockIdx.x;
     run.first = step;
-    run.last = left < steps - step ? step + static_cast<int>(left) : steps;
+    run.last = min(steps, step + range.end - range.next);
     range.next += run.last - run.first;
-    run.part = static_cast<int>(blockIdx.x - first_owner);
-    run.parts = static_cast<int>(owner(range, tile_begin + steps - 1) - first_owner) + 1;
-    run.first_slot = 2 * first_owner + (tile_begin > range_begin(range, static_cast<int>(first_owner)) ? 1 : 0);
+    const int first_owner = step == 0 ? block : owner(range, first_unit);
+    const int last_owner = run.last == steps ? block : owner(range, first_unit + steps - 1);
+    run.part = block - first_owner;
+    run.parts = last_owner - first_owner + 1;
+    run.first_slot = 2 * first_owner + (first_unit > range_begin(range, first_owner) ? 1 : 0);
     run.other_slots = 2 * (first_owner + 1);
     run.slot_stride = 2;
     run.counter = first_owner;
@@ -394,6 +408,7 @@ struct Cursor {
   int entries;
   int position, page;  // of the key of `step`; a position of -1 is no key
   int entry;  // of the key of `step` + 1
+  int seen_first, seen_last;  // keys that all rows see
 
   __device__ __forceinline__ Cursor(const Params& p, const Run& run, int warp)
       : tile(run.tile), step(run.first), last(run.last), warp(warp), list(nullptr), entries(0) {
@@ -408,6 +423,9 @@ struct Cursor {
     position = position_of(p, step, entry);
     page = load_page(p);
     entry = load_entry(p, step + 1);
+    const int place = tile.request.kv_len - tile.request.q_len;
+    seen_first = place + (tile.first_row + tile.rows - 1) / p.group - p.window_left;
+    seen_last = place + tile.first_row / p.group + p.window_right;
   }
 
   // Number of the lane's key among those of a list.
@@ -455,43 +473,54 @@ __device__ __forceinline__ int swizzled(int row, int chunk) {
   return (row * kChunks + (chunk ^ (kChunks >= 8 ? row % 8 : row / 2 % 4))) * 16;
 }
 
-// Address of a row of a tile in a (tokens, heads, head_dim) tensor, in elements.
-__device__ __forceinline__ int64 row_place(const Params& p, const Tile& tile, int row, int64 token_stride,
-    int64 head_stride) {
-  const int of_request = tile.first_row + row;
-  const int token = of_request / p.group, head = of_request % p.group;
-  return (tile.request.q_begin + token) * token_stride + (tile.kv_head * p.group + head) * head_stride;
+// Address in shared memory of a chunk `bytes` behind that of a lane, whose chunk number has the low bits of `bytes` clear.
+__device__ __forceinline__ uint32 along(uint32 mine, int bytes) { return (mine ^ bytes % 128) + bytes / 128 * 128; }
+
+// Token and query head of each row of a tile. Of the rows behind the last one nothing is read.
+__device__ __forceinline__ void place_rows(const Params& p, const Tile& tile, int2* places) {
+  if (threadIdx.x < kTileM) {
+    const int row = tile.first_row + threadIdx.x, token = row / p.group;
+    places[threadIdx.x] = {tile.request.q_begin + token, tile.kv_head * p.group + row - token * p.group};
+  }
 }
 
 // Copies the rows of Q to shared memory. Rows behind the last one are 0.
-__device__ __forceinline__ void load_q(const Params& p, const Tile& tile, unsigned char* to) {
+__device__ __forceinline__ void load_q(const Params& p, const Tile& tile, const int2* places, unsigned char* to) {
   for (int i = threadIdx.x; i < kTileM * kQRowChunks; i += kThreads) {
     const int row = i / kQRowChunks, chunk = i % kQRowChunks;
     uint4 x = {};
     if (row < tile.rows) {
-      const Element* from = p.q + row_place(p, tile, row, p.q_token_stride, p.q_head_stride) + chunk * 8;
+      const int2 place = places[row];
+      const Element* from = p.q + place.x * p.q_token_stride + place.y * p.q_head_stride + chunk * 8;
       x = __ldg(reinterpret_cast<const uint4*>(from));
     }
     *reinterpret_cast<uint4*>(to + swizzled<kQRowChunks>(row, chunk)) = x;
   }
 }
 
-// Copies the keys and values of the cursor's step to the next slot of a warp's ring, as one group, and their positions.
-// Values without a key are 0.
+// Copies the keys and values of the cursor's step to the next slot of a warp's ring, as one group. Values without a key
+// are 0. Beside the slot lie the positions of its keys, then whether all rows see all of them.
 __device__ __forceinline__ void load_step(const Params& p, Cursor& cursor, uint32 ring, int* ring_keys, int& slot) {
   const int lane = threadIdx.x % 32;
   if (cursor.step < cursor.last) {
-    const uint32 mine = cursor.chunk(p), to = ring + slot * kSlotBytes;
-    if (lane < kWarpKeys) ring_keys[slot * kWarpKeys + lane] = mine == Cursor::kNoKey ? -1 : cursor.position;
+    const uint32 mine = cursor.chunk(p);
+    const int position = mine == Cursor::kNoKey ? -1 : cursor.position;
+    const bool seen = position >= max(0, cursor.seen_first) && position <= cursor.seen_last;
+    const bool all_seen = __all_sync(kAllLanes, seen);
+    if (lane < kWarpKeys) ring_keys[slot * kKeyInts + lane] = position;
+    if (lane == kWarpKeys) ring_keys[slot * kKeyInts + kWarpKeys] = all_seen;
+    const unsigned char* const k = p.k + lane % kRowChunks * 16;
+    const unsigned char* const v = p.v + lane % kRowChunks * 16;
+    const uint32 to = ring + slot * kSlotBytes;
 #pragma unroll
     for (int i = 0; i < kHalfBytes / 16 / 32; ++i) {
-      const int key = (lane + 32 * i) / kRowChunks, chunk = (lane + 32 * i) % kRowChunks;
+      const int key = (lane + 32 * i) / kRowChunks;
       const uint32 begin = __shfl_sync(kAllLanes, mine, key);
       const bool valid = begin != Cursor::kNoKey;
-      const int64 from = valid ? (static_cast<int64>(begin) + chunk) * 16 : 0;
-      const uint32 place = to + swizzled<kRowChunks>(key, chunk);
-      cp_async_16(place, p.k + from, valid);
-      cp_async_16(place + kHalfBytes, p.v + from, valid);
+      const int64 from = static_cast<int64>(valid ? begin : 0) * 16;
+      const uint32 place = to + swizzled<kRowChunks>(key, lane % kRowChunks);
+      cp_async_16(place, k + from, valid);
+      cp_async_16(place + kHalfBytes, v + from, valid);
     }
     cursor.advance(p);
     slot = slot + 1 == kStages ? 0 : slot + 1;
@@ -545,6 +574,9 @@ __device__ __forceinline__ void clear(Sums& sums) {
   }
 }
 
+// tanh as a call, which keeps the loop short: few calls have a softcap.
+__device__ __noinline__ float tanh_of(float x) { return tanhf(x); }
+
 // A maximum that can be subtracted, where no key is seen too.
 __device__ __forceinline__ float finite(float max) { return max == kMinusInfinity ? 0.0f : max; }
 
@@ -552,19 +584,31 @@ __device__ __forceinline__ float finite(float max) { return max == kMinusInfinit
 __device__ __forceinline__ void softmax(const Params& p, Sums& sums, const RowKeys& rows, int m, float (&s)[2][4],
     const int* keys) {
   const int column = 2 * static_cast<int>(threadIdx.x % 4);
-  float top[2] = {kMinusInfinity, kMinusInfinity};
 #pragma unroll
   for (int n = 0; n < 2; ++n) {
-    const int2 pair = *reinterpret_cast<const int2*>(keys + n * kMmaColumns + column);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      float x = s[n][i] * rows.scale;
-      if (p.softcap > 0.0f) x = p.softcap * kLog2E * tanhf(x / (p.softcap * kLog2E));
-      x = rows.sees(p, m, i / 2, i % 2 ? pair.y : pair.x) ? x : kMinusInfinity;
-      s[n][i] = x;
-      top[i / 2] = fmaxf(top[i / 2], x);
+    for (int i = 0; i < 4; ++i) s[n][i] *= rows.scale;
+  }
+  if (p.softcap > 0.0f) {
+    const float cap = p.softcap * kLog2E;
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) s[n][i] = cap * tanh_of(s[n][i] / cap);
     }
   }
+  if (!keys[kWarpKeys]) {
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+      const int2 pair = *reinterpret_cast<const int2*>(keys + n * kMmaColumns + column);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if (!rows.sees(p, m, i / 2, i % 2 ? pair.y : pair.x)) s[n][i] = kMinusInfinity;
+      }
+    }
+  }
+  float top[2] = {fmaxf(fmaxf(s[0][0], s[0][1]), fmaxf(s[1][0], s[1][1])),
+      fmaxf(fmaxf(s[0][2], s[0][3]), fmaxf(s[1][2], s[1][3]))};
   quad_max(top);
   float factor[2];
 #pragma unroll
@@ -591,24 +635,41 @@ __device__ __forceinline__ void softmax(const Params& p, Sums& sums, const RowKe
   }
 }
 
+// Q as operands of the products, loaded for each of them.
+struct QOperand {
+  uint32 mine;  // address of a lane
+
+  __device__ __forceinline__ explicit QOperand(uint32 q)
+      : mine(q + swizzled<kQRowChunks>(threadIdx.x % 16, threadIdx.x % 32 / 16)) {}
+  __device__ __forceinline__ void load(uint32 (&to)[4], int m, int depth) const {
+    ldmatrix_x4(to, along(mine, depth * 32) + m * kMmaRows * kQRowBytes);
+  }
+};
+
 // Adds 16 keys to the sums of a warp.
-__device__ __forceinline__ void compute_step(const Params& p, Sums& sums, const RowKeys& rows, uint32 q, uint32 k,
-    const int* keys) {
+__device__ __forceinline__ void compute_step(const Params& p, Sums& sums, const RowKeys& rows, const QOperand& q,
+    uint32 slot, const int* keys) {
   const int lane = threadIdx.x % 32;
-  const uint32 v = k + kHalfBytes;
-  float s[kMmas][2][4] = {};
+  float s[kMmas][2][4] = {}, odd_depths[kMmas][2][4] = {};
   // Matrices of K: the two halves of the depth of keys 0 to 7, then of keys 8 to 15.
+  const uint32 k = slot + swizzled<kRowChunks>(lane / 16 * 8 + lane % 8, lane / 8 % 2);
 #pragma unroll
   for (int depth = 0; depth < kDepths; ++depth) {
     uint32 b[4];
-    ldmatrix_x4(b, k + swizzled<kRowChunks>(lane / 16 * 8 + lane % 8, 2 * depth + lane / 8 % 2));
+    ldmatrix_x4(b, along(k, depth * 32));
 #pragma unroll
     for (int m = 0; m < kMmas; ++m) {
+      auto& sum = depth % 2 ? odd_depths[m] : s[m];
       uint32 a[4];
-      ldmatrix_x4(a, q + swizzled<kQRowChunks>(m * kMmaRows + lane % 16, 2 * depth + lane / 16));
-      mma_m16n8k16(s[m][0], a, b[0], b[1]);
-      mma_m16n8k16(s[m][1], a, b[2], b[3]);
+      q.load(a, m, depth);
+      mma_m16n8k16(sum[0], a, b[0], b[1]);
+      mma_m16n8k16(sum[1], a, b[2], b[3]);
     }
+  }
+#pragma unroll
+  for (int m = 0; m < kMmas; ++m) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) s[m][0][i] += odd_depths[m][0][i], s[m][1][i] += odd_depths[m][1][i];
   }
   uint32 weights[kMmas][4];
 #pragma unroll
@@ -620,11 +681,12 @@ __device__ __forceinline__ void compute_step(const Params& p, Sums& sums, const 
       weights[m][2 * n + 1] = pack(s[m][n][2], s[m][n][3]);
     }
   }
+  const uint32 v = slot + kHalfBytes + swizzled<kRowChunks>(lane % 16, lane / 16);
   // Matrices of V: keys 0 to 7 and 8 to 15 of 8 columns, then of the next 8.
 #pragma unroll
   for (int j = 0; j < kColumns; j += 2) {
     uint32 b[4];
-    ldmatrix_x4_trans(b, v + swizzled<kRowChunks>(lane % 16, j + lane / 16));
+    ldmatrix_x4_trans(b, along(v, j * 16));
 #pragma unroll
     for (int m = 0; m < kMmas; ++m) {
       mma_m16n8k16(sums.o[m][j], weights[m], b[0], b[1]);
@@ -633,24 +695,34 @@ __device__ __forceinline__ void compute_step(const Params& p, Sums& sums, const 
   }
 }
 
-// Four columns of a row: their sums, with the maximum and the weight of the row.
-struct Four {
-  float4 o;
+// A thread's columns of one row: four at a time, kRowThreads * 4 apart.
+struct RowSums {
+  float4 o[kFours];
   float max, weight;
+
+  __device__ __forceinline__ RowSums() : max(kMinusInfinity), weight(0.0f) {
+#pragma unroll
+    for (int i = 0; i < kFours; ++i) o[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+  }
 };
 
-__device__ __forceinline__ void scale(float4& x, float factor) {
-  x.x *= factor, x.y *= factor, x.z *= factor, x.w *= factor;
+__device__ __forceinline__ int thread_row() { return threadIdx.x / kRowThreads; }
+__device__ __forceinline__ int thread_column(int i) { return (threadIdx.x % kRowThreads + i * kRowThreads) * 4; }
+
+__device__ __forceinline__ void add_scaled(float4& to, float factor, const float4& x, float x_factor) {
+  to.x = to.x * factor + x.x * x_factor;
+  to.y = to.y * factor + x.y * x_factor;
+  to.z = to.z * factor + x.z * x_factor;
+  to.w = to.w * factor + x.w * x_factor;
 }
 
 // Adds the sums of other keys.
-__device__ __forceinline__ void add(Four& to, float4 o, float max, float weight) {
-  const float next = fmaxf(to.max, max), shift = finite(next);
-  const float mine = ex2(to.max - shift), others = ex2(max - shift);
-  scale(to.o, mine);
-  scale(o, others);
-  to.o.x += o.x, to.o.y += o.y, to.o.z += o.z, to.o.w += o.w;
-  to.weight = to.weight * mine + weight * others;
+__device__ __forceinline__ void add(RowSums& to, const float4 (&o)[kFours], float2 of_row) {
+  const float next = fmaxf(to.max, of_row.x), shift = finite(next);
+  const float mine = ex2(to.max - shift), others = ex2(of_row.x - shift);
+#pragma unroll
+  for (int i = 0; i < kFours; ++i) add_scaled(to.o[i], mine, o[i], others);
+  to.weight = to.weight * mine + of_row.y * others;
   to.max = next;
 }
 
@@ -678,16 +750,18 @@ __device__ __forceinline__ void store_sums(const Sums& sums, unsigned char* shar
   }
 }
 
-// Four columns of a row, of all warps.
-__device__ __forceinline__ Four of_warps(const unsigned char* shared, int row, int column) {
-  Four four = {make_float4(0.0f, 0.0f, 0.0f, 0.0f), kMinusInfinity, 0.0f};
-#pragma unroll
+// Adds the sums of all warps.
+__device__ __forceinline__ void add_warps(RowSums& sums, const unsigned char* shared) {
+#pragma unroll 1
   for (int warp = 0; warp < kWarps; ++warp) {
-    const float* o = reinterpret_cast<const float*>(shared + kRingOffset + warp * kStages * kSlotBytes);
-    const float2 of_row = reinterpret_cast<const float2*>(shared + kRowsOffset)[warp * kTileM + row];
-    add(four, *reinterpret_cast<const float4*>(o + row * kSumStride + column), of_row.x, of_row.y);
+    const float* from = reinterpret_cast<const float*>(shared + kRingOffset + warp * kStages * kSlotBytes);
+    float4 o[kFours];
+#pragma unroll
+    for (int i = 0; i < kFours; ++i) {
+      o[i] = *reinterpret_cast<const float4*>(from + thread_row() * kSumStride + thread_column(i));
+    }
+    add(sums, o, reinterpret_cast<const float2*>(shared + kRowsOffset)[warp * kTileM + thread_row()]);
   }
-  return four;
 }
 
 __device__ __forceinline__ float* part_place(const Params& p, const Run& run, int part) {
@@ -695,90 +769,105 @@ __device__ __forceinline__ float* part_place(const Params& p, const Run& run, in
   return p.partials + slot * kPartFloats;
 }
 
-// Four columns of a row, of all parts, in the order of the keys.
-__device__ __forceinline__ Four of_parts(const Params& p, const Run& run, int row, int column) {
-  Four four = {make_float4(0.0f, 0.0f, 0.0f, 0.0f), kMinusInfinity, 0.0f};
-#pragma unroll 4
-  for (int part = 0; part < run.parts; ++part) {
-    const float* from = part_place(p, run, part);
-    const float2 of_row = __ldcg(reinterpret_cast<const float2*>(from + kTileM * kHeadDim) + row);
-    add(four, __ldcg(reinterpret_cast<const float4*>(from + row * kHeadDim + column)), of_row.x, of_row.y);
+__device__ __forceinline__ void store_part(const Params& p, const Run& run, const RowSums& sums) {
+  float* const to = part_place(p, run, run.part);
+#pragma unroll
+  for (int i = 0; i < kFours; ++i) {
+    __stcg(reinterpret_cast<float4*>(to + thread_row() * kHeadDim + thread_column(i)), sums.o[i]);
   }
-  return four;
+  if (threadIdx.x % kRowThreads == 0) {
+    __stcg(reinterpret_cast<float2*>(to + kTileM * kHeadDim) + thread_row(), make_float2(sums.max, sums.weight));
+  }
 }
 
-// Stores four columns of a row of the result.
-__device__ __forceinline__ void store_result(const Params& p, const Tile& tile, Four four, int row, int column) {
-  const int head = tile.kv_head * p.group + (tile.first_row + row) % p.group;
-  if (p.sink != nullptr) add(four, make_float4(0.0f, 0.0f, 0.0f, 0.0f), __ldg(p.sink + head) * kLog2E, 1.0f);
-  const float v_scale = p.v_scale == nullptr ? 1.0f : __ldg(p.v_scale + tile.kv_head * p.v_scale_stride);
-  scale(four.o, four.weight > 0.0f ? v_scale / four.weight : 0.0f);
-  Element* const to = p.out + row_place(p, tile, row, p.out_token_stride, p.out_head_stride) + column;
-  *reinterpret_cast<uint2*>(to) = {pack(four.o.x, four.o.y), pack(four.o.z, four.o.w)};
-  if (p.lse != nullptr && column == 0) {
-    const float lse = four.weight > 0.0f ? (four.max + lg2(four.weight)) * kLn2 : kMinusInfinity;
-    p.lse[row_place(p, tile, row, 1, p.total_q)] = lse;
+// Adds all parts, in the order of the keys. Loads of several parts are in flight at once.
+__device__ __forceinline__ void add_parts(const Params& p, const Run& run, RowSums& sums) {
+#pragma unroll 1
+  for (int part = 0; part < run.parts; ++part) {
+    const float* from = part_place(p, run, part);
+    const float2 of_row = __ldcg(reinterpret_cast<const float2*>(from + kTileM * kHeadDim) + thread_row());
+    float4 o[kFours];
+#pragma unroll
+    for (int i = 0; i < kFours; ++i) {
+      o[i] = __ldcg(reinterpret_cast<const float4*>(from + thread_row() * kHeadDim + thread_column(i)));
+    }
+    add(sums, o, of_row);
   }
 }
 
 // Whether this is the last thread block of a tile to store its part. The counter is 0 again afterwards.
 __device__ __forceinline__ bool is_last_part(const Params& p, const Run& run, unsigned char* shared) {
   int* const flag = reinterpret_cast<int*>(shared + kScanOffset);
-  __threadfence();
   __syncthreads();
   if (threadIdx.x == 0) {
+    __threadfence();  // orders the stores of all threads, which the barrier has made visible to this one
     const bool last = atomicAdd(p.counters + run.counter, 1) == run.parts - 1;
     if (last) p.counters[run.counter] = 0;
+    __threadfence();
     *flag = last;
   }
   __syncthreads();
-  const bool last = *flag;
-  __threadfence();
-  return last;
+  return *flag;
 }
 
-// Adds the sums of all warps. Stores the result, or a part of it; then the result of all parts if they are there.
-__device__ __forceinline__ void finish_run(const Params& p, const Run& run, const Sums& sums, unsigned char* shared) {
-  constexpr int kRowFours = kHeadDim / 4;
-  store_sums(sums, shared);
+// Stores a thread's columns of the result.
+__device__ __forceinline__ void store_result(const Params& p, const Run& run, RowSums& sums, const int2* places) {
+  const int2 place = places[thread_row()];
+  if (p.sink != nullptr) {
+    const float4 none[kFours] = {};
+    add(sums, none, make_float2(__ldg(p.sink + place.y) * kLog2E, 1.0f));
+  }
+  const float v_scale = p.v_scale == nullptr ? 1.0f : __ldg(p.v_scale + run.tile.kv_head * p.v_scale_stride);
+  const float factor = sums.weight > 0.0f ? v_scale / sums.weight : 0.0f;
+  Element* const to = p.out + place.x * p.out_token_stride + place.y * p.out_head_stride;
+#pragma unroll
+  for (int i = 0; i < kFours; ++i) {
+    const float4 x = sums.o[i];
+    const uint2 words = {pack(x.x * factor, x.y * factor), pack(x.z * factor, x.w * factor)};
+    *reinterpret_cast<uint2*>(to + thread_column(i)) = words;
+  }
+  if (p.lse != nullptr && threadIdx.x % kRowThreads == 0) {
+    const float lse = sums.weight > 0.0f ? (sums.max + lg2(sums.weight)) * kLn2 : kMinusInfinity;
+    p.lse[static_cast<int64>(place.y) * p.total_q + place.x] = lse;
+  }
+}
+
+// Adds the sums of all warps. Stores the result, or a part of it; the last thread block then stores the result of all
+// parts.
+__device__ __forceinline__ void finish_run(const Params& p, const Run& run, const Sums& of_warp, unsigned char* shared) {
+  store_sums(of_warp, shared);
   __syncthreads();
-  const int fours = run.tile.rows * kRowFours;
-  for (int i = threadIdx.x; i < fours; i += kThreads) {
-    const int row = i / kRowFours, column = i % kRowFours * 4;
-    const Four four = of_warps(shared, row, column);
-    if (run.parts == 1) {
-      store_result(p, run.tile, four, row, column);
-      continue;
-    }
-    float* const part = part_place(p, run, run.part);
-    __stcg(reinterpret_cast<float4*>(part + row * kHeadDim + column), four.o);
-    if (column == 0) {
-      __stcg(reinterpret_cast<float2*>(part + kTileM * kHeadDim) + row, make_float2(four.max, four.weight));
-    }
+  const bool inside = thread_row() < run.tile.rows;
+  RowSums sums;
+  add_warps(sums, shared);
+  if (run.parts > 1) {
+    if (inside) store_part(p, run, sums);
+    if (!is_last_part(p, run, shared)) return;
+    sums = RowSums();
+    if (inside) add_parts(p, run, sums);
   }
-  if (run.parts == 1 || !is_last_part(p, run, shared)) return;
-  for (int i = threadIdx.x; i < fours; i += kThreads) {
-    const int row = i / kRowFours, column = i % kRowFours * 4;
-    store_result(p, run.tile, of_parts(p, run, row, column), row, column);
-  }
+  if (inside) store_result(p, run, sums, reinterpret_cast<const int2*>(shared + kPlacesOffset));
 }
 
 // Computes a run, and the result of its tile if it is the last part.
 __device__ __forceinline__ void compute_run(const Params& p, const Run& run, unsigned char* shared, uint32 base) {
   const int warp = threadIdx.x / 32;
+  const uint32 ring = base + kRingOffset + warp * kStages * kSlotBytes;
+  int* const ring_keys = reinterpret_cast<int*>(shared + kKeysOffset) + warp * kStages * kKeyInts;
+  int2* const places = reinterpret_cast<int2*>(shared + kPlacesOffset);
   __syncthreads();  // all threads have read the sums of the previous run
-  load_q(p, run.tile, shared + kQOffset);
+  Cursor cursor(p, run, warp);
+  int filled = 0;  // next slot to fill
+#pragma unroll 1
+  for (int i = 0; i < kStages - 1; ++i) load_step(p, cursor, ring, ring_keys, filled);
+  place_rows(p, run.tile, places);
   __syncthreads();
-
+  load_q(p, run.tile, places, shared + kQOffset);
   Sums sums;
   clear(sums);
   const RowKeys rows = row_keys(p, run.tile);
-  const uint32 ring = base + kRingOffset + warp * kStages * kSlotBytes;
-  int* const ring_keys = reinterpret_cast<int*>(shared + kKeysOffset) + warp * kStages * kWarpKeys;
-  Cursor cursor(p, run, warp);
-  int filled = 0;  // next slot to fill, and next slot to read
-#pragma unroll
-  for (int i = 0; i < kStages - 1; ++i) load_step(p, cursor, ring, ring_keys, filled);
+  __syncthreads();
+  const QOperand q(base + kQOffset);
   int slot = 0;
 #pragma unroll 1
   for (int step = run.first; step < run.last; ++step) {
@@ -786,7 +875,7 @@ __device__ __forceinline__ void compute_run(const Params& p, const Run& run, uns
     load_step(p, cursor, ring, ring_keys, filled);
     cp_async_wait<kStages - 1>();
     __syncwarp();
-    compute_step(p, sums, rows, base + kQOffset, ring + slot * kSlotBytes, ring_keys + slot * kWarpKeys);
+    compute_step(p, sums, rows, q, ring + slot * kSlotBytes, ring_keys + slot * kKeyInts);
     slot = slot + 1 == kStages ? 0 : slot + 1;
   }
   cp_async_wait<0>();

@@ -29,10 +29,16 @@ MMA_ROWS = 16
 WARPS = (1, 2, 4, 8)
 LEAST_KEYS = 256
 """Keys of a thread block at least, so that few parts have to be added."""
+TILE_COST = 1
+"""Units of work that a tile counts besides its steps."""
 PART_KEYS = 1024
 """Keys of a part at least, where parts depend on the length of their request alone."""
 OVERHEAD_REGISTERS = 80
 """Allowance for addresses, the cursor, logits and loop state."""
+MOST_Q = 128
+"""Columns of Q, over 16 rows each, that operands in registers have at most."""
+PARTS_IN_FLIGHT = 16
+"""16-byte loads of parts that a thread has in flight."""
 FLOAT = 4
 TILE: tuple[Rule[PagedAttentionSpec], ...] = (
     OneOf("m", lambda spec: (MMA_ROWS, 2 * MMA_ROWS), lambda spec, sizes: f"allowed: {sizes}"),
@@ -45,6 +51,7 @@ def plan(spec: PagedAttentionSpec, stem: str) -> Plan:
     arch, dtype, tile = ARCHS[spec.arch], DTYPES[spec.dtype], spec.tile
     check_tile(spec, TILE)
     is_e4m3 = spec.cache == "e4m3"
+    require(not is_e4m3 or spec.head_dim != 192, "head_dim", "is 192; e4m3 caches have heads of 64, 128 or 256")
     warps, element = tile.n // WARP_KEYS, 1 if is_e4m3 else dtype.bytes
     ring = spec.stages * 2 * WARP_KEYS * spec.head_dim * element
     sums = tile.m * (spec.head_dim + 8) * FLOAT
@@ -56,13 +63,15 @@ def plan(spec: PagedAttentionSpec, stem: str) -> Plan:
     shared.add(
         "Ring", warps * ring, f"{kind} of K and V; a ring per warp, and its sums at the end", ring=Ring(spec.stages)
     )
-    shared.add("Keys", warps * spec.stages * WARP_KEYS * 4, "positions of the keys in the rings", align=16)
+    shared.add("Keys", warps * spec.stages * (WARP_KEYS + 4) * 4, "positions of the keys in the rings", align=16)
     shared.add("Rows", warps * tile.m * 2 * FLOAT, "maximum and weight of each row, by warp", align=16)
-    shared.add("Scan", (warps + 2) * 8, "sums of steps", align=16)
+    shared.add("Places", tile.m * 8, "token and query head of each row", align=16)
+    shared.add("Scan", (warps + 2) * 4, "sums of units of work", align=16)
     resident = max(1, arch.shared_memory_per_sm // (shared.size + KIB))
     resident = min(resident, arch.warps_per_sm // warps)
     mmas = tile.m // MMA_ROWS
-    used = mmas * (spec.head_dim // 2 + 16)
+    in_registers = mmas * spec.head_dim <= MOST_Q
+    used = mmas * (spec.head_dim // 2 + 16) + (mmas * spec.head_dim // 4 if in_registers else 0)
     needed = used + OVERHEAD_REGISTERS
     while resident > 1 and arch.registers_for(32 * warps, resident) < needed:
         resident -= 1
@@ -87,10 +96,17 @@ def plan(spec: PagedAttentionSpec, stem: str) -> Plan:
             Constant("kWarps", warps, "warps, with 16 keys of a step each"),
             Constant("kStages", spec.stages, "slots of a warp's ring"),
             Constant("kKvBytes", element, "bytes per element of K and V"),
-            Constant("kLeastSteps", -(-LEAST_KEYS // tile.n), "steps of a thread block at least, if there are as many"),
+            Constant("kTileCost", TILE_COST, "units of work of a tile besides its steps"),
+            Constant("kLeastSteps", -(-LEAST_KEYS // tile.n), "units of a thread block at least, if there are as many"),
             Constant("kPartSteps", -(-PART_KEYS // tile.n), "steps of a part at least, if most_parts is set"),
         ),
-        flags=PagedFlags(product=DTYPES["fp16"] if is_e4m3 else dtype, e4m3_cache=is_e4m3),
+        flags=PagedFlags(
+            product=DTYPES["fp16"] if is_e4m3 else dtype,
+            e4m3_cache=is_e4m3,
+            pack="pack" if not is_e4m3 or spec.dtype == "fp16" else "pack_out",
+            q_in_registers=in_registers,
+            parts_at_once=max(1, PARTS_IN_FLIGHT * 32 * warps // (tile.m * spec.head_dim // 4)),
+        ),
         grid_summary="as many thread blocks as run concurrently, for any lengths",
         summary=(
             ("tile", f"{tile.m} rows, {tile.n} keys a step, {WARP_KEYS} for each warp"),

@@ -261,7 +261,7 @@ class PagedAttentionKernel(BoundCall[PagedAttentionSpec]):
 
 def _row_strides(tensor: torch.Tensor) -> tuple[int, int]:
     """Token and head strides, 0 where there is one."""
-    tokens, heads = (0 if size == 1 else stride for size, stride in zip(tensor.shape, tensor.stride(), strict=False))
+    tokens, heads = (0 if size == 1 else stride for size, stride in zip(tensor.shape[:2], tensor.stride()[:2], strict=True))
     return tokens, heads
 
 

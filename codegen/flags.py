@@ -683,14 +683,12 @@ class PagedFlags(Flags):
         e4m3_cache: whether K and V are e4m3.
         pack: function that packs two elements of the result.
         q_in_registers: whether Q stays in registers.
-        parts_at_once: parts of a tile whose sums a thread loads at once.
     """
 
     product: DType
     e4m3_cache: bool
     pack: str
     q_in_registers: bool
-    parts_at_once: int
 
 
 @dataclass(frozen=True)

@@ -481,7 +481,7 @@ class PagedTile(SpecModel):
     """Tile of a thread block of attention over pages."""
 
     m: int = Field(description="rows: query heads of one KV head, of one token or of adjacent ones")
-    n: int = Field(description="keys per step, 16 for each warp")
+    n: int = Field(description="keys per step: 16 for each warp, or 32 with an e4m3 cache")
 
 
 class PagedAttentionSpec(SpecBase):
@@ -493,7 +493,8 @@ class PagedAttentionSpec(SpecBase):
     op: Literal["paged_attention"] = Field(description="operator")
     head_dim: Annotated[Literal[64, 128, 192, 256], StrictInt] = Field(description="elements per head")
     cache: Literal["same", "e4m3"] = Field(
-        default="same", description="type of K and V: that of Q, or e4m3 with scales from the call; products are in fp16"
+        default="same",
+        description="type of K and V: that of Q, or e4m3 with scales from the call; products are in fp16",
     )
     tile: PagedTile = Field(description="rows and keys per thread block")
     options: ClassVar[tuple[str, ...]] = ("cache",)

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_paged_d256.yaml
 // spec: {"arch":"sm_90a","copy":"cp_async","dtype":"fp16","head_dim":256,"mma":"mma","op":"paged_attention","schedule":"multistage","stages":3,"tile":{"m":16,"n":32}}
 // spec hash: 8fc7583a99a9ff96e0d50f4dfddd3bf98dca25fd9a2bf8ff8dfb986cc6646dbc
-// seal: sha256 0be5e1606159ca60c0dbdba2bb2dc57e37511b19cc1de83c75c5dfbdca80c75a
+// seal: sha256 30f90a5cfaf1ca95b96d0c940f02ec23ac0f513cf099d1ec180b1365ed02ffc8
 
 // Attention of a few queries over K and V in pages, by mma.sync: decoding. Keys of one request are split over thread
 // blocks.
@@ -19,7 +19,7 @@
 //   request   a sequence of the batch: its queries, its pages, its number of keys
 //   row       a query head of a token: heads of one KV head are adjacent, then come those of the next token
 //   tile      kTileM rows of a request and a KV head
-//   step      kTileN keys of a tile, 16 for each warp
+//   step      kTileN keys of a tile, kWarpKeys for each warp
 //   unit      of work: a step, or one of the kTileCost units that a tile counts besides
 //   run       the steps of a tile that one thread block computes, without interruption
 //   part      the result of a run that is not the whole tile: the last thread block of the tile to finish adds the
@@ -37,7 +37,7 @@ constexpr int kWarps = 2;  // warps, with 16 keys of a step each
 constexpr int kStages = 3;  // slots of a warp's ring
 constexpr int kKvBytes = 2;  // bytes per element of K and V
 constexpr int kTileCost = 1;  // units of work of a tile besides its steps
-constexpr int kLeastSteps = 8;  // units of a thread block at least, if there are as many
+constexpr int kLeastSteps = 4;  // units of a thread block at least, if there are as many
 constexpr int kPartSteps = 32;  // steps of a part at least, if most_parts is set
 
 // Dynamic shared memory: 107376 bytes. Byte offsets:
@@ -52,7 +52,7 @@ constexpr int kThreads = 32 * kWarps;
 constexpr int kMmaRows = 16, kMmaColumns = 8, kMmaDepth = 16;  // of one product
 constexpr int kMmas = kTileM / kMmaRows;
 constexpr int kDepths = kHeadDim / kMmaDepth, kColumns = kHeadDim / kMmaColumns;  // products of QK and of PV
-constexpr int kWarpKeys = 16;  // of a step
+constexpr int kWarpKeys = kTileN / kWarps, kKeyTiles = kWarpKeys / kMmaColumns;
 constexpr int kRowBytes = kHeadDim * kKvBytes, kRowChunks = kRowBytes / 16;  // of a key, or of a value
 constexpr int kQRowBytes = kHeadDim * 2, kQRowChunks = kQRowBytes / 16;
 constexpr int kHalfBytes = kWarpKeys * kRowBytes, kSlotBytes = 2 * kHalfBytes;  // K, then V
@@ -164,6 +164,14 @@ __device__ __forceinline__ uint32 pack(float low, float high) {
   uint32 pair;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   return pair;
+}
+
+// atom.add.acq_rel.gpu: adds to an integer, and returns it as it was. Everything visible to this thread becomes visible
+// to the thread that adds next (PTX ISA, "atom")
+__device__ __forceinline__ int atomic_add_acq_rel(int* to, int x) {
+  int before;
+  asm volatile("atom.add.acq_rel.gpu.global.s32 %0, [%1], %2;" : "=r"(before) : "l"(to), "r"(x) : "memory");
+  return before;
 }
 
 // ex2.approx.ftz: 2^x, relative error 2^-22 (PTX ISA, "ex2")
@@ -476,27 +484,40 @@ __device__ __forceinline__ int swizzled(int row, int chunk) {
 // Address in shared memory of a chunk `bytes` behind that of a lane, whose chunk number has the low bits of `bytes` clear.
 __device__ __forceinline__ uint32 along(uint32 mine, int bytes) { return (mine ^ bytes % 128) + bytes / 128 * 128; }
 
-// Token and query head of each row of a tile. Of the rows behind the last one nothing is read.
-__device__ __forceinline__ void place_rows(const Params& p, const Tile& tile, int2* places) {
-  if (threadIdx.x < kTileM) {
-    const int row = tile.first_row + threadIdx.x, token = row / p.group;
-    places[threadIdx.x] = {tile.request.q_begin + token, tile.kv_head * p.group + row - token * p.group};
-  }
+// Token and query head of a row of a tile.
+__device__ __forceinline__ int2 row_place(const Params& p, const Tile& tile, int row) {
+  const int of_request = tile.first_row + row, token = of_request / p.group;
+  return {tile.request.q_begin + token, tile.kv_head * p.group + of_request - token * p.group};
 }
 
-// Copies the rows of Q to shared memory. Rows behind the last one are 0.
-__device__ __forceinline__ void load_q(const Params& p, const Tile& tile, const int2* places, unsigned char* to) {
-  for (int i = threadIdx.x; i < kTileM * kQRowChunks; i += kThreads) {
-    const int row = i / kQRowChunks, chunk = i % kQRowChunks;
-    uint4 x = {};
-    if (row < tile.rows) {
-      const int2 place = places[row];
-      const Element* from = p.q + place.x * p.q_token_stride + place.y * p.q_head_stride + chunk * 8;
-      x = __ldg(reinterpret_cast<const uint4*>(from));
+// A thread's part of Q, 32 bytes of a row at a time. Rows behind the last one are 0.
+struct QRows {
+  static constexpr int kLoads = (kTileM * kDepths + kThreads - 1) / kThreads;
+  uint4 low[kLoads], high[kLoads];
+
+  __device__ __forceinline__ QRows(const Params& p, const Tile& tile) {
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      const int row = (threadIdx.x + i * kThreads) / kDepths, depth = (threadIdx.x + i * kThreads) % kDepths;
+      low[i] = high[i] = {};
+      if (row >= tile.rows) continue;
+      const int2 place = row_place(p, tile, row);
+      const Element* from = p.q + place.x * p.q_token_stride + place.y * p.q_head_stride + depth * kMmaDepth;
+      low[i] = __ldg(reinterpret_cast<const uint4*>(from));
+      high[i] = __ldg(reinterpret_cast<const uint4*>(from) + 1);
     }
-    *reinterpret_cast<uint4*>(to + swizzled<kQRowChunks>(row, chunk)) = x;
   }
-}
+  __device__ __forceinline__ void store(unsigned char* to) const {
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      const int row = (threadIdx.x + i * kThreads) / kDepths, depth = (threadIdx.x + i * kThreads) % kDepths;
+      if (row >= kTileM) continue;
+      const uint4 first = low[i], second = high[i];
+      *reinterpret_cast<uint4*>(to + swizzled<kQRowChunks>(row, 2 * depth)) = first;
+      *reinterpret_cast<uint4*>(to + swizzled<kQRowChunks>(row, 2 * depth + 1)) = second;
+    }
+  }
+};
 
 // Copies the keys and values of the cursor's step to the next slot of a warp's ring, as one group. Values without a key
 // are 0. Beside the slot lie the positions of its keys, then whether all rows see all of them.
@@ -508,7 +529,7 @@ __device__ __forceinline__ void load_step(const Params& p, Cursor& cursor, uint3
     const bool seen = position >= max(0, cursor.seen_first) && position <= cursor.seen_last;
     const bool all_seen = __all_sync(kAllLanes, seen);
     if (lane < kWarpKeys) ring_keys[slot * kKeyInts + lane] = position;
-    if (lane == kWarpKeys) ring_keys[slot * kKeyInts + kWarpKeys] = all_seen;
+    if (lane == 0) ring_keys[slot * kKeyInts + kWarpKeys] = all_seen;
     const unsigned char* const k = p.k + lane % kRowChunks * 16;
     const unsigned char* const v = p.v + lane % kRowChunks * 16;
     const uint32 to = ring + slot * kSlotBytes;
@@ -580,26 +601,26 @@ __device__ __noinline__ float tanh_of(float x) { return tanhf(x); }
 // A maximum that can be subtracted, where no key is seen too.
 __device__ __forceinline__ float finite(float max) { return max == kMinusInfinity ? 0.0f : max; }
 
-// Turns the logits of 16 keys into weights, and scales the sums to the new maximum.
-__device__ __forceinline__ void softmax(const Params& p, Sums& sums, const RowKeys& rows, int m, float (&s)[2][4],
+// Turns the logits of a step into weights, and scales the sums to the new maximum.
+__device__ __forceinline__ void softmax(const Params& p, Sums& sums, const RowKeys& rows, int m, float (&s)[kKeyTiles][4],
     const int* keys) {
   const int column = 2 * static_cast<int>(threadIdx.x % 4);
 #pragma unroll
-  for (int n = 0; n < 2; ++n) {
+  for (int n = 0; n < kKeyTiles; ++n) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) s[n][i] *= rows.scale;
   }
   if (p.softcap > 0.0f) {
     const float cap = p.softcap * kLog2E;
 #pragma unroll
-    for (int n = 0; n < 2; ++n) {
+    for (int n = 0; n < kKeyTiles; ++n) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) s[n][i] = cap * tanh_of(s[n][i] / cap);
     }
   }
   if (!keys[kWarpKeys]) {
 #pragma unroll
-    for (int n = 0; n < 2; ++n) {
+    for (int n = 0; n < kKeyTiles; ++n) {
       const int2 pair = *reinterpret_cast<const int2*>(keys + n * kMmaColumns + column);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
@@ -607,8 +628,12 @@ __device__ __forceinline__ void softmax(const Params& p, Sums& sums, const RowKe
       }
     }
   }
-  float top[2] = {fmaxf(fmaxf(s[0][0], s[0][1]), fmaxf(s[1][0], s[1][1])),
-      fmaxf(fmaxf(s[0][2], s[0][3]), fmaxf(s[1][2], s[1][3]))};
+  float top[2] = {kMinusInfinity, kMinusInfinity};
+#pragma unroll
+  for (int n = 0; n < kKeyTiles; ++n) {
+#pragma unroll
+    for (int row = 0; row < 2; ++row) top[row] = fmaxf(top[row], fmaxf(s[n][2 * row], s[n][2 * row + 1]));
+  }
   quad_max(top);
   float factor[2];
 #pragma unroll
@@ -626,7 +651,7 @@ __device__ __forceinline__ void softmax(const Params& p, Sums& sums, const RowKe
     }
   }
 #pragma unroll
-  for (int n = 0; n < 2; ++n) {
+  for (int n = 0; n < kKeyTiles; ++n) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       s[n][i] = ex2(s[n][i] - finite(sums.max[m][i / 2]));
@@ -646,12 +671,14 @@ struct QOperand {
   }
 };
 
-// Adds 16 keys to the sums of a warp.
+// Adds a step to the sums of a warp.
 __device__ __forceinline__ void compute_step(const Params& p, Sums& sums, const RowKeys& rows, const QOperand& q,
     uint32 slot, const int* keys) {
   const int lane = threadIdx.x % 32;
-  float s[kMmas][2][4] = {}, odd_depths[kMmas][2][4] = {};
-  // Matrices of K: the two halves of the depth of keys 0 to 7, then of keys 8 to 15.
+  float s[kMmas][kKeyTiles][4] = {};
+  // Sums of odd depths are apart, so that fewer products wait for each other. Matrices of K: the two halves of the depth
+  // of keys 0 to 7, then of keys 8 to 15.
+  float odd[kMmas][kKeyTiles][4] = {};
   const uint32 k = slot + swizzled<kRowChunks>(lane / 16 * 8 + lane % 8, lane / 8 % 2);
 #pragma unroll
   for (int depth = 0; depth < kDepths; ++depth) {
@@ -659,7 +686,7 @@ __device__ __forceinline__ void compute_step(const Params& p, Sums& sums, const 
     ldmatrix_x4(b, along(k, depth * 32));
 #pragma unroll
     for (int m = 0; m < kMmas; ++m) {
-      auto& sum = depth % 2 ? odd_depths[m] : s[m];
+      auto& sum = depth % 2 ? odd[m] : s[m];
       uint32 a[4];
       q.load(a, m, depth);
       mma_m16n8k16(sum[0], a, b[0], b[1]);
@@ -669,16 +696,16 @@ __device__ __forceinline__ void compute_step(const Params& p, Sums& sums, const 
 #pragma unroll
   for (int m = 0; m < kMmas; ++m) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) s[m][0][i] += odd_depths[m][0][i], s[m][1][i] += odd_depths[m][1][i];
+    for (int i = 0; i < 4; ++i) s[m][0][i] += odd[m][0][i], s[m][1][i] += odd[m][1][i];
   }
-  uint32 weights[kMmas][4];
+  uint32 weights[kMmas][kKeyTiles / 2][4];
 #pragma unroll
   for (int m = 0; m < kMmas; ++m) {
     softmax(p, sums, rows, m, s[m], keys);
 #pragma unroll
-    for (int n = 0; n < 2; ++n) {
-      weights[m][2 * n] = pack(s[m][n][0], s[m][n][1]);
-      weights[m][2 * n + 1] = pack(s[m][n][2], s[m][n][3]);
+    for (int n = 0; n < kKeyTiles; ++n) {
+      weights[m][n / 2][n % 2 * 2] = pack(s[m][n][0], s[m][n][1]);
+      weights[m][n / 2][n % 2 * 2 + 1] = pack(s[m][n][2], s[m][n][3]);
     }
   }
   const uint32 v = slot + kHalfBytes + swizzled<kRowChunks>(lane % 16, lane / 16);
@@ -689,8 +716,8 @@ __device__ __forceinline__ void compute_step(const Params& p, Sums& sums, const 
     ldmatrix_x4_trans(b, along(v, j * 16));
 #pragma unroll
     for (int m = 0; m < kMmas; ++m) {
-      mma_m16n8k16(sums.o[m][j], weights[m], b[0], b[1]);
-      mma_m16n8k16(sums.o[m][j + 1], weights[m], b[2], b[3]);
+      mma_m16n8k16(sums.o[m][j], weights[m][0], b[0], b[1]);
+      mma_m16n8k16(sums.o[m][j + 1], weights[m][0], b[2], b[3]);
     }
   }
 }
@@ -752,7 +779,7 @@ __device__ __forceinline__ void store_sums(const Sums& sums, unsigned char* shar
 
 // Adds the sums of all warps.
 __device__ __forceinline__ void add_warps(RowSums& sums, const unsigned char* shared) {
-#pragma unroll 1
+#pragma unroll 2
   for (int warp = 0; warp < kWarps; ++warp) {
     const float* from = reinterpret_cast<const float*>(shared + kRingOffset + warp * kStages * kSlotBytes);
     float4 o[kFours];
@@ -780,18 +807,41 @@ __device__ __forceinline__ void store_part(const Params& p, const Run& run, cons
   }
 }
 
-// Adds all parts, in the order of the keys. Loads of several parts are in flight at once.
-__device__ __forceinline__ void add_parts(const Params& p, const Run& run, RowSums& sums) {
+// Adds the parts of a tile. Each warp takes every kWarps-th part, and stores its sums as those of a run.
+__device__ __forceinline__ void add_parts(const Params& p, const Run& run, unsigned char* shared) {
+  constexpr int kRowFours = kHeadDim / 4, kLoads = 8;  // loads of a lane at once, of each part
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  float* const to = reinterpret_cast<float*>(shared + kRingOffset + warp * kStages * kSlotBytes);
+  float2* const of_rows = reinterpret_cast<float2*>(shared + kRowsOffset) + warp * kTileM;
 #pragma unroll 1
-  for (int part = 0; part < run.parts; ++part) {
-    const float* from = part_place(p, run, part);
-    const float2 of_row = __ldcg(reinterpret_cast<const float2*>(from + kTileM * kHeadDim) + thread_row());
-    float4 o[kFours];
+  for (int first = lane; first < run.tile.rows * kRowFours; first += 32 * kLoads) {
+    float4 o[kLoads] = {};
+    float max[kLoads], weight[kLoads] = {};
 #pragma unroll
-    for (int i = 0; i < kFours; ++i) {
-      o[i] = __ldcg(reinterpret_cast<const float4*>(from + thread_row() * kHeadDim + thread_column(i)));
+    for (int i = 0; i < kLoads; ++i) max[i] = kMinusInfinity;
+#pragma unroll 2
+    for (int part = warp; part < run.parts; part += kWarps) {
+      const float* from = part_place(p, run, part);
+#pragma unroll
+      for (int i = 0; i < kLoads; ++i) {
+        const int four = first + 32 * i, row = four / kRowFours;
+        if (row >= run.tile.rows) continue;
+        const float2 of_row = __ldcg(reinterpret_cast<const float2*>(from + kTileM * kHeadDim) + row);
+        const float4 more = __ldcg(reinterpret_cast<const float4*>(from) + four);
+        const float next = fmaxf(max[i], of_row.x), shift = finite(next);
+        const float mine = ex2(max[i] - shift), others = ex2(of_row.x - shift);
+        add_scaled(o[i], mine, more, others);
+        weight[i] = weight[i] * mine + of_row.y * others;
+        max[i] = next;
+      }
     }
-    add(sums, o, of_row);
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      const int four = first + 32 * i, row = four / kRowFours, column = four % kRowFours * 4;
+      if (row >= run.tile.rows) continue;
+      *reinterpret_cast<float4*>(to + row * kSumStride + column) = o[i];
+      if (column == 0) of_rows[row] = {max[i], weight[i]};
+    }
   }
 }
 
@@ -800,10 +850,8 @@ __device__ __forceinline__ bool is_last_part(const Params& p, const Run& run, un
   int* const flag = reinterpret_cast<int*>(shared + kScanOffset);
   __syncthreads();
   if (threadIdx.x == 0) {
-    __threadfence();  // orders the stores of all threads, which the barrier has made visible to this one
-    const bool last = atomicAdd(p.counters + run.counter, 1) == run.parts - 1;
+    const bool last = atomic_add_acq_rel(p.counters + run.counter, 1) == run.parts - 1;
     if (last) p.counters[run.counter] = 0;
-    __threadfence();
     *flag = last;
   }
   __syncthreads();
@@ -843,8 +891,10 @@ __device__ __forceinline__ void finish_run(const Params& p, const Run& run, cons
   if (run.parts > 1) {
     if (inside) store_part(p, run, sums);
     if (!is_last_part(p, run, shared)) return;
+    add_parts(p, run, shared);
+    __syncthreads();
     sums = RowSums();
-    if (inside) add_parts(p, run, sums);
+    add_warps(sums, shared);
   }
   if (inside) store_result(p, run, sums, reinterpret_cast<const int2*>(shared + kPlacesOffset));
 }
@@ -856,13 +906,13 @@ __device__ __forceinline__ void compute_run(const Params& p, const Run& run, uns
   int* const ring_keys = reinterpret_cast<int*>(shared + kKeysOffset) + warp * kStages * kKeyInts;
   int2* const places = reinterpret_cast<int2*>(shared + kPlacesOffset);
   __syncthreads();  // all threads have read the sums of the previous run
+  const QRows q_rows(p, run.tile);
   Cursor cursor(p, run, warp);
   int filled = 0;  // next slot to fill
 #pragma unroll 1
   for (int i = 0; i < kStages - 1; ++i) load_step(p, cursor, ring, ring_keys, filled);
-  place_rows(p, run.tile, places);
-  __syncthreads();
-  load_q(p, run.tile, places, shared + kQOffset);
+  q_rows.store(shared + kQOffset);
+  if (threadIdx.x < kTileM) places[threadIdx.x] = row_place(p, run.tile, threadIdx.x);
   Sums sums;
   clear(sums);
   const RowKeys rows = row_keys(p, run.tile);

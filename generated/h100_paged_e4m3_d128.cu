@@ -1,9 +1,9 @@
 // Generated from specs/h100_paged_e4m3_d128.yaml. Do not edit:
 // change the spec or a template, then run
 //     codegen render specs/h100_paged_e4m3_d128.yaml
-// spec: {"arch":"sm_90a","cache":"e4m3","copy":"cp_async","dtype":"fp16","head_dim":128,"mma":"mma","op":"paged_attention","schedule":"multistage","stages":6,"tile":{"m":16,"n":64}}
-// spec hash: a5bc0d6bfdd6de0205eb60badd3f04efcf675444418ed29c5fb695d8a72d5f81
-// seal: sha256 d3f21339885ff126bf4134695539d2a7558ffb2cc950ef62de64d5268bbe1f81
+// spec: {"arch":"sm_90a","cache":"e4m3","copy":"cp_async","dtype":"fp16","head_dim":128,"mma":"mma","op":"paged_attention","schedule":"multistage","stages":3,"tile":{"m":16,"n":128}}
+// spec hash: 034d8c3c6a81399c0a0397daceb1de08461a55dfed641d1c5db560bf8ce74004
+// seal: sha256 9b0e410e3ba472d86a6b79bdad6a4d2badd610e84b54e87ad364847ed3d2beb6
 
 // Attention of a few queries over K and V in pages, by mma.sync: decoding. Keys of one request are split over thread
 // blocks.
@@ -11,7 +11,7 @@
 // The kernel is bound by reading K and V. A fixed grid divides the work of a launch into equal ranges, one for each thread
 // block, which finds its range from the lengths in device memory.
 //
-// Roles: the warps of a thread block take 16 keys of each step. Each warp has its own ring of kStages slots in shared
+// Roles: the warps of a thread block take 32 keys of each step. Each warp has its own ring of kStages slots in shared
 // memory, which cp.async fills kStages - 1 steps ahead, and its own softmax. No warp waits for another before a run
 // ends.
 //
@@ -19,7 +19,7 @@
 //   request   a sequence of the batch: its queries, its pages, its number of keys
 //   row       a query head of a token: heads of one KV head are adjacent, then come those of the next token
 //   tile      kTileM rows of a request and a KV head
-//   step      kTileN keys of a tile, 16 for each warp
+//   step      kTileN keys of a tile, kWarpKeys for each warp
 //   unit      of work: a step, or one of the kTileCost units that a tile counts besides
 //   run       the steps of a tile that one thread block computes, without interruption
 //   part      the result of a run that is not the whole tile: the last thread block of the tile to finish adds the
@@ -32,27 +32,27 @@ using uint32 = unsigned int;
 
 constexpr int kHeadDim = 128;  // elements per head
 constexpr int kTileM = 16;  // rows per tile
-constexpr int kTileN = 64;  // keys per step
-constexpr int kWarps = 4;  // warps, with 16 keys of a step each
-constexpr int kStages = 6;  // slots of a warp's ring
+constexpr int kTileN = 128;  // keys per step
+constexpr int kWarps = 4;  // warps, with 32 keys of a step each
+constexpr int kStages = 3;  // slots of a warp's ring
 constexpr int kKvBytes = 1;  // bytes per element of K and V
 constexpr int kTileCost = 1;  // units of work of a tile besides its steps
-constexpr int kLeastSteps = 4;  // units of a thread block at least, if there are as many
-constexpr int kPartSteps = 16;  // steps of a part at least, if most_parts is set
+constexpr int kLeastSteps = 1;  // units of a thread block at least, if there are as many
+constexpr int kPartSteps = 8;  // steps of a part at least, if most_parts is set
 
-// Dynamic shared memory: 104984 bytes. Byte offsets:
+// Dynamic shared memory: 104792 bytes. Byte offsets:
 constexpr int kQOffset = 0;  // 4096 bytes: rows of Q
 constexpr int kRingOffset = 4096;  // 98304 bytes: e4m3 codes of K and V; a ring per warp, and its sums at the end
-constexpr int kKeysOffset = 102400;  // 1920 bytes: positions of the keys in the rings
-constexpr int kRowsOffset = 104320;  // 512 bytes: maximum and weight of each row, by warp
-constexpr int kPlacesOffset = 104832;  // 128 bytes: token and query head of each row
-constexpr int kScanOffset = 104960;  // 24 bytes: sums of units of work
+constexpr int kKeysOffset = 102400;  // 1728 bytes: positions of the keys in the rings
+constexpr int kRowsOffset = 104128;  // 512 bytes: maximum and weight of each row, by warp
+constexpr int kPlacesOffset = 104640;  // 128 bytes: token and query head of each row
+constexpr int kScanOffset = 104768;  // 24 bytes: sums of units of work
 
 constexpr int kThreads = 32 * kWarps;
 constexpr int kMmaRows = 16, kMmaColumns = 8, kMmaDepth = 16;  // of one product
 constexpr int kMmas = kTileM / kMmaRows;
 constexpr int kDepths = kHeadDim / kMmaDepth, kColumns = kHeadDim / kMmaColumns;  // products of QK and of PV
-constexpr int kWarpKeys = 16;  // of a step
+constexpr int kWarpKeys = kTileN / kWarps, kKeyTiles = kWarpKeys / kMmaColumns;
 constexpr int kRowBytes = kHeadDim * kKvBytes, kRowChunks = kRowBytes / 16;  // of a key, or of a value
 constexpr int kQRowBytes = kHeadDim * 2, kQRowChunks = kQRowBytes / 16;
 constexpr int kHalfBytes = kWarpKeys * kRowBytes, kSlotBytes = 2 * kHalfBytes;  // K, then V
@@ -65,7 +65,7 @@ constexpr uint32 kAllLanes = 0xFFFFFFFF;
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
 constexpr float kLog2E = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
 
-// Launch: 128 threads per block, 104984 bytes of dynamic shared memory.
+// Launch: 128 threads per block, 104792 bytes of dynamic shared memory.
 // Grid: as many thread blocks as run concurrently, for any lengths.
 struct Params {
   const unsigned short* q;  // Q (tokens, heads, head_dim)
@@ -176,6 +176,14 @@ __device__ __forceinline__ uint32 widen_pair(unsigned short codes) {
 // The low halves of two words, or the high halves: x's below, y's above (prmt: PTX ISA, "prmt")
 __device__ __forceinline__ uint32 low_halves(uint32 x, uint32 y) { return __byte_perm(x, y, 0x5410); }
 __device__ __forceinline__ uint32 high_halves(uint32 x, uint32 y) { return __byte_perm(x, y, 0x7632); }
+
+// atom.add.acq_rel.gpu: adds to an integer, and returns it as it was. Everything visible to this thread becomes visible
+// to the thread that adds next (PTX ISA, "atom")
+__device__ __forceinline__ int atomic_add_acq_rel(int* to, int x) {
+  int before;
+  asm volatile("atom.add.acq_rel.gpu.global.s32 %0, [%1], %2;" : "=r"(before) : "l"(to), "r"(x) : "memory");
+  return before;
+}
 
 // ex2.approx.ftz: 2^x, relative error 2^-22 (PTX ISA, "ex2")
 __device__ __forceinline__ float ex2(float x) {
@@ -487,37 +495,47 @@ __device__ __forceinline__ int swizzled(int row, int chunk) {
 // Address in shared memory of a chunk `bytes` behind that of a lane, whose chunk number has the low bits of `bytes` clear.
 __device__ __forceinline__ uint32 along(uint32 mine, int bytes) { return (mine ^ bytes % 128) + bytes / 128 * 128; }
 
-// Token and query head of each row of a tile. Of the rows behind the last one nothing is read.
-__device__ __forceinline__ void place_rows(const Params& p, const Tile& tile, int2* places) {
-  if (threadIdx.x < kTileM) {
-    const int row = tile.first_row + threadIdx.x, token = row / p.group;
-    places[threadIdx.x] = {tile.request.q_begin + token, tile.kv_head * p.group + row - token * p.group};
-  }
+// Token and query head of a row of a tile.
+__device__ __forceinline__ int2 row_place(const Params& p, const Tile& tile, int row) {
+  const int of_request = tile.first_row + row, token = of_request / p.group;
+  return {tile.request.q_begin + token, tile.kv_head * p.group + of_request - token * p.group};
 }
 
 // Two adjacent elements of Q as fp16.
 __device__ __forceinline__ uint32 q_word(uint32 word) {
   return word;
 }
+// A thread's part of Q, 32 bytes of a row at a time. Rows behind the last one are 0.
+struct QRows {
+  static constexpr int kLoads = (kTileM * kDepths + kThreads - 1) / kThreads;
+  uint4 low[kLoads], high[kLoads];
 
-// Copies the rows of Q to shared memory. Words of 16 columns are in the order of their e4m3 partners: words 2 t and
-// 2 t + 1 are a lane's words of the two halves of a product's depth. Rows behind the last one are 0.
-__device__ __forceinline__ void load_q(const Params& p, const Tile& tile, const int2* places, unsigned char* to) {
-  for (int i = threadIdx.x; i < kTileM * kDepths; i += kThreads) {
-    const int row = i / kDepths, depth = i % kDepths;
-    uint4 low = {}, high = {};
-    if (row < tile.rows) {
-      const int2 place = places[row];
+  __device__ __forceinline__ QRows(const Params& p, const Tile& tile) {
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      const int row = (threadIdx.x + i * kThreads) / kDepths, depth = (threadIdx.x + i * kThreads) % kDepths;
+      low[i] = high[i] = {};
+      if (row >= tile.rows) continue;
+      const int2 place = row_place(p, tile, row);
       const Element* from = p.q + place.x * p.q_token_stride + place.y * p.q_head_stride + depth * kMmaDepth;
-      low = __ldg(reinterpret_cast<const uint4*>(from));
-      high = __ldg(reinterpret_cast<const uint4*>(from) + 1);
+      low[i] = __ldg(reinterpret_cast<const uint4*>(from));
+      high[i] = __ldg(reinterpret_cast<const uint4*>(from) + 1);
     }
-    const uint4 even = {q_word(low.x), q_word(low.z), q_word(high.x), q_word(high.z)};
-    const uint4 odd = {q_word(low.y), q_word(low.w), q_word(high.y), q_word(high.w)};
-    *reinterpret_cast<uint4*>(to + swizzled<kQRowChunks>(row, 2 * depth)) = even;
-    *reinterpret_cast<uint4*>(to + swizzled<kQRowChunks>(row, 2 * depth + 1)) = odd;
   }
-}
+  // Words of 16 columns are in the order of their e4m3 partners: words 2 t and 2 t + 1 are a lane's words of the two
+  // halves of a product's depth.
+  __device__ __forceinline__ void store(unsigned char* to) const {
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      const int row = (threadIdx.x + i * kThreads) / kDepths, depth = (threadIdx.x + i * kThreads) % kDepths;
+      if (row >= kTileM) continue;
+      const uint4 first = {q_word(low[i].x), q_word(low[i].z), q_word(high[i].x), q_word(high[i].z)};
+      const uint4 second = {q_word(low[i].y), q_word(low[i].w), q_word(high[i].y), q_word(high[i].w)};
+      *reinterpret_cast<uint4*>(to + swizzled<kQRowChunks>(row, 2 * depth)) = first;
+      *reinterpret_cast<uint4*>(to + swizzled<kQRowChunks>(row, 2 * depth + 1)) = second;
+    }
+  }
+};
 
 // Copies the keys and values of the cursor's step to the next slot of a warp's ring, as one group. Values without a key
 // are 0. Beside the slot lie the positions of its keys, then whether all rows see all of them.
@@ -529,7 +547,7 @@ __device__ __forceinline__ void load_step(const Params& p, Cursor& cursor, uint3
     const bool seen = position >= max(0, cursor.seen_first) && position <= cursor.seen_last;
     const bool all_seen = __all_sync(kAllLanes, seen);
     if (lane < kWarpKeys) ring_keys[slot * kKeyInts + lane] = position;
-    if (lane == kWarpKeys) ring_keys[slot * kKeyInts + kWarpKeys] = all_seen;
+    if (lane == 0) ring_keys[slot * kKeyInts + kWarpKeys] = all_seen;
     const unsigned char* const k = p.k + lane % kRowChunks * 16;
     const unsigned char* const v = p.v + lane % kRowChunks * 16;
     const uint32 to = ring + slot * kSlotBytes;
@@ -601,26 +619,26 @@ __device__ __noinline__ float tanh_of(float x) { return tanhf(x); }
 // A maximum that can be subtracted, where no key is seen too.
 __device__ __forceinline__ float finite(float max) { return max == kMinusInfinity ? 0.0f : max; }
 
-// Turns the logits of 16 keys into weights, and scales the sums to the new maximum.
-__device__ __forceinline__ void softmax(const Params& p, Sums& sums, const RowKeys& rows, int m, float (&s)[2][4],
+// Turns the logits of a step into weights, and scales the sums to the new maximum.
+__device__ __forceinline__ void softmax(const Params& p, Sums& sums, const RowKeys& rows, int m, float (&s)[kKeyTiles][4],
     const int* keys) {
   const int column = 2 * static_cast<int>(threadIdx.x % 4);
 #pragma unroll
-  for (int n = 0; n < 2; ++n) {
+  for (int n = 0; n < kKeyTiles; ++n) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) s[n][i] *= rows.scale;
   }
   if (p.softcap > 0.0f) {
     const float cap = p.softcap * kLog2E;
 #pragma unroll
-    for (int n = 0; n < 2; ++n) {
+    for (int n = 0; n < kKeyTiles; ++n) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) s[n][i] = cap * tanh_of(s[n][i] / cap);
     }
   }
   if (!keys[kWarpKeys]) {
 #pragma unroll
-    for (int n = 0; n < 2; ++n) {
+    for (int n = 0; n < kKeyTiles; ++n) {
       const int2 pair = *reinterpret_cast<const int2*>(keys + n * kMmaColumns + column);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
@@ -628,8 +646,12 @@ __device__ __forceinline__ void softmax(const Params& p, Sums& sums, const RowKe
       }
     }
   }
-  float top[2] = {fmaxf(fmaxf(s[0][0], s[0][1]), fmaxf(s[1][0], s[1][1])),
-      fmaxf(fmaxf(s[0][2], s[0][3]), fmaxf(s[1][2], s[1][3]))};
+  float top[2] = {kMinusInfinity, kMinusInfinity};
+#pragma unroll
+  for (int n = 0; n < kKeyTiles; ++n) {
+#pragma unroll
+    for (int row = 0; row < 2; ++row) top[row] = fmaxf(top[row], fmaxf(s[n][2 * row], s[n][2 * row + 1]));
+  }
   quad_max(top);
   float factor[2];
 #pragma unroll
@@ -647,7 +669,7 @@ __device__ __forceinline__ void softmax(const Params& p, Sums& sums, const RowKe
     }
   }
 #pragma unroll
-  for (int n = 0; n < 2; ++n) {
+  for (int n = 0; n < kKeyTiles; ++n) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       s[n][i] = ex2(s[n][i] - finite(sums.max[m][i / 2]));
@@ -676,42 +698,39 @@ struct QOperand {
   }
 };
 
-// Adds 16 keys to the sums of a warp.
+// Adds a step to the sums of a warp.
 __device__ __forceinline__ void compute_step(const Params& p, Sums& sums, const RowKeys& rows, const QOperand& q,
     uint32 slot, const int* keys) {
   const int lane = threadIdx.x % 32;
-  float s[kMmas][2][4] = {}, odd_depths[kMmas][2][4] = {};
+  float s[kMmas][kKeyTiles][4] = {};
   // Matrices of K: keys 0 to 7 and 8 to 15 of one depth, then of the next one.
   const uint32 k = slot + swizzled<kRowChunks>(lane % 16, lane / 16);
 #pragma unroll
   for (int depth = 0; depth < kDepths; depth += 2) {
-    uint32 codes[4];
-    ldmatrix_x4(codes, along(k, depth * 16));
 #pragma unroll
-    for (int m = 0; m < kMmas; ++m) {
+    for (int half = 0; half < kKeyTiles; half += 2) {
+      uint32 codes[4];
+      ldmatrix_x4(codes, along(k, depth * 16) + half * kMmaColumns * kRowBytes);
 #pragma unroll
-      for (int n = 0; n < 2; ++n) {
-        uint32 a[4];
-        q.load(a, m, depth);
-        mma_m16n8k16(s[m][n], a, widen_pair(codes[n] & 0xFFFF), widen_pair(codes[n] >> 16));
-        q.load(a, m, depth + 1);
-        mma_m16n8k16(odd_depths[m][n], a, widen_pair(codes[2 + n] & 0xFFFF), widen_pair(codes[2 + n] >> 16));
+      for (int i = 0; i < 4; ++i) {
+        const uint32 low = widen_pair(codes[i] & 0xFFFF), high = widen_pair(codes[i] >> 16);
+#pragma unroll
+        for (int m = 0; m < kMmas; ++m) {
+          uint32 a[4];
+          q.load(a, m, depth + i / 2);
+          mma_m16n8k16(s[m][half + i % 2], a, low, high);
+        }
       }
     }
   }
-#pragma unroll
-  for (int m = 0; m < kMmas; ++m) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) s[m][0][i] += odd_depths[m][0][i], s[m][1][i] += odd_depths[m][1][i];
-  }
-  uint32 weights[kMmas][4];
+  uint32 weights[kMmas][kKeyTiles / 2][4];
 #pragma unroll
   for (int m = 0; m < kMmas; ++m) {
     softmax(p, sums, rows, m, s[m], keys);
 #pragma unroll
-    for (int n = 0; n < 2; ++n) {
-      weights[m][2 * n] = pack(s[m][n][0], s[m][n][1]);
-      weights[m][2 * n + 1] = pack(s[m][n][2], s[m][n][3]);
+    for (int n = 0; n < kKeyTiles; ++n) {
+      weights[m][n / 2][n % 2 * 2] = pack(s[m][n][0], s[m][n][1]);
+      weights[m][n / 2][n % 2 * 2 + 1] = pack(s[m][n][2], s[m][n][3]);
     }
   }
   const uint32 v = slot + kHalfBytes + swizzled<kRowChunks>(lane % 16, lane / 16);
@@ -719,22 +738,25 @@ __device__ __forceinline__ void compute_step(const Params& p, Sums& sums, const 
   // an even product, the second in an odd one.
 #pragma unroll
   for (int chunk = 0; chunk < kRowChunks; chunk += 2) {
-    uint32 codes[4];
-    ldmatrix_x4_trans(codes, along(v, chunk * 16));
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      uint32 even[2], odd[2];
+    for (int half = 0; half < kKeyTiles / 2; ++half) {
+      uint32 codes[4];
+      ldmatrix_x4_trans(codes, along(v, chunk * 16) + half * 16 * kRowBytes);
 #pragma unroll
-      for (int n = 0; n < 2; ++n) {
-        const uint32 four = codes[2 * half + n];
-        const uint32 first = widen_pair(four & 0xFFFF), second = widen_pair(four >> 16);
-        even[n] = low_halves(first, second);
-        odd[n] = high_halves(first, second);
-      }
+      for (int next = 0; next < 2; ++next) {
+        uint32 even[2], odd[2];
 #pragma unroll
-      for (int m = 0; m < kMmas; ++m) {
-        mma_m16n8k16(sums.o[m][2 * (chunk + half)], weights[m], even[0], even[1]);
-        mma_m16n8k16(sums.o[m][2 * (chunk + half) + 1], weights[m], odd[0], odd[1]);
+        for (int n = 0; n < 2; ++n) {
+          const uint32 four = codes[2 * next + n];
+          const uint32 first = widen_pair(four & 0xFFFF), second = widen_pair(four >> 16);
+          even[n] = low_halves(first, second);
+          odd[n] = high_halves(first, second);
+        }
+#pragma unroll
+        for (int m = 0; m < kMmas; ++m) {
+          mma_m16n8k16(sums.o[m][2 * (chunk + next)], weights[m][half], even[0], even[1]);
+          mma_m16n8k16(sums.o[m][2 * (chunk + next) + 1], weights[m][half], odd[0], odd[1]);
+        }
       }
     }
   }
@@ -796,7 +818,7 @@ __device__ __forceinline__ void store_sums(const Sums& sums, unsigned char* shar
 
 // Adds the sums of all warps.
 __device__ __forceinline__ void add_warps(RowSums& sums, const unsigned char* shared) {
-#pragma unroll 1
+#pragma unroll 2
   for (int warp = 0; warp < kWarps; ++warp) {
     const float* from = reinterpret_cast<const float*>(shared + kRingOffset + warp * kStages * kSlotBytes);
     float4 o[kFours];
@@ -824,18 +846,41 @@ __device__ __forceinline__ void store_part(const Params& p, const Run& run, cons
   }
 }
 
-// Adds all parts, in the order of the keys. Loads of several parts are in flight at once.
-__device__ __forceinline__ void add_parts(const Params& p, const Run& run, RowSums& sums) {
-#pragma unroll 4
-  for (int part = 0; part < run.parts; ++part) {
-    const float* from = part_place(p, run, part);
-    const float2 of_row = __ldcg(reinterpret_cast<const float2*>(from + kTileM * kHeadDim) + thread_row());
-    float4 o[kFours];
+// Adds the parts of a tile. Each warp takes every kWarps-th part, and stores its sums as those of a run.
+__device__ __forceinline__ void add_parts(const Params& p, const Run& run, unsigned char* shared) {
+  constexpr int kRowFours = kHeadDim / 4, kLoads = 8;  // loads of a lane at once, of each part
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  float* const to = reinterpret_cast<float*>(shared + kRingOffset + warp * kStages * kSlotBytes);
+  float2* const of_rows = reinterpret_cast<float2*>(shared + kRowsOffset) + warp * kTileM;
+#pragma unroll 1
+  for (int first = lane; first < run.tile.rows * kRowFours; first += 32 * kLoads) {
+    float4 o[kLoads] = {};
+    float max[kLoads], weight[kLoads] = {};
 #pragma unroll
-    for (int i = 0; i < kFours; ++i) {
-      o[i] = __ldcg(reinterpret_cast<const float4*>(from + thread_row() * kHeadDim + thread_column(i)));
+    for (int i = 0; i < kLoads; ++i) max[i] = kMinusInfinity;
+#pragma unroll 2
+    for (int part = warp; part < run.parts; part += kWarps) {
+      const float* from = part_place(p, run, part);
+#pragma unroll
+      for (int i = 0; i < kLoads; ++i) {
+        const int four = first + 32 * i, row = four / kRowFours;
+        if (row >= run.tile.rows) continue;
+        const float2 of_row = __ldcg(reinterpret_cast<const float2*>(from + kTileM * kHeadDim) + row);
+        const float4 more = __ldcg(reinterpret_cast<const float4*>(from) + four);
+        const float next = fmaxf(max[i], of_row.x), shift = finite(next);
+        const float mine = ex2(max[i] - shift), others = ex2(of_row.x - shift);
+        add_scaled(o[i], mine, more, others);
+        weight[i] = weight[i] * mine + of_row.y * others;
+        max[i] = next;
+      }
     }
-    add(sums, o, of_row);
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      const int four = first + 32 * i, row = four / kRowFours, column = four % kRowFours * 4;
+      if (row >= run.tile.rows) continue;
+      *reinterpret_cast<float4*>(to + row * kSumStride + column) = o[i];
+      if (column == 0) of_rows[row] = {max[i], weight[i]};
+    }
   }
 }
 
@@ -844,10 +889,8 @@ __device__ __forceinline__ bool is_last_part(const Params& p, const Run& run, un
   int* const flag = reinterpret_cast<int*>(shared + kScanOffset);
   __syncthreads();
   if (threadIdx.x == 0) {
-    __threadfence();  // orders the stores of all threads, which the barrier has made visible to this one
-    const bool last = atomicAdd(p.counters + run.counter, 1) == run.parts - 1;
+    const bool last = atomic_add_acq_rel(p.counters + run.counter, 1) == run.parts - 1;
     if (last) p.counters[run.counter] = 0;
-    __threadfence();
     *flag = last;
   }
   __syncthreads();
@@ -887,8 +930,10 @@ __device__ __forceinline__ void finish_run(const Params& p, const Run& run, cons
   if (run.parts > 1) {
     if (inside) store_part(p, run, sums);
     if (!is_last_part(p, run, shared)) return;
+    add_parts(p, run, shared);
+    __syncthreads();
     sums = RowSums();
-    if (inside) add_parts(p, run, sums);
+    add_warps(sums, shared);
   }
   if (inside) store_result(p, run, sums, reinterpret_cast<const int2*>(shared + kPlacesOffset));
 }
@@ -900,13 +945,13 @@ __device__ __forceinline__ void compute_run(const Params& p, const Run& run, uns
   int* const ring_keys = reinterpret_cast<int*>(shared + kKeysOffset) + warp * kStages * kKeyInts;
   int2* const places = reinterpret_cast<int2*>(shared + kPlacesOffset);
   __syncthreads();  // all threads have read the sums of the previous run
+  const QRows q_rows(p, run.tile);
   Cursor cursor(p, run, warp);
   int filled = 0;  // next slot to fill
 #pragma unroll 1
   for (int i = 0; i < kStages - 1; ++i) load_step(p, cursor, ring, ring_keys, filled);
-  place_rows(p, run.tile, places);
-  __syncthreads();
-  load_q(p, run.tile, places, shared + kQOffset);
+  q_rows.store(shared + kQOffset);
+  if (threadIdx.x < kTileM) places[threadIdx.x] = row_place(p, run.tile, threadIdx.x);
   Sums sums;
   clear(sums);
   const RowKeys rows = row_keys(p, run.tile);

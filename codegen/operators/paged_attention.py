@@ -19,7 +19,11 @@ PAGED_ATTENTION_OPERATOR = Operator(
     shape=PagedShape,
     kernel=lambda spec: paged_attention,
     rows=PAGED_ATTENTION,
-    stem=lambda spec: [f"d{spec.head_dim}", *(["e4m3"] if spec.cache == "e4m3" else []), f"{spec.tile.m}x{spec.tile.n}"],
+    stem=lambda spec: [
+        f"d{spec.head_dim}",
+        *(["e4m3"] if spec.cache == "e4m3" else []),
+        f"{spec.tile.m}x{spec.tile.n}",
+    ],
     title=lambda spec: spec.op,
     computes=lambda spec: ("dtype", "head_dim"),
     cases=lambda plan, spec: _CASES.split(),

@@ -23,11 +23,11 @@ from codegen.problem import LaunchArgs, PagedShape
 from codegen.spec import PagedAttentionSpec
 from codegen.tile_rules import OneOf, Rule, check_tile
 
-WARP_KEYS = 16
-"""Keys of a step per warp: the depth of a product with V."""
+WARP_BYTES = 32
+"""Bytes of a column of V that a warp takes in a step: 16 keys, the depth of a product, or 32 of e4m3."""
 MMA_ROWS = 16
 WARPS = (1, 2, 4, 8)
-LEAST_KEYS = 256
+LEAST_KEYS = 128
 """Keys of a thread block at least, so that few parts have to be added."""
 TILE_COST = 1
 """Units of work that a tile counts besides its steps."""
@@ -37,13 +37,23 @@ OVERHEAD_REGISTERS = 80
 """Allowance for addresses, the cursor, logits and loop state."""
 MOST_Q = 128
 """Columns of Q, over 16 rows each, that operands in registers have at most."""
-PARTS_IN_FLIGHT = 16
-"""16-byte loads of parts that a thread has in flight."""
 FLOAT = 4
 TILE: tuple[Rule[PagedAttentionSpec], ...] = (
     OneOf("m", lambda spec: (MMA_ROWS, 2 * MMA_ROWS), lambda spec, sizes: f"allowed: {sizes}"),
-    OneOf("n", lambda spec: tuple(WARP_KEYS * warps for warps in WARPS), lambda spec, sizes: f"allowed: {sizes}"),
+    OneOf(
+        "n", lambda spec: tuple(_warp_keys(spec) * warps for warps in WARPS), lambda spec, sizes: f"allowed: {sizes}"
+    ),
 )
+
+
+def _warp_keys(spec: PagedAttentionSpec) -> int:
+    """Keys of a step per warp."""
+    return WARP_BYTES // _element(spec)
+
+
+def _element(spec: PagedAttentionSpec) -> int:
+    """Bytes per element of K and V."""
+    return 1 if spec.cache == "e4m3" else DTYPES[spec.dtype].bytes
 
 
 def plan(spec: PagedAttentionSpec, stem: str) -> Plan:
@@ -52,8 +62,9 @@ def plan(spec: PagedAttentionSpec, stem: str) -> Plan:
     check_tile(spec, TILE)
     is_e4m3 = spec.cache == "e4m3"
     require(not is_e4m3 or spec.head_dim != 192, "head_dim", "is 192; e4m3 caches have heads of 64, 128 or 256")
-    warps, element = tile.n // WARP_KEYS, 1 if is_e4m3 else dtype.bytes
-    ring = spec.stages * 2 * WARP_KEYS * spec.head_dim * element
+    warp_keys, element = _warp_keys(spec), _element(spec)
+    warps = tile.n // warp_keys
+    ring = spec.stages * 2 * warp_keys * spec.head_dim * element
     sums = tile.m * (spec.head_dim + 8) * FLOAT
     require(ring >= sums, "stages", f"is {spec.stages}: {ring} bytes, fewer than the {sums} of a warp's sums")
 
@@ -63,7 +74,7 @@ def plan(spec: PagedAttentionSpec, stem: str) -> Plan:
     shared.add(
         "Ring", warps * ring, f"{kind} of K and V; a ring per warp, and its sums at the end", ring=Ring(spec.stages)
     )
-    shared.add("Keys", warps * spec.stages * (WARP_KEYS + 4) * 4, "positions of the keys in the rings", align=16)
+    shared.add("Keys", warps * spec.stages * (warp_keys + 4) * 4, "positions of the keys in the rings", align=16)
     shared.add("Rows", warps * tile.m * 2 * FLOAT, "maximum and weight of each row, by warp", align=16)
     shared.add("Places", tile.m * 8, "token and query head of each row", align=16)
     shared.add("Scan", (warps + 2) * 4, "sums of units of work", align=16)
@@ -93,7 +104,7 @@ def plan(spec: PagedAttentionSpec, stem: str) -> Plan:
             Constant("kHeadDim", spec.head_dim, "elements per head"),
             Constant("kTileM", tile.m, "rows per tile"),
             Constant("kTileN", tile.n, "keys per step"),
-            Constant("kWarps", warps, "warps, with 16 keys of a step each"),
+            Constant("kWarps", warps, f"warps, with {warp_keys} keys of a step each"),
             Constant("kStages", spec.stages, "slots of a warp's ring"),
             Constant("kKvBytes", element, "bytes per element of K and V"),
             Constant("kTileCost", TILE_COST, "units of work of a tile besides its steps"),
@@ -105,13 +116,12 @@ def plan(spec: PagedAttentionSpec, stem: str) -> Plan:
             e4m3_cache=is_e4m3,
             pack="pack" if not is_e4m3 or spec.dtype == "fp16" else "pack_out",
             q_in_registers=in_registers,
-            parts_at_once=max(1, PARTS_IN_FLIGHT * 32 * warps // (tile.m * spec.head_dim // 4)),
         ),
         grid_summary="as many thread blocks as run concurrently, for any lengths",
         summary=(
-            ("tile", f"{tile.m} rows, {tile.n} keys a step, {WARP_KEYS} for each warp"),
+            ("tile", f"{tile.m} rows, {tile.n} keys a step, {warp_keys} for each warp"),
             ("schedule", f"{spec.schedule}: all warps load ({spec.copy_}) and compute (mma.sync 16 x 8 x 16)"),
-            ("pipeline", f"of each warp a ring of {spec.stages} slots of {WARP_KEYS} keys and values"),
+            ("pipeline", f"of each warp a ring of {spec.stages} slots of {warp_keys} keys and values"),
         ),
         flops=4 * tile.m * tile.n * spec.head_dim,
         bytes=2 * tile.n * spec.head_dim * element,
@@ -153,7 +163,9 @@ def _params(spec: PagedAttentionSpec) -> tuple[Param, ...]:
         i64("list_token_stride", "token stride of lists"),
         i32("list_length", "entries of a list"),
         i32("entry_shift", "keys of an entry, as a power of two"),
-        pointer("counts", "int", "entries that count in each list (list_heads, tokens), or null: all but negative ones"),
+        pointer(
+            "counts", "int", "entries that count in each list (list_heads, tokens), or null: all but negative ones"
+        ),
         i64("count_head_stride", "head stride of counts"),
         i64("count_token_stride", "token stride of counts"),
         i32("list_steps", "steps of a list"),

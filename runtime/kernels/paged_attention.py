@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from codegen.problem import PagedShape
+from codegen.problem import COUNTER_BYTES, LaunchArgs, PagedShape
 from codegen.spec import PagedAttentionSpec
 from codegen.wording import shown
 from runtime.checks import check_dense
@@ -15,7 +15,7 @@ from runtime.driver.allocate import allocator, contiguous
 from runtime.driver.context import entered, is_elsewhere
 from runtime.driver.enqueue import enqueue
 from runtime.driver.launch import Signature
-from runtime.driver.workspace import Memory
+from runtime.driver.workspace import NO_MEMORY, Memory
 from runtime.errors import ArgumentError
 from runtime.kernels.arguments import (
     MAX_EXTENT,
@@ -43,6 +43,8 @@ MOST_CHUNKS = 2**32 - 1
 """Chunks of a cache at most; the kernel's offsets have 32 bits."""
 ENTRY_KEYS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 """Keys that an entry of a list can stand for."""
+WORKSPACE_ALIGNMENT = 256
+"""Bytes to which a workspace and its parts are aligned, as torch aligns its memory."""
 INVARIANT_PARTS = 16
 """Most parts of a tile in batch-invariant calls."""
 
@@ -103,6 +105,7 @@ class PagedAttentionKernel(BoundCall[PagedAttentionSpec]):
         out: torch.Tensor | None = None,
         return_lse: bool = False,
         batch_invariant: bool = False,
+        workspace: torch.Tensor | None = None,
     ) -> AttentionResult:
         """Compute attention.
 
@@ -132,6 +135,8 @@ class PagedAttentionKernel(BoundCall[PagedAttentionSpec]):
             return_lse: whether to return the log-sum-exp too.
             batch_invariant: whether the keys of a request are divided by its own length alone, so that results have the
                 same bits whatever else is in the batch.
+            workspace: uint8, contiguous: memory of calls that do not overlap, 0 before the first one
+                (``workspace_bytes``). By default a call allocates it, and in a CUDA graph also clears a part of it.
 
         Returns:
             The result (tokens, heads, head_dim) in q's dtype, 0 for a query that sees no key, and the log-sum-exp,
@@ -161,6 +166,7 @@ class PagedAttentionKernel(BoundCall[PagedAttentionSpec]):
                     out=out,
                     return_lse=return_lse,
                     batch_invariant=batch_invariant,
+                    workspace=workspace,
                 )
         tensors = {
             "q": q,
@@ -175,13 +181,14 @@ class PagedAttentionKernel(BoundCall[PagedAttentionSpec]):
             "k_scale": k_scale,
             "v_scale": v_scale,
             "out": out,
+            "workspace": workspace,
         }
         options = _Options(window, entry_keys, scale, softcap, batch_invariant, return_lse)
         key = (options, call_key(*tensors.values()))
         signature = self._bound(key)
         if signature is None:
             signature = self._signatures.keep(key, self._check(tensors, options))
-        memory = signature.extra
+        memory, partials = signature.extra
         allocate = allocator(q.device)
         written = allocate(*contiguous(q.shape), q.dtype) if out is None else out
         lse = allocate(*contiguous((q.shape[1], q.shape[0])), torch.float32) if return_lse else None
@@ -189,8 +196,32 @@ class PagedAttentionKernel(BoundCall[PagedAttentionSpec]):
         addresses["k"], addresses["v"] = addresses.pop("k_cache"), addresses.pop("v_cache")
         addresses["out"], addresses["lse"] = written.data_ptr(), 0 if lse is None else lse.data_ptr()
         check_addresses({name: addresses[name] for name in ("q", "k", "v", "out")}, {"k": "k_cache", "v": "v_cache"})
+        if workspace is not None:
+            first = addresses["workspace"]
+            addresses["counters"], addresses["partials"] = first, first + partials
         enqueue(self._loaded, signature, addresses, q.device, memory)
         return AttentionResult(written, lse)
+
+    def workspace_bytes(
+        self, device: torch.device, *, batch: int, tokens: int, heads: int, kv_heads: int, batch_invariant: bool = False
+    ) -> int:
+        """Bytes of the workspace of a call.
+
+        Args:
+            device: device of the call.
+            batch: requests.
+            tokens: queries of all requests.
+            heads: query heads.
+            kv_heads: heads of K and V.
+            batch_invariant: as of the call. Otherwise only the device matters.
+
+        With lists, a call needs as much as without them if there is a request for each token.
+        """
+        parts = INVARIANT_PARTS if batch_invariant else 0
+        shape = PagedShape(batch, tokens, heads, kv_heads, most_parts=parts)
+        with entered(device.index):
+            args = self._plan.problem(shape, self._loaded.slots(device.index))
+        return _counter_bytes(args) + args.scratch["partials"]
 
     def _check(self, tensors: dict[str, Any], options: _Options) -> Signature:
         """Check a call of a new signature and prepare it."""
@@ -205,12 +236,16 @@ class PagedAttentionKernel(BoundCall[PagedAttentionSpec]):
         batch = pages if table is None else _check_table(table, q, page_size)
         max_keys = page_size if table is None else table.shape[1] * page_size
         if max_keys > MAX_EXTENT:
-            raise ArgumentError("block_table", f"has room for {max_keys} keys of a request, expected {MAX_EXTENT} or less")
+            raise ArgumentError(
+                "block_table", f"has room for {max_keys} keys of a request, expected {MAX_EXTENT} or less"
+            )
         for name, size in (("seq_lens", batch), ("cu_seqlens_q", batch + 1)):
             if tensors[name] is not None:
                 _check_integers(name, tensors[name], q, [("batch" if size == batch else "batch + 1", (size,))])
         if tensors["cu_seqlens_q"] is None and tokens % batch:
-            raise ArgumentError("q", f"has {tokens} tokens for {batch} requests: pass cu_seqlens_q, or as many for each")
+            raise ArgumentError(
+                "q", f"has {tokens} tokens for {batch} requests: pass cu_seqlens_q, or as many for each"
+            )
         lists = _check_lists(tensors["lists"], tensors["counts"], options.entry_keys, q, kv_heads)
         if tensors["sink"] is not None:
             check_sink(tensors["sink"], heads, q.device)
@@ -233,6 +268,10 @@ class PagedAttentionKernel(BoundCall[PagedAttentionSpec]):
             INVARIANT_PARTS if options.batch_invariant else 0,
         )
         args = self._plan.problem(shape, self._loaded.slots(q.device.index))
+        memory = Memory.of(args)
+        if tensors["workspace"] is not None:
+            _check_workspace(tensors["workspace"], q, _counter_bytes(args) + args.scratch["partials"])
+            memory = NO_MEMORY
         scale = 1 / math.sqrt(d) if options.scale is None else check_scale(options.scale)
         q_strides, out_strides = _row_strides(q), _row_strides(out) if out is not None else (heads * d, d)
         values = {
@@ -256,12 +295,31 @@ class PagedAttentionKernel(BoundCall[PagedAttentionSpec]):
             "k_scale_stride": scales["k_scale"],
             "v_scale_stride": scales["v_scale"],
         }
-        return self._signature(q.device, args, values, extra=Memory.of(args))
+        return self._signature(q.device, args, values, extra=(memory, _counter_bytes(args)))
+
+
+def _counter_bytes(args: LaunchArgs) -> int:
+    """Bytes of a workspace before the sums of parts."""
+    return -(-args.counters["counters"] * COUNTER_BYTES // WORKSPACE_ALIGNMENT) * WORKSPACE_ALIGNMENT
+
+
+def _check_workspace(workspace: Any, q: torch.Tensor, size: int) -> None:
+    """Check the memory of a call."""
+    check_dense("workspace", workspace)
+    if workspace.dtype != torch.uint8 or workspace.device != q.device or workspace.dim() != 1:
+        found = f"is {workspace.dtype} {tuple(workspace.shape)} on {workspace.device}"
+        raise ArgumentError("workspace", f"{found}, expected torch.uint8 (bytes,) on {q.device}")
+    if workspace.numel() < size or not workspace.is_contiguous():
+        raise ArgumentError("workspace", f"has {workspace.numel()} bytes, expected at least {size}, contiguous")
+    if workspace.data_ptr() % WORKSPACE_ALIGNMENT:
+        raise ArgumentError("workspace", f"is not aligned to {WORKSPACE_ALIGNMENT} bytes")
 
 
 def _row_strides(tensor: torch.Tensor) -> tuple[int, int]:
     """Token and head strides, 0 where there is one."""
-    tokens, heads = (0 if size == 1 else stride for size, stride in zip(tensor.shape[:2], tensor.stride()[:2], strict=True))
+    tokens, heads = (
+        0 if size == 1 else stride for size, stride in zip(tensor.shape[:2], tensor.stride()[:2], strict=True)
+    )
     return tokens, heads
 
 
@@ -286,14 +344,20 @@ def _check_cache(q: torch.Tensor, k_cache: Any, v_cache: Any, dtype: torch.dtype
         found[f"{name}_chunks"] = 0 if size == 1 else stride // chunk
         last += (size - 1) * (stride // chunk)
     if last >= MOST_CHUNKS:
-        raise ArgumentError("k_cache", f"spans {last * CHUNK_BYTES} bytes, expected less than {MOST_CHUNKS * CHUNK_BYTES}")
+        raise ArgumentError(
+            "k_cache", f"spans {last * CHUNK_BYTES} bytes, expected less than {MOST_CHUNKS * CHUNK_BYTES}"
+        )
     for name, chunks in found.items():
         if not 0 <= chunks < 2**31:
-            raise ArgumentError("k_cache", f"has a stride of {chunks * chunk} ({name}), expected less than {2**31 * chunk}")
+            raise ArgumentError(
+                "k_cache", f"has a stride of {chunks * chunk} ({name}), expected less than {2**31 * chunk}"
+            )
     return found
 
 
-def _check_integers(name: str, tensor: Any, q: torch.Tensor, expected: list[tuple[str, tuple[int, ...] | None]]) -> None:
+def _check_integers(
+    name: str, tensor: Any, q: torch.Tensor, expected: list[tuple[str, tuple[int, ...] | None]]
+) -> None:
     """Check an int32 tensor, whose last dimension is contiguous."""
     check_dense(name, tensor)
     if tensor.dtype != torch.int32:

@@ -139,6 +139,9 @@ class OracleBackwardKernel:
         for name, tensor in tensors.items():
             assert tensor.dtype == arguments.TORCH_DTYPES[self.spec.dtype], name
             arguments.check_strides(name, tensor)
+        for name, tensor in {**tensors, "lse": lse, "dlse": dlse, "stats": stats}.items():
+            if tensor is not None:
+                arguments.refuse_gradient(name, tensor)
         assert out.shape == dout.shape == q.shape and lse.shape == q.shape[:3] and lse.dtype == torch.float32
         assert all(t is None or t.dim() < 3 or t.shape[1] in (1, q.shape[1]) for t in lists)
         self.calls.append({**tensors, "lists": lists, "dlse": dlse, "stats": stats})
@@ -218,7 +221,8 @@ def _check_tensor(name: str, tensor: Any, dtype: Any, rank: int, device: Any = N
     checks.check_dense(name, tensor)
     if tensor.device.type == "cpu" and not tensor.is_quantized:
         assert device in (None, tensor.device)
-        tensor = torch.empty_like(tensor, device="meta").as_subclass(_OnGpu)
+        wants = tensor.requires_grad  # what a kernel without a backward refuses
+        tensor = torch.empty_like(tensor, device="meta").as_subclass(_OnGpu).requires_grad_(wants)
         device = None
     _real_check(name, tensor, dtype, rank, device)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
@@ -25,11 +25,16 @@ from runtime.kernels import (
     attention,
     attention_backward,
     attention_fp8,
+    block_mask,
     bsr_arguments,
     bsr_preparation,
     bsr_scales,
     bsr_sddmm,
+    bsr_spgemm,
     bsr_spmm,
+    quantize,
+    select_topk,
+    tile_copy,
 )
 from runtime.kernels.arguments import Signatures
 from runtime.ops import (
@@ -48,6 +53,7 @@ ARCH, SM_COUNT, STREAM = "sm_90a", 132, 7
 _OF_CHECKS = (
     *(arguments, attention, attention_backward, attention_fp8),
     *(bsr_arguments, bsr_preparation, bsr_scales, bsr_sddmm, bsr_spmm),
+    *(quantize, select_topk, tile_copy),
     *(attention_checks, attention_calls_fp8),
 )
 
@@ -100,6 +106,9 @@ def pretended() -> Iterator[None]:
         for module in _OF_CHECKS:
             put(module, "check_tensor", _checked)
         put(bsr_calls, "check_place", _nothing)
+        put(bsr_spgemm, "check_on_gpu", _nothing)
+        put(block_mask, "device_of", lambda device, tensors: torch.device("cpu"))
+        put(block_mask, "entered", lambda index: nullcontext())
         for module in (attention_calls, attention_gradients, bsr_calls):
             put(module, "arch_of", lambda device: ARCH)
             put(module, "_loaded", kept)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
@@ -23,21 +23,37 @@ from runtime.kernel import kernel_class
 from runtime.kernels import (
     arguments,
     attention,
+    attention_backward,
     attention_fp8,
+    block_mask,
     bsr_arguments,
     bsr_preparation,
     bsr_scales,
     bsr_sddmm,
+    bsr_spgemm,
     bsr_spmm,
+    quantize,
+    select_topk,
+    tile_copy,
 )
 from runtime.kernels.arguments import Signatures
-from runtime.ops import attention_calls, attention_checks, attention_launches, bsr_calls, bsr_launches
+from runtime.ops import (
+    attention_calls,
+    attention_checks,
+    attention_differentiated,
+    attention_gradients,
+    attention_launches,
+    bsr_calls,
+    bsr_launches,
+)
 from runtime.ops import attention_fp8 as attention_calls_fp8
 
 DEVICE_NAME = "NVIDIA H100 80GB HBM3"
 ARCH, SM_COUNT, STREAM = "sm_90a", 132, 7
 _OF_CHECKS = (
-    *(arguments, attention, attention_fp8, bsr_arguments, bsr_preparation, bsr_scales, bsr_sddmm, bsr_spmm),
+    *(arguments, attention, attention_backward, attention_fp8),
+    *(bsr_arguments, bsr_preparation, bsr_scales, bsr_sddmm, bsr_spmm),
+    *(quantize, select_topk, tile_copy),
     *(attention_checks, attention_calls_fp8),
 )
 
@@ -51,6 +67,12 @@ class _Any:
 
 def _nothing(*arguments: Any, **options: Any) -> None:
     """Stands for a check of a tensor's device."""
+
+
+def _checked(name: str, tensor: Any, *others: Any) -> None:
+    """Stands for the check of an operand: refuses a gradient as that does, and accepts any device."""
+    if isinstance(tensor, torch.Tensor):
+        arguments.refuse_gradient(name, tensor)
 
 
 def _launched(*arguments: Any) -> tuple[int]:
@@ -82,13 +104,17 @@ def pretended() -> Iterator[None]:
             stack.enter_context(patch.object(owner, name, value, **more))
 
         for module in _OF_CHECKS:
-            put(module, "check_tensor", _nothing)
+            put(module, "check_tensor", _checked)
         put(bsr_calls, "check_place", _nothing)
-        for module in (attention_calls, bsr_calls):
+        put(bsr_spgemm, "check_on_gpu", _nothing)
+        put(block_mask, "device_of", lambda device, tensors: torch.device("cpu"))
+        put(block_mask, "entered", lambda index: nullcontext())
+        for module in (attention_calls, attention_gradients, bsr_calls):
             put(module, "arch_of", lambda device: ARCH)
             put(module, "_loaded", kept)
             put(module, "_routes", Signatures())
         put(bsr_calls, "_samplers", Signatures())
+        put(attention_differentiated, "_permitted", Signatures())
         put(bsr_launches.launches, "_kept", {})
         put(attention_launches.launches, "_kept", {})
         put(attention_calls_fp8, "_routes", Signatures())

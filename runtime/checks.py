@@ -46,6 +46,16 @@ def check_dense(name: str, tensor: Any) -> None:
         raise ArgumentError(name, f"{what}, expected a dense tensor")
 
 
+def is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors are one object, or equal views of one."""
+    if one is other:
+        return True
+    if one._base is None or one._base is not other._base or one.dtype != other.dtype:
+        return False
+    alike = one.shape == other.shape and one.stride() == other.stride()
+    return alike and one.storage_offset() == other.storage_offset()
+
+
 def check_dim(name: str, dim: Any, tensor: torch.Tensor) -> None:
     """Normalize the index of a tensor dimension; a negative index counts from the end.
 

@@ -13,6 +13,7 @@ from codegen.patterns import PATTERNS
 from codegen.patterns.base import MOST_KEYS
 from codegen.patterns.block_lists import NAMED_MASKS
 from runtime.block_maps import Lists, ascending, is_listed
+from runtime.checks import is_same
 from runtime.errors import ArgumentError
 
 Classes = Mapping[str, Any]
@@ -259,8 +260,9 @@ def _joined(one: Lists | None, other: Lists | None, sign: str) -> Lists | None:
 
 
 def _is_same(one: _Parts, other: _Parts) -> bool:
-    tensors = [{name: id(tensor) for name, tensor in each.aux.items()} for each in (one, other)]
-    return one.mask == other.mask and tensors[0] == tensors[1]
+    if one.mask != other.mask or one.aux.keys() != other.aux.keys():
+        return False
+    return all(is_same(tensor, other.aux[name]) for name, tensor in one.aux.items())
 
 
 def _made(
@@ -308,7 +310,7 @@ def _hidden(lists: Any, pattern: Any, sign: str, classes: Classes) -> Any:
         raise _no_pattern(lists, pattern, sign, "full blocks would have another mask than partial ones")
     own = _CAUSAL if parts.mask == "causal" else parts.mask
     tensors = {**parts.aux, **aux}
-    if any(name in parts.aux and parts.aux[name] is not tensor for name, tensor in aux.items()):
+    if any(name in parts.aux and not is_same(parts.aux[name], tensor) for name, tensor in aux.items()):
         raise _no_pattern(lists, pattern, sign, "their masks have two tensors of one name")
     return _made(both, classes, parts.partial, None, mask=f"({own}) and ({text})", aux=tensors or None)
 

@@ -23,9 +23,10 @@ from codegen.errors import SpecError
 from codegen.patterns.block_lists import NAMED_MASKS
 from codegen.scored_pattern import KEPT, ScoredPattern, parse_score, pattern_of, pattern_with_score, scored_pattern
 from codegen.wording import shown
+from runtime.checks import is_same
 from runtime.errors import ArgumentError
 from runtime.expressions.graphs import constant, json_text
-from runtime.expressions.masks import mask_of, score_of
+from runtime.expressions.masks import Expression, mask_of, score_of
 from runtime.pattern_blocks import (
     DEFAULT_BLOCK,
     blocks_of,
@@ -543,34 +544,60 @@ def operator_text(pattern: Pattern, score: Score | None = None) -> str:
     return pattern.spec_json if score is None else f'{pattern.spec_json[:-1]}, "score": {score.spec_json}}}'
 
 
-def with_score(pattern: Pattern, tensors: Indices, score: Any) -> tuple[Score, Indices]:
-    """A score, and the tensors of a pattern with those of the score behind them.
+def with_score(pattern: Pattern, tensors: Indices, score: Any, q: Any, k: Any) -> tuple[Score, Indices]:
+    """A score, and the tensors of a pattern followed by those of the score.
 
     Args:
         pattern: the pattern.
         tensors: its tensors, in order.
-        score: a ``Score``, or what one is made of.
+        score: a ``Score``, a text or a function.
+        q, k: operands of the call. Tensors of a function may be longer than their sizes.
 
     Raises:
-        ArgumentError: for what is none, and two tensors of one name.
+        ArgumentError: for any other score, and for two tensors of one name.
     """
-    made = score if isinstance(score, Score) else _score(score)
+    made = score if isinstance(score, Score) else score_for(score, q, k)
     aux = made.aux or {}
     of_mask = getattr(pattern, "aux", None) or {}
     for name, tensor in aux.items():
-        if name in of_mask and of_mask[name] is not tensor:
+        if name in of_mask and not is_same(of_mask[name], tensor):
             reason = f"has a tensor {name}, and so has the mask of the pattern: a name is one tensor, give it another"
             raise ArgumentError("score", reason)
     return made, (*tensors, *(tensor for name, tensor in aux.items() if name not in of_mask))
 
 
-def _score(score: Any) -> Score:
+def mask_for(mask_mod: Callable[..., Any], q: Any, k: Any) -> Expression:
+    """The mask of a function, for a call with these operands: its tensors may be longer than their sizes.
+
+    Raises:
+        ArgumentError: naming ``mask_mod``.
+    """
+    return mask_of(mask_mod, None, _call_sizes(q, k))
+
+
+def _call_sizes(q: Any, k: Any) -> dict[str, int]:
+    """Sizes of a call by their names in expressions; none of operands without four dimensions."""
+    shapes = tuple(getattr(q, "shape", ())), tuple(getattr(k, "shape", ()))
+    if [len(shape) for shape in shapes] != [4, 4]:
+        return {}
+    return {"batch": shapes[0][0], "heads": shapes[0][1], "q_len": shapes[0][2], "kv_len": shapes[1][2]}
+
+
+def score_for(score: Any, q: Any, k: Any) -> Score:
+    """The score of a text or a function, for a call with these operands.
+
+    Raises:
+        ArgumentError: naming ``score``.
+    """
     if torch.compiler.is_dynamo_compiling():
         what = "a text" if isinstance(score, str) else "a function"
         raise ArgumentError(
             "score", f"is {what}, in compiled code: make a sparse_kernel_codegen.patterns.Score of it before"
         )
-    return Score(score)
+    if isinstance(score, str) or not callable(score):
+        return Score(score)
+    found = score_of(score, None, _call_sizes(q, k))
+    return Score(found.text, aux=found.tensors)
 
 
 def split_tensors(scored: ScoredPattern, tensors: Indices) -> tuple[Indices, dict[str, torch.Tensor]]:

@@ -15,7 +15,7 @@ from runtime.expressions.evaluate import evaluate
 from runtime.kernels.attention import AttentionResult
 from runtime.ops.attention_checks import RANK, check_numbers
 from runtime.ops.attention_hints import refuse_pattern
-from runtime.patterns import Pattern, Score, scored_of
+from runtime.patterns import Pattern, Score, score_for, scored_of
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
@@ -110,7 +110,7 @@ def reference_attention(
     if softcap is not None:
         logits = softcap * torch.tanh(logits / softcap)
     if score is not None:
-        logits = _scored(score if isinstance(score, Score) else Score(score), pattern, logits)
+        logits = _scored(score if isinstance(score, Score) else score_for(score, q, k), pattern, logits)
     seen = to_token_mask(pattern, q_len=q_len, kv_len=kv_len, batch=batch, heads=heads).to(q.device)
     if kv_lengths is not None:
         seen = seen & (torch.arange(kv_len, device=q.device) < kv_lengths.to(q.device).reshape(-1, 1, 1, 1))

@@ -4,8 +4,8 @@
     python scripts/compilers.py --folder /tmp/nvrtc 12.6.85 13.5.37       # and these versions
 
 The record is runtime/compile/compilers.json, which ``codegen doctor`` and ``codegen compile`` read. pip installs each
-version into its own folder. Compilations in ``results.jsonl`` of the folder are not repeated, so that an interrupted
-run continues, and a changed kernel only costs its own compilations.
+version into its own folder. Compilations in the record or in ``results.jsonl`` of the folder are not repeated, so that
+an interrupted run continues, and a new or changed kernel only costs its own compilations.
 """
 
 from __future__ import annotations
@@ -93,13 +93,23 @@ def outcome(compiler: Compiler, generated: Generated) -> dict[str, Any]:
     return {**row, "registers": used.registers, "spills": used.spill_bytes}
 
 
-class Results:
-    """Results by version and code, stored in a file."""
+def rows_of(record: compilers.CompilerRecord) -> Iterator[dict[str, Any]]:
+    """The results that a record contains, without registers."""
+    for version in record.versions:
+        spills, refused = record.spills.get(version, {}), record.refused.get(version, {})
+        for stem, code in record.code.items():
+            row = {"version": version, "kernel": stem, "code": code}
+            yield {**row, "refused": refused[stem]} if stem in refused else {**row, "spills": spills.get(stem, 0)}
 
-    def __init__(self, path: Path) -> None:
+
+class Results:
+    """Results by version and code, stored in a file; those of a record first."""
+
+    def __init__(self, path: Path, record: compilers.CompilerRecord | None = None) -> None:
         self._path = path
         lines = path.read_text().splitlines() if path.is_file() else []
-        self.rows = {(row["version"], row["code"]): row for row in map(json.loads, lines)}
+        rows = [*rows_of(record), *map(json.loads, lines)] if record else map(json.loads, lines)
+        self.rows = {(row["version"], row["code"]): row for row in rows}
 
     def add(self, row: dict[str, Any]) -> None:
         """Store a result."""
@@ -168,11 +178,11 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, required=True, help="folder for the compilers and the results")
     parser.add_argument("--jobs", type=int, default=2, help="parallel compilations")
     arguments = parser.parse_args()
-    known = compilers.record().versions if compilers.RECORD.is_file() else ()
-    versions = sorted({*known, *arguments.versions}, key=compilers.numbers)
+    record = compilers.record() if compilers.RECORD.is_file() else None
+    versions = sorted({*(record.versions if record else ()), *arguments.versions}, key=compilers.numbers)
     arguments.folder.mkdir(parents=True, exist_ok=True)
     compiler = {version: installed(version, arguments.folder) for version in versions}
-    results = Results(arguments.folder / "results.jsonl")
+    results = Results(arguments.folder / "results.jsonl", record)
     kernels = [generate(named) for named in shipped_specs()]
     likeliest = sorted(kernels, key=registers_of, reverse=True)
     work = list(todo(likeliest, versions, results))

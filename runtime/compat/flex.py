@@ -10,12 +10,12 @@ import torch
 
 from codegen.expressions.ranges import list_sizes
 from codegen.wording import shown
-from runtime.checks import check_flag
+from runtime.checks import check_flag, is_same
 from runtime.compat.front import TORCH_NAMES, attend, check_gqa, refuse
 from runtime.convert import from_block_mask
 from runtime.errors import ArgumentError
 from runtime.ops.block_sizes import mask_block
-from runtime.patterns import BlockLists, Dense, Pattern, Score, scored_of
+from runtime.patterns import BlockLists, Dense, Pattern, Score, mask_for, score_for, scored_of
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import AuxOutput, AuxRequest, BlockMask
@@ -128,7 +128,7 @@ def flex_attention(  # noqa: PLR0917 - torch's signature
             refuse("return_aux", return_aux, "kernels do not return the largest score of a row; pass max_scores=False")
     check_gqa(query, key, enable_gqa)
     pattern = _pattern_of(block_mask, query, key)
-    score = _score_of(score_mod, pattern)
+    score = _score_of(score_mod, pattern, query, key)
     out, lse = attend(query, key, value, pattern, _NAMES, scale=scale, score=score)
     if return_aux is not None:
         return out, AuxOutput(lse=lse if return_aux.lse else None)
@@ -168,7 +168,7 @@ def _pattern_of(block_mask: Any, query: torch.Tensor, key: torch.Tensor) -> Patt
     if torch.compiler.is_dynamo_compiling():
         hint = "make the mask by compat.create_block_mask, outside of the compiled code"
         raise ArgumentError("block_mask", f"is a torch BlockMask, whose mask_mod compiled code cannot trace: {hint}")
-    lists = _traced_lists(block_mask, mask_mod)
+    lists = _traced_lists(block_mask, mask_mod, query, key)
     if not any(size % _LISTS_SPLIT for size in block_mask.BLOCK_SIZE):
         return lists
     # Blocks that are merged have bits, for each batch and head that the mask distinguishes.
@@ -179,8 +179,8 @@ def _pattern_of(block_mask: Any, query: torch.Tensor, key: torch.Tensor) -> Patt
     return from_block_mask(block_mask, batch=batch, heads=heads, target=mask_block(block_mask.BLOCK_SIZE))
 
 
-def _traced_lists(block_mask: BlockMask, mask_mod: Any) -> BlockLists:
-    """The lists of a torch mask with its ``mask_mod`` as an expression.
+def _traced_lists(block_mask: BlockMask, mask_mod: Any, query: torch.Tensor, key: torch.Tensor) -> BlockLists:
+    """The lists of a torch mask with its ``mask_mod`` as an expression, for a call with these operands.
 
     Raises:
         ArgumentError: naming ``block_mask``, for a function that has no expression.
@@ -188,13 +188,15 @@ def _traced_lists(block_mask: BlockMask, mask_mod: Any) -> BlockLists:
     full_counts, full = block_mask.full_kv_num_blocks, block_mask.full_kv_indices
     block = (int(block_mask.BLOCK_SIZE[0]), int(block_mask.BLOCK_SIZE[1]))
     try:
+        found = mask_for(mask_mod, query, key)
         return BlockLists(
             _whole(block_mask.kv_num_blocks, 3),
             _whole(block_mask.kv_indices, 4),
             None if full_counts is None else _whole(full_counts, 3),
             None if full is None else _whole(full, 4),
             block=block,
-            mask=mask_mod,
+            mask=found.text,
+            aux=found.tensors or None,
         )
     except ArgumentError as error:
         hint = "runtime.convert.from_block_mask(block_mask) makes bits of any mask_mod; pass its result"
@@ -206,7 +208,7 @@ def _whole(tensor: torch.Tensor, dims: int) -> torch.Tensor:
     return tensor.to(torch.int32)[(None,) * (dims - tensor.dim())]
 
 
-def _score_of(score_mod: Any, pattern: Pattern) -> Score | None:
+def _score_of(score_mod: Any, pattern: Pattern, query: torch.Tensor, key: torch.Tensor) -> Score | None:
     """The score of a call; None for a function that returns its score.
 
     Raises:
@@ -221,7 +223,7 @@ def _score_of(score_mod: Any, pattern: Pattern) -> Score | None:
             reason = "is a function, in compiled code: make a runtime.patterns.Score of it outside"
             raise ArgumentError("score_mod", reason)
         try:
-            score_mod = Score(score_mod)
+            score_mod = score_for(score_mod, query, key)
         except ArgumentError as error:
             raise ArgumentError("score_mod", error.reason) from None
     if score_mod.value == "score":
@@ -232,7 +234,7 @@ def _score_of(score_mod: Any, pattern: Pattern) -> Score | None:
 def _with_names_of_its_own(score: Score, of_mask: Mapping[str, torch.Tensor]) -> Score:
     """A score whose tensors have other names than different tensors of the mask."""
     aux = dict(score.aux or {})
-    taken = [name for name, tensor in aux.items() if name in of_mask and of_mask[name] is not tensor]
+    taken = [name for name, tensor in aux.items() if name in of_mask and not is_same(of_mask[name], tensor)]
     text = str(score.value)
     for name in taken:
         free = next(each for i in range(1000) if (each := f"{name}_of_score{i or ''}") not in {*aux, *of_mask})

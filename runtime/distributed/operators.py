@@ -17,7 +17,7 @@ from runtime.distributed.agreement import check_not_stopped, group_of, known_if_
 from runtime.distributed.inputs import Inputs, finished, prepare
 from runtime.distributed.plan import plan_of
 from runtime.errors import ArgumentError
-from runtime.ops.operators import NAMESPACE, STRIDES, like, nothing
+from runtime.ops.operators import NAMESPACE, NO_SECOND, STRIDES, like, nothing
 from runtime.receipts.mode import entered, mode
 
 CONTEXT, HEADS = "context_parallel_attention", "head_parallel_attention"
@@ -106,7 +106,7 @@ def _fake_backward_of(new: Callable[[torch.Tensor], torch.Tensor]) -> Callable[.
 
 
 def _refuse(*_: Any) -> NoReturn:
-    raise ArgumentError("q, k and v", "have no gradient of their gradient in distributed attention")
+    raise ArgumentError("distributed attention", NO_SECOND)
 
 
 def _setup(ctx: Any, inputs: Any, keyword_only_inputs: dict[str, Any], output: Any) -> None:

@@ -167,12 +167,13 @@ def settled(
     """Infer the dims of a tree's aux tensors from all of their indices.
 
     A dim is one of SIZES if only that variable indexes it. A tensor that both queries and keys index gets two aux
-    tensors: two names for one tensor.
+    tensors: two names for one tensor. Where a tensor is longer than a known size, its aux tensor is a view of the part
+    that the variable indexes.
 
     Args:
         node: the tree.
         tensors: the captured tensors by name.
-        sizes: known values of SIZES. A dim with a size other than that value and 1 remains a number.
+        sizes: known values of SIZES. A dim that is shorter than that value and not 1 remains a number.
 
     Returns:
         The tree, its aux tensors, and the captured tensor of each.
@@ -190,7 +191,7 @@ def settled(
             rebuilt[id(each)] = Operation(each.name, parts, each.type)
         else:
             rebuilt[id(each)] = item(found[keys[id(each)]], *parts) if isinstance(each, Item) else each
-    by_name = {aux.name: tensors[name] for (name, _), aux in found.items()}
+    by_name = {aux.name: _indexed(tensors[name], aux.dims, sizes) for (name, _), aux in found.items()}
     return rebuilt[id(node)], {aux.name: aux for aux in found.values()}, by_name
 
 
@@ -205,7 +206,16 @@ def _size(one: Item, at: int, sizes: Mapping[str, int]) -> str:
     """Name of the size that bounds an index, or "" if the index is not exactly one variable of SIZES."""
     index, has = one.indices[at], one.aux.dims[at]
     name = _SIZE_OF.get(index.name, "") if isinstance(index, Variable) else ""
-    return name if has in (1, sizes.get(name, has)) else ""
+    return name if name not in sizes or has == 1 or int(has) >= sizes[name] else ""
+
+
+def _indexed(tensor: torch.Tensor, dims: _Dims, sizes: Mapping[str, int]) -> torch.Tensor:
+    """The part of a tensor that indices of its named dims reach; the tensor itself if that is all of it."""
+    for axis, dim in enumerate(dims):
+        size = sizes.get(dim) if isinstance(dim, str) else None
+        if size is not None and tensor.shape[axis] > size:
+            tensor = tensor.narrow(axis, 0, size)
+    return tensor
 
 
 def _apart(keys: list[tuple[str, _Dims]], tensors: Mapping[str, torch.Tensor]) -> dict[tuple[str, _Dims], Aux]:

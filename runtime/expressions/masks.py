@@ -45,7 +45,7 @@ def mask_of(
     Args:
         mask: an expression (docs/reference/expressions.md), or ``mask_mod(b, h, q_idx, kv_idx)``.
         aux: the tensors that a text names; a function captures its own.
-        sizes: q_len and kv_len, if they are known: tensors of a function may be longer.
+        sizes: batch, heads, q_len and kv_len, if they are known: tensors of a function may be longer.
 
     Raises:
         ArgumentError: naming ``mask`` or ``aux``.
@@ -55,17 +55,24 @@ def mask_of(
     return _of_function("mask", partial(trace_mask, sizes=sizes), mask, aux)
 
 
-def score_of(score: str | Callable[..., Any], aux: Mapping[str, torch.Tensor] | None) -> Expression:
+def score_of(
+    score: str | Callable[..., Any],
+    aux: Mapping[str, torch.Tensor] | None,
+    sizes: Mapping[str, int] | None = None,
+) -> Expression:
     """``mask_of`` for a score.
 
     Args:
         score: an expression, or ``score_mod(score, b, h, q_idx, kv_idx)``.
         aux: the tensors that a text names; a function captures its own.
+        sizes: as in ``mask_of``.
 
     Raises:
         ArgumentError: naming ``score`` or ``aux``.
     """
-    return _of_text("score", score, aux) if isinstance(score, str) else _of_function("score", trace_score, score, aux)
+    if isinstance(score, str):
+        return _of_text("score", score, aux)
+    return _of_function("score", partial(trace_score, sizes=sizes), score, aux)
 
 
 def _of_function(

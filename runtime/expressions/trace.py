@@ -82,7 +82,8 @@ def trace_mask(mask_mod: Callable[..., Any], sizes: Mapping[str, int] | None = N
 
     Args:
         mask_mod: the function.
-        sizes: batch, heads, q_len and kv_len, if known. A dim with a size other than that value and 1 keeps its number.
+        sizes: batch, heads, q_len and kv_len, if known. Of a captured tensor that is longer, the aux tensor is a view
+            of the part that the function indexes.
 
     Raises:
         ArgumentError: for an operation that trees do not support, with the line of the function.

@@ -91,6 +91,11 @@ class Signatures(dict[Any, Any]):
 
     last: tuple[Any, Any] = (None, None)
 
+    def clear(self) -> None:
+        """Drop all results."""
+        super().clear()
+        self.last = None, None
+
     def find(self, key: Any) -> Any:
         """Result of the checks of a call other than the last one; None for a new call."""
         found = self.get(key)

@@ -149,7 +149,7 @@ def block_sparse_attention(
         pattern = pattern_of(pattern, q, k)
     tensors = pattern.index_tensors()
     if score is not None:
-        score, tensors = with_score(pattern, tensors, score)
+        score, tensors = with_score(pattern, tensors, score, q, k)
     traced = torch.compiler.is_dynamo_compiling()
     if traced or any_autocast():
         q, k, v = autocast(q, k, v)
@@ -276,7 +276,7 @@ def block_sparse_attention_fp8(
     pattern = pattern_of(pattern, operands.q, operands.k)
     tensors = pattern.index_tensors()
     if score is not None:
-        score, tensors = with_score(pattern, tensors, score)
+        score, tensors = with_score(pattern, tensors, score, operands.q, operands.k)
     if not (validate or torch.compiler.is_dynamo_compiling()) and is_unwatched():
         result, _ = launch_quantized(operands, tensors, scored_of(pattern, score), lse=return_lse, **options)
         if result is not None:

@@ -17,7 +17,7 @@ from runtime.errors import ArgumentError
 from runtime.kernels.arguments import NO_TANGENT, has_tangent
 from runtime.ops.attention_checks import check_types
 from runtime.ops.attention_gradients import attend_backward, learned_aux
-from runtime.ops.operators import NAMESPACE, STRIDES, like, nothing
+from runtime.ops.operators import NAMESPACE, NO_SECOND, STRIDES, like, nothing
 from runtime.patterns import split_tensors
 from runtime.receipts.mode import entered, mode
 
@@ -71,8 +71,7 @@ def _fake(
 
 def _refuse_second(ctx: Any, *gradients: Any) -> NoReturn:
     """Refuse a gradient of the gradients."""
-    reason = "has no gradient of its gradient: what is computed of q.grad, k.grad or v.grad is not differentiated again"
-    raise ArgumentError("block_sparse_attention", reason)
+    raise ArgumentError("block_sparse_attention", NO_SECOND)
 
 
 def _refuse_vmap(*_: Any) -> NoReturn:

@@ -142,8 +142,8 @@ def check_row_tensors(q: torch.Tensor, sink: Any, kv_lengths: Any) -> None:
     Raises:
         ArgumentError: for the first thing that is wrong.
     """
-    if sink is not None:
-        check_sink(sink, q.shape[1], q.device)
+    if sink is not None:  # its gradient is the operator's, as those of q, k and v
+        check_sink(sink.detach() if isinstance(sink, torch.Tensor) else sink, q.shape[1], q.device)
     if kv_lengths is not None:
         _check_index(KV_LENGTHS.name, kv_lengths, q)
         check_shape(KV_LENGTHS.name, kv_lengths.shape, [("batch", tuple(sorted({1, q.shape[0]})))])

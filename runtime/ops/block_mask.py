@@ -112,8 +112,11 @@ def create_block_mask(  # noqa: PLR0917 - torch's signature
     _check_sizes(batch, heads, Q_LEN, KV_LEN)
     block = _block_of(BLOCK_SIZE)
     check_aux(aux)
-    lengths: dict[str, Any] = {} if torch.compiler.is_compiling() else {"q_len": Q_LEN, "kv_len": KV_LEN}
-    found = _mask_of(mask_mod, aux, lengths)
+    sizes: dict[str, Any] = {}
+    if not torch.compiler.is_compiling():  # lists of one batch or head are for any number
+        sizes = {name: size for name, size in (("batch", batch), ("heads", heads)) if size > 1}
+        sizes |= {"q_len": Q_LEN, "kv_len": KV_LEN}
+    found = _mask_of(mask_mod, aux, sizes)
     pattern: dict[str, Any] = {"kind": "block_lists", "block": {"q": constant(block[0]), "kv": constant(block[1])}}
     tensors = list(found.tensors.values())
     if any(map(torch._C._functorch.is_batchedtensor, tensors)):
@@ -164,7 +167,7 @@ def _check_sizes(*sizes: Any) -> None:
 
 
 def _mask_of(mask_mod: Any, aux: Mapping[str, torch.Tensor] | None, sizes: Mapping[str, int]) -> Expression:
-    """The mask as an expression, for lengths of these sizes.
+    """The mask as an expression, for these sizes.
 
     Raises:
         ArgumentError: naming ``mask_mod`` or ``aux``.

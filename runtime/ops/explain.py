@@ -137,7 +137,7 @@ def explain_attention(
     pattern = pattern_of(pattern, q, k)
     tensors = pattern.index_tensors()
     if score is not None:
-        score, tensors = with_score(pattern, tensors, score)
+        score, tensors = with_score(pattern, tensors, score, q, k)
     scored = scored_of(pattern, score)
     with torch.no_grad():  # inputs may require gradients, which forward kernels refuse
         check_operands(q, k, v, on_gpu=arch is None)

@@ -12,6 +12,8 @@ from runtime.errors import ArgumentError
 NAMESPACE = "sparse_kernel_codegen"
 STRIDES = getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order)
 """Tag of an operator whose inputs must keep the strides they were traced with."""
+NO_SECOND = "has no gradient of its gradient (double backward): detach its gradient before differentiating further"
+"""Reason of every operator that refuses a second derivative."""
 
 
 def like(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -38,8 +40,7 @@ class _Gradients(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
 
     @staticmethod
     def backward(ctx: Any, *_: Any) -> NoReturn:
-        reason = "has no gradient of its gradient (double backward): detach what it returns"
-        raise ArgumentError(ctx.name, reason)
+        raise ArgumentError(ctx.name, NO_SECOND)
 
 
 def gradients_once(name: str, compute: Callable[[], tuple[Any, ...]], inputs: Sequence[Any]) -> tuple[Any, ...]:

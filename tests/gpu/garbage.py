@@ -192,7 +192,7 @@ def check(kernel: Any, garbage: Garbage, named: dict[str, Any]) -> None:
             else:
                 assert (given is None and proper is None) or torch.equal(given, proper), "garbage changes a gradient"
         return
-    results = [_product(kernel, arguments, named) for arguments in (garbage.given, garbage.proper)]
+    results = [product(kernel, arguments, named) for arguments in (garbage.given, garbage.proper)]
     if garbage.zeros is not None:
         found = results[0].values()
         assert not bool(found[garbage.zeros].any()), "a block whose column is out of range is not zeros"
@@ -202,7 +202,12 @@ def check(kernel: Any, garbage: Garbage, named: dict[str, Any]) -> None:
     torch.testing.assert_close(*(result.float() for result in results), rtol=0, atol=allowed)
 
 
-def _product(kernel: Any, positional: list[Any], named: dict[str, Any]) -> torch.Tensor:
+def is_product(spec: Spec) -> bool:
+    """Whether a kernel multiplies sparse matrices."""
+    return isinstance(spec, BsrSpmmSpec | BsrSddmmSpec | BsrSpgemmSpec)
+
+
+def product(kernel: Any, positional: list[Any], named: dict[str, Any]) -> torch.Tensor:
     """Return a product; of a kernel that gathers block rows, which takes a prepared matrix only, with one."""
     a, *rest = positional
     spec = kernel.spec

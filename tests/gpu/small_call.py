@@ -57,6 +57,7 @@ DENSE_ROWS = 1000  # of a copy
 LISTED = 9  # blocks of a list, where the spec leaves that open
 LISTED_OF_GRADIENTS = 40  # more than the 32 that a warp takes at once where lists are transposed
 ROUNDS = 6  # of garbage
+NUMBERS = {"window": (137, 41), "sink_keys": 5}  # of patterns whose specs leave them to the call
 
 Arguments = tuple[list[Any], dict[str, Any]]
 
@@ -76,11 +77,12 @@ def arguments_of(spec: Spec, device: str = "cuda") -> Arguments:
         return _attention(spec, draw, device)
     if isinstance(spec, AttentionBackwardSpec):
         given, named = _attention(spec.forward, draw, device, LISTED_OF_GRADIENTS)
+        numbers = {name: named.pop(name) for name in NUMBERS if name in named}
         rest = [named.get(tensor.name) for tensor in spec.forward.index_tensors[len(given) - 3 :]]
         aux = {"aux": named.pop("aux")} if "aux" in named else {}
         given += rest if named else []  # by place, without the second list
         gradients = {name: torch.randn_like(given[0]) for name in ("out", "dout")}
-        return given, {**gradients, **aux, "lse": draw(*given[0].shape[:3], dtype=torch.float32)}
+        return given, {**gradients, **aux, **numbers, "lse": draw(*given[0].shape[:3], dtype=torch.float32)}
     if isinstance(spec, BsrSpmmSpec):
         # Where long rows are cut, the first one is.
         longest = row_cutting(spec).cut(6, 0).limit + 5 if cuts_rows(spec) else 3
@@ -159,6 +161,8 @@ def _attention(spec: AttentionSpec, draw: Any, device: str, listed: int = LISTED
     kv_heads = packs if spec.pack_gqa > 1 else heads
     q, k, v = (draw(1, count, LENGTH, spec.head_dim) for count in (heads, kv_heads, kv_heads))
     more: dict[str, Any] = {"sink": draw(heads, dtype=torch.float32)} if spec.sink else {}
+    if spec.pattern.is_general:
+        more |= {number.argument: NUMBERS[number.argument] for number in spec.pattern.call_numbers}
     if spec.aux_tensors:
         more["aux"] = _aux(spec, {"batch": 1, "heads": heads, "q_len": LENGTH, "kv_len": LENGTH}, device)
     lengths = [torch.tensor([LENGTH - 101], dtype=torch.int32)] if spec.kv_lengths else []
@@ -197,15 +201,19 @@ def _bsr(
     return torch.sparse_bsr_tensor(crow.to(device), col.to(device), draw(len(col), rows, cols), size=shape)
 
 
-def run(name: str) -> None:
+def call(kernel: Any, device: str = "cuda") -> None:
     """Call a kernel."""
-    kernel = load_kernel(name, forward_compatible=True)
-    positional, named = arguments_of(kernel.spec)
+    positional, named = arguments_of(kernel.spec, device)
     if isinstance(kernel.spec, BsrSpmmSpec) and gathers_rows(kernel.spec):
         a, *rest = positional
         positional = [kernel.prepare(a), *rest]
         kernel(kernel.prepare(a, pack=True), *rest, **named)
     kernel(*positional, **named)
+
+
+def run(name: str) -> None:
+    """Load a kernel and call it."""
+    call(load_kernel(name, forward_compatible=True))
     torch.cuda.synchronize()
     sys.stdout.write(f"{name}: ran\n")
 

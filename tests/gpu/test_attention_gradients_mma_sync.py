@@ -38,6 +38,7 @@ from gpu.test_expressions import test_gradients as test_masks_that_are_expressio
 from codegen.arch import ARCHS  # noqa: E402
 from codegen.library import NamedSpec  # noqa: E402
 from runtime import load_kernel  # noqa: E402
+from runtime.kernels.arguments import Signatures  # noqa: E402
 from runtime.kernels.attention_backward import AttentionBackwardKernel  # noqa: E402
 from runtime.ops import attention_gradients  # noqa: E402
 
@@ -88,5 +89,6 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     monkeypatch.setattr(attention_gradients, "arch_of", lambda device: ARCH)
     monkeypatch.setattr(attention_gradients, "_loaded", load)
+    monkeypatch.setattr(attention_gradients, "_routes", Signatures())  # routes keep kernels that are loaded
     yield
     assert asked

@@ -9,6 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from bsr_oracle import assert_near, by_definition, dense, drawn  # noqa: E402
+from kept_calls import forget  # noqa: E402
 
 from codegen.arch import ARCHS  # noqa: E402
 from runtime import (  # noqa: E402
@@ -298,14 +299,8 @@ def test_cuda_graphs_capture_transposed_copies() -> None:
 
 
 def test_a_kernel_is_not_loaded_in_a_capture() -> None:
-    from runtime.ops import bsr_calls, bsr_launches
-
     a, b = prepare_bsr(matrix((32, 32))), normal(224, 8)
-    bsr_launches.launches.clear()
-    bsr_calls._routes.clear()
-    bsr_calls._routes.last = None, None
-    bsr_calls._loaded.cache_clear()
-    torch.cuda.synchronize()
+    forget()
     with (
         pytest.raises(ArgumentError, match="make one call before the capture"),
         torch.cuda.graph(torch.cuda.CUDAGraph()),

@@ -61,10 +61,11 @@ def test_flex_attention_with_masks(name: str, lengths: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("lengths", [(LENGTH, LENGTH), (200, 333)])
 @pytest.mark.parametrize("name", SCORES)
-def test_flex_attention_with_scores(name: str, dtype: Any) -> None:
-    score_mod = definitions.score_mods(BATCH, HEADS, LENGTH, LENGTH, "cuda")[name]
-    check_flex(qkv(dtype=dtype), (None,), score_mod)
+def test_flex_attention_with_scores(name: str, lengths: tuple[int, int], dtype: Any) -> None:
+    score_mod = definitions.score_mods(BATCH, HEADS, *lengths, "cuda")[name]
+    check_flex(qkv(*lengths, dtype=dtype), (None,), score_mod)
 
 
 @pytest.mark.parametrize("block", [64, 256, (128, 64), (32, 16)])

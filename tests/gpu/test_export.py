@@ -13,13 +13,13 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import driver_api  # noqa: E402
+from kept_calls import forget  # noqa: E402
 
 from codegen.library import find_spec  # noqa: E402
 from runtime import ExportError, NoJitError, block_sparse_attention, load_kernel  # noqa: E402
 from runtime.compile import toolchain  # noqa: E402
 from runtime.errors import ToolchainError  # noqa: E402
 from runtime.export import export  # noqa: E402
-from runtime.ops import attention_calls, attention_launches  # noqa: E402
 from runtime.patterns import Causal  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse")
@@ -110,22 +110,14 @@ def test_nothing_is_compiled_where_that_is_forbidden(tmp_path: Path, monkeypatch
     monkeypatch.setenv("CODEGEN_NO_JIT", "1")
     with pytest.raises(NoJitError, match=f"{PREFIX}_causal"):
         load_kernel(f"{PREFIX}_causal")
-    attention_calls._loaded.cache_clear()
-    attention_calls._kernel_of.cache_clear()
-    attention_launches.launches.clear()
-    attention_calls._routes.clear()
-    attention_calls._routes.last = (None, None)
+    forget()
     q, k, v = (torch.randn(1, 2, 200, 64, device="cuda").half() for _ in range(3))
     with pytest.raises(NoJitError, match="spec hash"):
         block_sparse_attention(q, k, v, Causal())
     assert not list((tmp_path / "cache").rglob("*"))
     monkeypatch.delenv("CODEGEN_NO_JIT")
     first = block_sparse_attention(q, k, v, Causal())
-    attention_calls._loaded.cache_clear()
-    attention_calls._kernel_of.cache_clear()
-    attention_launches.launches.clear()
-    attention_calls._routes.clear()
-    attention_calls._routes.last = (None, None)
+    forget()
     monkeypatch.setenv("CODEGEN_NO_JIT", "1")  # and now it is in the cache
     assert torch.equal(block_sparse_attention(q, k, v, Causal()), first)
 

@@ -230,7 +230,7 @@ def test_kernels_by_mma_sync(name: str, head_dim: int, dtype: str) -> None:
         spec = model_of(score).model_dump()
         fields = {"op": "attention", "arch": "sm_89", "dtype": dtype, "head_dim": head_dim, "score": spec}
         kernel = load_kernel(find_spec({**fields, "pattern": pattern.spec_pattern()}), forward_compatible=True)
-        _, tensors = with_score(pattern, pattern.index_tensors(), score)
+        _, tensors = with_score(pattern, pattern.index_tensors(), score, q, k)
         own, aux = split_tensors(scored_of(pattern, score), tensors)
         out, lse = kernel(q, k, v, *own, aux=aux)
         right, right_lse = attention_oracle.attention(q, k, v, seen_by(pattern, q, k), score=by_definition(score))

@@ -38,7 +38,7 @@ ROOMS: dict[str, set[str]] = {
     "errors": set(),
     "block_maps": set(),
     "pattern_blocks": {"errors", "block_maps"},
-    "pattern_sets": {"errors", "block_maps"},
+    "pattern_sets": {"errors", "block_maps", "checks"},
     "operators": set(),  # names parts of the others, which those import that use them
     "checks": {"errors"},
     "kept": set(),

@@ -1,14 +1,16 @@
-"""The small problems for the sanitizer fit the kernels that they are for."""
+"""The small problems for the sanitizer fit the kernels that they are for: every shipped kernel takes its call."""
 
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 from each import every_source
+from scripts import imported
 
 from codegen.dtypes import FP8
 from codegen.library import NamedSpec
@@ -35,6 +37,28 @@ def test_without_a_gpu_it_is_one_line(script: ModuleType, monkeypatch: pytest.Mo
     assert caught.value.code == "error: a call needs a GPU, and torch sees none; nothing was run"
 
 
+@pytest.fixture(scope="module")
+def pretended() -> Iterator[ModuleType]:
+    """A stand-in driver: calls reach it with the checks of their kernels."""
+    with imported("pretended") as module, module.pretended():
+        yield module
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+@every_source
+def test_a_kernel_takes_its_small_call(script: ModuleType, pretended: ModuleType, named: NamedSpec) -> None:
+    kernel = pretended.kernel_object(named)
+    script.call(kernel, "cpu")
+    if script.garbage.has_indices(named.spec):
+        positional, more = script.arguments_of(named.spec, "cpu")
+        given = script.garbage.spoil(named.spec, positional, 0)
+        for arguments in (given.given, given.proper):
+            if script.garbage.is_product(named.spec):
+                script.garbage.product(kernel, arguments, more)
+            else:
+                kernel(*arguments, **more)
+
+
 @pytest.mark.filterwarnings("ignore:Sparse")
 @every_source
 def test_a_small_problem_has_what_a_call_takes(script: ModuleType, named: NamedSpec) -> None:
@@ -48,6 +72,8 @@ def test_a_small_problem_has_what_a_call_takes(script: ModuleType, named: NamedS
         required = [tensor for tensor in spec.index_tensors if not tensor.optional and tensor.name not in more]
         assert len(indices) == len(required)
         assert set(more.pop("aux", {})) == {tensor.name for tensor in spec.aux_tensors}
+        numbers = {number.argument for number in spec.pattern.call_numbers} if spec.pattern.is_general else set()
+        assert {name for name in script.NUMBERS if more.pop(name, None) is not None} == numbers
         assert set(more) - {"kv_lengths"} == scales | ({"sink"} if spec.sink else set()) | {
             tensor.name for tensor in spec.index_tensors if tensor.of_entries
         }

@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from kept_calls import forget
 from mode_rows import ROWS, Made, Row, full_name
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd import forward_ad
@@ -39,7 +40,6 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from codegen.errors import CodegenError
-from runtime.kernels.arguments import Signatures
 
 PROJECT = Path(__file__).resolve().parents[2]
 PAGE = PROJECT / "docs" / "reference" / "guarantees.md"
@@ -48,9 +48,6 @@ RIGHT, NOT_HERE, NOT_RUN = "right", "-", "?"
 CELL_SECONDS = 20.0
 PROCESSES = max(2, min(12, (os.cpu_count() or 2) * 3 // 4))
 SLEEP = 300_000_000  # cycles, some 0.2 s, of each busy stream
-STATEFUL = "runtime.driver.workspace"
-PURE = ("codegen", "runtime.compile", "runtime.ops.attention_choice", "runtime.ops.bsr_choice")
-"""Modules whose caches hold text, numbers and files, which no mode reaches."""
 
 
 class Wrong(Exception):
@@ -183,24 +180,6 @@ def restore() -> None:
     torch.set_grad_enabled(True)
     torch.use_deterministic_algorithms(False)
     torch.compiler.set_stance("default")
-
-
-def forget() -> None:
-    """Drop what the package keeps from call to call: the next one is the first of its kind."""
-    for name, module in list(sys.modules.items()):
-        if not name.startswith("runtime."):
-            continue
-        for key, value in list(vars(module).items()):
-            if isinstance(value, functools._lru_cache_wrapper):
-                if not str(value.__module__).startswith(PURE):
-                    value.cache_clear()
-            elif isinstance(value, Signatures):
-                value.clear()
-                value.last = (None, None)
-            elif name == STATEFUL and key[0] == "_" != key[1] and hasattr(value, "clear"):
-                value.clear()
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
 
 
 # -------------------------------------------------------------------------------------------------------- the modes

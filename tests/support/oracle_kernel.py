@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import attention_oracle
@@ -17,6 +18,7 @@ from runtime.errors import ArgumentError
 from runtime.kernels import arguments
 from runtime.kernels.attention import AttentionResult
 from runtime.kernels.attention_backward import AttentionGradients
+from runtime.kernels.aux_tensors import AuxArguments
 from runtime.kernels.gradient_statistics import fill_statistics
 from runtime.ops import (
     attention_calls,
@@ -86,7 +88,7 @@ class OracleKernel:
         for tensor in lists:
             if tensor is not None and tensor.dim() > 2 and tensor.shape[1] not in (1, q.shape[1] // packed):
                 raise ArgumentError("kv_indices", f"has lists of {tensor.shape[1]} heads")
-        assert set(aux or {}) == {tensor.name for tensor in spec.aux_tensors}
+        _check_aux(spec, q, k, aux)
         seen = attention_oracle.times_seen(pattern, lists, shape, lengths, aux)
         found, lse = attention_oracle.attention(
             q, k, v, seen, scale=scale, softcap=spec.softcap, sink=sink, score=score_of(spec, aux)
@@ -110,6 +112,12 @@ def _check_as_kernels_do(q: Any, k: Any, v: Any, tensors: Any, *, out: Any, sink
             checks.check_dense("an index tensor", tensor)
             if tensor.device != q.device:
                 raise ArgumentError("an index tensor", f"is on {tensor.device}")
+
+
+def _check_aux(spec: AttentionSpec, q: Any, k: Any, aux: Any) -> None:
+    """Check the tensors of a spec's expressions, as kernels do."""
+    checks_of: Any = AuxArguments(spec, SimpleNamespace(params=()))  # type: ignore[arg-type]
+    checks_of.check(q, k.shape[2], arguments.aux_in_order(aux, checks_of.declared))
 
 
 class OracleBackwardKernel:
@@ -139,13 +147,16 @@ class OracleBackwardKernel:
         for name, tensor in tensors.items():
             assert tensor.dtype == arguments.TORCH_DTYPES[self.spec.dtype], name
             arguments.check_strides(name, tensor)
+        for name, tensor in {**tensors, "lse": lse, "dlse": dlse, "stats": stats}.items():
+            if tensor is not None:
+                arguments.refuse_gradient(name, tensor)
         assert out.shape == dout.shape == q.shape and lse.shape == q.shape[:3] and lse.dtype == torch.float32
         assert all(t is None or t.dim() < 3 or t.shape[1] in (1, q.shape[1]) for t in lists)
         self.calls.append({**tensors, "lists": lists, "dlse": dlse, "stats": stats})
         spec, names = self.spec, [tensor.name for tensor in self.spec.forward.index_tensors]
         lengths = lists[names.index("kv_lengths")] if spec.kv_lengths else None
         own = lists[: len(spec.pattern.index_tensors)]
-        assert set(aux or {}) == {tensor.name for tensor in spec.forward.aux_tensors}
+        _check_aux(spec.forward, q, k, aux)
         seen = attention_oracle.times_seen(pattern_text(spec.pattern, numbers), own, shape, lengths, aux)
         options = {"dlse": dlse, "scale": scale, "softcap": spec.softcap, "score": score_of(spec, aux)}
         grads = attention_oracle.gradients(q, k, v, out, lse, dout, seen, **options)
@@ -218,7 +229,8 @@ def _check_tensor(name: str, tensor: Any, dtype: Any, rank: int, device: Any = N
     checks.check_dense(name, tensor)
     if tensor.device.type == "cpu" and not tensor.is_quantized:
         assert device in (None, tensor.device)
-        tensor = torch.empty_like(tensor, device="meta").as_subclass(_OnGpu)
+        wants = tensor.requires_grad  # what a kernel without a backward refuses
+        tensor = torch.empty_like(tensor, device="meta").as_subclass(_OnGpu).requires_grad_(wants)
         device = None
     _real_check(name, tensor, dtype, rank, device)
 

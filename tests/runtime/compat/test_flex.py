@@ -15,7 +15,14 @@ import oracle_kernel  # noqa: E402
 from each import looped  # noqa: E402
 from torch.nn.attention import flex_attention as flex  # noqa: E402
 
-from runtime import ArgumentError, compat, convert  # noqa: E402
+from runtime import (  # noqa: E402
+    ArgumentError,
+    block_sparse_attention,
+    compat,
+    convert,
+    explain_attention,
+    reference_attention,
+)
 from runtime.compat import flex as translation  # noqa: E402
 from runtime.patterns import BlockLists, Causal, Score  # noqa: E402
 
@@ -239,10 +246,82 @@ def test_patterns_of_this_package_are_taken_as_they_are() -> None:
     assert isinstance(pattern, BlockLists)
 
 
-def test_tensors_of_a_mask_may_be_longer_than_the_queries() -> None:
-    documents = torch.arange(333) // 37
-    mask = compat.create_block_mask(
-        lambda b, h, q, kv: documents[q] == documents[kv], 1, 1, 200, 333, device="cpu", BLOCK_SIZE=64
-    )
-    found = convert.to_token_mask(mask, q_len=200, kv_len=333)
-    assert torch.equal(found[0, 0], documents[:200, None] == documents)
+LONGER = Q_LEN, 333, 600
+"""Sizes of tensors that functions capture, for Q_LEN queries and KV_LEN keys: at least those."""
+
+
+def longer_mask(size: int, batch: int = BATCH, heads: int = HEADS) -> Any:
+    """A mask whose tensors are longer than the lengths, and of more batches and heads."""
+    documents = (torch.arange(size).expand(batch, -1) // torch.arange(37, 37 + batch)[:, None]).contiguous()
+    reach, keys = torch.arange(heads) * 50 + 20, torch.arange(max(size, KV_LEN)) // 45
+    documents = documents.clamp(max=int(documents[:BATCH, :Q_LEN].max()))
+    return lambda b, h, q, kv: (documents[b, q] == keys[kv]) | (q - kv <= reach[h])
+
+
+def longer_score(size: int, batch: int = BATCH, heads: int = HEADS) -> Any:
+    """A score likewise, with a tensor that queries and keys index."""
+    size = max(size, KV_LEN)
+    documents, bias = torch.arange(size) // 21, torch.randn(batch, heads, size)
+    return lambda score, b, h, q, kv: score - 0.1 * (documents[q] - documents[kv]).abs() + bias[b, h, kv]
+
+
+ENTRIES: dict[str, Any] = {
+    "compat.flex_attention, torch's mask": lambda tensors, mask, score, of_torch: compat.flex_attention(
+        *tensors, score, of_torch, enable_gqa=True
+    ),
+    "compat.flex_attention, our mask": lambda tensors, mask, score, of_torch: compat.flex_attention(
+        *tensors, score, compat.create_block_mask(mask, *SIZES, device="cpu"), enable_gqa=True
+    ),
+    "block_sparse_attention, torch's mask": lambda tensors, mask, score, of_torch: block_sparse_attention(
+        *tensors, of_torch, score=score
+    ),
+    "block_sparse_attention, our mask": lambda tensors, mask, score, of_torch: block_sparse_attention(
+        *tensors, compat.create_block_mask(mask, *SIZES, device="cpu"), score=score
+    ),
+    "block_sparse_attention, bits": lambda tensors, mask, score, of_torch: block_sparse_attention(
+        *tensors, convert.from_block_mask(of_torch, batch=BATCH, heads=HEADS), score=score
+    ),
+    "reference": lambda tensors, mask, score, of_torch: reference_attention(*tensors, of_torch, score=score),
+    "reference, our mask": lambda tensors, mask, score, of_torch: reference_attention(
+        *tensors, compat.create_block_mask(mask, *SIZES, device="cpu"), score=score
+    ),
+}
+"""Calls that know the lengths, each given the operands, a mask_mod, a score_mod and torch's mask."""
+
+
+@looped
+@pytest.mark.parametrize("entry", ENTRIES)
+@pytest.mark.parametrize("block", [128, 32])
+def test_tensors_of_functions_may_be_longer_than_the_lengths(entry: str, block: int) -> None:
+    for size in LONGER:
+        for batch, heads in ((BATCH, HEADS), (BATCH + 1, HEADS + 3)):
+            mask, score = longer_mask(size, batch, heads), longer_score(size, batch, heads)
+            of_torch = flex.create_block_mask(mask, *SIZES, device="cpu", BLOCK_SIZE=block)
+            tensors = qkv()
+            visible = definitions.by_pairs(mask, *SIZES)
+            right, _ = definitions.attention(*tensors, visible=visible, score=score_by_pairs(score))
+            out = ENTRIES[entry](tensors, mask, score, of_torch)
+            torch.testing.assert_close(out.double(), right, atol=1e-2, rtol=1e-2)
+
+
+def test_a_longer_tensor_of_both_a_mask_and_a_score_is_one() -> None:
+    """Views of it are equal, though not one object; a kernel serves all sizes of it."""
+    texts = set()
+    for size in (KV_LEN, 333, 600):
+        table = torch.arange(size) // 37
+        mask = compat.create_block_mask(
+            lambda b, h, q, kv, table=table: table[q] == table[kv], *SIZES, device="cpu", BLOCK_SIZE=64
+        )
+        score: Any = lambda score, b, h, q, kv, table=table: score + table[q]  # noqa: E731
+        out = block_sparse_attention(*qkv(), mask, score=score)
+        assert out.shape == (BATCH, HEADS, Q_LEN, 64)
+        texts.add(mask.spec_json)
+        found = convert.to_token_mask(mask, q_len=Q_LEN, kv_len=KV_LEN)
+        assert torch.equal(found[0, 0], table[:Q_LEN, None] == table[:KV_LEN])
+        assert (mask & mask).spec_json == mask.spec_json
+    assert len(texts) == 1
+
+
+def test_a_call_with_longer_tensors_is_explained() -> None:
+    told = explain_attention(*(t.to("meta") for t in qkv()), Causal(), score=longer_score(600), arch="sm_90a")
+    assert "fp32[batch, heads, kv_len]" in told.choice.spec.model_dump_json()

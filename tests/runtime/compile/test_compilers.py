@@ -144,6 +144,11 @@ def test_the_script_records_what_each_version_makes_of_a_kernel(
     found = script.recorded([kernel], ["13.0.88", "13.5.37"], again.rows)
     assert found.spills == {} and [*found.refused["13.5.37"]] == [NAME] and found.code == {NAME: row["code"]}
     assert found.troubles("13.5.37") == {NAME: "does not compile"}
+    assert not [*script.todo([kernel], ["13.0.88", "13.5.37"], script.Results(tmp_path / "none.jsonl", found))]
+    assert (
+        script.recorded([kernel], found.versions, {(r["version"], r["code"]): r for r in script.rows_of(found)})
+        == found
+    )
     other: Any = lambda named: Receipt.model_construct(cubin=type("C", (), {"compiler_package": named.stem}))  # noqa: E731
     monkeypatch.setattr(script, "receipt_of", other)
     with pytest.raises(CodegenError, match="receipts have several compilers"):

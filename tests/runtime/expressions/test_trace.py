@@ -97,11 +97,14 @@ def test_what_one_variable_indexes_has_its_size() -> None:
     assert [str(one) for one in trace_mask(MASKS["jagged"]).aux.values()] == ["int64[3]", "int64[batch, 1]"]
 
 
-def test_known_sizes_leave_other_dims_their_numbers() -> None:
+def test_of_tensors_longer_than_known_sizes_the_part_that_is_indexed_is_taken() -> None:
     sizes = {"batch": BATCH, "heads": HEADS, "q_len": 16, "kv_len": LENGTH}
-    assert [str(one) for one in trace_mask(MASKS["documents"], sizes).aux.values()] == [
-        "int32[batch, 60]",
-    ]
+    traced = trace_mask(MASKS["documents"], sizes)
+    assert [str(one) for one in traced.aux.values()] == ["int32[batch, q_len]", "int32[batch, kv_len]"]
+    of_queries, of_keys = traced.tensors.values()
+    assert of_queries.shape == (BATCH, 16) and of_queries._base is of_keys and of_keys.shape == (BATCH, LENGTH)
+    shorter = trace_mask(MASKS["documents"], {**sizes, "q_len": LENGTH + 1})
+    assert [str(one) for one in shorter.aux.values()] == [f"int32[batch, {LENGTH}]"]
     one_for_all = torch.zeros(1, dtype=torch.int64)
     assert trace_mask(lambda b, h, q_idx, kv_idx: one_for_all[h] == 0, sizes).aux["one_for_all"].dims == ("heads",)
 

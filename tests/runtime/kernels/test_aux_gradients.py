@@ -146,7 +146,7 @@ SCORES: dict[str, tuple[str, dict[str, Any]]] = {
     "slopes": ("score + slope[head] * (kv_idx - q_idx)", {"slope": (HEADS,)}),
     "bias": (BIAS, {"bias": (HEADS, 9)}),
     "keys": ("score + of[batch, kv_idx] * gain[head]", {"of": (BATCH, KV_LEN), "gain": (HEADS,)}),
-    "shared": ("score * gain[batch, head] + t[q_idx] * t[kv_idx]", {"gain": (1, HEADS), "t": (64,)}),
+    "shared": ("score * gain[batch, head] + t[head] * t[batch]", {"gain": (1, HEADS), "t": (1,)}),
     "one": ("30 * tanh(score * gain / 30)", {"gain": ()}),
 }
 
@@ -178,6 +178,23 @@ def test_calls_beside_autograd(name: str, loaded: Any) -> None:
         torch.testing.assert_close(one.double(), other, atol=0.06 * float(other.abs().max()) + 1e-2, rtol=0)
     kernels = [kernel.spec for kernel in loaded.gradients.values() if kernel.spec.gradients == "daux"]
     assert [spec.aux_gradients for spec in kernels] == [tuple(sorted(score.aux))]
+
+
+def test_a_tensor_longer_than_both_lengths_has_gradients(loaded: Any) -> None:
+    """Of queries and of keys a function reads the beginning; their gradients add up, and are 0 behind."""
+    q, k, v = qkv(HEADS)
+    t, gain = torch.rand(64, requires_grad=True), torch.rand(BATCH + 1, HEADS, requires_grad=True)
+
+    def score_mod(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+        return score * gain[b, h] + t[i] * t[j]
+
+    dout = torch.randn(q.shape).bfloat16()
+    found = torch.autograd.grad(block_sparse_attention(q, k, v, Dense(), score=score_mod), (t, gain), dout)
+    logits = q.double() @ k.double().mT / 8 * gain.double()[:BATCH, :, None, None]
+    exact = (logits + t[:Q_LEN, None] * t[:KV_LEN]).softmax(-1) @ v.double()
+    for one, other in zip(found, torch.autograd.grad(exact, (t, gain), dout.double()), strict=True):
+        torch.testing.assert_close(one, other, atol=0.06 * float(other.abs().max()) + 1e-2, rtol=0)
+    assert found[0][:Q_LEN].all() and not found[0][KV_LEN:].any() and not found[1][BATCH:].any()
 
 
 def test_only_what_is_asked_for_is_computed(loaded: Any) -> None:

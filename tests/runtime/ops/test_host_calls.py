@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from types import ModuleType
+from typing import Any
 
 import pytest
 from scripts import imported
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
+
+from runtime import ArgumentError, block_sparse_attention, patterns  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse")
 MOST = {
@@ -62,3 +65,57 @@ def test_the_table_has_a_row_for_each_call(script: ModuleType) -> None:
     assert first.endswith("a processor; python 3.11, torch 2.9; 2030-01-02.") and "No GPU" in first
     assert last == "| a call | 20 | 36 | 6.4 | 7.0 |"
     assert script.host_page.calls_table(None) == script.host_page.UNMEASURED
+
+
+def operands(**options: Any) -> list[Any]:
+    return [torch.randn(2, 4, 256, 64).bfloat16().requires_grad_(options.get(name, True)) for name in "qkv"]
+
+
+def score(*, learned: bool) -> patterns.Score:
+    return patterns.Score("score + slope[head]", aux={"slope": torch.ones(4, requires_grad=learned)})
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "none": {},
+    "sink": {"sink": torch.zeros(4)},
+    "sink with a gradient": {"sink": torch.zeros(4, requires_grad=True)},
+    "kv_lengths": {"kv_lengths": torch.tensor([100, 250], dtype=torch.int32)},
+    "softcap and scale": {"softcap": 2.0, "scale": 0.5},
+    "score": {"score": patterns.Score("score + slope[head]", aux={"slope": torch.ones(4)})},
+    "score with a gradient": {
+        "score": patterns.Score("score + slope[head]", aux={"slope": torch.ones(4).requires_grad_()})
+    },
+    "any order": {"deterministic": False},
+    "log-sum-exp": {"return_lse": True},
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_a_step_of_training_reaches_the_driver(options: str, script: ModuleType) -> None:
+    """With the kernels' own checks, which refuse gradients: those are the operator's."""
+    lists = torch.zeros(2, 4, 2, 2, dtype=torch.int32)
+    given = OPTIONS[options]
+    aux = getattr(given.get("score"), "aux", None) or {}
+    leaves = [tensor for tensor in (given.get("sink"), *aux.values()) if tensor is not None and tensor.requires_grad]
+    with script.pretended():
+        for pattern in (patterns.Causal(), patterns.SlidingWindow(90), patterns.TopK(lists)):
+            for wanted in ("qkv", "q", "k", "v"):
+                tensors = operands(**{name: name in wanted for name in "qkv"})
+                for _ in range(2):
+                    result = block_sparse_attention(*tensors, pattern, **given)
+                    out, *lse = result if given.get("return_lse") else (result,)
+                    sum(each.float().sum() for each in (out, *lse)).backward()
+                has = [name for name, tensor in zip("qkv", tensors, strict=True) if tensor.grad is not None]
+                assert "".join(has) == wanted
+    assert all(leaf.grad is not None for leaf in leaves)
+
+
+def test_the_pretended_driver_leaves_kernels_their_refusal_of_gradients(script: ModuleType) -> None:
+    from pretended import kernel_object
+
+    with script.pretended():
+        kernel = kernel_object("h100_causal_d64_bf16")
+        with pytest.raises(ArgumentError, match=r"^q: requires a gradient, but this kernel has no backward"):
+            kernel(*operands())
+        with torch.no_grad():
+            kernel(*operands())

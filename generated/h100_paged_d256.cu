@@ -3,7 +3,7 @@
 //     codegen render specs/h100_paged_d256.yaml
 // spec: {"arch":"sm_90a","copy":"cp_async","dtype":"fp16","head_dim":256,"mma":"mma","op":"paged_attention","schedule":"multistage","stages":3,"tile":{"m":16,"n":32}}
 // spec hash: 8fc7583a99a9ff96e0d50f4dfddd3bf98dca25fd9a2bf8ff8dfb986cc6646dbc
-// seal: sha256 30f90a5cfaf1ca95b96d0c940f02ec23ac0f513cf099d1ec180b1365ed02ffc8
+// seal: sha256 586640b233763bcab85a2c70721063d6e7c000c7a6c93103c83309751aac184f
 
 // Attention of a few queries over K and V in pages, by mma.sync: decoding. Keys of one request are split over thread
 // blocks.
@@ -813,8 +813,9 @@ __device__ __forceinline__ void add_parts(const Params& p, const Run& run, unsig
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   float* const to = reinterpret_cast<float*>(shared + kRingOffset + warp * kStages * kSlotBytes);
   float2* const of_rows = reinterpret_cast<float2*>(shared + kRowsOffset) + warp * kTileM;
+  const int fours = run.tile.rows * kRowFours;
 #pragma unroll 1
-  for (int first = lane; first < run.tile.rows * kRowFours; first += 32 * kLoads) {
+  for (int first = lane; first < fours; first += 32 * kLoads) {
     float4 o[kLoads] = {};
     float max[kLoads], weight[kLoads] = {};
 #pragma unroll
@@ -824,9 +825,8 @@ __device__ __forceinline__ void add_parts(const Params& p, const Run& run, unsig
       const float* from = part_place(p, run, part);
 #pragma unroll
       for (int i = 0; i < kLoads; ++i) {
-        const int four = first + 32 * i, row = four / kRowFours;
-        if (row >= run.tile.rows) continue;
-        const float2 of_row = __ldcg(reinterpret_cast<const float2*>(from + kTileM * kHeadDim) + row);
+        const int four = min(first + 32 * i, fours - 1);  // without a branch, all loads are in flight at once
+        const float2 of_row = __ldcg(reinterpret_cast<const float2*>(from + kTileM * kHeadDim) + four / kRowFours);
         const float4 more = __ldcg(reinterpret_cast<const float4*>(from) + four);
         const float next = fmaxf(max[i], of_row.x), shift = finite(next);
         const float mine = ex2(max[i] - shift), others = ex2(of_row.x - shift);
@@ -838,7 +838,7 @@ __device__ __forceinline__ void add_parts(const Params& p, const Run& run, unsig
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
       const int four = first + 32 * i, row = four / kRowFours, column = four % kRowFours * 4;
-      if (row >= run.tile.rows) continue;
+      if (four >= fours) continue;
       *reinterpret_cast<float4*>(to + row * kSumStride + column) = o[i];
       if (column == 0) of_rows[row] = {max[i], weight[i]};
     }

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_paged_e4m3_d128.yaml
 // spec: {"arch":"sm_90a","cache":"e4m3","copy":"cp_async","dtype":"fp16","head_dim":128,"mma":"mma","op":"paged_attention","schedule":"multistage","stages":3,"tile":{"m":16,"n":128}}
 // spec hash: 034d8c3c6a81399c0a0397daceb1de08461a55dfed641d1c5db560bf8ce74004
-// seal: sha256 9b0e410e3ba472d86a6b79bdad6a4d2badd610e84b54e87ad364847ed3d2beb6
+// seal: sha256 beb6f711b7d884293879629d198f1e35d4dc290fe32912f7647c9c4add13fb14
 
 // Attention of a few queries over K and V in pages, by mma.sync: decoding. Keys of one request are split over thread
 // blocks.
@@ -852,8 +852,9 @@ __device__ __forceinline__ void add_parts(const Params& p, const Run& run, unsig
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   float* const to = reinterpret_cast<float*>(shared + kRingOffset + warp * kStages * kSlotBytes);
   float2* const of_rows = reinterpret_cast<float2*>(shared + kRowsOffset) + warp * kTileM;
+  const int fours = run.tile.rows * kRowFours;
 #pragma unroll 1
-  for (int first = lane; first < run.tile.rows * kRowFours; first += 32 * kLoads) {
+  for (int first = lane; first < fours; first += 32 * kLoads) {
     float4 o[kLoads] = {};
     float max[kLoads], weight[kLoads] = {};
 #pragma unroll
@@ -863,9 +864,8 @@ __device__ __forceinline__ void add_parts(const Params& p, const Run& run, unsig
       const float* from = part_place(p, run, part);
 #pragma unroll
       for (int i = 0; i < kLoads; ++i) {
-        const int four = first + 32 * i, row = four / kRowFours;
-        if (row >= run.tile.rows) continue;
-        const float2 of_row = __ldcg(reinterpret_cast<const float2*>(from + kTileM * kHeadDim) + row);
+        const int four = min(first + 32 * i, fours - 1);  // without a branch, all loads are in flight at once
+        const float2 of_row = __ldcg(reinterpret_cast<const float2*>(from + kTileM * kHeadDim) + four / kRowFours);
         const float4 more = __ldcg(reinterpret_cast<const float4*>(from) + four);
         const float next = fmaxf(max[i], of_row.x), shift = finite(next);
         const float mine = ex2(max[i] - shift), others = ex2(of_row.x - shift);
@@ -877,7 +877,7 @@ __device__ __forceinline__ void add_parts(const Params& p, const Run& run, unsig
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
       const int four = first + 32 * i, row = four / kRowFours, column = four % kRowFours * 4;
-      if (row >= run.tile.rows) continue;
+      if (four >= fours) continue;
       *reinterpret_cast<float4*>(to + row * kSumStride + column) = o[i];
       if (column == 0) of_rows[row] = {max[i], weight[i]};
     }

@@ -1,9 +1,9 @@
 // Generated from specs/h100_paged_e4m3_d128.yaml. Do not edit:
 // change the spec or a template, then run
 //     codegen render specs/h100_paged_e4m3_d128.yaml
-// spec: {"arch":"sm_90a","cache":"e4m3","copy":"cp_async","dtype":"fp16","head_dim":128,"mma":"mma","op":"paged_attention","schedule":"multistage","stages":3,"tile":{"m":16,"n":128}}
-// spec hash: 034d8c3c6a81399c0a0397daceb1de08461a55dfed641d1c5db560bf8ce74004
-// seal: sha256 beb6f711b7d884293879629d198f1e35d4dc290fe32912f7647c9c4add13fb14
+// spec: {"arch":"sm_90a","cache":"e4m3","copy":"cp_async","dtype":"fp16","head_dim":128,"mma":"mma","op":"paged_attention","schedule":"multistage","stages":2,"tile":{"m":16,"n":128}}
+// spec hash: d9e55f1d18c8819bded0fc7552b5906dd30512e94a5f7dcd32dea92b85702176
+// seal: sha256 1a468ae07149fe2b053b6a627884cd1893cf9de99933016f4a5dd1e0371f758b
 
 // Attention of a few queries over K and V in pages, by mma.sync: decoding. Keys of one request are split over thread
 // blocks.
@@ -34,19 +34,19 @@ constexpr int kHeadDim = 128;  // elements per head
 constexpr int kTileM = 16;  // rows per tile
 constexpr int kTileN = 128;  // keys per step
 constexpr int kWarps = 4;  // warps, with 32 keys of a step each
-constexpr int kStages = 3;  // slots of a warp's ring
+constexpr int kStages = 2;  // slots of a warp's ring
 constexpr int kKvBytes = 1;  // bytes per element of K and V
 constexpr int kTileCost = 1;  // units of work of a tile besides its steps
 constexpr int kLeastSteps = 1;  // units of a thread block at least, if there are as many
 constexpr int kPartSteps = 8;  // steps of a part at least, if most_parts is set
 
-// Dynamic shared memory: 104792 bytes. Byte offsets:
+// Dynamic shared memory: 71448 bytes. Byte offsets:
 constexpr int kQOffset = 0;  // 4096 bytes: rows of Q
-constexpr int kRingOffset = 4096;  // 98304 bytes: e4m3 codes of K and V; a ring per warp, and its sums at the end
-constexpr int kKeysOffset = 102400;  // 1728 bytes: positions of the keys in the rings
-constexpr int kRowsOffset = 104128;  // 512 bytes: maximum and weight of each row, by warp
-constexpr int kPlacesOffset = 104640;  // 128 bytes: token and query head of each row
-constexpr int kScanOffset = 104768;  // 24 bytes: sums of units of work
+constexpr int kRingOffset = 4096;  // 65536 bytes: e4m3 codes of K and V; a ring per warp, and its sums at the end
+constexpr int kKeysOffset = 69632;  // 1152 bytes: positions of the keys in the rings
+constexpr int kRowsOffset = 70784;  // 512 bytes: maximum and weight of each row, by warp
+constexpr int kPlacesOffset = 71296;  // 128 bytes: token and query head of each row
+constexpr int kScanOffset = 71424;  // 24 bytes: sums of units of work
 
 constexpr int kThreads = 32 * kWarps;
 constexpr int kMmaRows = 16, kMmaColumns = 8, kMmaDepth = 16;  // of one product
@@ -60,12 +60,13 @@ constexpr int kSumStride = kHeadDim + 8;  // floats of a row of a warp's sums: e
 constexpr int kPartFloats = kTileM * (kHeadDim + 2);  // of a part: sums, then maximum and weight of each row
 constexpr int kRowThreads = kThreads / kTileM;  // of a row of the result
 constexpr int kFours = kHeadDim / 4 / kRowThreads;  // four columns each, of a thread
+constexpr int kPartsAtOnce = kRowThreads * kFours > 32 ? 32 / kFours : kRowThreads;  // whose sums a thread loads
 constexpr int kKeyInts = kWarpKeys + 4;  // beside a slot: positions, and whether all rows see all keys
 constexpr uint32 kAllLanes = 0xFFFFFFFF;
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
 constexpr float kLog2E = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
 
-// Launch: 128 threads per block, 104792 bytes of dynamic shared memory.
+// Launch: 128 threads per block, 71448 bytes of dynamic shared memory.
 // Grid: as many thread blocks as run concurrently, for any lengths.
 struct Params {
   const unsigned short* q;  // Q (tokens, heads, head_dim)
@@ -548,18 +549,16 @@ __device__ __forceinline__ void load_step(const Params& p, Cursor& cursor, uint3
     const bool all_seen = __all_sync(kAllLanes, seen);
     if (lane < kWarpKeys) ring_keys[slot * kKeyInts + lane] = position;
     if (lane == 0) ring_keys[slot * kKeyInts + kWarpKeys] = all_seen;
-    const unsigned char* const k = p.k + lane % kRowChunks * 16;
-    const unsigned char* const v = p.v + lane % kRowChunks * 16;
     const uint32 to = ring + slot * kSlotBytes;
 #pragma unroll
     for (int i = 0; i < kHalfBytes / 16 / 32; ++i) {
-      const int key = (lane + 32 * i) / kRowChunks;
+      const int key = (lane + 32 * i) / kRowChunks, chunk = (lane + 32 * i) % kRowChunks;
       const uint32 begin = __shfl_sync(kAllLanes, mine, key);
       const bool valid = begin != Cursor::kNoKey;
-      const int64 from = static_cast<int64>(valid ? begin : 0) * 16;
-      const uint32 place = to + swizzled<kRowChunks>(key, lane % kRowChunks);
-      cp_async_16(place, k + from, valid);
-      cp_async_16(place + kHalfBytes, v + from, valid);
+      const int64 from = static_cast<int64>(valid ? begin : 0) * 16 + chunk * 16;
+      const uint32 place = to + swizzled<kRowChunks>(key, chunk);
+      cp_async_16(place, p.k + from, valid);
+      cp_async_16(place + kHalfBytes, p.v + from, valid);
     }
     cursor.advance(p);
     slot = slot + 1 == kStages ? 0 : slot + 1;
@@ -846,40 +845,39 @@ __device__ __forceinline__ void store_part(const Params& p, const Run& run, cons
   }
 }
 
-// Adds the parts of a tile. Each warp takes every kWarps-th part, and stores its sums as those of a run.
-__device__ __forceinline__ void add_parts(const Params& p, const Run& run, unsigned char* shared) {
-  constexpr int kRowFours = kHeadDim / 4, kLoads = 8;  // loads of a lane at once, of each part
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  float* const to = reinterpret_cast<float*>(shared + kRingOffset + warp * kStages * kSlotBytes);
-  float2* const of_rows = reinterpret_cast<float2*>(shared + kRowsOffset) + warp * kTileM;
-  const int fours = run.tile.rows * kRowFours;
+// Adds the parts of a tile, in the order of the keys: kPartsAtOnce of them, of which each thread of a row computes the
+// factor of one. Loads have no branches, so that they are in flight together.
+__device__ __forceinline__ void add_parts(const Params& p, const Run& run, RowSums& sums) {
+  const int row = thread_row(), last = run.parts - 1;
 #pragma unroll 1
-  for (int first = lane; first < fours; first += 32 * kLoads) {
-    float4 o[kLoads] = {};
-    float max[kLoads], weight[kLoads] = {};
+  for (int first = 0; first < run.parts; first += kPartsAtOnce) {
+    const int mine = first + threadIdx.x % kPartsAtOnce;
+    const float* const of_mine = part_place(p, run, min(mine, last)) + kTileM * kHeadDim;
+    float2 of_row = __ldcg(reinterpret_cast<const float2*>(of_mine) + row);
+    float4 o[kPartsAtOnce][kFours];
 #pragma unroll
-    for (int i = 0; i < kLoads; ++i) max[i] = kMinusInfinity;
-#pragma unroll 2
-    for (int part = warp; part < run.parts; part += kWarps) {
-      const float* from = part_place(p, run, part);
+    for (int i = 0; i < kPartsAtOnce; ++i) {
+      const float* from = part_place(p, run, min(first + i, last)) + row * kHeadDim;
 #pragma unroll
-      for (int i = 0; i < kLoads; ++i) {
-        const int four = min(first + 32 * i, fours - 1);  // without a branch, all loads are in flight at once
-        const float2 of_row = __ldcg(reinterpret_cast<const float2*>(from + kTileM * kHeadDim) + four / kRowFours);
-        const float4 more = __ldcg(reinterpret_cast<const float4*>(from) + four);
-        const float next = fmaxf(max[i], of_row.x), shift = finite(next);
-        const float mine = ex2(max[i] - shift), others = ex2(of_row.x - shift);
-        add_scaled(o[i], mine, more, others);
-        weight[i] = weight[i] * mine + of_row.y * others;
-        max[i] = next;
-      }
+      for (int j = 0; j < kFours; ++j) o[i][j] = __ldcg(reinterpret_cast<const float4*>(from + thread_column(j)));
     }
+    if (mine > last) of_row = make_float2(kMinusInfinity, 0.0f);
+    float top = fmaxf(sums.max, of_row.x);
 #pragma unroll
-    for (int i = 0; i < kLoads; ++i) {
-      const int four = first + 32 * i, row = four / kRowFours, column = four % kRowFours * 4;
-      if (four >= fours) continue;
-      *reinterpret_cast<float4*>(to + row * kSumStride + column) = o[i];
-      if (column == 0) of_rows[row] = {max[i], weight[i]};
+    for (int lanes = 1; lanes < kPartsAtOnce; lanes *= 2) top = fmaxf(top, __shfl_xor_sync(kAllLanes, top, lanes));
+    const float before = ex2(sums.max - finite(top)), factor = ex2(of_row.x - finite(top));
+    float weight = factor * of_row.y;
+#pragma unroll
+    for (int lanes = 1; lanes < kPartsAtOnce; lanes *= 2) weight += __shfl_xor_sync(kAllLanes, weight, lanes);
+    sums.weight = sums.weight * before + weight;
+    sums.max = top;
+#pragma unroll
+    for (int j = 0; j < kFours; ++j) add_scaled(sums.o[j], before, o[0][j], __shfl_sync(kAllLanes, factor, 0, kPartsAtOnce));
+#pragma unroll
+    for (int i = 1; i < kPartsAtOnce; ++i) {
+      const float of_part = __shfl_sync(kAllLanes, factor, i, kPartsAtOnce);
+#pragma unroll
+      for (int j = 0; j < kFours; ++j) add_scaled(sums.o[j], 1.0f, o[i][j], of_part);
     }
   }
 }
@@ -930,10 +928,8 @@ __device__ __forceinline__ void finish_run(const Params& p, const Run& run, cons
   if (run.parts > 1) {
     if (inside) store_part(p, run, sums);
     if (!is_last_part(p, run, shared)) return;
-    add_parts(p, run, shared);
-    __syncthreads();
     sums = RowSums();
-    add_warps(sums, shared);
+    add_parts(p, run, sums);
   }
   if (inside) store_result(p, run, sums, reinterpret_cast<const int2*>(shared + kPlacesOffset));
 }

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_paged_e4m3_d128.yaml
 // spec: {"arch":"sm_90a","cache":"e4m3","copy":"cp_async","dtype":"fp16","head_dim":128,"mma":"mma","op":"paged_attention","schedule":"multistage","stages":2,"tile":{"m":16,"n":128}}
 // spec hash: d9e55f1d18c8819bded0fc7552b5906dd30512e94a5f7dcd32dea92b85702176
-// seal: sha256 1a468ae07149fe2b053b6a627884cd1893cf9de99933016f4a5dd1e0371f758b
+// seal: sha256 f8dd3dcd7cf798a2fab1bee85d3d13437f45f815b07aba5a09bee90f5b3d034c
 
 // Attention of a few queries over K and V in pages, by mma.sync: decoding. Keys of one request are split over thread
 // blocks.
@@ -36,8 +36,9 @@ constexpr int kTileN = 128;  // keys per step
 constexpr int kWarps = 4;  // warps, with 32 keys of a step each
 constexpr int kStages = 2;  // slots of a warp's ring
 constexpr int kKvBytes = 1;  // bytes per element of K and V
-constexpr int kTileCost = 1;  // units of work of a tile besides its steps
+constexpr int kTileCost = 3;  // units of work of a tile besides its steps
 constexpr int kLeastSteps = 1;  // units of a thread block at least, if there are as many
+constexpr int kPartsAtOnce = 8;  // parts of a tile that a thread adds at once
 constexpr int kPartSteps = 8;  // steps of a part at least, if most_parts is set
 
 // Dynamic shared memory: 71448 bytes. Byte offsets:
@@ -60,7 +61,6 @@ constexpr int kSumStride = kHeadDim + 8;  // floats of a row of a warp's sums: e
 constexpr int kPartFloats = kTileM * (kHeadDim + 2);  // of a part: sums, then maximum and weight of each row
 constexpr int kRowThreads = kThreads / kTileM;  // of a row of the result
 constexpr int kFours = kHeadDim / 4 / kRowThreads;  // four columns each, of a thread
-constexpr int kPartsAtOnce = kRowThreads * kFours > 32 ? 32 / kFours : kRowThreads;  // whose sums a thread loads
 constexpr int kKeyInts = kWarpKeys + 4;  // beside a slot: positions, and whether all rows see all keys
 constexpr uint32 kAllLanes = 0xFFFFFFFF;
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
@@ -72,8 +72,8 @@ struct Params {
   const unsigned short* q;  // Q (tokens, heads, head_dim)
   int64 q_token_stride;  // token stride of Q, in elements
   int64 q_head_stride;  // head stride of Q, in elements
-  const unsigned char* k;  // K (pages, tokens of a page, kv_heads, head_dim), in any order but for head_dim
-  const unsigned char* v;  // V, as K and with the same strides
+  const unsigned char* k_cache;  // K (pages, tokens of a page, kv_heads, head_dim), in any order but for head_dim
+  const unsigned char* v_cache;  // V, as K and with the same strides
   int page_chunks;  // page stride of K and V, in 16 bytes
   int token_chunks;  // token stride, likewise
   int head_chunks;  // head stride, likewise
@@ -557,8 +557,8 @@ __device__ __forceinline__ void load_step(const Params& p, Cursor& cursor, uint3
       const bool valid = begin != Cursor::kNoKey;
       const int64 from = static_cast<int64>(valid ? begin : 0) * 16 + chunk * 16;
       const uint32 place = to + swizzled<kRowChunks>(key, chunk);
-      cp_async_16(place, p.k + from, valid);
-      cp_async_16(place + kHalfBytes, p.v + from, valid);
+      cp_async_16(place, p.k_cache + from, valid);
+      cp_async_16(place + kHalfBytes, p.v_cache + from, valid);
     }
     cursor.advance(p);
     slot = slot + 1 == kStages ? 0 : slot + 1;

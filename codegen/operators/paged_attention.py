@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 from codegen.operators.record import Operator
+from codegen.paged_cases import cases_of
 from codegen.plans import paged_attention
 from codegen.problem import PagedShape
 from codegen.select.default_tables import PAGED_ATTENTION
 from codegen.spec import PagedAttentionSpec
-
-_CASES = (
-    "decode pages_of_1 pages_of_256 shared_pages heads_first interleaved contiguous several_queries packed_queries "
-    "empty_requests long_and_short window sink_window full options lists list_of_tokens listed_repeats counted_lists "
-    "many_requests invariant one_key"
-)
 
 PAGED_ATTENTION_OPERATOR = Operator(
     model=PagedAttentionSpec,
@@ -26,5 +21,5 @@ PAGED_ATTENTION_OPERATOR = Operator(
     ],
     title=lambda spec: spec.op,
     computes=lambda spec: ("dtype", "head_dim"),
-    cases=lambda plan, spec: _CASES.split(),
+    cases=lambda plan, spec: [case.name for case in cases_of(spec)],
 )

@@ -29,14 +29,16 @@ MMA_ROWS = 16
 WARPS = (1, 2, 4, 8)
 LEAST_KEYS = 128
 """Keys of a thread block at least, so that few parts have to be added."""
-TILE_COST = 1
-"""Units of work that a tile counts besides its steps."""
+TILE_COST = 3
+"""Units of work that a tile counts besides its steps, about the time of its results on an H200."""
 PART_KEYS = 1024
 """Keys of a part at least, where parts depend on the length of their request alone."""
 OVERHEAD_REGISTERS = 80
 """Allowance for addresses, the cursor, logits and loop state."""
 MOST_Q = 128
 """Columns of Q, over 16 rows each, that operands in registers have at most."""
+LOADS_IN_FLIGHT = 32
+"""16-byte loads of parts that a thread has in flight at most."""
 FLOAT = 4
 TILE: tuple[Rule[PagedAttentionSpec], ...] = (
     OneOf("m", lambda spec: (MMA_ROWS, 2 * MMA_ROWS), lambda spec, sizes: f"allowed: {sizes}"),
@@ -60,6 +62,8 @@ def plan(spec: PagedAttentionSpec, stem: str) -> Plan:
     """Plan of the kernel of a spec."""
     arch, dtype, tile = ARCHS[spec.arch], DTYPES[spec.dtype], spec.tile
     check_tile(spec, TILE)
+    e4m3_archs = ", ".join(name for name, found in ARCHS.items() if found.has_fp8)
+    require(spec.cache == "same" or arch.has_fp8, "cache", f"is {spec.cache}; {arch.name} lacks FP8: use {e4m3_archs}")
     is_e4m3 = spec.cache == "e4m3"
     require(not is_e4m3 or spec.head_dim != 192, "head_dim", "is 192; e4m3 caches have heads of 64, 128 or 256")
     warp_keys, element = _warp_keys(spec), _element(spec)
@@ -109,6 +113,7 @@ def plan(spec: PagedAttentionSpec, stem: str) -> Plan:
             Constant("kKvBytes", element, "bytes per element of K and V"),
             Constant("kTileCost", TILE_COST, "units of work of a tile besides its steps"),
             Constant("kLeastSteps", -(-LEAST_KEYS // tile.n), "units of a thread block at least, if there are as many"),
+            Constant("kPartsAtOnce", _parts_at_once(spec, warps), "parts of a tile that a thread adds at once"),
             Constant("kPartSteps", -(-PART_KEYS // tile.n), "steps of a part at least, if most_parts is set"),
         ),
         flags=PagedFlags(
@@ -129,6 +134,13 @@ def plan(spec: PagedAttentionSpec, stem: str) -> Plan:
     )
 
 
+def _parts_at_once(spec: PagedAttentionSpec, warps: int) -> int:
+    """Parts whose sums a thread loads at once: a power of two, at most the threads of a row."""
+    row_threads = 32 * warps // spec.tile.m
+    loads = spec.head_dim // 4 // row_threads
+    return max(1, min(row_threads, 1 << (LOADS_IN_FLIGHT // loads).bit_length() - 1))
+
+
 def _params(spec: PagedAttentionSpec) -> tuple[Param, ...]:
     """Parameters of the kernel."""
     element, codes = "unsigned short", "unsigned char"
@@ -136,8 +148,8 @@ def _params(spec: PagedAttentionSpec) -> tuple[Param, ...]:
         pointer("q", element, "Q (tokens, heads, head_dim)"),
         i64("q_token_stride", "token stride of Q, in elements"),
         i64("q_head_stride", "head stride of Q, in elements"),
-        pointer("k", codes, "K (pages, tokens of a page, kv_heads, head_dim), in any order but for head_dim"),
-        pointer("v", codes, "V, as K and with the same strides"),
+        pointer("k_cache", codes, "K (pages, tokens of a page, kv_heads, head_dim), in any order but for head_dim"),
+        pointer("v_cache", codes, "V, as K and with the same strides"),
         i32("page_chunks", "page stride of K and V, in 16 bytes"),
         i32("token_chunks", "token stride, likewise"),
         i32("head_chunks", "head stride, likewise"),

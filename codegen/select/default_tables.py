@@ -163,16 +163,20 @@ QUANTIZE: Rows = (
     Row({}, (128,), (1,)),
 )
 PAGED_ATTENTION: Rows = (
-    # About 100 KB of rings: on sm_90a two thread blocks fit an SM.
+    # At most 100 KB of rings where a block has no more; on sm_90a two thread blocks fit an SM, but for large heads.
     *(
-        Row({"cache": cache, "head_dim": head_dim}, (16, keys), stages)
-        for cache, head_dim, keys, stages in (
-            ("same", 64, 64, (6, 4, 3)),
-            ("same", 128, 64, (2,)),
-            ("same", (192, 256), 64, (3, 2)),
-            ("e4m3", 64, 128, (6, 4, 3)),
-            ("e4m3", 128, 128, (2,)),
-            ("e4m3", 256, 128, (3, 2)),
+        Row({"cache": cache, "head_dim": head_dim, **where}, (16, keys), stages)
+        for cache, head_dim, where, keys, stages in (
+            ("same", 64, {"arch": "sm_90a"}, 64, (6,)),
+            ("same", 64, {}, 64, (4,)),
+            ("same", 128, {}, 64, (2,)),
+            ("same", 192, {"arch": "sm_90a"}, 64, (3,)),
+            ("same", 256, {"arch": "sm_90a"}, 64, (2,)),
+            ("same", (192, 256), {}, 32, (2,)),
+            ("e4m3", 64, {}, 128, (4,)),
+            ("e4m3", 128, {}, 128, (2,)),
+            ("e4m3", 256, {"arch": "sm_90a"}, 128, (2,)),
+            ("e4m3", 256, {}, 64, (2,)),
         )
     ),
 )

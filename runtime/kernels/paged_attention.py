@@ -11,16 +11,16 @@ from codegen.problem import COUNTER_BYTES, LaunchArgs, PagedShape
 from codegen.spec import PagedAttentionSpec
 from codegen.wording import shown
 from runtime.checks import check_dense
+from runtime.compile.compiler import Compiled
 from runtime.driver.allocate import allocator, contiguous
 from runtime.driver.context import entered, is_elsewhere
 from runtime.driver.enqueue import enqueue
-from runtime.driver.launch import Signature
+from runtime.driver.launch import LoadedKernel, Signature
 from runtime.driver.workspace import NO_MEMORY, Memory
 from runtime.errors import ArgumentError
 from runtime.kernels.arguments import (
     MAX_EXTENT,
     TORCH_DTYPES,
-    call_key,
     check_addresses,
     check_memory,
     check_overlap,
@@ -32,6 +32,7 @@ from runtime.kernels.arguments import (
 )
 from runtime.kernels.attention import AttentionResult
 from runtime.kernels.bound_call import BoundCall
+from runtime.kernels.launches import Launch, Launches
 
 CHUNK_BYTES = 16
 """Unit of the strides of a cache: the bytes of one copy."""
@@ -49,6 +50,26 @@ INVARIANT_PARTS = 16
 """Most parts of a tile in batch-invariant calls."""
 
 
+TENSORS = (
+    "q",
+    "k_cache",
+    "v_cache",
+    "block_table",
+    "seq_lens",
+    "cu_seqlens_q",
+    "lists",
+    "counts",
+    "sink",
+    "k_scale",
+    "v_scale",
+    "out",
+    "workspace",
+)
+"""Tensors of a call, in order."""
+Given = tuple[Any, ...]
+"""The tensors of a call, None for those that are not given."""
+
+
 class Window(NamedTuple):
     """Keys that a query sees, besides the lists.
 
@@ -63,8 +84,17 @@ class Window(NamedTuple):
     sink: int = 0
 
 
-class _Options(NamedTuple):
-    """Options of a call that are numbers."""
+class Options(NamedTuple):
+    """Arguments of a call that are not tensors.
+
+    Attributes:
+        window: keys that each query sees, besides the lists.
+        entry_keys: keys of an entry of a list.
+        scale: softmax scale, or None for the default.
+        softcap: cap of the logits, or None.
+        batch_invariant: whether keys are divided by the length of their request alone.
+        return_lse: whether the log-sum-exp is wanted.
+    """
 
     window: Window
     entry_keys: int
@@ -83,6 +113,10 @@ class PagedAttentionKernel(BoundCall[PagedAttentionSpec]):
     """
 
     _argument_names = ("q", "k_cache", "v_cache", "block_table", "seq_lens")
+
+    def __init__(self, compiled: Compiled, loaded: LoadedKernel) -> None:
+        super().__init__(compiled, loaded)
+        self._launches = Launches()
 
     def __call__(
         self,
@@ -145,62 +179,93 @@ class PagedAttentionKernel(BoundCall[PagedAttentionSpec]):
         Raises:
             ArgumentError: naming the argument, before anything is launched.
         """
+        given = (
+            q,
+            k_cache,
+            v_cache,
+            block_table,
+            seq_lens,
+            cu_seqlens_q,
+            lists,
+            counts,
+            sink,
+            k_scale,
+            v_scale,
+            out,
+            workspace,
+        )
+        options = Options(window, entry_keys, scale, softcap, batch_invariant, return_lse)
+        return self.attend(given, options)
+
+    def attend(self, given: Given, options: Options) -> AttentionResult:
+        """Compute attention.
+
+        Args:
+            given: the tensors of a call, in the order of ``TENSORS``; None for those that are not given.
+            options: its other arguments.
+
+        Raises:
+            ArgumentError: as of a call.
+        """
+        present = tuple([tensor for tensor in given if tensor is not None])
+        absent = tuple([tensor is None for tensor in given])
+        key: Any = None
+        launch: Launch | None = None
+        try:
+            key = options, absent, torch.is_grad_enabled()
+            launch = self._launches.find(key, present)
+        except (AttributeError, RuntimeError, TypeError, ValueError):
+            key = None
+        if launch is not None:
+            result: AttentionResult | None = launch(present)
+            if result is not None:
+                return result
+        q = given[0]
         if is_elsewhere(q):
             with entered(q.device.index):
-                return self(
-                    q,
-                    k_cache,
-                    v_cache,
-                    block_table=block_table,
-                    seq_lens=seq_lens,
-                    cu_seqlens_q=cu_seqlens_q,
-                    window=window,
-                    lists=lists,
-                    counts=counts,
-                    entry_keys=entry_keys,
-                    scale=scale,
-                    softcap=softcap,
-                    sink=sink,
-                    k_scale=k_scale,
-                    v_scale=v_scale,
-                    out=out,
-                    return_lse=return_lse,
-                    batch_invariant=batch_invariant,
-                    workspace=workspace,
-                )
-        tensors = {
-            "q": q,
-            "k_cache": k_cache,
-            "v_cache": v_cache,
-            "block_table": block_table,
-            "seq_lens": seq_lens,
-            "cu_seqlens_q": cu_seqlens_q,
-            "lists": lists,
-            "counts": counts,
-            "sink": sink,
-            "k_scale": k_scale,
-            "v_scale": v_scale,
-            "out": out,
-            "workspace": workspace,
-        }
-        options = _Options(window, entry_keys, scale, softcap, batch_invariant, return_lse)
-        key = (options, call_key(*tensors.values()))
-        signature = self._bound(key)
-        if signature is None:
-            signature = self._signatures.keep(key, self._check(tensors, options))
-        memory, partials = signature.extra
-        allocate = allocator(q.device)
-        written = allocate(*contiguous(q.shape), q.dtype) if out is None else out
-        lse = allocate(*contiguous((q.shape[1], q.shape[0])), torch.float32) if return_lse else None
-        addresses = {name: 0 if tensor is None else tensor.data_ptr() for name, tensor in tensors.items()}
-        addresses["k"], addresses["v"] = addresses.pop("k_cache"), addresses.pop("v_cache")
-        addresses["out"], addresses["lse"] = written.data_ptr(), 0 if lse is None else lse.data_ptr()
-        check_addresses({name: addresses[name] for name in ("q", "k", "v", "out")}, {"k": "k_cache", "v": "v_cache"})
-        if workspace is not None:
-            first = addresses["workspace"]
-            addresses["counters"], addresses["partials"] = first, first + partials
-        enqueue(self._loaded, signature, addresses, q.device, memory)
-        return AttentionResult(written, lse)
+                return self.attend(given, options)
+        tensors = dict(zip(TENSORS, given, strict=True))
+        launch = self._launch(tensors, options)
+        if key is not None:
+            self._launches.keep(key, present, launch)
+        result = launch(present)
+        assert result is not None
+        return result
+
+    def _launch(self, tensors: dict[str, Any], options: Options) -> Launch:
+        """Check a call, and make the launch of calls with tensors like these."""
+        signature = self._check(tensors, options)
+        memory, counter_bytes = signature.extra
+        q, loaded = tensors["q"], self._loaded
+        device, index, dtype = q.device, q.device.index, q.dtype
+        names = tuple(name for name, tensor in tensors.items() if tensor is not None)
+        rest = dict.fromkeys((name for name, tensor in tensors.items() if tensor is None), 0) | {"lse": 0}
+        has_out, has_workspace = tensors["out"] is not None, tensors["workspace"] is not None
+        result, of_rows = contiguous(q.shape), contiguous((q.shape[1], q.shape[0]))
+        allocate, lse_wanted, out_place = allocator(device), options.return_lse, names.index("out") if has_out else 0
+
+        def launch(given: tuple[torch.Tensor, ...]) -> Any:
+            if torch.cuda.current_device() != index:
+                return None  # the call enters the device's context
+            addresses = rest.copy()
+            for name, tensor in zip(names, given, strict=True):
+                addresses[name] = tensor.data_ptr()
+            written = given[out_place] if has_out else allocate(*result, dtype)
+            addresses["out"] = written.data_ptr()
+            lse = None
+            if lse_wanted:
+                lse = allocate(*of_rows, torch.float32)
+                addresses["lse"] = lse.data_ptr()
+            aligned = addresses["q"] | addresses["k_cache"] | addresses["v_cache"] | addresses["out"]
+            if aligned % CHUNK_BYTES:
+                check_addresses({name: addresses[name] for name in ("q", "k_cache", "v_cache", "out")})
+            if has_workspace:
+                first = addresses["workspace"]
+                addresses["counters"], addresses["partials"] = first, first + counter_bytes
+            enqueue(loaded, signature, addresses, device, memory)
+            return AttentionResult(written, lse)
+
+        return launch
 
     def workspace_bytes(
         self, device: torch.device, *, batch: int, tokens: int, heads: int, kv_heads: int, batch_invariant: bool = False
@@ -223,7 +288,7 @@ class PagedAttentionKernel(BoundCall[PagedAttentionSpec]):
             args = self._plan.problem(shape, self._loaded.slots(device.index))
         return _counter_bytes(args) + args.scratch["partials"]
 
-    def _check(self, tensors: dict[str, Any], options: _Options) -> Signature:
+    def _check(self, tensors: dict[str, Any], options: Options) -> Signature:
         """Check a call of a new signature and prepare it."""
         q, k_cache, v_cache, table = (tensors[name] for name in ("q", "k_cache", "v_cache", "block_table"))
         check_tensor("q", q, self._dtype, 3)

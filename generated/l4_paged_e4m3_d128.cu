@@ -3,7 +3,7 @@
 //     codegen render specs/l4_paged_e4m3_d128.yaml
 // spec: {"arch":"sm_89","cache":"e4m3","copy":"cp_async","dtype":"fp16","head_dim":128,"mma":"mma","op":"paged_attention","schedule":"multistage","stages":2,"tile":{"m":16,"n":128}}
 // spec hash: 9c2981ab641fd5db588924c5b992532a657cfe6f2fd622587011c14b2db9a27b
-// seal: sha256 5379de70c2502b38350466af77e50d9a0ec312450149952ea95b8b5db3888e61
+// seal: sha256 8d0c007b697592d44eb4c11ba63f7c1b4c9382e38af43cad4cac594e1a49360b
 
 // Attention of a few queries over K and V in pages, by mma.sync: decoding. Keys of one request are split over thread
 // blocks.
@@ -294,7 +294,8 @@ __device__ __forceinline__ int owner(const Range& range, int unit) {
 }
 
 // Finds the range of this thread block; false if it has none. Lists give all tiles the same number of steps. Otherwise
-// the threads add those of the requests.
+// the threads add those of the requests. With `most_parts`, tiles are numbered by their first tokens: if the bounds of
+// requests fall, no thread block has a range, as two tiles could have one number.
 __device__ __forceinline__ bool find_range(const Params& p, Range& range, unsigned char* shared) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const bool listed = p.lists != nullptr;
@@ -305,7 +306,11 @@ __device__ __forceinline__ bool find_range(const Params& p, Range& range, unsign
   if (listed) {
     range.total = p.total_q * p.kv_heads * p.token_tiles * (kTileCost + p.list_steps);
   } else {
-    for (int i = first; i < last; ++i) mine += units_of(p, request_of(p, i));
+    bool falls = false;
+    for (int i = first; i < last; ++i) {
+      mine += units_of(p, request_of(p, i));
+      falls |= p.cu_seqlens_q != nullptr && __ldg(p.cu_seqlens_q + i) > __ldg(p.cu_seqlens_q + i + 1);
+    }
     through = mine;
 #pragma unroll
     for (int lanes = 1; lanes < 32; lanes *= 2) {
@@ -313,7 +318,7 @@ __device__ __forceinline__ bool find_range(const Params& p, Range& range, unsign
       through += lane >= lanes ? lower : 0;
     }
     if (lane == 31) sums[warp] = through;
-    __syncthreads();
+    if (__syncthreads_or(falls && p.most_parts > 0)) return false;
     range.total = 0;
 #pragma unroll
     for (int i = 0; i < kWarps; ++i) {

@@ -3,7 +3,7 @@
 //     codegen render specs/l4_paged_e4m3_d128_bf16.yaml
 // spec: {"arch":"sm_89","cache":"e4m3","copy":"cp_async","dtype":"bf16","head_dim":128,"mma":"mma","op":"paged_attention","schedule":"multistage","stages":2,"tile":{"m":16,"n":128}}
 // spec hash: 7bb1da885066bd91346d5816bbf5be5380b886fb6d7f6a03d5a662cf124d443b
-// seal: sha256 8eeb4be8cfd8b8df257f933d8f3768282494191d722a6a986c9cae7cf221cc41
+// seal: sha256 31b8bf23874db5fb406fa031888d10140a3461f6fb78039d7c5c57d56e6f65bd
 
 // Attention of a few queries over K and V in pages, by mma.sync: decoding. Keys of one request are split over thread
 // blocks.
@@ -306,7 +306,8 @@ __device__ __forceinline__ int owner(const Range& range, int unit) {
 }
 
 // Finds the range of this thread block; false if it has none. Lists give all tiles the same number of steps. Otherwise
-// the threads add those of the requests.
+// the threads add those of the requests. With `most_parts`, tiles are numbered by their first tokens: if the bounds of
+// requests fall, no thread block has a range, as two tiles could have one number.
 __device__ __forceinline__ bool find_range(const Params& p, Range& range, unsigned char* shared) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const bool listed = p.lists != nullptr;
@@ -317,7 +318,11 @@ __device__ __forceinline__ bool find_range(const Params& p, Range& range, unsign
   if (listed) {
     range.total = p.total_q * p.kv_heads * p.token_tiles * (kTileCost + p.list_steps);
   } else {
-    for (int i = first; i < last; ++i) mine += units_of(p, request_of(p, i));
+    bool falls = false;
+    for (int i = first; i < last; ++i) {
+      mine += units_of(p, request_of(p, i));
+      falls |= p.cu_seqlens_q != nullptr && __ldg(p.cu_seqlens_q + i) > __ldg(p.cu_seqlens_q + i + 1);
+    }
     through = mine;
 #pragma unroll
     for (int lanes = 1; lanes < 32; lanes *= 2) {
@@ -325,7 +330,7 @@ __device__ __forceinline__ bool find_range(const Params& p, Range& range, unsign
       through += lane >= lanes ? lower : 0;
     }
     if (lane == 31) sums[warp] = through;
-    __syncthreads();
+    if (__syncthreads_or(falls && p.most_parts > 0)) return false;
     range.total = 0;
 #pragma unroll
     for (int i = 0; i < kWarps; ++i) {

@@ -231,4 +231,5 @@ def _arguments(plan: Plan, shape: PagedShape, slots: int) -> LaunchArgs:
         slots,
         counters={"counters": tiles if shape.most_parts else slots},
         scratch={"partials": places * part},
+        units=tiles * (TILE_COST + max(1, -(-(shape.list_length * shape.entry_keys or shape.max_keys) // spec.tile.n))),
     )

@@ -40,6 +40,8 @@ UNBOUNDED = 2**29
 """Keys of a window without a bound."""
 UNPAGED_SHIFT = 31
 """Page shift with which every key lies in the first page of its request."""
+MAX_UNITS = 2**31
+"""Units of work that a kernel cannot count."""
 MOST_CHUNKS = 2**32 - 1
 """Chunks of a cache at most; the kernel's offsets have 32 bits."""
 ENTRY_KEYS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -328,11 +330,15 @@ class PagedAttentionKernel(BoundCall[PagedAttentionSpec]):
             tokens,
             heads,
             kv_heads,
+            max_keys,
             lists["list_length"],
             options.entry_keys,
             INVARIANT_PARTS if options.batch_invariant else 0,
         )
         args = self._plan.problem(shape, self._loaded.slots(q.device.index))
+        if args.units >= MAX_UNITS:
+            has = f"has {tokens} tokens of {batch} requests, for up to {max_keys} keys each"
+            raise ArgumentError("q", f"{has}: more work than one call counts, pass fewer requests or a narrower table")
         memory = Memory.of(args)
         if tensors["workspace"] is not None:
             _check_workspace(tensors["workspace"], q, _counter_bytes(args) + args.scratch["partials"])

@@ -7,6 +7,7 @@ from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from codegen.paged_cases import UNSEEN_PAGE, PagedCase, cases_of
 from codegen.spec import PagedAttentionSpec
@@ -17,6 +18,8 @@ from runtime.verify.common import Outcome, Verification, generator, max_error, p
 K_SCALE, V_SCALE = 0.5, 0.75
 """Factors of e4m3 caches."""
 LSE_TOLERANCE = 2e-3
+BY_TORCH = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+"""torch's kernels that are compared; cuDNN's are compiled for each length."""
 MOST_BY_TORCH = 8
 """Requests of the cases that are compared with torch's attention."""
 SPARE_PAGES = 3
@@ -202,9 +205,10 @@ def _torch_error(case: PagedCase, spec: PagedAttentionSpec, inputs: Inputs, righ
         keys, values = (tensor[page, row].transpose(0, 1) for tensor in (k, v))
         mask = _counts(case, options, first, end, length)[0] > 0
         sees = mask.any(-1)
-        found = torch.nn.functional.scaled_dot_product_attention(
-            q[first:end].transpose(0, 1)[None], keys[None], values[None], attn_mask=mask, enable_gqa=True
-        )[0].transpose(0, 1)
+        with sdpa_kernel(BY_TORCH):
+            found = torch.nn.functional.scaled_dot_product_attention(
+                q[first:end].transpose(0, 1)[None], keys[None], values[None], attn_mask=mask, enable_gqa=True
+            )[0].transpose(0, 1)
         errors.append(max_error(found[sees], right[first:end][sees]) if bool(sees.any()) else 0.0)
     return max(errors)
 

@@ -23,7 +23,6 @@ from runtime.kernels.arguments import (
     TORCH_DTYPES,
     check_addresses,
     check_memory,
-    check_overlap,
     check_scale,
     check_shape,
     check_sink,
@@ -209,57 +208,70 @@ class PagedAttentionKernel(BoundCall[PagedAttentionSpec]):
         Raises:
             ArgumentError: as of a call.
         """
-        present = tuple([tensor for tensor in given if tensor is not None])
-        absent = tuple([tensor is None for tensor in given])
-        key: Any = None
+        absent, present = given_of(given)
         launch: Launch | None = None
+        key: Any = None
         try:
             key = options, absent, torch.is_grad_enabled()
             launch = self._launches.find(key, present)
         except (AttributeError, RuntimeError, TypeError, ValueError):
             key = None
-        if launch is not None:
-            result: AttentionResult | None = launch(present)
-            if result is not None:
-                return result
-        q = given[0]
-        if is_elsewhere(q):
-            with entered(q.device.index):
-                return self.attend(given, options)
-        tensors = dict(zip(TENSORS, given, strict=True))
-        launch = self._launch(tensors, options)
+        result: AttentionResult | None = None if launch is None else launch(present)
+        if result is not None:
+            return result
+        launch, result = self.attend_checked(given, options)
         if key is not None:
             self._launches.keep(key, present, launch)
-        result = launch(present)
-        assert result is not None
         return result
 
-    def _launch(self, tensors: dict[str, Any], options: Options) -> Launch:
-        """Check a call, and make the launch of calls with tensors like these."""
+    def attend_checked(self, given: Given, options: Options) -> tuple[Launch, AttentionResult]:
+        """Check a call and compute it; return the launch of calls with tensors like these, and the result.
+
+        The launch takes the given tensors, in order, and returns None if another device is current. It uses addresses
+        alone: views of the same addresses serve too.
+
+        Raises:
+            ArgumentError: as of a call.
+        """
+        if is_elsewhere(given[0]):
+            with entered(given[0].device.index):
+                return self.attend_checked(given, options)
+        launch = self._launch(given, options)
+        result = launch(given_of(given)[1])
+        assert result is not None
+        return launch, result
+
+    def _launch(self, given: Given, options: Options) -> Launch:
+        """Check a call; return the launch of calls with tensors like these."""
+        tensors = dict(zip(TENSORS, given, strict=True))
         signature = self._check(tensors, options)
         memory, counter_bytes = signature.extra
         q, loaded = tensors["q"], self._loaded
-        device, index, dtype = q.device, q.device.index, q.dtype
+        device, _index, dtype = q.device, q.device.index, q.dtype
         names = tuple(name for name, tensor in tensors.items() if tensor is not None)
         rest = dict.fromkeys((name for name, tensor in tensors.items() if tensor is None), 0) | {"lse": 0}
         has_out, has_workspace = tensors["out"] is not None, tensors["workspace"] is not None
+        extents = {name: _extent(tensors[name]) for name in ("q", "k_cache", "v_cache", *(["out"] if has_out else []))}
         result, of_rows = contiguous(q.shape), contiguous((q.shape[1], q.shape[0]))
         allocate, lse_wanted, out_place = allocator(device), options.return_lse, names.index("out") if has_out else 0
 
-        def launch(given: tuple[torch.Tensor, ...]) -> Any:
-            if torch.cuda.current_device() != index:
-                return None  # the call enters the device's context
+        def launch(given: tuple[torch.Tensor, ...]) -> AttentionResult | None:
+            if is_elsewhere(given[0]):
+                return None
             addresses = rest.copy()
             for name, tensor in zip(names, given, strict=True):
                 addresses[name] = tensor.data_ptr()
-            written = given[out_place] if has_out else allocate(*result, dtype)
-            addresses["out"] = written.data_ptr()
+            if has_out:
+                written = given[out_place]
+                _check_apart(addresses, extents)
+            else:
+                written = allocate(*result, dtype)
+                addresses["out"] = written.data_ptr()
             lse = None
             if lse_wanted:
                 lse = allocate(*of_rows, torch.float32)
                 addresses["lse"] = lse.data_ptr()
-            aligned = addresses["q"] | addresses["k_cache"] | addresses["v_cache"] | addresses["out"]
-            if aligned % CHUNK_BYTES:
+            if (addresses["q"] | addresses["k_cache"] | addresses["v_cache"] | addresses["out"]) % CHUNK_BYTES:
                 check_addresses({name: addresses[name] for name in ("q", "k_cache", "v_cache", "out")})
             if has_workspace:
                 first = addresses["workspace"]
@@ -322,8 +334,6 @@ class PagedAttentionKernel(BoundCall[PagedAttentionSpec]):
             check_tensor("out", out, self._dtype, 3, q.device)
             check_shape("out", out.shape, [("tokens", (tokens,)), ("heads", (heads,)), ("head_dim", (d,))])
             check_strides("out", out)
-            for name in ("q", "k_cache", "v_cache"):
-                check_overlap(name, tensors[name], "out", out)
         check_memory(**{name: tensor for name, tensor in tensors.items() if tensor is not None})
         shape = PagedShape(
             batch,
@@ -367,6 +377,26 @@ class PagedAttentionKernel(BoundCall[PagedAttentionSpec]):
             "v_scale_stride": scales["v_scale"],
         }
         return self._signature(q.device, args, values, extra=(memory, _counter_bytes(args)))
+
+
+def given_of(given: Given) -> tuple[tuple[bool, ...], tuple[torch.Tensor, ...]]:
+    """Which tensors of a call are absent, and the others."""
+    return tuple([tensor is None for tensor in given]), tuple([tensor for tensor in given if tensor is not None])
+
+
+def _extent(tensor: torch.Tensor) -> int:
+    """Bytes from the first element of a tensor to the end of the last one."""
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return (last + 1) * tensor.element_size()
+
+
+def _check_apart(addresses: dict[str, int], extents: dict[str, int]) -> None:
+    """Check that the result lies outside of q, K and V."""
+    first = addresses["out"]
+    end = first + extents["out"]
+    for name in ("q", "k_cache", "v_cache"):
+        if addresses[name] < end and first < addresses[name] + extents[name]:
+            raise ArgumentError("out", f"overlaps {name} in memory; it must lie elsewhere")
 
 
 def _counter_bytes(args: LaunchArgs) -> int:

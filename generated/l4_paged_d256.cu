@@ -3,7 +3,7 @@
 //     codegen render specs/l4_paged_d256.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":256,"mma":"mma","op":"paged_attention","schedule":"multistage","stages":2,"tile":{"m":16,"n":32}}
 // spec hash: c9a9b41c413bc9bde9be880fb99b62f10c20880bdc59bd01e463e6111a290e35
-// seal: sha256 79d4f08101d0edf55510b1070b454664595e5c28130bf18564746d6e28177383
+// seal: sha256 583a0745828297da0aea877800245ed3657b92751cf617c851a96abd1e0435e4
 
 // Attention of a few queries over K and V in pages, by mma.sync: decoding. Keys of one request are split over thread
 // blocks.
@@ -61,7 +61,8 @@ constexpr int kSumStride = kHeadDim + 8;  // floats of a row of a warp's sums: e
 constexpr int kPartFloats = kTileM * (kHeadDim + 2);  // of a part: sums, then maximum and weight of each row
 constexpr int kRowThreads = kThreads / kTileM;  // of a row of the result
 constexpr int kFours = kHeadDim / 4 / kRowThreads;  // four columns each, of a thread
-constexpr int kKeyInts = kWarpKeys + 4;  // beside a slot: positions, and whether all rows see all keys
+constexpr int kFactors = kWarpKeys + 4;  // index beside a slot, behind positions and whether all rows see all keys
+constexpr int kKeyInts = kFactors;
 constexpr uint32 kAllLanes = 0xFFFFFFFF;
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
 constexpr float kLog2E = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
@@ -107,10 +108,6 @@ struct Params {
   float scale_log2;  // softmax scale times log2(e)
   float softcap;  // cap of the logits, 0 for none
   const float* sink;  // a logit of each query head that joins its sums (heads,), or null
-  const float* k_scale;  // factor of K of each KV head, or null
-  int k_scale_stride;  // its stride, 0 if all heads share it
-  const float* v_scale;  // factor of V, likewise
-  int v_scale_stride;  // its stride
   unsigned short* out;  // result (tokens, heads, head_dim)
   int64 out_token_stride;  // token stride of the result, in elements
   int64 out_head_stride;  // head stride of the result, in elements
@@ -576,7 +573,7 @@ __device__ __forceinline__ RowKeys row_keys(const Params& p, const Tile& tile) {
       keys.last[m][half] = row < tile.rows ? position + p.window_right : -1;
     }
   }
-  keys.scale = p.scale_log2 * (p.k_scale == nullptr ? 1.0f : __ldg(p.k_scale + tile.kv_head * p.k_scale_stride));
+  keys.scale = p.scale_log2;
   return keys;
 }
 
@@ -868,8 +865,7 @@ __device__ __forceinline__ void store_result(const Params& p, const Run& run, Ro
     const float4 none[kFours] = {};
     add(sums, none, make_float2(__ldg(p.sink + place.y) * kLog2E, 1.0f));
   }
-  const float v_scale = p.v_scale == nullptr ? 1.0f : __ldg(p.v_scale + run.tile.kv_head * p.v_scale_stride);
-  const float factor = sums.weight > 0.0f ? v_scale / sums.weight : 0.0f;
+  const float factor = sums.weight > 0.0f ? 1.0f / sums.weight : 0.0f;
   Element* const to = p.out + place.x * p.out_token_stride + place.y * p.out_head_stride;
 #pragma unroll
   for (int i = 0; i < kFours; ++i) {

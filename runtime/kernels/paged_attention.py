@@ -45,8 +45,8 @@ MOST_CHUNKS = 2**32 - 1
 """Chunks of a cache at most; the kernel's offsets have 32 bits."""
 ENTRY_KEYS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 """Keys that an entry of a list can stand for."""
-WORKSPACE_ALIGNMENT = 256
-"""Bytes to which a workspace and its parts are aligned, as torch aligns its memory."""
+WORKSPACE_ALIGNMENT = 16
+"""Bytes to which a workspace and its parts are aligned: those of one load."""
 INVARIANT_PARTS = 16
 """Most parts of a tile in batch-invariant calls."""
 
@@ -164,8 +164,8 @@ class PagedAttentionKernel(BoundCall[PagedAttentionSpec]):
             scale: softmax scale; by default 1 / sqrt(head_dim).
             softcap: cap of the logits.
             sink: float32 (heads,), a logit that joins the sum of each row of its head.
-            k_scale: float32 (1,) or (kv_heads,), the factor of an e4m3 k_cache.
-            v_scale: the same for v_cache.
+            k_scale: float32 (1,), (kv_heads,) or (pages, page_size, kv_heads), the factors of an e4m3 k_cache.
+            v_scale: the same for v_cache; factors of tokens have the strides of k_scale.
             out: where to write the result.
             return_lse: whether to return the log-sum-exp too.
             batch_invariant: whether the keys of a request are divided by its own length alone, so that results have the
@@ -328,7 +328,7 @@ class PagedAttentionKernel(BoundCall[PagedAttentionSpec]):
         lists = _check_lists(tensors["lists"], tensors["counts"], options.entry_keys, q, kv_heads)
         if tensors["sink"] is not None:
             check_sink(tensors["sink"], heads, q.device)
-        scales = {name: _check_kv_scale(name, tensors[name], q, kv_heads, self.spec) for name in ("k_scale", "v_scale")}
+        scales = _check_scales(tensors, self.spec)
         out = tensors["out"]
         if out is not None:
             check_tensor("out", out, self._dtype, 3, q.device)
@@ -373,8 +373,7 @@ class PagedAttentionKernel(BoundCall[PagedAttentionSpec]):
             **{name: value for name, value in lists.items() if name != "list_length"},
             "scale_log2": scale * math.log2(math.e),
             "softcap": options.softcap or 0.0,
-            "k_scale_stride": scales["k_scale"],
-            "v_scale_stride": scales["v_scale"],
+            **scales,
         }
         return self._signature(q.device, args, values, extra=(memory, _counter_bytes(args)))
 
@@ -503,14 +502,35 @@ def _check_lists(lists: Any, counts: Any, entry_keys: Any, q: torch.Tensor, kv_h
     return numbers
 
 
-def _check_kv_scale(name: str, scale: Any, q: torch.Tensor, kv_heads: int, spec: PagedAttentionSpec) -> int:
-    """Check a factor of K or V; return its stride."""
-    if scale is None:
-        return 0
+def _check_scales(tensors: dict[str, Any], spec: PagedAttentionSpec) -> dict[str, int]:
+    """Check the factors of K and V; return their numbers, none for a cache without factors."""
+    q, k_cache, given = tensors["q"], tensors["k_cache"], {name: tensors[name] for name in ("k_scale", "v_scale")}
     if spec.cache != "e4m3":
-        raise ArgumentError(name, f"is given, but the cache is {spec.dtype}, which has no scale")
-    check_dense(name, scale)
-    if scale.dtype != torch.float32 or scale.device != q.device:
-        raise ArgumentError(name, f"is {scale.dtype} on {scale.device}, expected torch.float32 on {q.device}")
-    check_shape(name, scale.shape, [("1 or kv_heads", tuple(sorted({1, kv_heads})))])
-    return 0 if scale.shape[0] == 1 else int(scale.stride(0))
+        for name, scale in given.items():
+            if scale is not None:
+                raise ArgumentError(name, f"is given, but the cache is {spec.dtype}, which has no scale")
+        return {}
+    pages, page_size, kv_heads, _ = k_cache.shape
+    numbers = dict.fromkeys(("k_scale_stride", "v_scale_stride", "scale_by_token"), 0)
+    numbers |= dict.fromkeys(("scale_page_stride", "scale_token_stride", "scale_head_stride"), 0)
+    for name, scale in given.items():
+        if scale is None:
+            continue
+        check_dense(name, scale)
+        if scale.dtype != torch.float32 or scale.device != q.device:
+            raise ArgumentError(name, f"is {scale.dtype} on {scale.device}, expected torch.float32 on {q.device}")
+        if tuple(scale.shape) not in ((1,), (kv_heads,), (pages, page_size, kv_heads)):
+            allowed = f"(1,), (kv_heads {kv_heads},) or (pages {pages}, page_size {page_size}, kv_heads {kv_heads})"
+            raise ArgumentError(name, f"has shape {tuple(scale.shape)}, expected {allowed}")
+        if scale.dim() == 1:
+            numbers[f"{name}_stride"] = 0 if scale.shape[0] == 1 else int(scale.stride(0))
+    k_scale, v_scale = given.values()
+    by_token = [scale is not None and scale.dim() > 1 for scale in given.values()]
+    if any(by_token):
+        if not all(by_token) or k_scale.stride() != v_scale.stride():
+            of_v = None if v_scale is None else (tuple(v_scale.shape), v_scale.stride())
+            of_k = None if k_scale is None else (tuple(k_scale.shape), k_scale.stride())
+            raise ArgumentError("v_scale", f"has shape and strides {of_v}, k_scale has {of_k}: expected the same")
+        names = ("scale_page_stride", "scale_token_stride", "scale_head_stride")
+        numbers |= dict(zip(names, k_scale.stride(), strict=True), scale_by_token=1)
+    return numbers

@@ -124,6 +124,7 @@ def _attend_checked(given: Given, options: Options, key: Any, *, heads_first: bo
         raise ArgumentError("q", f"is on {q.device}, expected a CUDA device")
     if heads_first:
         k_cache, v_cache = k_cache.transpose(1, 2), v_cache.transpose(1, 2)
+        given = (*given[:9], *(_by_token(scale) for scale in given[9:11]), *given[11:])
     by_token = (q, k_cache, v_cache, *given[3:])
     if validate:
         _check_values(by_token)
@@ -132,6 +133,12 @@ def _attend_checked(given: Given, options: Options, key: Any, *, heads_first: bo
     if key is not None:
         _launches.keep(key, given_of(given)[1], launch)
     return result
+
+
+def _by_token(scale: Any) -> Any:
+    """Factors of tokens with the heads last, as kernels take them."""
+    has_pages = isinstance(scale, torch.Tensor) and scale.dim() == _CACHE_RANK - 1
+    return scale.transpose(1, 2) if has_pages else scale
 
 
 def bytes_of_workspace(device: torch.device, head_dim: Any, sizes: dict[str, Any], *, batch_invariant: bool) -> int:

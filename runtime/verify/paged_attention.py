@@ -78,7 +78,12 @@ def inputs_of(case: PagedCase, spec: PagedAttentionSpec, device: torch.device) -
             )
     if case.sinks:
         options["sink"] = 2 * normal(case.heads)
-    if spec.cache == "e4m3":
+    if case.token_scales:
+        for name in ("k_scale", "v_scale"):
+            options[name] = 0.25 + torch.rand((pages, case.kv_heads, size), generator=draw, device=device).transpose(
+                1, 2
+            )
+    elif spec.cache == "e4m3":
         options["k_scale"] = torch.tensor([K_SCALE], device=device)
         options["v_scale"] = torch.full((case.kv_heads,), V_SCALE, device=device)
     left, right = (UNBOUNDED if bound is None else bound for bound in case.window)
@@ -110,14 +115,17 @@ def oracle(case: PagedCase, spec: PagedAttentionSpec, inputs: Inputs) -> tuple[t
     tokens, heads, d = q.shape
     out = torch.full(q.shape, math.nan, dtype=torch.float64, device=q.device)
     lse = torch.full((heads, tokens), math.nan, dtype=torch.float64, device=q.device)
-    factors = (K_SCALE, V_SCALE) if spec.cache == "e4m3" else (1.0, 1.0)
+    factors: tuple[Any, Any] = (K_SCALE, V_SCALE) if spec.cache == "e4m3" else (1.0, 1.0)
+    if case.token_scales:
+        factors = options["k_scale"], options["v_scale"]
     for request, (first, end) in enumerate(pairwise(bounds)):
         length = case.kv_lens[request]
         if end == first:
             continue
         page, row = _places(case, options, request, length)
         keys, values = (
-            tensor[page, row].double().transpose(0, 1) * factor for tensor, factor in zip((k, v), factors, strict=True)
+            (tensor[page, row].double() * (factor[page, row, :, None] if case.token_scales else factor)).transpose(0, 1)
+            for tensor, factor in zip((k, v), factors, strict=True)
         )
         counts = _counts(case, options, first, end, length)  # (kv_heads, queries, keys)
         group = case.heads // case.kv_heads

@@ -76,7 +76,7 @@ def named(record: Record) -> str:
 
 
 def gained(record: Record) -> str:
-    """A step that is in today's kernels, beside what it was expected to gain and what it gained."""
+    """A step of the current kernels, with its expected and its measured gain."""
     prediction = record.get("prediction_in_short", record["prediction"])
     parts = [
         f"**{record['step']}**: {record['title']}.",

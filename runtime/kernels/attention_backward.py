@@ -141,7 +141,7 @@ class AttentionBackwardKernel(BoundCall[AttentionBackwardSpec]):
             v: as k.
             indices: the index tensors that the forward was given, in its order: int32, lists (batch|1, heads|1,
                 query_blocks, any) and their counts (batch|1, heads|1, query_blocks), bits of partial blocks, values of
-                batches (batch|1,), ``kv_lengths`` last; None in place of full lists that there are none of.
+                batches (batch|1,), ``kv_lengths`` last; None for missing full lists.
             out: as q, the result of the forward.
             dout: as q, the gradient of out.
             lse: float32 (batch, heads, q_len), contiguous, the forward's log-sum-exp; with sinks it has those.

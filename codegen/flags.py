@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any
 
+from codegen.dtypes import DType
 from codegen.expressions.cuda import Statement
 from codegen.problem import Lengths
 
-Value = int | str | bool | tuple[Any, ...] | None
+Value = int | str | bool | tuple[Any, ...] | DType | None
 
 
 @dataclass(frozen=True)
@@ -671,6 +672,23 @@ class AttentionBackwardAuxFlags(Flags):
 @dataclass(frozen=True)
 class SelectTopkFlags(Flags):
     """Template parameters of select_topk/select_topk.cu.j2: none beyond those of the plan."""
+
+
+@dataclass(frozen=True)
+class PagedFlags(Flags):
+    """Template parameters of paged_attention/mma_sync.cu.j2.
+
+    Attributes:
+        product: row of the type of the products' operands.
+        e4m3_cache: whether K and V are e4m3.
+        pack: function that packs two elements of the result.
+        q_in_registers: whether Q stays in registers.
+    """
+
+    product: DType
+    e4m3_cache: bool
+    pack: str
+    q_in_registers: bool
 
 
 @dataclass(frozen=True)

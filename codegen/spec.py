@@ -477,6 +477,29 @@ class BlockMaskSpec(SpecBase):
         return () if self.pattern.expression is None else (self.pattern.expression,)
 
 
+class PagedTile(SpecModel):
+    """Tile of a thread block of attention over pages."""
+
+    m: int = Field(description="rows: query heads of one KV head, of one token or of adjacent ones")
+    n: int = Field(description="keys per step: 16 for each warp, or 32 with an e4m3 cache")
+
+
+class PagedAttentionSpec(SpecBase):
+    """Attention of a few queries over K and V in pages, with the keys of a request split over thread blocks.
+
+    Pages, lengths, windows, lists, sinks, the softcap and the log-sum-exp are arguments of a call.
+    """
+
+    op: Literal["paged_attention"] = Field(description="operator")
+    head_dim: Annotated[Literal[64, 128, 192, 256], StrictInt] = Field(description="elements per head")
+    cache: Literal["same", "e4m3"] = Field(
+        default="same",
+        description="type of K and V: that of Q, or e4m3 with scales from the call; products are in fp16",
+    )
+    tile: PagedTile = Field(description="rows and keys per thread block")
+    options: ClassVar[tuple[str, ...]] = ("cache",)
+
+
 class QuantizeTile(SpecModel):
     """Tile of a thread block of a quantize kernel."""
 
@@ -518,13 +541,14 @@ Spec = (
     | BsrSpmmSpec
     | BsrSddmmSpec
     | BsrSpgemmSpec
+    | PagedAttentionSpec
     | QuantizeSpec
     | SelectTopkSpec
     | TileCopySpec
 )
 MODELS: tuple[type[SpecBase], ...] = get_args(Spec)
 OPS: tuple[str, ...] = tuple(get_args(model.model_fields["op"].annotation)[0] for model in MODELS)
-UnchosenSpec = AttentionBackwardSpec | BlockMaskSpec | QuantizeSpec | SelectTopkSpec | TileCopySpec
+UnchosenSpec = AttentionBackwardSpec | BlockMaskSpec | PagedAttentionSpec | QuantizeSpec | SelectTopkSpec | TileCopySpec
 """Operators whose kernel follows from the arguments of a call, without ``codegen.select``."""
 SPEC_ADAPTER: TypeAdapter[Spec] = TypeAdapter(Annotated[Spec, Field(discriminator="op")])
 FILLED_IN = ("mma", "copy", "schedule", "stages", "tile")
@@ -544,7 +568,16 @@ def json_schema() -> dict[str, Any]:
         definition = schema["$defs"][model.__name__]
         definition["required"] = [name for name in definition["required"] if name not in FILLED_IN]
         _allow_twins(definition["properties"]["dtype"])
-    for tile in (AttentionTile, AttentionBackwardTile, BlockMaskTile, GemmTile, CopyTile, QuantizeTile, SelectTile):
+    for tile in (
+        AttentionTile,
+        AttentionBackwardTile,
+        BlockMaskTile,
+        GemmTile,
+        CopyTile,
+        PagedTile,
+        QuantizeTile,
+        SelectTile,
+    ):
         schema["$defs"][tile.__name__].pop("required")
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Kernel spec", **schema}
 
@@ -565,6 +598,8 @@ __all__ = [
     "CopyTile",
     "Epilogue",
     "GemmTile",
+    "PagedAttentionSpec",
+    "PagedTile",
     "QuantizeSpec",
     "QuantizeTile",
     "ScaleRows",

@@ -24,12 +24,14 @@ if TYPE_CHECKING:
     from runtime import compat, nn, patterns
     from runtime.kernel import Kernel, load_kernel
     from runtime.kernels.attention import AttentionResult
+    from runtime.key_lists import KeyLists
     from runtime.ops.attention import block_sparse_attention, block_sparse_attention_fp8
     from runtime.ops.block_mask import create_block_mask
     from runtime.ops.bsr import bsr_matmul, bsr_sddmm
     from runtime.ops.bsr_explain import explain_matmul
     from runtime.ops.explain import explain_attention
     from runtime.ops.merge import merge_attention
+    from runtime.ops.paged import paged_attention, paged_workspace
     from runtime.ops.quantize import QuantizedMatrix, quantize_matrix
     from runtime.ops.quantize_attention import QuantizedAttention, quantize_attention
     from runtime.ops.quantized_operands import quantized_operands
@@ -59,9 +61,12 @@ _NEED_TORCH = {
     "create_block_mask": "runtime.ops.block_mask",
     "explain_attention": "runtime.ops.explain",
     "explain_matmul": "runtime.ops.bsr_explain",
+    "KeyLists": "runtime.key_lists",
     "load_kernel": "runtime.kernel",
     "merge_attention": "runtime.ops.merge",
     "nn": "runtime.nn",
+    "paged_attention": "runtime.ops.paged",
+    "paged_workspace": "runtime.ops.paged",
     "patterns": "runtime.patterns",
     "prepare_bsr": "runtime.prepare.bsr_matrix",
     "quantize_attention": "runtime.ops.quantize_attention",
@@ -93,6 +98,7 @@ __all__ = [
     "DeviceError",
     "ExportError",
     "Kernel",
+    "KeyLists",
     "NoJitError",
     "PreparedBsr",
     "PreparedLists",
@@ -113,6 +119,8 @@ __all__ = [
     "load_kernel",
     "merge_attention",
     "nn",
+    "paged_attention",
+    "paged_workspace",
     "patterns",
     "prepare_bsr",
     "quantize_attention",

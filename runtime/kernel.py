@@ -33,6 +33,7 @@ from runtime.kernels.block_mask import BlockMaskKernel
 from runtime.kernels.bsr_sddmm import BsrSddmmKernel
 from runtime.kernels.bsr_spgemm import BsrSpgemmKernel
 from runtime.kernels.bsr_spmm import BsrSpmmKernel
+from runtime.kernels.paged_attention import PagedAttentionKernel
 from runtime.kernels.quantize import QuantizeKernel
 from runtime.kernels.select_topk import SelectTopkKernel
 from runtime.kernels.tile_copy import TileCopyKernel
@@ -49,6 +50,7 @@ Kernel = (
     | BsrSddmmKernel
     | BsrSpgemmKernel
     | QuantizeKernel
+    | PagedAttentionKernel
     | SelectTopkKernel
     | TileCopyKernel
 )
@@ -85,7 +87,9 @@ def load_kernel(
         :class:`~runtime.kernels.bsr_spmm.BsrSpmmKernel`, :class:`~runtime.kernels.bsr_sddmm.BsrSddmmKernel`,
         :class:`~runtime.kernels.attention_backward.AttentionBackwardKernel`,
         :class:`~runtime.kernels.block_mask.BlockMaskKernel`,
-        :class:`~runtime.kernels.bsr_spgemm.BsrSpgemmKernel`, :class:`~runtime.kernels.quantize.QuantizeKernel`,
+        :class:`~runtime.kernels.bsr_spgemm.BsrSpgemmKernel`,
+        :class:`~runtime.kernels.paged_attention.PagedAttentionKernel`,
+        :class:`~runtime.kernels.quantize.QuantizeKernel`,
         :class:`~runtime.kernels.select_topk.SelectTopkKernel`
         and :class:`~runtime.kernels.tile_copy.TileCopyKernel`.
 

@@ -82,6 +82,11 @@ OPERATORS: dict[str, Operator] = {
         inputs="runtime.tools.tune.data:SpgemmInputs",
         example="runtime.tools.report.patterns:product_example",
     ),
+    "paged_attention": Operator(
+        kernel="runtime.kernels.paged_attention:PagedAttentionKernel",
+        verification="runtime.verify.paged_attention:VERIFICATION",
+        workload="runtime.tools.bench.measurement:paged_workload",
+    ),
     "quantize": Operator(
         kernel="runtime.kernels.quantize:QuantizeKernel",
         verification="runtime.verify.quantize:VERIFICATION",

@@ -162,5 +162,23 @@ QUANTIZE: Rows = (
     Row({"scales": "given", "rotary": ("half", "interleaved")}, (64,), (1,)),
     Row({}, (128,), (1,)),
 )
+PAGED_ATTENTION: Rows = (
+    # At most 100 KB of rings where a block has no more; on sm_90a two thread blocks fit an SM, but for large heads.
+    *(
+        Row({"cache": cache, "head_dim": head_dim, **where}, (16, keys), stages)
+        for cache, head_dim, where, keys, stages in (
+            ("same", 64, {"arch": "sm_90a"}, 64, (6,)),
+            ("same", 64, {}, 64, (4,)),
+            ("same", 128, {}, 64, (2,)),
+            ("same", 192, {"arch": "sm_90a"}, 64, (3,)),
+            ("same", 256, {"arch": "sm_90a"}, 64, (2,)),
+            ("same", (192, 256), {}, 32, (2,)),
+            ("e4m3", 64, {}, 128, (4,)),
+            ("e4m3", 128, {}, 128, (2,)),
+            ("e4m3", 256, {"arch": "sm_90a"}, 128, (2,)),
+            ("e4m3", 256, {}, 64, (2,)),
+        )
+    ),
+)
 SELECT_TOPK: Rows = (Row({}, (32, 64), (1,)),)
 TILE_COPY: Rows = (Row({"copy": "ld_global"}, (64, 128), (1,)), Row({}, (64, 128), (3,)))

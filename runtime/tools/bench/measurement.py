@@ -32,6 +32,7 @@ from runtime.kernels.block_mask import BlockMaskKernel
 from runtime.kernels.bsr_sddmm import BsrSddmmKernel
 from runtime.kernels.bsr_spgemm import BsrSpgemmKernel
 from runtime.kernels.bsr_spmm import ACTIVATIONS, BsrSpmmKernel
+from runtime.kernels.paged_attention import PagedAttentionKernel
 from runtime.kernels.pattern_numbers import numbers_for
 from runtime.kernels.quantize import QuantizeKernel
 from runtime.kernels.select_topk import SelectTopkKernel
@@ -422,6 +423,34 @@ def select_workload(kernel: SelectTopkKernel, length: int = 32768, heads: int = 
         flops=0.0,
         call=lambda: kernel(q, k, (128, 128), topk, causal=True),
         peers={"torch: mean, matmul, topk, sort": by_torch},
+        peer_flops={},
+    )
+
+
+def paged_workload(kernel: PagedAttentionKernel, requests: int = 64, keys: int = 4096) -> Workload:
+    """The reference workload of attention over pages: one query for each request, 32 heads over 8, pages of 64."""
+    spec, heads, kv_heads, page_size = kernel.spec, 32, 8, 64
+    dtype = TORCH_DTYPES[spec.dtype]
+    pages = requests * keys // page_size
+    k, v = (torch.randn((pages, page_size, kv_heads, spec.head_dim), device="cuda", dtype=dtype) for _ in range(2))
+    table = torch.randperm(pages, device="cuda").int().view(requests, -1)
+    q = torch.randn((requests, heads, spec.head_dim), device="cuda", dtype=dtype)
+    out = torch.empty_like(q)
+    lengths = torch.full((requests,), keys, device="cuda", dtype=torch.int32)
+    size = kernel.workspace_bytes(q.device, batch=requests, tokens=requests, heads=heads, kv_heads=kv_heads)
+    workspace = torch.zeros(size, device="cuda", dtype=torch.uint8)
+    cache = [tensor.to(TORCH_DTYPES["e4m3"]) if spec.cache == "e4m3" else tensor for tensor in (k, v)]
+    options: dict[str, Any] = {"block_table": table, "seq_lens": lengths, "out": out, "workspace": workspace}
+    # The same keys without pages, for torch.
+    k_rows, v_rows = (tensor.view(requests, keys, kv_heads, spec.head_dim).transpose(1, 2) for tensor in (k, v))
+    one = q.unsqueeze(2)
+    read = 2 * pages * page_size * kv_heads * spec.head_dim * cache[0].element_size()
+    sdpa = torch.nn.functional.scaled_dot_product_attention
+    return Workload(
+        shape=f"{requests} x {keys} keys, H{heads}:{kv_heads} d{spec.head_dim}, pages of 64, {read / 1e6:.0f} MB read",
+        flops=4.0 * requests * heads * keys * spec.head_dim,
+        call=lambda: kernel(q, *cache, **options),
+        peers={"torch SDPA without pages": lambda: sdpa(one, k_rows, v_rows, enable_gqa=True)},
         peer_flops={},
     )
 

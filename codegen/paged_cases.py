@@ -1,0 +1,136 @@
+"""Cases of attention over pages: lengths, layouts and lists, without a tensor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from codegen.spec import PagedAttentionSpec
+
+UNSEEN_PAGE = -7
+"""Filler of a page table behind a request's pages."""
+
+
+@dataclass(frozen=True)
+class PagedCase:
+    """One batch of requests.
+
+    Attributes:
+        name: unique; also the seed.
+        kv_lens: keys of each request.
+        q_lens: queries of each request.
+        heads: a multiple of kv_heads.
+        kv_heads: heads of K and V.
+        page_size: tokens of a page; 0 for K and V without pages.
+        layout: ``NHD`` or ``HND``, or ``rows``: heads first, with K and V of a token in one row.
+        shared: whether all requests begin with the same pages.
+        packed: whether ``cu_seqlens_q`` gives the queries; otherwise all requests have as many.
+        before: tokens before the first request, and as many behind the last one; nothing is written there.
+        window: keys before and after a query's own; None for no bound.
+        sink_keys: keys at the beginning that later queries see too.
+        entries: entries of a list; 0 without lists.
+        entry_keys: keys of an entry.
+        head_lists: whether each KV head has its own lists.
+        counted: whether a tensor gives the entries that count.
+        softcap: cap of the logits, or None.
+        sinks: whether each head has a sink.
+        batch_invariant: whether keys are divided by the length of their request alone.
+        spread: factor on q; large values make one key win.
+        token_scales: whether each token of an e4m3 cache has its own factors.
+    """
+
+    name: str
+    kv_lens: tuple[int, ...]
+    q_lens: tuple[int, ...]
+    heads: int = 8
+    kv_heads: int = 2
+    page_size: int = 64
+    layout: str = "NHD"
+    shared: bool = False
+    packed: bool = True
+    before: int = 0
+    window: tuple[int | None, int | None] = (None, 0)
+    sink_keys: int = 0
+    entries: int = 0
+    entry_keys: int = 1
+    head_lists: bool = True
+    counted: bool = False
+    softcap: float | None = None
+    sinks: bool = False
+    batch_invariant: bool = False
+    spread: float = 1.0
+    token_scales: bool = False
+
+    def describe(self) -> str:
+        """The parameters that differ from a plain case."""
+        count = len(self.kv_lens)
+        text = f"{count} requests H{self.heads}:{self.kv_heads} of at most {max(self.q_lens)} x {max(self.kv_lens)}"
+        pages = f"pages of {self.page_size}, {self.layout}" if self.page_size else f"no pages, {self.layout}"
+        extras = {
+            "shared pages": self.shared,
+            f"{self.before} tokens around": self.before > 0,
+            f"window {self.window}": self.window != (None, 0),
+            f"{self.sink_keys} sink keys": self.sink_keys > 0,
+            f"lists of {self.entries} x {self.entry_keys} keys": self.entries > 0,
+            "lists for all heads": self.entries > 0 and not self.head_lists,
+            "counts": self.counted,
+            f"softcap {self.softcap}": self.softcap is not None,
+            "sinks": self.sinks,
+            "batch invariant": self.batch_invariant,
+            f"q x {self.spread:g}": self.spread != 1.0,
+            "factors of tokens": self.token_scales,
+        }
+        return ", ".join([text, pages, *(word for word, said in extras.items() if said)])
+
+
+def _decode(name: str, *kv_lens: int, **fields: object) -> PagedCase:
+    """A case of one query for each request."""
+    return replace(PagedCase(name, kv_lens, (1,) * len(kv_lens), packed=False), **fields)  # type: ignore[arg-type]
+
+
+CASES = (
+    _decode("decode", 1000, 77, 1, 4096, 515, heads=32, kv_heads=8),
+    _decode("pages_of_1", 333, 40, page_size=1),
+    _decode("pages_of_16", 3333, 40, 1777, page_size=16, heads=4, kv_heads=4),
+    _decode("pages_of_256", 3333, 400, page_size=256, layout="HND", heads=16, kv_heads=2),
+    _decode("shared_pages", 2000, 2100, 1500, shared=True, page_size=16),
+    _decode("rows", 3333, 400, 5000, page_size=128, layout="rows", heads=64, kv_heads=4),
+    _decode("contiguous", 3000, 400, 5000, page_size=0, layout="HND", heads=8, kv_heads=8),
+    _decode("one_head", 900, 3, heads=64, kv_heads=1),
+    PagedCase("two_queries", (1000, 77, 2, 4096), (2, 2, 2, 2), page_size=16, packed=False),
+    PagedCase("several_queries", (3333, 400, 5000), (1, 3, 8), heads=64, kv_heads=4, page_size=128, layout="rows"),
+    PagedCase("chunks", (700, 65, 1000), (300, 65, 17), heads=4, kv_heads=2, page_size=32),
+    PagedCase("empty_requests", (300, 0, 5000, 7, 64), (1, 0, 37, 7, 0), heads=16, kv_heads=4, page_size=32),
+    PagedCase("without_keys", (0, 3), (2, 5), heads=16, kv_heads=4),
+    PagedCase("tokens_around", (300, 90), (3, 2), before=5),
+    _decode("long_and_short", 65536, *(100 + i for i in range(31))),
+    _decode("many_requests", *(1 + 37 * i % 300 for i in range(200)), page_size=16),
+    _decode("one_long", 40000, heads=4, kv_heads=1),
+    PagedCase("window", (9000, 300, 20), (1, 4, 2), window=(511, 0)),
+    PagedCase("two_sided_window", (9000, 300, 20), (1, 40, 2), window=(100, 30)),
+    PagedCase("sink_window", (9000, 300, 20), (1, 4, 2), window=(100, 0), sink_keys=40),
+    PagedCase("full", (900, 300, 20), (1, 40, 25), window=(None, None)),
+    PagedCase("options", (900, 300, 20, 0), (1, 4, 2, 1), softcap=3.0, sinks=True),
+    _decode("one_key_wins", 900, 300, spread=40.0),
+    _decode(
+        "lists", 9000, 300, 20, 100, heads=64, kv_heads=4, page_size=128, layout="rows", entries=16, entry_keys=128
+    ),
+    PagedCase(
+        "shared_lists", (9000, 300), (4, 4), entries=7, entry_keys=64, head_lists=False, counted=True, page_size=16
+    ),
+    PagedCase("lists_of_fours", (9000, 300), (1, 3), heads=24, entries=500, entry_keys=4, counted=True),
+    PagedCase("lists_of_tokens", (9000, 300), (1, 3), heads=24, entries=300, window=(4000, 0), sink_keys=3),
+    _decode("lists_without_pages", 3000, 400, page_size=0, layout="HND", entries=9, entry_keys=16, counted=True),
+    PagedCase("batch_invariant", (9000, 300, 20, 40000), (1, 3, 1, 1), batch_invariant=True, sinks=True),
+    _decode("invariant_lists", 9000, 5000, entries=200, entry_keys=16, batch_invariant=True),
+)
+
+
+E4M3_CASES = (
+    _decode("token_scales", 1000, 77, 3333, token_scales=True, heads=16),
+    PagedCase("token_scales_of_lists", (900, 300), (1, 4), layout="HND", entries=60, entry_keys=4, token_scales=True),
+)
+
+
+def cases_of(spec: PagedAttentionSpec) -> tuple[PagedCase, ...]:
+    """The cases of a kernel."""
+    return (*CASES, *(E4M3_CASES if spec.cache == "e4m3" else ()))

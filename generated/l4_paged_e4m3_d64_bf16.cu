@@ -1,0 +1,1032 @@
+// Generated from specs/l4_paged_e4m3_d64_bf16.yaml. Do not edit:
+// change the spec or a template, then run
+//     codegen render specs/l4_paged_e4m3_d64_bf16.yaml
+// spec: {"arch":"sm_89","cache":"e4m3","copy":"cp_async","dtype":"bf16","head_dim":64,"mma":"mma","op":"paged_attention","schedule":"multistage","stages":4,"tile":{"m":16,"n":128}}
+// spec hash: 8ab08a3051fa2eafca417c3a03c22ce052f1fcd5997a3498343dc732d18b5c1e
+// seal: sha256 22ba587b3a0180cf62058e03ebd9a5515fdd40b00999dcc5f08fb414046f0c83
+
+// Attention of a few queries over K and V in pages, by mma.sync: decoding. Keys of one request are split over thread
+// blocks.
+//
+// The kernel is bound by reading K and V. A fixed grid divides the work of a launch into equal ranges, one for each thread
+// block, which finds its range from the lengths in device memory.
+//
+// Roles: the warps of a thread block take 32 keys of each step. Each warp has its own ring of kStages slots in shared
+// memory, which cp.async fills kStages - 1 steps ahead, and its own softmax. No warp waits for another before a run
+// ends.
+//
+// Symbols
+//   request   a sequence of the batch: its queries, its pages, its number of keys
+//   row       a query head of a token: heads of one KV head are adjacent, then come those of the next token
+//   tile      kTileM rows of a request and a KV head
+//   step      kTileN keys of a tile, kWarpKeys for each warp
+//   unit      of work: a step, or one of the kTileCost units that a tile counts besides
+//   run       the steps of a tile that one thread block computes, without interruption
+//   part      the result of a run that is not the whole tile: the last thread block of the tile to finish adds the
+//             parts, in the order of the keys
+//   entry     an element of a list: 2^entry_shift keys that a query sees
+//   lane      has rows r and r + 8 of a product (r = lane / 4), and columns 2 t and 2 t + 1 (t = lane % 4)
+
+using int64 = long long;
+using uint32 = unsigned int;
+
+constexpr int kHeadDim = 64;  // elements per head
+constexpr int kTileM = 16;  // rows per tile
+constexpr int kTileN = 128;  // keys per step
+constexpr int kWarps = 4;  // warps, with 32 keys of a step each
+constexpr int kStages = 4;  // slots of a warp's ring
+constexpr int kKvBytes = 1;  // bytes per element of K and V
+constexpr int kTileCost = 3;  // units of work of a tile besides its steps
+constexpr int kLeastSteps = 1;  // units of a thread block at least, if there are as many
+constexpr int kPartsAtOnce = 8;  // parts of a tile that a thread adds at once
+constexpr int kPartSteps = 8;  // steps of a part at least, if most_parts is set
+
+// Dynamic shared memory: 74648 bytes. Byte offsets:
+constexpr int kQOffset = 0;  // 2048 bytes: rows of Q
+constexpr int kRingOffset = 2048;  // 65536 bytes: e4m3 codes of K and V; a ring per warp, and its sums at the end
+constexpr int kKeysOffset = 67584;  // 6400 bytes: positions of the keys in the rings
+constexpr int kRowsOffset = 73984;  // 512 bytes: maximum and weight of each row, by warp
+constexpr int kPlacesOffset = 74496;  // 128 bytes: token and query head of each row
+constexpr int kScanOffset = 74624;  // 24 bytes: sums of units of work
+
+constexpr int kThreads = 32 * kWarps;
+constexpr int kMmaRows = 16, kMmaColumns = 8, kMmaDepth = 16;  // of one product
+constexpr int kMmas = kTileM / kMmaRows;
+constexpr int kDepths = kHeadDim / kMmaDepth, kColumns = kHeadDim / kMmaColumns;  // products of QK and of PV
+constexpr int kWarpKeys = kTileN / kWarps, kKeyTiles = kWarpKeys / kMmaColumns;
+constexpr int kRowBytes = kHeadDim * kKvBytes, kRowChunks = kRowBytes / 16;  // of a key, or of a value
+constexpr int kQRowBytes = kHeadDim * 2, kQRowChunks = kQRowBytes / 16;
+constexpr int kHalfBytes = kWarpKeys * kRowBytes, kSlotBytes = 2 * kHalfBytes;  // K, then V
+constexpr int kSumStride = kHeadDim + 8;  // floats of a row of a warp's sums: eight rows begin in different banks
+constexpr int kPartFloats = kTileM * (kHeadDim + 2);  // of a part: sums, then maximum and weight of each row
+constexpr int kRowThreads = kThreads / kTileM;  // of a row of the result
+constexpr int kFours = kHeadDim / 4 / kRowThreads;  // four columns each, of a thread
+constexpr int kFactors = kWarpKeys + 4;  // index beside a slot, behind positions and whether all rows see all keys
+constexpr int kKeyInts = kFactors + 2 * kWarpKeys;  // with the factors of keys, then of values
+constexpr uint32 kAllLanes = 0xFFFFFFFF;
+constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
+constexpr float kLog2E = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
+
+// Launch: 128 threads per block, 74648 bytes of dynamic shared memory.
+// Grid: as many thread blocks as run concurrently, for any lengths.
+struct Params {
+  const unsigned short* q;  // Q (tokens, heads, head_dim)
+  int64 q_token_stride;  // token stride of Q, in elements
+  int64 q_head_stride;  // head stride of Q, in elements
+  const unsigned char* k_cache;  // K (pages, tokens of a page, kv_heads, head_dim), in any order but for head_dim
+  const unsigned char* v_cache;  // V, as K and with the same strides
+  int page_chunks;  // page stride of K and V, in 16 bytes
+  int token_chunks;  // token stride, likewise
+  int head_chunks;  // head stride, likewise
+  int pages;  // pages of K; requests if K is not paged
+  int page_shift;  // tokens of a page, as a power of two; 31 if K is not paged
+  int page_mask;  // tokens of a page, less 1
+  const int* block_table;  // pages of each request (batch, most pages), or null: request i has page i
+  int64 table_stride;  // row stride of block_table
+  const int* seq_lens;  // keys of each request (batch,), or null: max_keys each
+  int max_keys;  // keys of a request at most: those of a row of block_table
+  const int* cu_seqlens_q;  // first token of each request, then the end of the last, or null
+  int request_queries;  // tokens per request without cu_seqlens_q
+  int batch;  // requests
+  int total_q;  // tokens of all requests
+  int kv_heads;  // heads of K and V
+  int group;  // query heads per KV head
+  int window_left;  // keys that a query sees before its own position
+  int window_right;  // keys that it sees after its own position
+  int sink_keys;  // keys at the beginning that every later query sees
+  const int* lists;  // entries of each query (list_heads, tokens, list_length), or null: no lists
+  int list_heads;  // KV heads with lists, 1 if all share them
+  int64 list_head_stride;  // head stride of lists
+  int64 list_token_stride;  // token stride of lists
+  int list_length;  // entries of a list
+  int entry_shift;  // keys of an entry, as a power of two
+  const int* counts;  // entries that count in each list (list_heads, tokens), or null: all but negative ones
+  int64 count_head_stride;  // head stride of counts
+  int64 count_token_stride;  // token stride of counts
+  int list_steps;  // steps of a list
+  int token_tiles;  // tiles of the query heads of a token and a KV head
+  float scale_log2;  // softmax scale times log2(e)
+  float softcap;  // cap of the logits, 0 for none
+  const float* sink;  // a logit of each query head that joins its sums (heads,), or null
+  const float* k_scale;  // factors of K: of each KV head, or of each token and KV head; or null
+  const float* v_scale;  // factors of V, likewise
+  int k_scale_stride;  // stride of the factors of K by KV head, 0 if all heads share one
+  int v_scale_stride;  // the same of V
+  int scale_by_token;  // 1 if each token has its own factors
+  int64 scale_page_stride;  // page stride of such factors of K and of V
+  int64 scale_token_stride;  // token stride, likewise
+  int64 scale_head_stride;  // head stride, likewise
+  unsigned short* out;  // result (tokens, heads, head_dim)
+  int64 out_token_stride;  // token stride of the result, in elements
+  int64 out_head_stride;  // head stride of the result, in elements
+  float* lse;  // log-sum-exp (heads, tokens), or null
+  int most_parts;  // parts of a tile at most, if its own length alone divides it; otherwise 0
+  float* partials;  // sums of parts
+  int* counters;  // finished parts of a tile, 0 between launches
+};
+
+using Element = unsigned short;  // the bits of one bf16
+
+// cp.async.cg: copies 16 bytes to shared memory, bypassing the L1; zero-fills without a read unless `valid`. L2::128B
+// is a hint to fetch 128 bytes into the L2 (PTX ISA, "cp.async")
+__device__ __forceinline__ void cp_async_16(uint32 to, const void* from, bool valid) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0)
+      : "memory");
+}
+
+// cp.async.ca: copies 4 bytes to shared memory; zero-fills without a read unless `valid` (PTX ISA, "cp.async")
+__device__ __forceinline__ void cp_async_4(uint32 to, const void* from, bool valid) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(valid ? 4 : 0) : "memory");
+}
+
+// cp.async.commit_group: commits this thread's copies as a group (PTX ISA, "cp.async.commit_group")
+__device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// cp.async.wait_group: waits until at most kPending of this thread's groups are in flight (PTX ISA,
+// "cp.async.wait_group")
+template <int kPending>
+__device__ __forceinline__ void cp_async_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+// mma.sync.m16n8k16: D += A B in fp32; A row-major, B column-major f16 (PTX ISA, "mma")
+__device__ __forceinline__ void mma_m16n8k16(float (&d)[4], const uint32 (&a)[4], uint32 b0, uint32 b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+      "{ %0, %1, %2, %3 }, { %4, %5, %6, %7 }, { %8, %9 }, { %0, %1, %2, %3 };"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// ldmatrix.x4: loads four 8 x 8 matrices of 16-bit elements. Lanes 8 i to 8 i + 7 hold the row addresses of matrix i;
+// each lane gets two neighbors of row lane / 4 of each matrix (PTX ISA, "ldmatrix")
+__device__ __forceinline__ void ldmatrix_x4(uint32 (&m)[4], uint32 address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 { %0, %1, %2, %3 }, [%4];"
+      : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(address) : "memory");
+}
+
+// ldmatrix.x4.trans: as ldmatrix.x4, with each matrix transposed (PTX ISA, "ldmatrix")
+__device__ __forceinline__ void ldmatrix_x4_trans(uint32 (&m)[4], uint32 address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 { %0, %1, %2, %3 }, [%4];"
+      : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(address) : "memory");
+}
+
+// cvt.rn.f16x2.f32: converts two floats to a pair of fp16, `low` in the lower half (PTX ISA, "cvt")
+__device__ __forceinline__ uint32 pack(float low, float high) {
+  uint32 pair;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+
+// cvt.rn.f16x2.e4m3x2: converts two e4m3 of 16 bits to a pair of fp16, exactly (PTX ISA, "cvt")
+__device__ __forceinline__ uint32 widen_pair(unsigned short codes) {
+  uint32 pair;
+  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(pair) : "h"(codes));
+  return pair;
+}
+
+// The low halves of two words, or the high halves: x's below, y's above (prmt: PTX ISA, "prmt")
+__device__ __forceinline__ uint32 low_halves(uint32 x, uint32 y) { return __byte_perm(x, y, 0x5410); }
+__device__ __forceinline__ uint32 high_halves(uint32 x, uint32 y) { return __byte_perm(x, y, 0x7632); }
+
+// cvt.rn.bf16x2.f32: converts two floats to a pair of bf16, `low` in the lower half (PTX ISA, "cvt")
+__device__ __forceinline__ uint32 pack_out(float low, float high) {
+  uint32 pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+
+// Converts the bits of a bf16, the upper half of a float, to that float.
+__device__ __forceinline__ float widen(unsigned short bits) {
+  return __uint_as_float(static_cast<uint32>(bits) << 16);
+}
+
+// atom.add.acq_rel.gpu: adds to an integer, and returns it as it was. Everything visible to this thread becomes visible
+// to the thread that adds next (PTX ISA, "atom")
+__device__ __forceinline__ int atomic_add_acq_rel(int* to, int x) {
+  int before;
+  asm volatile("atom.add.acq_rel.gpu.global.s32 %0, [%1], %2;" : "=r"(before) : "l"(to), "r"(x) : "memory");
+  return before;
+}
+
+// ex2.approx.ftz: 2^x, relative error 2^-22 (PTX ISA, "ex2")
+__device__ __forceinline__ float ex2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// lg2.approx.ftz: log2(x) (PTX ISA, "lg2")
+__device__ __forceinline__ float lg2(float x) {
+  float y;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// Sum over the four lanes that share a row of an accumulator (shfl.sync.bfly: PTX ISA, "shfl.sync").
+__device__ __forceinline__ float quad_sum(float x) {
+  x += __shfl_xor_sync(0xFFFFFFFF, x, 1);
+  return x + __shfl_xor_sync(0xFFFFFFFF, x, 2);
+}
+
+// Maxima of two rows over the four lanes that share them (shfl.sync.bfly: PTX ISA, "shfl.sync").
+__device__ __forceinline__ void quad_max(float (&x)[2]) {
+#pragma unroll
+  for (int lanes = 1; lanes <= 2; lanes *= 2) {
+#pragma unroll
+    for (int row = 0; row < 2; ++row) x[row] = fmaxf(x[row], __shfl_xor_sync(0xFFFFFFFF, x[row], lanes));
+  }
+}
+
+// The queries and keys of a request. Values from device memory are clamped to the tensors.
+struct Request {
+  int q_begin, q_len;  // tokens
+  int kv_len;
+  int sink_steps, window_step;  // steps of keys before the window, and the step in which the first window begins
+  int steps;  // of a tile; at least 1, so that queries without keys get their result
+  int tiles;  // of a KV head
+};
+
+__device__ __forceinline__ Request request_of(const Params& p, int index) {
+  Request request;
+  const bool packed = p.cu_seqlens_q != nullptr;
+  const int begin = packed ? __ldg(p.cu_seqlens_q + index) : index * p.request_queries;
+  const int end = packed ? __ldg(p.cu_seqlens_q + index + 1) : begin + p.request_queries;
+  request.q_begin = max(0, min(begin, p.total_q));
+  request.q_len = max(request.q_begin, min(end, p.total_q)) - request.q_begin;
+  request.kv_len = p.seq_lens == nullptr ? p.max_keys : max(0, min(__ldg(p.seq_lens + index), p.max_keys));
+  const int first_key = max(0, request.kv_len - request.q_len - p.window_left);  // of the first query's window
+  const int end_step = (request.kv_len + kTileN - 1) / kTileN;
+  request.window_step = min(first_key / kTileN, end_step);
+  request.sink_steps = min((p.sink_keys + kTileN - 1) / kTileN, request.window_step);
+  request.steps = max(1, request.sink_steps + end_step - request.window_step);
+  request.tiles = (request.q_len * p.group + kTileM - 1) / kTileM;
+  return request;
+}
+
+// Units of work of all tiles of a request. A tile has kTileCost units before its steps: its results take time too.
+__device__ __forceinline__ int units_of(const Params& p, const Request& request) {
+  return request.tiles * p.kv_heads * (kTileCost + request.steps);
+}
+
+// Request of a token, by binary search; the last one that begins at or before it.
+__device__ __forceinline__ int request_of_token(const Params& p, int token) {
+  if (p.cu_seqlens_q == nullptr) return token / p.request_queries;
+  int first = 0, count = p.batch;
+  while (count > 1) {
+    const int half = count / 2;
+    const bool behind = __ldg(p.cu_seqlens_q + first + half) <= token;
+    first = behind ? first + half : first;
+    count = behind ? count - half : half;
+  }
+  return first;
+}
+
+// A tile of rows.
+struct Tile {
+  Request request;
+  int index;  // of the request
+  int kv_head;
+  int first_row, rows;  // of the request
+};
+
+// The units of one thread block, counted over all tiles of the launch.
+struct Range {
+  int total, blocks;  // units, and thread blocks that have some
+  int quota, extra;  // units of each thread block; the first `extra` ones have one more
+  int next, end;
+  int request, before;  // that of `next`, or one before it, and the units before that request
+};
+
+struct Run {
+  Tile tile;
+  int first, last;  // steps of the tile
+  int part, parts;
+  int64 first_slot, other_slots, slot_stride;  // place of the first part; of the second one; from part to part
+  int counter;  // index of the counter of finished parts
+};
+
+__device__ __forceinline__ int range_begin(const Range& range, int block) {
+  return block * range.quota + min(block, range.extra);
+}
+
+// Thread block that has a unit.
+__device__ __forceinline__ int owner(const Range& range, int unit) {
+  const int behind = unit - range.extra * (range.quota + 1);
+  return behind < 0 ? unit / (range.quota + 1) : range.extra + behind / range.quota;
+}
+
+// Finds the range of this thread block; false if it has none. Lists give all tiles the same number of steps. Otherwise
+// the threads add those of the requests. With `most_parts`, tiles are numbered by their first tokens: if the bounds of
+// requests fall, no thread block has a range, as two tiles could have one number.
+__device__ __forceinline__ bool find_range(const Params& p, Range& range, unsigned char* shared) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const bool listed = p.lists != nullptr;
+  int* const sums = reinterpret_cast<int*>(shared + kScanOffset);
+  int mine = 0, through = 0;  // units of this thread's requests, and of those up to its last one
+  const int share = (p.batch + kThreads - 1) / kThreads;
+  const int first = min(p.batch, static_cast<int>(threadIdx.x) * share), last = min(p.batch, first + share);
+  if (listed) {
+    range.total = p.total_q * p.kv_heads * p.token_tiles * (kTileCost + p.list_steps);
+  } else {
+    bool falls = false;
+    for (int i = first; i < last; ++i) {
+      mine += units_of(p, request_of(p, i));
+      falls |= p.cu_seqlens_q != nullptr && __ldg(p.cu_seqlens_q + i) > __ldg(p.cu_seqlens_q + i + 1);
+    }
+    through = mine;
+#pragma unroll
+    for (int lanes = 1; lanes < 32; lanes *= 2) {
+      const int lower = __shfl_up_sync(kAllLanes, through, lanes);
+      through += lane >= lanes ? lower : 0;
+    }
+    if (lane == 31) sums[warp] = through;
+    if (__syncthreads_or(falls && p.most_parts > 0)) return false;
+    range.total = 0;
+#pragma unroll
+    for (int i = 0; i < kWarps; ++i) {
+      through += i < warp ? sums[i] : 0;
+      range.total += sums[i];
+    }
+  }
+  range.blocks = min(static_cast<int>(gridDim.x), (range.total + kLeastSteps - 1) / kLeastSteps);
+  const int block = blockIdx.x;
+  if (block >= range.blocks) return false;
+  range.quota = range.total / range.blocks;
+  range.extra = range.total % range.blocks;
+  range.next = range_begin(range, block);
+  range.end = range_begin(range, block + 1);
+  range.request = 0;
+  range.before = 0;
+  if (listed) return true;
+  int before = through - mine;
+  if (before <= range.next && range.next < through) {
+    int request = first;
+    for (int units; before + (units = units_of(p, request_of(p, request))) <= range.next; ++request) before += units;
+    sums[kWarps] = before;
+    sums[kWarps + 1] = request;
+  }
+  __syncthreads();
+  range.before = sums[kWarps];
+  range.request = sums[kWarps + 1];
+  return true;
+}
+
+// Tile of the unit `range.next`, and its number among all tiles of the launch. Returns the step within the tile,
+// negative in the units before its steps.
+__device__ __forceinline__ int find_tile(const Params& p, Range& range, Tile& tile, int& number) {
+  if (p.lists != nullptr) {
+    const int units = kTileCost + p.list_steps;
+    number = range.next / units;
+    const int token_head = number / p.token_tiles, part = number - token_head * p.token_tiles;
+    const int token = token_head / p.kv_heads;
+    tile.kv_head = token_head - token * p.kv_heads;
+    tile.index = request_of_token(p, token);
+    tile.request = request_of(p, tile.index);
+    const int place = token - tile.request.q_begin;
+    const bool inside = 0 <= place && place < tile.request.q_len;
+    tile.first_row = place * p.group + part * kTileM;
+    tile.rows = inside ? min(kTileM, p.group - part * kTileM) : 0;
+    tile.request.steps = p.list_steps;
+    return range.next - number * units - kTileCost;
+  }
+  tile.request = request_of(p, range.request);
+  for (int units; range.before + (units = units_of(p, tile.request)) <= range.next;) {
+    range.before += units;
+    tile.request = request_of(p, ++range.request);
+  }
+  const int units = kTileCost + tile.request.steps, within = range.next - range.before, index = within / units;
+  tile.index = range.request;
+  tile.kv_head = index / tile.request.tiles;
+  const int place = index - tile.kv_head * tile.request.tiles;
+  tile.first_row = place * kTileM;
+  tile.rows = min(kTileM, tile.request.q_len * p.group - tile.first_row);
+  const int64 first_row = static_cast<int64>(tile.request.q_begin) * p.group;
+  number = (static_cast<int>(first_row / kTileM) + tile.index + place) * p.kv_heads + tile.kv_head;
+  return within - index * units - kTileCost;
+}
+
+// Moves on to the next run of a range; false at its end. With `most_parts`, tiles are divided by their own lengths
+// alone, and a thread block computes the parts that begin in its range.
+__device__ __forceinline__ bool next_run(const Params& p, Range& range, Run& run) {
+  while (range.next < range.end) {
+    int number;
+    const int step = find_tile(p, range, run.tile, number), steps = run.tile.request.steps;
+    if (step < 0) {
+      range.next -= step;
+      continue;
+    }
+    if (p.most_parts > 0) {
+      const int length = max(kPartSteps, (steps + p.most_parts - 1) / p.most_parts), behind = step % length;
+      run.first = step;
+      run.last = min(steps, step - behind + length);
+      range.next += run.last - run.first;
+      if (behind > 0) continue;
+      run.part = step / length;
+      run.parts = (steps + length - 1) / length;
+      run.first_slot = static_cast<int64>(number) * p.most_parts;
+      run.other_slots = run.first_slot + 1;
+      run.slot_stride = 1;
+      run.counter = number;
+      return true;
+    }
+    const int first_unit = range.next - step, block = blockIdx.x;
+    run.first = step;
+    run.last = min(steps, step + range.end - range.next);
+    range.next += run.last - run.first;
+    const int first_owner = step == 0 ? block : owner(range, first_unit);
+    const int last_owner = run.last == steps ? block : owner(range, first_unit + steps - 1);
+    run.part = block - first_owner;
+    run.parts = last_owner - first_owner + 1;
+    run.first_slot = 2 * first_owner + (first_unit > range_begin(range, first_owner) ? 1 : 0);
+    run.other_slots = 2 * (first_owner + 1);
+    run.slot_stride = 2;
+    run.counter = first_owner;
+    return true;
+  }
+  return false;
+}
+
+// Finds the keys of the steps that a warp loads next; each lane those of key lane % 16. Entries of lists and pages are
+// loaded a step before they are used, which hides their latency.
+struct Cursor {
+  const Tile& tile;
+  int step, last, warp;
+  const int* list;  // of the tile
+  int entries;
+  int position, page;  // of the key of `step`; a position of -1 is no key
+  int entry;  // of the key of `step` + 1
+  int seen_first, seen_last;  // keys that all rows see
+
+  __device__ __forceinline__ Cursor(const Params& p, const Run& run, int warp)
+      : tile(run.tile), step(run.first), last(run.last), warp(warp), list(nullptr), entries(0) {
+    if (p.lists != nullptr) {
+      const int64 token = tile.request.q_begin + tile.first_row / p.group;
+      const int64 head = p.list_heads == 1 ? 0 : tile.kv_head;
+      list = p.lists + head * p.list_head_stride + token * p.list_token_stride;
+      const int64 place = head * p.count_head_stride + token * p.count_token_stride;
+      entries = tile.rows == 0 ? 0 : p.counts == nullptr ? p.list_length : min(p.list_length, __ldg(p.counts + place));
+    }
+    entry = load_entry(p, step);
+    position = position_of(p, step, entry);
+    page = load_page(p);
+    entry = load_entry(p, step + 1);
+    const int place = tile.request.kv_len - tile.request.q_len;
+    seen_first = place + (tile.first_row + tile.rows - 1) / p.group - p.window_left;
+    seen_last = place + tile.first_row / p.group + p.window_right;
+  }
+
+  // Number of the lane's key among those of a list.
+  __device__ __forceinline__ int index(int step) const {
+    return step * kTileN + warp * kWarpKeys + static_cast<int>(threadIdx.x % kWarpKeys);
+  }
+  __device__ __forceinline__ int load_entry(const Params& p, int step) const {
+    const int i = index(step) >> p.entry_shift;
+    return step < last && i < entries ? __ldg(list + i) : -1;
+  }
+  __device__ __forceinline__ int position_of(const Params& p, int step, int entry) const {
+    const Request& request = tile.request;
+    int position;
+    if (p.lists != nullptr) {
+      if (entry < 0 || entry > request.kv_len >> p.entry_shift) return -1;
+      position = entry << p.entry_shift | (index(step) & (1 << p.entry_shift) - 1);
+    } else {
+      const bool of_sink = step < request.sink_steps;
+      position = index(of_sink ? step : step - request.sink_steps + request.window_step);
+    }
+    return step < last && position < request.kv_len ? position : -1;
+  }
+  __device__ __forceinline__ int load_page(const Params& p) const {
+    if (position < 0 || p.block_table == nullptr) return tile.index;
+    return __ldg(p.block_table + tile.index * p.table_stride + (position >> p.page_shift));
+  }
+  // The 16 bytes of K, and of V, at which the lane's key begins, or kNoKey.
+  __device__ __forceinline__ uint32 chunk(const Params& p) const {
+    if (position < 0 || static_cast<uint32>(page) >= static_cast<uint32>(p.pages)) return kNoKey;
+    const uint32 token = position & p.page_mask;
+    return page * p.page_chunks + token * p.token_chunks + tile.kv_head * p.head_chunks;
+  }
+  // Index of the factors of the lane's key, if each key has its own.
+  __device__ __forceinline__ int64 factor(const Params& p) const {
+    const int token = position & p.page_mask;
+    return page * p.scale_page_stride + token * p.scale_token_stride + tile.kv_head * p.scale_head_stride;
+  }
+  __device__ __forceinline__ void advance(const Params& p) {
+    ++step;
+    position = position_of(p, step, entry);
+    page = load_page(p);
+    entry = load_entry(p, step + 1);
+  }
+  static constexpr uint32 kNoKey = 0xFFFFFFFF;
+};
+
+// Place of a 16-byte chunk of a row in shared memory: the chunks of eight rows lie in different banks.
+template <int kChunks>
+__device__ __forceinline__ int swizzled(int row, int chunk) {
+  return (row * kChunks + (chunk ^ (kChunks >= 8 ? row % 8 : row / 2 % 4))) * 16;
+}
+
+// Address in shared memory of a chunk `bytes` behind that of a lane, whose chunk number has the low bits of `bytes` clear.
+__device__ __forceinline__ uint32 along(uint32 mine, int bytes) { return (mine ^ bytes % 128) + bytes / 128 * 128; }
+
+// Token and query head of a row of a tile.
+__device__ __forceinline__ int2 row_place(const Params& p, const Tile& tile, int row) {
+  const int of_request = tile.first_row + row, token = of_request / p.group;
+  return {tile.request.q_begin + token, tile.kv_head * p.group + of_request - token * p.group};
+}
+
+// Two adjacent elements of Q as fp16.
+__device__ __forceinline__ uint32 q_word(uint32 word) {
+  return pack(widen(word & 0xFFFF), widen(word >> 16));
+}
+// A thread's part of Q, 32 bytes of a row at a time. Rows behind the last one are 0.
+struct QRows {
+  static constexpr int kLoads = (kTileM * kDepths + kThreads - 1) / kThreads;
+  uint4 low[kLoads], high[kLoads];
+
+  __device__ __forceinline__ QRows(const Params& p, const Tile& tile) {
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      const int row = (threadIdx.x + i * kThreads) / kDepths, depth = (threadIdx.x + i * kThreads) % kDepths;
+      low[i] = high[i] = {};
+      if (row >= tile.rows) continue;
+      const int2 place = row_place(p, tile, row);
+      const Element* from = p.q + place.x * p.q_token_stride + place.y * p.q_head_stride + depth * kMmaDepth;
+      low[i] = __ldg(reinterpret_cast<const uint4*>(from));
+      high[i] = __ldg(reinterpret_cast<const uint4*>(from) + 1);
+    }
+  }
+  // Words of 16 columns are in the order of their e4m3 partners: words 2 t and 2 t + 1 are a lane's words of the two
+  // halves of a product's depth.
+  __device__ __forceinline__ void store(unsigned char* to) const {
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      const int row = (threadIdx.x + i * kThreads) / kDepths, depth = (threadIdx.x + i * kThreads) % kDepths;
+      if (row >= kTileM) continue;
+      const uint4 first = {q_word(low[i].x), q_word(low[i].z), q_word(high[i].x), q_word(high[i].z)};
+      const uint4 second = {q_word(low[i].y), q_word(low[i].w), q_word(high[i].y), q_word(high[i].w)};
+      *reinterpret_cast<uint4*>(to + swizzled<kQRowChunks>(row, 2 * depth)) = first;
+      *reinterpret_cast<uint4*>(to + swizzled<kQRowChunks>(row, 2 * depth + 1)) = second;
+    }
+  }
+};
+
+// Copies the keys and values of the cursor's step to the next slot of a warp's ring, as one group. Values without a key
+// are 0. Beside the slot lie the positions of its keys, then whether all rows see all of them.
+__device__ __forceinline__ void load_step(const Params& p, Cursor& cursor, uint32 ring, int* ring_keys, int& slot) {
+  const int lane = threadIdx.x % 32;
+  if (cursor.step < cursor.last) {
+    const uint32 mine = cursor.chunk(p);
+    const int position = mine == Cursor::kNoKey ? -1 : cursor.position;
+    const bool seen = position >= max(0, cursor.seen_first) && position <= cursor.seen_last;
+    const bool all_seen = __all_sync(kAllLanes, seen);
+    if (lane < kWarpKeys) ring_keys[slot * kKeyInts + lane] = position;
+    if (lane == 0) ring_keys[slot * kKeyInts + kWarpKeys] = all_seen;
+    const uint32 to = ring + slot * kSlotBytes;
+#pragma unroll
+    for (int i = 0; i < kHalfBytes / 16 / 32; ++i) {
+      const int key = (lane + 32 * i) / kRowChunks, chunk = (lane + 32 * i) % kRowChunks;
+      const uint32 begin = __shfl_sync(kAllLanes, mine, key);
+      const bool valid = begin != Cursor::kNoKey;
+      const int64 from = static_cast<int64>(valid ? begin : 0) * 16 + chunk * 16;
+      const uint32 place = to + swizzled<kRowChunks>(key, chunk);
+      cp_async_16(place, p.k_cache + from, valid);
+      cp_async_16(place + kHalfBytes, p.v_cache + from, valid);
+    }
+    if (p.scale_by_token) {
+      const bool valid = mine != Cursor::kNoKey;
+      const int64 from = valid ? cursor.factor(p) : 0;
+      const int* const factors = ring_keys + slot * kKeyInts + kFactors + lane;
+      const uint32 place = static_cast<uint32>(__cvta_generic_to_shared(factors));
+      cp_async_4(place, p.k_scale + from, valid);
+      cp_async_4(place + kWarpKeys * 4, p.v_scale + from, valid);
+    }
+    cursor.advance(p);
+    slot = slot + 1 == kStages ? 0 : slot + 1;
+  }
+  cp_async_commit();
+}
+
+// The keys that a lane's rows see, and the factors of their logits.
+struct RowKeys {
+  int first[kMmas][2], last[kMmas][2];  // of the window
+  float scale;  // to powers of two
+
+  __device__ __forceinline__ bool sees(const Params& p, int m, int row, int key) const {
+    return key >= 0 && key <= last[m][row] && (key >= first[m][row] || key < p.sink_keys);
+  }
+};
+
+__device__ __forceinline__ RowKeys row_keys(const Params& p, const Tile& tile) {
+  RowKeys keys;
+#pragma unroll
+  for (int m = 0; m < kMmas; ++m) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = m * kMmaRows + half * 8 + static_cast<int>(threadIdx.x % 32) / 4;
+      const int token = (tile.first_row + row) / p.group;
+      const int position = tile.request.kv_len - tile.request.q_len + token;
+      keys.first[m][half] = position - p.window_left;
+      keys.last[m][half] = row < tile.rows ? position + p.window_right : -1;
+    }
+  }
+  const bool has_factor = p.k_scale != nullptr && !p.scale_by_token;
+  keys.scale = p.scale_log2 * (has_factor ? __ldg(p.k_scale + tile.kv_head * p.k_scale_stride) : 1.0f);
+  return keys;
+}
+
+// Sums of a warp. Of each row, a lane has the weights of its own columns.
+struct Sums {
+  float o[kMmas][kColumns][4];
+  float max[kMmas][2], weight[kMmas][2];
+};
+
+__device__ __forceinline__ void clear(Sums& sums) {
+#pragma unroll
+  for (int m = 0; m < kMmas; ++m) {
+#pragma unroll
+    for (int j = 0; j < kColumns; ++j) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) sums.o[m][j][i] = 0.0f;
+    }
+    sums.max[m][0] = sums.max[m][1] = kMinusInfinity;
+    sums.weight[m][0] = sums.weight[m][1] = 0.0f;
+  }
+}
+
+// tanh as a call, which keeps the loop short: few calls have a softcap.
+__device__ __noinline__ float tanh_of(float x) { return tanhf(x); }
+
+// Multiplies 16 rows by the factors of their columns.
+__device__ __forceinline__ void scale_columns(float (&s)[kKeyTiles][4], const int* factors) {
+  const float* const mine = reinterpret_cast<const float*>(factors) + 2 * (threadIdx.x % 4);
+#pragma unroll
+  for (int n = 0; n < kKeyTiles; ++n) {
+    const float2 pair = *reinterpret_cast<const float2*>(mine + n * kMmaColumns);
+    s[n][0] *= pair.x, s[n][1] *= pair.y, s[n][2] *= pair.x, s[n][3] *= pair.y;
+  }
+}
+
+// A maximum that can be subtracted, where no key is seen too.
+__device__ __forceinline__ float finite(float max) { return max == kMinusInfinity ? 0.0f : max; }
+
+// Turns the logits of a step into weights, and scales the sums to the new maximum.
+__device__ __forceinline__ void softmax(const Params& p, Sums& sums, const RowKeys& rows, int m, float (&s)[kKeyTiles][4],
+    const int* keys) {
+  const int column = 2 * static_cast<int>(threadIdx.x % 4);
+#pragma unroll
+  for (int n = 0; n < kKeyTiles; ++n) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) s[n][i] *= rows.scale;
+  }
+  if (p.scale_by_token) scale_columns(s, keys + kFactors);
+  if (p.softcap > 0.0f) {
+    const float cap = p.softcap * kLog2E;
+#pragma unroll
+    for (int n = 0; n < kKeyTiles; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) s[n][i] = cap * tanh_of(s[n][i] / cap);
+    }
+  }
+  if (!keys[kWarpKeys]) {
+#pragma unroll
+    for (int n = 0; n < kKeyTiles; ++n) {
+      const int2 pair = *reinterpret_cast<const int2*>(keys + n * kMmaColumns + column);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if (!rows.sees(p, m, i / 2, i % 2 ? pair.y : pair.x)) s[n][i] = kMinusInfinity;
+      }
+    }
+  }
+  float top[2] = {kMinusInfinity, kMinusInfinity};
+#pragma unroll
+  for (int n = 0; n < kKeyTiles; ++n) {
+#pragma unroll
+    for (int row = 0; row < 2; ++row) top[row] = fmaxf(top[row], fmaxf(s[n][2 * row], s[n][2 * row + 1]));
+  }
+  quad_max(top);
+  float factor[2];
+#pragma unroll
+  for (int row = 0; row < 2; ++row) {
+    const float next = fmaxf(sums.max[m][row], top[row]);
+    factor[row] = ex2(sums.max[m][row] - finite(next));
+    sums.max[m][row] = next;
+    sums.weight[m][row] *= factor[row];
+  }
+  if (__any_sync(kAllLanes, factor[0] != 1.0f || factor[1] != 1.0f)) {
+#pragma unroll
+    for (int j = 0; j < kColumns; ++j) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) sums.o[m][j][i] *= factor[i / 2];
+    }
+  }
+#pragma unroll
+  for (int n = 0; n < kKeyTiles; ++n) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      s[n][i] = ex2(s[n][i] - finite(sums.max[m][i / 2]));
+      sums.weight[m][i / 2] += s[n][i];
+    }
+  }
+  if (p.scale_by_token) scale_columns(s, keys + kFactors + kWarpKeys);
+}
+
+// Q as operands of the products.
+struct QOperand {
+  uint32 a[kMmas][kDepths][4];
+
+  __device__ __forceinline__ explicit QOperand(uint32 q) {
+    const uint32 mine = q + swizzled<kQRowChunks>(threadIdx.x % 16, threadIdx.x % 32 / 16);
+#pragma unroll
+    for (int m = 0; m < kMmas; ++m) {
+#pragma unroll
+      for (int depth = 0; depth < kDepths; ++depth) {
+        ldmatrix_x4(a[m][depth], along(mine, depth * 32) + m * kMmaRows * kQRowBytes);
+      }
+    }
+  }
+  __device__ __forceinline__ void load(uint32 (&to)[4], int m, int depth) const {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) to[i] = a[m][depth][i];
+  }
+};
+
+// Adds a step to the sums of a warp.
+__device__ __forceinline__ void compute_step(const Params& p, Sums& sums, const RowKeys& rows, const QOperand& q,
+    uint32 slot, const int* keys) {
+  const int lane = threadIdx.x % 32;
+  float s[kMmas][kKeyTiles][4] = {};
+  // Matrices of K: keys 0 to 7 and 8 to 15 of one depth, then of the next one.
+  const uint32 k = slot + swizzled<kRowChunks>(lane % 16, lane / 16);
+#pragma unroll
+  for (int depth = 0; depth < kDepths; depth += 2) {
+#pragma unroll
+    for (int half = 0; half < kKeyTiles; half += 2) {
+      uint32 codes[4];
+      ldmatrix_x4(codes, along(k, depth * 16) + half * kMmaColumns * kRowBytes);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const uint32 low = widen_pair(codes[i] & 0xFFFF), high = widen_pair(codes[i] >> 16);
+#pragma unroll
+        for (int m = 0; m < kMmas; ++m) {
+          uint32 a[4];
+          q.load(a, m, depth + i / 2);
+          mma_m16n8k16(s[m][half + i % 2], a, low, high);
+        }
+      }
+    }
+  }
+  uint32 weights[kMmas][kKeyTiles / 2][4];
+#pragma unroll
+  for (int m = 0; m < kMmas; ++m) {
+    softmax(p, sums, rows, m, s[m], keys);
+#pragma unroll
+    for (int n = 0; n < kKeyTiles; ++n) {
+      weights[m][n / 2][n % 2 * 2] = pack(s[m][n][0], s[m][n][1]);
+      weights[m][n / 2][n % 2 * 2 + 1] = pack(s[m][n][2], s[m][n][3]);
+    }
+  }
+  const uint32 v = slot + kHalfBytes + swizzled<kRowChunks>(lane % 16, lane / 16);
+  // Matrices of V: keys 0 to 7 and 8 to 15 of 16 columns, then of the next 16. Of a code's pair, the first column is in
+  // an even product, the second in an odd one.
+#pragma unroll
+  for (int chunk = 0; chunk < kRowChunks; chunk += 2) {
+#pragma unroll
+    for (int half = 0; half < kKeyTiles / 2; ++half) {
+      uint32 codes[4];
+      ldmatrix_x4_trans(codes, along(v, chunk * 16) + half * 16 * kRowBytes);
+#pragma unroll
+      for (int next = 0; next < 2; ++next) {
+        uint32 even[2], odd[2];
+#pragma unroll
+        for (int n = 0; n < 2; ++n) {
+          const uint32 four = codes[2 * next + n];
+          const uint32 first = widen_pair(four & 0xFFFF), second = widen_pair(four >> 16);
+          even[n] = low_halves(first, second);
+          odd[n] = high_halves(first, second);
+        }
+#pragma unroll
+        for (int m = 0; m < kMmas; ++m) {
+          mma_m16n8k16(sums.o[m][2 * (chunk + next)], weights[m][half], even[0], even[1]);
+          mma_m16n8k16(sums.o[m][2 * (chunk + next) + 1], weights[m][half], odd[0], odd[1]);
+        }
+      }
+    }
+  }
+}
+
+// A thread's columns of one row: four at a time, kRowThreads * 4 apart.
+struct RowSums {
+  float4 o[kFours];
+  float max, weight;
+
+  __device__ __forceinline__ RowSums() : max(kMinusInfinity), weight(0.0f) {
+#pragma unroll
+    for (int i = 0; i < kFours; ++i) o[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+  }
+};
+
+__device__ __forceinline__ int thread_row() { return threadIdx.x / kRowThreads; }
+__device__ __forceinline__ int thread_column(int i) { return (threadIdx.x % kRowThreads + i * kRowThreads) * 4; }
+
+__device__ __forceinline__ void add_scaled(float4& to, float factor, const float4& x, float x_factor) {
+  to.x = to.x * factor + x.x * x_factor;
+  to.y = to.y * factor + x.y * x_factor;
+  to.z = to.z * factor + x.z * x_factor;
+  to.w = to.w * factor + x.w * x_factor;
+}
+
+// Adds the sums of other keys.
+__device__ __forceinline__ void add(RowSums& to, const float4 (&o)[kFours], float2 of_row) {
+  const float next = fmaxf(to.max, of_row.x), shift = finite(next);
+  const float mine = ex2(to.max - shift), others = ex2(of_row.x - shift);
+#pragma unroll
+  for (int i = 0; i < kFours; ++i) add_scaled(to.o[i], mine, o[i], others);
+  to.weight = to.weight * mine + of_row.y * others;
+  to.max = next;
+}
+
+// Stores the sums of a warp in its part of the ring, and the maximum and weight of each row.
+__device__ __forceinline__ void store_sums(const Sums& sums, unsigned char* shared) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  float* const o = reinterpret_cast<float*>(shared + kRingOffset + warp * kStages * kSlotBytes);
+  float2* const of_rows = reinterpret_cast<float2*>(shared + kRowsOffset) + warp * kTileM;
+#pragma unroll
+  for (int m = 0; m < kMmas; ++m) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = m * kMmaRows + half * 8 + lane / 4;
+      const float weight = quad_sum(sums.weight[m][half]);
+      if (lane % 4 == 0) of_rows[row] = {sums.max[m][half], weight};
+#pragma unroll
+      for (int j = 0; j < kColumns; j += 2) {
+        const float* x = sums.o[m][j] + 2 * half;
+        const float* y = sums.o[m][j + 1] + 2 * half;
+        float* const to = o + row * kSumStride + j * kMmaColumns + 4 * (lane % 4);
+        *reinterpret_cast<float4*>(to) = {x[0], y[0], x[1], y[1]};
+      }
+    }
+  }
+}
+
+// Adds the sums of all warps.
+__device__ __forceinline__ void add_warps(RowSums& sums, const unsigned char* shared) {
+#pragma unroll 2
+  for (int warp = 0; warp < kWarps; ++warp) {
+    const float* from = reinterpret_cast<const float*>(shared + kRingOffset + warp * kStages * kSlotBytes);
+    float4 o[kFours];
+#pragma unroll
+    for (int i = 0; i < kFours; ++i) {
+      o[i] = *reinterpret_cast<const float4*>(from + thread_row() * kSumStride + thread_column(i));
+    }
+    add(sums, o, reinterpret_cast<const float2*>(shared + kRowsOffset)[warp * kTileM + thread_row()]);
+  }
+}
+
+__device__ __forceinline__ float* part_place(const Params& p, const Run& run, int part) {
+  const int64 slot = part == 0 ? run.first_slot : run.other_slots + (part - 1) * run.slot_stride;
+  return p.partials + slot * kPartFloats;
+}
+
+__device__ __forceinline__ void store_part(const Params& p, const Run& run, const RowSums& sums) {
+  float* const to = part_place(p, run, run.part);
+#pragma unroll
+  for (int i = 0; i < kFours; ++i) {
+    __stcg(reinterpret_cast<float4*>(to + thread_row() * kHeadDim + thread_column(i)), sums.o[i]);
+  }
+  if (threadIdx.x % kRowThreads == 0) {
+    __stcg(reinterpret_cast<float2*>(to + kTileM * kHeadDim) + thread_row(), make_float2(sums.max, sums.weight));
+  }
+}
+
+// Adds the parts of a tile, in the order of the keys: kPartsAtOnce of them, of which each thread of a row computes the
+// factor of one. Loads have no branches, so that they are in flight together.
+__device__ __forceinline__ void add_parts(const Params& p, const Run& run, RowSums& sums) {
+  const int row = thread_row(), last = run.parts - 1;
+#pragma unroll 1
+  for (int first = 0; first < run.parts; first += kPartsAtOnce) {
+    const int mine = first + threadIdx.x % kPartsAtOnce;
+    const float* const of_mine = part_place(p, run, min(mine, last)) + kTileM * kHeadDim;
+    float2 of_row = __ldcg(reinterpret_cast<const float2*>(of_mine) + row);
+    float4 o[kPartsAtOnce][kFours];
+#pragma unroll
+    for (int i = 0; i < kPartsAtOnce; ++i) {
+      const float* from = part_place(p, run, min(first + i, last)) + row * kHeadDim;
+#pragma unroll
+      for (int j = 0; j < kFours; ++j) o[i][j] = __ldcg(reinterpret_cast<const float4*>(from + thread_column(j)));
+    }
+    if (mine > last) of_row = make_float2(kMinusInfinity, 0.0f);
+    float top = fmaxf(sums.max, of_row.x);
+#pragma unroll
+    for (int lanes = 1; lanes < kPartsAtOnce; lanes *= 2) top = fmaxf(top, __shfl_xor_sync(kAllLanes, top, lanes));
+    const float before = ex2(sums.max - finite(top)), factor = ex2(of_row.x - finite(top));
+    float weight = factor * of_row.y;
+#pragma unroll
+    for (int lanes = 1; lanes < kPartsAtOnce; lanes *= 2) weight += __shfl_xor_sync(kAllLanes, weight, lanes);
+    sums.weight = sums.weight * before + weight;
+    sums.max = top;
+#pragma unroll
+    for (int j = 0; j < kFours; ++j) add_scaled(sums.o[j], before, o[0][j], __shfl_sync(kAllLanes, factor, 0, kPartsAtOnce));
+#pragma unroll
+    for (int i = 1; i < kPartsAtOnce; ++i) {
+      const float of_part = __shfl_sync(kAllLanes, factor, i, kPartsAtOnce);
+#pragma unroll
+      for (int j = 0; j < kFours; ++j) add_scaled(sums.o[j], 1.0f, o[i][j], of_part);
+    }
+  }
+}
+
+// Whether this is the last thread block of a tile to store its part. The counter is 0 again afterwards.
+__device__ __forceinline__ bool is_last_part(const Params& p, const Run& run, unsigned char* shared) {
+  int* const flag = reinterpret_cast<int*>(shared + kScanOffset);
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    const bool last = atomic_add_acq_rel(p.counters + run.counter, 1) == run.parts - 1;
+    if (last) p.counters[run.counter] = 0;
+    *flag = last;
+  }
+  __syncthreads();
+  return *flag;
+}
+
+// Stores a thread's columns of the result.
+__device__ __forceinline__ void store_result(const Params& p, const Run& run, RowSums& sums, const int2* places) {
+  const int2 place = places[thread_row()];
+  if (p.sink != nullptr) {
+    const float4 none[kFours] = {};
+    add(sums, none, make_float2(__ldg(p.sink + place.y) * kLog2E, 1.0f));
+  }
+  const bool has_factor = p.v_scale != nullptr && !p.scale_by_token;
+  const float v_scale = has_factor ? __ldg(p.v_scale + run.tile.kv_head * p.v_scale_stride) : 1.0f;
+  const float factor = sums.weight > 0.0f ? v_scale / sums.weight : 0.0f;
+  Element* const to = p.out + place.x * p.out_token_stride + place.y * p.out_head_stride;
+#pragma unroll
+  for (int i = 0; i < kFours; ++i) {
+    const float4 x = sums.o[i];
+    const uint2 words = {pack_out(x.x * factor, x.y * factor), pack_out(x.z * factor, x.w * factor)};
+    *reinterpret_cast<uint2*>(to + thread_column(i)) = words;
+  }
+  if (p.lse != nullptr && threadIdx.x % kRowThreads == 0) {
+    const float lse = sums.weight > 0.0f ? (sums.max + lg2(sums.weight)) * kLn2 : kMinusInfinity;
+    p.lse[static_cast<int64>(place.y) * p.total_q + place.x] = lse;
+  }
+}
+
+// Adds the sums of all warps. Stores the result, or a part of it; the last thread block then stores the result of all
+// parts.
+__device__ __forceinline__ void finish_run(const Params& p, const Run& run, const Sums& of_warp, unsigned char* shared) {
+  store_sums(of_warp, shared);
+  __syncthreads();
+  const bool inside = thread_row() < run.tile.rows;
+  RowSums sums;
+  add_warps(sums, shared);
+  if (run.parts > 1) {
+    if (inside) store_part(p, run, sums);
+    if (!is_last_part(p, run, shared)) return;
+    sums = RowSums();
+    add_parts(p, run, sums);
+  }
+  if (inside) store_result(p, run, sums, reinterpret_cast<const int2*>(shared + kPlacesOffset));
+}
+
+// Computes a run, and the result of its tile if it is the last part.
+__device__ __forceinline__ void compute_run(const Params& p, const Run& run, unsigned char* shared, uint32 base) {
+  const int warp = threadIdx.x / 32;
+  const uint32 ring = base + kRingOffset + warp * kStages * kSlotBytes;
+  int* const ring_keys = reinterpret_cast<int*>(shared + kKeysOffset) + warp * kStages * kKeyInts;
+  int2* const places = reinterpret_cast<int2*>(shared + kPlacesOffset);
+  __syncthreads();  // all threads have read the sums of the previous run
+  const QRows q_rows(p, run.tile);
+  Cursor cursor(p, run, warp);
+  int filled = 0;  // next slot to fill
+#pragma unroll 1
+  for (int i = 0; i < kStages - 1; ++i) load_step(p, cursor, ring, ring_keys, filled);
+  q_rows.store(shared + kQOffset);
+  if (threadIdx.x < kTileM) places[threadIdx.x] = row_place(p, run.tile, threadIdx.x);
+  Sums sums;
+  clear(sums);
+  const RowKeys rows = row_keys(p, run.tile);
+  __syncthreads();
+  const QOperand q(base + kQOffset);
+  int slot = 0;
+#pragma unroll 1
+  for (int step = run.first; step < run.last; ++step) {
+    __syncwarp();  // all lanes have read the slot that is filled next
+    load_step(p, cursor, ring, ring_keys, filled);
+    cp_async_wait<kStages - 1>();
+    __syncwarp();
+    compute_step(p, sums, rows, q, ring + slot * kSlotBytes, ring_keys + slot * kKeyInts);
+    slot = slot + 1 == kStages ? 0 : slot + 1;
+  }
+  cp_async_wait<0>();
+  __syncwarp();
+  finish_run(p, run, sums, shared);
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, 1) l4_paged_e4m3_d64_bf16(const __grid_constant__ Params p) {
+  extern __shared__ __align__(1024) unsigned char shared[];
+  const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
+  Range range;
+  if (!find_range(p, range, shared)) return;
+  Run run;
+  while (next_run(p, range, run)) compute_run(p, run, shared, base);
+}

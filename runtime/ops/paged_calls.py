@@ -1,0 +1,184 @@
+"""Attention over pages on real tensors: checks, the kernel of a call, and the call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from runtime.checks import check_dense, refuse_capture
+from runtime.errors import ArgumentError
+from runtime.kernel import load_kernel
+from runtime.kernels.arguments import TORCH_DTYPES
+from runtime.kernels.attention import AttentionResult
+from runtime.kernels.launches import Launch, Launches
+from runtime.kernels.paged_attention import UNBOUNDED, Given, Options, PagedAttentionKernel, Window, given_of
+from runtime.key_lists import KeyLists
+from runtime.ops.attention_checks import check_softcap
+from runtime.ops.attention_choice import DTYPES, arch_of
+from runtime.patterns import Causal, Pattern, SinkWindow, SlidingWindow
+from runtime.receipts.mode import KERNELS_KEPT, kept_by_mode, mode
+
+PATTERNS = ("dense", "causal", "sliding_window", "sink_window")
+HEAD_DIMS = {"same": (64, 128, 192, 256), "e4m3": (64, 128, 256)}
+"""Head sizes of the kernels, by the type of the cache."""
+CACHE_AXES = {False: "(pages, page_size, kv_heads, head_dim)", True: "(pages, kv_heads, page_size, head_dim)"}
+_CACHE_RANK = 4
+_E4M3 = TORCH_DTYPES["e4m3"]
+
+
+def window_of(pattern: Pattern | KeyLists) -> Window:
+    """Keys that a query sees, besides lists.
+
+    Raises:
+        ArgumentError: for a diagonal that does not end at the last key.
+    """
+    if isinstance(pattern, SlidingWindow):
+        return Window(pattern.left, pattern.right)
+    if isinstance(pattern, SinkWindow):
+        return Window(pattern.left, pattern.right, pattern.sink)
+    if isinstance(pattern, KeyLists):
+        return Window()
+    if isinstance(pattern, Causal):
+        if pattern.align != "bottom_right":
+            raise ArgumentError("pattern", f"has align {pattern.align}, expected bottom_right: queries are the latest")
+        return Window()
+    return Window(UNBOUNDED, UNBOUNDED)
+
+
+@kept_by_mode(KERNELS_KEPT)
+def _kernel(index: int, dtype: str, cache: str, head_dim: int) -> PagedAttentionKernel:
+    """Kernel of calls of a kind."""
+    device = torch.device("cuda", index)
+    refuse_capture("q", device)
+    fields = {"op": "paged_attention", "arch": arch_of(device), "dtype": dtype, "head_dim": head_dim}
+    kernel = load_kernel(fields | ({} if cache == "same" else {"cache": cache}), device=device)
+    assert isinstance(kernel, PagedAttentionKernel)
+    return kernel
+
+
+def check_operands(q: Any, k_cache: Any, v_cache: Any, *, heads_first: bool) -> str:
+    """Check types and head sizes of q, K and V; return the type of the cache in specs.
+
+    Raises:
+        ArgumentError: for the first thing that is wrong.
+    """
+    for name, tensor in (("q", q), ("k_cache", k_cache), ("v_cache", v_cache)):
+        check_dense(name, tensor)
+    if q.dtype not in DTYPES:
+        raise ArgumentError("q", f"is {q.dtype}, expected torch.float16 or torch.bfloat16")
+    if q.dim() != _CACHE_RANK - 1:
+        raise ArgumentError("q", f"has shape {tuple(q.shape)}, expected (tokens, heads, head_dim)")
+    for name, tensor in (("k_cache", k_cache), ("v_cache", v_cache)):
+        if tensor.dim() != _CACHE_RANK:
+            raise ArgumentError(name, f"has shape {tuple(tensor.shape)}, expected {CACHE_AXES[heads_first]}")
+        if tensor.dtype not in (q.dtype, _E4M3):
+            raise ArgumentError(name, f"is {tensor.dtype}, expected q's type, {q.dtype}, or {_E4M3}")
+        if tensor.device != q.device:
+            raise ArgumentError(name, f"is on {tensor.device}, q is on {q.device}")
+    if v_cache.dtype != k_cache.dtype:
+        raise ArgumentError("v_cache", f"is {v_cache.dtype}, k_cache is {k_cache.dtype}: pass one type")
+    cache = "e4m3" if k_cache.dtype == _E4M3 else "same"
+    if q.shape[2] not in HEAD_DIMS[cache]:
+        allowed = ", ".join(map(str, HEAD_DIMS[cache]))
+        raise ArgumentError("q", f"has head_dim {q.shape[2]}, expected {allowed} with a cache of {k_cache.dtype}")
+    return cache
+
+
+_launches = Launches()
+
+
+def attend_paged(given: Given, options: Options, *, heads_first: bool, validate: bool) -> AttentionResult:
+    """Compute attention over pages, as ``paged_attention`` describes it.
+
+    Args:
+        given: the tensors of the call, in the order of ``runtime.kernels.paged_attention.TENSORS``.
+        options: its other arguments.
+        heads_first: whether the heads of a page come before its tokens.
+        validate: whether values of tables, lengths and bounds are checked.
+
+    Raises:
+        ArgumentError: before anything is launched.
+    """
+    launch: Launch | None = None
+    key: Any = None
+    absent, present = given_of(given)
+    try:
+        key = options, absent, heads_first, torch.is_grad_enabled(), mode()
+        launch = None if validate else _launches.find(key, present)
+    except (AttributeError, RuntimeError, TypeError, ValueError):
+        key = None
+    result: AttentionResult | None = None if launch is None else launch(present)
+    if result is not None:
+        return result
+    return _attend_checked(given, options, key, heads_first=heads_first, validate=validate)
+
+
+def _attend_checked(given: Given, options: Options, key: Any, *, heads_first: bool, validate: bool) -> AttentionResult:
+    """Check a call and compute it; ``key`` is where its launch is kept, None where it is not."""
+    q, k_cache, v_cache = given[:3]
+    cache = check_operands(q, k_cache, v_cache, heads_first=heads_first)
+    if options.softcap is not None:
+        options = options._replace(softcap=check_softcap(options.softcap))
+    if q.device.type != "cuda":
+        raise ArgumentError("q", f"is on {q.device}, expected a CUDA device")
+    if heads_first:
+        k_cache, v_cache = k_cache.transpose(1, 2), v_cache.transpose(1, 2)
+        given = (*given[:9], *(_by_token(scale) for scale in given[9:11]), *given[11:])
+    by_token = (q, k_cache, v_cache, *given[3:])
+    if validate:
+        _check_values(by_token)
+    kernel = _kernel(q.device.index, DTYPES[q.dtype], cache, q.shape[2])
+    launch, result = kernel.attend_checked(by_token, options)
+    if key is not None:
+        _launches.keep(key, given_of(given)[1], launch)
+    return result
+
+
+def _by_token(scale: Any) -> Any:
+    """Factors of tokens with the heads last, as kernels take them."""
+    has_pages = isinstance(scale, torch.Tensor) and scale.dim() == _CACHE_RANK - 1
+    return scale.transpose(1, 2) if has_pages else scale
+
+
+def bytes_of_workspace(device: torch.device, head_dim: Any, sizes: dict[str, Any], *, batch_invariant: bool) -> int:
+    """Bytes of a workspace that serves all types of q and of the cache.
+
+    Raises:
+        ArgumentError: naming the argument.
+    """
+    if head_dim not in HEAD_DIMS["same"]:
+        raise ArgumentError("head_dim", f"is {head_dim}, expected one of {', '.join(map(str, HEAD_DIMS['same']))}")
+    for name, size in sizes.items():
+        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+            raise ArgumentError(name, f"is {size!r}, expected an integer of at least 1")
+    if sizes["heads"] % sizes["kv_heads"]:
+        raise ArgumentError("kv_heads", f"is {sizes['kv_heads']}, expected a divisor of the {sizes['heads']} heads")
+    kinds = [("same", dtype) for dtype in ("fp16",)]
+    kinds += [("e4m3", "fp16")] if head_dim in HEAD_DIMS["e4m3"] else []
+    index = torch.cuda.current_device() if device.index is None else device.index
+    where = torch.device("cuda", index)
+    kernels = [_kernel(index, dtype, cache, head_dim) for cache, dtype in kinds]
+    return max(kernel.workspace_bytes(where, **sizes, batch_invariant=batch_invariant) for kernel in kernels)
+
+
+def _check_values(given: Given) -> None:
+    """Check values of tables, lengths and bounds (synchronizes)."""
+    q, k_cache, _, table, seq_lens, bounds = given[:6]
+    if bounds is not None:
+        values = bounds.tolist()
+        if any(one > other for one, other in zip([0, *values], [*values, q.shape[0]], strict=True)):
+            raise ArgumentError("cu_seqlens_q", f"is {values}, expected rising bounds from 0 to {q.shape[0]}")
+    if seq_lens is not None and seq_lens.numel() and int(seq_lens.min()) < 0:
+        raise ArgumentError("seq_lens", f"has {int(seq_lens.min())}, expected lengths of at least 0")
+    if table is None or seq_lens is None:
+        return
+    page_size = k_cache.shape[1]
+    needed = (seq_lens + page_size - 1) // page_size
+    if int(needed.max()) > table.shape[1]:
+        longest = int(seq_lens.max())
+        raise ArgumentError("block_table", f"has {table.shape[1]} pages a request, but {longest} keys need more")
+    used = table[torch.arange(table.shape[1], device=table.device) < needed[:, None]]
+    if used.numel() and not 0 <= int(used.min()) <= int(used.max()) < k_cache.shape[0]:
+        wrong = int(used.min()) if int(used.min()) < 0 else int(used.max())
+        raise ArgumentError("block_table", f"has page {wrong}, expected 0 to {k_cache.shape[0] - 1}")

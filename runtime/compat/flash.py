@@ -90,7 +90,7 @@ def flash_attn_func(  # noqa: PLR0917 - FlashAttention's signature
     Returns:
         The result, in q's type: (batch, q_len, heads, head_dim), 0 for a query that sees no key. With
         ``return_attn_probs`` the triple (out, lse, None): lse is float32 (batch, heads, q_len), the natural logarithm,
-        -inf for a query that sees no key. FlashAttention has an empty tensor in place of None, and may have inf there.
+        -inf for a query that sees no key. FlashAttention has an empty tensor instead of None, and may have inf there.
 
     Raises:
         ArgumentError: naming an argument that has no counterpart, or is wrong.

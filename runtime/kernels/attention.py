@@ -162,7 +162,7 @@ class AttentionKernel(BoundCall[AttentionSpec]):
                 kv_indices has. Shorter lists of ``topk`` are filled up with -1 at
                 their end. Out-of-range entries count as blocks without keys; ``validate`` refuses others than those.
                 A tensor with one value for each batch is (batch|1,); a value out of range counts as the nearest in it.
-                Where the spec packs heads, lists are of packs: heads / pack_gqa in place of heads. Then, if the
+                Where the spec packs heads, lists are of packs: heads / pack_gqa instead of heads. Then, if the
                 spec says ``query_grouping: given``, query_order (batch|1, heads|1, ceil(q_len / block.q)), which has
                 each query block once: those of a tile are neighbors in it. The result of a query block that it leaves
                 out is not written; an entry out of range names none. What :meth:`prepare` returns stands for kv_indices
@@ -238,7 +238,7 @@ class AttentionKernel(BoundCall[AttentionSpec]):
         return AttentionResult(out, lse)
 
     def prepare(self, kv_indices: torch.Tensor, kv_len: int) -> PreparedLists:
-        """Work out of lists of key blocks what this kernel wants to know, once for many calls.
+        """Prepare lists of key blocks for this kernel, once for many calls.
 
         With ``query_grouping: given`` that is an order in which the query blocks of a tile have many key blocks in
         common: finding it takes longer than a call, and synchronizes. Otherwise it is nothing.
@@ -248,7 +248,7 @@ class AttentionKernel(BoundCall[AttentionSpec]):
             kv_len: keys of a head.
 
         Returns:
-            What calls take in place of ``kv_indices``.
+            What calls take instead of ``kv_indices``.
 
         Raises:
             ArgumentError: naming the argument; also if the spec's pattern is not ``topk``.
@@ -464,7 +464,7 @@ class AttentionKernel(BoundCall[AttentionSpec]):
         return tuple(named.pop(name) for name in SCALES)
 
     def _check_scales(self, q: torch.Tensor, k: torch.Tensor, scales: tuple[Any, ...]) -> dict[str, int]:
-        """Check the scales of FP8 inputs, which other kernels have none of; return what the kernel wants to know."""
+        """Check the scales of FP8 inputs, which other kernels lack, and return their kernel parameters."""
         del q, k, scales
         return {}
 

@@ -70,7 +70,7 @@ def varlen_attention(
         ``AttentionResult`` (out, lse); lse is float32 (heads, tokens), natural logarithm, -inf without keys.
 
     Raises:
-        ArgumentError: naming the argument, what it was and what is allowed, before anything is launched.
+        ArgumentError: naming the argument, its value and the allowed values, before anything is launched.
         DeviceError: for a device that no kernels are written for.
         ToolchainError, CompileError, CacheError, UnverifiedError: at the first call of a kind.
     """

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_paged_d128.yaml
 // spec: {"arch":"sm_90a","copy":"cp_async","dtype":"fp16","head_dim":128,"mma":"mma","op":"paged_attention","schedule":"multistage","stages":2,"tile":{"m":16,"n":64}}
 // spec hash: 0a08f7e0679d8fe5cc124bb3ff5793ca67a34a5a4a8d130d367ce05b827e4634
-// seal: sha256 5bec2f5324316b4929b3ba93578fbeebf51a0ae7b987f42539c4ef2101ddc518
+// seal: sha256 dd2591e524051502b528dd61c25d99251e9e94a66c2eee3d9364f033994c2f64
 
 // Attention of a few queries over K and V in pages, by mma.sync: decoding. Keys of one request are split over thread
 // blocks.
@@ -35,7 +35,7 @@ constexpr int kTileN = 64;  // keys per step
 constexpr int kWarps = 4;  // warps, with 16 keys of a step each
 constexpr int kStages = 2;  // slots of a warp's ring
 constexpr int kKvBytes = 2;  // bytes per element of K and V
-constexpr int kTileCost = 3;  // units of work of a tile besides its steps
+constexpr int kTileCost = 2;  // units of work of a tile besides its steps
 constexpr int kLeastSteps = 2;  // units of a thread block at least, if there are as many
 constexpr int kPartsAtOnce = 8;  // parts of a tile that a thread adds at once
 constexpr int kPartSteps = 16;  // steps of a part at least, if most_parts is set

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_paged_d256.yaml
 // spec: {"arch":"sm_90a","copy":"cp_async","dtype":"fp16","head_dim":256,"mma":"mma","op":"paged_attention","schedule":"multistage","stages":2,"tile":{"m":16,"n":64}}
 // spec hash: 1a14e5ba85b4d103fd9204e59f02df5b94552822cf75c8bd1dc383095120a60d
-// seal: sha256 6873f9eecd1ffc4928abe8f0cbcb5599abd5e6a8c7b08efdf05926c484d5dd44
+// seal: sha256 2b2eb410dc2effd062d61ee2ccbc3ec46abb0a67ea2affa6c13921026f114dc1
 
 // Attention of a few queries over K and V in pages, by mma.sync: decoding. Keys of one request are split over thread
 // blocks.
@@ -35,7 +35,7 @@ constexpr int kTileN = 64;  // keys per step
 constexpr int kWarps = 4;  // warps, with 16 keys of a step each
 constexpr int kStages = 2;  // slots of a warp's ring
 constexpr int kKvBytes = 2;  // bytes per element of K and V
-constexpr int kTileCost = 3;  // units of work of a tile besides its steps
+constexpr int kTileCost = 2;  // units of work of a tile besides its steps
 constexpr int kLeastSteps = 2;  // units of a thread block at least, if there are as many
 constexpr int kPartsAtOnce = 4;  // parts of a tile that a thread adds at once
 constexpr int kPartSteps = 16;  // steps of a part at least, if most_parts is set

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_paged_e4m3_d128.yaml
 // spec: {"arch":"sm_90a","cache":"e4m3","copy":"cp_async","dtype":"fp16","head_dim":128,"mma":"mma","op":"paged_attention","schedule":"multistage","stages":2,"tile":{"m":16,"n":128}}
 // spec hash: d9e55f1d18c8819bded0fc7552b5906dd30512e94a5f7dcd32dea92b85702176
-// seal: sha256 08c0577a46c72b9bbbc5da4c4d87e5255cffc022b1564185676f0a93568c6f63
+// seal: sha256 b217f49b73d162fa7fb06f1e9b41557ad370e998a727007b04180f1a3e63eb07
 
 // Attention of a few queries over K and V in pages, by mma.sync: decoding. Keys of one request are split over thread
 // blocks.
@@ -35,7 +35,7 @@ constexpr int kTileN = 128;  // keys per step
 constexpr int kWarps = 4;  // warps, with 32 keys of a step each
 constexpr int kStages = 2;  // slots of a warp's ring
 constexpr int kKvBytes = 1;  // bytes per element of K and V
-constexpr int kTileCost = 3;  // units of work of a tile besides its steps
+constexpr int kTileCost = 2;  // units of work of a tile besides its steps
 constexpr int kLeastSteps = 1;  // units of a thread block at least, if there are as many
 constexpr int kPartsAtOnce = 8;  // parts of a tile that a thread adds at once
 constexpr int kPartSteps = 8;  // steps of a part at least, if most_parts is set

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_paged_e4m3_d64.yaml
 // spec: {"arch":"sm_90a","cache":"e4m3","copy":"cp_async","dtype":"fp16","head_dim":64,"mma":"mma","op":"paged_attention","schedule":"multistage","stages":4,"tile":{"m":16,"n":128}}
 // spec hash: 790f73da70e77825e1367596828763b1f4186831584d5385d732b6ecfa95c951
-// seal: sha256 289a62a3fd260aaaea646c40365b1d0b75b16b045d522b64a85a282da4e98e42
+// seal: sha256 810bf2d92cf446c8d2f06dfe93e004ff23fc4e4403aef592aa0e9a7e950f29c4
 
 // Attention of a few queries over K and V in pages, by mma.sync: decoding. Keys of one request are split over thread
 // blocks.
@@ -35,7 +35,7 @@ constexpr int kTileN = 128;  // keys per step
 constexpr int kWarps = 4;  // warps, with 32 keys of a step each
 constexpr int kStages = 4;  // slots of a warp's ring
 constexpr int kKvBytes = 1;  // bytes per element of K and V
-constexpr int kTileCost = 3;  // units of work of a tile besides its steps
+constexpr int kTileCost = 2;  // units of work of a tile besides its steps
 constexpr int kLeastSteps = 1;  // units of a thread block at least, if there are as many
 constexpr int kPartsAtOnce = 8;  // parts of a tile that a thread adds at once
 constexpr int kPartSteps = 8;  // steps of a part at least, if most_parts is set

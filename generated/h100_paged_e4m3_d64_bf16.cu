@@ -3,7 +3,7 @@
 //     codegen render specs/h100_paged_e4m3_d64_bf16.yaml
 // spec: {"arch":"sm_90a","cache":"e4m3","copy":"cp_async","dtype":"bf16","head_dim":64,"mma":"mma","op":"paged_attention","schedule":"multistage","stages":4,"tile":{"m":16,"n":128}}
 // spec hash: ca5705f2065b73cccc2defc9958ab7e7730be9f004acfe7839f50e7a0847fd88
-// seal: sha256 b97c5f7b17f1fb8b1bc4fcf9c1cd21dae02f34b1ca5cc86c80f9009051eb5228
+// seal: sha256 0838fd36313649e6217d495d993985b27db0aabb2b2ccc93c266430ef36f2cee
 
 // Attention of a few queries over K and V in pages, by mma.sync: decoding. Keys of one request are split over thread
 // blocks.
@@ -35,7 +35,7 @@ constexpr int kTileN = 128;  // keys per step
 constexpr int kWarps = 4;  // warps, with 32 keys of a step each
 constexpr int kStages = 4;  // slots of a warp's ring
 constexpr int kKvBytes = 1;  // bytes per element of K and V
-constexpr int kTileCost = 3;  // units of work of a tile besides its steps
+constexpr int kTileCost = 2;  // units of work of a tile besides its steps
 constexpr int kLeastSteps = 1;  // units of a thread block at least, if there are as many
 constexpr int kPartsAtOnce = 8;  // parts of a tile that a thread adds at once
 constexpr int kPartSteps = 8;  // steps of a part at least, if most_parts is set

@@ -3,7 +3,7 @@
 //     codegen render specs/l4_paged_d256.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":256,"mma":"mma","op":"paged_attention","schedule":"multistage","stages":2,"tile":{"m":16,"n":32}}
 // spec hash: c9a9b41c413bc9bde9be880fb99b62f10c20880bdc59bd01e463e6111a290e35
-// seal: sha256 e121d1c7f4627d20a7e795d26c3b7b3bee9cddace634371759fce40de9c1f1d5
+// seal: sha256 f56b9afd8a6db9099052c7ba6230a4909534fe119adbdbe6f93d4c40ef2b08a2
 
 // Attention of a few queries over K and V in pages, by mma.sync: decoding. Keys of one request are split over thread
 // blocks.
@@ -35,7 +35,7 @@ constexpr int kTileN = 32;  // keys per step
 constexpr int kWarps = 2;  // warps, with 16 keys of a step each
 constexpr int kStages = 2;  // slots of a warp's ring
 constexpr int kKvBytes = 2;  // bytes per element of K and V
-constexpr int kTileCost = 3;  // units of work of a tile besides its steps
+constexpr int kTileCost = 2;  // units of work of a tile besides its steps
 constexpr int kLeastSteps = 4;  // units of a thread block at least, if there are as many
 constexpr int kPartsAtOnce = 2;  // parts of a tile that a thread adds at once
 constexpr int kPartSteps = 32;  // steps of a part at least, if most_parts is set

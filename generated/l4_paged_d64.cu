@@ -3,7 +3,7 @@
 //     codegen render specs/l4_paged_d64.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":64,"mma":"mma","op":"paged_attention","schedule":"multistage","stages":4,"tile":{"m":16,"n":64}}
 // spec hash: d9f65ddcbfe1daf515b1d9a47e2a6ecd3df247eb2407d5673893b1114b133b17
-// seal: sha256 2754d9319eaf56e43943730bd7a38fd83c08acd3341da05686b286a6b3514266
+// seal: sha256 b439f8ff86d1b38e709c88b9d5f85f6e0b834f745d337b2f6c3912ca46ab3920
 
 // Attention of a few queries over K and V in pages, by mma.sync: decoding. Keys of one request are split over thread
 // blocks.
@@ -35,7 +35,7 @@ constexpr int kTileN = 64;  // keys per step
 constexpr int kWarps = 4;  // warps, with 16 keys of a step each
 constexpr int kStages = 4;  // slots of a warp's ring
 constexpr int kKvBytes = 2;  // bytes per element of K and V
-constexpr int kTileCost = 3;  // units of work of a tile besides its steps
+constexpr int kTileCost = 2;  // units of work of a tile besides its steps
 constexpr int kLeastSteps = 2;  // units of a thread block at least, if there are as many
 constexpr int kPartsAtOnce = 8;  // parts of a tile that a thread adds at once
 constexpr int kPartSteps = 16;  // steps of a part at least, if most_parts is set

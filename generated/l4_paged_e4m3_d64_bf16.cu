@@ -3,7 +3,7 @@
 //     codegen render specs/l4_paged_e4m3_d64_bf16.yaml
 // spec: {"arch":"sm_89","cache":"e4m3","copy":"cp_async","dtype":"bf16","head_dim":64,"mma":"mma","op":"paged_attention","schedule":"multistage","stages":4,"tile":{"m":16,"n":128}}
 // spec hash: 8ab08a3051fa2eafca417c3a03c22ce052f1fcd5997a3498343dc732d18b5c1e
-// seal: sha256 9a51319ba056d0eef43b4e6d1c8499b99e724fdae7b13391f75ee9a45e9b615c
+// seal: sha256 4cafa36dd764cf716a75919ab8838b71ebb9420af7b384905053136552ad9e1a
 
 // Attention of a few queries over K and V in pages, by mma.sync: decoding. Keys of one request are split over thread
 // blocks.
@@ -35,7 +35,7 @@ constexpr int kTileN = 128;  // keys per step
 constexpr int kWarps = 4;  // warps, with 32 keys of a step each
 constexpr int kStages = 4;  // slots of a warp's ring
 constexpr int kKvBytes = 1;  // bytes per element of K and V
-constexpr int kTileCost = 3;  // units of work of a tile besides its steps
+constexpr int kTileCost = 2;  // units of work of a tile besides its steps
 constexpr int kLeastSteps = 1;  // units of a thread block at least, if there are as many
 constexpr int kPartsAtOnce = 8;  // parts of a tile that a thread adds at once
 constexpr int kPartSteps = 8;  // steps of a part at least, if most_parts is set

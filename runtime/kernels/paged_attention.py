@@ -469,7 +469,7 @@ def _check_out(out: Any, q: torch.Tensor) -> None:
 
 
 def _row_strides(name: str, tensor: torch.Tensor) -> dict[str, int]:
-    """Token and head strides by kernel parameter, 0 where there is one."""
+    """Token and head strides by kernel parameter, 0 for a dimension of one element."""
     sizes = zip(("token", "head"), tensor.shape[:2], tensor.stride()[:2], strict=True)
     return {f"{name}_{axis}_stride": 0 if size == 1 else stride for axis, size, stride in sizes}
 

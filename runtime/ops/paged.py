@@ -86,7 +86,7 @@ def paged_attention(
         no request are not written.
 
     Raises:
-        ArgumentError: naming the argument, what it was and what is allowed, before anything is launched.
+        ArgumentError: naming the argument, its value and the allowed values, before anything is launched.
         DeviceError: for a device that no kernels are written for.
         ToolchainError, CompileError, CacheError, UnverifiedError: at the first call of a kind.
     """
@@ -156,7 +156,11 @@ def paged_workspace(
 
 def _autocast(q: Any, k_cache: Any) -> Any:
     """Cast q for a cache if autocast is on. Caches are not cast: they are larger than what a call reads of them."""
-    if not torch.is_autocast_enabled("cuda") or not isinstance(q, torch.Tensor) or not isinstance(k_cache, torch.Tensor):
+    if (
+        not torch.is_autocast_enabled("cuda")
+        or not isinstance(q, torch.Tensor)
+        or not isinstance(k_cache, torch.Tensor)
+    ):
         return q
     if not q.is_cuda or not q.is_floating_point() or q.dtype == torch.float64:
         return q

@@ -1,0 +1,85 @@
+"""Attention over pages without a GPU: generated sources run on the host, thread by thread (host_paged.py)."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import host_paged  # noqa: E402
+from host_streams import pretend_stream  # noqa: E402
+
+from codegen.library import find_spec  # noqa: E402
+from codegen.paged_cases import PagedCase  # noqa: E402
+from codegen.render import generate  # noqa: E402
+from runtime.verify import paged_attention as verified  # noqa: E402
+
+RUNS = platform.machine() == "x86_64" and shutil.which("g++") is not None
+pytestmark = pytest.mark.skipif(not RUNS, reason="needs g++, and the registers of an x86-64")
+CPU = torch.device("cpu")
+DECODE = PagedCase("decode", (150, 1, 0, 33), (1, 1, 1, 1), heads=4, kv_heads=2, page_size=16, packed=False)
+CASES = (
+    DECODE,
+    PagedCase("queries", (90, 40, 7), (2, 9, 3), heads=6, kv_heads=2, page_size=8, layout="HND", before=2),
+    replace(DECODE, name="window", window=(30, 4), sink_keys=5, sinks=True, softcap=2.0),
+    PagedCase("lists", (100, 30), (2, 1), heads=4, kv_heads=2, entries=9, entry_keys=4, counted=True, page_size=32),
+    PagedCase("rows", (70, 20), (1, 3), page_size=0, layout="rows", kv_heads=1, heads=4, head_lists=False, entries=40),
+    replace(DECODE, name="invariant", kv_lens=(2500, 40), q_lens=(1, 1), batch_invariant=True, page_size=128),
+)
+OF_TOKENS = replace(DECODE, name="token_scales", token_scales=True)
+KERNELS: tuple[dict[str, Any], ...] = (
+    {"dtype": "bf16", "head_dim": 64, "tile": {"m": 16, "n": 32}, "stages": 3},
+    {"dtype": "fp16", "head_dim": 128, "tile": {"m": 16, "n": 16}, "stages": 2},
+    {"dtype": "fp16", "head_dim": 64, "tile": {"m": 32, "n": 16}, "stages": 4},
+    {"dtype": "bf16", "head_dim": 64, "cache": "e4m3", "tile": {"m": 16, "n": 64}, "stages": 3},
+    {"dtype": "fp16", "head_dim": 128, "cache": "e4m3", "tile": {"m": 16, "n": 32}, "stages": 2},
+)
+
+
+@pytest.fixture(autouse=True)
+def _on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_stream(monkeypatch)
+    host_paged.on_cpu(monkeypatch)
+
+
+def words(fields: dict[str, Any]) -> str:
+    return "_".join(str(fields[name]) for name in ("dtype", "head_dim", "cache", "tile") if name in fields)
+
+
+def spec_of(fields: dict[str, Any]) -> Any:
+    return find_spec({"op": "paged_attention", "arch": "sm_89", **fields})
+
+
+def check(kernel: host_paged.HostKernel, case: PagedCase) -> None:
+    spec = kernel.spec
+    inputs = verified.inputs_of(case, spec, CPU)
+    right, right_lse = verified.oracle(case, spec, inputs)
+    out = torch.full_like(inputs.q, float("nan"))
+    _, lse = kernel(inputs.q, inputs.k, inputs.v, **inputs.options, out=out, return_lse=True)
+    inside = slice(inputs.bounds[0], inputs.bounds[-1])
+    close = 1e-2 if spec.dtype == "bf16" else 2e-3
+    torch.testing.assert_close(out[inside].double(), right[inside], atol=close, rtol=close, msg=case.describe())
+    assert lse is not None
+    torch.testing.assert_close(lse[:, inside].double(), right_lse[:, inside], atol=2e-3, rtol=1e-3)
+    assert out[: inputs.bounds[0]].isnan().all() and out[inputs.bounds[-1] :].isnan().all()
+
+
+@pytest.mark.parametrize("fields", KERNELS, ids=words)
+def test_results_are_those_of_the_definition(
+    fields: dict[str, Any], recorded: Callable[..., None], tmp_path: Path
+) -> None:
+    named = spec_of(fields)
+    cases = (*CASES, *([OF_TOKENS] if "cache" in fields else []))
+    recorded(generate(named).source, repr(cases))
+    kernel = host_paged.HostKernel(named, tmp_path)
+    for order, case in enumerate(cases):
+        for late in (True, False):
+            kernel.host.late, kernel.host.order = late, order
+            check(kernel, case)

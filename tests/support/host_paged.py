@@ -158,5 +158,3 @@ def on_cpu(monkeypatch: Any) -> None:
     """Let kernels take tensors of the CPU."""
     for module in (arguments, paged_attention):
         monkeypatch.setattr(module, "check_tensor", lambda *given: None)
-
-

@@ -35,6 +35,7 @@ class PagedCase:
         sinks: whether each head has a sink.
         batch_invariant: whether keys are divided by the length of their request alone.
         spread: factor on q; large values make one key win.
+        token_scales: whether each token of an e4m3 cache has its own factors.
     """
 
     name: str
@@ -57,6 +58,7 @@ class PagedCase:
     sinks: bool = False
     batch_invariant: bool = False
     spread: float = 1.0
+    token_scales: bool = False
 
     def describe(self) -> str:
         """The parameters that differ from a plain case."""
@@ -75,6 +77,7 @@ class PagedCase:
             "sinks": self.sinks,
             "batch invariant": self.batch_invariant,
             f"q x {self.spread:g}": self.spread != 1.0,
+            "factors of tokens": self.token_scales,
         }
         return ", ".join([text, pages, *(word for word, said in extras.items() if said)])
 
@@ -100,7 +103,7 @@ CASES = (
     PagedCase("without_keys", (0, 3), (2, 5), heads=16, kv_heads=4),
     PagedCase("tokens_around", (300, 90), (3, 2), before=5),
     _decode("long_and_short", 65536, *(100 + i for i in range(31))),
-    _decode("many_requests", *(1 + 37 * i % 300 for i in range(700)), page_size=16),
+    _decode("many_requests", *(1 + 37 * i % 300 for i in range(200)), page_size=16),
     _decode("one_long", 40000, heads=4, kv_heads=1),
     PagedCase("window", (9000, 300, 20), (1, 4, 2), window=(511, 0)),
     PagedCase("two_sided_window", (9000, 300, 20), (1, 40, 2), window=(100, 30)),
@@ -122,7 +125,12 @@ CASES = (
 )
 
 
+E4M3_CASES = (
+    _decode("token_scales", 1000, 77, 3333, token_scales=True, heads=16),
+    PagedCase("token_scales_of_lists", (900, 300), (1, 4), layout="HND", entries=60, entry_keys=4, token_scales=True),
+)
+
+
 def cases_of(spec: PagedAttentionSpec) -> tuple[PagedCase, ...]:
     """The cases of a kernel."""
-    del spec
-    return CASES
+    return (*CASES, *(E4M3_CASES if spec.cache == "e4m3" else ()))

@@ -206,6 +206,7 @@ class PagedShape:
         tokens: queries of all requests.
         heads: query heads, a multiple of ``kv_heads``.
         kv_heads: heads of K and V.
+        max_keys: keys of a request at most.
         list_length: entries per list; 0 without lists.
         entry_keys: keys per entry, a power of two.
         most_parts: most parts of a tile whose division depends on its own length alone; 0 if a tile is divided by the
@@ -216,6 +217,7 @@ class PagedShape:
     tokens: int
     heads: int
     kv_heads: int
+    max_keys: int = 1
     list_length: int = 0
     entry_keys: int = 1
     most_parts: int = 0
@@ -257,6 +259,7 @@ class LaunchArgs:
         block: size of thread blocks, if it depends on the shape; None for that of the plan, the largest.
         epilogue_grid: thread blocks of the plan's epilogue.
         sums: bytes of device memory that must be 0 before each launch, by pointer parameter.
+        units: units of work at most, if the kernel counts them in 32 bits.
     """
 
     numbers: Mapping[str, int]
@@ -268,3 +271,4 @@ class LaunchArgs:
     block: BlockSize | None = None
     epilogue_grid: int = 0
     sums: Mapping[str, int] = field(default_factory=dict)
+    units: int = 0

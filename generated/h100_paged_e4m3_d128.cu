@@ -3,7 +3,7 @@
 //     codegen render specs/h100_paged_e4m3_d128.yaml
 // spec: {"arch":"sm_90a","cache":"e4m3","copy":"cp_async","dtype":"fp16","head_dim":128,"mma":"mma","op":"paged_attention","schedule":"multistage","stages":2,"tile":{"m":16,"n":128}}
 // spec hash: d9e55f1d18c8819bded0fc7552b5906dd30512e94a5f7dcd32dea92b85702176
-// seal: sha256 f8dd3dcd7cf798a2fab1bee85d3d13437f45f815b07aba5a09bee90f5b3d034c
+// seal: sha256 272465aeeea4ebcffa63066e77898bb543ac4a9c1a910bbab3ecba82d7a9e6ec
 
 // Attention of a few queries over K and V in pages, by mma.sync: decoding. Keys of one request are split over thread
 // blocks.
@@ -41,13 +41,13 @@ constexpr int kLeastSteps = 1;  // units of a thread block at least, if there ar
 constexpr int kPartsAtOnce = 8;  // parts of a tile that a thread adds at once
 constexpr int kPartSteps = 8;  // steps of a part at least, if most_parts is set
 
-// Dynamic shared memory: 71448 bytes. Byte offsets:
+// Dynamic shared memory: 73496 bytes. Byte offsets:
 constexpr int kQOffset = 0;  // 4096 bytes: rows of Q
 constexpr int kRingOffset = 4096;  // 65536 bytes: e4m3 codes of K and V; a ring per warp, and its sums at the end
-constexpr int kKeysOffset = 69632;  // 1152 bytes: positions of the keys in the rings
-constexpr int kRowsOffset = 70784;  // 512 bytes: maximum and weight of each row, by warp
-constexpr int kPlacesOffset = 71296;  // 128 bytes: token and query head of each row
-constexpr int kScanOffset = 71424;  // 24 bytes: sums of units of work
+constexpr int kKeysOffset = 69632;  // 3200 bytes: positions of the keys in the rings
+constexpr int kRowsOffset = 72832;  // 512 bytes: maximum and weight of each row, by warp
+constexpr int kPlacesOffset = 73344;  // 128 bytes: token and query head of each row
+constexpr int kScanOffset = 73472;  // 24 bytes: sums of units of work
 
 constexpr int kThreads = 32 * kWarps;
 constexpr int kMmaRows = 16, kMmaColumns = 8, kMmaDepth = 16;  // of one product
@@ -61,12 +61,13 @@ constexpr int kSumStride = kHeadDim + 8;  // floats of a row of a warp's sums: e
 constexpr int kPartFloats = kTileM * (kHeadDim + 2);  // of a part: sums, then maximum and weight of each row
 constexpr int kRowThreads = kThreads / kTileM;  // of a row of the result
 constexpr int kFours = kHeadDim / 4 / kRowThreads;  // four columns each, of a thread
-constexpr int kKeyInts = kWarpKeys + 4;  // beside a slot: positions, and whether all rows see all keys
+constexpr int kFactors = kWarpKeys + 4;  // index beside a slot, behind positions and whether all rows see all keys
+constexpr int kKeyInts = kFactors + 2 * kWarpKeys;  // with the factors of keys, then of values
 constexpr uint32 kAllLanes = 0xFFFFFFFF;
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
 constexpr float kLog2E = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
 
-// Launch: 128 threads per block, 71448 bytes of dynamic shared memory.
+// Launch: 128 threads per block, 73496 bytes of dynamic shared memory.
 // Grid: as many thread blocks as run concurrently, for any lengths.
 struct Params {
   const unsigned short* q;  // Q (tokens, heads, head_dim)
@@ -107,10 +108,14 @@ struct Params {
   float scale_log2;  // softmax scale times log2(e)
   float softcap;  // cap of the logits, 0 for none
   const float* sink;  // a logit of each query head that joins its sums (heads,), or null
-  const float* k_scale;  // factor of K of each KV head, or null
-  int k_scale_stride;  // its stride, 0 if all heads share it
-  const float* v_scale;  // factor of V, likewise
-  int v_scale_stride;  // its stride
+  const float* k_scale;  // factors of K: of each KV head, or of each token and KV head; or null
+  const float* v_scale;  // factors of V, likewise
+  int k_scale_stride;  // stride of the factors of K by KV head, 0 if all heads share one
+  int v_scale_stride;  // the same of V
+  int scale_by_token;  // 1 if each token has its own factors
+  int64 scale_page_stride;  // page stride of such factors of K and of V
+  int64 scale_token_stride;  // token stride, likewise
+  int64 scale_head_stride;  // head stride, likewise
   unsigned short* out;  // result (tokens, heads, head_dim)
   int64 out_token_stride;  // token stride of the result, in elements
   int64 out_head_stride;  // head stride of the result, in elements
@@ -127,6 +132,11 @@ using Element = unsigned short;  // the bits of one fp16
 __device__ __forceinline__ void cp_async_16(uint32 to, const void* from, bool valid) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0)
       : "memory");
+}
+
+// cp.async.ca: copies 4 bytes to shared memory; zero-fills without a read unless `valid` (PTX ISA, "cp.async")
+__device__ __forceinline__ void cp_async_4(uint32 to, const void* from, bool valid) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(valid ? 4 : 0) : "memory");
 }
 
 // cp.async.commit_group: commits this thread's copies as a group (PTX ISA, "cp.async.commit_group")
@@ -294,7 +304,8 @@ __device__ __forceinline__ int owner(const Range& range, int unit) {
 }
 
 // Finds the range of this thread block; false if it has none. Lists give all tiles the same number of steps. Otherwise
-// the threads add those of the requests.
+// the threads add those of the requests. With `most_parts`, tiles are numbered by their first tokens: if the bounds of
+// requests fall, no thread block has a range, as two tiles could have one number.
 __device__ __forceinline__ bool find_range(const Params& p, Range& range, unsigned char* shared) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const bool listed = p.lists != nullptr;
@@ -305,7 +316,11 @@ __device__ __forceinline__ bool find_range(const Params& p, Range& range, unsign
   if (listed) {
     range.total = p.total_q * p.kv_heads * p.token_tiles * (kTileCost + p.list_steps);
   } else {
-    for (int i = first; i < last; ++i) mine += units_of(p, request_of(p, i));
+    bool falls = false;
+    for (int i = first; i < last; ++i) {
+      mine += units_of(p, request_of(p, i));
+      falls |= p.cu_seqlens_q != nullptr && __ldg(p.cu_seqlens_q + i) > __ldg(p.cu_seqlens_q + i + 1);
+    }
     through = mine;
 #pragma unroll
     for (int lanes = 1; lanes < 32; lanes *= 2) {
@@ -313,7 +328,7 @@ __device__ __forceinline__ bool find_range(const Params& p, Range& range, unsign
       through += lane >= lanes ? lower : 0;
     }
     if (lane == 31) sums[warp] = through;
-    __syncthreads();
+    if (__syncthreads_or(falls && p.most_parts > 0)) return false;
     range.total = 0;
 #pragma unroll
     for (int i = 0; i < kWarps; ++i) {
@@ -478,6 +493,11 @@ struct Cursor {
     const uint32 token = position & p.page_mask;
     return page * p.page_chunks + token * p.token_chunks + tile.kv_head * p.head_chunks;
   }
+  // Index of the factors of the lane's key, if each key has its own.
+  __device__ __forceinline__ int64 factor(const Params& p) const {
+    const int token = position & p.page_mask;
+    return page * p.scale_page_stride + token * p.scale_token_stride + tile.kv_head * p.scale_head_stride;
+  }
   __device__ __forceinline__ void advance(const Params& p) {
     ++step;
     position = position_of(p, step, entry);
@@ -560,6 +580,14 @@ __device__ __forceinline__ void load_step(const Params& p, Cursor& cursor, uint3
       cp_async_16(place, p.k_cache + from, valid);
       cp_async_16(place + kHalfBytes, p.v_cache + from, valid);
     }
+    if (p.scale_by_token) {
+      const bool valid = mine != Cursor::kNoKey;
+      const int64 from = valid ? cursor.factor(p) : 0;
+      const int* const factors = ring_keys + slot * kKeyInts + kFactors + lane;
+      const uint32 place = static_cast<uint32>(__cvta_generic_to_shared(factors));
+      cp_async_4(place, p.k_scale + from, valid);
+      cp_async_4(place + kWarpKeys * 4, p.v_scale + from, valid);
+    }
     cursor.advance(p);
     slot = slot + 1 == kStages ? 0 : slot + 1;
   }
@@ -589,7 +617,8 @@ __device__ __forceinline__ RowKeys row_keys(const Params& p, const Tile& tile) {
       keys.last[m][half] = row < tile.rows ? position + p.window_right : -1;
     }
   }
-  keys.scale = p.scale_log2 * (p.k_scale == nullptr ? 1.0f : __ldg(p.k_scale + tile.kv_head * p.k_scale_stride));
+  const bool has_factor = p.k_scale != nullptr && !p.scale_by_token;
+  keys.scale = p.scale_log2 * (has_factor ? __ldg(p.k_scale + tile.kv_head * p.k_scale_stride) : 1.0f);
   return keys;
 }
 
@@ -615,6 +644,16 @@ __device__ __forceinline__ void clear(Sums& sums) {
 // tanh as a call, which keeps the loop short: few calls have a softcap.
 __device__ __noinline__ float tanh_of(float x) { return tanhf(x); }
 
+// Multiplies 16 rows by the factors of their columns.
+__device__ __forceinline__ void scale_columns(float (&s)[kKeyTiles][4], const int* factors) {
+  const float* const mine = reinterpret_cast<const float*>(factors) + 2 * (threadIdx.x % 4);
+#pragma unroll
+  for (int n = 0; n < kKeyTiles; ++n) {
+    const float2 pair = *reinterpret_cast<const float2*>(mine + n * kMmaColumns);
+    s[n][0] *= pair.x, s[n][1] *= pair.y, s[n][2] *= pair.x, s[n][3] *= pair.y;
+  }
+}
+
 // A maximum that can be subtracted, where no key is seen too.
 __device__ __forceinline__ float finite(float max) { return max == kMinusInfinity ? 0.0f : max; }
 
@@ -627,6 +666,7 @@ __device__ __forceinline__ void softmax(const Params& p, Sums& sums, const RowKe
 #pragma unroll
     for (int i = 0; i < 4; ++i) s[n][i] *= rows.scale;
   }
+  if (p.scale_by_token) scale_columns(s, keys + kFactors);
   if (p.softcap > 0.0f) {
     const float cap = p.softcap * kLog2E;
 #pragma unroll
@@ -675,6 +715,7 @@ __device__ __forceinline__ void softmax(const Params& p, Sums& sums, const RowKe
       sums.weight[m][i / 2] += s[n][i];
     }
   }
+  if (p.scale_by_token) scale_columns(s, keys + kFactors + kWarpKeys);
 }
 
 // Q as operands of the products.
@@ -902,7 +943,8 @@ __device__ __forceinline__ void store_result(const Params& p, const Run& run, Ro
     const float4 none[kFours] = {};
     add(sums, none, make_float2(__ldg(p.sink + place.y) * kLog2E, 1.0f));
   }
-  const float v_scale = p.v_scale == nullptr ? 1.0f : __ldg(p.v_scale + run.tile.kv_head * p.v_scale_stride);
+  const bool has_factor = p.v_scale != nullptr && !p.scale_by_token;
+  const float v_scale = has_factor ? __ldg(p.v_scale + run.tile.kv_head * p.v_scale_stride) : 1.0f;
   const float factor = sums.weight > 0.0f ? v_scale / sums.weight : 0.0f;
   Element* const to = p.out + place.x * p.out_token_stride + place.y * p.out_head_stride;
 #pragma unroll

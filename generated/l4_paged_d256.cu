@@ -3,7 +3,7 @@
 //     codegen render specs/l4_paged_d256.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":256,"mma":"mma","op":"paged_attention","schedule":"multistage","stages":2,"tile":{"m":16,"n":32}}
 // spec hash: c9a9b41c413bc9bde9be880fb99b62f10c20880bdc59bd01e463e6111a290e35
-// seal: sha256 9b9b88c3128546e80bc162a1924bbadfb923fc4b6c54b0fc312ce85384a75757
+// seal: sha256 583a0745828297da0aea877800245ed3657b92751cf617c851a96abd1e0435e4
 
 // Attention of a few queries over K and V in pages, by mma.sync: decoding. Keys of one request are split over thread
 // blocks.
@@ -61,7 +61,8 @@ constexpr int kSumStride = kHeadDim + 8;  // floats of a row of a warp's sums: e
 constexpr int kPartFloats = kTileM * (kHeadDim + 2);  // of a part: sums, then maximum and weight of each row
 constexpr int kRowThreads = kThreads / kTileM;  // of a row of the result
 constexpr int kFours = kHeadDim / 4 / kRowThreads;  // four columns each, of a thread
-constexpr int kKeyInts = kWarpKeys + 4;  // beside a slot: positions, and whether all rows see all keys
+constexpr int kFactors = kWarpKeys + 4;  // index beside a slot, behind positions and whether all rows see all keys
+constexpr int kKeyInts = kFactors;
 constexpr uint32 kAllLanes = 0xFFFFFFFF;
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
 constexpr float kLog2E = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
@@ -107,10 +108,6 @@ struct Params {
   float scale_log2;  // softmax scale times log2(e)
   float softcap;  // cap of the logits, 0 for none
   const float* sink;  // a logit of each query head that joins its sums (heads,), or null
-  const float* k_scale;  // factor of K of each KV head, or null
-  int k_scale_stride;  // its stride, 0 if all heads share it
-  const float* v_scale;  // factor of V, likewise
-  int v_scale_stride;  // its stride
   unsigned short* out;  // result (tokens, heads, head_dim)
   int64 out_token_stride;  // token stride of the result, in elements
   int64 out_head_stride;  // head stride of the result, in elements
@@ -283,7 +280,8 @@ __device__ __forceinline__ int owner(const Range& range, int unit) {
 }
 
 // Finds the range of this thread block; false if it has none. Lists give all tiles the same number of steps. Otherwise
-// the threads add those of the requests.
+// the threads add those of the requests. With `most_parts`, tiles are numbered by their first tokens: if the bounds of
+// requests fall, no thread block has a range, as two tiles could have one number.
 __device__ __forceinline__ bool find_range(const Params& p, Range& range, unsigned char* shared) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const bool listed = p.lists != nullptr;
@@ -294,7 +292,11 @@ __device__ __forceinline__ bool find_range(const Params& p, Range& range, unsign
   if (listed) {
     range.total = p.total_q * p.kv_heads * p.token_tiles * (kTileCost + p.list_steps);
   } else {
-    for (int i = first; i < last; ++i) mine += units_of(p, request_of(p, i));
+    bool falls = false;
+    for (int i = first; i < last; ++i) {
+      mine += units_of(p, request_of(p, i));
+      falls |= p.cu_seqlens_q != nullptr && __ldg(p.cu_seqlens_q + i) > __ldg(p.cu_seqlens_q + i + 1);
+    }
     through = mine;
 #pragma unroll
     for (int lanes = 1; lanes < 32; lanes *= 2) {
@@ -302,7 +304,7 @@ __device__ __forceinline__ bool find_range(const Params& p, Range& range, unsign
       through += lane >= lanes ? lower : 0;
     }
     if (lane == 31) sums[warp] = through;
-    __syncthreads();
+    if (__syncthreads_or(falls && p.most_parts > 0)) return false;
     range.total = 0;
 #pragma unroll
     for (int i = 0; i < kWarps; ++i) {
@@ -571,7 +573,7 @@ __device__ __forceinline__ RowKeys row_keys(const Params& p, const Tile& tile) {
       keys.last[m][half] = row < tile.rows ? position + p.window_right : -1;
     }
   }
-  keys.scale = p.scale_log2 * (p.k_scale == nullptr ? 1.0f : __ldg(p.k_scale + tile.kv_head * p.k_scale_stride));
+  keys.scale = p.scale_log2;
   return keys;
 }
 
@@ -863,8 +865,7 @@ __device__ __forceinline__ void store_result(const Params& p, const Run& run, Ro
     const float4 none[kFours] = {};
     add(sums, none, make_float2(__ldg(p.sink + place.y) * kLog2E, 1.0f));
   }
-  const float v_scale = p.v_scale == nullptr ? 1.0f : __ldg(p.v_scale + run.tile.kv_head * p.v_scale_stride);
-  const float factor = sums.weight > 0.0f ? v_scale / sums.weight : 0.0f;
+  const float factor = sums.weight > 0.0f ? 1.0f / sums.weight : 0.0f;
   Element* const to = p.out + place.x * p.out_token_stride + place.y * p.out_head_stride;
 #pragma unroll
   for (int i = 0; i < kFours; ++i) {

@@ -78,7 +78,12 @@ def plan(spec: PagedAttentionSpec, stem: str) -> Plan:
     shared.add(
         "Ring", warps * ring, f"{kind} of K and V; a ring per warp, and its sums at the end", ring=Ring(spec.stages)
     )
-    shared.add("Keys", warps * spec.stages * (warp_keys + 4) * 4, "positions of the keys in the rings", align=16)
+    shared.add(
+        "Keys",
+        warps * spec.stages * (warp_keys * (3 if is_e4m3 else 1) + 4) * 4,
+        "positions of the keys in the rings",
+        align=16,
+    )
     shared.add("Rows", warps * tile.m * 2 * FLOAT, "maximum and weight of each row, by warp", align=16)
     shared.add("Places", tile.m * 8, "token and query head of each row", align=16)
     shared.add("Scan", (warps + 2) * 4, "sums of units of work", align=16)
@@ -185,10 +190,7 @@ def _params(spec: PagedAttentionSpec) -> tuple[Param, ...]:
         f32("scale_log2", "softmax scale times log2(e)"),
         f32("softcap", "cap of the logits, 0 for none"),
         pointer("sink", "float", "a logit of each query head that joins its sums (heads,), or null"),
-        pointer("k_scale", "float", "factor of K of each KV head, or null"),
-        i32("k_scale_stride", "its stride, 0 if all heads share it"),
-        pointer("v_scale", "float", "factor of V, likewise"),
-        i32("v_scale_stride", "its stride"),
+        *(_scale_params() if spec.cache == "e4m3" else ()),
         pointer("out", element, "result (tokens, heads, head_dim)", writes=True),
         i64("out_token_stride", "token stride of the result, in elements"),
         i64("out_head_stride", "head stride of the result, in elements"),
@@ -196,6 +198,20 @@ def _params(spec: PagedAttentionSpec) -> tuple[Param, ...]:
         i32("most_parts", "parts of a tile at most, if its own length alone divides it; otherwise 0"),
         pointer("partials", "float", "sums of parts", writes=True),
         pointer("counters", "int", "finished parts of a tile, 0 between launches", writes=True),
+    )
+
+
+def _scale_params() -> tuple[Param, ...]:
+    """Parameters of the factors of e4m3 caches."""
+    return (
+        pointer("k_scale", "float", "factors of K: of each KV head, or of each token and KV head; or null"),
+        pointer("v_scale", "float", "factors of V, likewise"),
+        i32("k_scale_stride", "stride of the factors of K by KV head, 0 if all heads share one"),
+        i32("v_scale_stride", "the same of V"),
+        i32("scale_by_token", "1 if each token has its own factors"),
+        i64("scale_page_stride", "page stride of such factors of K and of V"),
+        i64("scale_token_stride", "token stride, likewise"),
+        i64("scale_head_stride", "head stride, likewise"),
     )
 
 
@@ -231,4 +247,5 @@ def _arguments(plan: Plan, shape: PagedShape, slots: int) -> LaunchArgs:
         slots,
         counters={"counters": tiles if shape.most_parts else slots},
         scratch={"partials": places * part},
+        units=tiles * (TILE_COST + max(1, -(-(shape.list_length * shape.entry_keys or shape.max_keys) // spec.tile.n))),
     )

@@ -23,7 +23,6 @@ from runtime.kernels.arguments import (
     TORCH_DTYPES,
     check_addresses,
     check_memory,
-    check_overlap,
     check_scale,
     check_shape,
     check_sink,
@@ -40,12 +39,14 @@ UNBOUNDED = 2**29
 """Keys of a window without a bound."""
 UNPAGED_SHIFT = 31
 """Page shift with which every key lies in the first page of its request."""
+MAX_UNITS = 2**31
+"""Units of work that a kernel cannot count."""
 MOST_CHUNKS = 2**32 - 1
 """Chunks of a cache at most; the kernel's offsets have 32 bits."""
 ENTRY_KEYS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 """Keys that an entry of a list can stand for."""
-WORKSPACE_ALIGNMENT = 256
-"""Bytes to which a workspace and its parts are aligned, as torch aligns its memory."""
+WORKSPACE_ALIGNMENT = 16
+"""Bytes to which a workspace and its parts are aligned: those of one load."""
 INVARIANT_PARTS = 16
 """Most parts of a tile in batch-invariant calls."""
 
@@ -163,8 +164,8 @@ class PagedAttentionKernel(BoundCall[PagedAttentionSpec]):
             scale: softmax scale; by default 1 / sqrt(head_dim).
             softcap: cap of the logits.
             sink: float32 (heads,), a logit that joins the sum of each row of its head.
-            k_scale: float32 (1,) or (kv_heads,), the factor of an e4m3 k_cache.
-            v_scale: the same for v_cache.
+            k_scale: float32 (1,), (kv_heads,) or (pages, page_size, kv_heads), the factors of an e4m3 k_cache.
+            v_scale: the same for v_cache; factors of tokens have the strides of k_scale.
             out: where to write the result.
             return_lse: whether to return the log-sum-exp too.
             batch_invariant: whether the keys of a request are divided by its own length alone, so that results have the
@@ -207,57 +208,70 @@ class PagedAttentionKernel(BoundCall[PagedAttentionSpec]):
         Raises:
             ArgumentError: as of a call.
         """
-        present = tuple([tensor for tensor in given if tensor is not None])
-        absent = tuple([tensor is None for tensor in given])
-        key: Any = None
+        absent, present = given_of(given)
         launch: Launch | None = None
+        key: Any = None
         try:
             key = options, absent, torch.is_grad_enabled()
             launch = self._launches.find(key, present)
         except (AttributeError, RuntimeError, TypeError, ValueError):
             key = None
-        if launch is not None:
-            result: AttentionResult | None = launch(present)
-            if result is not None:
-                return result
-        q = given[0]
-        if is_elsewhere(q):
-            with entered(q.device.index):
-                return self.attend(given, options)
-        tensors = dict(zip(TENSORS, given, strict=True))
-        launch = self._launch(tensors, options)
+        result: AttentionResult | None = None if launch is None else launch(present)
+        if result is not None:
+            return result
+        launch, result = self.attend_checked(given, options)
         if key is not None:
             self._launches.keep(key, present, launch)
-        result = launch(present)
-        assert result is not None
         return result
 
-    def _launch(self, tensors: dict[str, Any], options: Options) -> Launch:
-        """Check a call, and make the launch of calls with tensors like these."""
+    def attend_checked(self, given: Given, options: Options) -> tuple[Launch, AttentionResult]:
+        """Check a call and compute it; return the launch of calls with tensors like these, and the result.
+
+        The launch takes the given tensors, in order, and returns None if another device is current. It uses addresses
+        alone: views of the same addresses serve too.
+
+        Raises:
+            ArgumentError: as of a call.
+        """
+        if is_elsewhere(given[0]):
+            with entered(given[0].device.index):
+                return self.attend_checked(given, options)
+        launch = self._launch(given, options)
+        result = launch(given_of(given)[1])
+        assert result is not None
+        return launch, result
+
+    def _launch(self, given: Given, options: Options) -> Launch:
+        """Check a call; return the launch of calls with tensors like these."""
+        tensors = dict(zip(TENSORS, given, strict=True))
         signature = self._check(tensors, options)
         memory, counter_bytes = signature.extra
         q, loaded = tensors["q"], self._loaded
-        device, index, dtype = q.device, q.device.index, q.dtype
+        device, _index, dtype = q.device, q.device.index, q.dtype
         names = tuple(name for name, tensor in tensors.items() if tensor is not None)
         rest = dict.fromkeys((name for name, tensor in tensors.items() if tensor is None), 0) | {"lse": 0}
         has_out, has_workspace = tensors["out"] is not None, tensors["workspace"] is not None
+        extents = {name: _extent(tensors[name]) for name in ("q", "k_cache", "v_cache", *(["out"] if has_out else []))}
         result, of_rows = contiguous(q.shape), contiguous((q.shape[1], q.shape[0]))
         allocate, lse_wanted, out_place = allocator(device), options.return_lse, names.index("out") if has_out else 0
 
-        def launch(given: tuple[torch.Tensor, ...]) -> Any:
-            if torch.cuda.current_device() != index:
-                return None  # the call enters the device's context
+        def launch(given: tuple[torch.Tensor, ...]) -> AttentionResult | None:
+            if is_elsewhere(given[0]):
+                return None
             addresses = rest.copy()
             for name, tensor in zip(names, given, strict=True):
                 addresses[name] = tensor.data_ptr()
-            written = given[out_place] if has_out else allocate(*result, dtype)
-            addresses["out"] = written.data_ptr()
+            if has_out:
+                written = given[out_place]
+                _check_apart(addresses, extents)
+            else:
+                written = allocate(*result, dtype)
+                addresses["out"] = written.data_ptr()
             lse = None
             if lse_wanted:
                 lse = allocate(*of_rows, torch.float32)
                 addresses["lse"] = lse.data_ptr()
-            aligned = addresses["q"] | addresses["k_cache"] | addresses["v_cache"] | addresses["out"]
-            if aligned % CHUNK_BYTES:
+            if (addresses["q"] | addresses["k_cache"] | addresses["v_cache"] | addresses["out"]) % CHUNK_BYTES:
                 check_addresses({name: addresses[name] for name in ("q", "k_cache", "v_cache", "out")})
             if has_workspace:
                 first = addresses["workspace"]
@@ -314,25 +328,27 @@ class PagedAttentionKernel(BoundCall[PagedAttentionSpec]):
         lists = _check_lists(tensors["lists"], tensors["counts"], options.entry_keys, q, kv_heads)
         if tensors["sink"] is not None:
             check_sink(tensors["sink"], heads, q.device)
-        scales = {name: _check_kv_scale(name, tensors[name], q, kv_heads, self.spec) for name in ("k_scale", "v_scale")}
+        scales = _check_scales(tensors, self.spec)
         out = tensors["out"]
         if out is not None:
             check_tensor("out", out, self._dtype, 3, q.device)
             check_shape("out", out.shape, [("tokens", (tokens,)), ("heads", (heads,)), ("head_dim", (d,))])
             check_strides("out", out)
-            for name in ("q", "k_cache", "v_cache"):
-                check_overlap(name, tensors[name], "out", out)
         check_memory(**{name: tensor for name, tensor in tensors.items() if tensor is not None})
         shape = PagedShape(
             batch,
             tokens,
             heads,
             kv_heads,
+            max_keys,
             lists["list_length"],
             options.entry_keys,
             INVARIANT_PARTS if options.batch_invariant else 0,
         )
         args = self._plan.problem(shape, self._loaded.slots(q.device.index))
+        if args.units >= MAX_UNITS:
+            has = f"has {tokens} tokens of {batch} requests, for up to {max_keys} keys each"
+            raise ArgumentError("q", f"{has}: more work than one call counts, pass fewer requests or a narrower table")
         memory = Memory.of(args)
         if tensors["workspace"] is not None:
             _check_workspace(tensors["workspace"], q, _counter_bytes(args) + args.scratch["partials"])
@@ -357,10 +373,29 @@ class PagedAttentionKernel(BoundCall[PagedAttentionSpec]):
             **{name: value for name, value in lists.items() if name != "list_length"},
             "scale_log2": scale * math.log2(math.e),
             "softcap": options.softcap or 0.0,
-            "k_scale_stride": scales["k_scale"],
-            "v_scale_stride": scales["v_scale"],
+            **scales,
         }
         return self._signature(q.device, args, values, extra=(memory, _counter_bytes(args)))
+
+
+def given_of(given: Given) -> tuple[tuple[bool, ...], tuple[torch.Tensor, ...]]:
+    """Which tensors of a call are absent, and the others."""
+    return tuple([tensor is None for tensor in given]), tuple([tensor for tensor in given if tensor is not None])
+
+
+def _extent(tensor: torch.Tensor) -> int:
+    """Bytes from the first element of a tensor to the end of the last one."""
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return (last + 1) * tensor.element_size()
+
+
+def _check_apart(addresses: dict[str, int], extents: dict[str, int]) -> None:
+    """Check that the result lies outside of q, K and V."""
+    first = addresses["out"]
+    end = first + extents["out"]
+    for name in ("q", "k_cache", "v_cache"):
+        if addresses[name] < end and first < addresses[name] + extents[name]:
+            raise ArgumentError("out", f"overlaps {name} in memory; it must lie elsewhere")
 
 
 def _counter_bytes(args: LaunchArgs) -> int:
@@ -467,14 +502,35 @@ def _check_lists(lists: Any, counts: Any, entry_keys: Any, q: torch.Tensor, kv_h
     return numbers
 
 
-def _check_kv_scale(name: str, scale: Any, q: torch.Tensor, kv_heads: int, spec: PagedAttentionSpec) -> int:
-    """Check a factor of K or V; return its stride."""
-    if scale is None:
-        return 0
+def _check_scales(tensors: dict[str, Any], spec: PagedAttentionSpec) -> dict[str, int]:
+    """Check the factors of K and V; return their numbers, none for a cache without factors."""
+    q, k_cache, given = tensors["q"], tensors["k_cache"], {name: tensors[name] for name in ("k_scale", "v_scale")}
     if spec.cache != "e4m3":
-        raise ArgumentError(name, f"is given, but the cache is {spec.dtype}, which has no scale")
-    check_dense(name, scale)
-    if scale.dtype != torch.float32 or scale.device != q.device:
-        raise ArgumentError(name, f"is {scale.dtype} on {scale.device}, expected torch.float32 on {q.device}")
-    check_shape(name, scale.shape, [("1 or kv_heads", tuple(sorted({1, kv_heads})))])
-    return 0 if scale.shape[0] == 1 else int(scale.stride(0))
+        for name, scale in given.items():
+            if scale is not None:
+                raise ArgumentError(name, f"is given, but the cache is {spec.dtype}, which has no scale")
+        return {}
+    pages, page_size, kv_heads, _ = k_cache.shape
+    numbers = dict.fromkeys(("k_scale_stride", "v_scale_stride", "scale_by_token"), 0)
+    numbers |= dict.fromkeys(("scale_page_stride", "scale_token_stride", "scale_head_stride"), 0)
+    for name, scale in given.items():
+        if scale is None:
+            continue
+        check_dense(name, scale)
+        if scale.dtype != torch.float32 or scale.device != q.device:
+            raise ArgumentError(name, f"is {scale.dtype} on {scale.device}, expected torch.float32 on {q.device}")
+        if tuple(scale.shape) not in ((1,), (kv_heads,), (pages, page_size, kv_heads)):
+            allowed = f"(1,), (kv_heads {kv_heads},) or (pages {pages}, page_size {page_size}, kv_heads {kv_heads})"
+            raise ArgumentError(name, f"has shape {tuple(scale.shape)}, expected {allowed}")
+        if scale.dim() == 1:
+            numbers[f"{name}_stride"] = 0 if scale.shape[0] == 1 else int(scale.stride(0))
+    k_scale, v_scale = given.values()
+    by_token = [scale is not None and scale.dim() > 1 for scale in given.values()]
+    if any(by_token):
+        if not all(by_token) or k_scale.stride() != v_scale.stride():
+            of_v = None if v_scale is None else (tuple(v_scale.shape), v_scale.stride())
+            of_k = None if k_scale is None else (tuple(k_scale.shape), k_scale.stride())
+            raise ArgumentError("v_scale", f"has shape and strides {of_v}, k_scale has {of_k}: expected the same")
+        names = ("scale_page_stride", "scale_token_stride", "scale_head_stride")
+        numbers |= dict(zip(names, k_scale.stride(), strict=True), scale_by_token=1)
+    return numbers

@@ -67,9 +67,10 @@ def paged_attention(
         scale: softmax scale, from 1e-37 to 1e38; by default 1 / sqrt(head_dim).
         softcap: cap of the logits, from 0.001 to 1000.
         sink: float32 (heads,), a logit that joins the sum of each row of its head.
-        k_scale: float32 (1,) or (kv_heads,), for a float8_e4m3fn cache: K is k_cache * k_scale. By default 1. Products
-            are in float16 then, for queries in bfloat16 too, whose values must not exceed 65504.
-        v_scale: the same for V.
+        k_scale: float32, for a float8_e4m3fn cache: K is k_cache * k_scale. (1,), (kv_heads,), or a factor for each
+            token and KV head: the shape of k_cache without head_dim. By default 1. Products are in float16, for queries
+            in bfloat16 too, whose values must not exceed 65504.
+        v_scale: the same for V. Factors of tokens have the strides of k_scale.
         return_lse: whether to return the log-sum-exp too.
         out: (tokens, heads, head_dim), where to write the result; it overlaps no input.
         workspace: of ``paged_workspace``. By default a call allocates its memory, and in a CUDA graph clears a part.

@@ -11,12 +11,13 @@ from runtime.errors import ArgumentError
 from runtime.kernel import load_kernel
 from runtime.kernels.arguments import TORCH_DTYPES
 from runtime.kernels.attention import AttentionResult
-from runtime.kernels.paged_attention import UNBOUNDED, Given, Options, PagedAttentionKernel, Window
+from runtime.kernels.launches import Launch, Launches
+from runtime.kernels.paged_attention import UNBOUNDED, Given, Options, PagedAttentionKernel, Window, given_of
 from runtime.key_lists import KeyLists
-from runtime.ops.attention_checks import check_no_overlap, check_softcap
+from runtime.ops.attention_checks import check_softcap
 from runtime.ops.attention_choice import DTYPES, arch_of
 from runtime.patterns import Causal, Pattern, SinkWindow, SlidingWindow
-from runtime.receipts.mode import KERNELS_KEPT, kept_by_mode
+from runtime.receipts.mode import KERNELS_KEPT, kept_by_mode, mode
 
 PATTERNS = ("dense", "causal", "sliding_window", "sink_window")
 HEAD_DIMS = {"same": (64, 128, 192, 256), "e4m3": (64, 128, 256)}
@@ -84,6 +85,9 @@ def check_operands(q: Any, k_cache: Any, v_cache: Any, *, heads_first: bool) -> 
     return cache
 
 
+_launches = Launches()
+
+
 def attend_paged(given: Given, options: Options, *, heads_first: bool, validate: bool) -> AttentionResult:
     """Compute attention over pages, as ``paged_attention`` describes it.
 
@@ -96,21 +100,45 @@ def attend_paged(given: Given, options: Options, *, heads_first: bool, validate:
     Raises:
         ArgumentError: before anything is launched.
     """
+    launch: Launch | None = None
+    key: Any = None
+    absent, present = given_of(given)
+    try:
+        key = options, absent, heads_first, torch.is_grad_enabled(), mode()
+        launch = None if validate else _launches.find(key, present)
+    except (AttributeError, RuntimeError, TypeError, ValueError):
+        key = None
+    result: AttentionResult | None = None if launch is None else launch(present)
+    if result is not None:
+        return result
+    return _attend_checked(given, options, key, heads_first=heads_first, validate=validate)
+
+
+def _attend_checked(given: Given, options: Options, key: Any, *, heads_first: bool, validate: bool) -> AttentionResult:
+    """Check a call and compute it; ``key`` is where its launch is kept, None where it is not."""
     q, k_cache, v_cache = given[:3]
     cache = check_operands(q, k_cache, v_cache, heads_first=heads_first)
     if options.softcap is not None:
         options = options._replace(softcap=check_softcap(options.softcap))
-    if heads_first:
-        k_cache, v_cache = k_cache.transpose(1, 2), v_cache.transpose(1, 2)
     if q.device.type != "cuda":
         raise ArgumentError("q", f"is on {q.device}, expected a CUDA device")
-    out = given[11]
-    if out is not None:
-        check_no_overlap(out, dict(zip(("q", "k_cache", "v_cache"), given, strict=False)))
+    if heads_first:
+        k_cache, v_cache = k_cache.transpose(1, 2), v_cache.transpose(1, 2)
+        given = (*given[:9], *(_by_token(scale) for scale in given[9:11]), *given[11:])
+    by_token = (q, k_cache, v_cache, *given[3:])
     if validate:
-        _check_values(given)
+        _check_values(by_token)
     kernel = _kernel(q.device.index, DTYPES[q.dtype], cache, q.shape[2])
-    return kernel.attend((q, k_cache, v_cache, *given[3:]), options)
+    launch, result = kernel.attend_checked(by_token, options)
+    if key is not None:
+        _launches.keep(key, given_of(given)[1], launch)
+    return result
+
+
+def _by_token(scale: Any) -> Any:
+    """Factors of tokens with the heads last, as kernels take them."""
+    has_pages = isinstance(scale, torch.Tensor) and scale.dim() == _CACHE_RANK - 1
+    return scale.transpose(1, 2) if has_pages else scale
 
 
 def bytes_of_workspace(device: torch.device, head_dim: Any, sizes: dict[str, Any], *, batch_invariant: bool) -> int:

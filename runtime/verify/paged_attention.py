@@ -7,6 +7,7 @@ from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from codegen.paged_cases import UNSEEN_PAGE, PagedCase, cases_of
 from codegen.spec import PagedAttentionSpec
@@ -17,6 +18,8 @@ from runtime.verify.common import Outcome, Verification, generator, max_error, p
 K_SCALE, V_SCALE = 0.5, 0.75
 """Factors of e4m3 caches."""
 LSE_TOLERANCE = 2e-3
+BY_TORCH = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+"""torch's kernels that are compared; cuDNN's are compiled for each length."""
 MOST_BY_TORCH = 8
 """Requests of the cases that are compared with torch's attention."""
 SPARE_PAGES = 3
@@ -75,7 +78,12 @@ def inputs_of(case: PagedCase, spec: PagedAttentionSpec, device: torch.device) -
             )
     if case.sinks:
         options["sink"] = 2 * normal(case.heads)
-    if spec.cache == "e4m3":
+    if case.token_scales:
+        for name in ("k_scale", "v_scale"):
+            options[name] = 0.25 + torch.rand((pages, case.kv_heads, size), generator=draw, device=device).transpose(
+                1, 2
+            )
+    elif spec.cache == "e4m3":
         options["k_scale"] = torch.tensor([K_SCALE], device=device)
         options["v_scale"] = torch.full((case.kv_heads,), V_SCALE, device=device)
     left, right = (UNBOUNDED if bound is None else bound for bound in case.window)
@@ -107,14 +115,17 @@ def oracle(case: PagedCase, spec: PagedAttentionSpec, inputs: Inputs) -> tuple[t
     tokens, heads, d = q.shape
     out = torch.full(q.shape, math.nan, dtype=torch.float64, device=q.device)
     lse = torch.full((heads, tokens), math.nan, dtype=torch.float64, device=q.device)
-    factors = (K_SCALE, V_SCALE) if spec.cache == "e4m3" else (1.0, 1.0)
+    factors: tuple[Any, Any] = (K_SCALE, V_SCALE) if spec.cache == "e4m3" else (1.0, 1.0)
+    if case.token_scales:
+        factors = options["k_scale"], options["v_scale"]
     for request, (first, end) in enumerate(pairwise(bounds)):
         length = case.kv_lens[request]
         if end == first:
             continue
         page, row = _places(case, options, request, length)
         keys, values = (
-            tensor[page, row].double().transpose(0, 1) * factor for tensor, factor in zip((k, v), factors, strict=True)
+            (tensor[page, row].double() * (factor[page, row, :, None] if case.token_scales else factor)).transpose(0, 1)
+            for tensor, factor in zip((k, v), factors, strict=True)
         )
         counts = _counts(case, options, first, end, length)  # (kv_heads, queries, keys)
         group = case.heads // case.kv_heads
@@ -202,9 +213,10 @@ def _torch_error(case: PagedCase, spec: PagedAttentionSpec, inputs: Inputs, righ
         keys, values = (tensor[page, row].transpose(0, 1) for tensor in (k, v))
         mask = _counts(case, options, first, end, length)[0] > 0
         sees = mask.any(-1)
-        found = torch.nn.functional.scaled_dot_product_attention(
-            q[first:end].transpose(0, 1)[None], keys[None], values[None], attn_mask=mask, enable_gqa=True
-        )[0].transpose(0, 1)
+        with sdpa_kernel(BY_TORCH):
+            found = torch.nn.functional.scaled_dot_product_attention(
+                q[first:end].transpose(0, 1)[None], keys[None], values[None], attn_mask=mask, enable_gqa=True
+            )[0].transpose(0, 1)
         errors.append(max_error(found[sees], right[first:end][sees]) if bool(sees.any()) else 0.0)
     return max(errors)
 

@@ -28,11 +28,11 @@ import sparse_kernel_codegen as skc
 from codegen.library import ROOT
 
 PAGE = ROOT / "docs" / "reference" / "api.md"
-STALE = "it is not what the docstrings say today; run: python benchmarks/api_page.py"
+STALE = "it differs from the docstrings; run: python benchmarks/api_page.py"
 PUBLIC = ("runtime.patterns", "codegen.select")
 """Public modules beside the packages of runtime/."""
 ITEMS = {"parameters": "Arguments", "attributes": "Attributes", "raises": "Raises"}
-"""Sections of a docstring that have items, and what they are called on the page."""
+"""Sections of a docstring that have items, and their headings on the page."""
 
 Entry = griffe.Function | griffe.Class | griffe.Attribute
 
@@ -63,7 +63,7 @@ def public_modules(root: Path = ROOT) -> list[str]:
 
 
 def public(module: str) -> str:
-    """The name by which users import a module."""
+    """The name that users import a module by."""
     _, dot, rest = module.partition(".")
     assert not dot or rest in skc.__all__, module
     return f"{skc.__name__}{dot}{rest}"

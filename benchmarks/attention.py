@@ -9,13 +9,13 @@
 
 Groups: "main"; "data", the rows that benchmarks/data.py runs on every data set; "ordered", lists of 64 x 64 blocks with
 query blocks as they come and in an order that is found before; "bf16", some main rows in that type; "k" and "length",
-sweeps of the lists' length and of the sequence's; "short" sequences; "overlap", lists of which neighbors have entries
+sweeps of the lists' length and of the sequence's; "short" sequences; "overlap", lists whose neighbors have entries
 in common, by a kernel that loads those once and by one that does not; "ada", the kernels for sm_89, which a newer GPU
 runs through PTX.
 
 Before a call is timed, a part of its result is compared with exact (float64) attention over the same pairs; a call that
-fails or computes something else gets no time, and the reason is told. docs/notebook/measuring.md says how numbers are
-taken.
+fails or computes something else gets no time, and the report has the reason. docs/notebook/measuring.md says how
+numbers are taken.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def problem_sizes(
 
 
 def fields(head_dim: int, pattern: Fields, **more: Any) -> Fields:
-    """Return what a row writes of its spec; ``more`` are fields that its kernel is to have, whatever is fastest."""
+    """Fields of a row's spec; ``more`` are fields that its kernel must have, even if others are faster."""
     return {"op": "attention", "arch": "sm_90a", "head_dim": head_dim, "pattern": pattern, **more}
 
 

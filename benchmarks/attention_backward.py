@@ -171,7 +171,7 @@ def ours(problem: Problem) -> Call:
 
 
 def ours_in_any_order(problem: Problem) -> dict[str, Call]:
-    """The call of our kernel whose tiles add to dQ in any order, where there is one, by its label."""
+    """The call of our kernel whose tiles add to dQ in any order, by its label; empty if no kernel does."""
     block = problem.spec.pattern.fixed_block
     if block is not None and block.kv != DQ_DKDV_KEYS:
         return {}

@@ -193,7 +193,7 @@ def flashinfer(problem: Problem) -> dict[str, Call]:
 def flashinfer_cake(problem: Problem) -> dict[str, Call]:
     """FlashInfer's kernels for lists of 64 x 64 blocks, in bf16, their only type; they get larger blocks as several.
 
-    What they do when is worked out by ``plan``, on the host, in seconds that are not timed.
+    ``plan`` schedules them on the host, in seconds that are not timed.
     """
     from flashinfer import VariableBlockSparseAttentionWrapper
 

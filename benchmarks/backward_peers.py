@@ -123,9 +123,9 @@ def fa4(problem: Problem, *, deterministic: bool = False) -> Call:
 
 
 def fa4_deterministic(problem: Problem) -> Call:
-    """The same with its deterministic option. With lists it wants an order that the caller works out on the host."""
+    """The same with its deterministic option. With lists it needs an order that the caller computes on the host."""
     if problem.spec.pattern.fixed_block is not None:
-        raise ValueError("wants a write order made on the host")
+        raise ValueError("needs a write order made on the host")
     return fa4(problem, deterministic=True)
 
 
@@ -163,8 +163,8 @@ class Peer:
     Attributes:
         label: what tables call it.
         make: takes a problem, returns the call; raises where it cannot compute the problem.
-        kinds: of patterns that it is asked for; None for all.
-        find: imports what it needs beside torch.
+        kinds: kinds of patterns that it is tried with; None for all.
+        find: imports its packages other than torch.
     """
 
     label: str
@@ -184,7 +184,7 @@ PEERS = (
 
 
 def not_importable() -> dict[str, str]:
-    """The peers whose packages cannot be imported, and why: not there, or there without what they need."""
+    """The peers whose packages cannot be imported, and why: a package is missing, or a package that it needs."""
     found: dict[str, str] = {}
     for peer in PEERS:
         if peer.find is not None:
@@ -196,7 +196,7 @@ def not_importable() -> dict[str, str]:
 
 
 def calls_of(problem: Problem) -> tuple[dict[str, Call], dict[str, str]]:
-    """The calls of the peers that compute a problem by label, and why the others that were asked do not."""
+    """The calls of the peers that compute a problem by label, and why the other requested peers do not."""
     calls: dict[str, Call] = {}
     failed: dict[str, str] = {}
     for peer in PEERS:

@@ -34,7 +34,7 @@ def calls_of(problem: Problem, whole: Call, load: Callable[[], tuple[Any, Any]])
     Args:
         problem: with lists.
         whole: a backward of it.
-        load: loads the kernels of dQ and of dK and dV, each time anew.
+        load: loads the kernels of dQ and of dK and dV, again in each call.
 
     Raises:
         SystemExit: if the statistics alone are not those of the whole kernel.

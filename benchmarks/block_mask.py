@@ -9,8 +9,8 @@ Blocks of 128 x 128, one batch and head, as the masks ask for neither. Three cal
 - in a graph: the same, captured: the GPU's time alone.
 - FlexAttention: torch.compile(create_block_mask) of the same mask as mask_mod.
 
-Before they are timed, the blocks of the lists are compared: FlexAttention's are partial and full where ours are. What
-FlexAttention cannot make, as its memory does not suffice, is told below the table.
+Before they are timed, the blocks of the lists are compared: FlexAttention's are partial and full where ours are. Masks
+that FlexAttention has too little memory for are listed below the table.
 """
 
 from __future__ import annotations

@@ -14,7 +14,8 @@ not square; "column_major", B stored by columns; "fp8", products in e4m3, beside
 the kernels for sm_89, which a newer GPU runs through PTX.
 
 Before a call is timed, three block rows of its result are compared with the float64 product; a call that fails or
-computes something else gets no time, and the reason is told. docs/notebook/measuring.md says how numbers are taken.
+computes something else gets no time, and the report has the reason. docs/notebook/measuring.md says how numbers are
+taken.
 """
 
 from __future__ import annotations

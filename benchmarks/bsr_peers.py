@@ -41,12 +41,12 @@ class Problem:
         spec: our kernel's.
         a: (M, K): BSR, dense in a sampled product.
         b: (K, N): dense, in BSR x BSR BSR; in a sampled product (N, K), dense.
-        pattern: of a product of which only some blocks are computed, (M, N), BSR; its values are not read.
+        pattern: of a sampled product, (M, N), BSR: the blocks that are computed; its values are not read.
         dense: what cuBLAS multiplies, (M, K) and (K, N), without zeros: a matrix that is mostly zeros draws less power,
             so that cuBLAS would run faster than on real data.
         packed: whether our kernel packs A beforehand.
         scales: arguments of a call in FP8, where a, b and dense are codes.
-        equal: likewise as dense, of which a product has as many FLOPs as that of the stored blocks.
+        equal: as dense, for a product with as many FLOPs as that of the stored blocks.
     """
 
     spec: BsrSpmmSpec | BsrSpgemmSpec | BsrSddmmSpec

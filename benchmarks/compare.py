@@ -5,7 +5,7 @@
     python benchmarks/compare.py spmm_b64 tile.n=256,tile.k=64,stages=4 templates=../before/templates
 
 The row is one of attention.py or of bsr.py. Its own kernel comes first; each further argument is a variant: fields of
-the spec, dotted, and ``templates``, a folder to render from in place of the project's. A result is compared with the
+the spec, dotted, and ``templates``, a folder to render from instead of the project's. A result is compared with the
 exact one before it is timed. Printed are effective TFLOPS of calls back to back and, in brackets, of single ones.
 """
 

@@ -106,7 +106,7 @@ def planned(options: argparse.Namespace, found: dict[data_cells.Key, data_cells.
 
 
 def compared_heads(heads: int) -> list[int]:
-    """The heads of which parts are compared: the first, the middle and the last one."""
+    """The heads whose parts are compared: the first, the middle and the last one."""
     return list(dict.fromkeys((0, heads // 2, heads - 1)))
 
 

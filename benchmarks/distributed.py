@@ -3,7 +3,7 @@
     torchrun --nproc-per-node 2 benchmarks/distributed.py --json benchmarks/results/distributed_2xh100.json
     torchrun --nproc-per-node 2 benchmarks/distributed.py --rows "topk32 random" "dense" --dtypes bf16
 
-Rows are of 16 heads of 128 elements. "ours" sends by NCCL, of lists what they name where that is little; "ours,
+Rows are of 16 heads of 128 elements. "ours" sends by NCCL, with lists only listed blocks if these are few; "ours,
 symmetric" reads the same from the memory of peers, "ours, shared keys" without a copy of the rank's own. "alone" is
 what one rank computes, with all keys in its memory and nothing sent: both GPUs do it at once. "all-gather" gathers all
 keys and values first, and then does the same. "torch CP" is torch.distributed.tensor.experimental.context_parallel with

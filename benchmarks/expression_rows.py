@@ -25,12 +25,12 @@ class Row:
     """One workload.
 
     Attributes:
-        name: what it is called.
+        name: its name.
         sees: its mask; None: every key is seen.
         score: its score; None: as it is.
         tensors: those that the functions read, by the names that FlashAttention 4's functions have them by.
         batch, length: of q, k and v; they have HEADS heads of HEAD_DIM elements.
-        built_in: a pattern of the same mask, and options of the same score, where there is one.
+        built_in: a pattern of the same mask, and options of the same score, if they exist.
     """
 
     name: str

@@ -6,7 +6,7 @@
 Every call of a row computes the same function of the same tensors (benchmarks/expression_rows.py):
 
 - expression: block_sparse_attention with the functions that FlexAttention takes; masks on lists of 128 x 128 blocks.
-- built in: a pattern, or an option, of the same meaning, where there is one.
+- built in: a pattern, or an option, of the same meaning, if one exists.
 - FlexAttention: compiled, with the same functions and blocks, and the best of a short list of options.
 - FA4: FlashAttention 4 with functions of its own language, on the same lists; causal where it is its option.
 

@@ -10,7 +10,7 @@ Such a product takes as long as its stored blocks take to be read. Times are of 
 - cold: each call has operands of its own, which together fill ROTATED bytes, so that none is in the L2.
 - warm: all calls have the same operands.
 
-What they should reach is LAUNCH_US + stored bytes / (a share of the copy bandwidth that the same run measured). Block
+Their target is LAUNCH_US + stored bytes / (a share of the copy bandwidth that the same run measured). Block
 rows are even or their lengths follow a power law. Beside ours stand cuBLAS on the dense matrix and Triton's kernel, the
 fastest of a list of options. Results are compared with the product in fp32 before they are timed.
 """
@@ -58,7 +58,7 @@ TRITON_OPTIONS = ((4, 3), (4, 4), (2, 4), (8, 3), (4, 2))  # warps and stages
 
 @dataclass(frozen=True)
 class Layer:
-    """A matrix: M x K, blocks of ``block`` x ``block``, of which ``density`` are stored."""
+    """A matrix: M x K, blocks of ``block`` x ``block``; ``density`` of them are stored."""
 
     m: int
     k: int

@@ -250,7 +250,7 @@ def of_product(row: ProductRow, without: Sequence[str]) -> Fields:
 
 @torch.no_grad()
 def record_of(row: Row, data: Sequence[str], without: Sequence[str]) -> Fields:
-    """Run one row; its record has what it is to reach."""
+    """Run one row; its record has its targets."""
     begin = {"name": row.name, "targets": [dataclasses.asdict(target) for target in row.targets]}
     if isinstance(row, ProductRow):
         return {**begin, "kind": "product", **of_product(row, without)}

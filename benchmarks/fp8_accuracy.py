@@ -275,7 +275,7 @@ def main() -> None:
         rows = [*kernel_rows(options.dtype), *needle_rows(options.dtype)]
         report = {"marker": "fp8-kernels", **environment(PACKAGES), "rows": rows}
     else:
-        raise SystemExit("error: torch sees no GPU; --operands wants none")
+        raise SystemExit("error: torch sees no GPU; --operands needs none")
     if options.json:
         options.json.write_text(json_rows(report), encoding="utf-8")
 

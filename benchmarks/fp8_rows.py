@@ -30,7 +30,7 @@ class Target:
         call: its label.
         least: how often the figure of the best of
         of: these calls; of none: TFLOPS.
-        figure: ``tflops``, in both ways, or ``rmse``, of which less is better.
+        figure: ``tflops``, in both ways, or ``rmse``: less is better.
     """
 
     call: str
@@ -47,7 +47,7 @@ class AttentionRow:
         name: what --row takes.
         spec: our kernel of FP8, shipped; lists may have another number of blocks.
         batch, length, head_dim: of q, k and v.
-        targets: what it is to reach.
+        targets: its targets.
         causal: whether later keys are hidden.
         blocks: listed blocks of a block of queries; None: there are no lists.
         block: queries, and keys, of a listed block.
@@ -84,7 +84,7 @@ class ProductRow:
         name: what --row takes.
         written: the row of benchmarks/bsr.py.
         fp16: our kernel of fp16.
-        targets: what it is to reach.
+        targets: its targets.
     """
 
     name: str

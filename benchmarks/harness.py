@@ -58,7 +58,7 @@ class Peer:
 
     @property
     def installed(self) -> bool:
-        """Whether what it needs is there."""
+        """Whether its packages are there."""
         return not self.packages or any(map(importlib.util.find_spec, self.packages))
 
 
@@ -159,7 +159,7 @@ def check_and_time(
 
     Args:
         makers: of ours and of the peers.
-        problem: what they take.
+        problem: their argument.
         error_of: takes a call's label and its result; returns the worst error, relative to the largest element.
         work: FLOPs that the problem needs.
         quick: fewer repeats.
@@ -264,7 +264,7 @@ def of_group(report: Fields, group: str) -> list[Fields]:
 
 
 def can_plot() -> bool:
-    """Prepare matplotlib for files; say so and return False where it is not installed."""
+    """Prepare matplotlib for files; say so and return False if it is missing."""
     try:
         import matplotlib as mpl
     except ModuleNotFoundError:
@@ -397,7 +397,7 @@ def measure(
         options: from the command line.
         rows: to run, in this order.
         peers: all there are.
-        run_row: takes a row, the names of the installed peers that were asked for, and whether to be quick.
+        run_row: takes a row, the names of the installed peers among the requested ones, and whether to be quick.
         begin: the first entries of the report.
         between: called after each row.
     """

@@ -6,7 +6,7 @@ then rewrites its tables in docs/notebook/ladder-bsr.md and their plot. benchmar
 
 C = A B with A 8192 x 8192 of 16 random blocks in each block row, B 8192 x 8192, fp16. All steps and cuBLAS take turns.
 Before a step is timed, some of its block rows are compared with the exact (float64) product; a step that fails or
-computes something else gets no time, and the reason is told.
+computes something else gets no time, and the report has the reason.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Step:
     Attributes:
         name: of the spec.
         claimed: TFLOPS that the notes tell for it, if they do.
-        why: what it should gain, and why, or what stands against it.
+        why: its expected gain, and the reason, or the reasons against it.
     """
 
     name: str

@@ -55,7 +55,7 @@ def faults(record: Record) -> list[str]:
     if not (isinstance(kept, bool) or (isinstance(kept, str) and kept.startswith(SUPERSEDED))):
         found.append(f"kept is {kept!r}")
     if record["in_todays_kernels"] and kept is not True:
-        found.append("in today's kernels, but not kept")
+        found.append("in current kernels, but not kept")
     if not isinstance(measured, str) and not all(
         "figures" in entry and entry.keys() <= OF_AN_ENTRY for entry in measured
     ):
@@ -76,7 +76,7 @@ def named(record: Record) -> str:
 
 
 def gained(record: Record) -> str:
-    """A step that is in today's kernels, beside what it was expected to gain and what it gained."""
+    """A step of the current kernels, with its expected and its measured gain."""
     prediction = record.get("prediction_in_short", record["prediction"])
     parts = [
         f"**{record['step']}**: {record['title']}.",
@@ -88,7 +88,7 @@ def gained(record: Record) -> str:
 
 
 def kept(record: Record) -> str:
-    """A step that is in today's kernels, and for which of them."""
+    """A step of current kernels, and the kernels that have it."""
     return item(named(record) + (f". Kept: {record['where']}" if "where" in record else ""))
 
 

@@ -1,4 +1,4 @@
-"""Writes the table by which kernels are chosen, codegen/select/measurements.jsonl, from committed results.
+"""Writes the table that kernels are chosen by, codegen/select/measurements.jsonl, from committed results.
 
     python benchmarks/measurement_rows.py              # rewrites the rows that are from results and receipts
     python benchmarks/measurement_rows.py --check      # exits 1 if that would change the table

@@ -9,7 +9,7 @@ inputs.
 
 benchmarks/models.yaml has the problems and where their numbers come from. Our side of a row is one call of
 ``block_sparse_attention`` or ``bsr_matmul`` (of ``prepare_bsr``'s weight), or ``torch.autograd.grad`` of its result;
-a peer's side is its own function in its own layout. Inputs are normal numbers, drawn anew in each run. A result is
+a peer's side is its own function in its own layout. Inputs are normal numbers, drawn again in each run. A result is
 compared with float32 on a sample of rows before its call is timed, and a call that fails or is wrong gets no time: its
 reason is in the row.
 
@@ -258,7 +258,7 @@ def times_of(calls: dict[str, Call], *, graphs: bool, seconds: float) -> tuple[d
 
 
 def kernels_of(found: Explanation | MatmulExplanation, *, backward: bool) -> dict[str, NamedSpec]:
-    """The kernels that a timed call runs, by what they compute."""
+    """The kernels that a timed call runs, by their result."""
     if isinstance(found, MatmulExplanation):
         return {what: each.choice.named for what, each in found.products.items() if backward == (what != "C")}
     if not backward:
@@ -271,8 +271,8 @@ def kernels_of(found: Explanation | MatmulExplanation, *, backward: bool) -> dic
 
 
 def kernel_records(row: Row, found: Explanation | MatmulExplanation, *, ran: bool) -> list[Fields]:
-    """What a record says of its kernels: names, whether they have receipts, and the fields by which ``codegen migrate``
-    carries them over."""
+    """A record's data about its kernels: names, whether they have receipts, and the fields that ``codegen migrate``
+    needs."""
     return [
         {
             "name": named.stem,
@@ -454,7 +454,7 @@ def once(options: argparse.Namespace) -> None:
 
 
 def use_caches() -> None:
-    """Let libraries keep what they compile where other processes find it."""
+    """Let libraries keep compiled code where other processes find it."""
     for variable, value in {
         "TORCHINDUCTOR_CACHE_DIR": str(CACHES / "inductor"),
         "TORCHINDUCTOR_COMPILE_THREADS": "1",

@@ -39,14 +39,14 @@ KERNELS = (
 RESULTS = ROOT / "benchmarks" / "results" / "profiles.json"
 PAGES = ROOT / "docs" / "notebook" / "profiles"
 WRITTEN = "<!-- written by benchmarks/profile_pages.py -->"
-STALE = "is not what the results say; run: python benchmarks/profile_pages.py"
+STALE = "differs from the results; run: python benchmarks/profile_pages.py"
 MEASURED = ("power", "sustained clock")
 """Findings of nvidia-smi; other counted ones are of Nsight Compute."""
 Found = dict[str, Any]
 
 
 def profiled(stem: str, *, static: bool) -> Found:
-    """Return what `codegen profile` finds of a kernel, in a process of its own; without counters where ncu fails."""
+    """Findings of `codegen profile` for a kernel, in a process of its own; without counters if ncu fails."""
     command = [sys.executable, "-m", "sparse_kernel_codegen", "profile", stem, "--json"]
     done = subprocess.run([*command, *(["--static"] if static else [])], capture_output=True, text=True, check=False)
     errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
@@ -68,7 +68,7 @@ def rank(found: Mapping[str, Any] | None) -> int:
 
 
 def machine() -> Found:
-    """The device of this run, and its driver; nothing where there is none."""
+    """The device of this run, and its driver; empty without a GPU."""
     try:
         import torch
     except ModuleNotFoundError:
@@ -83,7 +83,7 @@ def machine() -> Found:
 def collect(path: Path, seconds: float) -> None:
     """Profile the kernels, and write what was found after each; after so many seconds without counters.
 
-    Those of which least is known come first: a second run finds what the first one had no time for.
+    Those with the fewest findings come first, so that a second run adds what the first one had no time for.
     """
     known: dict[str, Found] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     here = machine() | {"date": datetime.datetime.now(datetime.UTC).date().isoformat()}
@@ -125,9 +125,9 @@ def page(stem: str, found: Mapping[str, Any]) -> str:
     measured = [row for row in rows if row["counted"] and row["about"] in MEASURED]
     counted = [row for row in rows if row["counted"] and row["about"] not in MEASURED]
     place = f" on {found['device']}, driver {found['driver']}" if found.get("device") else ""
-    source = f"of the source with SHA-256 {found['source_sha256'][:12]}"
-    told = f"What `codegen profile {stem}` found {source}{place}, {found['date']}. "
-    told += "How to read it: [tools](../../guide/tools.md)."
+    source = f"the source with SHA-256 {found['source_sha256'][:12]}"
+    told = f"Findings of `codegen profile {stem}` about {source}{place}, {found['date']}. "
+    told += "[Tools](../../guide/tools.md) explains them."
     lines = [f"# Profile of {stem}", "", WRITTEN, "", wrapped(told)]
     lines += ["", "## By plan and machine code", "", *listed(static)]
     if measured:
@@ -136,7 +136,7 @@ def page(stem: str, found: Mapping[str, Any]) -> str:
     if counted:
         lines += [wrapped(f"{found['counters']}."), "", *listed(counted)]
     else:
-        lines += [wrapped(f"Nothing: {why(found)}.")]
+        lines += [wrapped(f"No counters: {why(found)}.")]
     return "\n".join(lines) + "\n"
 
 
@@ -147,8 +147,8 @@ def listed(rows: list[Found]) -> list[str]:
 
 def index(known: Mapping[str, Found]) -> str:
     """The page that names the others."""
-    lines = ["# Profiles", "", WRITTEN, "", "What bounds six kernels, as `codegen profile` tells it.", ""]
-    lines += ["| kernel | what there is |", "| --- | --- |"]
+    lines = ["# Profiles", "", WRITTEN, "", "Limits of six kernels, by `codegen profile`.", ""]
+    lines += ["| kernel | contents |", "| --- | --- |"]
     lines += [f"| [{stem}]({stem}.md) | {standing(known[stem])} |" for stem in KERNELS if stem in known]
     return "\n".join(lines) + "\n"
 

@@ -48,7 +48,7 @@ def failures(report: Mapping[str, Any]) -> dict[tuple[str, str], list[str]]:
 
 
 def absent_peers(report: Mapping[str, Any]) -> dict[str, list[str]]:
-    """The names of the rows that a peer was asked for and not installed, by its name."""
+    """The names of the rows whose peer was requested but not installed, by the peer's name."""
     found: dict[str, list[str]] = {}
     for record in report["rows"]:
         for name in record.get("not_installed", ()):

@@ -63,7 +63,7 @@ DISTRIBUTED = [MEASURED / f"distributed_2xh200{name}.json" for name in ("_gradie
 """The first one is of gradients before rows of all heads were copied by one call."""
 DISTRIBUTED_FOUR = MEASURED / "distributed_4xh200.json"
 DISTRIBUTED_BEFORE = [MEASURED / f"distributed_2xh100{name}.json" for name in ("", "_fp16", "_barriers", "_heads")]
-"""The third one is of window and causal alone, once barriers had one order; the last one of heads in place of keys."""
+"""The third one is of window and causal alone, once barriers had one order; the last one of heads instead of keys."""
 SELECTION = MEASURED / "selection_h100.json"
 TUNING = MEASURED / "tuning_h100.json"
 CELLS = MEASURED / "attention_data_h100.jsonl"
@@ -100,7 +100,7 @@ UNSHIPPED = "‡"
 UNSHIPPED_MEANS = (
     f"{UNSHIPPED}: a spec that is not shipped: a part of this result was compared, it has no receipt of its cases."
 )
-STALE = "its results are not those measured; run: python benchmarks/results_table.py"
+STALE = "its tables differ from the measurements; run: python benchmarks/results_table.py"
 UNMEASURED = "No row has been measured: every kernel's speed is unverified."
 FAMILIES = (
     ("sm_90a", "attention"),
@@ -540,7 +540,7 @@ def update(page: Path, texts: Mapping[str, str], *, check: bool = False, stale: 
 
 
 def read(path: Path) -> Any:
-    """A report, or None where there is none."""
+    """A report, or None if it is missing."""
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
 
 

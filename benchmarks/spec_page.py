@@ -41,8 +41,8 @@ Model = type[SpecBase]
 Rows = Iterable[Sequence[str]]
 
 PAGE = ROOT / "docs" / "reference" / "specs.md"
-STALE = "its tables are not what specs are today; run: python benchmarks/spec_page.py"
-FIELD_HEADINGS = ("field", "values", "if left out", "what it is")
+STALE = "its tables do not fit the current specs; run: python benchmarks/spec_page.py"
+FIELD_HEADINGS = ("field", "values", "if left out", "meaning")
 FILLED = "filled in"
 BLOCK_SIZES = (16, 32, 64, 112, 128, 256)  # that are tried
 FEWER_STAGES = (2, 1)  # tried where those that are filled in do not fit
@@ -168,7 +168,7 @@ def default_of(name: str, field: FieldInfo, found: Iterable[Any]) -> str:
     Args:
         name: the field, dotted.
         field: its model.
-        found: what it is in specs that leave it out.
+        found: its values in specs that leave it out.
     """
     if name.partition(".")[0] in FILLED_IN or any(value != plain_default(field) for value in found):
         return FILLED
@@ -239,7 +239,7 @@ def shipped(op: str) -> tuple[Spec, ...]:
 
 @cache
 def problems(op: str) -> tuple[Fields, ...]:
-    """Return what the shipped specs of an operator compute; of patterns that differ in their lengths alone, one.
+    """The problems of an operator's shipped specs; one of those whose patterns differ only in lengths.
 
     Operators that have patterns share them: each with all values of what the shipped spec's operator has not.
     """
@@ -296,7 +296,7 @@ def without_lengths(value: Any) -> Any:
 def families(op: str) -> tuple[tuple[tuple[str, ...], str], ...]:
     """Return architectures that share the kernels of an operator, and the one of them that shipped specs are for.
 
-    Without such a one it is the first.
+    Without one it is the first.
     """
     groups: dict[tuple[bool, bool, tuple[Combination, ...]], list[str]] = {}
     for arch in ARCHS.values():
@@ -456,7 +456,7 @@ def shapes(model: Model) -> list[Fields]:
 
 
 def patterns_beside(model: Model) -> list[Fields]:
-    """The patterns that tiles are tried with, as a field; one without fields where there are none."""
+    """The patterns that tiles are tried with, as a field; one empty dict without patterns."""
     names = [name for name, field in required(model).items() if is_pattern(field)]
     found = [{name: problem[name] for name in names} for problem in problems(op_of(model))]
     return list({json.dumps(beside): beside for beside in found}.values())
@@ -582,7 +582,7 @@ def tables_by_kernel(headings: Sequence[str], tables: Mapping[str, Rows]) -> str
 
 
 def shape_names(model: Model) -> list[str]:
-    """Return what the words for shapes are of; nothing where a problem has no shape."""
+    """The fields that the words for shapes describe; empty if a problem has no shape."""
     fields = {name: field for name, field in required(model).items() if not is_pattern(field)}
     parts = [[f"`{name}.{size}`" for size in sizes_of(field)] or [f"`{name}`"] for name, field in fields.items()]
     return [", ".join(" x ".join(part) for part in parts)] if parts else []

@@ -172,7 +172,7 @@ def votes(path: Sequence[Block]) -> tuple[bool, ...]:
 
 
 def steps(sass: str) -> list[Step]:
-    """The paths that are told of a kernel: no raise, that of the first vote alone, all."""
+    """The reported paths of a kernel: no raise, the first vote alone raises, all raise."""
     found = [Step(path, votes(path)) for path in islice(paths(parse(sass)), MOST_PATHS + 1)]
     if len(found) > MOST_PATHS:
         raise ValueError(f"the main loop has more than {MOST_PATHS} paths")

@@ -65,7 +65,7 @@ ROWS = (
 
 
 def tuned(row: Row, database: Database, *, compile_only: bool, told: Report) -> dict[str, object]:
-    """Tune a row, and return what is to be kept of it."""
+    """Tune a row; the result is its record."""
     named = find_spec(row.kernel)
     options = Options(compile_only=compile_only, over=row.over)
     (problem,) = read_problems([row.sizes], None, named)

@@ -22,8 +22,8 @@ def table(report: Mapping[str, Any] | None) -> str:
     count, seconds = (sum(row[name] for row in report["rows"]) for name in ("timed", "seconds"))
     intro = (
         f"{report['device']}, driver {report['driver']}; {report['date']}: {count} candidates in {seconds:.0f} s, "
-        "compilation included. Microseconds of single calls / back to back; kernels are told by what differs from the "
-        "shipped one. Ratio: of the geometric means of both; where another kernel than the shipped one is the fastest, "
+        "compilation included. Microseconds of single calls / back to back; kernels have their differences from "
+        "the shipped one. Ratio: of the geometric means of both; where a kernel other than the shipped one is fastest, "
         "that of the medians of five more repeats. Model: Spearman's rank correlation of its estimates with the times "
         "of all that were timed."
     )

@@ -79,8 +79,8 @@ class RowCutting:
     def workspace(self, cut: RowCut, column_tiles: int) -> tuple[int, int]:
         """Number of counters of finished chunks, and bytes of partial sums.
 
-        The bytes are at most those of C, rounded up to whole tiles, or of 128 block rows of C in fp32, whichever is
-        larger; if rows are split because column tiles are few, those of two tiles per SM.
+        The bytes are at most those of C, rounded up to whole tiles, or of 128 block rows of C in fp32, if those are
+        more. If rows are split because column tiles are few, the bytes are at most those of two tiles per SM.
         """
         tiles = cut.parts * column_tiles
         return tiles * self.counters, tiles * self.part_bytes

@@ -45,7 +45,7 @@ def first_error(error: ValidationError, models: Mapping[str, type[BaseModel]], w
     """The most telling error: the dotted field, as a file has it, and a message.
 
     Args:
-        error: of a union of models that ``op`` tells apart.
+        error: of a union of models, which ``op`` distinguishes.
         models: the models by ``op``.
         what: what the models describe, such as "this spec".
     """

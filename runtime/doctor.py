@@ -62,7 +62,7 @@ def versions() -> Finding:
 
 
 def names() -> Finding:
-    """Look for another ``codegen`` or ``runtime`` that an import may find in place of this package's."""
+    """Look for another ``codegen`` or ``runtime`` that an import may find instead of this package's."""
     entries = dict.fromkeys([str(Path.cwd()), *(entry for entry in sys.path if isinstance(entry, str))])
     others = [
         place

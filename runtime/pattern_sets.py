@@ -176,7 +176,7 @@ def _listed(counts: torch.Tensor, indices: torch.Tensor) -> Lists:
 
 
 def _unique(lists: Lists) -> Lists:
-    """Ascending lists without what they repeat."""
+    """Ascending lists without repeated entries."""
     indices = lists.indices
     again = torch.zeros_like(indices, dtype=torch.bool)
     again[..., 1:] = indices[..., 1:] == indices[..., :-1]

@@ -432,7 +432,7 @@ class BlockLists(Pattern):
         mask_bits: int32 (batch or 1, list heads, query blocks, entries, block[0] * block[1] / 32), with
             ``mask="bits"``: bit c % 32 of word r * (block[1] / 32) + c // 32 of the i-th entry says whether query r of
             the query block sees key c of the i-th partial block in its list.
-        overflow: int32 (1,), not 0 where whoever made the lists ran out of entries; ``validate=True`` looks at it.
+        overflow: int32 (1,), not 0 if the lists were made with too few entries; ``validate=True`` checks it.
         aux: tensors that an expression looks values up in, by name: int32, int64, float32, float16, bfloat16 or bool,
             (batch, q_len) say, of up to 4 dimensions. One that ``q_idx``, ``kv_idx``, ``batch`` or ``head`` alone
             indexes has the size of that, or 1; others keep the size that they have here.
@@ -604,7 +604,7 @@ def split_tensors(scored: ScoredPattern, tensors: Indices) -> tuple[Indices, dic
     """Index tensors of a call, and its aux tensors by name.
 
     Raises:
-        ArgumentError: where there are fewer tensors than the pattern has aux tensors.
+        ArgumentError: if a call has fewer tensors than the pattern has aux tensors.
     """
     names = scored.aux_names
     if not names:

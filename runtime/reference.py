@@ -89,7 +89,7 @@ def reference_attention(
         lse is float32 or float64 (batch, heads, q_len), -inf without keys and sink.
 
     Raises:
-        ArgumentError: naming the argument, what it was and what is allowed.
+        ArgumentError: naming the argument, its value and the allowed values.
     """
     check_flag("return_lse", return_lse)
     check_numbers(scale, softcap)

@@ -19,7 +19,7 @@ MARKS = frozenset({"results", "milliseconds", "source_sha256", "code_sha256"})
 _HASHES = frozenset({"source_sha256", "code_sha256", "launch_sha256"})
 _TIMES = ("tflops", "milliseconds", "cold_us", "warm_us")
 _OF_REPORT = ("device", "versions")
-"""Fields that the enclosing report may have in place of the row."""
+"""Fields that the enclosing report may have instead of the row."""
 Number = int | float
 
 

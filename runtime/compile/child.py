@@ -22,7 +22,7 @@ _ENVIRONMENT = {"CUDA_CACHE_DISABLE": "1"}
 TIME_LIMIT = "CODEGEN_COMPILE_TIMEOUT"
 """Environment variable: seconds that one compilation may take, 0 for no limit."""
 SECONDS = 1800.0
-"""What it is by default: the slowest kernels take less than a minute, on a loaded machine some."""
+"""Default limit. The slowest kernels take less than a minute, and some minutes on a loaded machine."""
 _SHELL = 128  # a shell wrapper of Python exits with this plus the signal's number
 
 

@@ -31,7 +31,7 @@ PACKAGE = "sparse_kernel_codegen_cubins"
 DISTRIBUTION = "sparse-kernel-codegen-cubins"
 """The same to pip."""
 CUBINS = "CODEGEN_CUBINS"
-"""Environment variable: a folder to take code from in place of the wheel, or 0 to take none."""
+"""Environment variable: a folder to take code from instead of the wheel, or 0 to take none."""
 OF_RECEIPT = "that of the receipt"
 """Stands for compiler and headers in the key of an entry of the cache: nothing needs to be installed to compute it."""
 MOST_OF_CODE = 64 << 20

@@ -28,7 +28,7 @@ def register_diffusers(name: str = "block_sparse", *, pattern_for: Chooser | Non
     Args:
         name: name of the backend. Registering it again replaces it, also in models that already use it: for example
             with a new ``pattern_for`` before a video of another size.
-        pattern_for: ``pattern_for(module, q, k, exact)`` returns the pattern of a call in place of the model's own one,
+        pattern_for: ``pattern_for(module, q, k, exact)`` returns the pattern of a call instead of the model's own one,
             ``exact``, or (tiles, pattern) for a video: ``video.VideoWindow``, :class:`TopKSelection`, or any function.
             module is None; q is (batch, heads, q_len, head_dim), k (batch, kv_heads, kv_len, head_dim). For a call with
             a mask, it must return ``exact``.

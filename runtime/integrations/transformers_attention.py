@@ -39,7 +39,7 @@ def register_transformers(
 
     Args:
         name: name of the implementation. Registering it again replaces it, also in models that already use it.
-        pattern_for: ``pattern_for(module, q, k, exact)`` returns the pattern of a call in place of the model's own one,
+        pattern_for: ``pattern_for(module, q, k, exact)`` returns the pattern of a call instead of the model's own one,
             ``exact``: :class:`TopKSelection`, or any function (q is (batch, heads, q_len, head_dim), k (batch,
             kv_heads, kv_len, head_dim)). Key lengths apply in addition. If the mask can only be expressed as lists
             (padding on the left, packed sequences), it must return ``exact``. Default: the chooser that

@@ -212,7 +212,7 @@ def check_strides(name: str, tensor: torch.Tensor) -> None:
     """Check that 16-byte loads and TMA can address a tensor.
 
     Raises:
-        ArgumentError: naming the stride and what it must be a multiple of.
+        ArgumentError: naming the stride and its required divisor.
     """
     if tensor.stride(-1) != 1 and tensor.shape[-1] != 1:
         raise ArgumentError(name, f"has stride {tensor.stride(-1)} in its last dimension, which must be contiguous")

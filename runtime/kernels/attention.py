@@ -89,6 +89,12 @@ def layout_like(tensor: torch.Tensor, dtype: torch.dtype) -> Layout:
     return tuple(like.shape), like.stride(), like.dtype
 
 
+def packed_layout_like(tensor: torch.Tensor, dtype: torch.dtype) -> Layout:
+    """Return the layout of a new (1, heads, tokens, d) tensor, a view of one like the (tokens, heads, d) of another."""
+    (tokens, heads, d), (of_token, of_head, of_element), _ = layout_like(tensor[0].transpose(0, 1), dtype)
+    return (1, heads, tokens, d), (tokens * heads * d, of_head, of_token, of_element), dtype
+
+
 def _first(indices: tuple[torch.Tensor | None, ...]) -> torch.Tensor:
     """The first index tensor that is given: counts may be left out, the list behind them not."""
     return next(tensor for tensor in indices if tensor is not None)
@@ -119,6 +125,7 @@ class AttentionKernel(BoundCall[AttentionSpec]):
         self._takes_scales = self.spec.is_fp8
         self._has_lse = self.spec.lse
         self._numbers = PatternNumbers(self.spec.pattern, compiled.named.stem)
+        self._layout_like = packed_layout_like if self.spec.layout == "varlen" else layout_like
 
     def __call__(
         self,
@@ -155,7 +162,7 @@ class AttentionKernel(BoundCall[AttentionSpec]):
                 kv_indices has. Shorter lists of ``topk`` are filled up with -1 at
                 their end. Out-of-range entries count as blocks without keys; ``validate`` refuses others than those.
                 A tensor with one value for each batch is (batch|1,); a value out of range counts as the nearest in it.
-                Where the spec packs heads, lists are of packs: heads / pack_gqa in place of heads. Then, if the
+                Where the spec packs heads, lists are of packs: heads / pack_gqa instead of heads. Then, if the
                 spec says ``query_grouping: given``, query_order (batch|1, heads|1, ceil(q_len / block.q)), which has
                 each query block once: those of a tile are neighbors in it. The result of a query block that it leaves
                 out is not written; an entry out of range names none. What :meth:`prepare` returns stands for kv_indices
@@ -231,7 +238,7 @@ class AttentionKernel(BoundCall[AttentionSpec]):
         return AttentionResult(out, lse)
 
     def prepare(self, kv_indices: torch.Tensor, kv_len: int) -> PreparedLists:
-        """Work out of lists of key blocks what this kernel wants to know, once for many calls.
+        """Prepare lists of key blocks for this kernel, once for many calls.
 
         With ``query_grouping: given`` that is an order in which the query blocks of a tile have many key blocks in
         common: finding it takes longer than a call, and synchronizes. Otherwise it is nothing.
@@ -241,7 +248,7 @@ class AttentionKernel(BoundCall[AttentionSpec]):
             kv_len: keys of a head.
 
         Returns:
-            What calls take in place of ``kv_indices``.
+            What calls take instead of ``kv_indices``.
 
         Raises:
             ArgumentError: naming the argument; also if the spec's pattern is not ``topk``.
@@ -372,7 +379,7 @@ class AttentionKernel(BoundCall[AttentionSpec]):
         self._check_limits(q, k, v)
         batch, heads, q_len, d = q.shape
         kv_heads, kv_len = k.shape[1:3]
-        like, strides, dtype = layout_like(q, self._output)
+        like, strides, dtype = self._layout_like(q, self._output)
         written = torch.empty_strided(like, strides, dtype=dtype, device="meta") if out is None else out
         if sink is not None and not self.spec.sink:
             raise ArgumentError("sink", f"is given, but the spec of {self.compiled.named.stem} says sink: false")
@@ -457,7 +464,7 @@ class AttentionKernel(BoundCall[AttentionSpec]):
         return tuple(named.pop(name) for name in SCALES)
 
     def _check_scales(self, q: torch.Tensor, k: torch.Tensor, scales: tuple[Any, ...]) -> dict[str, int]:
-        """Check the scales of FP8 inputs, which other kernels have none of; return what the kernel wants to know."""
+        """Check the scales of FP8 inputs, which other kernels lack, and return their kernel parameters."""
         del q, k, scales
         return {}
 
@@ -469,7 +476,7 @@ class AttentionKernel(BoundCall[AttentionSpec]):
         batch, heads, q_len, _ = q.shape
         lse_layout = ((batch, heads, q_len), (heads * q_len, q_len, 1), torch.float32)
         return Outputs(
-            layout_like(q, self._output),
+            self._layout_like(q, self._output),
             lse_layout if return_lse else None,
             allocator(q.device),
             {"lse": 0} | dict.fromkeys((name for name in (*self._index_names, "sink") if given.get(name) is None), 0),

@@ -13,7 +13,7 @@ from runtime.kernels.arguments import remember
 
 
 class _Known(NamedTuple):
-    """What is known of a matrix: a reference that keeps nothing, what it was, its order by who found it."""
+    """A known matrix: a weak reference, its former state, and its order by the caller that found it."""
 
     matrix: ref[torch.Tensor]
     state: Any
@@ -28,8 +28,8 @@ class OrderMemory:
     result is right with an old one too. Cut block rows and transposed indices say where blocks lie.
 
     Each stream finds orders of its own: that of another may not be written yet. A call that is being captured finds
-    its own in the graph, and leaves none: what a capture enqueues has not run. Nor does a call on a stream that may end
-    before the process does: the next stream may have its handle.
+    its own in the graph, and leaves none: what a capture enqueues has not run. A call on a stream that may end
+    before the process leaves none either: the next stream may have its handle.
     """
 
     def __init__(self) -> None:

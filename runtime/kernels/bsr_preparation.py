@@ -210,7 +210,7 @@ class BsrPreparation:
             raise ArgumentError(
                 "a",
                 f"is not prepared: {self._stem} takes what its prepare(a, columns) returns, which takes too long to be "
-                "found anew by each call",
+                "found by each call",
             )
         operand = Operand.of(a)
         if not self._is_prepared:
@@ -338,7 +338,7 @@ class BsrPreparation:
 
         Raises:
             ArgumentError: if another kernel prepared it, or if a part of it cannot be read; with ``validate`` also if
-                the matrix is not what it was.
+                the matrix has changed.
         """
         matrix, order = a.matrix, a.row_order
         check_layout("a", matrix)
@@ -397,8 +397,8 @@ class BsrPreparation:
         if given != wanted:
             raise ArgumentError(
                 "a.row_order",
-                f"is of a matrix of {given[0]} x {given[1]} blocks of which {given[2]} are stored, a has {wanted[0]} x "
-                f"{wanted[1]} of which {wanted[2]} are",
+                f"is of a matrix of {given[0]} x {given[1]} blocks, {given[2]} of them stored; a has {wanted[0]} x "
+                f"{wanted[1]}, {wanted[2]} of them stored",
             )
         if validate:
             check_indices("a", a)

@@ -132,7 +132,7 @@ class BsrSpgemmKernel(BoundCall[BsrSpgemmSpec]):
     def _check(
         self, a: torch.Tensor, b: torch.Tensor, pattern: torch.Tensor | None, out: Any
     ) -> tuple[Signature, Memory]:
-        """Check a call of a new signature and prepare it; return what its launch needs of memory too."""
+        """Check a call of a new signature and prepare it; the second result is the memory of its launch."""
         block = self.spec.block
         check_on_gpu("a", a)
         for name, matrix in (("a", a), ("b", b)):

@@ -222,22 +222,22 @@ class BsrSpmmKernel(BoundCall[BsrSpmmSpec]):
 
         Args:
             a: (M, K), layout torch.sparse_bsr, blocks of the spec's shape. Or what this method returned: then its
-                values are packed anew, or no more, and all else stays.
+                values are packed again, or no longer, and all else stays.
             columns: of B, of all matrices of a batch together. The result is right for any B, and fastest for one as
                 wide as that. With blocks of 16 and 32 rows, and tiles for half of the SMs at most, other rows than long
                 ones are then cut too, if that is faster; without it, sums do not depend on how wide B is. Clusters are
                 made so large that all SMs have about as many tiles; without it, as large as they can be.
             pack: of kernels that gather block rows: also copy A's values in the order in which they are read, which
                 otherwise each call does, to device memory of A's size, or several times that where rows of a cluster
-                are of very different lengths. For values that stay what they are, as those of weights: the copy does
-                not follow them.
+                are of very different lengths. Only for constant values, such as
+                weights: later changes do not reach the copy.
             effort: of the search for clusters, which runs on the CPU and synchronizes. "best" lets clusters exchange
                 rows by simulated annealing, which takes 2 to 25 s of CPU: for 512 block rows of 16 of 512 random blocks
                 each has 202 columns, not 211, and a call takes 185.9 us, not 190.8
                 (docs/notebook/ladder-bsr.md, step 58). "fast" does without. Other kernels search nothing.
 
         Returns:
-            What calls of this kernel take in place of ``a``.
+            What calls of this kernel take instead of ``a``.
 
         Raises:
             ArgumentError: naming the argument, before anything is launched.

@@ -92,8 +92,8 @@ class QuantizeKernel(BoundCall[QuantizeSpec]):
             x: (batch, heads, length, head_dim), the spec's dtype; the last dimension contiguous, other strides any
                 multiple of 16 bytes.
             mean: float32 (batch, heads, head_dim), contiguous. With ``mean: product``: the mean of K, (batch, kv_heads,
-                head_dim). With ``mean: subtract``: subtracted in place of the mean of x's rows.
-            scales: float32 (batch, heads, head_dim), contiguous: column scales to use in place of x's own. With
+                head_dim). With ``mean: subtract``: subtracted instead of the mean of x's rows.
+            scales: float32 (batch, heads, head_dim), contiguous: column scales to use instead of x's own. With
                 ``scales: given``: float32 (batch or 1, heads or 1, 1), any strides; codes times scales give the values
                 (for rotated rows, the values after an orthonormal rotation). The values of scales are not checked.
             rotary: cosines and sines of the rotary embedding, which is applied first: float32 (length, head_dim / 2) or

@@ -161,7 +161,7 @@ class BlockSparseLinear(nn.Module):  # type: ignore[misc, unused-ignore]
             block: rows and columns of a block, or both in one number.
             bias: whether there is one.
             device: of the layer; by default that of the mask, within ``torch.device("meta")`` meta. A layer on meta
-                wants a mask that is not.
+                needs a mask on another device.
             dtype: of the weights and the bias.
 
         Returns:
@@ -294,7 +294,7 @@ class BlockSparseLinear(nn.Module):  # type: ignore[misc, unused-ignore]
         """Check a state before anything of it is loaded.
 
         Args:
-            given: what it has of the layer, by name, of the layer's shapes.
+            given: its tensors of the layer by name, with the layer's shapes.
             assign: whether its tensors take the place of the layer's.
 
         Raises:

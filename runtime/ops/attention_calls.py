@@ -173,7 +173,7 @@ def _attend(
     overflow: torch.Tensor | None,
     place: Place | None,
 ) -> AttentionResult:
-    """Check a call and compute it; ``place`` is where its launch is kept for later calls, None where it is not."""
+    """Check a call and compute it; ``place`` is where its launch is kept for later calls, or None."""
     key: Any = None
     route: Route | None = None
     aux: dict[str, torch.Tensor] = {}

@@ -49,7 +49,7 @@ def refuse_transformed(
     Args:
         tensors: arguments of a call.
         names: of the arguments.
-        mapped: what works in place of a mapped one.
+        mapped: the alternative to a mapped one.
 
     Raises:
         ArgumentError: for one under ``torch.vmap``, of forward-mode differentiation, and for a DTensor.
@@ -95,7 +95,7 @@ def _check_operand(name: str, tensor: Any, q: Any) -> None:
     """Check the type, rank and device of q, k or v."""
     check_dense(name, tensor)
     if tensor.dtype not in DTYPES:
-        how = ": FP8 wants its scales (sparse_kernel_codegen.quantized_operands)" if tensor.dtype in FP8_DTYPES else ""
+        how = ": FP8 needs its scales (sparse_kernel_codegen.quantized_operands)" if tensor.dtype in FP8_DTYPES else ""
         raise ArgumentError(name, f"is {tensor.dtype}, expected torch.float16 or torch.bfloat16{how}")
     if tensor.dtype != q.dtype:
         raise ArgumentError(name, f"is {tensor.dtype}, q is {q.dtype}: pass one type")

@@ -1,6 +1,6 @@
 """Which kernel computes a call of ``block_sparse_attention``: chosen by the class of its shapes, by codegen.select.
 
-A class has everything that a spec says, and the sizes by which the choice is made, rounded: batch, lengths and the
+A class has everything that a spec says, and the sizes that the choice depends on, rounded: batch, lengths and the
 entries of a list to the next of 1, 2, 3, 4, 6, 8, 12, 16, 24, ... So at most two kernels are chosen from one power of
 two of a length to the next, most often one; heads are exact.
 """

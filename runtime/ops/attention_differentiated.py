@@ -32,7 +32,7 @@ class _Call(NamedTuple):
     Attributes:
         scored: the pattern and the score.
         scale, softcap, deterministic: of the call.
-        lse: whether the caller wants the log-sum-exp.
+        lse: whether the caller requested the log-sum-exp.
         forward: options of the forward pass alone.
         mode: that of ``runtime.receipts.mode``.
     """

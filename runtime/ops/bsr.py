@@ -44,8 +44,8 @@ def bsr_matmul(
     of a, b, bias and c are cast to its type.
 
     Gradients are those of ``a.values()`` (blocks that are not stored have none), ``b``, ``bias`` and ``c``, by more
-    products with the same kernels. ReLU keeps the result for that; GELU and SiLU keep nothing, and compute what they
-    are of once more. A gradient of a gradient is refused.
+    products with the same kernels. ReLU keeps the result for that; GELU and SiLU keep nothing, and compute their
+    argument once more. A gradient of a gradient is refused.
 
     Args:
         a: (M, K), layout torch.sparse_bsr, float16 or bfloat16, on a GPU, blocks of 16, 32, 64 or 128 rows; or what
@@ -61,7 +61,7 @@ def bsr_matmul(
             contiguous, other strides multiples of 8 elements.
         beta: what c is multiplied with, 1 by default; with 0 c is not read. It has no gradient.
         transpose_a: compute with A^T: b is then (M, N), the result (K, N), bias (K,).
-        arrange: copy b and c where kernels cannot read them as they are stored, in place of an error.
+        arrange: copy b and c if kernels cannot read their layout, instead of raising an error.
         validate: also check the values of indices, and that what was prepared is still of ``a``. Synchronizes.
 
     Returns:
@@ -69,7 +69,7 @@ def bsr_matmul(
         side by side, with strides (N', batch N', 1), as another product takes them without a copy.
 
     Raises:
-        ArgumentError: naming the argument, what it was and what is allowed, before anything is launched.
+        ArgumentError: naming the argument, its value and the allowed values, before anything is launched.
         DeviceError: for a device that no kernels are written for.
         ToolchainError, CompileError, CacheError: where a kernel cannot be built, at the first call.
     """

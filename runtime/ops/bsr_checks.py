@@ -24,7 +24,7 @@ def check_tensor(name: str, tensor: Any) -> None:
     """Check that an argument is a dense tensor of a type that kernels have.
 
     Raises:
-        ArgumentError: with what it is instead.
+        ArgumentError: with its type.
     """
     check_dense(name, tensor)
     if tensor.dtype not in DTYPES:

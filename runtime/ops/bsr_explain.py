@@ -25,8 +25,8 @@ class MatmulExplanation:
     """What a call takes, and why; as text, one line for each thing.
 
     Attributes:
-        products: the kernels by what they compute: ``C``, and of the gradients ``dB`` and ``dA``.
-        recomputed: whether the gradients compute what the activation is of once more.
+        products: the kernels by result: ``C``, and the gradients ``dB`` and ``dA``.
+        recomputed: whether the gradients compute the activation's argument once more.
     """
 
     products: dict[str, Resolution]
@@ -34,7 +34,7 @@ class MatmulExplanation:
 
     @property
     def provenance(self) -> dict[str, Provenance]:
-        """What vouches for each kernel, and where its source is, by what it computes."""
+        """Receipt and source of each kernel, by its result."""
         return {name: provenance(found.choice.named) for name, found in self.products.items()}
 
     @property

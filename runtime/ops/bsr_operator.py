@@ -85,7 +85,7 @@ def _fake_sddmm(*arguments: Any, **_: Any) -> torch.Tensor:
 
 
 def save_matmul(ctx: Any, inputs: Any, keyword_only_inputs: dict[str, Any], output: torch.Tensor) -> None:
-    """Keep the operands; of the activations ReLU keeps the result, and the others c, to compute what they are of."""
+    """Keep the operands; also the result for ReLU, and c for other activations, to compute their argument."""
     given = dict(zip(_MATMUL_NAMES, inputs, strict=True))
     ctx.options, ctx.mode = keyword_only_inputs, mode()
     activation = keyword_only_inputs["activation"]

@@ -22,7 +22,7 @@ RowOrder: TypeAlias = torch.Tensor | RowSplit | RowClusters
 
 @dataclass(frozen=True, eq=False)
 class PreparedBsr:
-    """A BSR matrix that a kernel has prepared: calls of that kernel take it in place of the matrix.
+    """A BSR matrix that a kernel has prepared: calls of that kernel take it instead of the matrix.
 
     The prepared data depends on the positions of the blocks; ``packed`` also depends on their values. Both are trusted:
     a call with ``validate`` detects later changes of the matrix. While this object exists, a kernel keeps the matrix's
@@ -86,7 +86,7 @@ class PreparedBsr:
 
 @dataclass(frozen=True, eq=False)
 class PreparedLists:
-    """Lists of KV blocks that a kernel has prepared: calls of that kernel take them in place of ``kv_indices``.
+    """Lists of KV blocks that a kernel has prepared: calls of that kernel take them instead of ``kv_indices``.
 
     Attributes:
         kv_indices: int32 (batch, heads, query blocks, k), the lists.

@@ -342,7 +342,7 @@ def oracle_with_weights(
         spec: spec of the kernel.
         case: the case.
         inputs: tensors of the case.
-        products: Q K^T of all heads, float64, in place of the exact product.
+        products: Q K^T of all heads, float64, instead of the exact product.
     """
     q, k, v = (t.double() for t in (inputs.q, inputs.k, inputs.v))
     group = case.heads // case.kv_heads

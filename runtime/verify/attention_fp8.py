@@ -1,7 +1,7 @@
 """Cases of attention with FP8 inputs: the cases of other dtypes, quantized, and an emulation of the kernel's rounding.
 
 The oracle computes in float64 with the values of codes times scales, so errors are the kernel's alone. Most errors come
-from P, which is rounded to 3 bits, or with large logits from Q K^T, of which the tensor core keeps about 14 bits. The
+from P, which is rounded to 3 bits, or with large logits from Q K^T: the tensor core keeps about 14 bits of it. The
 rounding of a row depends on the maximum to which its weights are relative, so a kernel's error is compared with the
 emulation's error, not with its bits.
 """

@@ -116,18 +116,18 @@ class _Call:
         return found
 
     def new(self, maker: str, shape: Any, strides: Any, dtype: torch.dtype) -> torch.Tensor:
-        """Allocate a new tensor of NaN between bands, in place of torch's allocator."""
+        """Allocate a new tensor of NaN between bands, instead of torch's allocator."""
         count = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
         inside = self.make(f"a new tensor {tuple(shape)}", count * dtype.itemsize, _MAKERS[maker])
         return inside.view(dtype).as_strided(shape, strides)
 
     def counters(self, device: torch.device, stream: int, number: int) -> torch.Tensor:
-        """Allocate counters, all 0, in place of the workspace's."""
+        """Allocate counters, all 0, instead of the workspace's."""
         del stream
         return self.make("counters", number * COUNTER_BYTES, device, is_zero=True).zero_().view(torch.int32)
 
     def scratch(self, device: torch.device, size: int) -> torch.Tensor:
-        """Allocate scratch memory of NaN, in place of the workspace's."""
+        """Allocate scratch memory of NaN, instead of the workspace's."""
         return self.make("scratch memory", size, device)
 
     def finish(self, result: Any) -> Any:

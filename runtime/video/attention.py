@@ -28,7 +28,7 @@ def tiled_attention(
         q: (batch, heads, tokens, head_dim), float16 or bfloat16, on the device of ``tiles``.
         k, v: (batch, kv_heads, tokens, head_dim).
         tiles: the permutation.
-        pattern: what it made, or ``tile_window``.
+        pattern: its result, or that of ``tile_window``.
         options: ``scale``, ``softcap``, ``sink``, ``return_lse``, ``validate`` of ``block_sparse_attention``.
 
     Returns:
@@ -70,7 +70,7 @@ class VideoWindow:
     """A chooser: self-attention over a video's tokens sees a window of tiles; cross-attention stays as it is.
 
     Self-attention over another number of tokens than ``grid`` and ``text`` say is refused. A model that has some (over
-    its text alone) wants a chooser of its own around this one.
+    its text alone) needs a chooser of its own around this one.
 
     Attributes:
         grid: frames, rows and columns of tokens.
@@ -151,5 +151,5 @@ class VideoWindow:
         return _Made(tiles, tile_window(tiles, self.window))
 
     def __getstate__(self) -> dict[str, Any]:
-        """The sizes: copies and other processes make their tensors anew."""
+        """The sizes: copies and other processes make their own tensors."""
         return {**self.__dict__, "_made": _none()}

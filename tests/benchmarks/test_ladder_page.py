@@ -64,7 +64,7 @@ def test_every_field_is_documented() -> None:
         ({"measured": "slower"}, None),
         ({"kept": "superseded by 9", "in_todays_kernels": False}, None),
         ({"kept": "perhaps", "in_todays_kernels": False}, "kept is 'perhaps'"),
-        ({"kept": False}, "in today's kernels, but not kept"),
+        ({"kept": False}, "in current kernels, but not kept"),
         ({"measured": [{"row": "dense"}]}, "measured is neither a text nor a list of figures"),
         ({"measured": [{"figures": "1", "median": 1}]}, "measured is neither a text nor a list of figures"),
         ({"color": "red"}, "unknown field color"),

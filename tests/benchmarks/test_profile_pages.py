@@ -49,7 +49,7 @@ def test_a_page_is_kept_for_each_kernel(script: ModuleType) -> None:
 def test_a_page_has_three_parts(script: ModuleType) -> None:
     place = {"date": "2026-01-01", "device": "H100", "driver": "580"}
     text = script.page("h100_dense", found(**COUNTED, **place, source_sha256="0123"))
-    assert "found of the source with SHA-256 0123 on H100, driver 580, 2026-01-01" in " ".join(text.split())
+    assert "about the source with SHA-256 0123 on H100, driver 580, 2026-01-01" in " ".join(text.split())
     static, _, rest = text.partition("## Measured while calls run back to back")
     measured, _, counted = rest.partition("## Counted by Nsight Compute")
     assert "- **roofline**: both bound it\n" in static and "- **power**: 600 of 700 W\n" in measured
@@ -58,7 +58,7 @@ def test_a_page_has_three_parts(script: ModuleType) -> None:
 
 def test_a_page_without_counters_says_why(script: ModuleType) -> None:
     text = script.page("h100_dense", found(source_sha256="0", date="2026-01-01"))
-    assert text.endswith("## Counted by Nsight Compute\n\nNothing: ncu is not found.\n") and "Measured" not in text
+    assert text.endswith("## Counted by Nsight Compute\n\nNo counters: ncu is not found.\n") and "Measured" not in text
 
 
 def test_a_stale_page_and_one_of_no_kernel_are_told(

@@ -63,6 +63,6 @@ def test_every_row_of_the_picture_was_measured() -> None:
 def test_a_stale_picture_is_found(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "speed-light.svg"
     assert results_table.update_picture(path, "new", check=True) == 1 and not path.exists()
-    assert re.search("speed-light.svg: its results", capsys.readouterr().out)
+    assert re.search("speed-light.svg: its tables differ", capsys.readouterr().out)
     assert results_table.update_picture(path, "new", check=False) == 0
     assert results_table.update_picture(path, "new", check=True) == 0

@@ -15,20 +15,18 @@ import yaml
 from each import for_each, looped
 
 PROJECT = snippets.PROJECT
-NOTEBOOK = ("README.md", "full-runs.md", "measuring.md", "ladder/README.md")
-PAGES = (
-    *("README.md", "CONTRIBUTING.md", "SECURITY.md", "docs/README.md", "docs/guide", "docs/reference"),
-    *(f"docs/notebook/{name}" for name in NOTEBOOK),
-)
-"""Documents that keep the rules. Pages of ``BY_SCRIPT`` have the text of docstrings."""
-BY_SCRIPT = ("docs/reference/api.md", "docs/guide/gallery.md")
-CODE = ("examples", "scripts", "sparse_kernel_codegen")
+PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "docs")
+"""Documents that keep the rules, and folders of some."""
+CODE = ("benchmarks", "codegen", "examples", "runtime", "scripts", "sparse_kernel_codegen")
 """Folders whose docstrings and messages keep the rules."""
 NO_PROSE = re.compile(
     r"<!-- vale off -->.*?<!-- vale on -->|<!-- (?P<name>[\w-]+):begin -->.*?<!-- (?P=name):end -->|<!--.*?-->"
     r"|`[^`]*`|(?<=\])\([^)]*\)|^ {4,}[^-* ].*?$",
     re.DOTALL | re.MULTILINE,
 )
+
+NO_PROSE_OF_DOCSTRINGS = re.compile(r"``.*?``|`[^`]*`|^ +\w+(?:, \w+)*(?=: )", re.MULTILINE)
+"""Code, and names of arguments that have an item."""
 
 
 class Rule(NamedTuple):
@@ -85,12 +83,11 @@ def texts(source: str) -> Iterator[tuple[int, str]]:
     """Line and text of each docstring and message of a Python module; single words are no prose."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value.strip():
-            yield node.lineno, re.sub(r"``.*?``|`[^`]*`", "x", node.value)
+            yield node.lineno, NO_PROSE_OF_DOCSTRINGS.sub("x", node.value)
 
 
 def documents() -> list[Path]:
-    found = [path for name in PAGES for path in ([PROJECT / name] if name.endswith(".md") else markdown_in(name))]
-    return [path for path in found if snippets.page_name(path) not in BY_SCRIPT]
+    return [path for name in PAGES for path in ([PROJECT / name] if name.endswith(".md") else markdown_in(name))]
 
 
 def markdown_in(folder: str) -> list[Path]:

@@ -124,7 +124,7 @@ def _proposed(
     if write:
         found["written"] = write_proposal(current, proposal)
         told.say(
-            f"    wrote {proposal.place}; its comments may speak of what it was: read them. "
+            f"    wrote {proposal.place}; its comments may describe the previous spec: read them. "
             f"Next: codegen render {current.argument}"
         )
     else:

@@ -7,7 +7,7 @@
 
 DIR has files of an unpacked vllm wheel: see benchmarks/serving_peers.py. Our side of a row is one call of
 ``paged_attention`` with ``out`` and ``workspace``; "ours, batch_invariant" is the same call with that argument. K, V
-and q are normal numbers, drawn anew in each run, and pages are in random order. A peer has its own layout of the same
+and q are normal numbers, different in each run, and pages are in random order. A peer has its own layout of the same
 values. SDPA has contiguous copies of K and V and is called where all requests have the same length.
 
 Each result is compared with float32 before its call is timed, all rows of it. A call that fails or is wrong gets no
@@ -164,8 +164,7 @@ def times_of(calls: dict[str, Call], seconds: float) -> tuple[dict[str, Fields],
 
 @cache
 def kernel_record(cache_type: str, head_dim: int) -> str:
-    """What a record says of its kernel, as JSON: its name, whether it has a receipt, and the fields by which ``codegen
-    migrate`` carries it over."""
+    """Kernel of a record as JSON: its name, whether it has a receipt, and the fields that ``codegen migrate`` needs."""
     fields: Fields = {"op": "paged_attention", "arch": arch_of(torch.device("cuda", 0)), "dtype": "bf16"}
     fields |= {"head_dim": head_dim} | ({"cache": cache_type} if cache_type == "e4m3" else {})
     kernel = load_kernel(fields)

@@ -35,7 +35,7 @@ class Peer(NamedTuple):
 
     Attributes:
         label: name in results.
-        make: makes its call; what it cannot compute raises.
+        make: makes its call; raises for inputs that the library does not take.
         computes: whether it is called in a row.
     """
 
@@ -134,7 +134,7 @@ def qsa(folder: Path, inputs: Inputs) -> Call:
 
 
 class _Platform:
-    """What vLLM's kernels ask of the GPU: a Hopper GPU with dependent launches."""
+    """Properties of the GPU for vLLM's kernels: one with programmatic dependent launches."""
 
     def is_arch_support_pdl(self) -> bool:
         return True
@@ -153,7 +153,7 @@ class _Platform:
 
 
 def load(path: Path) -> ModuleType:
-    """A module of vLLM, with stand-ins for what it imports of the rest."""
+    """A module of vLLM, with stand-ins for the modules that it imports."""
     name = f"serving_peer_{path.stem}"
     if name in sys.modules:
         return sys.modules[name]
@@ -172,7 +172,7 @@ def load(path: Path) -> ModuleType:
 
 
 def _stand_in() -> None:
-    """Put stand-ins of vLLM's modules where its kernels import them from."""
+    """Put stand-ins for other modules of vLLM into ``sys.modules``."""
     import triton
     import triton.language as tl
 

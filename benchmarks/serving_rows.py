@@ -1,4 +1,4 @@
-"""Rows of benchmarks/serving.py: what is decoded, its inputs, and its result in float32."""
+"""Rows of benchmarks/serving.py: sizes, inputs, and results in float32."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ class Inputs:
 
     @property
     def pattern(self) -> Causal | KeyLists:
-        """What each query sees."""
+        """Pattern of the call."""
         return Causal() if self.lists is None else self.lists
 
     def keys_of(self, request: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -260,4 +260,4 @@ def make_inputs(row: Row, device: torch.device) -> Inputs:
 
 
 Make = Callable[[Inputs], Callable[[], torch.Tensor]]
-"""What makes a call of a row's inputs; the call returns (tokens, heads, head_dim)."""
+"""Function that makes a call of a row's inputs; the call returns (tokens, heads, head_dim)."""

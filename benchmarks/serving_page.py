@@ -141,10 +141,10 @@ def text_of(records: Sequence[Record], is_current: Callable[[Record], bool]) -> 
         "microseconds: in a CUDA graph of up to 20 calls, of a single call after a pause, and of the host until a call "
         "returns ([how times are taken](measuring.md)). GB/s are the bytes of K and V that some query sees, each "
         "counted once for a request and K/V head, over the time in a graph. Rows of less than 50 MB read from the L2 "
-        "cache. A ratio is the time of the best peer in a graph over ours; it is bold where a peer is faster. The "
-        "last column is our time in a graph with that argument. All of each result was compared with float32. FA3 and vLLM Triton are the kernels that vLLM 0.33.0 calls on Hopper, "
-        "taken from its wheel. SDPA has contiguous copies of K and V. [Serving](../guide/serving.md) describes the "
-        "call.",
+        "cache. A ratio is the time of the best peer in a graph over ours; it is bold where a peer is faster. The last "
+        "column is our time in a graph with `batch_invariant=True`. All of each result was compared with float32. FA3 "
+        "and vLLM Triton are the kernels that vLLM 0.33.0 calls on Hopper, taken from its wheel. SDPA has contiguous "
+        "copies of K and V. [Serving](../guide/serving.md) describes the call.",
         summary(records),
     ]
     shown = " ".join(map(name, records))

@@ -213,6 +213,7 @@ def test_rows_are_appended_and_the_last_one_counts(
     script: ModuleType, page: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any
 ) -> None:
     monkeypatch.setattr(script, "environment", lambda _: {"device": "a GPU", "driver": "1", "versions": {"torch": "2"}})
+    monkeypatch.setattr(script, "free_memory", lambda: None)
     file, calls = tmp_path / "serving.jsonl", []
 
     def record(row: Any, folder: Any, seconds: float) -> dict[str, Any]:

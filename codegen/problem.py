@@ -28,11 +28,13 @@ class Lengths:
         layout: arrangement of the sequences; ``templates/attention/seqlen_info/`` has a file for each.
         by_batch: whether each batch has its own number of keys.
         asks_keys: whether the kernel reads the number of keys.
+        covers_gaps: whether tiles also cover the tokens before the first and behind the last packed sequence.
     """
 
     layout: Layout = "padded"
     by_batch: bool = False
     asks_keys: bool = True
+    covers_gaps: bool = False
 
 
 @dataclass(frozen=True)

@@ -301,11 +301,16 @@ class AttentionBackwardSpec(SpecBase):
     kv_lengths: bool = Field(
         default=False, description="number of keys of each batch, as in the forward; gradients of later keys are zeros"
     )
+    layout: Layout = Field(
+        default="padded",
+        description="arrangement of sequences, as in the forward; with varlen, gradients of tokens in no sequence are "
+        "zeros",
+    )
     deterministic: bool = Field(
         default=True,
         description="bitwise reproducible; false (only with gradients: dq_dkdv): tiles add to dQ in any order",
     )
-    options: ClassVar[tuple[str, ...]] = ("softcap", "score", "aux_gradients", "kv_lengths", "deterministic")
+    options: ClassVar[tuple[str, ...]] = ("softcap", "score", "aux_gradients", "kv_lengths", "layout", "deterministic")
 
     @property
     def by_queries(self) -> bool:
@@ -324,6 +329,7 @@ class AttentionBackwardSpec(SpecBase):
             softcap=self.softcap,
             score=self.score,
             kv_lengths=self.kv_lengths,
+            layout=self.layout,
             tile=AttentionTile(m=self.tile.m, n=self.tile.n),
             mma=self.mma,
             copy=self.copy_,

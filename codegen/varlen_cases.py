@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, replace
 
-from codegen.attention_cases import drawn_numbers
+from codegen.attention_cases import GRADIENT_PAIRS, drawn_numbers
 from codegen.dtypes import DTYPES
-from codegen.spec import AttentionSpec
+from codegen.spec import AttentionBackwardSpec, AttentionSpec
 
 RANDOM_SHAPES = 60
 
@@ -27,7 +27,8 @@ class VarlenCase:
         spread: factor on q; large values make one key win.
         scale: the softmax scale, or None for the default.
         columns: elements of a head, fewer than the kernel's; None for as many.
-        sinks: ``normal`` (of the size of an ordinary row's LSE) or ``huge`` (10000 and -10000 in turn).
+        sinks: ``normal`` (of the size of an ordinary row's LSE) or ``huge`` (10000 and -10000 in turn); ``none``: in
+            gradients, which need no sinks but their part of the LSE.
         window: keys before and after a query's own, of a pattern that leaves them to the call.
         sink_keys: keys at the beginning, likewise.
     """
@@ -56,6 +57,11 @@ class VarlenCase:
         """Keys of the longest sequence, 1 at least."""
         return max(*self.kv_lens, 1)
 
+    @property
+    def pairs(self) -> int:
+        """Pairs of queries and keys of all heads."""
+        return self.heads * sum(q_len * kv_len for q_len, kv_len in zip(self.q_lens, self.kv_lens, strict=True))
+
     def describe(self) -> str:
         """The parameters that differ from a plain case."""
         count = len(self.q_lens)
@@ -65,7 +71,7 @@ class VarlenCase:
             f"q x {self.spread:g}": self.spread != 1.0,
             f"scale {self.scale}": self.scale is not None,
             f"d {self.columns}": self.columns is not None,
-            f"{self.sinks} sinks": self.sinks != "normal",
+            f"{self.sinks} sinks": self.sinks == "huge",
             f"window {self.window}": self.window is not None,
             f"{self.sink_keys} sink keys": self.sink_keys is not None,
         }
@@ -107,6 +113,30 @@ def cases_of(spec: AttentionSpec) -> tuple[VarlenCase, ...]:
         sizes = [size for size in HEAD_SIZES if size < spec.head_dim and size % step == 0]
         cases += tuple(replace(_same(f"d{size}", 200, 65, 129), columns=size) for size in sizes[-3:])
     return tuple(_fitted(case, spec) for case in cases)
+
+
+GRADIENT_CASES = (
+    *(replace(case, sinks="none") for case in CASES),
+    replace(_same("long_gradients", 4000, 3), sinks="none"),
+    _same("sinks", 300, 0, 129, heads=4),
+    replace(_same("huge_sinks", 200, 0, 333), sinks="huge"),
+    VarlenCase("sinks_without_keys", (100, 50, 3), (0, 70, 0), before=5, after=70),
+    VarlenCase("tokens_far_around", (1, 0), (3, 1), before=700, after=900, sinks="none"),
+)
+
+
+def gradient_cases_of(spec: AttentionBackwardSpec) -> tuple[VarlenCase, ...]:
+    """The cases of a kernel of gradients: those that fit the limit of the oracle."""
+    step = 16 // DTYPES[spec.dtype].bytes
+    sizes = [size for size in HEAD_SIZES if size < spec.head_dim and size % step == 0]
+    narrow = (replace(_same(f"d{size}", 200, 65, 129), columns=size, sinks="none") for size in sizes[-3:])
+    cases = (*GRADIENT_CASES, *narrow)
+    return tuple(_fitted(case, spec.forward) for case in cases if case.pairs <= GRADIENT_PAIRS)
+
+
+def random_gradient_cases(spec: AttentionBackwardSpec) -> tuple[VarlenCase, ...]:
+    """The cases of random lengths of a kernel of gradients."""
+    return tuple(replace(case, sinks="none") for case in random_cases(spec.forward))
 
 
 def random_cases(spec: AttentionSpec) -> tuple[VarlenCase, ...]:

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_paged_d192.yaml
 // spec: {"arch":"sm_90a","copy":"cp_async","dtype":"fp16","head_dim":192,"mma":"mma","op":"paged_attention","schedule":"multistage","stages":3,"tile":{"m":16,"n":64}}
 // spec hash: 1067a37bfe87e589ac15e6bd54da9bc559912cb15e79e417bae161af7e207f0a
-// seal: sha256 5a1e0de4ed1018c2ba7d196f5e98140f041e1ccd74afdb4e812411f734a4e83f
+// seal: sha256 5e38073cf3d535bb8c69bc395e2648ee8e881e20943dc7f2d9e4f6874e13e0d4
 
 // Attention of a few queries over K and V in pages, by mma.sync: decoding. Keys of one request are split over thread
 // blocks.
@@ -36,7 +36,7 @@ constexpr int kTileN = 64;  // keys per step
 constexpr int kWarps = 4;  // warps, with 16 keys of a step each
 constexpr int kStages = 3;  // slots of a warp's ring
 constexpr int kKvBytes = 2;  // bytes per element of K and V
-constexpr int kTileCost = 3;  // units of work of a tile besides its steps
+constexpr int kTileCost = 2;  // units of work of a tile besides its steps
 constexpr int kLeastSteps = 2;  // units of a thread block at least, if there are as many
 constexpr int kPartsAtOnce = 4;  // parts of a tile that a thread adds at once
 constexpr int kPartSteps = 16;  // steps of a part at least, if most_parts is set

@@ -3,7 +3,7 @@
 //     codegen render specs/l4_paged_d128.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"mma":"mma","op":"paged_attention","schedule":"multistage","stages":2,"tile":{"m":16,"n":64}}
 // spec hash: 967d2381d724596b9679e699601739303073396de428d5e8cadb7d88572dc854
-// seal: sha256 56497d42b5af39b50897f3589e39444d739f29887e0648d90637c7341e655bd7
+// seal: sha256 be2a6ccfb5df5eb350ebe7cde9c003d1b3fdf3b845e78b983f5066a18b565f18
 
 // Attention of a few queries over K and V in pages, by mma.sync: decoding. Keys of one request are split over thread
 // blocks.
@@ -36,7 +36,7 @@ constexpr int kTileN = 64;  // keys per step
 constexpr int kWarps = 4;  // warps, with 16 keys of a step each
 constexpr int kStages = 2;  // slots of a warp's ring
 constexpr int kKvBytes = 2;  // bytes per element of K and V
-constexpr int kTileCost = 3;  // units of work of a tile besides its steps
+constexpr int kTileCost = 2;  // units of work of a tile besides its steps
 constexpr int kLeastSteps = 2;  // units of a thread block at least, if there are as many
 constexpr int kPartsAtOnce = 8;  // parts of a tile that a thread adds at once
 constexpr int kPartSteps = 16;  // steps of a part at least, if most_parts is set

@@ -3,7 +3,7 @@
 //     codegen render specs/l4_paged_d256.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":256,"mma":"mma","op":"paged_attention","schedule":"multistage","stages":2,"tile":{"m":16,"n":32}}
 // spec hash: c9a9b41c413bc9bde9be880fb99b62f10c20880bdc59bd01e463e6111a290e35
-// seal: sha256 583a0745828297da0aea877800245ed3657b92751cf617c851a96abd1e0435e4
+// seal: sha256 1345ca13d55b501e07401f66d2eb6c528f4c477cf6f4a683336a3b81c21dc1f6
 
 // Attention of a few queries over K and V in pages, by mma.sync: decoding. Keys of one request are split over thread
 // blocks.
@@ -36,7 +36,7 @@ constexpr int kTileN = 32;  // keys per step
 constexpr int kWarps = 2;  // warps, with 16 keys of a step each
 constexpr int kStages = 2;  // slots of a warp's ring
 constexpr int kKvBytes = 2;  // bytes per element of K and V
-constexpr int kTileCost = 3;  // units of work of a tile besides its steps
+constexpr int kTileCost = 2;  // units of work of a tile besides its steps
 constexpr int kLeastSteps = 4;  // units of a thread block at least, if there are as many
 constexpr int kPartsAtOnce = 2;  // parts of a tile that a thread adds at once
 constexpr int kPartSteps = 32;  // steps of a part at least, if most_parts is set

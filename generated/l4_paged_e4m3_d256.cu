@@ -3,7 +3,7 @@
 //     codegen render specs/l4_paged_e4m3_d256.yaml
 // spec: {"arch":"sm_89","cache":"e4m3","copy":"cp_async","dtype":"fp16","head_dim":256,"mma":"mma","op":"paged_attention","schedule":"multistage","stages":2,"tile":{"m":16,"n":64}}
 // spec hash: b28ddc88466799be42f0eaddcebc4b9ccfa5c4f957f33d6215ab27dd459e6d32
-// seal: sha256 933d3500e95dd14fdc9ba1ca4dad3e4481c2db26405f4c4daaa576fe09ca4f4e
+// seal: sha256 743007620204d63cbef7c91ce6b176ef8debcce8ecfe952a6f81b7dcb15a28f4
 
 // Attention of a few queries over K and V in pages, by mma.sync: decoding. Keys of one request are split over thread
 // blocks.
@@ -36,7 +36,7 @@ constexpr int kTileN = 64;  // keys per step
 constexpr int kWarps = 2;  // warps, with 32 keys of a step each
 constexpr int kStages = 2;  // slots of a warp's ring
 constexpr int kKvBytes = 1;  // bytes per element of K and V
-constexpr int kTileCost = 3;  // units of work of a tile besides its steps
+constexpr int kTileCost = 2;  // units of work of a tile besides its steps
 constexpr int kLeastSteps = 2;  // units of a thread block at least, if there are as many
 constexpr int kPartsAtOnce = 2;  // parts of a tile that a thread adds at once
 constexpr int kPartSteps = 16;  // steps of a part at least, if most_parts is set

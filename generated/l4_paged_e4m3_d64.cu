@@ -3,7 +3,7 @@
 //     codegen render specs/l4_paged_e4m3_d64.yaml
 // spec: {"arch":"sm_89","cache":"e4m3","copy":"cp_async","dtype":"fp16","head_dim":64,"mma":"mma","op":"paged_attention","schedule":"multistage","stages":4,"tile":{"m":16,"n":128}}
 // spec hash: b5793a18d3a4781677f3b412c59e972f8d9b9f3da2609fc4c412711d47e43e41
-// seal: sha256 d7da9ac8bfb0a5808eb5b0e95e3867b414f69d7104f78db11cd22b6a8f1cf90a
+// seal: sha256 a4075dec0b4efeb84c4f1a6a690e4ace54b337691650989f2db42d45c47aa2a8
 
 // Attention of a few queries over K and V in pages, by mma.sync: decoding. Keys of one request are split over thread
 // blocks.
@@ -36,7 +36,7 @@ constexpr int kTileN = 128;  // keys per step
 constexpr int kWarps = 4;  // warps, with 32 keys of a step each
 constexpr int kStages = 4;  // slots of a warp's ring
 constexpr int kKvBytes = 1;  // bytes per element of K and V
-constexpr int kTileCost = 3;  // units of work of a tile besides its steps
+constexpr int kTileCost = 2;  // units of work of a tile besides its steps
 constexpr int kLeastSteps = 1;  // units of a thread block at least, if there are as many
 constexpr int kPartsAtOnce = 8;  // parts of a tile that a thread adds at once
 constexpr int kPartSteps = 8;  // steps of a part at least, if most_parts is set

@@ -52,7 +52,7 @@ OPERATORS: dict[str, Operator] = {
     ),
     "attention_backward": Operator(
         kernel="runtime.kernels.attention_backward:AttentionBackwardKernel",
-        verification="runtime.verify.attention_backward:VERIFICATION",
+        verification="runtime.verify.gradients:VERIFICATION",
         workload="runtime.tools.bench.measurement:backward_workload",
         example="runtime.tools.report.patterns:pattern_example",
     ),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from codegen.attention_cases import gradient_cases_of
+from codegen import varlen_cases
+from codegen.attention_cases import Case, gradient_cases_of
 from codegen.combinations import check_gradients, check_score
 from codegen.operators.record import Kernel, Operator
 from codegen.plan import Plan
@@ -31,6 +32,10 @@ def _check(spec: AttentionBackwardSpec) -> None:
     check_gradients(spec)
 
 
+def _cases(spec: AttentionBackwardSpec) -> tuple[Case | varlen_cases.VarlenCase, ...]:
+    return varlen_cases.gradient_cases_of(spec) if spec.layout == "varlen" else gradient_cases_of(spec)
+
+
 def _counts(plan: Plan, spec: AttentionBackwardSpec) -> tuple[str, ...]:
     del plan
     transposes = not spec.by_queries and spec.pattern.fixed_block is not None
@@ -53,7 +58,7 @@ ATTENTION_BACKWARD_OPERATOR = Operator(
         **{"list_batches": 1, "list_heads": 1, "list_length": 1},
         **dict.fromkeys(spec.pattern.number_params, 0),
     },
-    cases=lambda plan, spec: [case.name for case in gradient_cases_of(spec)],
+    cases=lambda plan, spec: [case.name for case in _cases(spec)],
     random_shapes=True,
     tolerance=1.0,  # errors are fractions of the allowed error
 )

@@ -14,7 +14,11 @@ VARLEN_PARAMS = (
     i32("kv_len", "keys of all sequences"),
     i32("sequences", "sequences: one less than cu_seqlens_q has entries"),
 )
-_PADDED_ONLY = ("score", "kv_lengths", "stream_k_tail", "kv_splits", "pack_gqa", "share_kv_loads", "l2_lockstep")
+_PADDED_ONLY = (
+    *("query_grouping", "score", "kv_lengths", "stream_k_tail", "kv_splits", "pack_gqa", "share_kv_loads"),
+    "l2_lockstep",
+)
+GAPS = 2  # segments that tiles of gradients cover beside the sequences: the tokens before the first, behind the last
 
 
 def lengths_of(spec: AttentionSpec | AttentionBackwardSpec) -> Lengths:
@@ -23,8 +27,8 @@ def lengths_of(spec: AttentionSpec | AttentionBackwardSpec) -> Lengths:
     A kernel of dK and dV knows its keys by its tiles. It asks for their number where the pattern or the score places
     them, or where it loads or hides keys itself.
     """
-    if isinstance(spec, AttentionSpec) and spec.layout == "varlen":
-        return Lengths(layout="varlen", by_batch=True)
+    if spec.layout == "varlen":
+        return Lengths(layout="varlen", by_batch=True, covers_gaps=isinstance(spec, AttentionBackwardSpec))
     if isinstance(spec, AttentionSpec) or spec.gradients != "dkdv" or spec.mma == "mma":
         return Lengths(by_batch=spec.kv_lengths)
     by_position = spec.pattern.masks_pairs and not spec.pattern.masks_by_bits
@@ -32,7 +36,7 @@ def lengths_of(spec: AttentionSpec | AttentionBackwardSpec) -> Lengths:
     return Lengths(by_batch=spec.kv_lengths, asks_keys=asks_keys)
 
 
-def check_layout(spec: AttentionSpec) -> None:
+def check_layout(spec: AttentionSpec | AttentionBackwardSpec) -> None:
     """Refuse what kernels of packed sequences are not written for.
 
     Raises:
@@ -44,9 +48,11 @@ def check_layout(spec: AttentionSpec) -> None:
     require(not spec.is_fp8, "dtype", f"is {spec.dtype}, which {has}; allowed: fp16, bf16")
     packing = ", ".join(name for name, pattern in PATTERNS.items() if pattern.packs_sequences)
     require(spec.pattern.packs_sequences, "pattern.kind", f"is {spec.pattern.kind}, which {has}; allowed: {packing}")
-    require(spec.query_grouping == "none", "query_grouping", f"{has}; leave it out")
+    fields = type(spec).model_fields
+    if isinstance(spec, AttentionBackwardSpec):
+        require(spec.gradients != "daux", "gradients", f"is daux, which {has}; allowed: dq, dkdv, dq_dkdv")
     for name in _PADDED_ONLY:
-        require(getattr(spec, name) == type(spec).model_fields[name].default, name, f"{has}; leave it out")
+        require(name not in fields or getattr(spec, name) == fields[name].default, name, f"{has}; leave it out")
 
 
 def length_params(lengths: Lengths) -> tuple[Param, ...]:
@@ -63,6 +69,15 @@ def length_numbers(shape: AttentionShape | BlockMaskShape | SelectShape) -> dict
     """Values of these parameters in a launch."""
     numbers = {"q_len": shape.q_len, "kv_len": shape.kv_len}
     return numbers | ({"sequences": shape.sequences} if isinstance(shape, AttentionShape) and shape.sequences else {})
+
+
+def tiles_of(tokens: int, sequences: int, rows: int) -> int:
+    """Tiles of the gradients of a head, which cover all tokens.
+
+    Segment i, counted from 0, has the tiles from begin / rows + i on: the first one holds the tokens before the first
+    sequence, the last one those behind the last. Up to one tile of a segment has no token.
+    """
+    return tokens // rows + sequences + GAPS if sequences else -(-tokens // rows)
 
 
 def query_tiles(shape: AttentionShape, tile_queries: int) -> int:

@@ -29,7 +29,7 @@ MMA_ROWS = 16
 WARPS = (1, 2, 4, 8)
 LEAST_KEYS = 128
 """Keys of a thread block at least, so that few parts have to be added."""
-TILE_COST = 3
+TILE_COST = 2
 """Units of work that a tile counts besides its steps, about the time of its results on an H200."""
 PART_KEYS = 1024
 """Keys of a part at least, where parts depend on the length of their request alone."""

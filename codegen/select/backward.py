@@ -15,6 +15,7 @@ from codegen.planning import plan_for
 from codegen.plans.backward import daux as attention_backward_daux
 from codegen.plans.backward import dq_dkdv as attention_backward_dq_dkdv
 from codegen.plans.backward import mma_sync as attention_backward_mma_sync
+from codegen.problem import Layout
 from codegen.score import Score
 from codegen.select.shipped import cases_of
 from codegen.wording import shown
@@ -92,6 +93,7 @@ def backward_kernels(
     score: Score | None = None,
     aux_gradients: Sequence[str] = (),
     kv_lengths: bool = False,
+    layout: Layout = "padded",
     deterministic: bool = True,
     holds: Callable[[NamedSpec], bool] | None = None,
 ) -> BackwardKernels:
@@ -106,6 +108,7 @@ def backward_kernels(
         score: score of the forward kernel's spec, or None.
         aux_gradients: names of the score's tensors whose gradients are requested.
         kv_lengths: whether each batch has its own number of keys.
+        layout: arrangement of the sequences.
         deterministic: whether dQ must be bitwise reproducible; otherwise it may be summed in any order if that is
             faster.
         holds: whether a kernel has a valid receipt; such kernels are preferred among those with the same result.
@@ -136,6 +139,7 @@ def backward_kernels(
         "softcap": softcap,
         "score": score,
         "kv_lengths": kv_lengths,
+        "layout": layout,
     }
     first: BackwardKernels | None = None
     for case in (case for patterns in cases_of(pattern) for case in patterns):

@@ -265,7 +265,7 @@ def flash_attn_varlen_func(  # noqa: PLR0917 - FlashAttention's signature
 ) -> Result:
     """Compute FlashAttention's attention of packed sequences, with the arguments of ``flash_attn_varlen_func``.
 
-    It is ``varlen_attention``, which has no gradients yet.
+    It is ``varlen_attention``, with gradients of q, k and v.
 
     Args:
         q: (total_q, heads, head_dim), float16 or bfloat16.
@@ -276,7 +276,7 @@ def flash_attn_varlen_func(  # noqa: PLR0917 - FlashAttention's signature
         max_seqlen_q, max_seqlen_k: not needed, and not read.
         dropout_p, softmax_scale, causal, window_size, softcap: as of ``flash_attn_func``.
         alibi_slopes: None, not (heads,): there are no slopes.
-        deterministic: not read, as there are no gradients.
+        deterministic: as of ``varlen_attention``.
         return_attn_probs: whether to return the log-sum-exp too.
         block_table: None, not (batch, blocks): there is no paged cache.
 
@@ -287,9 +287,10 @@ def flash_attn_varlen_func(  # noqa: PLR0917 - FlashAttention's signature
     Raises:
         ArgumentError: naming an argument that has no counterpart, or is wrong.
     """
-    del max_seqlen_q, max_seqlen_k, deterministic
+    del max_seqlen_q, max_seqlen_k
     check_dropout(dropout_p)
-    for name, flag in (("causal", causal), ("return_attn_probs", return_attn_probs)):
+    flags = (("causal", causal), ("deterministic", deterministic), ("return_attn_probs", return_attn_probs))
+    for name, flag in flags:
         check_flag(name, flag)
     for name, given in (("alibi_slopes", alibi_slopes), ("block_table", block_table)):
         if given is not None:
@@ -302,6 +303,7 @@ def flash_attn_varlen_func(  # noqa: PLR0917 - FlashAttention's signature
     bounds = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
     softcaps = {"softcap": cap} if cap > 0 else {}
     options: dict[str, Any] = {**bounds, "scale": softmax_scale, **softcaps, "return_lse": return_attn_probs}
+    options["deterministic"] = deterministic
     found = varlen_attention(q, k, v, pattern, **options)
     if not isinstance(found, AttentionResult):
         return found

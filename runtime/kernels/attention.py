@@ -89,6 +89,12 @@ def layout_like(tensor: torch.Tensor, dtype: torch.dtype) -> Layout:
     return tuple(like.shape), like.stride(), like.dtype
 
 
+def packed_layout_like(tensor: torch.Tensor, dtype: torch.dtype) -> Layout:
+    """Return the layout of a new (1, heads, tokens, d) tensor, a view of one like the (tokens, heads, d) of another."""
+    (tokens, heads, d), (of_token, of_head, of_element), _ = layout_like(tensor[0].transpose(0, 1), dtype)
+    return (1, heads, tokens, d), (tokens * heads * d, of_head, of_token, of_element), dtype
+
+
 def _first(indices: tuple[torch.Tensor | None, ...]) -> torch.Tensor:
     """The first index tensor that is given: counts may be left out, the list behind them not."""
     return next(tensor for tensor in indices if tensor is not None)
@@ -119,6 +125,7 @@ class AttentionKernel(BoundCall[AttentionSpec]):
         self._takes_scales = self.spec.is_fp8
         self._has_lse = self.spec.lse
         self._numbers = PatternNumbers(self.spec.pattern, compiled.named.stem)
+        self._layout_like = packed_layout_like if self.spec.layout == "varlen" else layout_like
 
     def __call__(
         self,
@@ -372,7 +379,7 @@ class AttentionKernel(BoundCall[AttentionSpec]):
         self._check_limits(q, k, v)
         batch, heads, q_len, d = q.shape
         kv_heads, kv_len = k.shape[1:3]
-        like, strides, dtype = layout_like(q, self._output)
+        like, strides, dtype = self._layout_like(q, self._output)
         written = torch.empty_strided(like, strides, dtype=dtype, device="meta") if out is None else out
         if sink is not None and not self.spec.sink:
             raise ArgumentError("sink", f"is given, but the spec of {self.compiled.named.stem} says sink: false")
@@ -469,7 +476,7 @@ class AttentionKernel(BoundCall[AttentionSpec]):
         batch, heads, q_len, _ = q.shape
         lse_layout = ((batch, heads, q_len), (heads * q_len, q_len, 1), torch.float32)
         return Outputs(
-            layout_like(q, self._output),
+            self._layout_like(q, self._output),
             lse_layout if return_lse else None,
             allocator(q.device),
             {"lse": 0} | dict.fromkeys((name for name in (*self._index_names, "sink") if given.get(name) is None), 0),

@@ -35,7 +35,7 @@ from runtime.kernels.arguments import (
     check_tensor,
     row_strides,
 )
-from runtime.kernels.attention import layout_like
+from runtime.kernels.attention import layout_like, packed_layout_like
 from runtime.kernels.attention_indices import IndexArguments
 from runtime.kernels.attention_launch import Layout
 from runtime.kernels.aux_gradients import AuxSums
@@ -109,6 +109,10 @@ class AttentionBackwardKernel(BoundCall[AttentionBackwardSpec]):
         self._names = _GRADIENTS[self.spec.gradients]
         self._listed = self.spec.pattern.fixed_block is not None
         self._transposes = self._listed and "dk" in self._names
+        self._packs = self.spec.layout == "varlen"
+        self._orders_bounds = self._packs and self.spec.gradients == "dq_dkdv" and self.spec.deterministic
+        self._layout_like = packed_layout_like if self._packs else layout_like
+        self._param_names = frozenset(param.name for param in compiled.plan.params)
         self._arguments = IndexArguments(self.spec.forward, compiled.named.stem, ("scale", "stats", "validate"))
         self._numbers = PatternNumbers(self.spec.pattern, compiled.named.stem)
         self._aux = AuxArguments(self.spec.forward, compiled.plan)
@@ -141,13 +145,16 @@ class AttentionBackwardKernel(BoundCall[AttentionBackwardSpec]):
             v: as k.
             indices: the index tensors that the forward was given, in its order: int32, lists (batch|1, heads|1,
                 query_blocks, any) and their counts (batch|1, heads|1, query_blocks), bits of partial blocks, values of
-                batches (batch|1,), ``kv_lengths`` last; None for missing full lists.
+                batches (batch|1,), ``kv_lengths`` last; None for missing full lists. With ``layout: varlen``, the
+                bounds of the sequences in q and in k, each (sequences + 1,): tensors are (1, heads, tokens, d), and
+                gradients of tokens in no sequence are zeros.
             out: as q, the result of the forward.
             dout: as q, the gradient of out.
             lse: float32 (batch, heads, q_len), contiguous, the forward's log-sum-exp; with sinks it has those.
             scale: softmax scale of the forward, from 1e-37 to 1e38; by default 1 / sqrt(d).
             dlse: float32 (batch, heads, q_len), the gradient of lse, where the loss depends on it too. Torch then works
-                the statistics out, which takes memory for out and dout in float32.
+                the statistics out, which takes memory for out and dout in float32; with ``layout: varlen`` the kernel
+                does, and dlse is contiguous.
             stats: what the other kernel returned for the same q, out, dout, lse and dlse: it is not worked out again.
             window: (left, right) of the forward, if the spec's pattern leaves them out.
             sink_keys: the keys at the beginning of the forward, likewise.
@@ -175,6 +182,8 @@ class AttentionBackwardKernel(BoundCall[AttentionBackwardSpec]):
                 return self(q, k, v, *indices, out=out, dout=dout, lse=lse, **options)
         if scale is not None:
             check_scale(scale)  # also so that it can be a part of a key
+        if self._orders_bounds:
+            stats = None  # the prologue also writes the bounds that the kernel reads
         looked_up = aux_in_order(aux, self._aux.declared)
         numbers = self._numbers.checked(window, sink_keys)
         key = (scale, numbers, call_key(q, k, v, out, dout, lse, dlse, stats, *indices, *looked_up))
@@ -192,19 +201,26 @@ class AttentionBackwardKernel(BoundCall[AttentionBackwardSpec]):
         addresses = {name: tensor.data_ptr() for name, tensor in given.items()}
         check_addresses(addresses)
         sums = outputs.new_sums()
-        addresses |= {"lse": lse.data_ptr(), **outputs.left_out}
+        addresses |= {"lse": lse.data_ptr(), "dlse": 0 if dlse is None else dlse.data_ptr(), **outputs.left_out}
         addresses |= {name: tensor.data_ptr() for name, tensor in sums.items()}
         named = zip(self._arguments.names, indices, strict=False)
         addresses |= {name: tensor.data_ptr() for name, tensor in named if tensor is not None}
         addresses |= {name: tensor.data_ptr() for name, tensor in zip(self._aux.params, looked_up, strict=True)}
-        if dlse is not None and stats is None:
+        by_torch = stats is None and dlse is not None and not self._packs
+        if by_torch:
             fill_statistics(row_stats, out, dout, lse, dlse)
-        prologue = (stats is None and dlse is None) or self._transposes
+        prologue = not (by_torch or stats is not None) or self._transposes
         enqueue(self._loaded, signature, addresses, q.device, outputs.memory, prologue=prologue)
-        of_aux = None
-        if self._sums is not None:
-            of_aux = self._sums.added_up(sums, dict(zip(self._aux.names, looked_up, strict=True)), q.shape, k.shape[2])
+        of_aux = self._aux_gradients(sums, looked_up, q, k)
         return AttentionGradients(made.get("dq"), made.get("dk"), made.get("dv"), row_stats, of_aux)
+
+    def _aux_gradients(
+        self, sums: dict[str, torch.Tensor], aux: tuple[torch.Tensor, ...], q: torch.Tensor, k: torch.Tensor
+    ) -> dict[str, torch.Tensor] | None:
+        """Return the gradients of the spec's ``aux_gradients``; None without any."""
+        if self._sums is None:
+            return None
+        return self._sums.added_up(sums, dict(zip(self._aux.names, aux, strict=True)), q.shape, k.shape[2])
 
     def _check(
         self,
@@ -224,7 +240,9 @@ class AttentionBackwardKernel(BoundCall[AttentionBackwardSpec]):
         factor = 1 / math.sqrt(d) if scale is None else check_scale(scale)
         lists = self._lists(indices)
         of_pattern = self._numbers.of_shape(numbers)
-        args = self._plan.problem(AttentionShape(batch, heads, k.shape[1], q_len, k.shape[2], *lists, **of_pattern))
+        sequences = self._sequences(indices, batch)
+        sizes = (batch, heads, k.shape[1], q_len, k.shape[2])
+        args = self._plan.problem(AttentionShape(*sizes, *lists, **of_pattern, sequences=sequences))
         if max(args.tiles, args.prologue_grid, args.epilogue_grid) >= 2**31:
             raise ArgumentError("q", f"has shape {tuple(q.shape)}: 2^31 thread blocks or more, which is too many")
         rows = args.numbers["padded_q_len"]
@@ -241,7 +259,7 @@ class AttentionBackwardKernel(BoundCall[AttentionBackwardSpec]):
             args = replace(args, prologue_grid=args.prologue_grid - args.numbers["stats_blocks"])
             values["stats_blocks"] = 0
         gradients = {
-            name: layout_like(t, t.dtype) for name, t in (("dq", q), ("dk", k), ("dv", v)) if name in self._names
+            name: self._layout_like(t, t.dtype) for name, t in (("dq", q), ("dk", k), ("dv", v)) if name in self._names
         }
         written = {name: torch.empty_strided(s, st, dtype=t, device="meta") for name, (s, st, t) in gradients.items()}
         tensors = {"q": q, "k": k, "v": v, "dout": dout, **written}
@@ -260,10 +278,17 @@ class AttentionBackwardKernel(BoundCall[AttentionBackwardSpec]):
         check_memory(**{name: operands[name] for name in ("q", "k", "v", "out", "dout", "lse")})
         return self._signature(q.device, args, values, shapes, made)
 
+    def _sequences(self, indices: tuple[Any, ...], batch: int) -> int:
+        """Return the packed sequences of a call; 0 where sequences are padded."""
+        sequences = self._arguments.sequences(indices)
+        if sequences and batch != 1:
+            raise ArgumentError("q", f"has a batch of {batch}; packed sequences are (1, heads, tokens, head_dim)")
+        return sequences
+
     def _strides(self, tensors: dict[str, torch.Tensor]) -> dict[str, int]:
         """Return the strides of the tensors that the kernels address themselves."""
-        maps = self._plan.tensor_maps
-        return row_strides(**{name: t for name, t in tensors.items() if name == "dout" or f"{name}_map" not in maps})
+        strides = row_strides(**tensors)
+        return {name: stride for name, stride in strides.items() if name in self._param_names}
 
     def _check_operands(self, operands: dict[str, Any]) -> None:
         """Check q, k, v, out, dout, lse and, if there is one, dlse: types, shapes, strides."""
@@ -279,12 +304,13 @@ class AttentionBackwardKernel(BoundCall[AttentionBackwardSpec]):
             check_sizes(name, operands[name], Q_AXES, q.shape)
         for name, tensor in dense.items():
             check_strides(name, tensor)
-        lse, dlse = operands["lse"], operands["dlse"]
+        lse, dlse, packs = operands["lse"], operands["dlse"], self.spec.layout == "varlen"
         for name, tensor in (("lse", lse), *(() if dlse is None else (("dlse", dlse),))):
             check_tensor(name, tensor, torch.float32, 3, q.device)
             check_sizes(name, tensor, Q_AXES[:3], q.shape[:3])
-        if not lse.is_contiguous():
-            raise ArgumentError("lse", f"has strides {lse.stride()}, expected a contiguous tensor")
+        for name, tensor in (("lse", lse), *((("dlse", dlse),) if packs and dlse is not None else ())):
+            if not tensor.is_contiguous():
+                raise ArgumentError(name, f"has strides {tensor.stride()}, expected a contiguous tensor")
 
     def _lists(self, indices: tuple[Any, ...]) -> tuple[int, int, int]:
         """Batches and heads with lists of their own, and the number of entries of a query block.

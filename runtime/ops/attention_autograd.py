@@ -159,12 +159,12 @@ def _named(scored: ScoredPattern, needs: Sequence[bool]) -> dict[str, int]:
     return {name: place for name, place in places if needs[place] and name in scored.score_names}
 
 
-def _differentiated(*tensors: Any) -> bool:
+def is_differentiated(*tensors: Any) -> bool:
     """Whether gradients are enabled, and one of the tensors requires one."""
     return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
 
 
-def _each(overload: Any, arguments: Sequence[Any]) -> Iterator[tuple[str, torch.Tensor]]:
+def each_tensor(overload: Any, arguments: Sequence[Any]) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the tensors among the arguments of an operator, each with the name of its argument."""
     for each, value in zip(overload._schema.arguments, arguments, strict=False):
         for tensor in value if isinstance(value, list | tuple) else (value,):
@@ -172,11 +172,11 @@ def _each(overload: Any, arguments: Sequence[Any]) -> Iterator[tuple[str, torch.
                 yield "pattern" if each.name == "tensors" else each.name, tensor
 
 
-def _refuse_tangents(overload: Any, arguments: Sequence[Any]) -> None:
+def refuse_tangents(overload: Any, arguments: Sequence[Any]) -> None:
     """Refuse what forward-mode differentiation follows: below autograd it would be dropped without a word."""
     if forward_ad._current_level < 0:
         return
-    for name, tensor in _each(overload, arguments):
+    for name, tensor in each_tensor(overload, arguments):
         if has_tangent(tensor):
             raise ArgumentError(name, NO_TANGENT)
 
@@ -189,15 +189,15 @@ def with_gradients(overload: Any) -> Callable[..., Any]:
     """
 
     def called(keys: Any, *arguments: Any, **options: Any) -> Any:
-        _refuse_tangents(overload, arguments)
+        refuse_tangents(overload, arguments)
         below = keys & torch._C._after_autograd_keyset
         q, k, v, tensors, sink, kv_lengths, *others = arguments
         learned = learned_aux(scored_pattern(others[-1]), tensors) if torch.is_grad_enabled() else ()
-        if learned or _differentiated(q, k, v, sink):
+        if learned or is_differentiated(q, k, v, sink):
             if torch._C._are_functorch_transforms_active():
                 reason = "is differentiated by a transform of torch.func, which sees no gradient of this operator"
                 raise ArgumentError("q, k and v", f"one of them {reason}: call torch.autograd.grad, or backward")
-            for name, tensor in _each(overload, arguments):
+            for name, tensor in each_tensor(overload, arguments):
                 if tensor.is_inference():
                     reason = "was made under torch.inference_mode(), and autograd cannot keep it"
                     raise ArgumentError(name, f"{reason} for the backward pass: pass a clone made outside of it")
@@ -217,11 +217,11 @@ def without_gradients(overload: Any) -> Callable[..., Any]:
     """
 
     def called(keys: Any, *arguments: Any, **options: Any) -> Any:
-        _refuse_tangents(overload, arguments)
+        refuse_tangents(overload, arguments)
         named = {each.name: value for each, value in zip(overload._schema.arguments, arguments, strict=False)}
         learned = learned_aux(scored_pattern(arguments[-1]), named["tensors"]) if torch.is_grad_enabled() else ()
         differentiated = (
-            name for name, value in named.items() if isinstance(value, torch.Tensor) and _differentiated(value)
+            name for name, value in named.items() if isinstance(value, torch.Tensor) and is_differentiated(value)
         )
         for name in (*differentiated, *learned):
             reason = f"is given, and {name} requires a gradient, which what is written has not"
@@ -242,9 +242,9 @@ def never_with_gradients(
     """
 
     def called(keys: Any, *arguments: Any, **options: Any) -> Any:
-        _refuse_tangents(overload, arguments)
-        for name, tensor in _each(overload, arguments):
-            if _differentiated(tensor):
+        refuse_tangents(overload, arguments)
+        for name, tensor in each_tensor(overload, arguments):
+            if is_differentiated(tensor):
                 raise ArgumentError(name, f"requires a gradient, and {why}")
         with torch._C._AutoDispatchBelowAutograd():
             return overload.redispatch(keys & torch._C._after_autograd_keyset, *arguments, **options)

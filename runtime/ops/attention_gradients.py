@@ -11,6 +11,7 @@ import torch
 
 from codegen.library import NamedSpec
 from codegen.patterns import PatternBase
+from codegen.problem import Layout
 from codegen.scored_pattern import ScoredPattern
 from codegen.select.backward import (
     BLOCK_SIZES,
@@ -115,6 +116,7 @@ def gradient_choice(
     softcap: float | None = None,
     aux_gradients: tuple[str, ...] = (),
     kv_lengths: bool = False,
+    layout: Layout = "padded",
     deterministic: bool = True,
     verified_only: bool = False,
 ) -> GradientChoice:
@@ -128,6 +130,7 @@ def gradient_choice(
         softcap: of the call.
         aux_gradients: tensors of the score whose gradients are wanted.
         kv_lengths: whether the call has them.
+        layout: arrangement of the sequences.
         deterministic: whether the gradients have the same bits in every run.
         verified_only: whether kernels without a receipt are refused.
 
@@ -141,10 +144,12 @@ def gradient_choice(
     fitted = scored if fit is None else fit.fitted(scored)
     options: dict[str, Any] = {"softcap": softcap, "kv_lengths": kv_lengths, "deterministic": deterministic}
     options |= {"score": fitted.score, "aux_gradients": aux_gradients, "dtype": DTYPES[dtype], "head_dim": head_dim}
+    options["layout"] = layout
     if verified_only:
         options["holds"] = permit.is_verified
     found = backward_kernels(fitted.pattern, arch=arch, **options)
-    for named in found.of_a_step() if verified_only else ():
+    used = [*found.of_a_step(), *([found.dq, found.dkdv] if layout == "varlen" else [])]
+    for named in used if verified_only else ():
         permit.check(named)
     return GradientChoice(found, fit)
 
@@ -157,6 +162,7 @@ def chosen_for(
     kv_lengths: bool,
     deterministic: bool,
     aux_gradients: Sequence[str] = (),
+    layout: Layout = "padded",
 ) -> GradientChoice:
     """The choice for a call.
 
@@ -164,13 +170,13 @@ def chosen_for(
         DeviceError, ArgumentError, SpecError: for what has no gradient.
     """
     options: dict[str, Any] = {"softcap": None if softcap is None else float(softcap), "kv_lengths": kv_lengths}
-    options |= {"aux_gradients": tuple(aux_gradients), "verified_only": is_on()}
+    options |= {"aux_gradients": tuple(aux_gradients), "layout": layout, "verified_only": is_on()}
     deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
-    return gradient_choice(scored, arch_of(q.device), q.dtype, q.shape[3], **options, deterministic=deterministic)
+    return gradient_choice(scored, arch_of(q.device), q.dtype, q.shape[-1], **options, deterministic=deterministic)
 
 
 @dataclass(slots=True)
-class _Route:
+class GradientRoute:
     """How the gradients of calls of a kind are computed on a device.
 
     Attributes:
@@ -192,7 +198,9 @@ class _Route:
     loaded: dict[str, AttentionBackwardKernel] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, choice: GradientChoice, scored: ScoredPattern, device: torch.device, *, kv_lengths: bool) -> _Route:
+    def of(
+        cls, choice: GradientChoice, scored: ScoredPattern, device: torch.device, *, kv_lengths: bool
+    ) -> GradientRoute:
         """The route of a choice."""
         pattern, spec = choice.kernel_pattern, choice.kernels.dq.spec
         assert isinstance(spec, AttentionBackwardSpec)
@@ -274,12 +282,12 @@ def attend_backward(
     if route is None:
         asked: dict[str, Any] = {"softcap": softcap, "deterministic": deterministic, "aux_gradients": daux}
         choice = chosen_for(q, scored, kv_lengths=kv_lengths is not None, **asked)
-        route = _routes.keep(key, _Route.of(choice, scored, q.device, kv_lengths=kv_lengths is not None))
+        route = _routes.keep(key, GradientRoute.of(choice, scored, q.device, kv_lengths=kv_lengths is not None))
     if dsink:
         check_sink(sink, q.shape[1], q.device)
     tensors, aux = split_tensors(scored, tensors)
     lists = route.lists_of(tensors, q, k, kv_lengths) if tensors or kv_lengths is not None else ()
-    options: dict[str, Any] = {"dout": _addressable(dout), "out": out, "lse": lse, "dlse": dlse, "scale": scale}
+    options: dict[str, Any] = {"dout": addressable(dout), "out": out, "lse": lse, "dlse": dlse, "scale": scale}
     options |= {"aux": aux, **route.numbers}
 
     def computed(named: NamedSpec, **more: Any) -> AttentionGradients:
@@ -333,7 +341,7 @@ def _of_heads(tensors: Tensors, heads: int) -> Tensors:
     )
 
 
-def _addressable(tensor: torch.Tensor) -> torch.Tensor:
+def addressable(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor whose rows kernels can read: itself, or a contiguous copy."""
     step = TMA_ALIGNMENT // tensor.element_size()
     strides = zip(tensor.shape[:-1], tensor.stride()[:-1], strict=True)

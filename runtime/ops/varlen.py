@@ -13,6 +13,7 @@ from runtime.kernels.attention import AttentionResult
 from runtime.ops.attention_checks import refuse_transformed
 from runtime.ops.modes import PLAIN, any_autocast, autocast, is_watched
 from runtime.ops.varlen_calls import Bounds, attend_varlen
+from runtime.ops.varlen_differentiated import attend_varlen_with_gradients
 from runtime.ops.varlen_operator import varlen_operator
 from runtime.patterns import Pattern, operator_text, scored_of
 
@@ -33,6 +34,7 @@ def varlen_attention(
     return_lse: bool = False,
     out: torch.Tensor | None = None,
     validate: bool = False,
+    deterministic: bool = True,
 ) -> torch.Tensor | AttentionResult:
     """Compute attention within each of several sequences that are packed into one tensor.
 
@@ -40,14 +42,16 @@ def varlen_attention(
     sequence; where it has more keys than queries, the last query stands at the last key. The layout, and the names of
     the arguments, are those of FlashAttention's ``flash_attn_varlen_func``; the longest lengths are not needed. The
     bounds stay on the GPU: a call does not synchronize, and a captured CUDA graph serves other bounds of as many
-    sequences. There are no gradients yet.
+    sequences.
+
+    q, k, v and the sinks have gradients, and so has the log-sum-exp. Gradients of tokens in no sequence are zeros.
 
     Args:
         q: (tokens, heads, head_dim), float16 or bfloat16, on a GPU; head_dim is a multiple of 8 up to 256. The last
             dimension is contiguous, other strides are multiples of 8 elements.
         k: (key tokens, kv_heads, head_dim); heads is a multiple of kv_heads.
         v: as k. Where a sequence ends within a tile of keys, the kernel multiplies the values behind it by 0: they
-            must be finite.
+            must be finite. Of a call with gradients this holds for q, k, v and the gradient of the result.
         pattern: ``Dense``, ``Causal``, ``SlidingWindow`` or ``SinkWindow`` of ``runtime.patterns``.
         cu_seqlens_q: int32 (sequences + 1,), contiguous: where each sequence begins in q, and where the last one ends.
             Rising; sequences may be empty. Tokens before the first sequence and behind the last one are not written.
@@ -56,8 +60,10 @@ def varlen_attention(
         softcap: cap of the logits, from 0.001 to 1000. Each value is a kernel.
         sink: float32 (heads,), a logit that joins the sum of each row of its head.
         return_lse: whether to return the log-sum-exp too.
-        out: (tokens, heads, head_dim), where to write the result; it overlaps no input.
+        out: (tokens, heads, head_dim), where to write the result; it overlaps no input. Not with gradients.
         validate: also check the values of the bounds. Synchronizes.
+        deterministic: gradients have the same bits in every call. If False, they may be summed in any order if that is
+            faster. ``torch.use_deterministic_algorithms(True)`` has precedence.
 
     Returns:
         The result (tokens, heads, head_dim) in q's type: 0 for a query that sees no key. With ``return_lse`` an
@@ -68,7 +74,7 @@ def varlen_attention(
         DeviceError: for a device that no kernels are written for.
         ToolchainError, CompileError, CacheError, UnverifiedError: at the first call of a kind.
     """
-    for name, flag in (("return_lse", return_lse), ("validate", validate)):
+    for name, flag in (("return_lse", return_lse), ("validate", validate), ("deterministic", deterministic)):
         check_flag(name, flag)
     if not isinstance(pattern, Pattern) or pattern.kind not in PACKED:
         what = pattern.kind if isinstance(pattern, Pattern) else type(pattern).__name__
@@ -77,21 +83,35 @@ def varlen_attention(
     traced = torch.compiler.is_dynamo_compiling()
     if traced or any_autocast():
         q, k, v = autocast(q, k, v)
+    options: dict[str, Any] = {"scale": scale, "softcap": softcap, "sink": sink, "lse": return_lse}
+    options["validate"] = validate
+    tensors = (q, k, v, *bounds, sink, out)
+    plain = not traced and _is_plain(tensors)
     result: Any
-    if not traced and _is_direct((q, k, v, *bounds, sink, out)):
-        options: dict[str, Any] = {"scale": scale, "softcap": softcap, "sink": sink, "out": out}
-        result = attend_varlen(q, k, v, bounds, scored_of(pattern), **options, lse=return_lse, validate=validate)
+    if plain and not _is_differentiated(tensors):
+        result = attend_varlen(q, k, v, bounds, scored_of(pattern), **options, out=out)
+    elif plain and out is None and not any(t is not None and t.is_inference() for t in tensors):
+        options["deterministic"] = deterministic
+        result = attend_varlen_with_gradients(q, k, v, bounds, scored_of(pattern), **options)
     else:
-        options = {"scale": scale, "softcap": softcap, "sink": sink, "out": out}
-        text = operator_text(pattern)
-        result = varlen_operator(q, k, v, bounds, text, **options, lse=return_lse, validate=validate)
+        options["deterministic"] = deterministic
+        result = varlen_operator(q, k, v, bounds, operator_text(pattern), **options, out=out)
     attended: AttentionResult = result
     return attended if return_lse else attended.out
 
 
-def _is_direct(tensors: tuple[Any, ...]) -> bool:
-    """Whether a call needs no dispatcher: it has no mode, transform, tracer, subclass or gradient."""
+def _is_plain(tensors: tuple[Any, ...]) -> bool:
+    """Whether a call needs no dispatcher: it has no mode, transform, tracer or subclass.
+
+    Raises:
+        ArgumentError: for a tensor under ``torch.vmap``, and for a DTensor.
+    """
     if is_watched() or not PLAIN.issuperset(map(type, tensors)):
         refuse_transformed(tensors, "q, k and v", "pass all sequences as one, with their bounds")
         return any(t is not None and not hasattr(type(t), "__torch_function__") for t in tensors)
-    return not (torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors))
+    return True
+
+
+def _is_differentiated(tensors: tuple[Any, ...]) -> bool:
+    """Whether autograd records a call."""
+    return torch.is_grad_enabled() and any(getattr(t, "requires_grad", False) for t in tensors)

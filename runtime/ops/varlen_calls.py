@@ -191,6 +191,19 @@ def attend_varlen(
     return AttentionResult(written, None if result.lse is None else result.lse[0])
 
 
+def check_call(q: Any, k: Any, v: Any, bounds: Bounds, *, scale: Any, softcap: Any, sink: Any) -> float | None:
+    """Check the arguments of a call; return the softcap as a float.
+
+    Raises:
+        ArgumentError: for the first thing that is wrong.
+    """
+    if scale is not None:
+        check_scale(scale)
+    checked = None if softcap is None else check_softcap(softcap)
+    _check(q, k, v, bounds, sink=sink, out=None)
+    return checked
+
+
 def _without_tokens(q: torch.Tensor, sink: Any, out: torch.Tensor | None, *, lse: bool) -> AttentionResult:
     """The result of a call without queries, or without keys."""
     out = torch.zeros_like(q) if out is None else out.zero_()

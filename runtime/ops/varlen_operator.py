@@ -1,6 +1,6 @@
 """torch's operators of attention of packed sequences, which ``torch.compile`` and dispatch modes see.
 
-They are registered when this module is imported. They have no backward, and refuse operands that require one.
+They are registered when this module is imported.
 """
 
 from __future__ import annotations
@@ -11,25 +11,40 @@ import torch
 
 from codegen.scored_pattern import scored_pattern
 from runtime.kernels.attention import AttentionResult
-from runtime.ops.attention_autograd import never_with_gradients
 from runtime.ops.operators import NAMESPACE, STRIDES, like, nothing
-from runtime.ops.varlen_calls import Bounds, attend_varlen, check_bounds, check_operands
+from runtime.ops.varlen_autograd import refuse_vmap, with_gradients, without_gradients
+from runtime.ops.varlen_calls import Bounds, attend_varlen, check_bounds, check_call, check_operands
+from runtime.ops.varlen_gradients import check_gradients
 
 _TENSORS = "Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor cu_seqlens_k, Tensor? sink"
-_NUMBERS = "str spec_json, *, float? scale=None, float? softcap=None, bool lse=False, bool validate=False"
+_NUMBERS = (
+    "str spec_json, *, float? scale=None, float? softcap=None, bool lse=False, bool validate=False, "
+    "bool deterministic=True"
+)
 _library = torch.library.Library(NAMESPACE, "FRAGMENT")
 for _schema in (
-    f"varlen_attention({_TENSORS}, {_NUMBERS}) -> (Tensor, Tensor)",
+    f"varlen_attention({_TENSORS}, {_NUMBERS}, bool gradients=False) -> (Tensor, Tensor)",
     f"varlen_attention_out({_TENSORS}, Tensor(a!) out, {_NUMBERS}) -> Tensor",
 ):
     _library.define(_schema, tags=(torch.Tag.pt2_compliant_tag, STRIDES))
 
 
-def _run(*arguments: Any, out: torch.Tensor | None = None, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute the operator."""
+def _run(
+    *arguments: Any,
+    out: torch.Tensor | None = None,
+    lse: bool = False,
+    gradients: bool = False,
+    deterministic: bool = True,
+    **options: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute the operator; with ``gradients`` also the LSE that they want, if they can be computed at all."""
     q, k, v, cu_seqlens_q, cu_seqlens_k, sink, text = arguments
-    bounds = Bounds(cu_seqlens_q, cu_seqlens_k)
-    written, found = attend_varlen(q, k, v, bounds, scored_pattern(text), sink=sink, out=out, **options)
+    bounds, scored = Bounds(cu_seqlens_q, cu_seqlens_k), scored_pattern(text)
+    if gradients:
+        numbers = {name: options.get(name) for name in ("scale", "softcap")}
+        softcap = check_call(q, k, v, bounds, **numbers, sink=sink)
+        check_gradients(q, scored, softcap=softcap, deterministic=deterministic)
+    written, found = attend_varlen(q, k, v, bounds, scored, sink=sink, out=out, lse=lse or gradients, **options)
     return written, nothing(q) if found is None else found
 
 
@@ -39,12 +54,12 @@ def _run_out(*arguments: Any, **options: Any) -> torch.Tensor:
     return _run(*inputs, text, out=out, **options)[1]
 
 
-def _fake(*arguments: Any, lse: bool = False, **_: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def _fake(*arguments: Any, lse: bool = False, gradients: bool = False, **_: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Tensors like the results, without values."""
     q, k, v, cu_seqlens_q, cu_seqlens_k, *_others = arguments
     check_operands(q, k, v, on_gpu=False)
     check_bounds(q, Bounds(cu_seqlens_q, cu_seqlens_k))
-    of_rows = q.new_empty((q.shape[1], q.shape[0]), dtype=torch.float32) if lse else nothing(q)
+    of_rows = q.new_empty((q.shape[1], q.shape[0]), dtype=torch.float32) if lse or gradients else nothing(q)
     return like(q), of_rows
 
 
@@ -53,16 +68,15 @@ def _fake_out(*arguments: Any, **options: Any) -> torch.Tensor:
     return _fake(*arguments, **options)[1]
 
 
-for _name, _implementation, _without_values in (
-    ("varlen_attention", _run, _fake),
-    ("varlen_attention_out", _run_out, _fake_out),
+for _name, _implementation, _without_values, _differentiated in (
+    ("varlen_attention", _run, _fake, with_gradients),
+    ("varlen_attention_out", _run_out, _fake_out, without_gradients),
 ):
     _overload = getattr(torch.ops.sparse_kernel_codegen, _name).default
     _library.impl(_name, _implementation, "CompositeExplicitAutograd")
-    _library.impl(
-        _name, never_with_gradients(_overload, "packed sequences have no gradients yet"), "Autograd", with_keyset=True
-    )
+    _library.impl(_name, _differentiated(_overload), "Autograd", with_keyset=True)
     torch.library.register_fake(f"{NAMESPACE}::{_name}", _without_values, lib=_library)
+    torch.library.register_vmap(f"{NAMESPACE}::{_name}", refuse_vmap, lib=_library)
 
 
 def varlen_operator(

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from codegen.attention_cases import fitted, gradient_cases_of, random_cases
+from codegen.attention_cases import gradient_cases_of
 from codegen.library import find_spec
 from codegen.spec import AttentionBackwardSpec
 from runtime.kernel import Kernel, load_kernel
@@ -19,7 +19,7 @@ from runtime.verify import attention
 from runtime.verify.attention import Case, Inputs
 from runtime.verify.aux_gradients import added_to_elements
 from runtime.verify.aux_tensors import scored
-from runtime.verify.common import RELATIVE_TO_TORCH, Outcome, Verification, generator, max_error, poisoned_memory
+from runtime.verify.common import RELATIVE_TO_TORCH, Outcome, generator, max_error, poisoned_memory
 
 cases_of = gradient_cases_of  # same name as for other operators
 
@@ -191,7 +191,7 @@ def run_case(kernel: AttentionBackwardKernel, case: Case, device: torch.device) 
     lse = forwards_lse(spec, case, inputs) if by_forward else given_lse(spec, case, exact)
     given = torch.empty_like(inputs.q).copy_(exact.out.to(dtype)), dout, lse
     with poisoned_memory():
-        first, again = (_by_name(run(kernel, case, inputs, given)) for _ in range(2))
+        first, again = (by_name(run(kernel, case, inputs, given)) for _ in range(2))
     pairs = exact.weight.unflatten(1, (case.kv_heads, -1))
     unseen = {"dq": exact.weight.sum(-1) == 0, "dk": pairs.sum((2, 3)) == 0, "dv": pairs.sum((2, 3)) == 0}
     problems, used, torch_used = [], [0.0], [0.0]
@@ -203,7 +203,7 @@ def run_case(kernel: AttentionBackwardKernel, case: Case, device: torch.device) 
         if name in unseen and bool((found[unseen[name]] != 0).any()):
             problems.append(f"{name} is not 0 where no pair is seen")
         others = [rounded, *([] if theirs is None else [theirs[name]])]
-        for factor, error in ((RELATIVE_LARGEST, max_error), (RELATIVE_TO_TORCH, _rms)):
+        for factor, error in ((RELATIVE_LARGEST, max_error), (RELATIVE_TO_TORCH, rms)):
             allowed = max(noise, factor * max(error(other, right) for other in others))
             used.append(error(found, right) / allowed)
             torch_used.append(0.0 if theirs is None else error(theirs[name], right) / allowed)
@@ -217,20 +217,12 @@ def run_case(kernel: AttentionBackwardKernel, case: Case, device: torch.device) 
     )
 
 
-def _by_name(found: AttentionGradients) -> Gradients:
+def by_name(found: AttentionGradients) -> Gradients:
     """Gradients that a kernel computed, by name, including those of a score's tensors."""
     computed = {"dq": found.dq, "dk": found.dk, "dv": found.dv, **(found.daux or {})}
     return {name: gradient for name, gradient in computed.items() if gradient is not None}
 
 
-def _rms(result: torch.Tensor, reference: torch.Tensor) -> float:
+def rms(result: torch.Tensor, reference: torch.Tensor) -> float:
     """Root mean square of the differences."""
     return float((result.double() - reference).pow(2).mean().sqrt())
-
-
-VERIFICATION = Verification(
-    oracle="float64 gradients over the same pairs, on the GPU",
-    cases=lambda plan, spec: cases_of(spec),
-    run_case=run_case,
-    random_cases=lambda spec: [fitted(case, spec.forward) for case in random_cases()],
-)

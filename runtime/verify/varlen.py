@@ -37,8 +37,15 @@ class VarlenInputs:
     sink: torch.Tensor | None
 
 
-def make_inputs(spec: AttentionSpec, case: VarlenCase, device: torch.device) -> VarlenInputs:
-    """Fresh random inputs of a case."""
+def make_inputs(spec: AttentionSpec, case: VarlenCase, device: torch.device, *, sinks: bool = False) -> VarlenInputs:
+    """Fresh random inputs of a case.
+
+    Args:
+        spec: of the kernel.
+        case: the case.
+        device: where they are made.
+        sinks: whether the case has sinks although the spec says none.
+    """
     source = generator(case.name, device)
     width = case.columns or spec.head_dim
 
@@ -58,9 +65,9 @@ def make_inputs(spec: AttentionSpec, case: VarlenCase, device: torch.device) -> 
     q *= case.spread
     k, v = tensor(case.kv_heads, case.kv_lens), tensor(case.kv_heads, case.kv_lens)
     sink = None
-    if spec.sink and case.sinks == "huge":
+    if (spec.sink or sinks) and case.sinks == "huge":
         sink = torch.tensor([1e4, -1e4], device=device).repeat(case.heads)[: case.heads].contiguous()
-    elif spec.sink:
+    elif spec.sink or (sinks and case.sinks != "none"):
         sink = math.log(case.kv_len) + 2.0 * torch.randn(case.heads, generator=source, device=device)
     return VarlenInputs(q, k, v, bounds(case.q_lens), bounds(case.kv_lens), sink)
 

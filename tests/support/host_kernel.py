@@ -73,7 +73,7 @@ def compiled(source: str, plan: Plan, folder: Path) -> Any:
     widened = "found.x = widened(pair); found.y = widened(pair >> 16);\n"
     source = re.sub(r'  asm\("\{\\n".*?: "r"\(pair\)\);\n', widened, source, flags=re.DOTALL)
     source = re.sub(r'asm\("cvt\.f32\.f16 %0, %1;" : "=f"\((\w+)\) : "h"\((.*)\)\);', r"\1 = of_half(\2);", source)
-    source = re.sub(r"extern __shared__ .*;", "unsigned char* shared = memory;", source)
+    source = re.sub(r"extern __shared__ .* (\w+)\[\];", r"unsigned char* \1 = memory;", source)
     source = source.replace("__shared__ int", "static int")
     source = re.sub(r'asm volatile\(""[^;]*;', "", source)  # which no instruction follows from
     assert "asm" not in re.sub(r"//.*", "", source), "an instruction that tests/support/host does not have"
@@ -108,8 +108,9 @@ class HostLoaded(host_launch.HostLoaded):
     def launch(self, signature: Any, addresses: Any, stream: int, *, prologue: bool = True) -> None:
         """Run the prologue and the kernel."""
         self.point(signature, addresses)
-        numbers = {name: self._number(signature.block, name) for name in ("batch_heads", "padded_q_len")}
-        stats = addresses["stats"], numbers["batch_heads"] * numbers["padded_q_len"] * 8
+        heads = "batch_heads" if "batch_heads" in self.layout.offsets else "heads"
+        rows = self._number(signature.block, heads) * self._number(signature.block, "padded_q_len")
+        stats = addresses["stats"], rows * 8
         storages = (tensor.untyped_storage() for tensor in self.tensors)
         ranges = [*stats, *(word for s in storages for word in (s.data_ptr(), s.nbytes()))]
         given = (ctypes.c_longlong * len(ranges))(*ranges)

@@ -32,14 +32,18 @@ from codegen.plans.backward.parts import (
     arguments,
     check_blocks,
     check_pattern,
+    gradient_params,
+    is_packed,
     params,
     size_constants,
     step_meta,
     step_places,
+    tile_segment,
     walk_constants,
     walk_flags,
 )
 from codegen.plans.backward.wgmma import DKDV_MAPS, OPERANDS, WARPGROUP
+from codegen.plans.lengths import tiles_of
 from codegen.problem import COUNTER_BYTES, AttentionShape, LaunchArgs
 from codegen.spec import AttentionBackwardSpec
 from codegen.tile_rules import OneOf, Rule, check_tile, multiples
@@ -153,7 +157,16 @@ def _shared(spec: AttentionBackwardSpec, groups: int) -> SharedLayout:
     if spec.score is not None:
         step_places(shared, spec)
     step_meta(shared, spec)
+    tile_segment(shared, spec)
     return shared
+
+
+def _rising(spec: AttentionBackwardSpec) -> tuple[Param, ...]:
+    """Bounds that the prologue writes if tiles of packed sequences take turns: all turns of a step must come."""
+    if not (is_packed(spec) and spec.deterministic):
+        return ()
+    doc = "cu_seqlens_{}, rising and within the tensor"
+    return tuple(pointer(f"rising_{name}", "int", doc.format(name), writes=True) for name in "qk")
 
 
 def _params(spec: AttentionBackwardSpec) -> tuple[Param, ...]:
@@ -164,13 +177,15 @@ def _params(spec: AttentionBackwardSpec) -> tuple[Param, ...]:
         ),
         pointer("scheduler", "int", "tiles that thread blocks have taken", writes=True),
     )
+    of_dq = tensor_params("dq", ELEMENT, "dQ, as O", writes=True)
     own = (
         *DKDV_MAPS,
-        *tensor_params("dq", ELEMENT, "dQ, as O", writes=True),
+        *(gradient_params(spec) if is_packed(spec) else of_dq),
         pointer("dq_accum", "float", "sums of dQ, (batch, heads, query_steps, kDqBytes / 4)", writes=True),
         *(turns if spec.deterministic else ()),
         i32("query_steps", "steps of kTileM queries per head"),
         i32("head_group", "K/V heads whose tiles are interleaved"),
+        *(_rising(spec)),
     )
     return params(spec, (*OPERANDS, *own))
 
@@ -223,6 +238,10 @@ def _arguments(plan: Plan, shape: AttentionShape, slots: int) -> LaunchArgs:
     tiles, block = max(1, args.numbers["key_tiles"]), spec.pattern.fixed_block
     rows = spec.tile.m if block is None else block.q  # with lists, all steps of a block run, even beyond the last query
     steps = -(-shape.q_len // rows) * (rows // spec.tile.m)
+    rising = {}
+    if is_packed(spec):
+        steps = tiles_of(shape.q_len, shape.sequences, spec.tile.m)
+        rising = dict.fromkeys((param.name for param in _rising(spec)), 4 * (shape.sequences + 1))
     all_steps = shape.batch * shape.heads * steps
     dq_accum = {"dq_accum": all_steps * spec.tile.m * spec.head_dim * 4}
     in_turns = UNEVEN_TILES_IN_TURNS if spec.pattern.load_imbalanced else TILES_IN_TURNS
@@ -231,6 +250,7 @@ def _arguments(plan: Plan, shape: AttentionShape, slots: int) -> LaunchArgs:
         numbers={**args.numbers, "query_steps": steps, "head_group": max(1, in_turns // tiles)},
         epilogue_grid=all_steps,
         counters={"dq_semaphore": all_steps, "scheduler": 1} if spec.deterministic else {},
-        scratch={**args.scratch, **(dq_accum if spec.deterministic else {})},
+        scratch={**args.scratch, **rising, **(dq_accum if spec.deterministic else {})},
+        prologue_grid=args.prologue_grid + bool(rising),
         sums={} if spec.deterministic else dq_accum,
     )

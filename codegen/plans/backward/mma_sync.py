@@ -23,19 +23,21 @@ from codegen.plan import (
 from codegen.plans.attention.expressions import expression_registers
 from codegen.plans.attention.mma_sync import RESERVED, TILE_ROWS
 from codegen.plans.attention.mma_sync_operands import BANK_BYTES, CHUNK
-from codegen.plans.attention.params import options_summary, tensor_params
+from codegen.plans.attention.params import options_summary
 from codegen.plans.backward.parts import (
-    ELEMENT,
     OF_BLOCKS,
     PROLOGUE_THREADS,
     STATS_BYTES,
     arguments,
     check_blocks,
     check_pattern,
+    gradient_params,
+    input_params,
     params,
     size_constants,
     step_meta,
     step_places,
+    tile_segment,
     walk_constants,
     walk_flags,
 )
@@ -206,18 +208,13 @@ def _shared(spec: AttentionBackwardSpec, row_bytes: int) -> tuple[tuple[SharedRe
     step_meta(shared, spec)
     if spec.score is not None and spec.gradients == "dkdv":
         step_places(shared, spec)
+    tile_segment(shared, spec)
     return (*shared.regions, *over), shared.size
 
 
 def _operands(spec: AttentionBackwardSpec) -> tuple[Param, ...]:
     """Parameters of the operands and the gradients."""
-    gradients = {"dq": (("dq", "dQ, as Q"),), "dkdv": (("dk", "dK, as K"), ("dv", "dV, as K"))}[spec.gradients]
-    return (
-        *tensor_params("q", ELEMENT, "Q (batch, heads, q_len, head_dim)"),
-        *tensor_params("k", ELEMENT, "K (batch, kv_heads, kv_len, head_dim)"),
-        *tensor_params("v", ELEMENT, "V, as K"),
-        *(param for name, doc in gradients for param in tensor_params(name, ELEMENT, doc, writes=True)),
-    )
+    return (*input_params(spec), *gradient_params(spec))
 
 
 def _constants(spec: AttentionBackwardSpec, threads: int, row_bytes: int) -> tuple[Constant, ...]:

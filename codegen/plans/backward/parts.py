@@ -20,7 +20,16 @@ from codegen.plans.attention.params import (
     step_of_pattern,
     tensor_params,
 )
-from codegen.plans.lengths import Q_LEN, kv_len_params, length_numbers, lengths_of
+from codegen.plans.lengths import (
+    GAPS,
+    Q_LEN,
+    VARLEN_PARAMS,
+    check_layout,
+    kv_len_params,
+    length_numbers,
+    lengths_of,
+    tiles_of,
+)
 from codegen.problem import AttentionShape, LaunchArgs
 from codegen.spec import AttentionBackwardSpec
 from codegen.tile_rules import Fits, Rule, check_tile
@@ -28,14 +37,16 @@ from codegen.tile_rules import Fits, Rule, check_tile
 PIECES = "attention_backward"  # folder of templates
 STATS_BYTES = 8  # per query: log-sum-exp and delta
 STATS_ROWS = 128  # rows of the largest tile, and of the largest step
+STATS_SPARE = 2  # blocks of STATS_ROWS rows of each segment of packed sequences, besides those that its tokens fill
 ELEMENT = "unsigned short"  # C++ type of an element in the kernel
 PROLOGUE_THREADS = 1024  # the warps of a thread block split the lists of a head
 
 
 def check_pattern(spec: AttentionBackwardSpec) -> None:
-    """Reject a pattern without gradients, and an order of sums that the kernel does not have."""
+    """Reject a pattern without gradients, a layout or an order of sums that the kernel does not have."""
     reason = without_gradient(spec.pattern.kind)
     require(not reason, "pattern", reason)
+    check_layout(spec)
     ordered = spec.deterministic or spec.gradients == "dq_dkdv"
     reason = f"is false; {spec.gradients} always sums in a fixed order: leave it out, or use gradients: dq_dkdv"
     require(ordered, "deterministic", reason)
@@ -111,22 +122,74 @@ def params(spec: AttentionBackwardSpec, operands: tuple[Param, ...]) -> tuple[Pa
         ]
     return (
         *operands,
-        *tensor_params("out", ELEMENT, "O (batch, heads, q_len, head_dim)"),
-        *tensor_params("dout", ELEMENT, "dO, as O"),
-        pointer("lse", "float", "log-sum-exp of the forward, (batch, heads, q_len) contiguous"),
-        pointer("stats", "RowStats", "statistics of all rows, (batch, heads, padded_q_len)", writes=True),
+        *(_packed_rows() if is_packed(spec) else _padded_rows()),
         *lists,
-        Q_LEN,
-        i32("padded_q_len", f"rows of statistics per head: q_len and at least {STATS_ROWS} rows of padding"),
-        *kv_len_params(lengths_of(spec)),
+        *_sizes(spec),
         i32("heads", "query heads"),
         i32("heads_per_kv_head", "query heads per K/V head"),
-        i32("batch_heads", "batch * heads"),
+        *([] if is_packed(spec) else [i32("batch_heads", "batch * heads")]),
         i32("query_tiles", "tiles of kTileM queries per head") if is_dq else i32("key_tiles", "tiles per K/V head"),
         i32("head_chunks", "16-byte chunks per row of a head"),
         f32("scale_log2", "scale * log2(e); the host checks that it is positive"),
         f32("scale", "the softmax scale"),
     )
+
+
+def is_packed(spec: AttentionBackwardSpec) -> bool:
+    """Whether sequences are packed."""
+    return spec.layout == "varlen"
+
+
+def input_params(spec: AttentionBackwardSpec) -> tuple[Param, ...]:
+    """Addresses and strides of Q, K and V."""
+    q, kv = "(batch, heads, q_len, head_dim)", "(batch, kv_heads, kv_len, head_dim)"
+    if is_packed(spec):
+        q, kv = "(tokens, heads, head_dim)", "(tokens, kv_heads, head_dim)"
+    return _addressed(spec, {"q": f"Q {q}", "k": f"K {kv}", "v": "V, as K"}, writes=False)
+
+
+def gradient_params(spec: AttentionBackwardSpec) -> tuple[Param, ...]:
+    """Addresses and strides of the gradients."""
+    docs = {"dq": "dQ, as Q", "dk": "dK, as K", "dv": "dV, as K"}
+    return _addressed(spec, {name: doc for name, doc in docs.items() if name in spec.gradients}, writes=True)
+
+
+def _addressed(spec: AttentionBackwardSpec, docs: dict[str, str], *, writes: bool) -> tuple[Param, ...]:
+    has_batches = not is_packed(spec)
+    params = (tensor_params(name, ELEMENT, docs[name], writes=writes, has_batches=has_batches) for name in docs)
+    return tuple(param for of_tensor in params for param in of_tensor)
+
+
+def _padded_rows() -> tuple[Param, ...]:
+    """What the prologue reads and writes, of padded sequences."""
+    return (
+        *tensor_params("out", ELEMENT, "O (batch, heads, q_len, head_dim)"),
+        *tensor_params("dout", ELEMENT, "dO, as O"),
+        pointer("lse", "float", "log-sum-exp of the forward, (batch, heads, q_len) contiguous"),
+        pointer("stats", "RowStats", "statistics of all rows, (batch, heads, padded_q_len)", writes=True),
+    )
+
+
+def _packed_rows() -> tuple[Param, ...]:
+    """What the prologue reads and writes, of packed sequences."""
+    return (
+        *tensor_params("out", ELEMENT, "O (tokens, heads, head_dim)", has_batches=False),
+        *tensor_params("dout", ELEMENT, "dO, as O", has_batches=False),
+        pointer("lse", "float", "log-sum-exp of the forward, (heads, tokens) contiguous"),
+        pointer("dlse", "float", "gradient of the log-sum-exp, as lse; 0 if null"),
+        pointer("stats", "RowStats", "statistics of all rows, (heads, padded_q_len)", writes=True),
+    )
+
+
+def _sizes(spec: AttentionBackwardSpec) -> tuple[Param, ...]:
+    """Numbers of queries and keys, and rows of statistics."""
+    if is_packed(spec):
+        rows = (
+            f"rows of statistics per head: all tokens, and at least {STATS_ROWS} rows of padding behind each sequence"
+        )
+        return (*VARLEN_PARAMS, i32("padded_q_len", rows))
+    rows = f"rows of statistics per head: q_len and at least {STATS_ROWS} rows of padding"
+    return (Q_LEN, i32("padded_q_len", rows), *kv_len_params(lengths_of(spec)))
 
 
 def step_meta(shared: SharedLayout, spec: AttentionBackwardSpec) -> None:
@@ -137,6 +200,12 @@ def step_meta(shared: SharedLayout, spec: AttentionBackwardSpec) -> None:
     elif is_dq or spec.pattern.masks_pairs:
         size = 8 if not is_dq and spec.pattern.expression is not None else 4
         shared.add("StepMeta", size * stages, "metadata of the steps in the ring", align=size)
+
+
+def tile_segment(shared: SharedLayout, spec: AttentionBackwardSpec) -> None:
+    """Allocate the segment of the tile, if sequences are packed."""
+    if is_packed(spec):
+        shared.add("Segment", 24, "segment of the tile", align=8)
 
 
 def step_places(shared: SharedLayout, spec: AttentionBackwardSpec) -> None:
@@ -186,7 +255,12 @@ def walk_constants(spec: AttentionBackwardSpec) -> tuple[Constant, ...]:
             listed.append(Constant("kBlockKeys", block.kv, "keys that share a list"))
     if spec.pattern.masks_by_bits and not spec.by_queries:
         listed += [Constant("kLaneWords", -(-m // 64), "pairs of words per step and lane, shared by eight lanes")]
+    packed = (
+        Constant("kStatsRows", STATS_ROWS, "rows of a block of statistics: those of the largest tile or step"),
+        Constant("kStatsSpare", STATS_SPARE, "blocks of statistics of a segment, besides those that its tokens fill"),
+    )
     return (
+        *(packed if is_packed(spec) else ()),
         Constant("kPrologueThreads", PROLOGUE_THREADS, "threads per block of the prologue"),
         Constant("kRowLanes", row_lanes(spec), "threads per row in the prologue, 16 bytes each"),
         *listed,
@@ -229,11 +303,11 @@ def arguments(plan: Plan, shape: AttentionShape, slots: int) -> LaunchArgs:
     del slots
     spec = plan.spec
     assert isinstance(spec, AttentionBackwardSpec)
-    padded = padded_rows(shape.q_len)
+    padded = padded_rows(shape.q_len, shape.sequences)
     if spec.by_queries:
-        heads, tiles = shape.heads, {"query_tiles": -(-shape.q_len // spec.tile.m)}
+        heads, tiles = shape.heads, {"query_tiles": tiles_of(shape.q_len, shape.sequences, spec.tile.m)}
     else:
-        heads, tiles = shape.kv_heads, {"key_tiles": -(-shape.kv_len // spec.tile.n)}
+        heads, tiles = shape.kv_heads, {"key_tiles": tiles_of(shape.kv_len, shape.sequences, spec.tile.n)}
     count = heads * sum(tiles.values())
     block = spec.pattern.fixed_block
     numbers = {
@@ -273,6 +347,13 @@ def arguments(plan: Plan, shape: AttentionShape, slots: int) -> LaunchArgs:
     )
 
 
-def padded_rows(q_len: int) -> int:
-    """Rows of statistics per head; tiles and steps that start at a query do not extend beyond them."""
+def padded_rows(q_len: int, sequences: int = 0) -> int:
+    """Rows of statistics per head; tiles and steps that start at a query do not extend beyond them.
+
+    Args:
+        q_len: queries, of all sequences if they are packed.
+        sequences: packed sequences; 0 if sequences are padded.
+    """
+    if sequences:
+        return (q_len // STATS_ROWS + STATS_SPARE * (sequences + GAPS)) * STATS_ROWS
     return -(-q_len // STATS_ROWS) * STATS_ROWS + STATS_ROWS

@@ -26,6 +26,8 @@ from codegen.plans.backward.parts import (
     arguments,
     check_blocks,
     check_pattern,
+    gradient_params,
+    is_packed,
     params,
     size_constants,
     walk_constants,
@@ -131,12 +133,12 @@ def _check(spec: AttentionBackwardSpec) -> None:
 
 
 def _tensor_map_params(spec: AttentionBackwardSpec) -> tuple[Param, ...]:
-    """Tensor map parameters of the operands and the gradients."""
+    """Tensor maps of the operands and the gradients; addresses of gradients whose rows are also stored one by one."""
     gradients = {
         "dq": (tensor_map("dq_map", "dQ", Q_DIMS, like="Q", writes=True),),
         "dkdv": DKDV_MAPS,
     }[spec.gradients]
-    return (*OPERANDS, *gradients)
+    return (*OPERANDS, *gradients, *(gradient_params(spec) if is_packed(spec) else ()))
 
 
 def _tensor_maps(spec: AttentionBackwardSpec, columns: int) -> dict[str, TensorMap]:

@@ -211,6 +211,13 @@ def test_packed_sequences_are_those_of_varlen_attention(monkeypatch: pytest.Monk
         (SlidingWindow, 0.5, 20.0),
     ]
     assert all(options["cu_seqlens_q"] is options["cu_seqlens_k"] is bounds for _, options in calls)
-    for name, value in (("dropout_p", 0.1), ("alibi_slopes", torch.zeros(4)), ("block_table", bounds)):
+    compat.flash_attn_varlen_func(*given, deterministic=True)
+    assert [options["deterministic"] for _, options in calls] == [False, False, True]
+    for name, value in (
+        ("dropout_p", 0.1),
+        ("alibi_slopes", torch.zeros(4)),
+        ("block_table", bounds),
+        ("deterministic", 1),
+    ):
         with pytest.raises(ArgumentError, match=f"^{name}: "):
             compat.flash_attn_varlen_func(*given, **{name: value})

@@ -23,7 +23,7 @@ from codegen.dtypes import FP8
 from codegen.library import find_spec, shipped_specs
 from codegen.plan import PARAM_ABI, Plan
 from codegen.planning import plan_for
-from codegen.spec import AttentionSpec
+from codegen.spec import AttentionBackwardSpec, AttentionSpec
 
 torch = pytest.importorskip("torch")
 
@@ -74,7 +74,7 @@ def loaded_kernel(plan: Plan) -> tuple[launch.LoadedKernel, Driver]:
     loaded.plan, loaded.layout = plan, launch.ParameterLayout.of(plan.params)
     driver = Driver(plan, loaded.layout.size)
     loaded._function, loaded._launch, loaded._sm_counts = 0, driver, {None: 132}  # type: ignore[dict-item]
-    loaded._prologue, loaded._launch_by = 0, driver.by
+    loaded._prologue, loaded._epilogue, loaded._launch_by = 0, 0, driver.by  # type: ignore[assignment]
     return loaded, driver
 
 
@@ -883,6 +883,110 @@ def test_every_kernel_gets_all_that_it_takes(kernel: Any, monkeypatch: pytest.Mo
     for name in names & {"q", "k", "v", "o", "lse", "sink", "scheduler", "progress", "query_order"}:
         assert field(call, launched, name)[0] != 0, name
     assert grid > 0 and call._loaded.slots(None) == 132 * call.compiled.plan.ctas_per_sm
+
+
+PACKED_GRADIENTS = [
+    named
+    for named in shipped_specs()
+    if isinstance(named.spec, AttentionBackwardSpec) and named.spec.layout == "varlen"
+]
+
+
+@for_each("named", lambda: PACKED_GRADIENTS, lambda named: named.stem)
+@pytest.mark.parametrize("with_dlse", [False, True], ids=["out", "out and lse"])
+def test_every_kernel_of_gradients_of_packed_sequences_gets_all_that_it_takes(
+    kernel: Any, named: Any, with_dlse: bool
+) -> None:
+    call, driver = kernel(named.stem)
+    spec, plan, sequences = named.spec, call.compiled.plan, 3
+    dtype = arguments.TORCH_DTYPES[spec.dtype]
+
+    def tensor(tokens: int, heads: int) -> Any:
+        return torch.zeros(tokens, heads, spec.head_dim, dtype=dtype).transpose(0, 1)[None]
+
+    q, k, v = tensor(600, 4), tensor(500, 2), tensor(500, 2)
+    out, dout, lse = tensor(600, 4), tensor(600, 4), torch.zeros(1, 4, 600)
+    bounds = [torch.zeros(sequences + 1, dtype=torch.int32) for _ in "qk"]
+    dlse = torch.zeros(1, 4, 600) if with_dlse else None
+    numbers = numbers_for(spec.pattern, spec.pattern.example())
+    found = call(q, k, v, *bounds, out=out, dout=dout, lse=lse, dlse=dlse, **numbers)
+    whole = spec.gradients == "dq_dkdv"
+    assert len(driver.launches) == (3 if whole else 2)
+    launched = {parameters for *_, parameters in driver.launches}
+    assert len(launched) == 1
+    (block,) = launched
+    own, tokens, heads = ("query", 600, 4) if spec.by_queries else ("key", 500, 2)
+    rows = spec.tile.m if spec.by_queries else spec.tile.n
+    tiles = tokens // rows + sequences + 2
+    apart = 2 if plan.grid_summary.startswith("two") else 1  # dK and dV of wide heads by mma.sync
+    assert driver.launches[1][0] == tiles * heads * apart
+    wanted: dict[str, Any] = {
+        "q_len": 600,
+        "kv_len": 500,
+        "sequences": sequences,
+        f"{own}_tiles": tiles,
+        "padded_q_len": (600 // 128 + 2 * (sequences + 2)) * 128,
+        "heads": 4,
+        "heads_per_kv_head": 2,
+        "cu_seqlens_q": bounds[0].data_ptr(),
+        "cu_seqlens_k": bounds[1].data_ptr(),
+        "lse": lse.data_ptr(),
+        "dlse": 0 if dlse is None else dlse.data_ptr(),
+        "stats": found.stats.data_ptr(),
+        "out": out.data_ptr(),
+        "dout": dout.data_ptr(),
+        "out_row_stride": 4 * spec.head_dim,
+        "out_head_stride": spec.head_dim,
+        "head_chunks": spec.head_dim // 8,
+        **{name: t.data_ptr() for name, t in (("dq", found.dq), ("dk", found.dk), ("dv", found.dv)) if t is not None},
+    }
+    assert {name: field(call, block, name)[0] for name in wanted} == wanted
+    assert found.stats.shape == (1, 4, wanted["padded_q_len"], 2)
+    for gradient, like in ((found.dq, q), (found.dk, k), (found.dv, v)):
+        assert gradient is None or (gradient.shape == like.shape and gradient[0].transpose(0, 1).is_contiguous())
+    if whole:
+        steps = 600 // spec.tile.m + sequences + 2
+        assert field(call, block, "query_steps") == (steps,) and driver.launches[2][0] == 4 * steps
+    if whole and spec.deterministic:
+        assert all(field(call, block, f"rising_{name}")[0] for name in "qk")
+    # Another kernel takes the statistics, and makes none; all but the one whose prologue writes the bounds.
+    driver.launches.clear()
+    call(q, k, v, *bounds, out=out, dout=dout, lse=lse, dlse=dlse, stats=found.stats, **numbers)
+    assert len(driver.launches) == (1 + whole + (whole and spec.deterministic))
+
+
+def test_packed_sequences_in_one_tensor_with_others_have_contiguous_results(kernel: Any) -> None:
+    qkv = torch.zeros(600, 3, 4, 128, dtype=torch.float16)
+    q, k, v = (t.transpose(0, 1)[None] for t in qkv.unbind(1))
+    bounds = torch.zeros(4, dtype=torch.int32)
+    forward, _ = kernel("h100_varlen_causal")
+    out, lse = forward(q, k, v, bounds, bounds)
+    assert out[0].transpose(0, 1).is_contiguous()
+    for name in ("h100_varlen_causal_dq", "h100_varlen_causal_dkdv", "h100_varlen_causal_dq_dkdv"):
+        backward, _ = kernel(name)
+        found = backward(q, k, v, bounds, bounds, out=out, dout=out, lse=lse)
+        assert all(t is None or t[0].transpose(0, 1).is_contiguous() for t in found[:3])
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"cu_seqlens_k": torch.zeros(3, dtype=torch.int32)}, r"^cu_seqlens_k: has 3 entries, cu_seqlens_q has 4"),
+        ({"cu_seqlens_q": torch.zeros(4)}, r"^cu_seqlens_q: is torch.float32, expected torch.int32"),
+        ({"q": torch.zeros(2, 4, 600, 128, dtype=torch.float16)}, r"^k: has shape"),
+        ({"dlse": torch.zeros(1, 600, 4).transpose(1, 2)}, r"^dlse: has strides \(2400, 1, 4\), expected a contiguous"),
+        ({"lse": torch.zeros(1, 4, 599)}, r"^lse: "),
+    ],
+)
+def test_bad_rows_and_bounds_of_packed_sequences_are_named(kernel: Any, changes: dict[str, Any], says: str) -> None:
+    call, driver = kernel("h100_varlen_causal_dq")
+    q, bounds = torch.zeros(1, 4, 600, 128, dtype=torch.float16), torch.zeros(4, dtype=torch.int32)
+    given = {"q": q, "k": q, "v": q, "cu_seqlens_q": bounds, "cu_seqlens_k": bounds, "out": q, "dout": q}
+    given |= {"lse": torch.zeros(1, 4, 600), **changes}
+    positional = [given.pop(name) for name in ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k")]
+    with pytest.raises(ArgumentError, match=says):
+        call(*positional, **given)
+    assert not driver.launches
 
 
 def as_given(spec: Any, q: Any, k: Any, v: Any) -> tuple[list[Any], dict[str, Any]]:

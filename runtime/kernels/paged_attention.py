@@ -416,7 +416,7 @@ def _check_workspace(workspace: Any, q: torch.Tensor, size: int) -> None:
 
 
 def _row_strides(tensor: torch.Tensor) -> tuple[int, int]:
-    """Token and head strides, 0 where there is one."""
+    """Token and head strides, 0 in dimensions of size 1."""
     tokens, heads = (
         0 if size == 1 else stride for size, stride in zip(tensor.shape[:2], tensor.stride()[:2], strict=True)
     )

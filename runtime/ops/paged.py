@@ -84,7 +84,7 @@ def paged_attention(
         no request are not written.
 
     Raises:
-        ArgumentError: naming the argument, what it was and what is allowed, before anything is launched.
+        ArgumentError: naming the argument, its value and the allowed values, before anything is launched.
         DeviceError: for a device that no kernels are written for.
         ToolchainError, CompileError, CacheError, UnverifiedError: at the first call of a kind.
     """

@@ -115,7 +115,7 @@ def attend_paged(given: Given, options: Options, *, heads_first: bool, validate:
 
 
 def _attend_checked(given: Given, options: Options, key: Any, *, heads_first: bool, validate: bool) -> AttentionResult:
-    """Check a call and compute it; ``key`` is where its launch is kept, None where it is not."""
+    """Check a call and compute it; ``key`` is where its launch is kept, or None."""
     q, k_cache, v_cache = given[:3]
     cache = check_operands(q, k_cache, v_cache, heads_first=heads_first)
     if options.softcap is not None:

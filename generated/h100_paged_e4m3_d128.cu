@@ -3,17 +3,16 @@
 //     codegen render specs/h100_paged_e4m3_d128.yaml
 // spec: {"arch":"sm_90a","cache":"e4m3","copy":"cp_async","dtype":"fp16","head_dim":128,"mma":"mma","op":"paged_attention","schedule":"multistage","stages":2,"tile":{"m":16,"n":128}}
 // spec hash: d9e55f1d18c8819bded0fc7552b5906dd30512e94a5f7dcd32dea92b85702176
-// seal: sha256 720843c690b9aaf2e1f1f4cb03abb7434df20b8f41ebefed078a3edf5ef668e9
+// seal: sha256 b217f49b73d162fa7fb06f1e9b41557ad370e998a727007b04180f1a3e63eb07
 
 // Attention of a few queries over K and V in pages, by mma.sync: decoding. Keys of one request are split over thread
 // blocks.
 //
-// The kernel is bound by reading K and V. A fixed grid divides the work of a launch into equal ranges, one for each thread
-// block, which finds its range from the lengths in device memory.
+// The kernel is bound by reading K and V. A fixed grid divides the work of a launch into equal ranges, one for each
+// thread block, which finds its range from the lengths in device memory.
 //
-// Roles: the warps of a thread block take 32 keys of each step. Each warp has its own ring of kStages slots in shared
-// memory, which cp.async fills kStages - 1 steps ahead, and its own softmax. No warp waits for another before a run
-// ends.
+// Roles: of each step, a warp takes 32 keys. Each warp has its own ring of kStages slots in shared memory, which
+// cp.async fills kStages - 1 steps ahead, and its own softmax. No warp waits for another before a run ends.
 //
 // Symbols
 //   request   a sequence of the batch: its queries, its pages, its number of keys
@@ -513,7 +512,8 @@ __device__ __forceinline__ int swizzled(int row, int chunk) {
   return (row * kChunks + (chunk ^ (kChunks >= 8 ? row % 8 : row / 2 % 4))) * 16;
 }
 
-// Address in shared memory of a chunk `bytes` behind that of a lane, whose chunk number has the low bits of `bytes` clear.
+// Address in shared memory of a chunk `bytes` behind that of a lane, whose chunk number has the low bits of `bytes`
+// clear.
 __device__ __forceinline__ uint32 along(uint32 mine, int bytes) { return (mine ^ bytes % 128) + bytes / 128 * 128; }
 
 // Token and query head of a row of a tile.
@@ -658,8 +658,8 @@ __device__ __forceinline__ void scale_columns(float (&s)[kKeyTiles][4], const in
 __device__ __forceinline__ float finite(float max) { return max == kMinusInfinity ? 0.0f : max; }
 
 // Turns the logits of a step into weights, and scales the sums to the new maximum.
-__device__ __forceinline__ void softmax(const Params& p, Sums& sums, const RowKeys& rows, int m, float (&s)[kKeyTiles][4],
-    const int* keys) {
+__device__ __forceinline__ void softmax(const Params& p, Sums& sums, const RowKeys& rows, int m,
+    float (&s)[kKeyTiles][4], const int* keys) {
   const int column = 2 * static_cast<int>(threadIdx.x % 4);
 #pragma unroll
   for (int n = 0; n < kKeyTiles; ++n) {
@@ -913,12 +913,10 @@ __device__ __forceinline__ void add_parts(const Params& p, const Run& run, RowSu
     sums.weight = sums.weight * before + weight;
     sums.max = top;
 #pragma unroll
-    for (int j = 0; j < kFours; ++j) add_scaled(sums.o[j], before, o[0][j], __shfl_sync(kAllLanes, factor, 0, kPartsAtOnce));
-#pragma unroll
-    for (int i = 1; i < kPartsAtOnce; ++i) {
+    for (int i = 0; i < kPartsAtOnce; ++i) {
       const float of_part = __shfl_sync(kAllLanes, factor, i, kPartsAtOnce);
 #pragma unroll
-      for (int j = 0; j < kFours; ++j) add_scaled(sums.o[j], 1.0f, o[i][j], of_part);
+      for (int j = 0; j < kFours; ++j) add_scaled(sums.o[j], i == 0 ? before : 1.0f, o[i][j], of_part);
     }
   }
 }
@@ -961,7 +959,8 @@ __device__ __forceinline__ void store_result(const Params& p, const Run& run, Ro
 
 // Adds the sums of all warps. Stores the result, or a part of it; the last thread block then stores the result of all
 // parts.
-__device__ __forceinline__ void finish_run(const Params& p, const Run& run, const Sums& of_warp, unsigned char* shared) {
+__device__ __forceinline__ void finish_run(const Params& p, const Run& run, const Sums& of_warp,
+    unsigned char* shared) {
   store_sums(of_warp, shared);
   __syncthreads();
   const bool inside = thread_row() < run.tile.rows;

@@ -48,5 +48,5 @@ class KeyLists:
             if self.counts.dtype != torch.int32 or self.counts.shape != self.indices.shape[:2]:
                 found = f"is {self.counts.dtype} {tuple(self.counts.shape)}"
                 raise ArgumentError("counts", f"{found}, expected torch.int32 {tuple(self.indices.shape[:2])}")
-        if isinstance(self.keys, bool) or self.keys not in ENTRY_KEYS:
+        if isinstance(self.keys, bool) or not isinstance(self.keys, int) or self.keys not in ENTRY_KEYS:
             raise ArgumentError("keys", f"is {shown(self.keys)}, expected one of {', '.join(map(str, ENTRY_KEYS))}")

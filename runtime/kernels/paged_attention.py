@@ -10,7 +10,7 @@ import torch
 from codegen.problem import COUNTER_BYTES, LaunchArgs, PagedShape
 from codegen.spec import PagedAttentionSpec
 from codegen.wording import shown
-from runtime.checks import check_dense
+from runtime.checks import check_dense, check_flag
 from runtime.compile.compiler import Compiled
 from runtime.driver.allocate import allocator, contiguous
 from runtime.driver.context import entered, is_elsewhere
@@ -23,20 +23,25 @@ from runtime.kernels.arguments import (
     TORCH_DTYPES,
     check_addresses,
     check_memory,
+    check_number,
+    check_output,
     check_scale,
     check_shape,
     check_sink,
     check_strides,
     check_tensor,
+    refuse_gradient,
+    written,
 )
 from runtime.kernels.attention import AttentionResult
 from runtime.kernels.bound_call import BoundCall
 from runtime.kernels.launches import Launch, Launches
+from runtime.kernels.paged_values import check_paged_values
 
 CHUNK_BYTES = 16
 """Unit of the strides of a cache: the bytes of one copy."""
 UNBOUNDED = 2**29
-"""Keys of a window without a bound."""
+"""Keys of a window without a bound; no window has more."""
 UNPAGED_SHIFT = 31
 """Page shift with which every key lies in the first page of its request."""
 MAX_UNITS = 2**31
@@ -45,8 +50,10 @@ MOST_CHUNKS = 2**32 - 1
 """Chunks of a cache at most; the kernel's offsets have 32 bits."""
 ENTRY_KEYS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 """Keys that an entry of a list can stand for."""
-WORKSPACE_ALIGNMENT = 16
+WORKSPACE_ALIGNMENT = CHUNK_BYTES
 """Bytes to which a workspace and its parts are aligned: those of one load."""
+ALIGNED = ("q", "k_cache", "v_cache", "out", "workspace")
+"""Tensors that begin at multiples of 16 bytes."""
 INVARIANT_PARTS = 16
 """Most parts of a tile in batch-invariant calls."""
 
@@ -166,11 +173,11 @@ class PagedAttentionKernel(BoundCall[PagedAttentionSpec]):
             sink: float32 (heads,), a logit that joins the sum of each row of its head.
             k_scale: float32 (1,), (kv_heads,) or (pages, page_size, kv_heads), the factors of an e4m3 k_cache.
             v_scale: the same for v_cache; factors of tokens have the strides of k_scale.
-            out: where to write the result.
+            out: (tokens, heads, head_dim), where to write the result; it overlaps no other tensor.
             return_lse: whether to return the log-sum-exp too.
             batch_invariant: whether the keys of a request are divided by its own length alone, so that results have the
                 same bits whatever else is in the batch.
-            workspace: uint8, contiguous: memory of calls that do not overlap, 0 before the first one
+            workspace: uint8 (bytes,), contiguous: memory of calls that do not overlap, 0 before the first one
                 (``workspace_bytes``). By default a call allocates it, and in a CUDA graph also clears a part of it.
 
         Returns:
@@ -205,6 +212,9 @@ class PagedAttentionKernel(BoundCall[PagedAttentionSpec]):
             given: the tensors of a call, in the order of ``TENSORS``; None for those that are not given.
             options: its other arguments.
 
+        Returns:
+            As a call.
+
         Raises:
             ArgumentError: as of a call.
         """
@@ -224,34 +234,45 @@ class PagedAttentionKernel(BoundCall[PagedAttentionSpec]):
             self._launches.keep(key, present, launch)
         return result
 
-    def attend_checked(self, given: Given, options: Options) -> tuple[Launch, AttentionResult]:
-        """Check a call and compute it; return the launch of calls with tensors like these, and the result.
+    def attend_checked(
+        self, given: Given, options: Options, *, validate: bool = False
+    ) -> tuple[Launch, AttentionResult]:
+        """Check a call and compute it.
 
-        The launch takes the given tensors, in order, and returns None if another device is current. It uses addresses
-        alone: views of the same addresses serve too.
+        Args:
+            given: the tensors of a call, in the order of ``TENSORS``; None for those that are not given.
+            options: its other arguments.
+            validate: whether to check the values of tables, lengths and bounds too (synchronizes).
+
+        Returns:
+            The launch of calls with tensors like these, and the result. The launch takes the given tensors, in order,
+            and returns None if another device is current. It uses addresses alone: views of the same addresses serve
+            too.
 
         Raises:
             ArgumentError: as of a call.
         """
         if is_elsewhere(given[0]):
             with entered(given[0].device.index):
-                return self.attend_checked(given, options)
-        launch = self._launch(given, options)
+                return self.attend_checked(given, options, validate=validate)
+        launch = self._launch(given, options, validate=validate)
         result = launch(given_of(given)[1])
         assert result is not None
         return launch, result
 
-    def _launch(self, given: Given, options: Options) -> Launch:
+    def _launch(self, given: Given, options: Options, *, validate: bool) -> Launch:
         """Check a call; return the launch of calls with tensors like these."""
         tensors = dict(zip(TENSORS, given, strict=True))
         signature = self._check(tensors, options)
+        if validate:
+            check_paged_values(tensors)
         memory, counter_bytes = signature.extra
         q, loaded = tensors["q"], self._loaded
-        device, _index, dtype = q.device, q.device.index, q.dtype
+        device, dtype = q.device, q.dtype
         names = tuple(name for name, tensor in tensors.items() if tensor is not None)
         rest = dict.fromkeys((name for name, tensor in tensors.items() if tensor is None), 0) | {"lse": 0}
         has_out, has_workspace = tensors["out"] is not None, tensors["workspace"] is not None
-        extents = {name: _extent(tensors[name]) for name in ("q", "k_cache", "v_cache", *(["out"] if has_out else []))}
+        extents = {name: _extent(tensors[name]) for name in names} if has_out else {}
         result, of_rows = contiguous(q.shape), contiguous((q.shape[1], q.shape[0]))
         allocate, lse_wanted, out_place = allocator(device), options.return_lse, names.index("out") if has_out else 0
 
@@ -262,22 +283,23 @@ class PagedAttentionKernel(BoundCall[PagedAttentionSpec]):
             for name, tensor in zip(names, given, strict=True):
                 addresses[name] = tensor.data_ptr()
             if has_out:
-                written = given[out_place]
                 _check_apart(addresses, extents)
+                out = written(given[out_place])
             else:
-                written = allocate(*result, dtype)
-                addresses["out"] = written.data_ptr()
+                out = allocate(*result, dtype)
+                addresses["out"] = out.data_ptr()
             lse = None
             if lse_wanted:
                 lse = allocate(*of_rows, torch.float32)
                 addresses["lse"] = lse.data_ptr()
-            if (addresses["q"] | addresses["k_cache"] | addresses["v_cache"] | addresses["out"]) % CHUNK_BYTES:
-                check_addresses({name: addresses[name] for name in ("q", "k_cache", "v_cache", "out")})
+            bits = addresses["q"] | addresses["k_cache"] | addresses["v_cache"] | addresses["out"]
+            if (bits | addresses["workspace"]) % CHUNK_BYTES:
+                check_addresses({name: addresses[name] for name in ALIGNED})
             if has_workspace:
                 first = addresses["workspace"]
                 addresses["counters"], addresses["partials"] = first, first + counter_bytes
             enqueue(loaded, signature, addresses, device, memory)
-            return AttentionResult(written, lse)
+            return AttentionResult(out, lse)
 
         return launch
 
@@ -294,7 +316,11 @@ class PagedAttentionKernel(BoundCall[PagedAttentionSpec]):
             kv_heads: heads of K and V.
             batch_invariant: as of the call. Otherwise only the device matters.
 
-        With lists, a call needs as much as without them if there is a request for each token.
+        Returns:
+            The bytes. With lists, a call needs as many as without them if there is a request for each token.
+
+        Raises:
+            DeviceError: if the device cannot be entered.
         """
         parts = INVARIANT_PARTS if batch_invariant else 0
         shape = PagedShape(batch, tokens, heads, kv_heads, most_parts=parts)
@@ -304,62 +330,41 @@ class PagedAttentionKernel(BoundCall[PagedAttentionSpec]):
 
     def _check(self, tensors: dict[str, Any], options: Options) -> Signature:
         """Check a call of a new signature and prepare it."""
-        q, k_cache, v_cache, table = (tensors[name] for name in ("q", "k_cache", "v_cache", "block_table"))
+        q, k_cache, table, out, workspace = (
+            tensors[name] for name in ("q", "k_cache", "block_table", "out", "workspace")
+        )
         check_tensor("q", q, self._dtype, 3)
         tokens, heads, d = q.shape
         if d != self.spec.head_dim:
             raise ArgumentError("q", f"has head_dim {d}, expected {self.spec.head_dim}")
         check_strides("q", q)
-        strides = _check_cache(q, k_cache, v_cache, TORCH_DTYPES["e4m3"] if self.spec.cache == "e4m3" else self._dtype)
+        softcap = _check_options(options)
+        cache = TORCH_DTYPES["e4m3"] if self.spec.cache == "e4m3" else self._dtype
+        strides = _check_cache(q, k_cache, tensors["v_cache"], cache)
         pages, page_size, kv_heads, _ = k_cache.shape
-        batch = pages if table is None else _check_table(table, q, page_size)
-        max_keys = page_size if table is None else table.shape[1] * page_size
-        if max_keys > MAX_EXTENT:
-            raise ArgumentError(
-                "block_table", f"has room for {max_keys} keys of a request, expected {MAX_EXTENT} or less"
-            )
-        for name, size in (("seq_lens", batch), ("cu_seqlens_q", batch + 1)):
-            if tensors[name] is not None:
-                _check_integers(name, tensors[name], q, [("batch" if size == batch else "batch + 1", (size,))])
-        if tensors["cu_seqlens_q"] is None and tokens % batch:
-            raise ArgumentError(
-                "q", f"has {tokens} tokens for {batch} requests: pass cu_seqlens_q, or as many for each"
-            )
+        batch, max_keys = _check_requests(tensors)
         lists = _check_lists(tensors["lists"], tensors["counts"], options.entry_keys, q, kv_heads)
         if tensors["sink"] is not None:
             check_sink(tensors["sink"], heads, q.device)
         scales = _check_scales(tensors, self.spec)
-        out = tensors["out"]
         if out is not None:
-            check_tensor("out", out, self._dtype, 3, q.device)
-            check_shape("out", out.shape, [("tokens", (tokens,)), ("heads", (heads,)), ("head_dim", (d,))])
-            check_strides("out", out)
+            _check_out(out, q)
         check_memory(**{name: tensor for name, tensor in tensors.items() if tensor is not None})
-        shape = PagedShape(
-            batch,
-            tokens,
-            heads,
-            kv_heads,
-            max_keys,
-            lists["list_length"],
-            options.entry_keys,
-            INVARIANT_PARTS if options.batch_invariant else 0,
-        )
+        parts = INVARIANT_PARTS if options.batch_invariant else 0
+        list_length = lists.pop("list_length")
+        shape = PagedShape(batch, tokens, heads, kv_heads, max_keys, list_length, options.entry_keys, parts)
         args = self._plan.problem(shape, self._loaded.slots(q.device.index))
         if args.units >= MAX_UNITS:
             has = f"has {tokens} tokens of {batch} requests, for up to {max_keys} keys each"
             raise ArgumentError("q", f"{has}: more work than one call counts, pass fewer requests or a narrower table")
         memory = Memory.of(args)
-        if tensors["workspace"] is not None:
-            _check_workspace(tensors["workspace"], q, _counter_bytes(args) + args.scratch["partials"])
+        if workspace is not None:
+            _check_workspace(tensors, _counter_bytes(args) + args.scratch["partials"])
             memory = NO_MEMORY
         scale = 1 / math.sqrt(d) if options.scale is None else check_scale(options.scale)
-        q_strides, out_strides = _row_strides(q), _row_strides(out) if out is not None else (heads * d, d)
         values = {
-            "q_token_stride": q_strides[0],
-            "q_head_stride": q_strides[1],
-            "out_token_stride": out_strides[0],
-            "out_head_stride": out_strides[1],
+            **_row_strides("q", q),
+            **(_row_strides("out", out) if out is not None else {"out_token_stride": heads * d, "out_head_stride": d}),
             **strides,
             "pages": pages,
             "page_shift": UNPAGED_SHIFT if table is None else page_size.bit_length() - 1,
@@ -370,9 +375,9 @@ class PagedAttentionKernel(BoundCall[PagedAttentionSpec]):
             "window_left": options.window.left,
             "window_right": options.window.right,
             "sink_keys": options.window.sink,
-            **{name: value for name, value in lists.items() if name != "list_length"},
+            **lists,
             "scale_log2": scale * math.log2(math.e),
-            "softcap": options.softcap or 0.0,
+            "softcap": softcap,
             **scales,
         }
         return self._signature(q.device, args, values, extra=(memory, _counter_bytes(args)))
@@ -389,13 +394,13 @@ def _extent(tensor: torch.Tensor) -> int:
     return (last + 1) * tensor.element_size()
 
 
-def _check_apart(addresses: dict[str, int], extents: dict[str, int]) -> None:
-    """Check that the result lies outside of q, K and V."""
-    first = addresses["out"]
-    end = first + extents["out"]
-    for name in ("q", "k_cache", "v_cache"):
-        if addresses[name] < end and first < addresses[name] + extents[name]:
-            raise ArgumentError("out", f"overlaps {name} in memory; it must lie elsewhere")
+def _check_apart(addresses: dict[str, int], extents: dict[str, int], written_one: str = "out") -> None:
+    """Check that a tensor that the kernel writes lies outside of all others."""
+    first = addresses[written_one]
+    end = first + extents[written_one]
+    for name, extent in extents.items():
+        if addresses[name] < end and first < addresses[name] + extent and name != written_one:
+            raise ArgumentError(written_one, f"overlaps {name} in memory; it must lie elsewhere")
 
 
 def _counter_bytes(args: LaunchArgs) -> int:
@@ -403,24 +408,70 @@ def _counter_bytes(args: LaunchArgs) -> int:
     return -(-args.counters["counters"] * COUNTER_BYTES // WORKSPACE_ALIGNMENT) * WORKSPACE_ALIGNMENT
 
 
-def _check_workspace(workspace: Any, q: torch.Tensor, size: int) -> None:
+def _check_workspace(tensors: dict[str, Any], size: int) -> None:
     """Check the memory of a call."""
+    workspace, device = tensors["workspace"], tensors["q"].device
     check_dense("workspace", workspace)
-    if workspace.dtype != torch.uint8 or workspace.device != q.device or workspace.dim() != 1:
+    if workspace.dtype != torch.uint8 or workspace.device != device or workspace.dim() != 1:
         found = f"is {workspace.dtype} {tuple(workspace.shape)} on {workspace.device}"
-        raise ArgumentError("workspace", f"{found}, expected torch.uint8 (bytes,) on {q.device}")
+        raise ArgumentError("workspace", f"{found}, expected torch.uint8 (bytes,) on {device}")
     if workspace.numel() < size or not workspace.is_contiguous():
         raise ArgumentError("workspace", f"has {workspace.numel()} bytes, expected at least {size}, contiguous")
-    if workspace.data_ptr() % WORKSPACE_ALIGNMENT:
-        raise ArgumentError("workspace", f"is not aligned to {WORKSPACE_ALIGNMENT} bytes")
+    others = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    addresses = {name: tensor.data_ptr() for name, tensor in others.items()}
+    _check_apart(addresses, {name: _extent(tensor) for name, tensor in others.items()}, "workspace")
 
 
-def _row_strides(tensor: torch.Tensor) -> tuple[int, int]:
-    """Token and head strides, 0 in dimensions of size 1."""
-    tokens, heads = (
-        0 if size == 1 else stride for size, stride in zip(tensor.shape[:2], tensor.stride()[:2], strict=True)
-    )
-    return tokens, heads
+def _check_options(options: Options) -> float:
+    """Check what a call has beside its tensors, but for the scale; return the softcap, 0 without one."""
+    for name in ("batch_invariant", "return_lse"):
+        check_flag(name, getattr(options, name))
+    window = options.window
+    numbers = window if isinstance(window, Window) else ()
+    if not numbers or any(isinstance(n, bool) or not isinstance(n, int) or not 0 <= n <= UNBOUNDED for n in numbers):
+        raise ArgumentError("window", f"is {shown(window)}, expected a Window of integers from 0 to {UNBOUNDED}")
+    entry_keys = options.entry_keys
+    if isinstance(entry_keys, bool) or not isinstance(entry_keys, int) or entry_keys not in ENTRY_KEYS:
+        raise ArgumentError("entry_keys", f"is {shown(entry_keys)}, expected one of {', '.join(map(str, ENTRY_KEYS))}")
+    if options.softcap is None:
+        return 0.0
+    softcap = check_number("softcap", options.softcap)
+    if not softcap > 0:
+        raise ArgumentError("softcap", f"is {softcap}, expected a positive number")
+    return softcap
+
+
+def _check_requests(tensors: dict[str, Any]) -> tuple[int, int]:
+    """Check pages, lengths and bounds; return the number of requests and the keys of one at most."""
+    q, table = tensors["q"], tensors["block_table"]
+    pages, page_size = tensors["k_cache"].shape[:2]
+    batch = pages if table is None else _check_table(table, q, page_size)
+    max_keys = page_size if table is None else table.shape[1] * page_size
+    if max_keys > MAX_EXTENT:
+        room = f"has room for {max_keys} keys of a request"
+        raise ArgumentError("block_table", f"{room}, expected {MAX_EXTENT} or less")
+    for name, words, size in (("seq_lens", "batch", batch), ("cu_seqlens_q", "batch + 1:", batch + 1)):
+        if tensors[name] is not None:
+            _check_integers(name, tensors[name], q, [(words, (size,))])
+    tokens = q.shape[0]
+    if tensors["cu_seqlens_q"] is None and tokens % batch:
+        raise ArgumentError("q", f"has {tokens} tokens for {batch} requests: pass cu_seqlens_q, or as many for each")
+    return batch, max_keys
+
+
+def _check_out(out: Any, q: torch.Tensor) -> None:
+    """Check the tensor to write into."""
+    check_tensor("out", out, q.dtype, 3, q.device)
+    tokens, heads, d = q.shape
+    check_shape("out", out.shape, [("tokens", (tokens,)), ("heads", (heads,)), ("head_dim", (d,))])
+    check_strides("out", out)
+    check_output("out", out)
+
+
+def _row_strides(name: str, tensor: torch.Tensor) -> dict[str, int]:
+    """Token and head strides by kernel parameter, 0 for a dimension of one element."""
+    sizes = zip(("token", "head"), tensor.shape[:2], tensor.stride()[:2], strict=True)
+    return {f"{name}_{axis}_stride": 0 if size == 1 else stride for axis, size, stride in sizes}
 
 
 def _check_cache(q: torch.Tensor, k_cache: Any, v_cache: Any, dtype: torch.dtype) -> dict[str, int]:
@@ -487,8 +538,6 @@ def _check_lists(lists: Any, counts: Any, entry_keys: Any, q: torch.Tensor, kv_h
         if counts is not None:
             raise ArgumentError("counts", "is given without lists")
         return numbers
-    if entry_keys not in ENTRY_KEYS:
-        raise ArgumentError("entry_keys", f"is {shown(entry_keys)}, expected one of {', '.join(map(str, ENTRY_KEYS))}")
     heads = ("kv_heads", tuple(sorted({1, kv_heads})))
     _check_integers("lists", lists, q, [heads, ("tokens", (q.shape[0],)), ("entries", None)])
     if not 1 <= lists.shape[2] <= MAX_EXTENT // entry_keys:
@@ -522,6 +571,7 @@ def _check_scales(tensors: dict[str, Any], spec: PagedAttentionSpec) -> dict[str
         if tuple(scale.shape) not in ((1,), (kv_heads,), (pages, page_size, kv_heads)):
             allowed = f"(1,), (kv_heads {kv_heads},) or (pages {pages}, page_size {page_size}, kv_heads {kv_heads})"
             raise ArgumentError(name, f"has shape {tuple(scale.shape)}, expected {allowed}")
+        refuse_gradient(name, scale)
         if scale.dim() == 1:
             numbers[f"{name}_stride"] = 0 if scale.shape[0] == 1 else int(scale.stride(0))
     k_scale, v_scale = given.values()

@@ -6,13 +6,14 @@ from typing import Any, Literal
 
 import torch
 
-from runtime.checks import check_flag, check_word, named_device
+from runtime.checks import check_flag, check_word, present_device
 from runtime.errors import ArgumentError
 from runtime.kernels.attention import AttentionResult
 from runtime.kernels.paged_attention import Options
 from runtime.key_lists import KeyLists
 from runtime.ops.attention_checks import check_numbers, refuse_transformed
-from runtime.ops.modes import PLAIN, is_watched
+from runtime.ops.attention_choice import DTYPES
+from runtime.ops.modes import PLAIN, any_autocast, is_watched
 from runtime.ops.paged_calls import PATTERNS, attend_paged, bytes_of_workspace, window_of
 from runtime.ops.paged_operator import paged_operator
 from runtime.patterns import Pattern
@@ -46,7 +47,7 @@ def paged_attention(
     The last query of a request stands at its last key. Tables, lengths and lists stay on the GPU: a call does not
     synchronize, and a captured CUDA graph serves other values of tensors with the same shapes. Thread blocks divide the
     keys of a request, and their parts are added in a fixed order: the same call always has the same bits. There are no
-    gradients.
+    gradients. Under ``torch.autocast``, q is cast to the type of a float16 or bfloat16 cache, otherwise to autocast's.
 
     Args:
         q: (tokens, heads, head_dim), float16 or bfloat16, on a GPU; head_dim is 64, 128, 192 or 256.
@@ -73,7 +74,8 @@ def paged_attention(
         v_scale: the same for V. Factors of tokens have the strides of k_scale.
         return_lse: whether to return the log-sum-exp too.
         out: (tokens, heads, head_dim), where to write the result; it overlaps no input.
-        workspace: of ``paged_workspace``. By default a call allocates its memory, and in a CUDA graph clears a part.
+        workspace: uint8 (bytes,), of ``paged_workspace``. By default a call allocates its memory, and in a CUDA graph
+            clears a part.
         batch_invariant: whether the keys of a request are divided by its own length alone. The result of a request then
             has the same bits whatever else is in the batch, and takes more time.
         validate: also check the values of tables, lengths and bounds. Synchronizes.
@@ -100,10 +102,12 @@ def paged_attention(
     elif not isinstance(pattern, Pattern) or pattern.kind not in PATTERNS:
         what = pattern.kind if isinstance(pattern, Pattern) else type(pattern).__name__
         raise ArgumentError("pattern", f"is {what}; allowed over pages: {', '.join(PATTERNS)}, or KeyLists")
+    traced = torch.compiler.is_dynamo_compiling()
+    if traced or any_autocast():
+        q = _autocast(q, k_cache)
     tensors = (q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q, lists, counts, sink, k_scale, v_scale, out)
     options = Options(window_of(pattern), entry_keys, scale, softcap, batch_invariant, return_lse)
-    direct = not torch.compiler.is_dynamo_compiling() and _is_direct((*tensors, workspace))
-    attend = attend_paged if direct else paged_operator
+    attend = attend_paged if not traced and _is_direct((*tensors, workspace)) else paged_operator
     result = attend((*tensors, workspace), options, heads_first=layout == "HND", validate=validate)
     return result if return_lse else result.out
 
@@ -141,9 +145,26 @@ def paged_workspace(
     """
     sizes = {"batch": batch, "tokens": tokens, "heads": heads, "kv_heads": kv_heads}
     check_flag("batch_invariant", batch_invariant)
-    where = named_device("device", device)
+    where = present_device("device", device)
+    if where.type != "cuda":
+        raise ArgumentError("device", f"is {where}, expected a CUDA device")
+    if where.index is None:
+        where = torch.device("cuda", torch.cuda.current_device())
     size = bytes_of_workspace(where, head_dim, sizes, batch_invariant=batch_invariant)
     return torch.zeros((size,), dtype=torch.uint8, device=where)
+
+
+def _autocast(q: Any, k_cache: Any) -> Any:
+    """Cast q for a cache if autocast is on. Caches are not cast: they are larger than what a call reads of them."""
+    if (
+        not torch.is_autocast_enabled("cuda")
+        or not isinstance(q, torch.Tensor)
+        or not isinstance(k_cache, torch.Tensor)
+    ):
+        return q
+    if not q.is_cuda or not q.is_floating_point() or q.dtype == torch.float64:
+        return q
+    return q.to(k_cache.dtype if k_cache.dtype in DTYPES else torch.get_autocast_dtype("cuda"))
 
 
 def _is_direct(tensors: tuple[Any, ...]) -> bool:

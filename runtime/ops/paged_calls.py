@@ -6,10 +6,12 @@ from typing import Any
 
 import torch
 
+from codegen.arch import ARCHS
+from codegen.wording import shown
 from runtime.checks import check_dense, refuse_capture
 from runtime.errors import ArgumentError
 from runtime.kernel import load_kernel
-from runtime.kernels.arguments import TORCH_DTYPES
+from runtime.kernels.arguments import MAX_EXTENT, TORCH_DTYPES
 from runtime.kernels.attention import AttentionResult
 from runtime.kernels.launches import Launch, Launches
 from runtime.kernels.paged_attention import UNBOUNDED, Given, Options, PagedAttentionKernel, Window, given_of
@@ -25,6 +27,8 @@ HEAD_DIMS = {"same": (64, 128, 192, 256), "e4m3": (64, 128, 256)}
 CACHE_AXES = {False: "(pages, page_size, kv_heads, head_dim)", True: "(pages, kv_heads, page_size, head_dim)"}
 _CACHE_RANK = 4
 _E4M3 = TORCH_DTYPES["e4m3"]
+LIST_FIELDS = {"lists": "pattern.indices", "counts": "pattern.counts"}
+"""Fields of ``KeyLists`` by the arguments of kernels."""
 
 
 def window_of(pattern: Pattern | KeyLists) -> Window:
@@ -115,21 +119,24 @@ def attend_paged(given: Given, options: Options, *, heads_first: bool, validate:
 
 
 def _attend_checked(given: Given, options: Options, key: Any, *, heads_first: bool, validate: bool) -> AttentionResult:
-    """Check a call and compute it; ``key`` is where its launch is kept, or None."""
+    """Check a call and compute it; its launch is kept under ``key``, unless that is None."""
     q, k_cache, v_cache = given[:3]
     cache = check_operands(q, k_cache, v_cache, heads_first=heads_first)
     if options.softcap is not None:
         options = options._replace(softcap=check_softcap(options.softcap))
     if q.device.type != "cuda":
         raise ArgumentError("q", f"is on {q.device}, expected a CUDA device")
+    by_token = given
     if heads_first:
-        k_cache, v_cache = k_cache.transpose(1, 2), v_cache.transpose(1, 2)
-        given = (*given[:9], *(_by_token(scale) for scale in given[9:11]), *given[11:])
-    by_token = (q, k_cache, v_cache, *given[3:])
-    if validate:
-        _check_values(by_token)
+        caches, scales = (k_cache.transpose(1, 2), v_cache.transpose(1, 2)), map(_by_token, given[9:11])
+        by_token = (q, *caches, *given[3:9], *scales, *given[11:])
     kernel = _kernel(q.device.index, DTYPES[q.dtype], cache, q.shape[2])
-    launch, result = kernel.attend_checked(by_token, options)
+    try:
+        launch, result = kernel.attend_checked(by_token, options, validate=validate)
+    except ArgumentError as error:
+        if error.argument not in LIST_FIELDS:
+            raise
+        raise ArgumentError(LIST_FIELDS[error.argument], error.reason) from None
     if key is not None:
         _launches.keep(key, given_of(given)[1], launch)
     return result
@@ -147,38 +154,21 @@ def bytes_of_workspace(device: torch.device, head_dim: Any, sizes: dict[str, Any
     Raises:
         ArgumentError: naming the argument.
     """
-    if head_dim not in HEAD_DIMS["same"]:
-        raise ArgumentError("head_dim", f"is {head_dim}, expected one of {', '.join(map(str, HEAD_DIMS['same']))}")
+    if not _is_size(head_dim) or head_dim not in HEAD_DIMS["same"]:
+        allowed = ", ".join(map(str, HEAD_DIMS["same"]))
+        raise ArgumentError("head_dim", f"is {shown(head_dim)}, expected one of {allowed}")
     for name, size in sizes.items():
-        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-            raise ArgumentError(name, f"is {size!r}, expected an integer of at least 1")
+        if not _is_size(size):
+            raise ArgumentError(name, f"is {shown(size)}, expected an integer from 1 to {MAX_EXTENT}")
     if sizes["heads"] % sizes["kv_heads"]:
         raise ArgumentError("kv_heads", f"is {sizes['kv_heads']}, expected a divisor of the {sizes['heads']} heads")
-    kinds = [("same", dtype) for dtype in ("fp16",)]
-    kinds += [("e4m3", "fp16")] if head_dim in HEAD_DIMS["e4m3"] else []
-    index = torch.cuda.current_device() if device.index is None else device.index
-    where = torch.device("cuda", index)
-    kernels = [_kernel(index, dtype, cache, head_dim) for cache, dtype in kinds]
-    return max(kernel.workspace_bytes(where, **sizes, batch_invariant=batch_invariant) for kernel in kernels)
+    has_e4m3 = ARCHS[arch_of(device)].has_fp8 and head_dim in HEAD_DIMS["e4m3"]
+    kernels = [
+        _kernel(device.index, "fp16", cache, head_dim) for cache in (("same", "e4m3") if has_e4m3 else ("same",))
+    ]
+    return max(kernel.workspace_bytes(device, **sizes, batch_invariant=batch_invariant) for kernel in kernels)
 
 
-def _check_values(given: Given) -> None:
-    """Check values of tables, lengths and bounds (synchronizes)."""
-    q, k_cache, _, table, seq_lens, bounds = given[:6]
-    if bounds is not None:
-        values = bounds.tolist()
-        if any(one > other for one, other in zip([0, *values], [*values, q.shape[0]], strict=True)):
-            raise ArgumentError("cu_seqlens_q", f"is {values}, expected rising bounds from 0 to {q.shape[0]}")
-    if seq_lens is not None and seq_lens.numel() and int(seq_lens.min()) < 0:
-        raise ArgumentError("seq_lens", f"has {int(seq_lens.min())}, expected lengths of at least 0")
-    if table is None or seq_lens is None:
-        return
-    page_size = k_cache.shape[1]
-    needed = (seq_lens + page_size - 1) // page_size
-    if int(needed.max()) > table.shape[1]:
-        longest = int(seq_lens.max())
-        raise ArgumentError("block_table", f"has {table.shape[1]} pages a request, but {longest} keys need more")
-    used = table[torch.arange(table.shape[1], device=table.device) < needed[:, None]]
-    if used.numel() and not 0 <= int(used.min()) <= int(used.max()) < k_cache.shape[0]:
-        wrong = int(used.min()) if int(used.min()) < 0 else int(used.max())
-        raise ArgumentError("block_table", f"has page {wrong}, expected 0 to {k_cache.shape[0] - 1}")
+def _is_size(size: Any) -> bool:
+    """Whether an argument is a size of a tensor."""
+    return isinstance(size, int) and not isinstance(size, bool) and 1 <= size <= MAX_EXTENT

@@ -199,7 +199,7 @@ def run_case(kernel: PagedAttentionKernel, case: PagedCase, device: torch.device
 
 
 def _torch_error(case: PagedCase, spec: PagedAttentionSpec, inputs: Inputs, right: torch.Tensor) -> float | None:
-    """Largest error of torch's attention, request by request; None for cases that it does not compute."""
+    """Largest error of torch's attention, request by request; None for calls that torch does not compute."""
     plain = not case.entries and case.softcap is None and not case.sinks and spec.cache == "same"
     if not plain or len(case.kv_lens) > MOST_BY_TORCH:
         return None

@@ -66,6 +66,7 @@ def test_drawn_specs_are_of_every_operator_and_have_what_is_unusual() -> None:
         "bsr_spmm",
         "bsr_sddmm",
         "bsr_spgemm",
+        "paged_attention",
         "quantize",
         "select_topk",
         "tile_copy",

@@ -24,6 +24,7 @@ OPS = (
     *["bsr_spmm"] * 6,
     *["bsr_sddmm"] * 3,
     *["bsr_spgemm"] * 2,
+    "paged_attention",
     "quantize",
     "select_topk",
     "tile_copy",
@@ -270,6 +271,15 @@ def _bsr_spgemm(choose: Choose) -> dict[str, Any]:
     return {**fields, "block": {"rows": rows, "cols": rows}, **option}
 
 
+def _paged_attention(choose: Choose) -> dict[str, Any]:
+    fields: dict[str, Any] = {"head_dim": choose((64, 128, 192, 256))}
+    if choose(OFTEN):
+        fields["cache"] = "e4m3"
+    if choose(OFTEN):
+        fields["tile"] = {"m": choose((16, 16, 32)), "n": choose((16, 32, 64, 128))}
+    return fields | ({"stages": choose((2, 3, 4))} if choose(RARELY) else {})
+
+
 def _quantize(choose: Choose) -> dict[str, Any]:
     scales = choose(("row", "row_block", "row_block", "channel", "given"))
     fields = {"head_dim": choose((64, 96, 128, 192, 256)), "scales": scales, "codes": choose(("e4m3", "e5m2"))}
@@ -296,6 +306,7 @@ _ATTENTION_OR_PRODUCT: dict[str, Callable[[Choose], dict[str, Any]]] = {
     "bsr_spmm": _bsr_spmm,
     "bsr_sddmm": _bsr_sddmm,
     "bsr_spgemm": _bsr_spgemm,
+    "paged_attention": _paged_attention,
     "quantize": _quantize,
     "select_topk": _select_topk,
     "tile_copy": _tile_copy,

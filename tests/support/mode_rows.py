@@ -824,6 +824,7 @@ NOT_CALLED = {
     "is a module": "nn patterns compat",
     "is runtime.create_block_mask": "compat.create_block_mask",
     "takes packed sequences: tests/runtime/ops/test_varlen.py": "varlen_attention compat.flash_attn_varlen_func",
+    "takes a cache in pages: tests/runtime/ops/test_paged.py": "paged_attention paged_workspace KeyLists",
     "is a result of functions that have rows": """QuantizedMatrix convert.Csr convert.Q2K distributed.SendPlan
         distributed.Traffic""",
     "is a base class": "patterns.Pattern",

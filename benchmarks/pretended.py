@@ -32,6 +32,7 @@ from runtime.kernels import (
     bsr_sddmm,
     bsr_spgemm,
     bsr_spmm,
+    paged_attention,
     quantize,
     select_topk,
     tile_copy,
@@ -53,7 +54,7 @@ ARCH, SM_COUNT, STREAM = "sm_90a", 132, 7
 _OF_CHECKS = (
     *(arguments, attention, attention_backward, attention_fp8),
     *(bsr_arguments, bsr_preparation, bsr_scales, bsr_sddmm, bsr_spmm),
-    *(quantize, select_topk, tile_copy),
+    *(paged_attention, quantize, select_topk, tile_copy),
     *(attention_checks, attention_calls_fp8),
 )
 

@@ -145,9 +145,9 @@ class AttentionBackwardKernel(BoundCall[AttentionBackwardSpec]):
             v: as k.
             indices: the index tensors that the forward was given, in its order: int32, lists (batch|1, heads|1,
                 query_blocks, any) and their counts (batch|1, heads|1, query_blocks), bits of partial blocks, values of
-                batches (batch|1,), ``kv_lengths`` last; None for missing full lists. With ``layout: varlen``, the bounds
-                of the sequences in q and in k, each (sequences + 1,): tensors are (1, heads, tokens, d), and gradients
-                of tokens in no sequence are zeros.
+                batches (batch|1,), ``kv_lengths`` last; None for missing full lists. With ``layout: varlen``, the
+                bounds of the sequences in q and in k, each (sequences + 1,): tensors are (1, heads, tokens, d), and
+                gradients of tokens in no sequence are zeros.
             out: as q, the result of the forward.
             dout: as q, the gradient of out.
             lse: float32 (batch, heads, q_len), contiguous, the forward's log-sum-exp; with sinks it has those.

@@ -11,7 +11,7 @@ from codegen.scored_pattern import scored_pattern
 from runtime.errors import ArgumentError
 from runtime.kernels.arguments import NO_TANGENT, has_tangent
 from runtime.ops.attention_autograd import each_tensor, is_differentiated, refuse_tangents
-from runtime.ops.operators import NAMESPACE, STRIDES, like, nothing
+from runtime.ops.operators import NAMESPACE, NO_SECOND, STRIDES, like, nothing
 from runtime.ops.varlen_calls import Bounds, check_bounds, check_operands
 from runtime.ops.varlen_gradients import attend_varlen_backward
 from runtime.receipts.mode import entered, mode
@@ -55,8 +55,7 @@ def _fake(*arguments: Any, dq: bool = True, dkdv: bool = True, dsink: bool = Fal
 
 def _refuse_second(ctx: Any, *gradients: Any) -> NoReturn:
     """Refuse a gradient of the gradients."""
-    reason = "has no gradient of its gradient: what is computed of q.grad, k.grad or v.grad is not differentiated again"
-    raise ArgumentError("varlen_attention", reason)
+    raise ArgumentError("varlen_attention", NO_SECOND)
 
 
 def refuse_vmap(*_: Any) -> NoReturn:

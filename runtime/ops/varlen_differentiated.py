@@ -31,7 +31,7 @@ class _Call(NamedTuple):
     Attributes:
         scored: the pattern.
         scale, softcap, deterministic: of the call.
-        lse: whether the caller needs the log-sum-exp.
+        lse: whether the caller requested the log-sum-exp.
         validate: whether the values of the bounds are checked.
         mode: that of ``runtime.receipts.mode``.
     """

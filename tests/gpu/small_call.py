@@ -41,6 +41,7 @@ from codegen.spec import (
     BsrSddmmSpec,
     BsrSpgemmSpec,
     BsrSpmmSpec,
+    PagedAttentionSpec,
     QuantizeSpec,
     SelectTopkSpec,
     Spec,
@@ -48,6 +49,7 @@ from codegen.spec import (
 from runtime import load_kernel
 from runtime.expressions.draw import draw_aux
 from runtime.kernels.arguments import TORCH_DTYPES
+from runtime.kernels.paged_attention import Window
 from runtime.prepare.quantized import quantize
 
 LENGTH = 640  # queries and keys of a head
@@ -103,6 +105,8 @@ def arguments_of(spec: Spec, device: str = "cuda") -> Arguments:
         size = spec.block.rows
         factors = [_bsr(size, size, 6, 8, draw, device), _bsr(size, size, 8, 5, draw, device)]
         return factors + ([_bsr(size, size, 6, 5, draw, device)] if spec.output == "bsr" else []), {}
+    if isinstance(spec, PagedAttentionSpec):
+        return _paged(spec, draw, device)
     if isinstance(spec, BlockMaskSpec):
         sizes = {"batch": 2, "heads": HEADS, "q_len": LENGTH - 7, "kv_len": LENGTH - 3}
         return [*sizes.values()], {"aux": _aux(spec, sizes, device)}
@@ -188,6 +192,23 @@ def _attention(spec: AttentionSpec, draw: Any, device: str, listed: int = LISTED
     if lengths:  # by name, as the second list is left out
         more["kv_lengths"] = lengths[0].to(device)
     return [q, k, v, counts.to(device), numbers.to(device)], more
+
+
+def _paged(spec: PagedAttentionSpec, draw: Any, device: str) -> Arguments:
+    """Return a batch of requests of uneven lengths, one of them of one key, with lists beside a window."""
+    lengths, tokens, page = torch.tensor([LENGTH - 7, 1, 101]), 3, 16
+    most = LENGTH // page
+    table = torch.randperm(len(lengths) * most).view(len(lengths), most).int()
+    shape = (len(lengths) * most, page, HEADS, spec.head_dim)
+    dtype = torch.float8_e4m3fn if spec.cache == "e4m3" else TORCH_DTYPES[spec.dtype]
+    caches = [torch.randn(shape).to(dtype).to(device) for _ in range(2)]
+    scales = {"k_scale": torch.tensor([0.5]), "v_scale": torch.tensor([2.0])} if spec.cache == "e4m3" else {}
+    entries = torch.randint(-1, most, (1, tokens * len(lengths), LISTED)).int()
+    given = {"block_table": table, "seq_lens": lengths.int(), "lists": entries, **scales}
+    named: dict[str, Any] = {name: tensor.to(device) for name, tensor in given.items()}
+    named |= {"window": Window(left=137), "entry_keys": page, "return_lse": True}
+    named["sink"] = draw(4 * HEADS, dtype=torch.float32)
+    return [draw(tokens * len(lengths), 4 * HEADS, spec.head_dim), *caches], named
 
 
 def _bsr(

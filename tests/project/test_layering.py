@@ -50,7 +50,7 @@ ROOMS: dict[str, set[str]] = {
     "prepare": {"errors", "checks"},
     "expressions": {"errors", "checks"},
     "patterns": {"errors", "checks", "expressions", "pattern_blocks", "pattern_sets"},
-    "convert": {"errors", "block_maps", "checks", "expressions", "patterns", "prepare"},
+    "convert": {"errors", "block_maps", "checks", "expressions", "key_lists", "patterns", "prepare"},
     "kernels": {"errors", "checks", "compile", "driver", "expressions", "prepare"},
     "key_lists": {"errors", "checks", "kernels"},
     "kernel": {"receipts", "errors", "operators", "checks", "compile", "driver", "kernels", "log"},

@@ -93,6 +93,11 @@ def test_a_small_problem_has_what_a_call_takes(script: ModuleType, named: NamedS
         given = {t.name for t, tensor in zip(spec.forward.index_tensors, indices, strict=False) if tensor is not None}
         assert k.shape == v.shape and given == {t.name for t in spec.forward.index_tensors if not t.optional}
         return
+    if spec.op == "paged_attention":
+        q, keys, values = positional
+        assert keys.shape == values.shape and q.shape[1] % keys.shape[2] == 0 and q.shape[2] == keys.shape[3]
+        assert (set(more) >= {"k_scale", "v_scale"}) == (spec.cache == "e4m3")
+        return
     if spec.op == "block_mask":
         assert set(more["aux"]) == {tensor.name for tensor in spec.aux_tensors} and min(positional) > 1
         return

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -195,6 +196,12 @@ def test_a_second_derivative_is_refused_in_the_same_words(path: str) -> None:
         of_q.float().sum().backward()
     reason = "has no gradient of its gradient (double backward): detach its gradient before differentiating further"
     assert str(caught.value) == f"block_sparse_attention: {reason}"
+
+
+def test_all_operators_refuse_second_derivatives_in_these_words() -> None:
+    runtime = Path(__file__).resolve().parents[3] / "runtime"
+    texts = {path.relative_to(runtime).as_posix(): path.read_text(encoding="utf-8") for path in runtime.rglob("*.py")}
+    assert [name for name, text in texts.items() if "gradient of its gradient" in text] == ["ops/operators.py"]
 
 
 def test_a_call_that_needs_gradients_is_explained() -> None:

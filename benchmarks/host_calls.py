@@ -29,7 +29,16 @@ import torch
 from pretended import kernel_object, pretended
 
 from codegen.json_rows import json_rows
-from runtime import block_sparse_attention, block_sparse_attention_fp8, bsr_matmul, bsr_sddmm, patterns, prepare_bsr
+from runtime import (
+    KeyLists,
+    block_sparse_attention,
+    block_sparse_attention_fp8,
+    bsr_matmul,
+    bsr_sddmm,
+    paged_attention,
+    patterns,
+    prepare_bsr,
+)
 from runtime.nn import BlockSparseLinear
 from runtime.ops import attention_fp8
 from runtime.ops.quantized_operands import quantized_operands
@@ -127,6 +136,24 @@ def attention() -> list[Timed]:
     return [Timed(f"block_sparse_attention{name}", call, own) for name, call, own in calls]
 
 
+def pages() -> list[Timed]:
+    """Calls of attention over pages: decoding, with everything from the caller, and with lists."""
+    q, cache = torch.zeros(4, 8, 128).half(), torch.zeros(64, 2, 16, 2, 128).half()
+    k, v = cache.unbind(1)
+    options: dict[str, Any] = {"block_table": torch.zeros(4, 8, dtype=torch.int32)}
+    options["seq_lens"] = torch.full((4,), 100, dtype=torch.int32)
+    kernel = kernel_object("h100_paged_d128")
+    own = {"out": torch.empty_like(q)}
+    own["workspace"] = torch.zeros(1 << 24, dtype=torch.uint8)
+    lists, causal = KeyLists(torch.zeros(2, 4, 8, dtype=torch.int32), keys=16), patterns.Causal()
+    plain, into = lambda: kernel(q, k, v, **options), lambda: kernel(q, k, v, **options, **own)
+    return [
+        Timed("paged_attention", lambda: paged_attention(q, k, v, causal, **options), plain),
+        Timed("paged_attention, out and workspace", lambda: paged_attention(q, k, v, causal, **options, **own), into),
+        Timed("paged_attention, lists", lambda: paged_attention(q, k, v, lists, **options), plain),
+    ]
+
+
 def python_calls(call: Call) -> int:
     """Calls of Python functions in a call made before, without those of the pretended driver: the least of three.
 
@@ -197,7 +224,7 @@ def main() -> None:
     warnings.filterwarnings("ignore", message=".*[Ss]parse.*")
     torch.manual_seed(0)
     with pretended():
-        rows = [row for row in (*products(), *attention()) if (options.profile or options.rows) in row.name]
+        rows = [row for row in (*products(), *attention(), *pages()) if (options.profile or options.rows) in row.name]
         if options.profile:
             for row in rows:
                 print(row.name)

@@ -38,6 +38,7 @@ from runtime.kernels import (
     tile_copy,
 )
 from runtime.kernels.arguments import Signatures
+from runtime.kernels.launches import Launches
 from runtime.ops import (
     attention_calls,
     attention_checks,
@@ -46,6 +47,7 @@ from runtime.ops import (
     attention_launches,
     bsr_calls,
     bsr_launches,
+    paged_calls,
 )
 from runtime.ops import attention_fp8 as attention_calls_fp8
 
@@ -95,6 +97,12 @@ def kernel_object(spec: str | NamedSpec) -> Any:
     return kernel_class(named.spec)(compiled, loaded)
 
 
+def paged_kernel(index: int | None, dtype: str, cache: str, head_dim: int) -> Any:
+    """The kernel object of calls over pages of a kind."""
+    fields = {"op": "paged_attention", "arch": ARCH, "dtype": dtype, "head_dim": head_dim}
+    return kernel_object(find_spec(fields if cache == "same" else {**fields, "cache": cache}))
+
+
 @contextmanager
 def pretended() -> Iterator[None]:
     """Let calls with tensors of the CPU go as far as the driver."""
@@ -107,6 +115,9 @@ def pretended() -> Iterator[None]:
         for module in _OF_CHECKS:
             put(module, "check_tensor", _checked)
         put(bsr_calls, "check_place", _nothing)
+        put(paged_calls, "check_place", _nothing)
+        put(paged_calls, "_kernel", cache(paged_kernel))
+        put(paged_calls, "_launches", Launches())
         put(bsr_spgemm, "check_on_gpu", _nothing)
         put(block_mask, "device_of", lambda device, tensors: torch.device("cpu"))
         put(block_mask, "entered", lambda index: nullcontext())

@@ -92,7 +92,8 @@ def paged_attention(
     """
     flags = {"return_lse": return_lse, "batch_invariant": batch_invariant, "validate": validate}
     for name, flag in flags.items():
-        check_flag(name, flag)
+        if flag is not True and flag is not False:
+            check_flag(name, flag)
     check_word("layout", layout, LAYOUTS)
     check_numbers(scale, softcap)
     lists = counts = None
@@ -172,4 +173,4 @@ def _is_direct(tensors: tuple[Any, ...]) -> bool:
     if is_watched() or not PLAIN.issuperset(map(type, tensors)):
         refuse_transformed(tensors, "q, k_cache and v_cache", "pass all requests as one batch")
         return any(t is not None and not hasattr(type(t), "__torch_function__") for t in tensors)
-    return not (torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors))
+    return not (torch.is_grad_enabled() and True in [t is not None and t.requires_grad for t in tensors])

@@ -124,8 +124,7 @@ def _attend_checked(given: Given, options: Options, key: Any, *, heads_first: bo
     cache = check_operands(q, k_cache, v_cache, heads_first=heads_first)
     if options.softcap is not None:
         options = options._replace(softcap=check_softcap(options.softcap))
-    if q.device.type != "cuda":
-        raise ArgumentError("q", f"is on {q.device}, expected a CUDA device")
+    check_place(q)
     by_token = given
     if heads_first:
         caches, scales = (k_cache.transpose(1, 2), v_cache.transpose(1, 2)), map(_by_token, given[9:11])
@@ -140,6 +139,16 @@ def _attend_checked(given: Given, options: Options, key: Any, *, heads_first: bo
     if key is not None:
         _launches.keep(key, given_of(given)[1], launch)
     return result
+
+
+def check_place(q: torch.Tensor) -> None:
+    """Check that a call is on a GPU.
+
+    Raises:
+        ArgumentError: if it is not.
+    """
+    if q.device.type != "cuda":
+        raise ArgumentError("q", f"is on {q.device}, expected a CUDA device")
 
 
 def _by_token(scale: Any) -> Any:

@@ -29,6 +29,7 @@ from runtime.kernels import (  # noqa: E402
     bsr_sddmm,
     bsr_spgemm,
     bsr_spmm,
+    paged_attention,
     quantize,
     select_topk,
 )
@@ -203,6 +204,7 @@ CALLS: dict[str, tuple[Any, Callable[[Any], list[Any]]]] = {
     ),
     "sddmm": ("h100_bsr_sddmm_b64", lambda kernel: [half(192, 64), half(192, 64), bsr(64)]),
     "spgemm": ("h100_bsr_spgemm_b64", lambda kernel: [bsr(64), bsr(64)]),
+    "pages": ("h100_paged_d64", lambda kernel: [half(2, 4, 64), *(half(2, 16, 2, 64) for _ in "kv")]),
     "quantize": ("h100_quantise_v", lambda kernel: [half(1, 2, 192, 128)]),
     "selection": ("h100_select_topk", lambda kernel: [half(1, 2, 192, 64), half(1, 2, 192, 64), (64, 64), 2]),
     "tile copy": ("h100_tile_copy_tma", lambda kernel: [half(64, 64)]),
@@ -212,17 +214,30 @@ KERNELS = {
     "bsr_spmm": bsr_spmm.BsrSpmmKernel,
     "bsr_sddmm": bsr_sddmm.BsrSddmmKernel,
     "bsr_spgemm": bsr_spgemm.BsrSpgemmKernel,
+    "paged_attention": paged_attention.PagedAttentionKernel,
     "quantize": quantize.QuantizeKernel,
     "select_topk": select_topk.SelectTopkKernel,
     "tile_copy": copying.TileCopyKernel,
 }
+WITHOUT_VALUES = ("paged_attention", "quantize", "select_topk", "tile_copy")
+"""Operators whose kernel objects have no values to check."""
 
 
 @pytest.fixture
 def on_cpu(contexts: Contexts, monkeypatch: pytest.MonkeyPatch) -> Contexts:
     """Lets tensors of the CPU, whose device has no number, pass for those of device 3."""
     context._primary[None] = OWN, contexts.cuCtxGetCurrent  # type: ignore[index]
-    for module in (attention, bsr_arguments, bsr_preparation, bsr_sddmm, bsr_spmm, copying, quantize, select_topk):
+    for module in (
+        attention,
+        bsr_arguments,
+        bsr_preparation,
+        bsr_sddmm,
+        bsr_spmm,
+        copying,
+        paged_attention,
+        quantize,
+        select_topk,
+    ):
         if hasattr(module, "check_tensor"):
             monkeypatch.setattr(module, "check_tensor", lambda *given: None)
     monkeypatch.setattr(bsr_spgemm, "check_on_gpu", lambda *given: None)
@@ -235,7 +250,7 @@ def on_cpu(contexts: Contexts, monkeypatch: pytest.MonkeyPatch) -> Contexts:
 
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", capturing)
     monkeypatch.setattr(enqueue, "note_launch", lambda *given: capturing())
-    for module in (attention, bsr_spmm, bsr_sddmm, bsr_spgemm, copying, quantize, select_topk):
+    for module in (attention, bsr_spmm, bsr_sddmm, bsr_spgemm, copying, paged_attention, quantize, select_topk):
         allocator = module.allocator
 
         def watched(device: Any, allocator: Any = allocator) -> Any:
@@ -264,7 +279,7 @@ def test_a_whole_call_runs_in_the_context_of_its_tensors(on_cpu: Contexts, name:
     compiled: Any = SimpleNamespace(named=named, plan=plan_for(named))
     kernel = KERNELS[named.spec.op](compiled, loaded)  # type: ignore[arg-type]
     given = arguments(kernel)
-    more: dict[str, Any] = {} if named.spec.op in ("tile_copy", "select_topk", "quantize") else {"validate": True}
+    more: dict[str, Any] = {} if named.spec.op in WITHOUT_VALUES else {"validate": True}
     for _ in range(2):
         kernel(*given, **more)
     assert loaded.launches == 2

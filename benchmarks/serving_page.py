@@ -121,6 +121,20 @@ def summary(records: Sequence[Record]) -> str:
     return f"{ahead} Slower: {named}."
 
 
+def beside_fa3(records: Sequence[Record]) -> str:
+    """Ratios to FA3, which reads pages as we do; SDPA's K and V are contiguous."""
+    pairs = [(figure_of(record, "FA3", GRAPH), figure_of(record, OURS, GRAPH)) for record in records]
+    ratios = [theirs / mine for theirs, mine in pairs if theirs is not None and mine is not None]
+    return f"With FA3 as the peer, ratios are {min(ratios):.2f} to {max(ratios):.2f}." if ratios else ""
+
+
+def remarks(records: Sequence[Record]) -> str:
+    """What the records say about missing figures."""
+    return " ".join(
+        f"{text[0].upper()}{text[1:]}." for text in dict.fromkeys(r["remark"] for r in records if "remark" in r)
+    )
+
+
 def text_of(records: Sequence[Record], is_current: Callable[[Record], bool]) -> str:
     """The page.
 
@@ -145,8 +159,9 @@ def text_of(records: Sequence[Record], is_current: Callable[[Record], bool]) -> 
         "column is our time in a graph with `batch_invariant=True`. All of each result was compared with float32. FA3 "
         "and vLLM Triton are the kernels that vLLM 0.33.0 calls on Hopper, taken from its wheel. SDPA has contiguous "
         "copies of K and V. [Serving](../guide/serving.md) describes the call.",
-        summary(records),
+        f"{summary(records)} {beside_fa3(records)}".strip(),
     ]
+    lines += [found] if (found := remarks(records)) else []
     shown = " ".join(map(name, records))
     marks = {
         OLDER: "measured with an earlier source of the kernel.",

@@ -384,8 +384,17 @@ class PagedAttentionKernel(BoundCall[PagedAttentionSpec]):
 
 
 def given_of(given: Given) -> tuple[tuple[bool, ...], tuple[torch.Tensor, ...]]:
-    """Which tensors of a call are absent, and the others."""
-    return tuple([tensor is None for tensor in given]), tuple([tensor for tensor in given if tensor is not None])
+    """Which tensors of a call are absent, and the others.
+
+    A tensor that is given twice, such as one scale for K and V, comes as two: launches are kept for distinct tensors.
+    """
+    present = [tensor for tensor in given if tensor is not None]
+    if len(set(map(id, present))) < len(present):
+        present = [
+            tensor.detach() if any(tensor is other for other in present[:i]) else tensor
+            for i, tensor in enumerate(present)
+        ]
+    return tuple([tensor is None for tensor in given]), tuple(present)
 
 
 def _extent(tensor: torch.Tensor) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -12,8 +13,8 @@ from codegen.arch import ARCHS, KIB
 from codegen.errors import SpecError
 from codegen.library import NamedSpec, find_spec, shipped_specs
 from codegen.paged_cases import CASES, cases_of
-from codegen.plans.paged_attention import TILE_COST, tiles_of
 from codegen.planning import plan_for
+from codegen.plans.paged_attention import TILE_COST, tiles_of
 from codegen.problem import PagedShape
 from codegen.spec import PagedAttentionSpec
 
@@ -64,8 +65,10 @@ def test_shared_memory_and_threads_fit(named: NamedSpec) -> None:
     spec: Any = named.spec
     regions = {region.name: region for region in plan.shared}
     ends = sorted((region.offset, region.offset + region.bytes) for region in plan.shared)
-    assert all(end <= start for (_, end), (start, _) in zip(ends, ends[1:], strict=False))
-    assert ends[-1][1] <= plan.shared_bytes and plan.ctas_per_sm * (plan.shared_bytes + KIB) <= arch.shared_memory_per_sm
+    assert all(end <= start for (_, end), (start, _) in pairwise(ends))
+    assert (
+        ends[-1][1] <= plan.shared_bytes and plan.ctas_per_sm * (plan.shared_bytes + KIB) <= arch.shared_memory_per_sm
+    )
     warps, element = plan.threads // 32, 1 if spec.cache == "e4m3" else 2
     assert regions["Ring"].bytes == spec.stages * 2 * spec.tile.n * spec.head_dim * element
     assert regions["Ring"].bytes // warps >= spec.tile.m * (spec.head_dim + 8) * 4, "sums of a warp are in its ring"

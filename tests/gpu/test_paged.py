@@ -1,0 +1,275 @@
+"""paged_attention on a GPU: every case through the public function, CUDA graphs, streams, workspaces, equal bits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import paged_garbage  # noqa: E402
+
+from codegen.library import find_spec  # noqa: E402
+from codegen.paged_cases import PagedCase, cases_of  # noqa: E402
+from runtime import ArgumentError, KeyLists, paged_attention, paged_workspace  # noqa: E402
+from runtime.kernels.attention import AttentionResult  # noqa: E402
+from runtime.ops.attention_choice import arch_of  # noqa: E402
+from runtime.patterns import Causal, Dense, SinkWindow, SlidingWindow  # noqa: E402
+from runtime.verify import paged_attention as verified  # noqa: E402
+from runtime.verify.common import max_error, tolerance  # noqa: E402
+
+HALF, BF16, E4M3 = torch.float16, torch.bfloat16, torch.float8_e4m3fn
+KINDS: tuple[tuple[str, str, int], ...] = (("bf16", "same", 128), ("fp16", "same", 64), ("bf16", "e4m3", 128))
+RUNS = 50
+
+
+def spec_of(dtype: str, cache: str, d: int) -> Any:
+    fields = {"op": "paged_attention", "arch": arch_of(torch.device("cuda", 0)), "dtype": dtype, "head_dim": d}
+    return find_spec(fields if cache == "same" else {**fields, "cache": cache}).spec
+
+
+CASES = [
+    (kind, case)
+    for kind in KINDS
+    for case in cases_of(find_spec({"op": "paged_attention", "arch": "sm_89", "cache": kind[1], "head_dim": 64}).spec)  # type: ignore[arg-type]
+    if not (case.entries and (case.window != (None, 0) or case.sink_keys))  # lists beside windows: kernel objects
+]
+
+
+def pattern_of(case: PagedCase, options: dict[str, Any]) -> Any:
+    if case.entries:
+        return KeyLists(options["lists"], options.get("counts"), case.entry_keys)
+    left, right = case.window
+    if left is None:
+        return Dense() if right is None else Causal()
+    assert right is not None
+    return SinkWindow(case.sink_keys, left, right) if case.sink_keys else SlidingWindow(left, right)
+
+
+def call_of(case: PagedCase, inputs: Any) -> dict[str, Any]:
+    """The call of a case by the public function, with heads first where the case has that."""
+    q, k, v, options, _ = inputs
+    scales = {name: options.get(name) for name in ("k_scale", "v_scale")}
+    if case.layout == "HND":
+        k, v = k.transpose(1, 2), v.transpose(1, 2)
+        scales = {name: s.transpose(1, 2) if s is not None and s.dim() > 1 else s for name, s in scales.items()}
+    names = ("block_table", "seq_lens", "cu_seqlens_q", "softcap", "sink", "batch_invariant")
+    given = {name: options[name] for name in names if options.get(name) is not None}
+    given |= {"q": q, "k_cache": k, "v_cache": v, "pattern": pattern_of(case, options), **scales}
+    return given | {"layout": "HND" if case.layout == "HND" else "NHD"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "case"), CASES, ids=lambda each: each.name if isinstance(each, PagedCase) else str(each)
+)
+def test_each_case_is_right(kind: tuple[str, str, int], case: PagedCase) -> None:
+    spec = spec_of(*kind)
+    inputs = verified.inputs_of(case, spec, torch.device("cuda"))
+    right, right_lse = verified.oracle(case, spec, inputs)
+    given = call_of(case, inputs)
+    out = torch.full_like(inputs.q, float("nan"))
+    result = paged_attention(**given, out=out, return_lse=True, validate=True)
+    assert isinstance(result, AttentionResult) and result.out is out and result.lse is not None
+    inside = slice(inputs.bounds[0], inputs.bounds[-1])
+    limit = tolerance(spec.dtype, None, float(right[inside].abs().max()))
+    assert max_error(out[inside], right[inside]) <= limit, case.describe()
+    torch.testing.assert_close(result.lse[:, inside].double(), right_lse[:, inside], atol=2e-3, rtol=1e-3)
+    assert out[: inside.start].isnan().all() and out[inside.stop :].isnan().all()
+    again = paged_attention(**given)
+    assert isinstance(again, torch.Tensor) and torch.equal(again[inside], out[inside])
+
+
+def decode(
+    lengths: tuple[int, ...], dtype: Any = BF16, cache: Any = None, d: int = 128, seed: int = 0, spare: int = 0
+) -> dict[str, Any]:
+    """A call of one query for each request, over pages of 16 in any order."""
+    draw = torch.Generator("cuda").manual_seed(seed)
+    counts = [-(-length // 16) for length in lengths]
+    pages = sum(counts) + 5 + spare
+
+    def normal(*shape: int) -> Any:
+        return torch.randn(shape, generator=draw, device="cuda")
+
+    order = torch.randperm(pages, generator=draw, device="cuda").int()
+    table = torch.zeros(len(lengths), max(counts) + 1, dtype=torch.int32, device="cuda")
+    first = 0
+    for row, count in zip(table, counts, strict=True):
+        row[:count] = order[first : first + count]
+        first += count
+    given = {"q": normal(len(lengths), 16, d).to(dtype), "pattern": Causal(), "block_table": table}
+    given |= {name: normal(pages, 16, 4, d).to(cache or dtype) for name in ("k_cache", "v_cache")}
+    return given | {"seq_lens": torch.tensor(lengths, dtype=torch.int32, device="cuda")}
+
+
+def workspace(given: dict[str, Any], *, batch_invariant: bool = False) -> Any:
+    tokens, heads, d = given["q"].shape
+    sizes = {"batch": given["block_table"].shape[0], "tokens": tokens, "heads": heads, "kv_heads": 4, "head_dim": d}
+    return paged_workspace(**sizes, batch_invariant=batch_invariant)
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["its own memory", "a workspace"])
+@pytest.mark.parametrize("with_lists", [False, True], ids=["causal", "lists"])
+def test_a_graph_serves_other_tables_lengths_lists_and_queries(own: bool, with_lists: bool) -> None:
+    """Replayed after everything has changed in place; and with requests that have become empty."""
+    given, other = decode((900, 40, 3000, 77)), decode((300, 3100, 5, 640), seed=1)
+    table = torch.zeros(4, 300, dtype=torch.int32, device="cuda")
+    given["block_table"] = torch.cat([given["block_table"], table], 1)[:, :200].contiguous()
+    wide = torch.cat([other["block_table"], table], 1)[:, :200].contiguous()
+    entries = torch.randint(-1, 60, (4, 4, 30), device="cuda", dtype=torch.int32)
+    counts = torch.tensor([[30, 3, 0, 9]] * 4, device="cuda", dtype=torch.int32)
+    if with_lists:
+        given["pattern"] = KeyLists(entries, counts, 16)
+    more = {"workspace": workspace(given)} if own else {}
+    paged_attention(**given, **more)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        paged_attention(**given, **more)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = paged_attention(**given, **more, return_lse=True)
+    assert isinstance(found, AttentionResult) and found.lse is not None
+    pages = min(given["k_cache"].shape[0], other["k_cache"].shape[0])
+    given["q"].copy_(other["q"])
+    given["block_table"].copy_(wide % pages)
+    given["seq_lens"].copy_(other["seq_lens"])
+    entries.copy_(entries.flip(-1) + 1)
+    counts.copy_(counts.flip(-1))
+    for empty in (False, True):
+        if empty:
+            given["seq_lens"][2:] = 0
+        for _ in range(3):
+            found.out.fill_(float("nan"))
+            graph.replay()
+        eager = paged_attention(**given, return_lse=True)
+        assert isinstance(eager, AttentionResult)
+        assert torch.equal(found.out, eager.out) and torch.equal(found.lse, eager.lse)
+    assert not found.out[2:].any() and bool(found.lse[:, 2:].isneginf().all())
+
+
+def test_a_batch_may_be_padded_with_empty_requests() -> None:
+    """A graph of a batch size serves fewer requests: bounds that repeat, tokens behind the last one not written."""
+    given = decode((900, 40, 3000, 77))
+    given["cu_seqlens_q"] = torch.arange(5, dtype=torch.int32, device="cuda")
+    whole = paged_attention(**given)
+    padded = given | {"cu_seqlens_q": torch.tensor([0, 1, 2, 2, 2], dtype=torch.int32, device="cuda")}
+    out = torch.full_like(whole, float("nan"))
+    paged_attention(**padded, out=out)
+    torch.testing.assert_close(out[:2], whole[:2], atol=2e-2, rtol=2e-2)
+    assert out[2:].isnan().all()
+
+
+@pytest.mark.parametrize("kind", [(BF16, None, 128), (HALF, E4M3, 64)], ids=["bf16", "e4m3"])
+def test_calls_have_the_same_bits_beside_other_work(kind: tuple[Any, Any, int]) -> None:
+    """Parts are added in the order of the keys, whichever thread block ends last."""
+    given = decode((5000, 40, 9000, 77, 640), *kind)
+    first = paged_attention(**given)
+    assert isinstance(first, torch.Tensor)
+    busy, x = torch.cuda.Stream(), torch.randn(2048, 2048, device="cuda")
+    different = torch.zeros((), dtype=torch.int64, device="cuda")
+    for i in range(RUNS):
+        with torch.cuda.stream(busy):
+            for _ in range(i % 5):
+                x = (x @ x).clamp(-1, 1)
+        different += (paged_attention(**given) != first).sum()
+    assert int(different) == 0
+
+
+@pytest.mark.parametrize("kind", [(BF16, None, 128), (HALF, E4M3, 64)], ids=["bf16", "e4m3"])
+def test_batch_invariant_results_do_not_depend_on_the_batch(kind: tuple[Any, Any, int]) -> None:
+    """The same bits alone, in a batch, at another place in one, and with its pages elsewhere."""
+    given = decode((5000, 40, 9000, 77), *kind, spare=700)
+    options = {"batch_invariant": True}
+    batch = paged_attention(**given, **options)
+    backwards = {name: given[name].flip(0).contiguous() for name in ("q", "block_table", "seq_lens")}
+    assert torch.equal(paged_attention(**{**given, **backwards}, **options).flip(0), batch)
+    for i in range(4):
+        alone = {name: given[name][i : i + 1].contiguous() for name in ("q", "block_table", "seq_lens")}
+        assert torch.equal(paged_attention(**{**given, **alone}, **options)[0], batch[i])
+    pages = given["k_cache"].shape[0]
+    moved = torch.randperm(pages, device="cuda")
+    caches = {}
+    for name in ("k_cache", "v_cache"):
+        caches[name] = torch.empty_like(given[name])
+        caches[name].view(torch.uint8)[moved] = given[name].view(torch.uint8)
+    table = {"block_table": moved[given["block_table"].long()].int()}
+    assert torch.equal(paged_attention(**{**given, **caches, **table}, **options), batch)
+
+
+def test_a_workspace_serves_one_call_after_another() -> None:
+    """Of other sizes, patterns and types; its counters are 0 between them, and nothing behind it is written."""
+    calls = [decode((5000, 40)), decode((9000, 300, 20, 1)), decode((700,) * 30), decode((4000,), HALF, E4M3)]
+    largest = max((workspace(each, batch_invariant=True) for each in calls), key=lambda memory: memory.numel())
+    guarded = torch.full((largest.numel() + 4096,), 0x5A, dtype=torch.uint8, device="cuda")
+    memory = guarded[: largest.numel()].zero_()
+    for _ in range(2):
+        for given in calls:
+            for invariant in (False, True):
+                plain = paged_attention(**given, batch_invariant=invariant)
+                assert torch.equal(paged_attention(**given, batch_invariant=invariant, workspace=memory), plain)
+    assert bool((guarded[largest.numel() :] == 0x5A).all())
+    with pytest.raises(ArgumentError, match=r"^workspace: has 256 bytes, expected at least \d+"):
+        paged_attention(**calls[0], workspace=memory[:256])
+
+
+def test_streams_without_a_workspace_do_not_share_memory() -> None:
+    one, other = decode((9000, 300, 20)), decode((100, 8000, 7000), seed=1)
+    expected = [paged_attention(**each) for each in (one, other)]
+    streams = [torch.cuda.Stream() for _ in range(2)]
+    torch.cuda.synchronize()
+    found: list[list[Any]] = [[], []]
+    for _ in range(20):
+        for place, (stream, given) in enumerate(zip(streams, (one, other), strict=True)):
+            with torch.cuda.stream(stream):
+                found[place].append(paged_attention(**given))
+    torch.cuda.synchronize()
+    for right, results in zip(expected, found, strict=True):
+        assert all(torch.equal(right, each) for each in results)
+
+
+def test_a_compiled_call_is_one_graph() -> None:
+    given = decode((900, 40, 3000, 77))
+    entries = torch.randint(0, 60, (1, 4, 30), device="cuda", dtype=torch.int32)
+
+    def step(q: Any, k: Any, v: Any, table: Any, lengths: Any, entries: Any) -> Any:
+        options = {"block_table": table, "seq_lens": lengths}
+        window = paged_attention(2 * q, k, v, SlidingWindow(100), **options)
+        return window + paged_attention(q, k, v, KeyLists(entries, keys=16), **options)
+
+    tensors = [given[name] for name in ("q", "k_cache", "v_cache", "block_table", "seq_lens")]
+    right = step(*tensors, entries)
+    found = torch.compile(step, fullgraph=True)(*tensors, entries)
+    torch.testing.assert_close(found, right, atol=2e-2, rtol=2e-2)
+
+
+@pytest.mark.parametrize("kind", [(BF16, BF16), (HALF, E4M3)], ids=["bf16", "e4m3"])
+@pytest.mark.parametrize("lists", [False, True], ids=["causal", "lists"])
+def test_tables_lengths_and_lists_may_hold_anything(kind: tuple[Any, Any], lists: bool) -> None:
+    for seed in range(12):
+        bounds = seed % 4 == 3
+        drawn = paged_garbage.drawn_call(seed, *kind, 64, lists=lists, bounds=bounds)
+        given = {name: each.cuda() if isinstance(each, torch.Tensor) else each for name, each in drawn.items()}
+        keys, counts, indices = (given.pop(name, None) for name in ("entry_keys", "counts", "lists"))
+        pattern = Causal() if indices is None else KeyLists(indices, counts, keys)
+        out = torch.full_like(given["q"], float("nan"))
+        invariant = seed % 3 == 2
+        result = paged_attention(**given, pattern=pattern, out=out, return_lse=True, batch_invariant=invariant)
+        assert isinstance(result, AttentionResult) and result.lse is not None
+        torch.cuda.synchronize()
+        if bounds:  # several requests may write a token
+            continue
+        right, right_lse = paged_garbage.expected(drawn)
+        torch.testing.assert_close(out.double().cpu(), right, atol=1e-2, rtol=1e-2, equal_nan=True, msg=str(seed))
+        inside = ~right_lse.isnan()
+        torch.testing.assert_close(result.lse.double().cpu()[inside], right_lse[inside], atol=2e-3, rtol=1e-3)
+
+
+def test_autocast_casts_queries() -> None:
+    given = decode((900, 40))
+    queries = given["q"].float()
+    with torch.autocast("cuda", dtype=HALF):
+        found = paged_attention(**{**given, "q": queries})
+    assert isinstance(found, torch.Tensor) and found.dtype == BF16
+    assert torch.equal(found, paged_attention(**given))

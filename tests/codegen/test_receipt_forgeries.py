@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from codegen.library import NamedSpec, find_spec, shipped_specs
-from codegen.receipts import ReceiptState, ReceiptStatus, read_receipt, receipt_path, state
+from codegen.receipts import MissingReceipt, ReceiptState, ReceiptStatus, read_receipt, receipt_path, state
 from codegen.render import generate
 
 # Attention, a product, FP8, and a kernel whose results are exact and whose PTX ran.
@@ -149,9 +149,13 @@ def test_the_order_of_fields_and_cases_says_nothing(tmp_path: Path) -> None:
 
 
 def test_committed_receipts_hold_without_their_flags() -> None:
-    specs = shipped_specs()
-    assert len(specs) > 400
-    for named in specs:
-        verification = read_receipt(named, receipt_path(named)).verification
+    found = 0
+    for named in shipped_specs():
+        try:
+            verification = read_receipt(named, receipt_path(named)).verification
+        except MissingReceipt:
+            continue  # never verified: the page of receipts says so
+        found += 1
         assert verification is not None and not verification.failed, named.stem
         assert verification.worst_error == max(case.max_error for case in verification.cases), named.stem
+    assert found > 700

@@ -13,11 +13,7 @@ torch = pytest.importorskip("torch")
 
 from codegen.library import NamedSpec, find_spec, shipped_names  # noqa: E402
 from codegen.planning import plan_for  # noqa: E402
-from codegen.spec import AttentionSpec  # noqa: E402
 from runtime.kernel import Kernel, load_kernel  # noqa: E402
-from runtime.kernels.attention import AttentionKernel  # noqa: E402
-from runtime.kernels.attention_backward import AttentionBackwardKernel  # noqa: E402
-from runtime.verify import attention  # noqa: E402
 from runtime.verify.common import summary  # noqa: E402
 from runtime.verify.run import run_case, verification_of  # noqa: E402
 
@@ -52,17 +48,11 @@ def test_case(name: str, case: Any) -> None:
 OF_ATTENTION = [name for name in shipped_names() if find_spec(name).spec.op.startswith("attention")]
 
 
-def forward_of(kernel: Kernel) -> AttentionSpec:
-    """The spec of the forward kernel whose cases a kernel has."""
-    assert isinstance(kernel, AttentionKernel | AttentionBackwardKernel)
-    return kernel.spec if isinstance(kernel, AttentionKernel) else kernel.spec.forward
-
-
 @pytest.mark.parametrize("name", OF_ATTENTION)
 def test_random_shapes(name: str) -> None:
     skip_if_newer_than_the_device(find_spec(name))
     kernel, device = kernel_of(name), torch.device("cuda", 0)
-    shapes = [attention.fitted(case, forward_of(kernel)) for case in attention.random_cases()]
+    shapes = verification_of(kernel.spec).random_cases(kernel.spec)
     outcome = summary("random_shapes", [run_case(kernel, case, device) for case in shapes])
     assert outcome.passed, f"{outcome}\nrepeat: pytest tests/gpu/test_cases.py -k 'random_shapes and {name}'"
 
@@ -152,7 +142,7 @@ def test_unshipped_tiles(fields: dict[str, Any]) -> None:
     named, device = find_spec(fields), torch.device("cuda", 0)
     skip_if_newer_than_the_device(named)
     kernel = load_kernel(fields, forward_compatible=True)
-    shapes = [attention.fitted(case, forward_of(kernel)) for case in attention.random_cases()]
+    shapes = verification_of(kernel.spec).random_cases(kernel.spec)
     outcomes = [run_case(kernel, case, device) for case in (*cases_of(named), *shapes)]
     wrong = [outcome for outcome in outcomes if not outcome.passed]
     assert not wrong, "\n".join(map(str, wrong))

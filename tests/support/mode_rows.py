@@ -825,6 +825,9 @@ NOT_CALLED = {
     "is runtime.create_block_mask": "compat.create_block_mask",
     "takes packed sequences: tests/runtime/ops/test_varlen.py": "varlen_attention compat.flash_attn_varlen_func",
     "takes a cache in pages: tests/runtime/ops/test_paged.py": "paged_attention paged_workspace KeyLists",
+    "takes a cache in pages: tests/runtime/convert/test_paged.py": """convert.from_page_csr convert.from_stacked_cache
+        convert.from_joined_cache convert.from_msa_lists convert.from_qsa_lists convert.from_token_requests
+        convert.from_slots convert.to_token_pages convert.PageTable convert.PagedCache""",
     "is a result of functions that have rows": """QuantizedMatrix convert.Csr convert.Q2K distributed.SendPlan
         distributed.Traffic""",
     "is a base class": "patterns.Pattern",

@@ -19,7 +19,7 @@ MOST_PAGES = 4
 
 
 def anything(shape: tuple[int, ...], most: int, draw: torch.Generator, valid: float) -> torch.Tensor:
-    """int32 values: a part of them from 0 to ``most`` - 1, others next to these, at an end of the type, or anywhere."""
+    """int32 values: a part from 0 to ``most`` - 1, the others next to these, at an end of the type, or anywhere."""
     extremes = torch.tensor([INT32.min, INT32.min + 1, -2, -1, most, most + 1, 1 << 16, 1 << 25, INT32.max])
     other = extremes[torch.randint(0, len(extremes), shape, generator=draw)]
     wild = torch.randint(INT32.min, INT32.max, shape, generator=draw)

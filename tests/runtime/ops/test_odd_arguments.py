@@ -346,8 +346,8 @@ LEGAL = {
     "counts cu_seqlens_q out seq_lens sink workspace",
     "-1": "always beta dim",
     "0": "always beta device dim dropout_p softcap kv_len length q_len rank text",
-    "True": "arrange batch_invariant bias causal deterministic enable_gqa return_lse forward_compatible gradients hadamard returned "
-    "rotary_interleaved smooth_k text_first transpose_a validate",
+    "True": "arrange batch_invariant bias causal deterministic enable_gqa return_lse forward_compatible gradients "
+    "hadamard returned rotary_interleaved smooth_k text_first transpose_a validate",
     "empty str": "always",
     "dtype": "dtype",
     "list": "always block window_size work",

@@ -14,7 +14,7 @@ from runtime.key_lists import KeyLists
 from runtime.ops.attention_checks import check_numbers, refuse_transformed
 from runtime.ops.attention_choice import DTYPES
 from runtime.ops.modes import PLAIN, any_autocast, is_watched
-from runtime.ops.paged_calls import PATTERNS, attend_paged, bytes_of_workspace, window_of
+from runtime.ops.paged_calls import PATTERNS, attend_paged, bytes_of_workspace, check_sizes, window_of
 from runtime.ops.paged_operator import paged_operator
 from runtime.patterns import Pattern
 
@@ -146,6 +146,7 @@ def paged_workspace(
     """
     sizes = {"batch": batch, "tokens": tokens, "heads": heads, "kv_heads": kv_heads}
     check_flag("batch_invariant", batch_invariant)
+    check_sizes(head_dim, sizes)
     where = present_device("device", device)
     if where.type != "cuda":
         raise ArgumentError("device", f"is {where}, expected a CUDA device")

@@ -157,8 +157,8 @@ def _by_token(scale: Any) -> Any:
     return scale.transpose(1, 2) if has_pages else scale
 
 
-def bytes_of_workspace(device: torch.device, head_dim: Any, sizes: dict[str, Any], *, batch_invariant: bool) -> int:
-    """Bytes of a workspace that serves all types of q and of the cache.
+def check_sizes(head_dim: Any, sizes: dict[str, Any]) -> None:
+    """Check the sizes of the calls of a workspace.
 
     Raises:
         ArgumentError: naming the argument.
@@ -171,6 +171,10 @@ def bytes_of_workspace(device: torch.device, head_dim: Any, sizes: dict[str, Any
             raise ArgumentError(name, f"is {shown(size)}, expected an integer from 1 to {MAX_EXTENT}")
     if sizes["heads"] % sizes["kv_heads"]:
         raise ArgumentError("kv_heads", f"is {sizes['kv_heads']}, expected a divisor of the {sizes['heads']} heads")
+
+
+def bytes_of_workspace(device: torch.device, head_dim: int, sizes: dict[str, int], *, batch_invariant: bool) -> int:
+    """Bytes of a workspace that serves all types of q and of the cache."""
     has_e4m3 = ARCHS[arch_of(device)].has_fp8 and head_dim in HEAD_DIMS["e4m3"]
     kernels = [
         _kernel(device.index, "fp16", cache, head_dim) for cache in (("same", "e4m3") if has_e4m3 else ("same",))

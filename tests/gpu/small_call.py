@@ -27,6 +27,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
+import paged_garbage
 from gpu import garbage
 
 from codegen.dtypes import FP8
@@ -241,12 +242,16 @@ def run(name: str) -> None:
 
 def run_with_garbage(name: str) -> None:
     """Call a kernel with garbage in its index tensors, if it has some."""
-    if not garbage.has_indices(find_spec(name).spec):
+    spec = find_spec(name).spec
+    if not garbage.has_indices(spec) and not isinstance(spec, PagedAttentionSpec):
         sys.stdout.write(f"{name}: has no indices\n")
         return
     kernel = load_kernel(name, forward_compatible=True)
     positional, named = arguments_of(kernel.spec)
     for seed in range(ROUNDS):
+        if isinstance(kernel.spec, PagedAttentionSpec):
+            paged_garbage.check(kernel, seed, "cuda")
+            continue
         garbage.check(kernel, garbage.spoil(kernel.spec, positional, seed), named)
     torch.cuda.synchronize()
     sys.stdout.write(f"{name}: ran, {ROUNDS} times with garbage\n")

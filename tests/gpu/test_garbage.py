@@ -6,12 +6,14 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import paged_garbage  # noqa: E402
 from gpu import garbage, small_call  # noqa: E402
 
 from codegen.library import NamedSpec, shipped_specs  # noqa: E402
 from codegen.planning import plan_for  # noqa: E402
 from runtime import load_kernel  # noqa: E402
 
+PAGED = [named for named in shipped_specs() if named.spec.op == "paged_attention"]
 INDEXED = [named for named in shipped_specs() if garbage.has_indices(named.spec)]
 
 
@@ -24,3 +26,12 @@ def test_garbage_in_index_tensors_is_what_is_out_of_range(named: NamedSpec) -> N
     positional, more = small_call.arguments_of(kernel.spec)
     for seed in range(small_call.ROUNDS):
         garbage.check(kernel, garbage.spoil(kernel.spec, positional, seed), more)
+
+
+@pytest.mark.parametrize("named", PAGED, ids=lambda named: named.stem)
+def test_garbage_in_tables_lengths_and_lists_of_pages(named: NamedSpec) -> None:
+    if torch.cuda.get_device_capability() < plan_for(named).arch.compute_capability:
+        pytest.skip(f"{named.stem} is written for a newer device")
+    kernel = load_kernel(named, forward_compatible=True)
+    for seed in range(small_call.ROUNDS):
+        paged_garbage.check(kernel, seed, "cuda")

@@ -32,17 +32,19 @@ from runtime.kernels import (
     bsr_scales,
     bsr_sddmm,
     bsr_spmm,
+    paged_attention,
     quantize,
     select_topk,
 )
+from runtime.kernels.launches import Launches
 from runtime.ops import block_mask as ops_block_mask
-from runtime.ops import bsr_calls, bsr_choice
+from runtime.ops import bsr_calls, bsr_choice, paged_calls
 from runtime.ops import quantize as ops_quantize
 from runtime.ops import select_topk as ops_select_topk
 
 Functions = dict[str, tuple[Callable[..., Any], Callable[[], dict[str, Any]]]]
 """By name a function and what makes arguments that it takes."""
-CHECKED = (bsr_arguments, bsr_preparation, bsr_scales, bsr_sddmm, bsr_spmm, quantize, select_topk)
+CHECKED = (bsr_arguments, bsr_preparation, bsr_scales, bsr_sddmm, bsr_spmm, paged_attention, quantize, select_topk)
 LENGTH = 64
 CPU = torch.device("cpu")
 SELECTION = {"op": "select_topk", "arch": "sm_90a"}
@@ -171,7 +173,19 @@ def install(monkeypatch: pytest.MonkeyPatch) -> None:
         ops_block_mask, "_kernel", lambda index, text: quiet(op="block_mask", arch="sm_90a", pattern=json.loads(text))
     )
     monkeypatch.setattr(ops_block_mask, "device_of", partial(device_or_cpu, ops_block_mask.device_of))
+    monkeypatch.setattr(paged_calls, "_kernel", pages)
+    monkeypatch.setattr(paged_calls, "_launches", Launches())
+    monkeypatch.setattr(paged_calls, "check_place", lambda q: q.device.type == "cpu" or check_place(q))
     monkeypatch.setattr(ops_select_topk, "_kernel", lambda index, dtype: quiet(**SELECTION, dtype=dtype))
+
+
+check_place = paged_calls.check_place
+
+
+def pages(index: int | None, dtype: str, cache: str, head_dim: int) -> Any:
+    """Return the kernel of calls over pages."""
+    fields = {"op": "paged_attention", "arch": "sm_90a", "dtype": dtype, "head_dim": head_dim}
+    return quiet(**fields, **({} if cache == "same" else {"cache": cache}))
 
 
 def device_or_cpu(device_of: Callable[..., Any], device: Any, tensors: tuple[Any, ...]) -> torch.device:

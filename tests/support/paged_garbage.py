@@ -89,3 +89,28 @@ def _listed(given: dict[str, Any], head: int, token: int, length: int) -> list[i
     entries = [entry for entry in given["lists"][head, token, :count].tolist() if entry >= 0]
     keys = [entry * given["entry_keys"] + i for entry in entries for i in range(given["entry_keys"])]
     return [key for key in keys if key < length]
+
+
+def check(kernel: Any, seed: int, device: str = "cpu") -> None:
+    """Call a kernel, and compare its result; the memory around that must stay as it was.
+
+    Args:
+        kernel: a kernel object.
+        seed: of the call.
+        device: of its tensors.
+    """
+    dtype, bounds = kernel._dtype, seed % 4 == 3
+    cache = torch.float8_e4m3fn if kernel.spec.cache == "e4m3" else dtype
+    drawn = drawn_call(seed, dtype, cache, kernel.spec.head_dim, lists=seed % 2 == 0, bounds=bounds)
+    given = {name: each.to(device) if isinstance(each, torch.Tensor) else each for name, each in drawn.items()}
+    q = given["q"]
+    around = torch.full((q.shape[0] + 8, *q.shape[1:]), float("nan"), dtype=dtype, device=device)
+    out = around[4:-4]
+    _, lse = kernel(**given, out=out, return_lse=True, batch_invariant=seed % 5 == 4)
+    assert around[:4].isnan().all() and around[-4:].isnan().all()
+    if bounds:  # several requests may write a token
+        return
+    right, right_lse = expected(drawn)
+    torch.testing.assert_close(out.double().cpu(), right, atol=1e-2, rtol=1e-2, equal_nan=True, msg=str(seed))
+    inside = ~right_lse.isnan()
+    torch.testing.assert_close(lse.double().cpu()[inside], right_lse[inside], atol=2e-3, rtol=1e-3, msg=str(seed))

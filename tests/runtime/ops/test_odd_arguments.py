@@ -99,6 +99,40 @@ def load(**arguments: Any) -> None:
         runtime.load_kernel(**arguments)
 
 
+def decoding(cache: Any = torch.bfloat16) -> dict[str, Any]:
+    """A call over pages with all its arguments."""
+    made: dict[str, Any] = {"q": floats(2, 4, 64), "pattern": patterns.Causal(), "layout": "NHD"}
+    made |= {name: floats(6, 16, 2, 64).to(cache) for name in ("k_cache", "v_cache")}
+    made |= {"block_table": torch.zeros(2, 3, dtype=torch.int32), "seq_lens": torch.ones(2, dtype=torch.int32)}
+    made |= {"cu_seqlens_q": torch.arange(3, dtype=torch.int32), "scale": 0.5, "softcap": 3.0, "sink": torch.zeros(4)}
+    made |= {"out": floats(2, 4, 64), "workspace": torch.zeros(1 << 24, dtype=torch.uint8), "return_lse": True}
+    return made | {"batch_invariant": False, "validate": True}
+
+
+def decoding_of_codes() -> dict[str, Any]:
+    return decoding(torch.float8_e4m3fn) | {"k_scale": torch.ones(1), "v_scale": torch.ones(2)}
+
+
+def key_lists() -> dict[str, Any]:
+    return {"indices": torch.zeros(2, 2, 5, dtype=torch.int32), "counts": torch.ones(2, 2).int(), "keys": 4}
+
+
+def decoding_of_lists(**given: Any) -> Any:
+    call = {name: each for name, each in decoding().items() if name != "pattern"}
+    return runtime.paged_attention(**call, pattern=runtime.KeyLists(**given))
+
+
+def workspace_sizes() -> dict[str, Any]:
+    return {"batch": 2, "tokens": 2, "heads": 4, "kv_heads": 2, "head_dim": 64, "batch_invariant": False}
+
+
+def bytes_of_workspace(**given: Any) -> None:
+    """Up to where a GPU is looked for."""
+    with contextlib.suppress(AssertionError, RuntimeError), pytest.MonkeyPatch.context() as patched:
+        patched.setattr(torch.cuda, "device_count", lambda: 1)
+        runtime.paged_workspace(**given)
+
+
 def tiles() -> Any:
     return video.VideoTiles((4, 16, 16), (4, 8, 8), text=3)
 
@@ -173,6 +207,11 @@ FUNCTIONS: odd_values.Functions = {
         lambda **given: cache().with_queries(**given),
         lambda: {"q": floats(1, 2, 8, 64), "rotary": None},
     ),
+    "paged_attention": (runtime.paged_attention, decoding),
+    "paged_attention, e4m3": (runtime.paged_attention, decoding_of_codes),
+    "paged_attention, KeyLists": (decoding_of_lists, key_lists),
+    "KeyLists": (runtime.KeyLists, key_lists),
+    "paged_workspace": (bytes_of_workspace, workspace_sizes),
     "scales_of": (runtime.scales_of, lambda: {"x": floats(1, 2, 8, 64), "per": "head", "dtype": "e4m3"}),
     "flex_attention": (
         runtime.compat.flex_attention,
@@ -303,11 +342,12 @@ FUNCTIONS: odd_values.Functions = {
 LEGAL = {
     "None": "B H activation alibi_slopes attn_mask beta bias block_mask c cache device epilogue k_scale "
     "kernel_options kv_capacity "
-    "mask n prepared problem q_scale return_aux score_mod softmax_scale rotary scale softcap v_scale",
+    "mask n prepared problem q_scale return_aux score_mod softmax_scale rotary scale softcap v_scale "
+    "counts cu_seqlens_q out seq_lens sink workspace",
     "-1": "always beta dim",
     "0": "always beta device dim dropout_p softcap kv_len length q_len rank text",
-    "True": "arrange bias causal deterministic enable_gqa return_lse forward_compatible gradients hadamard returned "
-    "rotary_interleaved smooth_k text_first transpose_a validate",
+    "True": "arrange batch_invariant bias causal deterministic enable_gqa return_lse forward_compatible gradients "
+    "hadamard returned rotary_interleaved smooth_k text_first transpose_a validate",
     "empty str": "always",
     "dtype": "dtype",
     "list": "always block window_size work",

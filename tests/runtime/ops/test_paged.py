@@ -21,7 +21,7 @@ from runtime import KeyLists, paged_attention, paged_workspace  # noqa: E402
 from runtime.driver import launch  # noqa: E402
 from runtime.errors import ArgumentError  # noqa: E402
 from runtime.kernels.attention import AttentionResult  # noqa: E402
-from runtime.kernels.paged_attention import UNBOUNDED, Window  # noqa: E402
+from runtime.kernels.paged_attention import UNBOUNDED, PagedAttentionKernel, Window  # noqa: E402
 from runtime.ops import paged, paged_calls  # noqa: E402
 from runtime.patterns import Causal, Dense, PrefixLM, SinkWindow, SlidingWindow  # noqa: E402
 
@@ -209,6 +209,16 @@ def test_a_warm_call_with_its_own_memory_allocates_nothing(launches: list[dict[s
     with Watch() as watch:  # around the launch alone: a call in a mode goes through the operator
         kept(tuple(given[name] for name in names))
     assert watch.seen == [] and len(launches) == 2
+
+
+def test_a_tensor_that_is_given_twice_keeps_its_launch(launches: list[dict[str, Any]]) -> None:
+    cache, factor = torch.zeros(12, 16, KV_HEADS, D).to(torch.float8_e4m3fn), torch.ones(1)
+    given = call() | {"k_cache": cache, "v_cache": cache, "k_scale": factor, "v_scale": factor}
+    with patch.object(PagedAttentionKernel, "_check", autospec=True, side_effect=PagedAttentionKernel._check) as check:
+        for _ in range(3):
+            paged_attention(**given)
+    assert check.call_count == 1 and len(launches) == 3
+    assert all(each["v_scale"] == factor.data_ptr() and each["v_cache"] == cache.data_ptr() for each in launches)
 
 
 def test_batch_invariant_calls_have_counters_for_each_tile(launches: list[dict[str, Any]]) -> None:

@@ -17,7 +17,7 @@ from runtime.errors import ArgumentError
 from runtime.kernels.arguments import NO_TANGENT, has_tangent
 from runtime.ops.attention_checks import check_types
 from runtime.ops.attention_gradients import attend_backward, learned_aux
-from runtime.ops.operators import NAMESPACE, NO_SECOND, STRIDES, like, nothing
+from runtime.ops.operators import NAMESPACE, NO_SECOND, STRIDES, check_gradients_given, like, needs, nothing
 from runtime.patterns import split_tensors
 from runtime.receipts.mode import entered, mode
 
@@ -131,25 +131,21 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
         """Gradients of q, k, v, the sinks and tensors of the score."""
         q, k, v, out, lse, sink, kv_lengths, *tensors = ctx.saved_tensors
         wanted = ctx.needs_input_grad[1:5]
-        needs_q, needs_k, needs_v, needs_sink = wanted
         named = _named(scored_pattern(ctx.text), ctx.needs_input_grad[6:])
         found: Sequence[Any] = (None,) * 4
         of_named: Sequence[Any] = ()
-        for gradient in (dout, dlse):
-            if has_tangent(gradient):
-                raise ArgumentError("dout", NO_TANGENT)
+        check_gradients_given(dout, dlse)
         if dout is not None or dlse is not None:
             dout = torch.zeros_like(out) if dout is None else dout
-            needs = {"dq": needs_q, "dkdv": needs_k or needs_v, "dsink": needs_sink}
             compute = torch.ops.sparse_kernel_codegen.block_sparse_attention_backward
             inputs = dout, q, k, v, out, lse, dlse, tensors, sink, kv_lengths, ctx.text
             with entered(ctx.mode):  # a thread of autograd has none of its own
-                *found, of_named = compute(*inputs, **ctx.options, **needs, daux=list(named))
-        needed = zip(found, wanted, strict=True)
+                *found, of_named = compute(*inputs, **ctx.options, **needs(wanted), daux=list(named))
+        kept = [gradient if needed else None for gradient, needed in zip(found, wanted, strict=True)]
         of_tensors: list[Any] = [None] * len(tensors)
         for place, gradient in zip(named.values(), of_named, strict=False):  # none, where there is no gradient at all
             of_tensors[place] = gradient
-        return (None, *(gradient if needs else None for gradient, needs in needed), None, *of_tensors)
+        return (None, *kept, None, *of_tensors)
 
 
 def _named(scored: ScoredPattern, needs: Sequence[bool]) -> dict[str, int]:
@@ -181,6 +177,21 @@ def refuse_tangents(overload: Any, arguments: Sequence[Any]) -> None:
             raise ArgumentError(name, NO_TANGENT)
 
 
+def check_recordable(overload: Any, arguments: Sequence[Any]) -> None:
+    """Refuse what autograd cannot record for a backward pass.
+
+    Raises:
+        ArgumentError: within a transform of torch.func, or for a tensor of inference mode.
+    """
+    if torch._C._are_functorch_transforms_active():
+        reason = "is differentiated by a transform of torch.func, which sees no gradient of this operator"
+        raise ArgumentError("q, k and v", f"one of them {reason}: call torch.autograd.grad, or backward")
+    for name, tensor in each_tensor(overload, arguments):
+        if tensor.is_inference():
+            reason = "was made under torch.inference_mode(), and autograd cannot keep it"
+            raise ArgumentError(name, f"{reason} for the backward pass: pass a clone made outside of it")
+
+
 def with_gradients(overload: Any) -> Callable[..., Any]:
     """Autograd implementation of the operator that returns a new result.
 
@@ -194,13 +205,7 @@ def with_gradients(overload: Any) -> Callable[..., Any]:
         q, k, v, tensors, sink, kv_lengths, *others = arguments
         learned = learned_aux(scored_pattern(others[-1]), tensors) if torch.is_grad_enabled() else ()
         if learned or is_differentiated(q, k, v, sink):
-            if torch._C._are_functorch_transforms_active():
-                reason = "is differentiated by a transform of torch.func, which sees no gradient of this operator"
-                raise ArgumentError("q, k and v", f"one of them {reason}: call torch.autograd.grad, or backward")
-            for name, tensor in each_tensor(overload, arguments):
-                if tensor.is_inference():
-                    reason = "was made under torch.inference_mode(), and autograd cannot keep it"
-                    raise ArgumentError(name, f"{reason} for the backward pass: pass a clone made outside of it")
+            check_recordable(overload, arguments)
             call = _Forward(overload, below, tuple(others), {**options, "aux_gradients": list(learned)})
             return _Attention.apply(call, q, k, v, sink, kv_lengths, *tensors)  # type: ignore[no-untyped-call, unused-ignore]
         with torch._C._AutoDispatchBelowAutograd():

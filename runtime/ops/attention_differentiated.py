@@ -12,14 +12,14 @@ from typing import Any, NamedTuple
 import torch
 
 from codegen.scored_pattern import ScoredPattern
-from runtime.errors import ArgumentError
-from runtime.kernels.arguments import NO_TANGENT, Signatures, has_tangent
+from runtime.kernels.arguments import Signatures
 from runtime.kernels.attention import AttentionResult
 from runtime.ops.attention_calls import attend
 from runtime.ops.attention_checks import check_operands, check_options
 from runtime.ops.attention_gradients import attend_backward, chosen_for
 from runtime.ops.block_sizes import Tensors
 from runtime.ops.modes import PLAIN, is_watched
+from runtime.ops.operators import check_gradients_given, needs
 from runtime.receipts.mode import entered, mode
 
 _permitted = Signatures()
@@ -65,15 +65,13 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
         """Gradients of q, k, v and the sinks."""
         call: _Call = ctx.call
         q, k, v, out, lse, sink, kv_lengths, *tensors = ctx.saved_tensors
-        needs_q, needs_k, needs_v, needs_sink = wanted = ctx.needs_input_grad[1:5]
-        for gradient in (dout, dlse):
-            if has_tangent(gradient):
-                raise ArgumentError("dout", NO_TANGENT)
+        wanted = ctx.needs_input_grad[1:5]
+        check_gradients_given(dout, dlse)
         found: Sequence[Any] = (None,) * 4
         if dout is not None or dlse is not None:
             dout = torch.zeros_like(out) if dout is None else dout
-            needs = {"dq": needs_q, "dkdv": needs_k or needs_v, "dsink": needs_sink}
-            options = {"scale": call.scale, "softcap": call.softcap, "deterministic": call.deterministic, **needs}
+            options: dict[str, Any] = {"scale": call.scale, "softcap": call.softcap, **needs(wanted)}
+            options["deterministic"] = call.deterministic
             watched = torch.is_grad_enabled() or is_watched() or not {type(dout), type(dlse)} <= PLAIN
             with entered(call.mode):  # a thread of autograd has no mode of its own
                 if watched:
@@ -83,7 +81,7 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
                 else:
                     options |= {"dout": dout, "out": out, "lse": lse, "dlse": dlse, "sink": sink}
                     found = attend_backward(q, k, v, tuple(tensors), call.scored, **options, kv_lengths=kv_lengths)[:4]
-        kept = (gradient if needs else None for gradient, needs in zip(found, wanted, strict=True))
+        kept = (gradient if needed else None for gradient, needed in zip(found, wanted, strict=True))
         return (None, *kept, *(None,) * (1 + len(tensors)))
 
 

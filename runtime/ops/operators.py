@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 import torch
 
 from runtime.errors import ArgumentError
+from runtime.kernels.arguments import NO_TANGENT, has_tangent
 
 NAMESPACE = "sparse_kernel_codegen"
 STRIDES = getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order)
@@ -55,3 +56,20 @@ def gradients_once(name: str, compute: Callable[[], tuple[Any, ...]], inputs: Se
         return compute()
     found: tuple[Any, ...] = _Gradients.apply(name, compute, *inputs)  # type: ignore[no-untyped-call, unused-ignore]
     return found
+
+
+def check_gradients_given(*gradients: Any) -> None:
+    """Refuse gradients of results that have tangents.
+
+    Raises:
+        ArgumentError: naming ``dout``.
+    """
+    for gradient in gradients:
+        if has_tangent(gradient):
+            raise ArgumentError("dout", NO_TANGENT)
+
+
+def needs(wanted: Sequence[bool]) -> dict[str, bool]:
+    """Options of a backward pass for gradients of q, k, v and the sinks that are wanted."""
+    of_q, of_k, of_v, of_sink = wanted
+    return {"dq": of_q, "dkdv": of_k or of_v, "dsink": of_sink}

@@ -9,9 +9,8 @@ import torch
 
 from codegen.scored_pattern import scored_pattern
 from runtime.errors import ArgumentError
-from runtime.kernels.arguments import NO_TANGENT, has_tangent
-from runtime.ops.attention_autograd import each_tensor, is_differentiated, refuse_tangents
-from runtime.ops.operators import NAMESPACE, NO_SECOND, STRIDES, like, nothing
+from runtime.ops.attention_autograd import check_recordable, each_tensor, is_differentiated, refuse_tangents
+from runtime.ops.operators import NAMESPACE, NO_SECOND, STRIDES, check_gradients_given, like, needs, nothing
 from runtime.ops.varlen_calls import Bounds, check_bounds, check_operands
 from runtime.ops.varlen_gradients import attend_varlen_backward
 from runtime.receipts.mode import entered, mode
@@ -116,9 +115,7 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
         """Gradients of q, k, v and the sinks."""
         q, k, v, out, lse, sink, *bounds = ctx.saved_tensors
         wanted = ctx.needs_input_grad[1:5]
-        for gradient in (dout, dlse):
-            if has_tangent(gradient):
-                raise ArgumentError("dout", NO_TANGENT)
+        check_gradients_given(dout, dlse)
         found: Sequence[Any] = (None,) * 4
         if dout is not None or dlse is not None:
             dout = torch.zeros_like(out) if dout is None else dout
@@ -127,12 +124,6 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
                 found = compute(dout, q, k, v, *bounds, out, lse, dlse, sink, ctx.text, **ctx.options, **needs(wanted))
         kept = (gradient if needed else None for gradient, needed in zip(found, wanted, strict=True))
         return (None, *kept, *(None,) * len(bounds))
-
-
-def needs(wanted: Sequence[bool]) -> dict[str, bool]:
-    """Options of the backward pass for gradients of q, k, v and the sinks that are wanted."""
-    of_q, of_k, of_v, of_sink = wanted
-    return {"dq": of_q, "dkdv": of_k or of_v, "dsink": of_sink}
 
 
 def with_gradients(overload: Any) -> Callable[..., Any]:
@@ -147,13 +138,7 @@ def with_gradients(overload: Any) -> Callable[..., Any]:
         below = keys & torch._C._after_autograd_keyset
         q, k, v, cu_seqlens_q, cu_seqlens_k, sink, text = arguments
         if is_differentiated(q, k, v, sink):
-            if torch._C._are_functorch_transforms_active():
-                reason = "is differentiated by a transform of torch.func, which sees no gradient of this operator"
-                raise ArgumentError("q, k and v", f"one of them {reason}: call torch.autograd.grad, or backward")
-            for name, tensor in each_tensor(overload, arguments):
-                if tensor.is_inference():
-                    reason = "was made under torch.inference_mode(), and autograd cannot keep it"
-                    raise ArgumentError(name, f"{reason} for the backward pass: pass a clone made outside of it")
+            check_recordable(overload, arguments)
             call = _Forward(overload, below, text, options)
             return _Attention.apply(call, q, k, v, sink, cu_seqlens_q, cu_seqlens_k)  # type: ignore[no-untyped-call, unused-ignore]
         with torch._C._AutoDispatchBelowAutograd():

@@ -12,11 +12,10 @@ from typing import Any, NamedTuple
 import torch
 
 from codegen.scored_pattern import ScoredPattern
-from runtime.errors import ArgumentError
-from runtime.kernels.arguments import NO_TANGENT, Signatures, has_tangent
+from runtime.kernels.arguments import Signatures
 from runtime.kernels.attention import AttentionResult
 from runtime.ops.modes import PLAIN, is_watched
-from runtime.ops.varlen_autograd import needs
+from runtime.ops.operators import check_gradients_given, needs
 from runtime.ops.varlen_calls import Bounds, attend_varlen, check_call
 from runtime.ops.varlen_gradients import attend_varlen_backward, check_gradients
 from runtime.receipts.mode import entered, mode
@@ -66,9 +65,7 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
         call: _Call = ctx.call
         q, k, v, out, lse, sink, *bounds = ctx.saved_tensors
         wanted = ctx.needs_input_grad[1:5]
-        for gradient in (dout, dlse):
-            if has_tangent(gradient):
-                raise ArgumentError("dout", NO_TANGENT)
+        check_gradients_given(dout, dlse)
         found: Sequence[Any] = (None,) * 4
         if dout is not None or dlse is not None:
             dout = torch.zeros_like(out) if dout is None else dout

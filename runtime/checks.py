@@ -53,7 +53,7 @@ def is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
     if one._base is None or one._base is not other._base or one.dtype != other.dtype:
         return False
     alike = one.shape == other.shape and one.stride() == other.stride()
-    return alike and one.storage_offset() == other.storage_offset()
+    return bool(alike and one.storage_offset() == other.storage_offset())
 
 
 def check_dim(name: str, dim: Any, tensor: torch.Tensor) -> None:

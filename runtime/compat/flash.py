@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, overload
+from typing import Any, Literal, TypeAlias, overload
 
 import torch
 
@@ -19,7 +19,7 @@ from runtime.patterns import Causal, Dense, Pattern, Score, SlidingWindow
 
 _NAMES = {"scale": "softmax_scale", "score": "alibi_slopes"}
 _DISTANCE = "abs(q_idx + kv_len - q_len - kv_idx)"
-Result = torch.Tensor | tuple[torch.Tensor, torch.Tensor, None]
+Result: TypeAlias = torch.Tensor | tuple[torch.Tensor, torch.Tensor, None]
 
 
 @overload

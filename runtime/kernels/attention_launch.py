@@ -107,4 +107,4 @@ class AttentionLaunch:
 def extent(tensor: torch.Tensor) -> int:
     """Bytes from the first element of a tensor to the end of its last one."""
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return (last + 1) * tensor.element_size()
+    return int((last + 1) * tensor.element_size())

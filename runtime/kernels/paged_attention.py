@@ -34,6 +34,7 @@ from runtime.kernels.arguments import (
     written,
 )
 from runtime.kernels.attention import AttentionResult
+from runtime.kernels.attention_launch import extent
 from runtime.kernels.bound_call import BoundCall
 from runtime.kernels.launches import Launch, Launches
 from runtime.kernels.paged_values import check_paged_values
@@ -272,7 +273,7 @@ class PagedAttentionKernel(BoundCall[PagedAttentionSpec]):
         names = tuple(name for name, tensor in tensors.items() if tensor is not None)
         rest = dict.fromkeys((name for name, tensor in tensors.items() if tensor is None), 0) | {"lse": 0}
         has_out, has_workspace = tensors["out"] is not None, tensors["workspace"] is not None
-        extents = {name: _extent(tensors[name]) for name in names} if has_out else {}
+        extents = {name: extent(tensors[name]) for name in names} if has_out else {}
         result, of_rows = contiguous(q.shape), contiguous((q.shape[1], q.shape[0]))
         allocate, lse_wanted, out_place = allocator(device), options.return_lse, names.index("out") if has_out else 0
 
@@ -397,18 +398,12 @@ def given_of(given: Given) -> tuple[tuple[bool, ...], tuple[torch.Tensor, ...]]:
     return tuple([tensor is None for tensor in given]), tuple(present)
 
 
-def _extent(tensor: torch.Tensor) -> int:
-    """Bytes from the first element of a tensor to the end of the last one."""
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return (last + 1) * tensor.element_size()
-
-
 def _check_apart(addresses: dict[str, int], extents: dict[str, int], written_one: str = "out") -> None:
     """Check that a tensor that the kernel writes lies outside of all others."""
     first = addresses[written_one]
     end = first + extents[written_one]
-    for name, extent in extents.items():
-        if addresses[name] < end and first < addresses[name] + extent and name != written_one:
+    for name, size in extents.items():
+        if addresses[name] < end and first < addresses[name] + size and name != written_one:
             raise ArgumentError(written_one, f"overlaps {name} in memory; it must lie elsewhere")
 
 
@@ -428,7 +423,7 @@ def _check_workspace(tensors: dict[str, Any], size: int) -> None:
         raise ArgumentError("workspace", f"has {workspace.numel()} bytes, expected at least {size}, contiguous")
     others = {name: tensor for name, tensor in tensors.items() if tensor is not None}
     addresses = {name: tensor.data_ptr() for name, tensor in others.items()}
-    _check_apart(addresses, {name: _extent(tensor) for name, tensor in others.items()}, "workspace")
+    _check_apart(addresses, {name: extent(tensor) for name, tensor in others.items()}, "workspace")
 
 
 def _check_options(options: Options) -> float:

@@ -3,7 +3,7 @@
 //     codegen render specs/l4_paged_d64.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":64,"mma":"mma","op":"paged_attention","schedule":"multistage","stages":4,"tile":{"m":16,"n":64}}
 // spec hash: d9f65ddcbfe1daf515b1d9a47e2a6ecd3df247eb2407d5673893b1114b133b17
-// seal: sha256 b439f8ff86d1b38e709c88b9d5f85f6e0b834f745d337b2f6c3912ca46ab3920
+// seal: sha256 5220b8381ee36a2e97e39692168c43068a79ce750f25d0750e62ca1bd8c7c05d
 
 // Attention of a few queries over K and V in pages, by mma.sync: decoding. Keys of one request are split over thread
 // blocks.
@@ -409,7 +409,7 @@ __device__ __forceinline__ bool next_run(const Params& p, Range& range, Run& run
   return false;
 }
 
-// Finds the keys of the steps that a warp loads next; each lane those of key lane % 16. Entries of lists and pages are
+// Finds the keys of the steps that a warp loads next; each lane has key lane % kWarpKeys. Entries of lists and pages are
 // loaded a step before they are used, which hides their latency.
 struct Cursor {
   const Tile& tile;
@@ -817,8 +817,8 @@ __device__ __forceinline__ void store_part(const Params& p, const Run& run, cons
   }
 }
 
-// Adds the parts of a tile, in the order of the keys: kPartsAtOnce of them, of which each thread of a row computes the
-// factor of one. Loads have no branches, so that they are in flight together.
+// Adds the parts of a tile, in the order of the keys, kPartsAtOnce at a time. Each thread of a row computes the factor of
+// one of these. Loads have no branches, so they are in flight together.
 __device__ __forceinline__ void add_parts(const Params& p, const Run& run, RowSums& sums) {
   const int row = thread_row(), last = run.parts - 1;
 #pragma unroll 1

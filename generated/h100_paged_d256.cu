@@ -3,7 +3,7 @@
 //     codegen render specs/h100_paged_d256.yaml
 // spec: {"arch":"sm_90a","copy":"cp_async","dtype":"fp16","head_dim":256,"mma":"mma","op":"paged_attention","schedule":"multistage","stages":2,"tile":{"m":16,"n":64}}
 // spec hash: 1a14e5ba85b4d103fd9204e59f02df5b94552822cf75c8bd1dc383095120a60d
-// seal: sha256 59b4f3da7567f9ee58d2c271b53fc8646fecb3efef83dfaa9c6ee7527c515bef
+// seal: sha256 8e1ca0ebda749d29dcaaa320a97a1fce75184c234296673bf12d8fad6362b2ba
 
 // Attention of a few queries over K and V in pages, by mma.sync: decoding. Keys of one request are split over thread
 // blocks.
@@ -409,8 +409,8 @@ __device__ __forceinline__ bool next_run(const Params& p, Range& range, Run& run
   return false;
 }
 
-// Finds the keys of the steps that a warp loads next; each lane has key lane % kWarpKeys. Entries of lists and pages are
-// loaded a step before they are used, which hides their latency.
+// Finds the keys of the steps that a warp loads next; each lane has key lane % kWarpKeys. Entries of lists and pages
+// are loaded a step before they are used, which hides their latency.
 struct Cursor {
   const Tile& tile;
   int step, last, warp;
@@ -808,8 +808,8 @@ __device__ __forceinline__ void store_part(const Params& p, const Run& run, cons
   }
 }
 
-// Adds the parts of a tile, in the order of the keys, kPartsAtOnce at a time. Each thread of a row computes the factor of
-// one of these. Loads have no branches, so they are in flight together.
+// Adds the parts of a tile, in the order of the keys, kPartsAtOnce at a time. Each thread of a row computes the factor
+// of one of these. Loads have no branches, so they are in flight together.
 __device__ __forceinline__ void add_parts(const Params& p, const Run& run, RowSums& sums) {
   const int row = thread_row(), last = run.parts - 1;
 #pragma unroll 1

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_paged_e4m3_d256.yaml
 // spec: {"arch":"sm_90a","cache":"e4m3","copy":"cp_async","dtype":"fp16","head_dim":256,"mma":"mma","op":"paged_attention","schedule":"multistage","stages":2,"tile":{"m":16,"n":128}}
 // spec hash: 35a46e19738c31f1ba06cc3adb6d2bc97c4173b73404d9ce1681e32e4b141646
-// seal: sha256 7449c2f3c1d62631f61ff4700d563e1537ebc932a88e6163dc16539dff5435f7
+// seal: sha256 80b9441f71f66db4602e3423e30ae5826ba5721b2e0de46ee7fc2769af0dc184
 
 // Attention of a few queries over K and V in pages, by mma.sync: decoding. Keys of one request are split over thread
 // blocks.
@@ -433,8 +433,8 @@ __device__ __forceinline__ bool next_run(const Params& p, Range& range, Run& run
   return false;
 }
 
-// Finds the keys of the steps that a warp loads next; each lane has key lane % kWarpKeys. Entries of lists and pages are
-// loaded a step before they are used, which hides their latency.
+// Finds the keys of the steps that a warp loads next; each lane has key lane % kWarpKeys. Entries of lists and pages
+// are loaded a step before they are used, which hides their latency.
 struct Cursor {
   const Tile& tile;
   int step, last, warp;
@@ -877,8 +877,8 @@ __device__ __forceinline__ void store_part(const Params& p, const Run& run, cons
   }
 }
 
-// Adds the parts of a tile, in the order of the keys, kPartsAtOnce at a time. Each thread of a row computes the factor of
-// one of these. Loads have no branches, so they are in flight together.
+// Adds the parts of a tile, in the order of the keys, kPartsAtOnce at a time. Each thread of a row computes the factor
+// of one of these. Loads have no branches, so they are in flight together.
 __device__ __forceinline__ void add_parts(const Params& p, const Run& run, RowSums& sums) {
   const int row = thread_row(), last = run.parts - 1;
 #pragma unroll 1

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_paged_e4m3_d64_bf16.yaml
 // spec: {"arch":"sm_90a","cache":"e4m3","copy":"cp_async","dtype":"bf16","head_dim":64,"mma":"mma","op":"paged_attention","schedule":"multistage","stages":4,"tile":{"m":16,"n":128}}
 // spec hash: ca5705f2065b73cccc2defc9958ab7e7730be9f004acfe7839f50e7a0847fd88
-// seal: sha256 f6c4e7815d5b6b5f435dc3bd794c22facbbc3d1d67f824012c078408093d43cb
+// seal: sha256 72d64fdd9cb163cf69cbc43a78f4b3af82c5dce4ea6d48c830e6bba7ea2420b2
 
 // Attention of a few queries over K and V in pages, by mma.sync: decoding. Keys of one request are split over thread
 // blocks.
@@ -445,8 +445,8 @@ __device__ __forceinline__ bool next_run(const Params& p, Range& range, Run& run
   return false;
 }
 
-// Finds the keys of the steps that a warp loads next; each lane has key lane % kWarpKeys. Entries of lists and pages are
-// loaded a step before they are used, which hides their latency.
+// Finds the keys of the steps that a warp loads next; each lane has key lane % kWarpKeys. Entries of lists and pages
+// are loaded a step before they are used, which hides their latency.
 struct Cursor {
   const Tile& tile;
   int step, last, warp;
@@ -898,8 +898,8 @@ __device__ __forceinline__ void store_part(const Params& p, const Run& run, cons
   }
 }
 
-// Adds the parts of a tile, in the order of the keys, kPartsAtOnce at a time. Each thread of a row computes the factor of
-// one of these. Loads have no branches, so they are in flight together.
+// Adds the parts of a tile, in the order of the keys, kPartsAtOnce at a time. Each thread of a row computes the factor
+// of one of these. Loads have no branches, so they are in flight together.
 __device__ __forceinline__ void add_parts(const Params& p, const Run& run, RowSums& sums) {
   const int row = thread_row(), last = run.parts - 1;
 #pragma unroll 1

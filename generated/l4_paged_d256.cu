@@ -3,7 +3,7 @@
 //     codegen render specs/l4_paged_d256.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":256,"mma":"mma","op":"paged_attention","schedule":"multistage","stages":2,"tile":{"m":16,"n":32}}
 // spec hash: c9a9b41c413bc9bde9be880fb99b62f10c20880bdc59bd01e463e6111a290e35
-// seal: sha256 ac00304a8b387853fedc7dc4765b0a8b7ffc0e22cb2318168d79f519548f1555
+// seal: sha256 ab4e456083300e8414de0c3c33dd95ed4f2a67444041b82a7310eb87a962af95
 
 // Attention of a few queries over K and V in pages, by mma.sync: decoding. Keys of one request are split over thread
 // blocks.
@@ -409,8 +409,8 @@ __device__ __forceinline__ bool next_run(const Params& p, Range& range, Run& run
   return false;
 }
 
-// Finds the keys of the steps that a warp loads next; each lane has key lane % kWarpKeys. Entries of lists and pages are
-// loaded a step before they are used, which hides their latency.
+// Finds the keys of the steps that a warp loads next; each lane has key lane % kWarpKeys. Entries of lists and pages
+// are loaded a step before they are used, which hides their latency.
 struct Cursor {
   const Tile& tile;
   int step, last, warp;
@@ -808,8 +808,8 @@ __device__ __forceinline__ void store_part(const Params& p, const Run& run, cons
   }
 }
 
-// Adds the parts of a tile, in the order of the keys, kPartsAtOnce at a time. Each thread of a row computes the factor of
-// one of these. Loads have no branches, so they are in flight together.
+// Adds the parts of a tile, in the order of the keys, kPartsAtOnce at a time. Each thread of a row computes the factor
+// of one of these. Loads have no branches, so they are in flight together.
 __device__ __forceinline__ void add_parts(const Params& p, const Run& run, RowSums& sums) {
   const int row = thread_row(), last = run.parts - 1;
 #pragma unroll 1

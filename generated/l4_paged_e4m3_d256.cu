@@ -3,7 +3,7 @@
 //     codegen render specs/l4_paged_e4m3_d256.yaml
 // spec: {"arch":"sm_89","cache":"e4m3","copy":"cp_async","dtype":"fp16","head_dim":256,"mma":"mma","op":"paged_attention","schedule":"multistage","stages":2,"tile":{"m":16,"n":64}}
 // spec hash: b28ddc88466799be42f0eaddcebc4b9ccfa5c4f957f33d6215ab27dd459e6d32
-// seal: sha256 f3a06e2ec12b65db6dc30359aaafe72355e82df1d035e9714ce7d402a574a9c4
+// seal: sha256 c641af1bc3275a47c663057ea9d3f0fdcaaf66d7ae05cc67869f220206ed20aa
 
 // Attention of a few queries over K and V in pages, by mma.sync: decoding. Keys of one request are split over thread
 // blocks.
@@ -433,8 +433,8 @@ __device__ __forceinline__ bool next_run(const Params& p, Range& range, Run& run
   return false;
 }
 
-// Finds the keys of the steps that a warp loads next; each lane has key lane % kWarpKeys. Entries of lists and pages are
-// loaded a step before they are used, which hides their latency.
+// Finds the keys of the steps that a warp loads next; each lane has key lane % kWarpKeys. Entries of lists and pages
+// are loaded a step before they are used, which hides their latency.
 struct Cursor {
   const Tile& tile;
   int step, last, warp;
@@ -877,8 +877,8 @@ __device__ __forceinline__ void store_part(const Params& p, const Run& run, cons
   }
 }
 
-// Adds the parts of a tile, in the order of the keys, kPartsAtOnce at a time. Each thread of a row computes the factor of
-// one of these. Loads have no branches, so they are in flight together.
+// Adds the parts of a tile, in the order of the keys, kPartsAtOnce at a time. Each thread of a row computes the factor
+// of one of these. Loads have no branches, so they are in flight together.
 __device__ __forceinline__ void add_parts(const Params& p, const Run& run, RowSums& sums) {
   const int row = thread_row(), last = run.parts - 1;
 #pragma unroll 1

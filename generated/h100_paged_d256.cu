@@ -3,7 +3,7 @@
 //     codegen render specs/h100_paged_d256.yaml
 // spec: {"arch":"sm_90a","copy":"cp_async","dtype":"fp16","head_dim":256,"mma":"mma","op":"paged_attention","schedule":"multistage","stages":2,"tile":{"m":16,"n":64}}
 // spec hash: 1a14e5ba85b4d103fd9204e59f02df5b94552822cf75c8bd1dc383095120a60d
-// seal: sha256 8e1ca0ebda749d29dcaaa320a97a1fce75184c234296673bf12d8fad6362b2ba
+// seal: sha256 76fdf51429714e010f6944462f9e3cfbd6bd318303992e81254b0365bc7902af
 
 // Attention of a few queries over K and V in pages, by mma.sync: decoding. Keys of one request are split over thread
 // blocks.
@@ -279,8 +279,8 @@ __device__ __forceinline__ int owner(const Range& range, int unit) {
 }
 
 // Finds the range of this thread block; false if it has none. Lists give all tiles the same number of steps. Otherwise
-// the threads add those of the requests. With `most_parts`, tiles are numbered by their first tokens: if the bounds of
-// requests fall, no thread block has a range, as two tiles could have one number.
+// the threads add those of the requests. If the bounds of requests fall, no thread block has a range: the requests could
+// have more tokens together than q, so that sums overflow and two tiles have one number.
 __device__ __forceinline__ bool find_range(const Params& p, Range& range, unsigned char* shared) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const bool listed = p.lists != nullptr;
@@ -303,7 +303,7 @@ __device__ __forceinline__ bool find_range(const Params& p, Range& range, unsign
       through += lane >= lanes ? lower : 0;
     }
     if (lane == 31) sums[warp] = through;
-    if (__syncthreads_or(falls && p.most_parts > 0)) return false;
+    if (__syncthreads_or(falls)) return false;
     range.total = 0;
 #pragma unroll
     for (int i = 0; i < kWarps; ++i) {
@@ -466,7 +466,7 @@ struct Cursor {
   __device__ __forceinline__ uint32 chunk(const Params& p) const {
     if (position < 0 || static_cast<uint32>(page) >= static_cast<uint32>(p.pages)) return kNoKey;
     const uint32 token = position & p.page_mask;
-    return page * p.page_chunks + token * p.token_chunks + tile.kv_head * p.head_chunks;
+    return static_cast<uint32>(page) * p.page_chunks + token * p.token_chunks + tile.kv_head * p.head_chunks;
   }
   __device__ __forceinline__ void advance(const Params& p) {
     ++step;

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_paged_e4m3_d128_bf16.yaml
 // spec: {"arch":"sm_90a","cache":"e4m3","copy":"cp_async","dtype":"bf16","head_dim":128,"mma":"mma","op":"paged_attention","schedule":"multistage","stages":2,"tile":{"m":16,"n":128}}
 // spec hash: 9cfffe4f7eb3fff5b63ee33bc7b3da288b45836678f01d12f2474a96aa7aa219
-// seal: sha256 03e54456bc3afb05ab31416eb4897d000dd57de182045519de7d8f353d702807
+// seal: sha256 3b6ae6f94d0cfed00336d49dfccf3a16ac12ac145f33e469988b6ea4219b5a0e
 
 // Attention of a few queries over K and V in pages, by mma.sync: decoding. Keys of one request are split over thread
 // blocks.
@@ -315,8 +315,8 @@ __device__ __forceinline__ int owner(const Range& range, int unit) {
 }
 
 // Finds the range of this thread block; false if it has none. Lists give all tiles the same number of steps. Otherwise
-// the threads add those of the requests. With `most_parts`, tiles are numbered by their first tokens: if the bounds of
-// requests fall, no thread block has a range, as two tiles could have one number.
+// the threads add those of the requests. If the bounds of requests fall, no thread block has a range: the requests could
+// have more tokens together than q, so that sums overflow and two tiles have one number.
 __device__ __forceinline__ bool find_range(const Params& p, Range& range, unsigned char* shared) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const bool listed = p.lists != nullptr;
@@ -339,7 +339,7 @@ __device__ __forceinline__ bool find_range(const Params& p, Range& range, unsign
       through += lane >= lanes ? lower : 0;
     }
     if (lane == 31) sums[warp] = through;
-    if (__syncthreads_or(falls && p.most_parts > 0)) return false;
+    if (__syncthreads_or(falls)) return false;
     range.total = 0;
 #pragma unroll
     for (int i = 0; i < kWarps; ++i) {
@@ -502,7 +502,7 @@ struct Cursor {
   __device__ __forceinline__ uint32 chunk(const Params& p) const {
     if (position < 0 || static_cast<uint32>(page) >= static_cast<uint32>(p.pages)) return kNoKey;
     const uint32 token = position & p.page_mask;
-    return page * p.page_chunks + token * p.token_chunks + tile.kv_head * p.head_chunks;
+    return static_cast<uint32>(page) * p.page_chunks + token * p.token_chunks + tile.kv_head * p.head_chunks;
   }
   // Index of the factors of the lane's key, if each key has its own.
   __device__ __forceinline__ int64 factor(const Params& p) const {

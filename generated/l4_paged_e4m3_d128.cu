@@ -3,7 +3,7 @@
 //     codegen render specs/l4_paged_e4m3_d128.yaml
 // spec: {"arch":"sm_89","cache":"e4m3","copy":"cp_async","dtype":"fp16","head_dim":128,"mma":"mma","op":"paged_attention","schedule":"multistage","stages":2,"tile":{"m":16,"n":128}}
 // spec hash: 9c2981ab641fd5db588924c5b992532a657cfe6f2fd622587011c14b2db9a27b
-// seal: sha256 dba940293aafc322767cbbf3f32ce188a9a56804d77552f622256d293ec486b2
+// seal: sha256 0a51ab1d021e7fe506a1b1ddaa2732fa958b77eb3a020d80f5d56452123575fb
 
 // Attention of a few queries over K and V in pages, by mma.sync: decoding. Keys of one request are split over thread
 // blocks.
@@ -303,8 +303,8 @@ __device__ __forceinline__ int owner(const Range& range, int unit) {
 }
 
 // Finds the range of this thread block; false if it has none. Lists give all tiles the same number of steps. Otherwise
-// the threads add those of the requests. With `most_parts`, tiles are numbered by their first tokens: if the bounds of
-// requests fall, no thread block has a range, as two tiles could have one number.
+// the threads add those of the requests. If the bounds of requests fall, no thread block has a range: the requests could
+// have more tokens together than q, so that sums overflow and two tiles have one number.
 __device__ __forceinline__ bool find_range(const Params& p, Range& range, unsigned char* shared) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const bool listed = p.lists != nullptr;
@@ -327,7 +327,7 @@ __device__ __forceinline__ bool find_range(const Params& p, Range& range, unsign
       through += lane >= lanes ? lower : 0;
     }
     if (lane == 31) sums[warp] = through;
-    if (__syncthreads_or(falls && p.most_parts > 0)) return false;
+    if (__syncthreads_or(falls)) return false;
     range.total = 0;
 #pragma unroll
     for (int i = 0; i < kWarps; ++i) {
@@ -490,7 +490,7 @@ struct Cursor {
   __device__ __forceinline__ uint32 chunk(const Params& p) const {
     if (position < 0 || static_cast<uint32>(page) >= static_cast<uint32>(p.pages)) return kNoKey;
     const uint32 token = position & p.page_mask;
-    return page * p.page_chunks + token * p.token_chunks + tile.kv_head * p.head_chunks;
+    return static_cast<uint32>(page) * p.page_chunks + token * p.token_chunks + tile.kv_head * p.head_chunks;
   }
   // Index of the factors of the lane's key, if each key has its own.
   __device__ __forceinline__ int64 factor(const Params& p) const {

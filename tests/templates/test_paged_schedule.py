@@ -361,7 +361,7 @@ def test_any_lengths_and_bounds_are_harmless(host: Host, launch: Launch, data: s
         assert run.parts == 1 or 0 <= run.counter < args.counters["counters"]
 
 
-@pytest.mark.parametrize("most_parts", [16])
+@pytest.mark.parametrize("most_parts", [0, 16])
 def test_falling_bounds_give_no_more_work_than_is_counted(host: Host, most_parts: int) -> None:
     """Requests that share all tokens would have more units of work together than 32 bits count."""
     launch = Launch((MAX_KEYS,) * 5, (3000, 0, 3000, 0, 3000), 24, most_parts=most_parts)

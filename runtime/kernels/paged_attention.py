@@ -113,6 +113,36 @@ class Options(NamedTuple):
     return_lse: bool
 
 
+class WorkspaceBytes(NamedTuple):
+    """Bytes of a workspace.
+
+    Counters stand at its beginning and sums at its end. Calls with other numbers of counters and sums then share a
+    workspace: in one that has room for the most of both, no call writes sums over the counters of another.
+
+    Attributes:
+        counters: of finished parts.
+        partials: sums of parts.
+    """
+
+    counters: int
+    partials: int
+
+    @classmethod
+    def of(cls, args: LaunchArgs) -> WorkspaceBytes:
+        """Bytes of a launch."""
+        counters = -(-args.counters["counters"] * COUNTER_BYTES // WORKSPACE_ALIGNMENT) * WORKSPACE_ALIGNMENT
+        return cls(counters, args.scratch["partials"])
+
+    @property
+    def total(self) -> int:
+        """Bytes of both."""
+        return self.counters + self.partials
+
+    def with_room_for(self, other: WorkspaceBytes) -> WorkspaceBytes:
+        """Bytes of a workspace that serves the calls of both."""
+        return WorkspaceBytes(*map(max, self, other))
+
+
 class PagedAttentionKernel(BoundCall[PagedAttentionSpec]):
     """Kernel that computes attention of a few queries of each request over K and V in pages.
 
@@ -267,13 +297,14 @@ class PagedAttentionKernel(BoundCall[PagedAttentionSpec]):
         signature = self._check(tensors, options)
         if validate:
             check_paged_values(tensors)
-        memory, counter_bytes = signature.extra
+        memory, partials_at = signature.extra
         q, loaded = tensors["q"], self._loaded
         device, dtype = q.device, q.dtype
         names = tuple(name for name, tensor in tensors.items() if tensor is not None)
         rest = dict.fromkeys((name for name, tensor in tensors.items() if tensor is None), 0) | {"lse": 0}
         has_out, has_workspace = tensors["out"] is not None, tensors["workspace"] is not None
-        extents = {name: extent(tensors[name]) for name in names} if has_out else {}
+        kept = [name for name, given in (("out", has_out), ("workspace", has_workspace)) if given]
+        extents = {name: extent(tensors[name]) for name in names} if kept else {}
         result, of_rows = contiguous(q.shape), contiguous((q.shape[1], q.shape[0]))
         allocate, lse_wanted, out_place = allocator(device), options.return_lse, names.index("out") if has_out else 0
 
@@ -283,8 +314,9 @@ class PagedAttentionKernel(BoundCall[PagedAttentionSpec]):
             addresses = rest.copy()
             for name, tensor in zip(names, given, strict=True):
                 addresses[name] = tensor.data_ptr()
+            for name in kept:
+                _check_apart(addresses, extents, name)
             if has_out:
-                _check_apart(addresses, extents)
                 out = written(given[out_place])
             else:
                 out = allocate(*result, dtype)
@@ -298,7 +330,7 @@ class PagedAttentionKernel(BoundCall[PagedAttentionSpec]):
                 check_addresses({name: addresses[name] for name in ALIGNED})
             if has_workspace:
                 first = addresses["workspace"]
-                addresses["counters"], addresses["partials"] = first, first + counter_bytes
+                addresses["counters"], addresses["partials"] = first, first + partials_at
             enqueue(loaded, signature, addresses, device, memory)
             return AttentionResult(out, lse)
 
@@ -306,7 +338,7 @@ class PagedAttentionKernel(BoundCall[PagedAttentionSpec]):
 
     def workspace_bytes(
         self, device: torch.device, *, batch: int, tokens: int, heads: int, kv_heads: int, batch_invariant: bool = False
-    ) -> int:
+    ) -> WorkspaceBytes:
         """Bytes of the workspace of a call.
 
         Args:
@@ -326,8 +358,7 @@ class PagedAttentionKernel(BoundCall[PagedAttentionSpec]):
         parts = INVARIANT_PARTS if batch_invariant else 0
         shape = PagedShape(batch, tokens, heads, kv_heads, most_parts=parts)
         with entered(device.index):
-            args = self._plan.problem(shape, self._loaded.slots(device.index))
-        return _counter_bytes(args) + args.scratch["partials"]
+            return WorkspaceBytes.of(self._plan.problem(shape, self._loaded.slots(device.index)))
 
     def _check(self, tensors: dict[str, Any], options: Options) -> Signature:
         """Check a call of a new signature and prepare it."""
@@ -359,8 +390,11 @@ class PagedAttentionKernel(BoundCall[PagedAttentionSpec]):
             has = f"has {tokens} tokens of {batch} requests, for up to {max_keys} keys each"
             raise ArgumentError("q", f"{has}: more work than one call counts, pass fewer requests or a narrower table")
         memory = Memory.of(args)
+        partials_at = 0
         if workspace is not None:
-            _check_workspace(tensors, _counter_bytes(args) + args.scratch["partials"])
+            size = WorkspaceBytes.of(args)
+            _check_workspace(tensors, size.total)
+            partials_at = workspace.numel() // WORKSPACE_ALIGNMENT * WORKSPACE_ALIGNMENT - size.partials
             memory = NO_MEMORY
         scale = 1 / math.sqrt(d) if options.scale is None else check_scale(options.scale)
         values = {
@@ -381,7 +415,7 @@ class PagedAttentionKernel(BoundCall[PagedAttentionSpec]):
             "softcap": softcap,
             **scales,
         }
-        return self._signature(q.device, args, values, extra=(memory, _counter_bytes(args)))
+        return self._signature(q.device, args, values, extra=(memory, partials_at))
 
 
 def given_of(given: Given) -> tuple[tuple[bool, ...], tuple[torch.Tensor, ...]]:
@@ -398,18 +432,13 @@ def given_of(given: Given) -> tuple[tuple[bool, ...], tuple[torch.Tensor, ...]]:
     return tuple([tensor is None for tensor in given]), tuple(present)
 
 
-def _check_apart(addresses: dict[str, int], extents: dict[str, int], written_one: str = "out") -> None:
+def _check_apart(addresses: dict[str, int], extents: dict[str, int], written_one: str) -> None:
     """Check that a tensor that the kernel writes lies outside of all others."""
     first = addresses[written_one]
     end = first + extents[written_one]
     for name, size in extents.items():
         if addresses[name] < end and first < addresses[name] + size and name != written_one:
             raise ArgumentError(written_one, f"overlaps {name} in memory; it must lie elsewhere")
-
-
-def _counter_bytes(args: LaunchArgs) -> int:
-    """Bytes of a workspace before the sums of parts."""
-    return -(-args.counters["counters"] * COUNTER_BYTES // WORKSPACE_ALIGNMENT) * WORKSPACE_ALIGNMENT
 
 
 def _check_workspace(tensors: dict[str, Any], size: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -14,7 +15,15 @@ from runtime.kernel import load_kernel
 from runtime.kernels.arguments import MAX_EXTENT, TORCH_DTYPES
 from runtime.kernels.attention import AttentionResult
 from runtime.kernels.launches import Launch, Launches
-from runtime.kernels.paged_attention import UNBOUNDED, Given, Options, PagedAttentionKernel, Window, given_of
+from runtime.kernels.paged_attention import (
+    UNBOUNDED,
+    Given,
+    Options,
+    PagedAttentionKernel,
+    Window,
+    WorkspaceBytes,
+    given_of,
+)
 from runtime.key_lists import KeyLists
 from runtime.ops.attention_checks import check_softcap
 from runtime.ops.attention_choice import DTYPES, arch_of
@@ -174,12 +183,17 @@ def check_sizes(head_dim: Any, sizes: dict[str, Any]) -> None:
 
 
 def bytes_of_workspace(device: torch.device, head_dim: int, sizes: dict[str, int], *, batch_invariant: bool) -> int:
-    """Bytes of a workspace that serves all types of q and of the cache."""
+    """Bytes of a workspace for all types of q and of the cache, and for plain calls besides batch-invariant ones."""
     has_e4m3 = ARCHS[arch_of(device)].has_fp8 and head_dim in HEAD_DIMS["e4m3"]
     kernels = [
         _kernel(device.index, "fp16", cache, head_dim) for cache in (("same", "e4m3") if has_e4m3 else ("same",))
     ]
-    return max(kernel.workspace_bytes(device, **sizes, batch_invariant=batch_invariant) for kernel in kernels)
+    sizes_of = [
+        kernel.workspace_bytes(device, **sizes, batch_invariant=invariant)
+        for kernel in kernels
+        for invariant in {False, batch_invariant}
+    ]
+    return functools.reduce(WorkspaceBytes.with_room_for, sizes_of).total
 
 
 def _is_size(size: Any) -> bool:

@@ -40,7 +40,15 @@ from runtime.kernels.attention import AttentionKernel
 from runtime.prepare.query_grouping import find_query_order
 from runtime.verify import varlen
 from runtime.verify.aux_tensors import scored, seen_by_expression
-from runtime.verify.common import Outcome, Verification, generator, max_error, poisoned_memory, tolerance
+from runtime.verify.common import (
+    Outcome,
+    Verification,
+    generator,
+    max_error,
+    poisoned_memory,
+    tolerance,
+    torch_attention,
+)
 from runtime.verify.mask_bits import draw_bits, visible_pairs
 
 __all__ = [  # cases and run_case, as in the modules of other operators
@@ -373,7 +381,7 @@ def torch_result(spec: AttentionSpec, case: Case, inputs: Inputs, weight: torch.
         return None
     group = case.heads // case.kv_heads
     k, v = inputs.k.repeat_interleave(group, 1), inputs.v.repeat_interleave(group, 1)
-    return torch.nn.functional.scaled_dot_product_attention(inputs.q, k, v, attn_mask=weight > 0, scale=case.scale)
+    return torch_attention(inputs.q, k, v, weight > 0, scale=case.scale)
 
 
 def run_case(kernel: AttentionKernel, case: Case, device: torch.device) -> Outcome:

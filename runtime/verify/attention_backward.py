@@ -19,7 +19,7 @@ from runtime.verify import attention
 from runtime.verify.attention import Case, Inputs
 from runtime.verify.aux_gradients import added_to_elements
 from runtime.verify.aux_tensors import scored
-from runtime.verify.common import RELATIVE_TO_TORCH, Outcome, generator, max_error, poisoned_memory
+from runtime.verify.common import RELATIVE_TO_TORCH, Outcome, generator, max_error, poisoned_memory, torch_attention
 
 cases_of = gradient_cases_of  # same name as for other operators
 
@@ -161,7 +161,7 @@ def by_torch(
     seen = weight > 0
     any_key = seen.any(-1, keepdim=True)
     # A row without keys is NaN in some of torch's kernels: here it sees all keys, and its dO is 0.
-    out = torch.nn.functional.scaled_dot_product_attention(q, keys, values, attn_mask=seen | ~any_key, scale=case.scale)
+    out = torch_attention(q, keys, values, seen | ~any_key, scale=case.scale)
     grads = torch.autograd.grad(out, (q, k, v), torch.where(any_key, dout, 0.0).to(out.dtype))
     return dict(zip(("dq", "dk", "dv"), grads, strict=True))
 

@@ -7,19 +7,24 @@ from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from codegen.paged_cases import UNSEEN_PAGE, PagedCase, cases_of
 from codegen.spec import PagedAttentionSpec
 from runtime.kernels.arguments import TORCH_DTYPES
 from runtime.kernels.paged_attention import UNBOUNDED, PagedAttentionKernel, Window
-from runtime.verify.common import Outcome, Verification, generator, max_error, poisoned_memory, tolerance
+from runtime.verify.common import (
+    Outcome,
+    Verification,
+    generator,
+    max_error,
+    poisoned_memory,
+    tolerance,
+    torch_attention,
+)
 
 K_SCALE, V_SCALE = 0.5, 0.75
 """Factors of e4m3 caches."""
 LSE_TOLERANCE = 2e-3
-BY_TORCH = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-"""torch's kernels that are compared; cuDNN's are compiled for each length."""
 MOST_BY_TORCH = 8
 """Requests of the cases that are compared with torch's attention."""
 SPARE_PAGES = 3
@@ -213,10 +218,8 @@ def _torch_error(case: PagedCase, spec: PagedAttentionSpec, inputs: Inputs, righ
         keys, values = (tensor[page, row].transpose(0, 1) for tensor in (k, v))
         mask = _counts(case, options, first, end, length)[0] > 0
         sees = mask.any(-1)
-        with sdpa_kernel(BY_TORCH):
-            found = torch.nn.functional.scaled_dot_product_attention(
-                q[first:end].transpose(0, 1)[None], keys[None], values[None], attn_mask=mask, enable_gqa=True
-            )[0].transpose(0, 1)
+        queries = q[first:end].transpose(0, 1)
+        found = torch_attention(queries[None], keys[None], values[None], mask, enable_gqa=True)[0].transpose(0, 1)
         errors.append(max_error(found[sees], right[first:end][sees]) if bool(sees.any()) else 0.0)
     return max(errors)
 

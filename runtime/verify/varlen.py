@@ -13,7 +13,7 @@ from codegen.spec import AttentionSpec
 from codegen.varlen_cases import VarlenCase
 from runtime.kernels.arguments import TORCH_DTYPES
 from runtime.kernels.attention import AttentionKernel
-from runtime.verify.common import Outcome, generator, max_error, poisoned_memory, tolerance
+from runtime.verify.common import Outcome, generator, max_error, poisoned_memory, tolerance, torch_attention
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def oracle(
         weights = torch.exp(scores - of_rows.nan_to_num(neginf=0.0)[..., None])
         out[0, :, rows] = weights @ v.double()
         if inputs.sink is None and spec.softcap is None and kv_len:
-            found = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=scale)
+            found = torch_attention(q[None], k[None], v[None], seen, scale=scale)[0]
             theirs[0, :, rows] = torch.where(seen.any(1)[:, None], found, 0.0)
     return out, lse, theirs
 

@@ -438,7 +438,7 @@ def paged_workload(kernel: PagedAttentionKernel, requests: int = 64, keys: int =
     out = torch.empty_like(q)
     lengths = torch.full((requests,), keys, device="cuda", dtype=torch.int32)
     size = kernel.workspace_bytes(q.device, batch=requests, tokens=requests, heads=heads, kv_heads=kv_heads)
-    workspace = torch.zeros(size, device="cuda", dtype=torch.uint8)
+    workspace = torch.zeros(size.total, device="cuda", dtype=torch.uint8)
     cache = [tensor.to(TORCH_DTYPES["e4m3"]) if spec.cache == "e4m3" else tensor for tensor in (k, v)]
     options: dict[str, Any] = {"block_table": table, "seq_lens": lengths, "out": out, "workspace": workspace}
     # The same keys without pages, for torch.

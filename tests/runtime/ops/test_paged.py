@@ -21,7 +21,7 @@ from runtime import KeyLists, paged_attention, paged_workspace  # noqa: E402
 from runtime.driver import launch  # noqa: E402
 from runtime.errors import ArgumentError  # noqa: E402
 from runtime.kernels.attention import AttentionResult  # noqa: E402
-from runtime.kernels.paged_attention import UNBOUNDED, PagedAttentionKernel, Window  # noqa: E402
+from runtime.kernels.paged_attention import UNBOUNDED, PagedAttentionKernel, Window, WorkspaceBytes  # noqa: E402
 from runtime.ops import paged, paged_calls  # noqa: E402
 from runtime.patterns import Causal, Dense, PrefixLM, SinkWindow, SlidingWindow  # noqa: E402
 
@@ -232,12 +232,36 @@ def test_a_workspace_serves_calls_of_its_sizes(launches: list[dict[str, Any]]) -
         with patch("runtime.kernels.paged_attention.entered", lambda index: nullcontext()):
             size = kernel.workspace_bytes(
                 torch.device("cpu"), batch=3, tokens=3, heads=HEADS, kv_heads=KV_HEADS, batch_invariant=invariant
-            )
+            ).total
         memory = torch.zeros(size, dtype=torch.uint8)
         paged_attention(**call(), workspace=memory, batch_invariant=invariant)
         with pytest.raises(ArgumentError, match=rf"^workspace: has {size - 16} bytes, expected at least {size}"):
             paged_attention(**call(), workspace=memory[:-16], batch_invariant=invariant)
     assert len(launches) == 2
+
+
+def test_calls_that_share_a_workspace_leave_the_counters_of_each_other(launches: list[dict[str, Any]]) -> None:
+    """No call writes sums where another has counters, whatever kinds and sizes share a workspace."""
+    device = torch.device("cpu")
+    many = {"batch": 40, "tokens": 300, "heads": HEADS, "kv_heads": KV_HEADS}
+    with (
+        patch("runtime.kernels.paged_attention.entered", lambda index: nullcontext()),
+        patch.object(paged_calls, "arch_of", lambda device: "sm_90a"),
+    ):
+        size = paged_calls.bytes_of_workspace(device, D, many, batch_invariant=True)
+        parts = [
+            paged_calls._kernel(None, "fp16", cache, D).workspace_bytes(device, **many, batch_invariant=invariant)
+            for cache in ("same", "e4m3")
+            for invariant in (False, True)
+        ]
+    counters = max(part.counters for part in parts)
+    memory = torch.zeros(size, dtype=torch.uint8)
+    for invariant in (False, True):
+        paged_attention(**call(), workspace=memory, batch_invariant=invariant)
+    assert len({part.counters for part in parts}) > 1
+    for launched in launches:
+        assert launched["counters"] == memory.data_ptr()
+        assert launched["partials"] >= memory.data_ptr() + counters
 
 
 # What is refused
@@ -390,7 +414,11 @@ def test_addresses_are_checked_in_each_call(launches: list[dict[str, Any]]) -> N
     with pytest.raises(ArgumentError, match=r"^workspace: overlaps q in memory"):
         big = torch.zeros(1 << 22, dtype=torch.uint8)
         paged_attention(**call(q=big[: 3 * HEADS * D * 2].view(torch.float16).view(3, HEADS, D), workspace=big))
-    assert len(launches) == 2
+    with pytest.raises(ArgumentError, match=r"^workspace: overlaps q in memory"):
+        half, other = big[: 1 << 21], torch.zeros(3, HEADS, D).half()
+        paged_attention(**call(q=other, workspace=half))
+        paged_attention(**call(q=big[: 3 * HEADS * D * 2].view(torch.float16).view(3, HEADS, D), workspace=half))
+    assert len(launches) == 3
 
 
 VALUES: dict[str, tuple[dict[str, Any], str | None]] = {
@@ -541,8 +569,8 @@ def test_a_workspace_is_for_the_caches_of_its_device(
     asked: list[str] = []
 
     class Kernel:
-        def workspace_bytes(self, *given: Any, **named: Any) -> int:
-            return 7
+        def workspace_bytes(self, *given: Any, batch_invariant: bool, **named: Any) -> WorkspaceBytes:
+            return WorkspaceBytes(64, 16) if batch_invariant else WorkspaceBytes(16, 80)
 
     def kernel(index: int, dtype: str, cache: str, head_dim: int) -> Kernel:
         asked.append(cache)
@@ -551,7 +579,10 @@ def test_a_workspace_is_for_the_caches_of_its_device(
     monkeypatch.setattr(paged_calls, "arch_of", lambda device: arch)
     monkeypatch.setattr(paged_calls, "_kernel", kernel)
     sizes = {name: size for name, size in SIZES.items() if name != "head_dim"}
-    assert paged_calls.bytes_of_workspace(torch.device("cuda", 0), 64, sizes, batch_invariant=False) == 7
+    assert paged_calls.bytes_of_workspace(torch.device("cuda", 0), 64, sizes, batch_invariant=False) == 96
+    assert asked == caches
+    asked.clear()
+    assert paged_calls.bytes_of_workspace(torch.device("cuda", 0), 64, sizes, batch_invariant=True) == 64 + 80
     assert asked == caches
 
 

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_varlen_causal.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"layout":"varlen","lse":true,"mma":"wgmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":192,"n":80}}
 // spec hash: f826bcee551b1f60d8d3563c9a397009c034310aa507b401d88d5350ea0f2966
-// seal: sha256 9ff4a210b475f1212444d9b0776b141e4f27fb00d7cd3ac8bfd2210bacf0d673
+// seal: sha256 f8848196604a05470f8172d250ad53594793af869ffd36c0d5a660e6d9971efd
 
 // Attention forward for sm_90a over the visible keys of the pattern in each sequence:
 //   O = softmax(scale * Q K^T) V
@@ -163,7 +163,8 @@ __device__ __forceinline__ int sequence_of_tile(const Params& p, int tile, int t
 
 // First query of a tile, counted within its sequence; out of range for tiles before the first sequence.
 __device__ __forceinline__ int first_query_of_tile(const Params& p, int tile, int tile_queries, int sequence) {
-  const int first = (tile - (__ldg(p.cu_seqlens_q + sequence) / tile_queries + sequence)) * tile_queries;
+  const int begin = max(0, min(__ldg(p.cu_seqlens_q + sequence), p.q_len));
+  const int first = (tile - (begin / tile_queries + sequence)) * tile_queries;
   return first < 0 ? 1 << 30 : first;
 }
 

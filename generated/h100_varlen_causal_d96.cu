@@ -3,7 +3,7 @@
 //     codegen render specs/h100_varlen_causal_d96.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":96,"layout":"varlen","lse":true,"mma":"wgmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":5,"tile":{"m":192,"n":64}}
 // spec hash: 5962773300112e7f6ac2feb3b13c78e91e59413ab8c817f3e169970130187348
-// seal: sha256 67ea39641c984bf45d3262f6dfd6a90d550ca1daae64786848ef9a2151e37d03
+// seal: sha256 05b06896d97a2c508a5febe1f2d2bb9fb28d5f28f32dcf4c1d94516cc33145d1
 
 // Attention forward for sm_90a over the visible keys of the pattern in each sequence:
 //   O = softmax(scale * Q K^T) V
@@ -162,7 +162,8 @@ __device__ __forceinline__ int sequence_of_tile(const Params& p, int tile, int t
 
 // First query of a tile, counted within its sequence; out of range for tiles before the first sequence.
 __device__ __forceinline__ int first_query_of_tile(const Params& p, int tile, int tile_queries, int sequence) {
-  const int first = (tile - (__ldg(p.cu_seqlens_q + sequence) / tile_queries + sequence)) * tile_queries;
+  const int begin = max(0, min(__ldg(p.cu_seqlens_q + sequence), p.q_len));
+  const int first = (tile - (begin / tile_queries + sequence)) * tile_queries;
   return first < 0 ? 1 << 30 : first;
 }
 

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_varlen_dense.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"layout":"varlen","lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"dense"},"schedule":"cooperative","stages":2,"tile":{"m":192,"n":80}}
 // spec hash: 6269f6507dfa5b8d3d80976f06371c27d346914e63aef1ffd6e3e95016b43cd4
-// seal: sha256 54977a691444625317d9e6624d1d23db9e8eadb033fb81f8a2f1173f5fb769d9
+// seal: sha256 b65d9d0bb8860a326cd76f3611bbb0e7739288b3139609abc926d1e26acab8ee
 
 // Attention forward for sm_90a over the visible keys of the pattern in each sequence:
 //   O = softmax(scale * Q K^T) V
@@ -163,7 +163,8 @@ __device__ __forceinline__ int sequence_of_tile(const Params& p, int tile, int t
 
 // First query of a tile, counted within its sequence; out of range for tiles before the first sequence.
 __device__ __forceinline__ int first_query_of_tile(const Params& p, int tile, int tile_queries, int sequence) {
-  const int first = (tile - (__ldg(p.cu_seqlens_q + sequence) / tile_queries + sequence)) * tile_queries;
+  const int begin = max(0, min(__ldg(p.cu_seqlens_q + sequence), p.q_len));
+  const int first = (tile - (begin / tile_queries + sequence)) * tile_queries;
   return first < 0 ? 1 << 30 : first;
 }
 

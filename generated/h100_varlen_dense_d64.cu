@@ -3,7 +3,7 @@
 //     codegen render specs/h100_varlen_dense_d64.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"layout":"varlen","lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"dense"},"schedule":"cooperative","stages":3,"tile":{"m":192,"n":128}}
 // spec hash: 0bb9da2fcb5dd1ffff305395f2a7ae5ccaca736b89434751d9ecadce80a225b9
-// seal: sha256 1e2628f75d28045b9ff37dcedd17e4efbde1d5070c9667f8c252a57f986bfeea
+// seal: sha256 d94c7f03d6b965ca617e3489eb9b192dee0dba69183c6ea444ec9c759e3b2d8e
 
 // Attention forward for sm_90a over the visible keys of the pattern in each sequence:
 //   O = softmax(scale * Q K^T) V
@@ -163,7 +163,8 @@ __device__ __forceinline__ int sequence_of_tile(const Params& p, int tile, int t
 
 // First query of a tile, counted within its sequence; out of range for tiles before the first sequence.
 __device__ __forceinline__ int first_query_of_tile(const Params& p, int tile, int tile_queries, int sequence) {
-  const int first = (tile - (__ldg(p.cu_seqlens_q + sequence) / tile_queries + sequence)) * tile_queries;
+  const int begin = max(0, min(__ldg(p.cu_seqlens_q + sequence), p.q_len));
+  const int first = (tile - (begin / tile_queries + sequence)) * tile_queries;
   return first < 0 ? 1 << 30 : first;
 }
 

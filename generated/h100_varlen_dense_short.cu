@@ -3,7 +3,7 @@
 //     codegen render specs/h100_varlen_dense_short.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"layout":"varlen","lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"dense"},"schedule":"ping_pong","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 64d12c75dacefdbf0cc84ce787da0041f469e57f2dbf5b28a3f27a35fd79c094
-// seal: sha256 aba80bae12efe9dd6491eaea413daa2afae6d7bb2af5586f44d5e1b7bbec3a23
+// seal: sha256 ad2f1fd5e4e6bcd65bb8e590bf73351d824060cdbe55620edfa8b89b9f435fce
 
 // Attention forward for sm_90a over the visible keys of the pattern in each sequence:
 //   O = softmax(scale * Q K^T) V
@@ -166,7 +166,8 @@ __device__ __forceinline__ int sequence_of_tile(const Params& p, int tile, int t
 
 // First query of a tile, counted within its sequence; out of range for tiles before the first sequence.
 __device__ __forceinline__ int first_query_of_tile(const Params& p, int tile, int tile_queries, int sequence) {
-  const int first = (tile - (__ldg(p.cu_seqlens_q + sequence) / tile_queries + sequence)) * tile_queries;
+  const int begin = max(0, min(__ldg(p.cu_seqlens_q + sequence), p.q_len));
+  const int first = (tile - (begin / tile_queries + sequence)) * tile_queries;
   return first < 0 ? 1 << 30 : first;
 }
 

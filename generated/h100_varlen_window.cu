@@ -3,7 +3,7 @@
 //     codegen render specs/h100_varlen_window.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"layout":"varlen","lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"sliding_window","left":null,"right":null},"schedule":"cooperative","stages":3,"tile":{"m":192,"n":64}}
 // spec hash: 9e8b88e0f1e161a2da6e3f9c74d684b0cdee8ffc78199f6d65c8313cdb9e962e
-// seal: sha256 b93f179e8987ce939626b23eb8655d3e383ebbcfdeaad2e266cb1005591bc9e8
+// seal: sha256 e703502848b49234bbe9b1412ea3ac8e0c992857d8673111acd68d10b29211d7
 
 // Attention forward for sm_90a over the visible keys of the pattern in each sequence:
 //   O = softmax(scale * Q K^T) V
@@ -164,7 +164,8 @@ __device__ __forceinline__ int sequence_of_tile(const Params& p, int tile, int t
 
 // First query of a tile, counted within its sequence; out of range for tiles before the first sequence.
 __device__ __forceinline__ int first_query_of_tile(const Params& p, int tile, int tile_queries, int sequence) {
-  const int first = (tile - (__ldg(p.cu_seqlens_q + sequence) / tile_queries + sequence)) * tile_queries;
+  const int begin = max(0, min(__ldg(p.cu_seqlens_q + sequence), p.q_len));
+  const int first = (tile - (begin / tile_queries + sequence)) * tile_queries;
   return first < 0 ? 1 << 30 : first;
 }
 

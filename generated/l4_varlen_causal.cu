@@ -3,7 +3,7 @@
 //     codegen render specs/l4_varlen_causal.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"layout":"varlen","lse":true,"mma":"mma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"multistage","stages":4,"tile":{"m":128,"n":48},"warp_rows":32}
 // spec hash: 338317bd36c10cf1ba1a2e759afc4d1bd8fb0f717be50014a440ad5145ca3ce8
-// seal: sha256 5d34bcecc0d8e39ab8fdc81ecad4e62cb70eed72a936cda60a8b83a75ab7456e
+// seal: sha256 1cc115a67cc0ca3aeb8de40b81e5ce7494543d4ab65222bffa9eb773a702520c
 
 // Attention forward for sm_89 over the visible keys of the pattern in each sequence:
 //   O = softmax(scale * Q K^T) V
@@ -139,7 +139,8 @@ __device__ __forceinline__ int sequence_of_tile(const Params& p, int tile, int t
 
 // First query of a tile, counted within its sequence; out of range for tiles before the first sequence.
 __device__ __forceinline__ int first_query_of_tile(const Params& p, int tile, int tile_queries, int sequence) {
-  const int first = (tile - (__ldg(p.cu_seqlens_q + sequence) / tile_queries + sequence)) * tile_queries;
+  const int begin = max(0, min(__ldg(p.cu_seqlens_q + sequence), p.q_len));
+  const int first = (tile - (begin / tile_queries + sequence)) * tile_queries;
   return first < 0 ? 1 << 30 : first;
 }
 

@@ -3,7 +3,7 @@
 //     codegen render specs/l4_varlen_causal_d64.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":64,"layout":"varlen","lse":true,"mma":"mma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"multistage","stages":4,"tile":{"m":128,"n":64},"warp_rows":32}
 // spec hash: 9db39be26f509c895f3b8a8e3391a7e2693f91ace7e624739948b41115faacb6
-// seal: sha256 89ebac22484ef4f5f5ef41621bef6befa886848d841f9f3cc61b5daaaecb732b
+// seal: sha256 8bb94f5d0d4d778bac1dce7119b8d9a1c4fd72e3ff41d9237424f4f9e07c7c7e
 
 // Attention forward for sm_89 over the visible keys of the pattern in each sequence:
 //   O = softmax(scale * Q K^T) V
@@ -141,7 +141,8 @@ __device__ __forceinline__ int sequence_of_tile(const Params& p, int tile, int t
 
 // First query of a tile, counted within its sequence; out of range for tiles before the first sequence.
 __device__ __forceinline__ int first_query_of_tile(const Params& p, int tile, int tile_queries, int sequence) {
-  const int first = (tile - (__ldg(p.cu_seqlens_q + sequence) / tile_queries + sequence)) * tile_queries;
+  const int begin = max(0, min(__ldg(p.cu_seqlens_q + sequence), p.q_len));
+  const int first = (tile - (begin / tile_queries + sequence)) * tile_queries;
   return first < 0 ? 1 << 30 : first;
 }
 

@@ -3,7 +3,7 @@
 //     codegen render specs/l4_varlen_dense.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"layout":"varlen","lse":true,"mma":"mma","op":"attention","pattern":{"kind":"dense"},"schedule":"multistage","stages":4,"tile":{"m":128,"n":48},"warp_rows":32}
 // spec hash: e2202c497add4915354b947d0e723de67458adaea37170dfe498c774753e7eeb
-// seal: sha256 6d5b4699c05d87d98b1083fb25af1aacdadcaecc9619f4e3e724c062300fc073
+// seal: sha256 3a08e136b721a946e7fa2613ca9492b84905752280280a7555f538b6f4fc4046
 
 // Attention forward for sm_89 over the visible keys of the pattern in each sequence:
 //   O = softmax(scale * Q K^T) V
@@ -139,7 +139,8 @@ __device__ __forceinline__ int sequence_of_tile(const Params& p, int tile, int t
 
 // First query of a tile, counted within its sequence; out of range for tiles before the first sequence.
 __device__ __forceinline__ int first_query_of_tile(const Params& p, int tile, int tile_queries, int sequence) {
-  const int first = (tile - (__ldg(p.cu_seqlens_q + sequence) / tile_queries + sequence)) * tile_queries;
+  const int begin = max(0, min(__ldg(p.cu_seqlens_q + sequence), p.q_len));
+  const int first = (tile - (begin / tile_queries + sequence)) * tile_queries;
   return first < 0 ? 1 << 30 : first;
 }
 

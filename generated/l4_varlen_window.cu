@@ -3,7 +3,7 @@
 //     codegen render specs/l4_varlen_window.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"layout":"varlen","lse":true,"mma":"mma","op":"attention","pattern":{"kind":"sliding_window","left":null,"right":null},"schedule":"multistage","stages":3,"tile":{"m":64,"n":64},"warp_rows":16}
 // spec hash: 1e6596c94b426a406eea9e333c60652b28dbfd5af2f23768cea6ae9fd2669ece
-// seal: sha256 4a788178881aa3b7ef001d62e60eb4af646558f2a008777f76455b9b5d225379
+// seal: sha256 522bbaaf58494adc27f61156abe0c8b7ed5ddf806365a204d0780d2b121bbe1c
 
 // Attention forward for sm_89 over the visible keys of the pattern in each sequence:
 //   O = softmax(scale * Q K^T) V
@@ -144,7 +144,8 @@ __device__ __forceinline__ int sequence_of_tile(const Params& p, int tile, int t
 
 // First query of a tile, counted within its sequence; out of range for tiles before the first sequence.
 __device__ __forceinline__ int first_query_of_tile(const Params& p, int tile, int tile_queries, int sequence) {
-  const int first = (tile - (__ldg(p.cu_seqlens_q + sequence) / tile_queries + sequence)) * tile_queries;
+  const int begin = max(0, min(__ldg(p.cu_seqlens_q + sequence), p.q_len));
+  const int first = (tile - (begin / tile_queries + sequence)) * tile_queries;
   return first < 0 ? 1 << 30 : first;
 }
 

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_causal_d192_dq.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq","head_dim":192,"mma":"wgmma","op":"attention_backward","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":96}}
 // spec hash: 99f326a3392ffb6e0dbe6ee9d2c359851c802eb0e6549a1ae9f77704fcf5a15c
-// seal: sha256 deec2736ff51c0e70d4fe0ee7ba119060be26659c45bb8472f626afecac694b8
+// seal: sha256 0e5013f23340c65009c1ab218d29b3a65d55d609bc3e489e174c35fd5102fd4e
 
 // Attention backward for sm_90a, gradient of Q
 // over the visible keys of the pattern:
@@ -616,6 +616,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     issue_scores(s, q_descriptor, k_descriptor);
     wgmma_wait<1>();  // dQ of the previous step: its stage is free
     warpgroup_fence_operand(dq);
+    __syncwarp();  // all lanes have read the metadata of the previous step
     if (i > 0 && warp_leader) mbarrier_arrive(base + kKvEmptyBarrier + 8 * ((i - 1) % kStages));
     const int v_stage = i % kVStages;
     mbarrier_wait(base + kVFullBarrier + 8 * v_stage, i / kVStages % 2);

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_causal_d256_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dkdv","head_dim":256,"mma":"wgmma","op":"attention_backward","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":64,"n":64}}
 // spec hash: 1be709ce8ec3212c6e0bffc1a2bd0181e4bb96b3e57026ca1a4178cdb8b414f1
-// seal: sha256 242da66e8eb41a726b844cc76f3f285aa5d63e928ff48a72cb648f9dfc10c3a9
+// seal: sha256 11142f7012919ec97ec4877d96a2bfe89bc67a44b81568abf6ada65fc1f0940c
 
 // Attention backward for sm_90a, gradients of K and V
 // over the visible keys of the pattern:
@@ -645,6 +645,7 @@ __device__ __forceinline__ void consume_dv(const Params& p, unsigned char* share
     issue_scores(s, k_descriptor, q_descriptors + (stage * kQBytes >> 4));
     wgmma_wait<1>();  // dV of the previous step: this consumer has finished with its stage
     warpgroup_fence_operand(dv);
+    __syncwarp();  // all lanes have read the statistics of the previous step
     if (i > 0 && warp_leader) mbarrier_arrive(base + kQEmptyBarrier + 8 * ((i - 1) % kStages));
     wgmma_wait<0>();
     warpgroup_fence_operand(s);
@@ -684,6 +685,7 @@ __device__ __forceinline__ void consume_dk(const Params& p, unsigned char* share
     issue_scores(dp, v_descriptor, dout_descriptors + (stage * kQBytes >> 4));
     wgmma_wait<1>();  // dK of the previous step
     warpgroup_fence_operand(dk);
+    __syncwarp();  // all lanes have read the statistics of the previous step
     if (i > 0 && warp_leader) mbarrier_arrive(base + kQEmptyBarrier + 8 * ((i - 1) % kStages));
     bar_sync(kWeightsFullBarrier, kConsumerThreads);
     receive_weights(p_step, shared);

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_causal_d256_dq.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq","head_dim":256,"mma":"wgmma","op":"attention_backward","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":64}}
 // spec hash: 9249934b8094daeb74f6ab6d2c965e3e81db8c67d52d866db8a4d5ea790127ca
-// seal: sha256 1c586ea9da825adf2f945231f3ffd0851a2701448042809db492037a657891dd
+// seal: sha256 e1d45a07c5951eb0e036312917a36d9b44650ffc9b38c20d0ce7894bfa3013e9
 
 // Attention backward for sm_90a, gradient of Q
 // over the visible keys of the pattern:
@@ -616,6 +616,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     issue_scores(s, q_descriptor, k_descriptor);
     wgmma_wait<1>();  // dQ of the previous step: its stage is free
     warpgroup_fence_operand(dq);
+    __syncwarp();  // all lanes have read the metadata of the previous step
     if (i > 0 && warp_leader) mbarrier_arrive(base + kKvEmptyBarrier + 8 * ((i - 1) % kStages));
     const int v_stage = i % kVStages;
     mbarrier_wait(base + kVFullBarrier + 8 * v_stage, i / kVStages % 2);

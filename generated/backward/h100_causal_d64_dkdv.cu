@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_causal_d64_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dkdv","head_dim":64,"mma":"wgmma","op":"attention_backward","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":3,"tile":{"m":128,"n":128}}
 // spec hash: 96ca2cc77d5119ba3a688dafc72bf64400c0e8ca2e622db3c09515c34ad1c928
-// seal: sha256 64c038877f57d049fbfcaab239c6f0c669ea6d7927efb634ab62422019c46102
+// seal: sha256 71b141c5d675171bffaba8b312b820a9b98cae575dfd7685ddaa2cab741f24ee
 
 // Attention backward for sm_90a, gradients of K and V
 // over the visible keys of the pattern:
@@ -606,6 +606,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     wgmma_wait<0>();
     warpgroup_fence_operand(dv);
     warpgroup_fence_operand(dk);
+    __syncwarp();  // all lanes have read the statistics
     if (warp_leader) mbarrier_arrive(base + kQEmptyBarrier + 8 * stage);
   }
 

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_causal_d64_dq.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq","head_dim":64,"mma":"wgmma","op":"attention_backward","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 3f8848f8d3c08b721aca1d41dfa60e6fc533119bfa7c2feeefb4f5879ed20926
-// seal: sha256 535710ef28b46563a3598d78f7a84dc3f1abebb60711e8f6e132f78ef4fd7cea
+// seal: sha256 3ed43664f37be9acc5c5fd15d74733b91314f8b5cb5f8d96df846374363d890a
 
 // Attention backward for sm_90a, gradient of Q
 // over the visible keys of the pattern:
@@ -596,6 +596,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     issue_scores(s, q_descriptor, k_descriptor);
     wgmma_wait<1>();  // dQ of the previous step: its stage is free
     warpgroup_fence_operand(dq);
+    __syncwarp();  // all lanes have read the metadata of the previous step
     if (i > 0 && warp_leader) mbarrier_arrive(base + kKvEmptyBarrier + 8 * ((i - 1) % kStages));
     issue_scores(dp, dout_descriptor, v_descriptors + (stage * kKvBytes >> 4));
     wgmma_wait<1>();

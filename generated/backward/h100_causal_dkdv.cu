@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_causal_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":3,"tile":{"m":80,"n":128}}
 // spec hash: d21186adb3510a14b2dfb1d336d48f933170d2d7041bd7a4b704ac3e2a0463d8
-// seal: sha256 bb225f81515c2d2619d7653a1e1107734af0d8ae23ebf9068c93d0ab116fa97b
+// seal: sha256 2413d24c904efe88d148bdd62842982cc38c42526bdb8400d9dcdb0a4068d409
 
 // Attention backward for sm_90a, gradients of K and V
 // over the visible keys of the pattern:
@@ -602,6 +602,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     wgmma_wait<0>();
     warpgroup_fence_operand(dv);
     warpgroup_fence_operand(dk);
+    __syncwarp();  // all lanes have read the statistics
     if (warp_leader) mbarrier_arrive(base + kQEmptyBarrier + 8 * stage);
   }
 

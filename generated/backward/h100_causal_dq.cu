@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_causal_dq.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 3eeda423ff05c601004ff5f15f21df15d5793b97960aa84b851df9fcb13fbb9d
-// seal: sha256 32e9580d9c2151d3256ec6e4e17625408c14e4f429aaad87b9fcf827c780383f
+// seal: sha256 320797ff6bd9494024a269d7d5fa7c085985c22b031af9cc8a76da4a911cfc40
 
 // Attention backward for sm_90a, gradient of Q
 // over the visible keys of the pattern:
@@ -604,6 +604,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     issue_scores(s, q_descriptor, k_descriptor);
     wgmma_wait<1>();  // dQ of the previous step: its stage is free
     warpgroup_fence_operand(dq);
+    __syncwarp();  // all lanes have read the metadata of the previous step
     if (i > 0 && warp_leader) mbarrier_arrive(base + kKvEmptyBarrier + 8 * ((i - 1) % kStages));
     issue_scores(dp, dout_descriptor, v_descriptors + (stage * kKvBytes >> 4));
     wgmma_wait<1>();

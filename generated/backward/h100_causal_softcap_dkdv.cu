@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_causal_softcap_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","softcap":30.0,"stages":3,"tile":{"m":80,"n":128}}
 // spec hash: ad9796e714d8ff2327f58f9e18263aa67e21bbc07c7d68a110d3409a2c6da927
-// seal: sha256 f841f8518f81dad5816a25192b871b3d3e0785c16bca9448013b344899ee1718
+// seal: sha256 f00807231270adb128e91126f23726c7bf78f265ae02f66d2323be2d45d96722
 
 // Attention backward for sm_90a, gradients of K and V
 // over the visible keys of the pattern:
@@ -631,6 +631,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     wgmma_wait<0>();
     warpgroup_fence_operand(dv);
     warpgroup_fence_operand(dk);
+    __syncwarp();  // all lanes have read the statistics
     if (warp_leader) mbarrier_arrive(base + kQEmptyBarrier + 8 * stage);
   }
 

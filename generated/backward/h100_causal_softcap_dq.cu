@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_causal_softcap_dq.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","softcap":30.0,"stages":2,"tile":{"m":128,"n":128}}
 // spec hash: d1199b25389a018df51a31be89efa0735c15600d282b28f2c4dabe53026b439e
-// seal: sha256 82c6282e55cef03e206715c13f513b9b31643a5e6040952654f40f022fba90cc
+// seal: sha256 1d3fbfdb581b7b3125e47563e93f5941c33aad3fd3ce3a1042f765cdba5ae100
 
 // Attention backward for sm_90a, gradient of Q
 // over the visible keys of the pattern:
@@ -628,6 +628,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     issue_scores(s, q_descriptor, k_descriptor);
     wgmma_wait<1>();  // dQ of the previous step: its stage is free
     warpgroup_fence_operand(dq);
+    __syncwarp();  // all lanes have read the metadata of the previous step
     if (i > 0 && warp_leader) mbarrier_arrive(base + kKvEmptyBarrier + 8 * ((i - 1) % kStages));
     issue_scores(dp, dout_descriptor, v_descriptors + (stage * kKvBytes >> 4));
     wgmma_wait<1>();

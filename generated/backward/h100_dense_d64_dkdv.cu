@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_dense_d64_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dkdv","head_dim":64,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"dense"},"schedule":"cooperative","stages":3,"tile":{"m":128,"n":128}}
 // spec hash: bb903c2996fc81ddc20358dfa5888a2a9d09c67616eedb70547f7e17db71fb63
-// seal: sha256 3250ff453977ee8384bd2a9b2080f1384196ed50364f2eabdeee4646d85897d3
+// seal: sha256 d878b1b4b1f1f48492a37a9cc25ff26f73ee0b213379f27b0b2469f2e0d61ebd
 
 // Attention backward for sm_90a, gradients of K and V
 // over the visible keys of the pattern:
@@ -568,6 +568,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     wgmma_wait<0>();
     warpgroup_fence_operand(dv);
     warpgroup_fence_operand(dk);
+    __syncwarp();  // all lanes have read the statistics
     if (warp_leader) mbarrier_arrive(base + kQEmptyBarrier + 8 * stage);
   }
 

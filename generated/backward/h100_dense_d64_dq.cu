@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_dense_d64_dq.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq","head_dim":64,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"dense"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: d27afa4285a7fe613d47d67b1ca460786f51dc34207d4b2b064316425d6fc479
-// seal: sha256 b13c74dc465e56e9ed92ded81aa9b9a73d58cd4dfe01a980edb9b3a641552305
+// seal: sha256 352026d3dd09afa4cca8ae001307ea45a5a38012e428fd824b4e64ee632f718f
 
 // Attention backward for sm_90a, gradient of Q
 // over the visible keys of the pattern:
@@ -576,6 +576,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     issue_scores(s, q_descriptor, k_descriptor);
     wgmma_wait<1>();  // dQ of the previous step: its stage is free
     warpgroup_fence_operand(dq);
+    __syncwarp();  // all lanes have read the metadata of the previous step
     if (i > 0 && warp_leader) mbarrier_arrive(base + kKvEmptyBarrier + 8 * ((i - 1) % kStages));
     issue_scores(dp, dout_descriptor, v_descriptors + (stage * kKvBytes >> 4));
     wgmma_wait<1>();

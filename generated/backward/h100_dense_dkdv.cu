@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_dense_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"dense"},"schedule":"cooperative","stages":3,"tile":{"m":80,"n":128}}
 // spec hash: bced3db6b1951f3e9576e153083a7084f20a97a10e8ce73bf0eda67cecaed70c
-// seal: sha256 bd3e6b05e2469dfcae5bbcb4cf93f91a147a78cc99f7f7d8a81a1585796506c3
+// seal: sha256 54c718996a3c1c7851e928458562cbb263783e6363e827a5ae26e0f4a5159111
 
 // Attention backward for sm_90a, gradients of K and V
 // over the visible keys of the pattern:
@@ -564,6 +564,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     wgmma_wait<0>();
     warpgroup_fence_operand(dv);
     warpgroup_fence_operand(dk);
+    __syncwarp();  // all lanes have read the statistics
     if (warp_leader) mbarrier_arrive(base + kQEmptyBarrier + 8 * stage);
   }
 

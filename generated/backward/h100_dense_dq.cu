@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_dense_dq.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"dense"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: b158ef8ac318e5c8f3d41ecc91deb83991d544558ecd1bd0beebbba4936b9407
-// seal: sha256 1bc547b68e342f79d985dccfc66c0c8b8a8cad90174e1467abfc3bba3e372539
+// seal: sha256 121ece0e879a07416dfc4ebc13ec8a0fc6ae253dc92cf9546e80239bc296369a
 
 // Attention backward for sm_90a, gradient of Q
 // over the visible keys of the pattern:
@@ -584,6 +584,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     issue_scores(s, q_descriptor, k_descriptor);
     wgmma_wait<1>();  // dQ of the previous step: its stage is free
     warpgroup_fence_operand(dq);
+    __syncwarp();  // all lanes have read the metadata of the previous step
     if (i > 0 && warp_leader) mbarrier_arrive(base + kKvEmptyBarrier + 8 * ((i - 1) % kStages));
     issue_scores(dp, dout_descriptor, v_descriptors + (stage * kKvBytes >> 4));
     wgmma_wait<1>();

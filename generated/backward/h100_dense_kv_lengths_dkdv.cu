@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_dense_kv_lengths_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dkdv","head_dim":128,"kv_lengths":true,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"dense"},"schedule":"cooperative","stages":3,"tile":{"m":80,"n":128}}
 // spec hash: 840ddb399e22a2616612e00ad83452f20c97b5cfb2e9e95ce0c50b27a3d443f4
-// seal: sha256 5783584f61419c602f12b5ed1e3d0f8b06f650b45b1ebf4725c730d0884590f6
+// seal: sha256 3daecc9e9a8b39b0c38b2b4972a79d6c2cd94ac8e1ff269ad693095bea3b1d02
 
 // Attention backward for sm_90a, gradients of K and V
 // over the visible keys of the pattern, up to each batch's kv_lengths:
@@ -584,6 +584,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     wgmma_wait<0>();
     warpgroup_fence_operand(dv);
     warpgroup_fence_operand(dk);
+    __syncwarp();  // all lanes have read the statistics
     if (warp_leader) mbarrier_arrive(base + kQEmptyBarrier + 8 * stage);
   }
 

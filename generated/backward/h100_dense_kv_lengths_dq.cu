@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_dense_kv_lengths_dq.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq","head_dim":128,"kv_lengths":true,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"dense"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: a14e966d2690967e33dd793a54793fb58b2e60babefec08bb82ce934738dfc97
-// seal: sha256 ce280150f713a5d5d94c09ec3f06d70516d31cd2179a2398f79b5b3f6a8789f7
+// seal: sha256 9e0093e86151318542f25579b4d0c63feaaf4e36ae3c694e597559452d0c45a6
 
 // Attention backward for sm_90a, gradient of Q
 // over the visible keys of the pattern, up to each batch's kv_lengths:
@@ -613,6 +613,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     issue_scores(s, q_descriptor, k_descriptor);
     wgmma_wait<1>();  // dQ of the previous step: its stage is free
     warpgroup_fence_operand(dq);
+    __syncwarp();  // all lanes have read the metadata of the previous step
     if (i > 0 && warp_leader) mbarrier_arrive(base + kKvEmptyBarrier + 8 * ((i - 1) % kStages));
     issue_scores(dp, dout_descriptor, v_descriptors + (stage * kKvBytes >> 4));
     wgmma_wait<1>();

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_documents_d192_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dkdv","head_dim":192,"mma":"wgmma","op":"attention_backward","pattern":{"aux":{"doc_kv":"int32[batch, kv_len]","doc_q":"int32[batch, q_len]"},"block":{"kv":128,"q":128},"kind":"block_lists","mask":"doc_q[batch, q_idx] == doc_kv[batch, kv_idx] and q_idx >= kv_idx"},"schedule":"cooperative","stages":3,"tile":{"m":64,"n":64}}
 // spec hash: 95888f60f5a940ecff57dd27707055120c17033fe7a452e031fd5f475c13adcb
-// seal: sha256 c3f394a29170a98ab721fe4a00d70bf56bb007ba2aba4163ede942722f838968
+// seal: sha256 adf0b9c69c81bea7ee706e2c3d029c414d41ce52d6d5b2267d2f1394be9812f9
 
 // Attention backward for sm_90a, gradients of K and V
 // over the listed key blocks of the pattern:
@@ -832,6 +832,7 @@ __device__ __forceinline__ void consume_dv(const Params& p, unsigned char* share
     issue_scores(s, k_descriptor, q_descriptors + (stage * kQBytes >> 4));
     wgmma_wait<1>();  // dV of the previous step: this consumer has finished with its stage
     warpgroup_fence_operand(dv);
+    __syncwarp();  // all lanes have read the statistics of the previous step
     if (i > 0 && warp_leader) mbarrier_arrive(base + kQEmptyBarrier + 8 * ((i - 1) % kStages));
     wgmma_wait<0>();
     warpgroup_fence_operand(s);
@@ -871,6 +872,7 @@ __device__ __forceinline__ void consume_dk(const Params& p, unsigned char* share
     issue_scores(dp, v_descriptor, dout_descriptors + (stage * kQBytes >> 4));
     wgmma_wait<1>();  // dK of the previous step
     warpgroup_fence_operand(dk);
+    __syncwarp();  // all lanes have read the statistics of the previous step
     if (i > 0 && warp_leader) mbarrier_arrive(base + kQEmptyBarrier + 8 * ((i - 1) % kStages));
     bar_sync(kWeightsFullBarrier, kConsumerThreads);
     receive_weights(p_step, shared);

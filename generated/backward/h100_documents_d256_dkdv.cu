@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_documents_d256_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dkdv","head_dim":256,"mma":"wgmma","op":"attention_backward","pattern":{"aux":{"doc_kv":"int32[batch, kv_len]","doc_q":"int32[batch, q_len]"},"block":{"kv":128,"q":128},"kind":"block_lists","mask":"doc_q[batch, q_idx] == doc_kv[batch, kv_idx] and q_idx >= kv_idx"},"schedule":"cooperative","stages":2,"tile":{"m":64,"n":64}}
 // spec hash: 2b60b5a37dc37a0844adec50932d09e1c79c09a306cf21f237085ff3aa51d6d7
-// seal: sha256 14e1941f7126932be11d543ab6c09d53e4c3e0bf804ebb514435e9477d98a5e5
+// seal: sha256 7524628895faf72d472224e903216a92771cbc41f9df8f0c90d732c321c0d9c0
 
 // Attention backward for sm_90a, gradients of K and V
 // over the listed key blocks of the pattern:
@@ -840,6 +840,7 @@ __device__ __forceinline__ void consume_dv(const Params& p, unsigned char* share
     issue_scores(s, k_descriptor, q_descriptors + (stage * kQBytes >> 4));
     wgmma_wait<1>();  // dV of the previous step: this consumer has finished with its stage
     warpgroup_fence_operand(dv);
+    __syncwarp();  // all lanes have read the statistics of the previous step
     if (i > 0 && warp_leader) mbarrier_arrive(base + kQEmptyBarrier + 8 * ((i - 1) % kStages));
     wgmma_wait<0>();
     warpgroup_fence_operand(s);
@@ -879,6 +880,7 @@ __device__ __forceinline__ void consume_dk(const Params& p, unsigned char* share
     issue_scores(dp, v_descriptor, dout_descriptors + (stage * kQBytes >> 4));
     wgmma_wait<1>();  // dK of the previous step
     warpgroup_fence_operand(dk);
+    __syncwarp();  // all lanes have read the statistics of the previous step
     if (i > 0 && warp_leader) mbarrier_arrive(base + kQEmptyBarrier + 8 * ((i - 1) % kStages));
     bar_sync(kWeightsFullBarrier, kConsumerThreads);
     receive_weights(p_step, shared);

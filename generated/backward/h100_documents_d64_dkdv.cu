@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_documents_d64_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dkdv","head_dim":64,"mma":"wgmma","op":"attention_backward","pattern":{"aux":{"doc_kv":"int32[batch, kv_len]","doc_q":"int32[batch, q_len]"},"block":{"kv":128,"q":128},"kind":"block_lists","mask":"doc_q[batch, q_idx] == doc_kv[batch, kv_idx] and q_idx >= kv_idx"},"schedule":"cooperative","stages":3,"tile":{"m":64,"n":128}}
 // spec hash: 0b660a1b882f587d76b7cb4b38a1bb516e05abb7f9283cc0c7236aa066d45b15
-// seal: sha256 288e2d12e07841e260e214fc835dc9ffcb84fe1a294db8687d0eb0cf4f06c0b1
+// seal: sha256 a8113b3108ce7532988f0eaa02242779042d7986497fb201fe8092f5d00ce937
 
 // Attention backward for sm_90a, gradients of K and V
 // over the listed key blocks of the pattern:
@@ -783,6 +783,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     wgmma_wait<0>();
     warpgroup_fence_operand(dv);
     warpgroup_fence_operand(dk);
+    __syncwarp();  // all lanes have read the statistics
     if (warp_leader) mbarrier_arrive(base + kQEmptyBarrier + 8 * stage);
   }
 

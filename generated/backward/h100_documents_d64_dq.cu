@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_documents_d64_dq.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq","head_dim":64,"mma":"wgmma","op":"attention_backward","pattern":{"aux":{"doc_kv":"int32[batch, kv_len]","doc_q":"int32[batch, q_len]"},"block":{"kv":128,"q":128},"kind":"block_lists","mask":"doc_q[batch, q_idx] == doc_kv[batch, kv_idx] and q_idx >= kv_idx"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":64}}
 // spec hash: 899c77a30ae89dcf43f36c90e06c4cb5bc48657c93815b01abd41635aa2b312b
-// seal: sha256 f177dbce70d24db5e5be61439119c8708ac8271d6054b99e48f3dce994d35b45
+// seal: sha256 3f7e042b05e8c0b432656c286378be271a18eb72eab50a9f650e5a2f18048547
 
 // Attention backward for sm_90a, gradient of Q
 // over the listed key blocks of the pattern:
@@ -689,6 +689,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     issue_scores(s, q_descriptor, k_descriptor);
     wgmma_wait<1>();  // dQ of the previous step: its stage is free
     warpgroup_fence_operand(dq);
+    __syncwarp();  // all lanes have read the metadata of the previous step
     if (i > 0 && warp_leader) mbarrier_arrive(base + kKvEmptyBarrier + 8 * ((i - 1) % kStages));
     issue_scores(dp, dout_descriptor, v_descriptors + (stage * kKvBytes >> 4));
     wgmma_wait<1>();

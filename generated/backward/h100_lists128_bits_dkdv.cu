@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_lists128_bits_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"bits"},"schedule":"cooperative","stages":3,"tile":{"m":64,"n":128}}
 // spec hash: 7a65a35a2f09f938728c253d3e8004bca87a32c5471835378996a8bef52e6b84
-// seal: sha256 676bfc89da073d8eee9660d2a225d82d277a3efa328791be0616630fb263d39f
+// seal: sha256 cb5eb67043be6c6df7d852bd768b5e7193256a42ef5f9fe9faee9809d560e695
 
 // Attention backward for sm_90a, gradients of K and V
 // over the listed key blocks of the pattern:
@@ -764,6 +764,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     wgmma_wait<0>();
     warpgroup_fence_operand(dv);
     warpgroup_fence_operand(dk);
+    __syncwarp();  // all lanes have read the statistics
     if (warp_leader) mbarrier_arrive(base + kQEmptyBarrier + 8 * stage);
   }
 

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_lists128_bits_dq.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"bits"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 878cd1391549ec8592acbcb205b31a5d796817128bd47abc4e230d694be4ba54
-// seal: sha256 b21c6d0747ca3f714d0b0e7921a3ae0a470ced300d16fc5a627018053e131364
+// seal: sha256 e7f0c1721877544e2a80bd2f7b35a16a451366f8001bf9f32a3c66fe253cff69
 
 // Attention backward for sm_90a, gradient of Q
 // over the listed key blocks of the pattern:
@@ -688,6 +688,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     issue_scores(s, q_descriptor, k_descriptor);
     wgmma_wait<1>();  // dQ of the previous step: its stage is free
     warpgroup_fence_operand(dq);
+    __syncwarp();  // all lanes have read the metadata of the previous step
     if (i > 0 && warp_leader) mbarrier_arrive(base + kKvEmptyBarrier + 8 * ((i - 1) % kStages));
     issue_scores(dp, dout_descriptor, v_descriptors + (stage * kKvBytes >> 4));
     wgmma_wait<1>();

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_lists128_causal_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"causal"},"schedule":"cooperative","stages":3,"tile":{"m":64,"n":128}}
 // spec hash: 1485e5c4e61816116cf1feff1e2c8c40da4cc36dbae0c848d5bd18547c7631c4
-// seal: sha256 48552ddc3e6e4d3e4694d34f348a3a92162c11415ae9a9ba652205fbe9d1ec43
+// seal: sha256 c51dcc44bc7fa346e8de2dc0ece2e87db39d18fb5d85e413f16f3aadc00f5d47
 
 // Attention backward for sm_90a, gradients of K and V
 // over the listed key blocks of the pattern:
@@ -725,6 +725,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     wgmma_wait<0>();
     warpgroup_fence_operand(dv);
     warpgroup_fence_operand(dk);
+    __syncwarp();  // all lanes have read the statistics
     if (warp_leader) mbarrier_arrive(base + kQEmptyBarrier + 8 * stage);
   }
 

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_lists128_d192_dq.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq","head_dim":192,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"none"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":64}}
 // spec hash: 20d613e3e08da263a7b426453658dfb38c974a25a194ca88c015b43efe6dfe4e
-// seal: sha256 867b0ac3b1f149fd39e94aa5d691b2ad6202f7ce8558b020683ee16f3570a74a
+// seal: sha256 fab5e161c261297a2ddc01586e34d5654b6319284a3666f85cd7961ec2eb78eb
 
 // Attention backward for sm_90a, gradient of Q
 // over the listed key blocks of the pattern:
@@ -636,6 +636,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     issue_scores(s, q_descriptor, k_descriptor);
     wgmma_wait<1>();  // dQ of the previous step: its stage is free
     warpgroup_fence_operand(dq);
+    __syncwarp();  // all lanes have read the metadata of the previous step
     if (i > 0 && warp_leader) mbarrier_arrive(base + kKvEmptyBarrier + 8 * ((i - 1) % kStages));
     issue_scores(dp, dout_descriptor, v_descriptors + (stage * kKvBytes >> 4));
     wgmma_wait<1>();

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_lists128_d256_dq.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq","head_dim":256,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"none"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":64}}
 // spec hash: 8d3afbc33338c4287c610426177e07ff54813673739b6729d847e831e5fe562e
-// seal: sha256 9424150a3baef7f35089bc1f23206afe672921152c99fc064ee441d6755f501b
+// seal: sha256 0e0b890a3bf602a2384fcf6ea1ba9c2af38ad3f1c2a27c3aa618260dadee2f44
 
 // Attention backward for sm_90a, gradient of Q
 // over the listed key blocks of the pattern:
@@ -656,6 +656,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     issue_scores(s, q_descriptor, k_descriptor);
     wgmma_wait<1>();  // dQ of the previous step: its stage is free
     warpgroup_fence_operand(dq);
+    __syncwarp();  // all lanes have read the metadata of the previous step
     if (i > 0 && warp_leader) mbarrier_arrive(base + kKvEmptyBarrier + 8 * ((i - 1) % kStages));
     const int v_stage = i % kVStages;
     mbarrier_wait(base + kVFullBarrier + 8 * v_stage, i / kVStages % 2);

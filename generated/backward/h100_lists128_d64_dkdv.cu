@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_lists128_d64_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dkdv","head_dim":64,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"none"},"schedule":"cooperative","stages":3,"tile":{"m":128,"n":128}}
 // spec hash: af167861c113208e753d09d0f7c58f81562ab660b0a367f8dd24155027936082
-// seal: sha256 9daf80bcd8e96da693d11b37cb6738c1a759697d2986bed633e7eaf1be4f79d0
+// seal: sha256 f435caac78c4bd51e308d37b33dac47a5c5c2fdc02e7e33b632186cd9b098ab4
 
 // Attention backward for sm_90a, gradients of K and V
 // over the listed key blocks of the pattern:
@@ -705,6 +705,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     wgmma_wait<0>();
     warpgroup_fence_operand(dv);
     warpgroup_fence_operand(dk);
+    __syncwarp();  // all lanes have read the statistics
     if (warp_leader) mbarrier_arrive(base + kQEmptyBarrier + 8 * stage);
   }
 

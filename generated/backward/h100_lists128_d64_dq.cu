@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_lists128_d64_dq.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq","head_dim":64,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"none"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: f3e47db0b7f59d73ce1b86cc4ba697f9d88df3d9362513cbcf2cfa83816ec972
-// seal: sha256 05717746fd57cee1500ad6df06e7512097292260645ec865e60a16880bea2dc7
+// seal: sha256 e69e48a94937c2dee1aad25ea2139fad939db4e38bf42adee7f6bb340502574f
 
 // Attention backward for sm_90a, gradient of Q
 // over the listed key blocks of the pattern:
@@ -635,6 +635,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     issue_scores(s, q_descriptor, k_descriptor);
     wgmma_wait<1>();  // dQ of the previous step: its stage is free
     warpgroup_fence_operand(dq);
+    __syncwarp();  // all lanes have read the metadata of the previous step
     if (i > 0 && warp_leader) mbarrier_arrive(base + kKvEmptyBarrier + 8 * ((i - 1) % kStages));
     issue_scores(dp, dout_descriptor, v_descriptors + (stage * kKvBytes >> 4));
     wgmma_wait<1>();

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_lists128_d96_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dkdv","head_dim":96,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"none"},"schedule":"cooperative","stages":3,"tile":{"m":64,"n":128}}
 // spec hash: 8004813888411bfc9354572d95e515406e7e038be1522971b4c1b9f666e43447
-// seal: sha256 ba82854389abf105f3c58b839f13a02ea9e52c73e3fe4ebce35c343adb6c1db8
+// seal: sha256 0a2ad7d9311b41601527c4b7ba1d254092091b6a5ab443b47cd0bcd76aff631f
 
 // Attention backward for sm_90a, gradients of K and V
 // over the listed key blocks of the pattern:
@@ -693,6 +693,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     wgmma_wait<0>();
     warpgroup_fence_operand(dv);
     warpgroup_fence_operand(dk);
+    __syncwarp();  // all lanes have read the statistics
     if (warp_leader) mbarrier_arrive(base + kQEmptyBarrier + 8 * stage);
   }
 

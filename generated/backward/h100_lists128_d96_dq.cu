@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_lists128_d96_dq.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq","head_dim":96,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"none"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 0329ae403090300e99c1272c559e802c45616228b6cee9dd604a844c10c4f73d
-// seal: sha256 1ffbff5a5bafe0365df8df8444f57737a6227eb4aa581fdc507edca532a7e660
+// seal: sha256 15dfe976b61a70826e30fa685cff8428c4062ad976b2671e886407a72a191e2e
 
 // Attention backward for sm_90a, gradient of Q
 // over the listed key blocks of the pattern:
@@ -639,6 +639,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     issue_scores(s, q_descriptor, k_descriptor);
     wgmma_wait<1>();  // dQ of the previous step: its stage is free
     warpgroup_fence_operand(dq);
+    __syncwarp();  // all lanes have read the metadata of the previous step
     if (i > 0 && warp_leader) mbarrier_arrive(base + kKvEmptyBarrier + 8 * ((i - 1) % kStages));
     issue_scores(dp, dout_descriptor, v_descriptors + (stage * kKvBytes >> 4));
     wgmma_wait<1>();

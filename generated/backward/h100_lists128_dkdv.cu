@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_lists128_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"none"},"schedule":"cooperative","stages":3,"tile":{"m":64,"n":128}}
 // spec hash: 323a52af767d57184d5d9d5198417fbca81d79db5b5671956e93677f080cfee0
-// seal: sha256 127e668957d760eb0fcb6f563c9b936c0607b82b8db93d0fe0ef5c78960dac54
+// seal: sha256 8b8604d1402a8b889b22d3b32cacbf5b75ae1e9339012ccbe362ac618a210aa3
 
 // Attention backward for sm_90a, gradients of K and V
 // over the listed key blocks of the pattern:
@@ -697,6 +697,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     wgmma_wait<0>();
     warpgroup_fence_operand(dv);
     warpgroup_fence_operand(dk);
+    __syncwarp();  // all lanes have read the statistics
     if (warp_leader) mbarrier_arrive(base + kQEmptyBarrier + 8 * stage);
   }
 

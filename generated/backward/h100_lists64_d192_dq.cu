@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_lists64_d192_dq.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq","head_dim":192,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":64,"q":64},"kind":"block_lists","mask":"none"},"schedule":"cooperative","stages":2,"tile":{"m":64,"n":64}}
 // spec hash: efa5a98a3755b79985ea27bbe92a51e51aa064b7d0d5f5b2baf68c4e800af004
-// seal: sha256 c8d59b8f35d35d4c35ce787a67c5ef5693c8e2229f631901e5266038197c3c85
+// seal: sha256 5dd19a84125a0fc15eea68befe6eacec21312909bd724da32bf43593239448a0
 
 // Attention backward for sm_90a, gradient of Q
 // over the listed key blocks of the pattern:
@@ -635,6 +635,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     issue_scores(s, q_descriptor, k_descriptor);
     wgmma_wait<1>();  // dQ of the previous step: its stage is free
     warpgroup_fence_operand(dq);
+    __syncwarp();  // all lanes have read the metadata of the previous step
     if (i > 0 && warp_leader) mbarrier_arrive(base + kKvEmptyBarrier + 8 * ((i - 1) % kStages));
     issue_scores(dp, dout_descriptor, v_descriptors + (stage * kKvBytes >> 4));
     wgmma_wait<1>();

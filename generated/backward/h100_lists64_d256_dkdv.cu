@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_lists64_d256_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dkdv","head_dim":256,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":64,"q":64},"kind":"block_lists","mask":"none"},"schedule":"cooperative","stages":2,"tile":{"m":64,"n":64}}
 // spec hash: e5430abbcf6cf3f698a97089e7a7bcc93b743d2cc27c08f4f8a6d8227f18921e
-// seal: sha256 623ec3314de488da8249527743aa71344af649992076f4e13c44834829759d4c
+// seal: sha256 c265aca2c83b4a7da1f83f2b70ee743a98b5e28a705289acf31d292410fac0ad
 
 // Attention backward for sm_90a, gradients of K and V
 // over the listed key blocks of the pattern:
@@ -744,6 +744,7 @@ __device__ __forceinline__ void consume_dv(const Params& p, unsigned char* share
     issue_scores(s, k_descriptor, q_descriptors + (stage * kQBytes >> 4));
     wgmma_wait<1>();  // dV of the previous step: this consumer has finished with its stage
     warpgroup_fence_operand(dv);
+    __syncwarp();  // all lanes have read the statistics of the previous step
     if (i > 0 && warp_leader) mbarrier_arrive(base + kQEmptyBarrier + 8 * ((i - 1) % kStages));
     wgmma_wait<0>();
     warpgroup_fence_operand(s);
@@ -781,6 +782,7 @@ __device__ __forceinline__ void consume_dk(const Params& p, unsigned char* share
     issue_scores(dp, v_descriptor, dout_descriptors + (stage * kQBytes >> 4));
     wgmma_wait<1>();  // dK of the previous step
     warpgroup_fence_operand(dk);
+    __syncwarp();  // all lanes have read the statistics of the previous step
     if (i > 0 && warp_leader) mbarrier_arrive(base + kQEmptyBarrier + 8 * ((i - 1) % kStages));
     bar_sync(kWeightsFullBarrier, kConsumerThreads);
     receive_weights(p_step, shared);

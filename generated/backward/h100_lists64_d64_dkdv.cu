@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_lists64_d64_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dkdv","head_dim":64,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":64,"q":64},"kind":"block_lists","mask":"none"},"schedule":"cooperative","stages":3,"tile":{"m":64,"n":64}}
 // spec hash: 39493dee749c58c1c55f70f1109e2696e37c2ce5cc278dc43571a5dc4241b59c
-// seal: sha256 8c34d8a69639414dc8e8f4cdafd75815cfb4705fe5634d93f9732acb859a9898
+// seal: sha256 52ece544833cd675cb945be83b368c1649a884053e730408fb70484e4758607c
 
 // Attention backward for sm_90a, gradients of K and V
 // over the listed key blocks of the pattern:
@@ -689,6 +689,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     wgmma_wait<0>();
     warpgroup_fence_operand(dv);
     warpgroup_fence_operand(dk);
+    __syncwarp();  // all lanes have read the statistics
     if (warp_leader) mbarrier_arrive(base + kQEmptyBarrier + 8 * stage);
   }
 

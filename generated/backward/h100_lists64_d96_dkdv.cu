@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_lists64_d96_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dkdv","head_dim":96,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":64,"q":64},"kind":"block_lists","mask":"none"},"schedule":"cooperative","stages":2,"tile":{"m":64,"n":64}}
 // spec hash: cfbfacf62f2f1fbb076c56f8f2b817245d717a7c3ab3255557f6cd7ed66bd5fa
-// seal: sha256 9a545bc39727ef33c54a369a1ef3798d1cf4c80ae8671d012bca2d5db1826e74
+// seal: sha256 87fc1384ebb582ba47f57ecd700e26cc279b21dc9d783124ce3460c83a0e2457
 
 // Attention backward for sm_90a, gradients of K and V
 // over the listed key blocks of the pattern:
@@ -693,6 +693,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     wgmma_wait<0>();
     warpgroup_fence_operand(dv);
     warpgroup_fence_operand(dk);
+    __syncwarp();  // all lanes have read the statistics
     if (warp_leader) mbarrier_arrive(base + kQEmptyBarrier + 8 * stage);
   }
 

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_lists64_d96_dq.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq","head_dim":96,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":64,"q":64},"kind":"block_lists","mask":"none"},"schedule":"cooperative","stages":2,"tile":{"m":64,"n":64}}
 // spec hash: 565ef29af7c3e85f8c9ed9f48f0bf8057499af58095d899afd31c88d69b24a6e
-// seal: sha256 c8b3dc44251ab77b306135fde2ade40503d30b8a397b8cf66c90993ecce2da42
+// seal: sha256 dc8138c10dfca8138abc44123b948b1d28f716b18cdabae59901ccb68e442d23
 
 // Attention backward for sm_90a, gradient of Q
 // over the listed key blocks of the pattern:
@@ -623,6 +623,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     issue_scores(s, q_descriptor, k_descriptor);
     wgmma_wait<1>();  // dQ of the previous step: its stage is free
     warpgroup_fence_operand(dq);
+    __syncwarp();  // all lanes have read the metadata of the previous step
     if (i > 0 && warp_leader) mbarrier_arrive(base + kKvEmptyBarrier + 8 * ((i - 1) % kStages));
     issue_scores(dp, dout_descriptor, v_descriptors + (stage * kKvBytes >> 4));
     wgmma_wait<1>();

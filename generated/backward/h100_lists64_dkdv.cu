@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_lists64_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":64,"q":64},"kind":"block_lists","mask":"none"},"schedule":"cooperative","stages":2,"tile":{"m":64,"n":64}}
 // spec hash: 9dde2273f66a9f3f0b3d3f7f2ef3739e8548839909370097676b06fed8d77541
-// seal: sha256 9188d039f2ebc02fa64cd27d8000d28bc2b53cb19f1743418a5175691e6432d9
+// seal: sha256 cde9c2f579536f4936179af8d6a4a67c244641fbca9028c102f0e86a38e097ed
 
 // Attention backward for sm_90a, gradients of K and V
 // over the listed key blocks of the pattern:
@@ -697,6 +697,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     wgmma_wait<0>();
     warpgroup_fence_operand(dv);
     warpgroup_fence_operand(dk);
+    __syncwarp();  // all lanes have read the statistics
     if (warp_leader) mbarrier_arrive(base + kQEmptyBarrier + 8 * stage);
   }
 

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_lists64_dq.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":64,"q":64},"kind":"block_lists","mask":"none"},"schedule":"cooperative","stages":2,"tile":{"m":64,"n":64}}
 // spec hash: a64ee1c56db32b5b41ecbd209acdf580bff8ba4542355737cde0e09628da322f
-// seal: sha256 dc7f5f40a4a71a08b9b258f3c9d9b4e3f650223fc4923e0ce8bd7435ac9a62a3
+// seal: sha256 1e80a3035966bd79e6fa9df9aec9921ad077cf567c7dbcc21cb9ab6ad5e636f8
 
 // Attention backward for sm_90a, gradient of Q
 // over the listed key blocks of the pattern:
@@ -627,6 +627,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     issue_scores(s, q_descriptor, k_descriptor);
     wgmma_wait<1>();  // dQ of the previous step: its stage is free
     warpgroup_fence_operand(dq);
+    __syncwarp();  // all lanes have read the metadata of the previous step
     if (i > 0 && warp_leader) mbarrier_arrive(base + kKvEmptyBarrier + 8 * ((i - 1) % kStages));
     issue_scores(dp, dout_descriptor, v_descriptors + (stage * kKvBytes >> 4));
     wgmma_wait<1>();

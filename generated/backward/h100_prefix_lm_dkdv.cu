@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_prefix_lm_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"prefix_lm"},"schedule":"cooperative","stages":3,"tile":{"m":80,"n":128}}
 // spec hash: 92d60563c509878454a6539fa4779551d6dbbc271224aaeae3f55a29e5f6d910
-// seal: sha256 9f2c0a3e29bfb277df2108db080e3cd064aaab5d81ad298b5c91ab334e7d37fd
+// seal: sha256 d34452ed84e1e8cc8c70fe060fe2c03c7e2b451bd3eea21cd29308c10e7ee146
 
 // Attention backward for sm_90a, gradients of K and V
 // over the visible keys of the pattern:
@@ -607,6 +607,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     wgmma_wait<0>();
     warpgroup_fence_operand(dv);
     warpgroup_fence_operand(dk);
+    __syncwarp();  // all lanes have read the statistics
     if (warp_leader) mbarrier_arrive(base + kQEmptyBarrier + 8 * stage);
   }
 

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_prefix_lm_dq.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"prefix_lm"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 6a583a7c0319292083e1c3fedfc54e28c847b1e163fc944ab24046c697ee259d
-// seal: sha256 16bcb3ab891db4a87d5914edd9369cff1b666b9b7453a0f62dc77affe0540ccf
+// seal: sha256 9984876ad0ce27c6935d51f194b96faa70183a9e22be1c0e07feda3b4052ee87
 
 // Attention backward for sm_90a, gradient of Q
 // over the visible keys of the pattern:
@@ -597,6 +597,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     issue_scores(s, q_descriptor, k_descriptor);
     wgmma_wait<1>();  // dQ of the previous step: its stage is free
     warpgroup_fence_operand(dq);
+    __syncwarp();  // all lanes have read the metadata of the previous step
     if (i > 0 && warp_leader) mbarrier_arrive(base + kKvEmptyBarrier + 8 * ((i - 1) % kStages));
     issue_scores(dp, dout_descriptor, v_descriptors + (stage * kKvBytes >> 4));
     wgmma_wait<1>();

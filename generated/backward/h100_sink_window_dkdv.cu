@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_sink_window_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"sink_window","left":null,"right":null,"sink":null},"schedule":"cooperative","stages":3,"tile":{"m":80,"n":128}}
 // spec hash: 4724fee229b711de042eff2a025bed485ddcfc90613d5a7cedfc00696cbe222c
-// seal: sha256 e32a4902877ab25838a895ddd823017f39722e147dc2c3c25201da20803188ff
+// seal: sha256 0c1f2f11bfc1836465eb01cb2a0638ea5b6ccdde3c525775a8460c7319ee30b2
 
 // Attention backward for sm_90a, gradients of K and V
 // over the visible keys of the pattern:
@@ -613,6 +613,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     wgmma_wait<0>();
     warpgroup_fence_operand(dv);
     warpgroup_fence_operand(dk);
+    __syncwarp();  // all lanes have read the statistics
     if (warp_leader) mbarrier_arrive(base + kQEmptyBarrier + 8 * stage);
   }
 

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_sink_window_dq.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"sink_window","left":null,"right":null,"sink":null},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 1aba13b40d21bf7aa2e6faebf72721f1819faef298e668b3ce17045326826e09
-// seal: sha256 42527c37f554c009e4d8ab439dcc44dd6e08e67d287485ef0143cfb09687976f
+// seal: sha256 4c2b965bdae0c289efece7478e5372576e6d987497b0e39d6f470b822a605f71
 
 // Attention backward for sm_90a, gradient of Q
 // over the visible keys of the pattern:
@@ -619,6 +619,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     issue_scores(s, q_descriptor, k_descriptor);
     wgmma_wait<1>();  // dQ of the previous step: its stage is free
     warpgroup_fence_operand(dq);
+    __syncwarp();  // all lanes have read the metadata of the previous step
     if (i > 0 && warp_leader) mbarrier_arrive(base + kKvEmptyBarrier + 8 * ((i - 1) % kStages));
     issue_scores(dp, dout_descriptor, v_descriptors + (stage * kKvBytes >> 4));
     wgmma_wait<1>();

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_strided_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"block":128,"causal":true,"kind":"strided","local":7,"stride":8},"schedule":"cooperative","stages":3,"tile":{"m":80,"n":128}}
 // spec hash: 50a28f6fbeeadb8d87c7f45227316b8990ed9cff3059f928688c66f5be4728e8
-// seal: sha256 26956c0374d408f68552e9a8cba30e9b1a97de0fcd070e84739b001e57478695
+// seal: sha256 881f3d389e933c1d8022a3d5015d7bbb67aa3b2246eb66efbc0aac21d44745ce
 
 // Attention backward for sm_90a, gradients of K and V
 // over the visible keys of the pattern:
@@ -625,6 +625,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     wgmma_wait<0>();
     warpgroup_fence_operand(dv);
     warpgroup_fence_operand(dk);
+    __syncwarp();  // all lanes have read the statistics
     if (warp_leader) mbarrier_arrive(base + kQEmptyBarrier + 8 * stage);
   }
 

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_strided_dq.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"block":128,"causal":true,"kind":"strided","local":7,"stride":8},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: e7402f2a9710d1fa5d6ee53c5f139ea2b60537ee73ec6741b96970f819b342bd
-// seal: sha256 5dec4482aa007304fe991f33e97fcc35bbc5863052ba7f33f79a1a8d93069eca
+// seal: sha256 10244c66a464aa062d226df94092ce37418b9130b7fa0c193992187b56df66bf
 
 // Attention backward for sm_90a, gradient of Q
 // over the visible keys of the pattern:
@@ -637,6 +637,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     issue_scores(s, q_descriptor, k_descriptor);
     wgmma_wait<1>();  // dQ of the previous step: its stage is free
     warpgroup_fence_operand(dq);
+    __syncwarp();  // all lanes have read the metadata of the previous step
     if (i > 0 && warp_leader) mbarrier_arrive(base + kKvEmptyBarrier + 8 * ((i - 1) % kStages));
     issue_scores(dp, dout_descriptor, v_descriptors + (stage * kKvBytes >> 4));
     wgmma_wait<1>();

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_topk_b64_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":64,"q":64},"k":null,"kind":"topk"},"schedule":"cooperative","stages":2,"tile":{"m":64,"n":64}}
 // spec hash: d2986b038787f1e7603bade13164b4e4002575d7607add08d5fcb418f88fc1b0
-// seal: sha256 61c06f687ec1fdc8058c50de953a44cfd4f8fe63e8e71e1ceb5bbce18ca4d716
+// seal: sha256 89044d6abe8df78e126910992d67ba6b28c3982bf538fe6f915090cb337eeaed
 
 // Attention backward for sm_90a, gradients of K and V
 // over the listed key blocks of the pattern:
@@ -672,6 +672,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     wgmma_wait<0>();
     warpgroup_fence_operand(dv);
     warpgroup_fence_operand(dk);
+    __syncwarp();  // all lanes have read the statistics
     if (warp_leader) mbarrier_arrive(base + kQEmptyBarrier + 8 * stage);
   }
 

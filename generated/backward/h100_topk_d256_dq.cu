@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_topk_d256_dq.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq","head_dim":256,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"k":null,"kind":"topk"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":64}}
 // spec hash: 08d62eb43b892eee39fd098d19a811cae739ea22d3e6e3f827cf55b1654066aa
-// seal: sha256 f14b44aa864ed0dbb009eca9244e74da66e5f6dc48d8f4f70a4b2ce7d4d34e11
+// seal: sha256 f0bac0889b5c52f7dd3dbe4e1b1eb4a72751926a465621725631a758dbf964f2
 
 // Attention backward for sm_90a, gradient of Q
 // over the listed key blocks of the pattern:
@@ -624,6 +624,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     issue_scores(s, q_descriptor, k_descriptor);
     wgmma_wait<1>();  // dQ of the previous step: its stage is free
     warpgroup_fence_operand(dq);
+    __syncwarp();  // all lanes have read the metadata of the previous step
     if (i > 0 && warp_leader) mbarrier_arrive(base + kKvEmptyBarrier + 8 * ((i - 1) % kStages));
     const int v_stage = i % kVStages;
     mbarrier_wait(base + kVFullBarrier + 8 * v_stage, i / kVStages % 2);

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_topk_d64_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dkdv","head_dim":64,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"k":null,"kind":"topk"},"schedule":"cooperative","stages":3,"tile":{"m":128,"n":128}}
 // spec hash: bba6e4e136ab3937e6528525eca4abf8a2c1a841eb353a20376da5a03348286e
-// seal: sha256 80e9765a00de89f0fab1b7f3356e4750e7e05ac36f247f810b57764bedc8e749
+// seal: sha256 6fb7a51818f11f805db9d5c132b278e17a5eb921884ee1bd6430be5e52ebe8b4
 
 // Attention backward for sm_90a, gradients of K and V
 // over the listed key blocks of the pattern:
@@ -680,6 +680,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     wgmma_wait<0>();
     warpgroup_fence_operand(dv);
     warpgroup_fence_operand(dk);
+    __syncwarp();  // all lanes have read the statistics
     if (warp_leader) mbarrier_arrive(base + kQEmptyBarrier + 8 * stage);
   }
 

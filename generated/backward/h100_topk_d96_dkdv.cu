@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_topk_d96_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dkdv","head_dim":96,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"k":null,"kind":"topk"},"schedule":"cooperative","stages":3,"tile":{"m":64,"n":128}}
 // spec hash: dd88f2828e2bc81d0f6f78265890c43062c63c5fce5f7032d3dcfb3c621b54bd
-// seal: sha256 d8dc292be6973d156404e896c4c4040390eddde47b079d7393ddb0c2efc0709f
+// seal: sha256 4626e2b7fc7d15c9951868e7fd520aa793af1dadedadb8ae877d04fe865ef141
 
 // Attention backward for sm_90a, gradients of K and V
 // over the listed key blocks of the pattern:
@@ -668,6 +668,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     wgmma_wait<0>();
     warpgroup_fence_operand(dv);
     warpgroup_fence_operand(dk);
+    __syncwarp();  // all lanes have read the statistics
     if (warp_leader) mbarrier_arrive(base + kQEmptyBarrier + 8 * stage);
   }
 

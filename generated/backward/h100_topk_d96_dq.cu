@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_topk_d96_dq.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq","head_dim":96,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"k":null,"kind":"topk"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: f43ea14c4e33fb5ee7a459ade0917a70e337200f72d8a4f3857870a0d6b8795c
-// seal: sha256 3a876db697b891ce5605ec6626fe26f0ffc442d6cf75fbb55178336df2921d50
+// seal: sha256 d3882c0ed338cdd5c5a4db77e516b1cf0509116ae6663b9d23f4e982fc9533a1
 
 // Attention backward for sm_90a, gradient of Q
 // over the listed key blocks of the pattern:
@@ -607,6 +607,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     issue_scores(s, q_descriptor, k_descriptor);
     wgmma_wait<1>();  // dQ of the previous step: its stage is free
     warpgroup_fence_operand(dq);
+    __syncwarp();  // all lanes have read the metadata of the previous step
     if (i > 0 && warp_leader) mbarrier_arrive(base + kKvEmptyBarrier + 8 * ((i - 1) % kStages));
     issue_scores(dp, dout_descriptor, v_descriptors + (stage * kKvBytes >> 4));
     wgmma_wait<1>();

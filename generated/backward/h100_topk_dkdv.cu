@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_topk_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"k":null,"kind":"topk"},"schedule":"cooperative","stages":3,"tile":{"m":64,"n":128}}
 // spec hash: 54dffe9135420e36f7f3de1b1ce7778168fc1ac430111fd21188c64d5d561bc4
-// seal: sha256 9ff72cc749d87ab257722ef01099a4ae4c2df2d109b8a89e49e6d648cd491cc3
+// seal: sha256 3c940726d8b9494d1e9f71d7ec081b65a8bc493a253651b9488cf6cd3d2e585c
 
 // Attention backward for sm_90a, gradients of K and V
 // over the listed key blocks of the pattern:
@@ -672,6 +672,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     wgmma_wait<0>();
     warpgroup_fence_operand(dv);
     warpgroup_fence_operand(dk);
+    __syncwarp();  // all lanes have read the statistics
     if (warp_leader) mbarrier_arrive(base + kQEmptyBarrier + 8 * stage);
   }
 

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_varlen_causal_d256_dq.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq","head_dim":256,"layout":"varlen","mma":"wgmma","op":"attention_backward","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":64}}
 // spec hash: a1c084f707edfc11d63d61c0f677bdb0a8a46238e66cd01b3295cddbf4ac7fa8
-// seal: sha256 9f8ccf639b09e7e2df1a7940f301ffa29f2fa0751bcb0d860a16ca12bd1f2218
+// seal: sha256 f7e59eb87d1e134d624c4796181698424177fbb6d9160164202f1d09e8d582a5
 
 // Attention backward for sm_90a, gradient of Q
 // over the visible keys of the pattern in each sequence:
@@ -192,8 +192,9 @@ __device__ __forceinline__ int segment_of_tile(const Params& p, const int* bound
 
 // First token of a tile, counted within its segment; out of range for tiles without tokens.
 template <int kSpare>
-__device__ __forceinline__ int first_of_tile(const int* bounds, int tile, int rows, int segment) {
-  const int begin = segment == 0 ? 0 : __ldg(bounds + segment - 1);
+__device__ __forceinline__ int first_of_tile(
+    const Params& p, const int* bounds, int tokens, int tile, int rows, int segment) {
+  const int begin = bound_of(p, bounds, tokens, segment - 1);
   const int first = (tile - (begin / rows + segment * kSpare)) * rows;
   return first < 0 ? 1 << 30 : first;
 }
@@ -528,7 +529,7 @@ struct Tile {
     const int index = blockIdx.x, query_tile = p.query_tiles - 1 - index % p.query_tiles;
     head = index / p.query_tiles;
     batch = segment_of_tile<1>(p, p.cu_seqlens_q, query_tile, kTileM) - 1;
-    first_query = first_of_tile<1>(p.cu_seqlens_q, query_tile, kTileM, batch + 1);
+    first_query = first_of_tile<1>(p, p.cu_seqlens_q, p.q_len, query_tile, kTileM, batch + 1);
   }
 };
 
@@ -708,6 +709,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     issue_scores(s, q_descriptor, k_descriptor);
     wgmma_wait<1>();  // dQ of the previous step: its stage is free
     warpgroup_fence_operand(dq);
+    __syncwarp();  // all lanes have read the metadata of the previous step
     if (i > 0 && warp_leader) mbarrier_arrive(base + kKvEmptyBarrier + 8 * ((i - 1) % kStages));
     const int v_stage = i % kVStages;
     mbarrier_wait(base + kVFullBarrier + 8 * v_stage, i / kVStages % 2);

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_varlen_causal_d64_dq_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq_dkdv","head_dim":64,"layout":"varlen","mma":"wgmma","op":"attention_backward","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 69d0321ac1ac3961d44c217d8fefc91fe0d8993a01a39965762b46c267286cd8
-// seal: sha256 5e6efc07fb40ade2441278a000e02e2caea7012613a7107f41810b9b3e750b0d
+// seal: sha256 34f4c76b4021358f5d2b10d1eb9d742b512ab09464b0c954ca340aff7c739548
 
 // Attention backward for sm_90a, gradients of Q, K and V
 // over the visible keys of the pattern in each sequence:
@@ -224,8 +224,9 @@ __device__ __forceinline__ int segment_of_tile(const Params& p, const int* bound
 
 // First token of a tile, counted within its segment; out of range for tiles without tokens.
 template <int kSpare>
-__device__ __forceinline__ int first_of_tile(const int* bounds, int tile, int rows, int segment) {
-  const int begin = segment == 0 ? 0 : __ldg(bounds + segment - 1);
+__device__ __forceinline__ int first_of_tile(
+    const Params& p, const int* bounds, int tokens, int tile, int rows, int segment) {
+  const int begin = bound_of(p, bounds, tokens, segment - 1);
   const int first = (tile - (begin / rows + segment * kSpare)) * rows;
   return first < 0 ? 1 << 30 : first;
 }
@@ -641,7 +642,7 @@ struct Tile {
     const int key_tile = in_group / heads;
     kv_head = group * p.head_group + in_group % heads;
     batch = segment_of_tile<1>(p, p.rising_k, key_tile, kTileN) - 1;
-    first_key = first_of_tile<1>(p.rising_k, key_tile, kTileN, batch + 1);
+    first_key = first_of_tile<1>(p, p.rising_k, p.kv_len, key_tile, kTileN, batch + 1);
     number = first_key / kTileN;
   }
 };

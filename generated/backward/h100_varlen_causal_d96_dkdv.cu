@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_varlen_causal_d96_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dkdv","head_dim":96,"layout":"varlen","mma":"wgmma","op":"attention_backward","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":3,"tile":{"m":96,"n":128}}
 // spec hash: c6cdfa19bb5132bd81f8455455780b786aa2c90bab9d636b8a60c3fbbc6e4dca
-// seal: sha256 751fec4f7f558e0b8f679f188cfc9b9b38cc2e33e69d24b6007e720978d9e1f8
+// seal: sha256 e1c2d6efb82042b0db7829faee88576bb83fc3cfd233bb1f3001dc68ee8e17ff
 
 // Attention backward for sm_90a, gradients of K and V
 // over the visible keys of the pattern in each sequence:
@@ -193,8 +193,9 @@ __device__ __forceinline__ int segment_of_tile(const Params& p, const int* bound
 
 // First token of a tile, counted within its segment; out of range for tiles without tokens.
 template <int kSpare>
-__device__ __forceinline__ int first_of_tile(const int* bounds, int tile, int rows, int segment) {
-  const int begin = segment == 0 ? 0 : __ldg(bounds + segment - 1);
+__device__ __forceinline__ int first_of_tile(
+    const Params& p, const int* bounds, int tokens, int tile, int rows, int segment) {
+  const int begin = bound_of(p, bounds, tokens, segment - 1);
   const int first = (tile - (begin / rows + segment * kSpare)) * rows;
   return first < 0 ? 1 << 30 : first;
 }
@@ -512,7 +513,7 @@ struct Tile {
     const int index = blockIdx.x, key_tile = index % p.key_tiles;
     kv_head = index / p.key_tiles;
     batch = segment_of_tile<1>(p, p.cu_seqlens_k, key_tile, kTileN) - 1;
-    first_key = first_of_tile<1>(p.cu_seqlens_k, key_tile, kTileN, batch + 1);
+    first_key = first_of_tile<1>(p, p.cu_seqlens_k, p.kv_len, key_tile, kTileN, batch + 1);
   }
 };
 
@@ -695,6 +696,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     wgmma_wait<0>();
     warpgroup_fence_operand(dv);
     warpgroup_fence_operand(dk);
+    __syncwarp();  // all lanes have read the statistics
     if (warp_leader) mbarrier_arrive(base + kQEmptyBarrier + 8 * stage);
   }
 

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_varlen_causal_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dkdv","head_dim":128,"layout":"varlen","mma":"wgmma","op":"attention_backward","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":3,"tile":{"m":80,"n":128}}
 // spec hash: 679d47bcc2dbc784a2fc931b7cbba30637a05738f53562739e5e294a2dd39fb6
-// seal: sha256 e7eeb2053489c4611009e78f4defa19d0a35ce15dc175ec77a408bbd916ba74c
+// seal: sha256 e6b926033d75a4007d8e3b23a3a6857263e3d9c95e1ed155f3ac56e94ee03c8c
 
 // Attention backward for sm_90a, gradients of K and V
 // over the visible keys of the pattern in each sequence:
@@ -193,8 +193,9 @@ __device__ __forceinline__ int segment_of_tile(const Params& p, const int* bound
 
 // First token of a tile, counted within its segment; out of range for tiles without tokens.
 template <int kSpare>
-__device__ __forceinline__ int first_of_tile(const int* bounds, int tile, int rows, int segment) {
-  const int begin = segment == 0 ? 0 : __ldg(bounds + segment - 1);
+__device__ __forceinline__ int first_of_tile(
+    const Params& p, const int* bounds, int tokens, int tile, int rows, int segment) {
+  const int begin = bound_of(p, bounds, tokens, segment - 1);
   const int first = (tile - (begin / rows + segment * kSpare)) * rows;
   return first < 0 ? 1 << 30 : first;
 }
@@ -512,7 +513,7 @@ struct Tile {
     const int index = blockIdx.x, key_tile = index % p.key_tiles;
     kv_head = index / p.key_tiles;
     batch = segment_of_tile<1>(p, p.cu_seqlens_k, key_tile, kTileN) - 1;
-    first_key = first_of_tile<1>(p.cu_seqlens_k, key_tile, kTileN, batch + 1);
+    first_key = first_of_tile<1>(p, p.cu_seqlens_k, p.kv_len, key_tile, kTileN, batch + 1);
   }
 };
 
@@ -695,6 +696,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     wgmma_wait<0>();
     warpgroup_fence_operand(dv);
     warpgroup_fence_operand(dk);
+    __syncwarp();  // all lanes have read the statistics
     if (warp_leader) mbarrier_arrive(base + kQEmptyBarrier + 8 * stage);
   }
 

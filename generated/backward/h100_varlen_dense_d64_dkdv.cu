@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_varlen_dense_d64_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dkdv","head_dim":64,"layout":"varlen","mma":"wgmma","op":"attention_backward","pattern":{"kind":"dense"},"schedule":"cooperative","stages":3,"tile":{"m":128,"n":128}}
 // spec hash: 65812bb5d496c2882ebd27781e42cd51afcae2b74be873967d6931a9ecb5f3ee
-// seal: sha256 7791efea2979dc3b6e9af46b09ad45193f2fea448a47f5b2e09aa901ce623034
+// seal: sha256 f6ef0ab32c30fcd12d09bb6514b659dcc2f19279eb949622b0dfa6550bf8eb87
 
 // Attention backward for sm_90a, gradients of K and V
 // over the visible keys of the pattern in each sequence:
@@ -192,8 +192,9 @@ __device__ __forceinline__ int segment_of_tile(const Params& p, const int* bound
 
 // First token of a tile, counted within its segment; out of range for tiles without tokens.
 template <int kSpare>
-__device__ __forceinline__ int first_of_tile(const int* bounds, int tile, int rows, int segment) {
-  const int begin = segment == 0 ? 0 : __ldg(bounds + segment - 1);
+__device__ __forceinline__ int first_of_tile(
+    const Params& p, const int* bounds, int tokens, int tile, int rows, int segment) {
+  const int begin = bound_of(p, bounds, tokens, segment - 1);
   const int first = (tile - (begin / rows + segment * kSpare)) * rows;
   return first < 0 ? 1 << 30 : first;
 }
@@ -498,7 +499,7 @@ struct Tile {
     const int index = blockIdx.x, key_tile = index % p.key_tiles;
     kv_head = index / p.key_tiles;
     batch = segment_of_tile<1>(p, p.cu_seqlens_k, key_tile, kTileN) - 1;
-    first_key = first_of_tile<1>(p.cu_seqlens_k, key_tile, kTileN, batch + 1);
+    first_key = first_of_tile<1>(p, p.cu_seqlens_k, p.kv_len, key_tile, kTileN, batch + 1);
   }
 };
 
@@ -667,6 +668,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     wgmma_wait<0>();
     warpgroup_fence_operand(dv);
     warpgroup_fence_operand(dk);
+    __syncwarp();  // all lanes have read the statistics
     if (warp_leader) mbarrier_arrive(base + kQEmptyBarrier + 8 * stage);
   }
 

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_varlen_dense_d64_dq_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq_dkdv","head_dim":64,"layout":"varlen","mma":"wgmma","op":"attention_backward","pattern":{"kind":"dense"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 679790f1b95a05a72c5d6361724304e3cb35db84a528593ec17e9611d8ca7d85
-// seal: sha256 35867d86d6bc23b4cd50bbb8d5702fbc0932f71584121bad76a309102b8ac938
+// seal: sha256 c54775458d78edf58271492666242932eeed020e1fe2a2d517a63579849a2764
 
 // Attention backward for sm_90a, gradients of Q, K and V
 // over the visible keys of the pattern in each sequence:
@@ -223,8 +223,9 @@ __device__ __forceinline__ int segment_of_tile(const Params& p, const int* bound
 
 // First token of a tile, counted within its segment; out of range for tiles without tokens.
 template <int kSpare>
-__device__ __forceinline__ int first_of_tile(const int* bounds, int tile, int rows, int segment) {
-  const int begin = segment == 0 ? 0 : __ldg(bounds + segment - 1);
+__device__ __forceinline__ int first_of_tile(
+    const Params& p, const int* bounds, int tokens, int tile, int rows, int segment) {
+  const int begin = bound_of(p, bounds, tokens, segment - 1);
   const int first = (tile - (begin / rows + segment * kSpare)) * rows;
   return first < 0 ? 1 << 30 : first;
 }
@@ -623,7 +624,7 @@ struct Tile {
     const int key_tile = in_group / heads;
     kv_head = group * p.head_group + in_group % heads;
     batch = segment_of_tile<1>(p, p.rising_k, key_tile, kTileN) - 1;
-    first_key = first_of_tile<1>(p.rising_k, key_tile, kTileN, batch + 1);
+    first_key = first_of_tile<1>(p, p.rising_k, p.kv_len, key_tile, kTileN, batch + 1);
     number = first_key / kTileN;
   }
 };

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_varlen_dense_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dkdv","head_dim":128,"layout":"varlen","mma":"wgmma","op":"attention_backward","pattern":{"kind":"dense"},"schedule":"cooperative","stages":3,"tile":{"m":80,"n":128}}
 // spec hash: 23ec1ba9dca2efd4f549faf9976c1a6db21c9a8d9d3e14dbeda55e92f54ac616
-// seal: sha256 0e9d53974a38e641d32a2cf61dc05c55a83c6bf0bec0d7b0904fb1a21e3cc262
+// seal: sha256 f70a5e980cc7ac62c66533572632718cd600954d0ff13684cb986353535ac64f
 
 // Attention backward for sm_90a, gradients of K and V
 // over the visible keys of the pattern in each sequence:
@@ -192,8 +192,9 @@ __device__ __forceinline__ int segment_of_tile(const Params& p, const int* bound
 
 // First token of a tile, counted within its segment; out of range for tiles without tokens.
 template <int kSpare>
-__device__ __forceinline__ int first_of_tile(const int* bounds, int tile, int rows, int segment) {
-  const int begin = segment == 0 ? 0 : __ldg(bounds + segment - 1);
+__device__ __forceinline__ int first_of_tile(
+    const Params& p, const int* bounds, int tokens, int tile, int rows, int segment) {
+  const int begin = bound_of(p, bounds, tokens, segment - 1);
   const int first = (tile - (begin / rows + segment * kSpare)) * rows;
   return first < 0 ? 1 << 30 : first;
 }
@@ -494,7 +495,7 @@ struct Tile {
     const int index = blockIdx.x, key_tile = index % p.key_tiles;
     kv_head = index / p.key_tiles;
     batch = segment_of_tile<1>(p, p.cu_seqlens_k, key_tile, kTileN) - 1;
-    first_key = first_of_tile<1>(p.cu_seqlens_k, key_tile, kTileN, batch + 1);
+    first_key = first_of_tile<1>(p, p.cu_seqlens_k, p.kv_len, key_tile, kTileN, batch + 1);
   }
 };
 
@@ -663,6 +664,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     wgmma_wait<0>();
     warpgroup_fence_operand(dv);
     warpgroup_fence_operand(dk);
+    __syncwarp();  // all lanes have read the statistics
     if (warp_leader) mbarrier_arrive(base + kQEmptyBarrier + 8 * stage);
   }
 

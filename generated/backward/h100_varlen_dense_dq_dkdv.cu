@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_varlen_dense_dq_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq_dkdv","head_dim":128,"layout":"varlen","mma":"wgmma","op":"attention_backward","pattern":{"kind":"dense"},"schedule":"cooperative","stages":2,"tile":{"m":80,"n":128}}
 // spec hash: d8bfaf782b7f985c64e241c531b40077acb3365cdf711c989d34bff8bcc62cc9
-// seal: sha256 f7e5a83fc92c7323dcbcb2783306ce482e1a60a79b1bec93386c1eea9081fd84
+// seal: sha256 93d8d3bd74a039b79094a4ed43411e6f0701bde446cef158b9240958389cc50a
 
 // Attention backward for sm_90a, gradients of Q, K and V
 // over the visible keys of the pattern in each sequence:
@@ -223,8 +223,9 @@ __device__ __forceinline__ int segment_of_tile(const Params& p, const int* bound
 
 // First token of a tile, counted within its segment; out of range for tiles without tokens.
 template <int kSpare>
-__device__ __forceinline__ int first_of_tile(const int* bounds, int tile, int rows, int segment) {
-  const int begin = segment == 0 ? 0 : __ldg(bounds + segment - 1);
+__device__ __forceinline__ int first_of_tile(
+    const Params& p, const int* bounds, int tokens, int tile, int rows, int segment) {
+  const int begin = bound_of(p, bounds, tokens, segment - 1);
   const int first = (tile - (begin / rows + segment * kSpare)) * rows;
   return first < 0 ? 1 << 30 : first;
 }
@@ -623,7 +624,7 @@ struct Tile {
     const int key_tile = in_group / heads;
     kv_head = group * p.head_group + in_group % heads;
     batch = segment_of_tile<1>(p, p.rising_k, key_tile, kTileN) - 1;
-    first_key = first_of_tile<1>(p.rising_k, key_tile, kTileN, batch + 1);
+    first_key = first_of_tile<1>(p, p.rising_k, p.kv_len, key_tile, kTileN, batch + 1);
     number = first_key / kTileN;
   }
 };

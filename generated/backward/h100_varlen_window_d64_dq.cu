@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_varlen_window_d64_dq.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq","head_dim":64,"layout":"varlen","mma":"wgmma","op":"attention_backward","pattern":{"kind":"sliding_window","left":null,"right":null},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 00a97cdb7d93b90b94411b4128147f84bdb36cd913ac26b3f65976d34234a32a
-// seal: sha256 3e5af0e8d09d0d3e49b0214f8d6d7cee3ab9e307361edab2a77df2c82cf216da
+// seal: sha256 bf2f447b0f7cde9f0670ce95e4b7ea90093c2684fa9a33114a94beeeda447a37
 
 // Attention backward for sm_90a, gradient of Q
 // over the visible keys of the pattern in each sequence:
@@ -190,8 +190,9 @@ __device__ __forceinline__ int segment_of_tile(const Params& p, const int* bound
 
 // First token of a tile, counted within its segment; out of range for tiles without tokens.
 template <int kSpare>
-__device__ __forceinline__ int first_of_tile(const int* bounds, int tile, int rows, int segment) {
-  const int begin = segment == 0 ? 0 : __ldg(bounds + segment - 1);
+__device__ __forceinline__ int first_of_tile(
+    const Params& p, const int* bounds, int tokens, int tile, int rows, int segment) {
+  const int begin = bound_of(p, bounds, tokens, segment - 1);
   const int first = (tile - (begin / rows + segment * kSpare)) * rows;
   return first < 0 ? 1 << 30 : first;
 }
@@ -522,7 +523,7 @@ struct Tile {
     const int index = blockIdx.x, query_tile = p.query_tiles - 1 - index % p.query_tiles;
     head = index / p.query_tiles;
     batch = segment_of_tile<1>(p, p.cu_seqlens_q, query_tile, kTileM) - 1;
-    first_query = first_of_tile<1>(p.cu_seqlens_q, query_tile, kTileM, batch + 1);
+    first_query = first_of_tile<1>(p, p.cu_seqlens_q, p.q_len, query_tile, kTileM, batch + 1);
   }
 };
 
@@ -694,6 +695,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     issue_scores(s, q_descriptor, k_descriptor);
     wgmma_wait<1>();  // dQ of the previous step: its stage is free
     warpgroup_fence_operand(dq);
+    __syncwarp();  // all lanes have read the metadata of the previous step
     if (i > 0 && warp_leader) mbarrier_arrive(base + kKvEmptyBarrier + 8 * ((i - 1) % kStages));
     issue_scores(dp, dout_descriptor, v_descriptors + (stage * kKvBytes >> 4));
     wgmma_wait<1>();

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_varlen_window_d64_dq_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq_dkdv","head_dim":64,"layout":"varlen","mma":"wgmma","op":"attention_backward","pattern":{"kind":"sliding_window","left":null,"right":null},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: a3ea657b864b947913cde5c586428104f1f52f4f228611d03247cbdf513b0597
-// seal: sha256 a4b55dd0b5480e8fb45fecaf274446fdcbe89600be2080fcf33ca36bb9902f0b
+// seal: sha256 952f30b63b72a3a4289c2eaca73dba307f09d3282d5b46833df95edca53f3e04
 
 // Attention backward for sm_90a, gradients of Q, K and V
 // over the visible keys of the pattern in each sequence:
@@ -226,8 +226,9 @@ __device__ __forceinline__ int segment_of_tile(const Params& p, const int* bound
 
 // First token of a tile, counted within its segment; out of range for tiles without tokens.
 template <int kSpare>
-__device__ __forceinline__ int first_of_tile(const int* bounds, int tile, int rows, int segment) {
-  const int begin = segment == 0 ? 0 : __ldg(bounds + segment - 1);
+__device__ __forceinline__ int first_of_tile(
+    const Params& p, const int* bounds, int tokens, int tile, int rows, int segment) {
+  const int begin = bound_of(p, bounds, tokens, segment - 1);
   const int first = (tile - (begin / rows + segment * kSpare)) * rows;
   return first < 0 ? 1 << 30 : first;
 }
@@ -648,7 +649,7 @@ struct Tile {
     const int key_tile = in_group / heads;
     kv_head = group * p.head_group + in_group % heads;
     batch = segment_of_tile<1>(p, p.rising_k, key_tile, kTileN) - 1;
-    first_key = first_of_tile<1>(p.rising_k, key_tile, kTileN, batch + 1);
+    first_key = first_of_tile<1>(p, p.rising_k, p.kv_len, key_tile, kTileN, batch + 1);
     number = first_key / kTileN;
   }
 };

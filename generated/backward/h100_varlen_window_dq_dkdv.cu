@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_varlen_window_dq_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq_dkdv","head_dim":128,"layout":"varlen","mma":"wgmma","op":"attention_backward","pattern":{"kind":"sliding_window","left":null,"right":null},"schedule":"cooperative","stages":2,"tile":{"m":80,"n":128}}
 // spec hash: 828c43085baa66613478b2854146cdb377e7f333c53105c579420a1647438f42
-// seal: sha256 f322fb7a96d02d263a95f061f4f8244a14d5155d42553b4991f3390c3a6f0cc1
+// seal: sha256 bce03569a59c51f4bb68819d8b89e4e5f101bbdfcf9b2f42fa351c79499086e3
 
 // Attention backward for sm_90a, gradients of Q, K and V
 // over the visible keys of the pattern in each sequence:
@@ -226,8 +226,9 @@ __device__ __forceinline__ int segment_of_tile(const Params& p, const int* bound
 
 // First token of a tile, counted within its segment; out of range for tiles without tokens.
 template <int kSpare>
-__device__ __forceinline__ int first_of_tile(const int* bounds, int tile, int rows, int segment) {
-  const int begin = segment == 0 ? 0 : __ldg(bounds + segment - 1);
+__device__ __forceinline__ int first_of_tile(
+    const Params& p, const int* bounds, int tokens, int tile, int rows, int segment) {
+  const int begin = bound_of(p, bounds, tokens, segment - 1);
   const int first = (tile - (begin / rows + segment * kSpare)) * rows;
   return first < 0 ? 1 << 30 : first;
 }
@@ -648,7 +649,7 @@ struct Tile {
     const int key_tile = in_group / heads;
     kv_head = group * p.head_group + in_group % heads;
     batch = segment_of_tile<1>(p, p.rising_k, key_tile, kTileN) - 1;
-    first_key = first_of_tile<1>(p.rising_k, key_tile, kTileN, batch + 1);
+    first_key = first_of_tile<1>(p, p.rising_k, p.kv_len, key_tile, kTileN, batch + 1);
     number = first_key / kTileN;
   }
 };

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_window_d192_dq.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq","head_dim":192,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"sliding_window","left":null,"right":null},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":96}}
 // spec hash: 41f87dcc47ee2b3066db58c973b414e8299d73eda799bad69be8c1c5e4c6de4a
-// seal: sha256 4338375d1c95ae09ab5088fd7bafe61168c437a829ae08e659cfb609f9dcf101
+// seal: sha256 5ac46a5767967bf7443704b8af65aa34708a20597259741f01455fa59f536a63
 
 // Attention backward for sm_90a, gradient of Q
 // over the visible keys of the pattern:
@@ -622,6 +622,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     issue_scores(s, q_descriptor, k_descriptor);
     wgmma_wait<1>();  // dQ of the previous step: its stage is free
     warpgroup_fence_operand(dq);
+    __syncwarp();  // all lanes have read the metadata of the previous step
     if (i > 0 && warp_leader) mbarrier_arrive(base + kKvEmptyBarrier + 8 * ((i - 1) % kStages));
     const int v_stage = i % kVStages;
     mbarrier_wait(base + kVFullBarrier + 8 * v_stage, i / kVStages % 2);

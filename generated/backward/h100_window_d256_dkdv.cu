@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_window_d256_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dkdv","head_dim":256,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"sliding_window","left":null,"right":null},"schedule":"cooperative","stages":2,"tile":{"m":64,"n":64}}
 // spec hash: a574378c0679314ecd394fe618bad50bd26dd3f03e407de930e37efb06c0aa9a
-// seal: sha256 fc01ba44d008b2fdc1a395015824f0130f87a0d3215ddaa686514f038543fc4b
+// seal: sha256 d72e25108d634b4a3cb8b2416ecfcfa085f14a8a28158aadacc567abe8470fb7
 
 // Attention backward for sm_90a, gradients of K and V
 // over the visible keys of the pattern:
@@ -652,6 +652,7 @@ __device__ __forceinline__ void consume_dv(const Params& p, unsigned char* share
     issue_scores(s, k_descriptor, q_descriptors + (stage * kQBytes >> 4));
     wgmma_wait<1>();  // dV of the previous step: this consumer has finished with its stage
     warpgroup_fence_operand(dv);
+    __syncwarp();  // all lanes have read the statistics of the previous step
     if (i > 0 && warp_leader) mbarrier_arrive(base + kQEmptyBarrier + 8 * ((i - 1) % kStages));
     wgmma_wait<0>();
     warpgroup_fence_operand(s);
@@ -691,6 +692,7 @@ __device__ __forceinline__ void consume_dk(const Params& p, unsigned char* share
     issue_scores(dp, v_descriptor, dout_descriptors + (stage * kQBytes >> 4));
     wgmma_wait<1>();  // dK of the previous step
     warpgroup_fence_operand(dk);
+    __syncwarp();  // all lanes have read the statistics of the previous step
     if (i > 0 && warp_leader) mbarrier_arrive(base + kQEmptyBarrier + 8 * ((i - 1) % kStages));
     bar_sync(kWeightsFullBarrier, kConsumerThreads);
     receive_weights(p_step, shared);

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_window_d256_dq.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq","head_dim":256,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"sliding_window","left":null,"right":null},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":64}}
 // spec hash: c186328b750829741b34056c11ca42a63b1161c9fb90b895915dc4e785dbbcb5
-// seal: sha256 75a3e38aff0f0548a66b51e26af9115757bbeb4d7ebdffd7fe3c2d52c57a371f
+// seal: sha256 e7757739859ee42ab513634be7f281d7f52f815d0a2a1d61afbaebade8d1e4fc
 
 // Attention backward for sm_90a, gradient of Q
 // over the visible keys of the pattern:
@@ -622,6 +622,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     issue_scores(s, q_descriptor, k_descriptor);
     wgmma_wait<1>();  // dQ of the previous step: its stage is free
     warpgroup_fence_operand(dq);
+    __syncwarp();  // all lanes have read the metadata of the previous step
     if (i > 0 && warp_leader) mbarrier_arrive(base + kKvEmptyBarrier + 8 * ((i - 1) % kStages));
     const int v_stage = i % kVStages;
     mbarrier_wait(base + kVFullBarrier + 8 * v_stage, i / kVStages % 2);

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_window_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"sliding_window","left":null,"right":null},"schedule":"cooperative","stages":3,"tile":{"m":80,"n":128}}
 // spec hash: a6366994440c858b9ccf273020a65a4c49cb1d6f12175ab6d6804e48d5158cd7
-// seal: sha256 cc06f2f3aecb13d8646beae1e3429e7fc3a18dd52a8aa55391a932095bf6b0f1
+// seal: sha256 d4024967c4d052f669b7d051e84149e1f50bf7936b8f57d02dd36cf3e3091db2
 
 // Attention backward for sm_90a, gradients of K and V
 // over the visible keys of the pattern:
@@ -609,6 +609,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     wgmma_wait<0>();
     warpgroup_fence_operand(dv);
     warpgroup_fence_operand(dk);
+    __syncwarp();  // all lanes have read the statistics
     if (warp_leader) mbarrier_arrive(base + kQEmptyBarrier + 8 * stage);
   }
 

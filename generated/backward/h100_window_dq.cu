@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_window_dq.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"sliding_window","left":null,"right":null},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: fed30c2fc4d2cf32b69ec553d7ea972905856005224ab0615bc9fea4fa098bf8
-// seal: sha256 75d5e23d375b1f92d54a138977ee8945af15480d38d192e85ee2e62f4079decc
+// seal: sha256 6852089d47ccadec8a37916d28b34c44f7361731a2130219e9e1a92bec2a5a28
 
 // Attention backward for sm_90a, gradient of Q
 // over the visible keys of the pattern:
@@ -610,6 +610,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     issue_scores(s, q_descriptor, k_descriptor);
     wgmma_wait<1>();  // dQ of the previous step: its stage is free
     warpgroup_fence_operand(dq);
+    __syncwarp();  // all lanes have read the metadata of the previous step
     if (i > 0 && warp_leader) mbarrier_arrive(base + kKvEmptyBarrier + 8 * ((i - 1) % kStages));
     issue_scores(dp, dout_descriptor, v_descriptors + (stage * kKvBytes >> 4));
     wgmma_wait<1>();

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/l4_varlen_causal_d64_dq.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","gradients":"dq","head_dim":64,"layout":"varlen","mma":"mma","op":"attention_backward","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"multistage","stages":4,"tile":{"m":128,"n":64}}
 // spec hash: 608f9d0e829a6e62270aea306770cec77b7c6477069f62eab7ede16027d40c36
-// seal: sha256 259a4d75baa9ab207bfd0a254b3916f4ad77d0c89055791e3e28a0e6b6969ea1
+// seal: sha256 264b8050298c6eec516666acab75bb24b21bd4a02ce1d7cd059865704ec6fd39
 
 // Attention backward for sm_89, gradient of Q
 // over the visible keys of the pattern in each sequence:
@@ -176,8 +176,9 @@ __device__ __forceinline__ int segment_of_tile(const Params& p, const int* bound
 
 // First token of a tile, counted within its segment; out of range for tiles without tokens.
 template <int kSpare>
-__device__ __forceinline__ int first_of_tile(const int* bounds, int tile, int rows, int segment) {
-  const int begin = segment == 0 ? 0 : __ldg(bounds + segment - 1);
+__device__ __forceinline__ int first_of_tile(
+    const Params& p, const int* bounds, int tokens, int tile, int rows, int segment) {
+  const int begin = bound_of(p, bounds, tokens, segment - 1);
   const int first = (tile - (begin / rows + segment * kSpare)) * rows;
   return first < 0 ? 1 << 30 : first;
 }
@@ -336,7 +337,7 @@ struct Tile {
     const int index = blockIdx.x, query_tile = p.query_tiles - 1 - index % p.query_tiles;
     head = index / p.query_tiles;
     batch = segment_of_tile<1>(p, p.cu_seqlens_q, query_tile, kTileM) - 1;
-    first_query = first_of_tile<1>(p.cu_seqlens_q, query_tile, kTileM, batch + 1);
+    first_query = first_of_tile<1>(p, p.cu_seqlens_q, p.q_len, query_tile, kTileM, batch + 1);
   }
 };
 

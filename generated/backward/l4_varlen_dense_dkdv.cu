@@ -3,7 +3,7 @@
 //     codegen render specs/backward/l4_varlen_dense_dkdv.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","gradients":"dkdv","head_dim":128,"layout":"varlen","mma":"mma","op":"attention_backward","pattern":{"kind":"dense"},"schedule":"multistage","stages":2,"tile":{"m":32,"n":128}}
 // spec hash: c4a38f12face83a7a530b4405224445d8e0297afa52d2142228de1fd5b15b3a9
-// seal: sha256 d0459138a285ed3edda50eebd9b3858284894a58fca03dfb1fa2b818e9106093
+// seal: sha256 bc6aa455e8a8529a859f76be8b0e9f1bdccf7efe28455edcdb66d79f8bbbebea
 
 // Attention backward for sm_89, gradients of K and V
 // over the visible keys of the pattern in each sequence:
@@ -180,8 +180,9 @@ __device__ __forceinline__ int segment_of_tile(const Params& p, const int* bound
 
 // First token of a tile, counted within its segment; out of range for tiles without tokens.
 template <int kSpare>
-__device__ __forceinline__ int first_of_tile(const int* bounds, int tile, int rows, int segment) {
-  const int begin = segment == 0 ? 0 : __ldg(bounds + segment - 1);
+__device__ __forceinline__ int first_of_tile(
+    const Params& p, const int* bounds, int tokens, int tile, int rows, int segment) {
+  const int begin = bound_of(p, bounds, tokens, segment - 1);
   const int first = (tile - (begin / rows + segment * kSpare)) * rows;
   return first < 0 ? 1 << 30 : first;
 }
@@ -319,7 +320,7 @@ struct Tile {
     const int index = blockIdx.x, key_tile = index % p.key_tiles;
     kv_head = index / p.key_tiles;
     batch = segment_of_tile<1>(p, p.cu_seqlens_k, key_tile, kTileN) - 1;
-    first_key = first_of_tile<1>(p.cu_seqlens_k, key_tile, kTileN, batch + 1);
+    first_key = first_of_tile<1>(p, p.cu_seqlens_k, p.kv_len, key_tile, kTileN, batch + 1);
   }
 };
 

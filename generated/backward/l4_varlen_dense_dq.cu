@@ -3,7 +3,7 @@
 //     codegen render specs/backward/l4_varlen_dense_dq.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","gradients":"dq","head_dim":128,"layout":"varlen","mma":"mma","op":"attention_backward","pattern":{"kind":"dense"},"schedule":"multistage","stages":4,"tile":{"m":128,"n":32}}
 // spec hash: 80f374bcf37c10d43dd2485e96a33243800ff04916f98ef9752226c9b6cb77fa
-// seal: sha256 f46e933f792f2df05099311c1cf2fc9d5bf7e6a13b572df91840540171806c3b
+// seal: sha256 e79f25fb29c5a834309d136d8149cae101c562e1816d46edbe2709571065aae5
 
 // Attention backward for sm_89, gradient of Q
 // over the visible keys of the pattern in each sequence:
@@ -175,8 +175,9 @@ __device__ __forceinline__ int segment_of_tile(const Params& p, const int* bound
 
 // First token of a tile, counted within its segment; out of range for tiles without tokens.
 template <int kSpare>
-__device__ __forceinline__ int first_of_tile(const int* bounds, int tile, int rows, int segment) {
-  const int begin = segment == 0 ? 0 : __ldg(bounds + segment - 1);
+__device__ __forceinline__ int first_of_tile(
+    const Params& p, const int* bounds, int tokens, int tile, int rows, int segment) {
+  const int begin = bound_of(p, bounds, tokens, segment - 1);
   const int first = (tile - (begin / rows + segment * kSpare)) * rows;
   return first < 0 ? 1 << 30 : first;
 }
@@ -316,7 +317,7 @@ struct Tile {
     const int index = blockIdx.x, query_tile = p.query_tiles - 1 - index % p.query_tiles;
     head = index / p.query_tiles;
     batch = segment_of_tile<1>(p, p.cu_seqlens_q, query_tile, kTileM) - 1;
-    first_query = first_of_tile<1>(p.cu_seqlens_q, query_tile, kTileM, batch + 1);
+    first_query = first_of_tile<1>(p, p.cu_seqlens_q, p.q_len, query_tile, kTileM, batch + 1);
   }
 };
 

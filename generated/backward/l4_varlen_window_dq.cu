@@ -3,7 +3,7 @@
 //     codegen render specs/backward/l4_varlen_window_dq.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","gradients":"dq","head_dim":128,"layout":"varlen","mma":"mma","op":"attention_backward","pattern":{"kind":"sliding_window","left":null,"right":null},"schedule":"multistage","stages":4,"tile":{"m":128,"n":32}}
 // spec hash: 0541fd9338fe5803bda1db245ab79670d9b5602a0df63beb23fd5990155b7003
-// seal: sha256 15429cf966ce87c55b31272ac59d2e3b9fa0e85a6c0e918242f8369863171289
+// seal: sha256 644d20d2a512784943259a8ee8d9083b260bfe51af251721b3f9ff17a708241a
 
 // Attention backward for sm_89, gradient of Q
 // over the visible keys of the pattern in each sequence:
@@ -178,8 +178,9 @@ __device__ __forceinline__ int segment_of_tile(const Params& p, const int* bound
 
 // First token of a tile, counted within its segment; out of range for tiles without tokens.
 template <int kSpare>
-__device__ __forceinline__ int first_of_tile(const int* bounds, int tile, int rows, int segment) {
-  const int begin = segment == 0 ? 0 : __ldg(bounds + segment - 1);
+__device__ __forceinline__ int first_of_tile(
+    const Params& p, const int* bounds, int tokens, int tile, int rows, int segment) {
+  const int begin = bound_of(p, bounds, tokens, segment - 1);
   const int first = (tile - (begin / rows + segment * kSpare)) * rows;
   return first < 0 ? 1 << 30 : first;
 }
@@ -342,7 +343,7 @@ struct Tile {
     const int index = blockIdx.x, query_tile = p.query_tiles - 1 - index % p.query_tiles;
     head = index / p.query_tiles;
     batch = segment_of_tile<1>(p, p.cu_seqlens_q, query_tile, kTileM) - 1;
-    first_query = first_of_tile<1>(p.cu_seqlens_q, query_tile, kTileM, batch + 1);
+    first_query = first_of_tile<1>(p, p.cu_seqlens_q, p.q_len, query_tile, kTileM, batch + 1);
   }
 };
 

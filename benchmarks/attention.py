@@ -8,7 +8,7 @@
     python benchmarks/attention.py --rows topk32 --data std1 heads  # two of runtime/tools/bench/data_sets.py
 
 Groups: "main"; "data", the rows that benchmarks/data.py runs on every data set; "ordered", lists of 64 x 64 blocks with
-query blocks as they come and in an order that is found before; "bf16", some main rows in that type; "k" and "length",
+query blocks in the given order and in one found beforehand; "bf16", some main rows in that type; "k" and "length",
 sweeps of the lists' length and of the sequence's; "short" sequences; "overlap", lists whose neighbors have entries
 in common, by a kernel that loads those once and by one that does not; "ada", the kernels for sm_89, which a newer GPU
 runs through PTX.

@@ -1,7 +1,7 @@
 """Other kernels for BSR products, called on the inputs of benchmarks/bsr.py.
 
 A peer takes a problem and returns calls by label; each call returns C, dense. What cannot compute the problem raises.
-There is no torch kernel for BSR x BSR, nor for a sampled product with a BSR pattern: cuBLAS alone stands beside these.
+Torch has no kernel for BSR x BSR or for a sampled product with a BSR pattern: their only peer is cuBLAS.
 """
 
 from __future__ import annotations

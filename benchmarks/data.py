@@ -76,7 +76,7 @@ class Column:
 
 
 def peers_of(row: Row, dtype: str, asked: Sequence[str] | None) -> tuple[str, ...]:
-    """The peers of a row in a type: those asked for, or the usual ones, or the last resort."""
+    """The peers of a row in a type: those requested, or the usual ones, or the last resort."""
     names = [name for name in row.peers if name in (asked or USUAL_PEERS)]
     if dtype == "fp16":
         names = [name for name in names if name != "fa3"]

@@ -66,19 +66,19 @@ STEPS = (
     Step(
         "h100_ladder_01_wmma",
         "111",
-        "a step is loaded, waited for, computed: only the second thread block of the SM overlaps with it",
+        "each step is loaded, awaited, then computed; only the SM's second thread block overlaps with it",
     ),
     Step(
         "h100_ladder_02_tall",
         "127.5",
-        "32, not 21 FLOPs a byte of shared memory, 85, not 64 a byte of the L2; but one thread block on an SM",
+        "32, not 21 FLOPs per byte of shared memory, 85, not 64 per byte of the L2; but one thread block per SM",
     ),
-    Step("h100_ladder_03_cp_async", "230", "two steps are on their way while one is computed"),
-    Step("h100_ladder_04_k64", DASH, "half as many barriers for each product"),
+    Step("h100_ladder_03_cp_async", "230", "two steps are in flight while one is computed"),
+    Step("h100_ladder_04_k64", DASH, "half as many barriers per product"),
     Step(
         "h100_ladder_05_k112",
         "607 (512 x 128 x 112)",
-        "fewer barriers still, but only two stages fit; the claim is above what mma.sync can do",
+        "even fewer barriers, but only two stages fit; the claim exceeds the ceiling of mma.sync",
     ),
     Step(
         "h100_ladder_06_mma",
@@ -93,13 +93,13 @@ STEPS = (
     Step(
         "h100_ladder_08_wgmma",
         "400-450, of attention",
-        "operands come from shared memory by themselves: ceiling 834; a producer warp loads, without a gap",
+        "wgmma reads its operands from shared memory: ceiling 834; a producer warp loads without gaps",
     ),
-    Step("h100_ladder_09_stages", "450-500, of attention", "more bytes on their way: the L2's latency is hidden"),
+    Step("h100_ladder_09_stages", "450-500, of attention", "more bytes in flight hide the L2's latency"),
     Step(
         "h100_bsr_spmm_b128",
         DASH,
-        "tiles of 128 x 256: each block of A is read half as often, each product has twice the columns",
+        "tiles of 128 x 256: A's blocks are read half as often, and products have twice the columns",
     ),
 )
 COPIES = ("l4_tile_copy_ld_global", "l4_tile_copy_cp_async", "h100_tile_copy_tma")

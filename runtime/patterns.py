@@ -3,7 +3,7 @@
 A pattern says which keys a query sees. Shipped kernels take the numbers of windows as arguments; other numbers are
 compiled in. Tensors (lists of blocks, lengths) are read on the GPU at each call and may change freely between calls.
 
-Positions are aligned at the end: query i stands at key i + kv_len - q_len.
+Positions are aligned at the end: query i has the position of key i + kv_len - q_len.
 
 Patterns are pytrees whose leaves are their tensors, so that ``torch.export`` and ``torch.utils._pytree`` take them
 apart; they are compared by identity.

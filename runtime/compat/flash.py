@@ -70,8 +70,8 @@ def flash_attn_func(  # noqa: PLR0917 - FlashAttention's signature
 ) -> Result:
     """Compute FlashAttention's attention, with the arguments of ``flash_attn_func`` (FlashAttention 2).
 
-    Positions are aligned at the end: query i stands at key i + kv_len - q_len, for ``causal``, ``window_size`` and
-    ``alibi_slopes``. The backward pass computes gradients of q, k and v.
+    Positions are aligned at the end: query i has the position of key i + kv_len - q_len, for ``causal``,
+    ``window_size`` and ``alibi_slopes``. The backward pass computes gradients of q, k and v.
 
     Args:
         q: (batch, q_len, heads, head_dim), float16 or bfloat16.

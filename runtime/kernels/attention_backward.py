@@ -152,10 +152,10 @@ class AttentionBackwardKernel(BoundCall[AttentionBackwardSpec]):
             dout: as q, the gradient of out.
             lse: float32 (batch, heads, q_len), contiguous, the forward's log-sum-exp; with sinks it has those.
             scale: softmax scale of the forward, from 1e-37 to 1e38; by default 1 / sqrt(d).
-            dlse: float32 (batch, heads, q_len), the gradient of lse, where the loss depends on it too. Torch then works
-                the statistics out, which takes memory for out and dout in float32; with ``layout: varlen`` the kernel
-                does, and dlse is contiguous.
-            stats: what the other kernel returned for the same q, out, dout, lse and dlse: it is not worked out again.
+            dlse: float32 (batch, heads, q_len), the gradient of lse, where the loss depends on it too. Torch then
+                computes the statistics, which takes memory for out and dout in float32; with ``layout: varlen`` the
+                kernel does, and dlse is contiguous.
+            stats: what the other kernel returned for the same q, out, dout, lse and dlse: it is not computed again.
             window: (left, right) of the forward, if the spec's pattern leaves them out.
             sink_keys: the keys at the beginning of the forward, likewise.
             validate: also check the values of the index tensors. Costs a kernel and a synchronization.

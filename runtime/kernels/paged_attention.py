@@ -116,7 +116,7 @@ class Options(NamedTuple):
 class WorkspaceBytes(NamedTuple):
     """Bytes of a workspace.
 
-    Counters stand at its beginning and sums at its end. Calls with other numbers of counters and sums then share a
+    Counters are at its beginning and sums at its end. Calls with other numbers of counters and sums then share a
     workspace: in one that has room for the most of both, no call writes sums over the counters of another.
 
     Attributes:
@@ -193,7 +193,7 @@ class PagedAttentionKernel(BoundCall[PagedAttentionSpec]):
             seq_lens: int32 (batch,), contiguous: keys of each request; by default all that its row has room for.
             cu_seqlens_q: int32 (batch + 1,), contiguous: first token of each request, then the end of the last one; by
                 default all requests have the same number of tokens.
-            window: keys that each query sees. The last query of a request stands at its last key.
+            window: keys that each query sees. The last query of a request has the position of its last key.
             lists: int32 (kv_heads or 1, tokens, entries), rows contiguous: of the keys in the window, each query sees
                 those of its entries. Entry e stands for keys e * entry_keys to (e + 1) * entry_keys - 1; negative ones
                 and those behind the last key count as absent. A repeated entry counts as often as it is there.

@@ -295,7 +295,7 @@ class BlockSparseLinear(nn.Module):  # type: ignore[misc, unused-ignore]
 
         Args:
             given: its tensors of the layer by name, with the layer's shapes.
-            assign: whether its tensors take the place of the layer's.
+            assign: whether its tensors replace the layer's.
 
         Raises:
             ArgumentError: naming the tensor.

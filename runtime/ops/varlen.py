@@ -39,8 +39,8 @@ def varlen_attention(
     """Compute attention within each of several sequences that are packed into one tensor.
 
     Query i of sequence s sees those keys of sequence s that the pattern shows it. Positions are counted within the
-    sequence; where it has more keys than queries, the last query stands at the last key. The layout, and the names of
-    the arguments, are those of FlashAttention's ``flash_attn_varlen_func``; the longest lengths are not needed. The
+    sequence; if it has more keys than queries, the last query is aligned with the last key. The layout, and the names
+    of the arguments, are those of FlashAttention's ``flash_attn_varlen_func``; the longest lengths are not needed. The
     bounds stay on the GPU: a call does not synchronize, and a captured CUDA graph serves other bounds of as many
     sequences.
 

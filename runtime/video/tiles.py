@@ -62,7 +62,7 @@ class VideoTiles:
         text_first: bool = False,
         device: torch.device | str = "cpu",
     ) -> None:
-        """Work out the permutation, on the CPU.
+        """Compute the permutation, on the CPU.
 
         Args:
             grid: frames, rows and columns of tokens: those of the latents over the patch size.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 from collections.abc import Iterator
 from functools import cache
@@ -19,6 +20,8 @@ PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "docs")
 """Documents that keep the rules, and folders of some."""
 CODE = ("benchmarks", "codegen", "examples", "runtime", "scripts", "sparse_kernel_codegen")
 """Folders whose docstrings and messages keep the rules."""
+RECORDS = PROJECT / "docs" / "notebook" / "ladder"
+"""Folder of the ladders' records, files of JSON lines whose texts keep the rules: pages are made of them."""
 NO_PROSE = re.compile(
     r"<!-- vale off -->.*?<!-- vale on -->|<!-- (?P<name>[\w-]+):begin -->.*?<!-- (?P=name):end -->|<!--.*?-->"
     r"|`[^`]*`|(?<=\])\([^)]*\)|^ {4,}[^-* ].*?$",
@@ -86,6 +89,15 @@ def texts(source: str) -> Iterator[tuple[int, str]]:
             yield node.lineno, NO_PROSE_OF_DOCSTRINGS.sub("x", node.value)
 
 
+def texts_of_record(value: object) -> Iterator[str]:
+    """Each text of a record, at any depth."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, (dict, list)):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from texts_of_record(each)
+
+
 def documents() -> list[Path]:
     return [path for name in PAGES for path in ([PROJECT / name] if name.endswith(".md") else markdown_in(name))]
 
@@ -110,6 +122,25 @@ def test_docstrings_and_messages_keep_the_rules(path: Path) -> None:
     assert not found, "; ".join(found)
 
 
+def test_records_of_the_ladders_keep_the_rules() -> None:
+    files = sorted(RECORDS.glob("*.jsonl"))
+    assert len(files) >= 4
+    found = [
+        f"{path.name}: step {record['step']}: {breach.partition(': ')[2]}"
+        for path in files
+        for record in map(json.loads, path.read_text(encoding="utf-8").splitlines())
+        for text in texts_of_record(record)
+        for breach in breaches(text)
+    ]
+    assert not found, "; ".join(found)
+
+
+def test_phrases_at_any_depth_of_a_record_are_found() -> None:
+    record = {"title": "a stage handed back", "kept": True, "measured": [{"row": "as they come", "figures": "1 -> 2"}]}
+    found = [breach for text in texts_of_record(record) for breach in breaches(text)]
+    assert len(found) == 2 and "'released'" in found[0] and "'as they come'" in found[1]
+
+
 @looped
 @pytest.mark.parametrize(
     ("text", "line"),
@@ -120,6 +151,8 @@ def test_docstrings_and_messages_keep_the_rules(path: Path) -> None:
         ("a quantised copy", 1),
         ("| a | b |\n| --- | --- |\n| one, of\n", None),
         ("blocks of\nwhich three are full", 1),
+        ("the kernel is at 639", 1),
+        ("an offset is at 16 bytes, and a value is at most 448", None),
         ("It returns a tensor; the error names the argument. Whatever the mask, a neighbor.", None),
         ("```text\nis told\n```\n\n    is told\n\n`is told`, [here](what-it-is.md)", None),
         ("<!-- vale off -->\nis told\n<!-- vale on -->\n\n- an item\n  whoever", 6),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass, replace
 
 from codegen.spec import PagedAttentionSpec
@@ -36,6 +37,7 @@ class PagedCase:
         batch_invariant: whether keys are divided by the length of their request alone.
         spread: factor on q; large values make one key win.
         token_scales: whether each token of an e4m3 cache has its own factors.
+        spoiled: whether rows that no query sees hold NaN, and a page of each request lies outside of the cache.
     """
 
     name: str
@@ -59,6 +61,7 @@ class PagedCase:
     batch_invariant: bool = False
     spread: float = 1.0
     token_scales: bool = False
+    spoiled: bool = False
 
     def describe(self) -> str:
         """The parameters that differ from a plain case."""
@@ -78,6 +81,7 @@ class PagedCase:
             "batch invariant": self.batch_invariant,
             f"q x {self.spread:g}": self.spread != 1.0,
             "factors of tokens": self.token_scales,
+            "NaN in unseen rows and a page outside of the cache": self.spoiled,
         }
         return ", ".join([text, pages, *(word for word, said in extras.items() if said)])
 
@@ -134,3 +138,54 @@ E4M3_CASES = (
 def cases_of(spec: PagedAttentionSpec) -> tuple[PagedCase, ...]:
     """The cases of a kernel."""
     return (*CASES, *(E4M3_CASES if spec.cache == "e4m3" else ()))
+
+
+PREFILL_PAGE_SIZES = (0, 16, 32, 64, 128, 256)
+PREFILL_CASES = (
+    PagedCase("prefill", (1024,), (1024,), heads=4, kv_heads=2),
+    PagedCase("chunk", (4000,), (300,), heads=4, kv_heads=1, page_size=16),
+    PagedCase("tile_edges", (127, 128, 129, 1, 64), (127, 128, 129, 1, 64), page_size=32),
+    PagedCase("sliding_chunk", (2000, 700), (500, 700), window=(200, 0), page_size=16),
+    PagedCase("sinks_of_a_chunk", (2000, 700), (500, 700), window=(200, 0), sink_keys=20, page_size=16),
+    PagedCase("no_pages", (400, 400, 7), (400, 100, 7), page_size=0, layout="HND"),
+    PagedCase("same_queries", (300, 200, 900), (130, 130, 130), packed=False, heads=4, kv_heads=4),
+    PagedCase("spoiled", (1000, 333, 65), (200, 333, 65), page_size=16, spoiled=True),
+    PagedCase("spoiled_window", (1000, 333), (200, 150), page_size=64, window=(77, 3), sink_keys=5, spoiled=True),
+    PagedCase("spoiled_rows", (700, 300), (250, 300), page_size=32, layout="rows", window=(100, 0), spoiled=True),
+)
+
+
+def prefill_cases() -> tuple[PagedCase, ...]:
+    """The cases of a kernel for many queries of each request."""
+    return (*(case for case in CASES if _is_prefill(case)), *PREFILL_CASES)
+
+
+def _is_prefill(case: PagedCase) -> bool:
+    other = case.entries or case.softcap is not None or case.sinks or case.batch_invariant
+    return not other and case.page_size in PREFILL_PAGE_SIZES
+
+
+def random_prefill_cases(count: int = 40) -> tuple[PagedCase, ...]:
+    """Small cases of random lengths, pages and windows: the same ones every time."""
+    draw = random.Random(0)
+
+    def case(number: int) -> PagedCase:
+        requests, kv_heads, group = draw.randint(1, 6), draw.randint(1, 3), draw.randint(1, 4)
+        kv_lens = tuple(draw.choice((draw.randint(0, 40), draw.randint(1, 700))) for _ in range(requests))
+        q_lens = tuple(draw.choice((keys, draw.randint(0, keys), draw.randint(0, 20))) for keys in kv_lens)
+        window = draw.choice(((None, 0), (None, None), (draw.randint(0, 300), draw.choice((0, 0, 9)))))
+        return PagedCase(
+            f"random_{number:03}",
+            kv_lens,
+            q_lens if any(q_lens) else (1, *q_lens[1:]),
+            kv_heads * group,
+            kv_heads,
+            draw.choice(PREFILL_PAGE_SIZES[1:]),
+            draw.choice(("NHD", "HND", "rows")),
+            before=draw.choice((0, 0, 77)),
+            window=window,
+            sink_keys=0 if window[0] is None else draw.choice((0, 1, 33)),
+            spoiled=draw.random() < 0.3,
+        )
+
+    return tuple(case(number) for number in range(count))

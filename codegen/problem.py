@@ -12,11 +12,14 @@ SCHEDULER_BYTES = {"scheduler": str(SCHEDULER_COUNTERS * COUNTER_BYTES)}
 """Workspace of a dynamic tile scheduler."""
 
 
-Layout = Literal["padded", "varlen"]
+PAGE_ROWS = 16
+"""Keys of a copy from a page, with ``layout: paged``: a page has a multiple of them."""
+Layout = Literal["padded", "varlen", "paged"]
 """Arrangement of the sequences of attention in memory.
 
 ``padded``: (batch, heads, length, head_dim) tensors, in which all batches have one length.
 ``varlen``: (tokens, heads, head_dim) tensors, in which sequences follow each other; ``cu_seqlens`` has their bounds.
+``paged``: queries as ``varlen``, keys in the pages of a cache; ``block_table`` has the pages of each request.
 """
 
 
@@ -36,6 +39,16 @@ class Lengths:
     asks_keys: bool = True
     covers_gaps: bool = False
 
+    @property
+    def packs_queries(self) -> bool:
+        """Whether the sequences of Q follow each other."""
+        return self.layout != "padded"
+
+    @property
+    def has_pages(self) -> bool:
+        """Whether K and V are pages of a cache."""
+        return self.layout == "paged"
+
 
 @dataclass(frozen=True)
 class AttentionShape:
@@ -54,7 +67,7 @@ class AttentionShape:
         window_right: keys of the window after it, likewise.
         sink_keys: keys at the beginning that all later queries see, likewise.
         sequences: number of packed sequences in a batch of 1, with q_len and kv_len as totals; 0 if sequences are
-            padded.
+            padded. If K and V are pages, kv_len is the most keys of a request.
     """
 
     batch: int

@@ -173,8 +173,8 @@ class AttentionSpec(SpecBase):
     )
     layout: Layout = Field(
         default="padded",
-        description="arrangement of sequences: padded to one length, or varlen: one behind the other, with the bounds "
-        "cu_seqlens_q and cu_seqlens_k from the caller",
+        description="arrangement of sequences: padded to one length; varlen: one behind the other, with the bounds "
+        "cu_seqlens_q and cu_seqlens_k from the caller; or paged: queries as in varlen, keys in the pages of a cache",
     )
     pad_heads: bool = Field(
         default=False,

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_paged_d128.yaml
 // spec: {"arch":"sm_90a","copy":"cp_async","dtype":"fp16","head_dim":128,"mma":"mma","op":"paged_attention","schedule":"multistage","stages":2,"tile":{"m":16,"n":64}}
 // spec hash: 0a08f7e0679d8fe5cc124bb3ff5793ca67a34a5a4a8d130d367ce05b827e4634
-// seal: sha256 d432cdd1851255e303fa5c80fc3525da0d5fa79adb5ba48053535f27af1d7dc5
+// seal: sha256 4d4c61f0223e1e9539a0d9161dbc6a60af6f54ad9c72a76191ad4b2fb2472227
 
 // Attention of a few queries over K and V in pages, by mma.sync: decoding. Keys of one request are split over thread
 // blocks.
@@ -279,8 +279,8 @@ __device__ __forceinline__ int owner(const Range& range, int unit) {
 }
 
 // Finds the range of this thread block; false if it has none. Lists give all tiles the same number of steps. Otherwise
-// the threads add those of the requests. If the bounds of requests fall, no thread block has a range: the requests could
-// have more tokens together than q, so that sums overflow and two tiles have one number.
+// the threads add those of the requests. If the bounds of requests fall, no thread block has a range: together, the
+// requests could have more tokens than q, so that sums overflow and two tiles have one number.
 __device__ __forceinline__ bool find_range(const Params& p, Range& range, unsigned char* shared) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const bool listed = p.lists != nullptr;

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_paged_d192.yaml
 // spec: {"arch":"sm_90a","copy":"cp_async","dtype":"fp16","head_dim":192,"mma":"mma","op":"paged_attention","schedule":"multistage","stages":3,"tile":{"m":16,"n":64}}
 // spec hash: 1067a37bfe87e589ac15e6bd54da9bc559912cb15e79e417bae161af7e207f0a
-// seal: sha256 1949b7db959c20d4825cc27a5a015965153f796db675e5f97a82336f4bdce246
+// seal: sha256 90d97ce11ebce484642f15abf30bb8ef69b5ce1c4b5a6c54d0d6c37789005746
 
 // Attention of a few queries over K and V in pages, by mma.sync: decoding. Keys of one request are split over thread
 // blocks.
@@ -279,8 +279,8 @@ __device__ __forceinline__ int owner(const Range& range, int unit) {
 }
 
 // Finds the range of this thread block; false if it has none. Lists give all tiles the same number of steps. Otherwise
-// the threads add those of the requests. If the bounds of requests fall, no thread block has a range: the requests could
-// have more tokens together than q, so that sums overflow and two tiles have one number.
+// the threads add those of the requests. If the bounds of requests fall, no thread block has a range: together, the
+// requests could have more tokens than q, so that sums overflow and two tiles have one number.
 __device__ __forceinline__ bool find_range(const Params& p, Range& range, unsigned char* shared) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const bool listed = p.lists != nullptr;

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_paged_d256.yaml
 // spec: {"arch":"sm_90a","copy":"cp_async","dtype":"fp16","head_dim":256,"mma":"mma","op":"paged_attention","schedule":"multistage","stages":2,"tile":{"m":16,"n":64}}
 // spec hash: 1a14e5ba85b4d103fd9204e59f02df5b94552822cf75c8bd1dc383095120a60d
-// seal: sha256 76fdf51429714e010f6944462f9e3cfbd6bd318303992e81254b0365bc7902af
+// seal: sha256 04c8cdb2f10da9d19af73ef1e439624ec35b06acf69f53b3f680ad5738869349
 
 // Attention of a few queries over K and V in pages, by mma.sync: decoding. Keys of one request are split over thread
 // blocks.
@@ -279,8 +279,8 @@ __device__ __forceinline__ int owner(const Range& range, int unit) {
 }
 
 // Finds the range of this thread block; false if it has none. Lists give all tiles the same number of steps. Otherwise
-// the threads add those of the requests. If the bounds of requests fall, no thread block has a range: the requests could
-// have more tokens together than q, so that sums overflow and two tiles have one number.
+// the threads add those of the requests. If the bounds of requests fall, no thread block has a range: together, the
+// requests could have more tokens than q, so that sums overflow and two tiles have one number.
 __device__ __forceinline__ bool find_range(const Params& p, Range& range, unsigned char* shared) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const bool listed = p.lists != nullptr;

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_paged_d64.yaml
 // spec: {"arch":"sm_90a","copy":"cp_async","dtype":"fp16","head_dim":64,"mma":"mma","op":"paged_attention","schedule":"multistage","stages":6,"tile":{"m":16,"n":64}}
 // spec hash: 1e7359bdf61085dec334314d94acc2638f33aa18a181221399de01e62155beac
-// seal: sha256 479d668b56793e47758008b5f05d6de04d5b230066e610b14b8f658dc3a40333
+// seal: sha256 9a26bb118733c86d1ee5c9237fa28f9848744effc4afb140d58d4bd25faf49bc
 
 // Attention of a few queries over K and V in pages, by mma.sync: decoding. Keys of one request are split over thread
 // blocks.
@@ -279,8 +279,8 @@ __device__ __forceinline__ int owner(const Range& range, int unit) {
 }
 
 // Finds the range of this thread block; false if it has none. Lists give all tiles the same number of steps. Otherwise
-// the threads add those of the requests. If the bounds of requests fall, no thread block has a range: the requests could
-// have more tokens together than q, so that sums overflow and two tiles have one number.
+// the threads add those of the requests. If the bounds of requests fall, no thread block has a range: together, the
+// requests could have more tokens than q, so that sums overflow and two tiles have one number.
 __device__ __forceinline__ bool find_range(const Params& p, Range& range, unsigned char* shared) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const bool listed = p.lists != nullptr;

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_paged_e4m3_d128_bf16.yaml
 // spec: {"arch":"sm_90a","cache":"e4m3","copy":"cp_async","dtype":"bf16","head_dim":128,"mma":"mma","op":"paged_attention","schedule":"multistage","stages":2,"tile":{"m":16,"n":128}}
 // spec hash: 9cfffe4f7eb3fff5b63ee33bc7b3da288b45836678f01d12f2474a96aa7aa219
-// seal: sha256 3b6ae6f94d0cfed00336d49dfccf3a16ac12ac145f33e469988b6ea4219b5a0e
+// seal: sha256 68215ba4b6bc3ecd83d4fe415e4c18d11b03a0a328a973a70ea0716e4ed6de49
 
 // Attention of a few queries over K and V in pages, by mma.sync: decoding. Keys of one request are split over thread
 // blocks.
@@ -315,8 +315,8 @@ __device__ __forceinline__ int owner(const Range& range, int unit) {
 }
 
 // Finds the range of this thread block; false if it has none. Lists give all tiles the same number of steps. Otherwise
-// the threads add those of the requests. If the bounds of requests fall, no thread block has a range: the requests could
-// have more tokens together than q, so that sums overflow and two tiles have one number.
+// the threads add those of the requests. If the bounds of requests fall, no thread block has a range: together, the
+// requests could have more tokens than q, so that sums overflow and two tiles have one number.
 __device__ __forceinline__ bool find_range(const Params& p, Range& range, unsigned char* shared) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const bool listed = p.lists != nullptr;

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_paged_e4m3_d256.yaml
 // spec: {"arch":"sm_90a","cache":"e4m3","copy":"cp_async","dtype":"fp16","head_dim":256,"mma":"mma","op":"paged_attention","schedule":"multistage","stages":2,"tile":{"m":16,"n":128}}
 // spec hash: 35a46e19738c31f1ba06cc3adb6d2bc97c4173b73404d9ce1681e32e4b141646
-// seal: sha256 aa22aec478c5768b56d316cd5f4a56b3489e9b424a48ffe7dc9ec024543251c0
+// seal: sha256 80184375efffd05993800d94717c7d4ff3b9ea638326db9fe0c381d4baf8d78e
 
 // Attention of a few queries over K and V in pages, by mma.sync: decoding. Keys of one request are split over thread
 // blocks.
@@ -303,8 +303,8 @@ __device__ __forceinline__ int owner(const Range& range, int unit) {
 }
 
 // Finds the range of this thread block; false if it has none. Lists give all tiles the same number of steps. Otherwise
-// the threads add those of the requests. If the bounds of requests fall, no thread block has a range: the requests could
-// have more tokens together than q, so that sums overflow and two tiles have one number.
+// the threads add those of the requests. If the bounds of requests fall, no thread block has a range: together, the
+// requests could have more tokens than q, so that sums overflow and two tiles have one number.
 __device__ __forceinline__ bool find_range(const Params& p, Range& range, unsigned char* shared) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const bool listed = p.lists != nullptr;

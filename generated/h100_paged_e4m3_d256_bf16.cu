@@ -3,7 +3,7 @@
 //     codegen render specs/h100_paged_e4m3_d256_bf16.yaml
 // spec: {"arch":"sm_90a","cache":"e4m3","copy":"cp_async","dtype":"bf16","head_dim":256,"mma":"mma","op":"paged_attention","schedule":"multistage","stages":2,"tile":{"m":16,"n":128}}
 // spec hash: dd28c02585f8f209bda3e8270ce5320c97bb13475f7f505a8c9ed3c203486cb5
-// seal: sha256 26fb7a7240d5f565a8451289d8bff2eddf48c1f94409c2600f8389eea20d5dc1
+// seal: sha256 b37eacceeeccb105e94c16abdc3553c056e7c6d5c81b43f63e9cd51b1c2fc5d4
 
 // Attention of a few queries over K and V in pages, by mma.sync: decoding. Keys of one request are split over thread
 // blocks.
@@ -315,8 +315,8 @@ __device__ __forceinline__ int owner(const Range& range, int unit) {
 }
 
 // Finds the range of this thread block; false if it has none. Lists give all tiles the same number of steps. Otherwise
-// the threads add those of the requests. If the bounds of requests fall, no thread block has a range: the requests could
-// have more tokens together than q, so that sums overflow and two tiles have one number.
+// the threads add those of the requests. If the bounds of requests fall, no thread block has a range: together, the
+// requests could have more tokens than q, so that sums overflow and two tiles have one number.
 __device__ __forceinline__ bool find_range(const Params& p, Range& range, unsigned char* shared) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const bool listed = p.lists != nullptr;

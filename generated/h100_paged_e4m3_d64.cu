@@ -3,7 +3,7 @@
 //     codegen render specs/h100_paged_e4m3_d64.yaml
 // spec: {"arch":"sm_90a","cache":"e4m3","copy":"cp_async","dtype":"fp16","head_dim":64,"mma":"mma","op":"paged_attention","schedule":"multistage","stages":4,"tile":{"m":16,"n":128}}
 // spec hash: 790f73da70e77825e1367596828763b1f4186831584d5385d732b6ecfa95c951
-// seal: sha256 3d18a3c92df4f9375ed6ef9cea36c257eecefa976c5c3454bff33fd2e80d12b0
+// seal: sha256 caa46333fcfcb69024b21cc5e99e1167ffb0d2444d78cf8c2b102247b20024cc
 
 // Attention of a few queries over K and V in pages, by mma.sync: decoding. Keys of one request are split over thread
 // blocks.
@@ -303,8 +303,8 @@ __device__ __forceinline__ int owner(const Range& range, int unit) {
 }
 
 // Finds the range of this thread block; false if it has none. Lists give all tiles the same number of steps. Otherwise
-// the threads add those of the requests. If the bounds of requests fall, no thread block has a range: the requests could
-// have more tokens together than q, so that sums overflow and two tiles have one number.
+// the threads add those of the requests. If the bounds of requests fall, no thread block has a range: together, the
+// requests could have more tokens than q, so that sums overflow and two tiles have one number.
 __device__ __forceinline__ bool find_range(const Params& p, Range& range, unsigned char* shared) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const bool listed = p.lists != nullptr;

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_paged_e4m3_d64_bf16.yaml
 // spec: {"arch":"sm_90a","cache":"e4m3","copy":"cp_async","dtype":"bf16","head_dim":64,"mma":"mma","op":"paged_attention","schedule":"multistage","stages":4,"tile":{"m":16,"n":128}}
 // spec hash: ca5705f2065b73cccc2defc9958ab7e7730be9f004acfe7839f50e7a0847fd88
-// seal: sha256 fceef307f4adc1f0314dc73e5b9d4bf3f85ce7f85fe2a5252fdfd7f6c600c592
+// seal: sha256 177159c0559ab9c0dba26b857ada9a581911c6c8974542dea61542179aad84d6
 
 // Attention of a few queries over K and V in pages, by mma.sync: decoding. Keys of one request are split over thread
 // blocks.
@@ -315,8 +315,8 @@ __device__ __forceinline__ int owner(const Range& range, int unit) {
 }
 
 // Finds the range of this thread block; false if it has none. Lists give all tiles the same number of steps. Otherwise
-// the threads add those of the requests. If the bounds of requests fall, no thread block has a range: the requests could
-// have more tokens together than q, so that sums overflow and two tiles have one number.
+// the threads add those of the requests. If the bounds of requests fall, no thread block has a range: together, the
+// requests could have more tokens than q, so that sums overflow and two tiles have one number.
 __device__ __forceinline__ bool find_range(const Params& p, Range& range, unsigned char* shared) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const bool listed = p.lists != nullptr;

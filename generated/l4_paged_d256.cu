@@ -3,7 +3,7 @@
 //     codegen render specs/l4_paged_d256.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":256,"mma":"mma","op":"paged_attention","schedule":"multistage","stages":2,"tile":{"m":16,"n":32}}
 // spec hash: c9a9b41c413bc9bde9be880fb99b62f10c20880bdc59bd01e463e6111a290e35
-// seal: sha256 8b687aa1faa69bdbafa94adcda01fe4d3aa9312ca4a45dbe293244072e2c3501
+// seal: sha256 d25da1c90dabdfe8b35af387c8b549ecc59534ff2b259e57400985e4a0e55041
 
 // Attention of a few queries over K and V in pages, by mma.sync: decoding. Keys of one request are split over thread
 // blocks.
@@ -279,8 +279,8 @@ __device__ __forceinline__ int owner(const Range& range, int unit) {
 }
 
 // Finds the range of this thread block; false if it has none. Lists give all tiles the same number of steps. Otherwise
-// the threads add those of the requests. If the bounds of requests fall, no thread block has a range: the requests could
-// have more tokens together than q, so that sums overflow and two tiles have one number.
+// the threads add those of the requests. If the bounds of requests fall, no thread block has a range: together, the
+// requests could have more tokens than q, so that sums overflow and two tiles have one number.
 __device__ __forceinline__ bool find_range(const Params& p, Range& range, unsigned char* shared) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const bool listed = p.lists != nullptr;

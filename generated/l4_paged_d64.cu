@@ -3,7 +3,7 @@
 //     codegen render specs/l4_paged_d64.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":64,"mma":"mma","op":"paged_attention","schedule":"multistage","stages":4,"tile":{"m":16,"n":64}}
 // spec hash: d9f65ddcbfe1daf515b1d9a47e2a6ecd3df247eb2407d5673893b1114b133b17
-// seal: sha256 67c784e8f9f2c5482ba225ba3f186926c7e64035c572b98fcc4d43d36e65ee86
+// seal: sha256 95e3d9278f45feb48ac6c638bb5b690df7c0a8f3e72b62053136d766ed5660cc
 
 // Attention of a few queries over K and V in pages, by mma.sync: decoding. Keys of one request are split over thread
 // blocks.
@@ -279,8 +279,8 @@ __device__ __forceinline__ int owner(const Range& range, int unit) {
 }
 
 // Finds the range of this thread block; false if it has none. Lists give all tiles the same number of steps. Otherwise
-// the threads add those of the requests. If the bounds of requests fall, no thread block has a range: the requests could
-// have more tokens together than q, so that sums overflow and two tiles have one number.
+// the threads add those of the requests. If the bounds of requests fall, no thread block has a range: together, the
+// requests could have more tokens than q, so that sums overflow and two tiles have one number.
 __device__ __forceinline__ bool find_range(const Params& p, Range& range, unsigned char* shared) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const bool listed = p.lists != nullptr;

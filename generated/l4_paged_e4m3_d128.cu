@@ -3,7 +3,7 @@
 //     codegen render specs/l4_paged_e4m3_d128.yaml
 // spec: {"arch":"sm_89","cache":"e4m3","copy":"cp_async","dtype":"fp16","head_dim":128,"mma":"mma","op":"paged_attention","schedule":"multistage","stages":2,"tile":{"m":16,"n":128}}
 // spec hash: 9c2981ab641fd5db588924c5b992532a657cfe6f2fd622587011c14b2db9a27b
-// seal: sha256 0a51ab1d021e7fe506a1b1ddaa2732fa958b77eb3a020d80f5d56452123575fb
+// seal: sha256 8af67cbdeee27103ffe77b4c6fd6704a4cd3df72e309b9c79e61dcf9c7b75fe2
 
 // Attention of a few queries over K and V in pages, by mma.sync: decoding. Keys of one request are split over thread
 // blocks.
@@ -303,8 +303,8 @@ __device__ __forceinline__ int owner(const Range& range, int unit) {
 }
 
 // Finds the range of this thread block; false if it has none. Lists give all tiles the same number of steps. Otherwise
-// the threads add those of the requests. If the bounds of requests fall, no thread block has a range: the requests could
-// have more tokens together than q, so that sums overflow and two tiles have one number.
+// the threads add those of the requests. If the bounds of requests fall, no thread block has a range: together, the
+// requests could have more tokens than q, so that sums overflow and two tiles have one number.
 __device__ __forceinline__ bool find_range(const Params& p, Range& range, unsigned char* shared) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const bool listed = p.lists != nullptr;

@@ -3,7 +3,7 @@
 //     codegen render specs/l4_paged_e4m3_d128_bf16.yaml
 // spec: {"arch":"sm_89","cache":"e4m3","copy":"cp_async","dtype":"bf16","head_dim":128,"mma":"mma","op":"paged_attention","schedule":"multistage","stages":2,"tile":{"m":16,"n":128}}
 // spec hash: 7bb1da885066bd91346d5816bbf5be5380b886fb6d7f6a03d5a662cf124d443b
-// seal: sha256 9ffbb06732222bd3e29e3472b0d3864ef0814ee0701a9fac00c5e66351e2d83c
+// seal: sha256 96b2f421b5a6a805bd7723b7e617b13995c5836d6e50701c8dcc74f926d596c1
 
 // Attention of a few queries over K and V in pages, by mma.sync: decoding. Keys of one request are split over thread
 // blocks.
@@ -315,8 +315,8 @@ __device__ __forceinline__ int owner(const Range& range, int unit) {
 }
 
 // Finds the range of this thread block; false if it has none. Lists give all tiles the same number of steps. Otherwise
-// the threads add those of the requests. If the bounds of requests fall, no thread block has a range: the requests could
-// have more tokens together than q, so that sums overflow and two tiles have one number.
+// the threads add those of the requests. If the bounds of requests fall, no thread block has a range: together, the
+// requests could have more tokens than q, so that sums overflow and two tiles have one number.
 __device__ __forceinline__ bool find_range(const Params& p, Range& range, unsigned char* shared) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const bool listed = p.lists != nullptr;

@@ -3,7 +3,7 @@
 //     codegen render specs/l4_paged_e4m3_d256.yaml
 // spec: {"arch":"sm_89","cache":"e4m3","copy":"cp_async","dtype":"fp16","head_dim":256,"mma":"mma","op":"paged_attention","schedule":"multistage","stages":2,"tile":{"m":16,"n":64}}
 // spec hash: b28ddc88466799be42f0eaddcebc4b9ccfa5c4f957f33d6215ab27dd459e6d32
-// seal: sha256 2dbb35fb7762f09eba39cc72a03f68a8509b3a52e189229611ac47774b4fb773
+// seal: sha256 3204995b8b084361b51b6a177f6e2a4857458ef918b0edb6990edef76538eb78
 
 // Attention of a few queries over K and V in pages, by mma.sync: decoding. Keys of one request are split over thread
 // blocks.
@@ -303,8 +303,8 @@ __device__ __forceinline__ int owner(const Range& range, int unit) {
 }
 
 // Finds the range of this thread block; false if it has none. Lists give all tiles the same number of steps. Otherwise
-// the threads add those of the requests. If the bounds of requests fall, no thread block has a range: the requests could
-// have more tokens together than q, so that sums overflow and two tiles have one number.
+// the threads add those of the requests. If the bounds of requests fall, no thread block has a range: together, the
+// requests could have more tokens than q, so that sums overflow and two tiles have one number.
 __device__ __forceinline__ bool find_range(const Params& p, Range& range, unsigned char* shared) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const bool listed = p.lists != nullptr;

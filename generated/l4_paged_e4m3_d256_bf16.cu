@@ -3,7 +3,7 @@
 //     codegen render specs/l4_paged_e4m3_d256_bf16.yaml
 // spec: {"arch":"sm_89","cache":"e4m3","copy":"cp_async","dtype":"bf16","head_dim":256,"mma":"mma","op":"paged_attention","schedule":"multistage","stages":2,"tile":{"m":16,"n":64}}
 // spec hash: d927104e84af0c802e7d95242f9ef9c7456ddd360f07333d678f1ef77be2168e
-// seal: sha256 1eed1136e7377d10fb2b15447bc5a023040fccfa73f2d5d171482d736e9a76c7
+// seal: sha256 faeb8b71839e58b63caef2eccb53acf7a57ecf5f156c6df98f4c8a6def827fc0
 
 // Attention of a few queries over K and V in pages, by mma.sync: decoding. Keys of one request are split over thread
 // blocks.
@@ -315,8 +315,8 @@ __device__ __forceinline__ int owner(const Range& range, int unit) {
 }
 
 // Finds the range of this thread block; false if it has none. Lists give all tiles the same number of steps. Otherwise
-// the threads add those of the requests. If the bounds of requests fall, no thread block has a range: the requests could
-// have more tokens together than q, so that sums overflow and two tiles have one number.
+// the threads add those of the requests. If the bounds of requests fall, no thread block has a range: together, the
+// requests could have more tokens than q, so that sums overflow and two tiles have one number.
 __device__ __forceinline__ bool find_range(const Params& p, Range& range, unsigned char* shared) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const bool listed = p.lists != nullptr;

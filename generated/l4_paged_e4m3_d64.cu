@@ -3,7 +3,7 @@
 //     codegen render specs/l4_paged_e4m3_d64.yaml
 // spec: {"arch":"sm_89","cache":"e4m3","copy":"cp_async","dtype":"fp16","head_dim":64,"mma":"mma","op":"paged_attention","schedule":"multistage","stages":4,"tile":{"m":16,"n":128}}
 // spec hash: b5793a18d3a4781677f3b412c59e972f8d9b9f3da2609fc4c412711d47e43e41
-// seal: sha256 a5c9fa181185e2ae794735af1d430a9b5a869fa0a0c6edbd703d8ee2c4d96d52
+// seal: sha256 fab719835fcd0d03d4eff1f4e64b009adefee5f96782c81d18a62c87c10e6ab4
 
 // Attention of a few queries over K and V in pages, by mma.sync: decoding. Keys of one request are split over thread
 // blocks.
@@ -303,8 +303,8 @@ __device__ __forceinline__ int owner(const Range& range, int unit) {
 }
 
 // Finds the range of this thread block; false if it has none. Lists give all tiles the same number of steps. Otherwise
-// the threads add those of the requests. If the bounds of requests fall, no thread block has a range: the requests could
-// have more tokens together than q, so that sums overflow and two tiles have one number.
+// the threads add those of the requests. If the bounds of requests fall, no thread block has a range: together, the
+// requests could have more tokens than q, so that sums overflow and two tiles have one number.
 __device__ __forceinline__ bool find_range(const Params& p, Range& range, unsigned char* shared) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const bool listed = p.lists != nullptr;

@@ -3,7 +3,7 @@
 //     codegen render specs/l4_paged_e4m3_d64_bf16.yaml
 // spec: {"arch":"sm_89","cache":"e4m3","copy":"cp_async","dtype":"bf16","head_dim":64,"mma":"mma","op":"paged_attention","schedule":"multistage","stages":4,"tile":{"m":16,"n":128}}
 // spec hash: 8ab08a3051fa2eafca417c3a03c22ce052f1fcd5997a3498343dc732d18b5c1e
-// seal: sha256 36ca3f52b518b10cda62d339af10421a5fd8a3890927c7c26f001977138ebde4
+// seal: sha256 0a965ef75c8388d45aa22544748a48dbedeb80ba47fee26a513064094cd25e26
 
 // Attention of a few queries over K and V in pages, by mma.sync: decoding. Keys of one request are split over thread
 // blocks.
@@ -315,8 +315,8 @@ __device__ __forceinline__ int owner(const Range& range, int unit) {
 }
 
 // Finds the range of this thread block; false if it has none. Lists give all tiles the same number of steps. Otherwise
-// the threads add those of the requests. If the bounds of requests fall, no thread block has a range: the requests could
-// have more tokens together than q, so that sums overflow and two tiles have one number.
+// the threads add those of the requests. If the bounds of requests fall, no thread block has a range: together, the
+// requests could have more tokens than q, so that sums overflow and two tiles have one number.
 __device__ __forceinline__ bool find_range(const Params& p, Range& range, unsigned char* shared) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const bool listed = p.lists != nullptr;

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any
 
-from codegen.spec import Spec
+from codegen.spec import AttentionSpec, Spec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +24,7 @@ class Operator:
             problems.
         example: function from a spec to an example of its sparsity in the report; None for dense operands.
         fp8: record of kernels with FP8 inputs, if their calls differ.
+        paged: record of kernels over pages, if their calls differ.
     """
 
     kernel: str
@@ -32,6 +33,7 @@ class Operator:
     inputs: str | None = None
     example: str | None = None
     fp8: Operator | None = None
+    paged: Operator | None = None
 
 
 _ATTENTION = Operator(
@@ -48,6 +50,11 @@ OPERATORS: dict[str, Operator] = {
             _ATTENTION,
             kernel="runtime.kernels.attention_fp8:Fp8AttentionKernel",
             verification="runtime.verify.attention_fp8:VERIFICATION",
+        ),
+        paged=Operator(
+            kernel="runtime.kernels.paged_prefill:PagedPrefillKernel",
+            verification="runtime.verify.paged_attention:PREFILL_VERIFICATION",
+            workload="runtime.tools.bench.measurement:prefill_workload",
         ),
     ),
     "attention_backward": Operator(
@@ -109,6 +116,8 @@ OPERATORS: dict[str, Operator] = {
 def operator_of(spec: Spec) -> Operator:
     """Record of a spec's operator."""
     found = OPERATORS[spec.op]
+    if isinstance(spec, AttentionSpec) and spec.layout == "paged":
+        return found.paged or found
     return found.fp8 or found if spec.is_fp8 else found
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from codegen import varlen_cases
+from codegen import paged_cases, varlen_cases
 from codegen.attention_cases import Case, cases_of
 from codegen.combinations import check_options, check_score
 from codegen.operators.record import Kernel, Operator, Sizes, Unit
@@ -27,7 +27,9 @@ def _check(spec: AttentionSpec) -> None:
     check_options(spec)
 
 
-def _cases(spec: AttentionSpec) -> tuple[Case | varlen_cases.VarlenCase, ...]:
+def _cases(spec: AttentionSpec) -> tuple[Case | varlen_cases.VarlenCase | paged_cases.PagedCase, ...]:
+    if spec.layout == "paged":
+        return paged_cases.prefill_cases()
     return varlen_cases.cases_of(spec) if spec.layout == "varlen" else cases_of(spec)
 
 

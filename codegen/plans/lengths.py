@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from codegen.arch import ARCHS
+from codegen.expressions.nodes import PATTERN_VARIABLES
 from codegen.patterns import PATTERNS
-from codegen.plan import Param, i32, require
+from codegen.plan import Param, i32, pointer, require
 from codegen.problem import AttentionShape, BlockMaskShape, Lengths, SelectShape
 from codegen.spec import AttentionBackwardSpec, AttentionSpec
 
@@ -13,6 +15,22 @@ VARLEN_PARAMS = (
     i32("q_len", "queries of all sequences"),
     i32("kv_len", "keys of all sequences"),
     i32("sequences", "sequences: one less than cu_seqlens_q has entries"),
+)
+PAGED_PARAMS = (
+    pointer("cu_seqlens_q", "int", "first token of each request, then the end of the last one"),
+    pointer("seq_lens", "int", "keys of each request"),
+    pointer("block_table", "int", "pages of each request; null: page i has all keys of request i"),
+    i32("q_len", "queries of all requests"),
+    i32("sequences", "requests"),
+    i32("has_bounds", "1; or 0 if cu_seqlens_q has one readable element without meaning"),
+    i32("has_lengths", "1; or 0 if seq_lens has one readable element without meaning"),
+    i32("request_queries", "queries of each request without bounds; otherwise 0"),
+    i32("request_keys", "keys of each request without lengths; otherwise 0"),
+    i32("max_keys", "keys of a request at most"),
+    i32("pages", "pages of the cache"),
+    i32("page_shift", "log2 of the keys of a page; 31 without block_table"),
+    i32("page_mask", "keys of a page, less 1"),
+    i32("table_stride", "row stride of block_table, in elements"),
 )
 _PADDED_ONLY = (
     *("query_grouping", "score", "kv_lengths", "stream_k_tail", "kv_splits", "pack_gqa", "share_kv_loads"),
@@ -27,8 +45,8 @@ def lengths_of(spec: AttentionSpec | AttentionBackwardSpec) -> Lengths:
     A kernel of dK and dV knows its keys by its tiles. It asks for their number where the pattern or the score places
     them, or where it loads or hides keys itself.
     """
-    if spec.layout == "varlen":
-        return Lengths(layout="varlen", by_batch=True, covers_gaps=isinstance(spec, AttentionBackwardSpec))
+    if spec.layout != "padded":
+        return Lengths(layout=spec.layout, by_batch=True, covers_gaps=isinstance(spec, AttentionBackwardSpec))
     if isinstance(spec, AttentionSpec) or spec.gradients != "dkdv" or spec.mma == "mma":
         return Lengths(by_batch=spec.kv_lengths)
     by_position = spec.pattern.masks_pairs and not spec.pattern.masks_by_bits
@@ -37,7 +55,7 @@ def lengths_of(spec: AttentionSpec | AttentionBackwardSpec) -> Lengths:
 
 
 def check_layout(spec: AttentionSpec | AttentionBackwardSpec) -> None:
-    """Refuse what kernels of packed sequences are not written for.
+    """Refuse what kernels of packed sequences, or of pages, are not written for.
 
     Raises:
         SpecError: naming the field.
@@ -53,16 +71,35 @@ def check_layout(spec: AttentionSpec | AttentionBackwardSpec) -> None:
         require(spec.gradients != "daux", "gradients", f"is daux, which {has}; allowed: dq, dkdv, dq_dkdv")
     for name in _PADDED_ONLY:
         require(name not in fields or getattr(spec, name) == fields[name].default, name, f"{has}; leave it out")
+    if spec.layout == "paged":
+        _check_paged(spec)
+
+
+def _check_paged(spec: AttentionSpec | AttentionBackwardSpec) -> None:
+    """Refuse what kernels of pages are not written for: they have one pattern, which all others are cases of."""
+    has = "is not written for layout paged"
+    require(isinstance(spec, AttentionSpec), "layout", "is paged; allowed for gradients: padded, varlen")
+    require(ARCHS[spec.arch].has_wgmma, "arch", f"is {spec.arch}, which {has}; allowed: sm_90a")
+    general = "allowed: sink_window, with its numbers from the call"
+    takes_all = set(spec.pattern.number_params) == set(PATTERN_VARIABLES)
+    require(takes_all, "pattern", f"is {spec.pattern.stem()}, which {has}; {general}")
 
 
 def length_params(lengths: Lengths) -> tuple[Param, ...]:
     """The numbers of queries and keys."""
-    return VARLEN_PARAMS if lengths.layout == "varlen" else (Q_LEN, *kv_len_params(lengths))
+    if lengths.has_pages:
+        return PAGED_PARAMS
+    return VARLEN_PARAMS if lengths.packs_queries else (Q_LEN, *kv_len_params(lengths))
 
 
 def kv_len_params(lengths: Lengths) -> tuple[Param, ...]:
     """The number of keys, if the kernel asks for it."""
     return (KV_LEN,) if lengths.asks_keys else ()
+
+
+def paged_numbers(shape: AttentionShape) -> dict[str, int]:
+    """Values of the parameters of requests in a launch; those of pages follow from the cache."""
+    return {"q_len": shape.q_len, "sequences": shape.sequences, "max_keys": shape.kv_len}
 
 
 def length_numbers(shape: AttentionShape | BlockMaskShape | SelectShape) -> dict[str, int]:

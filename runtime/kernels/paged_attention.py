@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
 from codegen.problem import COUNTER_BYTES, LaunchArgs, PagedShape
-from codegen.spec import PagedAttentionSpec
+from codegen.spec import AttentionSpec, PagedAttentionSpec
 from codegen.wording import shown
 from runtime.checks import check_dense, check_flag
 from runtime.compile.compiler import Compiled
@@ -39,6 +39,7 @@ from runtime.kernels.bound_call import BoundCall
 from runtime.kernels.launches import Launch, Launches
 from runtime.kernels.paged_values import check_paged_values
 
+S = TypeVar("S", AttentionSpec, PagedAttentionSpec)
 CHUNK_BYTES = 16
 """Unit of the strides of a cache: the bytes of one copy."""
 UNBOUNDED = 2**29
@@ -143,8 +144,20 @@ class WorkspaceBytes(NamedTuple):
         return WorkspaceBytes(*map(max, self, other))
 
 
-class PagedAttentionKernel(BoundCall[PagedAttentionSpec]):
-    """Kernel that computes attention of a few queries of each request over K and V in pages.
+class Bound(NamedTuple):
+    """What later calls of a signature need.
+
+    Attributes:
+        memory: workspaces of the launch, besides that of the call.
+        places: (pointer parameter, name of the tensor in which it lies, byte offset from the tensor's address).
+    """
+
+    memory: Memory
+    places: tuple[tuple[str, str, int], ...] = ()
+
+
+class PagedKernel(BoundCall[S]):
+    """A kernel of attention over K and V in pages: its call.
 
     Attributes:
         compiled: source, plan, code and compiler log.
@@ -297,7 +310,8 @@ class PagedAttentionKernel(BoundCall[PagedAttentionSpec]):
         signature = self._check(tensors, options)
         if validate:
             check_paged_values(tensors)
-        memory, partials_at = signature.extra
+        bound: Bound = signature.extra
+        memory = bound.memory
         q, loaded = tensors["q"], self._loaded
         device, dtype = q.device, q.dtype
         names = tuple(name for name, tensor in tensors.items() if tensor is not None)
@@ -315,7 +329,7 @@ class PagedAttentionKernel(BoundCall[PagedAttentionSpec]):
             for name, tensor in zip(names, given, strict=True):
                 addresses[name] = tensor.data_ptr()
             for name in kept:
-                _check_apart(addresses, extents, name)
+                check_apart(addresses, extents, name)
             if has_out:
                 out = written(given[out_place])
             else:
@@ -328,13 +342,30 @@ class PagedAttentionKernel(BoundCall[PagedAttentionSpec]):
             bits = addresses["q"] | addresses["k_cache"] | addresses["v_cache"] | addresses["out"]
             if (bits | addresses["workspace"]) % CHUNK_BYTES:
                 check_addresses({name: addresses[name] for name in ALIGNED})
-            if has_workspace:
-                first = addresses["workspace"]
-                addresses["counters"], addresses["partials"] = first, first + partials_at
+            for name, other, offset in bound.places:
+                addresses[name] = addresses[other] + offset
             enqueue(loaded, signature, addresses, device, memory)
             return AttentionResult(out, lse)
 
         return launch
+
+    def _check(self, tensors: dict[str, Any], options: Options) -> Signature:
+        """Check a call of a new signature and prepare it; ``extra`` of the signature is a ``Bound``.
+
+        Args:
+            tensors: the tensors of the call by the names of ``TENSORS``; None for those that are not given.
+            options: its other arguments.
+        """
+        raise NotImplementedError
+
+
+class PagedAttentionKernel(PagedKernel[PagedAttentionSpec]):
+    """Kernel that computes attention of a few queries of each request over K and V in pages.
+
+    Attributes:
+        compiled: source, plan, code and compiler log.
+        spec: the spec.
+    """
 
     def workspace_bytes(
         self, device: torch.device, *, batch: int, tokens: int, heads: int, kv_heads: int, batch_invariant: bool = False
@@ -370,17 +401,17 @@ class PagedAttentionKernel(BoundCall[PagedAttentionSpec]):
         if d != self.spec.head_dim:
             raise ArgumentError("q", f"has head_dim {d}, expected {self.spec.head_dim}")
         check_strides("q", q)
-        softcap = _check_options(options)
+        softcap = check_paged_options(options)
         cache = TORCH_DTYPES["e4m3"] if self.spec.cache == "e4m3" else self._dtype
-        strides = _check_cache(q, k_cache, tensors["v_cache"], cache)
+        strides = check_cache(q, k_cache, tensors["v_cache"], cache)
         pages, page_size, kv_heads, _ = k_cache.shape
-        batch, max_keys = _check_requests(tensors)
+        batch, max_keys = check_requests(tensors)
         lists = _check_lists(tensors["lists"], tensors["counts"], options.entry_keys, q, kv_heads)
         if tensors["sink"] is not None:
             check_sink(tensors["sink"], heads, q.device)
         scales = _check_scales(tensors, self.spec)
         if out is not None:
-            _check_out(out, q)
+            check_paged_out(out, q)
         check_memory(**{name: tensor for name, tensor in tensors.items() if tensor is not None})
         parts = INVARIANT_PARTS if options.batch_invariant else 0
         list_length = lists.pop("list_length")
@@ -390,16 +421,17 @@ class PagedAttentionKernel(BoundCall[PagedAttentionSpec]):
             has = f"has {tokens} tokens of {batch} requests, for up to {max_keys} keys each"
             raise ArgumentError("q", f"{has}: more work than one call counts, pass fewer requests or a narrower table")
         memory = Memory.of(args)
-        partials_at = 0
+        places: tuple[tuple[str, str, int], ...] = ()
         if workspace is not None:
             size = WorkspaceBytes.of(args)
-            _check_workspace(tensors, size.total)
-            partials_at = workspace.numel() // WORKSPACE_ALIGNMENT * WORKSPACE_ALIGNMENT - size.partials
+            check_workspace(tensors, size.total)
+            end = workspace.numel() // WORKSPACE_ALIGNMENT * WORKSPACE_ALIGNMENT
+            places = ("counters", "workspace", 0), ("partials", "workspace", end - size.partials)
             memory = NO_MEMORY
         scale = 1 / math.sqrt(d) if options.scale is None else check_scale(options.scale)
         values = {
-            **_row_strides("q", q),
-            **(_row_strides("out", out) if out is not None else {"out_token_stride": heads * d, "out_head_stride": d}),
+            **token_strides("q", q),
+            **(token_strides("out", out) if out is not None else {"out_token_stride": heads * d, "out_head_stride": d}),
             **strides,
             "pages": pages,
             "page_shift": UNPAGED_SHIFT if table is None else page_size.bit_length() - 1,
@@ -415,7 +447,7 @@ class PagedAttentionKernel(BoundCall[PagedAttentionSpec]):
             "softcap": softcap,
             **scales,
         }
-        return self._signature(q.device, args, values, extra=(memory, partials_at))
+        return self._signature(q.device, args, values, extra=Bound(memory, places))
 
 
 def given_of(given: Given) -> tuple[tuple[bool, ...], tuple[torch.Tensor, ...]]:
@@ -432,7 +464,7 @@ def given_of(given: Given) -> tuple[tuple[bool, ...], tuple[torch.Tensor, ...]]:
     return tuple([tensor is None for tensor in given]), tuple(present)
 
 
-def _check_apart(addresses: dict[str, int], extents: dict[str, int], written_one: str) -> None:
+def check_apart(addresses: dict[str, int], extents: dict[str, int], written_one: str) -> None:
     """Check that a tensor that the kernel writes lies outside of all others."""
     first = addresses[written_one]
     end = first + extents[written_one]
@@ -441,7 +473,7 @@ def _check_apart(addresses: dict[str, int], extents: dict[str, int], written_one
             raise ArgumentError(written_one, f"overlaps {name} in memory; it must lie elsewhere")
 
 
-def _check_workspace(tensors: dict[str, Any], size: int) -> None:
+def check_workspace(tensors: dict[str, Any], size: int) -> None:
     """Check the memory of a call."""
     workspace, device = tensors["workspace"], tensors["q"].device
     check_dense("workspace", workspace)
@@ -452,10 +484,10 @@ def _check_workspace(tensors: dict[str, Any], size: int) -> None:
         raise ArgumentError("workspace", f"has {workspace.numel()} bytes, expected at least {size}, contiguous")
     others = {name: tensor for name, tensor in tensors.items() if tensor is not None}
     addresses = {name: tensor.data_ptr() for name, tensor in others.items()}
-    _check_apart(addresses, {name: extent(tensor) for name, tensor in others.items()}, "workspace")
+    check_apart(addresses, {name: extent(tensor) for name, tensor in others.items()}, "workspace")
 
 
-def _check_options(options: Options) -> float:
+def check_paged_options(options: Options) -> float:
     """Check what a call has beside its tensors, but for the scale; return the softcap, 0 without one."""
     for name in ("batch_invariant", "return_lse"):
         check_flag(name, getattr(options, name))
@@ -474,7 +506,7 @@ def _check_options(options: Options) -> float:
     return softcap
 
 
-def _check_requests(tensors: dict[str, Any]) -> tuple[int, int]:
+def check_requests(tensors: dict[str, Any]) -> tuple[int, int]:
     """Check pages, lengths and bounds; return the number of requests and the keys of one at most."""
     q, table = tensors["q"], tensors["block_table"]
     pages, page_size = tensors["k_cache"].shape[:2]
@@ -492,7 +524,7 @@ def _check_requests(tensors: dict[str, Any]) -> tuple[int, int]:
     return batch, max_keys
 
 
-def _check_out(out: Any, q: torch.Tensor) -> None:
+def check_paged_out(out: Any, q: torch.Tensor) -> None:
     """Check the tensor to write into."""
     check_tensor("out", out, q.dtype, 3, q.device)
     tokens, heads, d = q.shape
@@ -501,13 +533,13 @@ def _check_out(out: Any, q: torch.Tensor) -> None:
     check_output("out", out)
 
 
-def _row_strides(name: str, tensor: torch.Tensor) -> dict[str, int]:
+def token_strides(name: str, tensor: torch.Tensor) -> dict[str, int]:
     """Token and head strides by kernel parameter, 0 for a dimension of one element."""
     sizes = zip(("token", "head"), tensor.shape[:2], tensor.stride()[:2], strict=True)
     return {f"{name}_{axis}_stride": 0 if size == 1 else stride for axis, size, stride in sizes}
 
 
-def _check_cache(q: torch.Tensor, k_cache: Any, v_cache: Any, dtype: torch.dtype) -> dict[str, int]:
+def check_cache(q: torch.Tensor, k_cache: Any, v_cache: Any, dtype: torch.dtype) -> dict[str, int]:
     """Check K and V; return the strides that they share, in chunks."""
     for name, tensor in (("k_cache", k_cache), ("v_cache", v_cache)):
         check_tensor(name, tensor, dtype, 4, q.device)

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 
 from codegen.arch import ARCHS
+from codegen.patterns.base import MOST_KEYS
+from codegen.problem import PAGE_ROWS
 from codegen.wording import shown
 from runtime.checks import check_dense, refuse_capture
 from runtime.errors import ArgumentError
@@ -24,6 +26,7 @@ from runtime.kernels.paged_attention import (
     WorkspaceBytes,
     given_of,
 )
+from runtime.kernels.paged_prefill import PagedPrefillKernel
 from runtime.key_lists import KeyLists
 from runtime.ops.attention_checks import check_softcap
 from runtime.ops.attention_choice import DTYPES, arch_of
@@ -35,6 +38,9 @@ HEAD_DIMS = {"same": (64, 128, 192, 256), "e4m3": (64, 128, 256)}
 """Head sizes of the kernels, by the type of the cache."""
 CACHE_AXES = {False: "(pages, page_size, kv_heads, head_dim)", True: "(pages, kv_heads, page_size, head_dim)"}
 _CACHE_RANK = 4
+TABLE_RANK = 2
+PREFILL_QUERIES = 32
+"""Queries of a request, on average, from which calls take kernels with tiles of 128 queries."""
 _E4M3 = TORCH_DTYPES["e4m3"]
 LIST_FIELDS = {"lists": "pattern.indices", "counts": "pattern.counts"}
 """Fields of ``KeyLists`` by the arguments of kernels."""
@@ -68,6 +74,38 @@ def _kernel(index: int, dtype: str, cache: str, head_dim: int) -> PagedAttention
     kernel = load_kernel(fields | ({} if cache == "same" else {"cache": cache}), device=device)
     assert isinstance(kernel, PagedAttentionKernel)
     return kernel
+
+
+@kept_by_mode(KERNELS_KEPT)
+def _prefill_kernel(index: int, dtype: str, head_dim: int) -> PagedPrefillKernel:
+    """Kernel of calls of a kind with many queries for each request."""
+    device = torch.device("cuda", index)
+    refuse_capture("q", device)
+    fields = {"op": "attention", "layout": "paged", "arch": arch_of(device), "dtype": dtype, "head_dim": head_dim}
+    kernel = load_kernel(fields | {"pattern": {"kind": "sink_window"}}, device=device)
+    assert isinstance(kernel, PagedPrefillKernel)
+    return kernel
+
+
+def is_prefill(given: Given, options: Options) -> bool:
+    """Whether a call with checked operands takes the kernel for many queries of each request.
+
+    Args:
+        given: the tensors of the call, in the order of ``TENSORS``, with the tokens of a page before its heads.
+        options: its other arguments. Batch-invariant calls take one kernel for all batches.
+    """
+    q, k_cache, _, table = given[:4]
+    others = any(tensor is not None for tensor in given[6:11]) or options.softcap is not None
+    if others or options.batch_invariant or k_cache.dtype != q.dtype:
+        return False
+    requests, page_size = k_cache.shape[:2]
+    pages = 1
+    if table is not None:
+        if not isinstance(table, torch.Tensor) or table.dim() != TABLE_RANK or page_size % PAGE_ROWS:
+            return False
+        requests, pages = table.shape
+    many = bool(q.shape[0] >= PREFILL_QUERIES * requests > 0)
+    return many and pages * page_size <= MOST_KEYS and ARCHS[arch_of(q.device)].has_wgmma
 
 
 def check_operands(q: Any, k_cache: Any, v_cache: Any, *, heads_first: bool) -> str:
@@ -138,7 +176,11 @@ def _attend_checked(given: Given, options: Options, key: Any, *, heads_first: bo
     if heads_first:
         caches, scales = (k_cache.transpose(1, 2), v_cache.transpose(1, 2)), map(_by_token, given[9:11])
         by_token = (q, *caches, *given[3:9], *scales, *given[11:])
-    kernel = _kernel(q.device.index, DTYPES[q.dtype], cache, q.shape[2])
+    kernel: PagedAttentionKernel | PagedPrefillKernel
+    if is_prefill(by_token, options):
+        kernel = _prefill_kernel(q.device.index, DTYPES[q.dtype], q.shape[2])
+    else:
+        kernel = _kernel(q.device.index, DTYPES[q.dtype], cache, q.shape[2])
     try:
         launch, result = kernel.attend_checked(by_token, options, validate=validate)
     except ArgumentError as error:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import torch
 
-from codegen.paged_cases import UNSEEN_PAGE, PagedCase, cases_of
-from codegen.spec import PagedAttentionSpec
+from codegen.paged_cases import UNSEEN_PAGE, PagedCase, cases_of, prefill_cases, random_prefill_cases
+from codegen.spec import AttentionSpec, PagedAttentionSpec
 from runtime.kernels.arguments import TORCH_DTYPES
 from runtime.kernels.paged_attention import UNBOUNDED, PagedAttentionKernel, Window
+from runtime.kernels.paged_prefill import PagedPrefillKernel
 from runtime.verify.common import (
     Outcome,
     Verification,
@@ -49,10 +51,15 @@ class Inputs(NamedTuple):
     bounds: list[int]
 
 
-def inputs_of(case: PagedCase, spec: PagedAttentionSpec, device: torch.device) -> Inputs:
+def _is_e4m3(spec: PagedAttentionSpec | AttentionSpec) -> bool:
+    """Whether the cache is e4m3."""
+    return isinstance(spec, PagedAttentionSpec) and spec.cache == "e4m3"
+
+
+def inputs_of(case: PagedCase, spec: PagedAttentionSpec | AttentionSpec, device: torch.device) -> Inputs:
     """Random inputs of a case: the same ones every time."""
     draw, dtype, d = generator(case.name, device), TORCH_DTYPES[spec.dtype], spec.head_dim
-    cache = TORCH_DTYPES["e4m3"] if spec.cache == "e4m3" else dtype
+    cache = TORCH_DTYPES["e4m3"] if _is_e4m3(spec) else dtype
     batch, bounds = len(case.kv_lens), [case.before, *(case.before + end for end in accumulate(case.q_lens))]
     tokens = bounds[-1] + case.before
 
@@ -62,12 +69,7 @@ def inputs_of(case: PagedCase, spec: PagedAttentionSpec, device: torch.device) -
     table = _table(case, draw, device) if case.page_size else None
     pages = batch if table is None else int(table.max()) + 1 + SPARE_PAGES
     size = case.page_size or max(*case.kv_lens, 1)
-    if case.layout == "NHD":
-        k, v = (normal(pages, size, case.kv_heads, d).to(cache) for _ in "kv")
-    elif case.layout == "HND":
-        k, v = (normal(pages, case.kv_heads, size, d).to(cache).transpose(1, 2) for _ in "kv")
-    else:
-        k, v = normal(pages, case.kv_heads, size, 2 * d).to(cache).transpose(1, 2).split(d, -1)
+    k, v = _caches(case, (pages, size), d, cache, normal)
     options: dict[str, Any] = {"block_table": table, "seq_lens": _int32(case.kv_lens, device)}
     if case.packed:
         options["cu_seqlens_q"] = _int32(bounds, device)
@@ -88,13 +90,45 @@ def inputs_of(case: PagedCase, spec: PagedAttentionSpec, device: torch.device) -
             options[name] = 0.25 + torch.rand((pages, case.kv_heads, size), generator=draw, device=device).transpose(
                 1, 2
             )
-    elif spec.cache == "e4m3":
+    elif _is_e4m3(spec):
         options["k_scale"] = torch.tensor([K_SCALE], device=device)
         options["v_scale"] = torch.full((case.kv_heads,), V_SCALE, device=device)
     left, right = (UNBOUNDED if bound is None else bound for bound in case.window)
     options |= {"window": Window(left, right, case.sink_keys), "softcap": case.softcap}
     options["batch_invariant"] = case.batch_invariant
-    return Inputs((case.spread * normal(tokens, case.heads, d)).to(dtype), k, v, options, bounds)
+    inputs = Inputs((case.spread * normal(tokens, case.heads, d)).to(dtype), k, v, options, bounds)
+    if case.spoiled:
+        _spoil(case, inputs)
+    return inputs
+
+
+def _caches(
+    case: PagedCase, shape: tuple[int, int], d: int, dtype: torch.dtype, normal: Callable[..., torch.Tensor]
+) -> tuple[torch.Tensor, ...]:
+    """K and V (pages, page_size, kv_heads, head_dim) in the layout of a case."""
+    pages, size = shape
+    if case.layout == "NHD":
+        return tuple(normal(pages, size, case.kv_heads, d).to(dtype) for _ in "kv")
+    if case.layout == "HND":
+        return tuple(normal(pages, case.kv_heads, size, d).to(dtype).transpose(1, 2) for _ in "kv")
+    rows = normal(pages, case.kv_heads, size, 2 * d).to(dtype).transpose(1, 2)
+    return rows[..., :d], rows[..., d:]
+
+
+def _spoil(case: PagedCase, inputs: Inputs) -> None:
+    """Replace the rows of K and V that no query sees by NaN, and a page of each request by one outside of the cache."""
+    _, k, v, options, bounds = inputs
+    seen = torch.zeros(k.shape[:2], dtype=torch.bool, device=k.device)
+    for request, (first, end) in enumerate(pairwise(bounds)):
+        length = case.kv_lens[request]
+        if length and end > first:
+            page, row, _ = _places(case, inputs, request)
+            seen[page, row] |= (_counts(case, inputs, request) > 0).any(0).any(0)
+    for tensor in (k, v):
+        tensor.masked_fill_(~seen[..., None, None], math.nan)
+    table = options["block_table"]
+    for request, length in enumerate(case.kv_lens):
+        table[request, length // case.page_size // 2] = (k.shape[0], -1, 2**31 - 1)[request % 3]
 
 
 def _int32(values: Any, device: torch.device) -> torch.Tensor:
@@ -114,25 +148,30 @@ def _table(case: PagedCase, draw: torch.Generator, device: torch.device) -> torc
     return table
 
 
-def oracle(case: PagedCase, spec: PagedAttentionSpec, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
+def oracle(
+    case: PagedCase, spec: PagedAttentionSpec | AttentionSpec, inputs: Inputs
+) -> tuple[torch.Tensor, torch.Tensor]:
     """The result (tokens, heads, head_dim) and the log-sum-exp (heads, tokens) in float64; NaN for other tokens."""
     q, k, v, options, bounds = inputs
     tokens, heads, d = q.shape
     out = torch.full(q.shape, math.nan, dtype=torch.float64, device=q.device)
     lse = torch.full((heads, tokens), math.nan, dtype=torch.float64, device=q.device)
-    factors: tuple[Any, Any] = (K_SCALE, V_SCALE) if spec.cache == "e4m3" else (1.0, 1.0)
+    factors: tuple[Any, Any] = (K_SCALE, V_SCALE) if _is_e4m3(spec) else (1.0, 1.0)
     if case.token_scales:
         factors = options["k_scale"], options["v_scale"]
     for request, (first, end) in enumerate(pairwise(bounds)):
         length = case.kv_lens[request]
         if end == first:
             continue
-        page, row = _places(case, options, request, length)
+        page, row, _ = _places(case, inputs, request)
         keys, values = (
-            (tensor[page, row].double() * (factor[page, row, :, None] if case.token_scales else factor)).transpose(0, 1)
+            (
+                tensor[page, row].double().nan_to_num(0.0)
+                * (factor[page, row, :, None] if case.token_scales else factor)
+            ).transpose(0, 1)
             for tensor, factor in zip((k, v), factors, strict=True)
         )
-        counts = _counts(case, options, first, end, length)  # (kv_heads, queries, keys)
+        counts = _counts(case, inputs, request)  # (kv_heads, queries, keys)
         group = case.heads // case.kv_heads
         mine = q[first:end].double().unflatten(1, (case.kv_heads, group)).permute(1, 2, 0, 3)
         logits = mine @ keys.mT[:, None] / math.sqrt(d)
@@ -149,37 +188,42 @@ def oracle(case: PagedCase, spec: PagedAttentionSpec, inputs: Inputs) -> tuple[t
     return out, lse
 
 
-def _places(case: PagedCase, options: dict[str, Any], request: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Page and row of each key of a request."""
-    key, table = torch.arange(length, device=options["seq_lens"].device), options["block_table"]
+def _places(case: PagedCase, inputs: Inputs, request: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Page and row of each key of a request, and whether the cache has the page; page 0 if it has not."""
+    key, table = torch.arange(case.kv_lens[request], device=inputs.q.device), inputs.options["block_table"]
     if table is None:
-        return torch.full_like(key, request), key
-    return table[request, key // case.page_size].long(), key % case.page_size
+        return torch.full_like(key, request), key, torch.ones_like(key, dtype=torch.bool)
+    page = table[request, key // case.page_size].long()
+    there = (page >= 0) & (page < inputs.k.shape[0])
+    return page.where(there, 0), key % case.page_size, there
 
 
-def _counts(case: PagedCase, options: dict[str, Any], first: int, end: int, length: int) -> torch.Tensor:
+def _counts(case: PagedCase, inputs: Inputs, request: int) -> torch.Tensor:
     """How often each query of a request sees each key, float64 (kv_heads, queries, keys)."""
-    device = options["seq_lens"].device
+    device, options = inputs.q.device, inputs.options
+    first, end = inputs.bounds[request : request + 2]
+    length = case.kv_lens[request]
     position = torch.arange(length - (end - first), length, device=device)[:, None]
     key = torch.arange(length, device=device)
     left, right, sink = options["window"]
-    seen: torch.Tensor = ((key <= position + right) & ((key >= position - left) | (key < sink))).double()
+    _, _, there = _places(case, inputs, request)
+    seen: torch.Tensor = ((key <= position + right) & ((key >= position - left) | (key < sink)) & there).double()
     if not case.entries:
         return seen.expand(case.kv_heads, -1, -1)
     lists = options["lists"][:, first:end].long()
-    there = lists >= 0
+    valid = lists >= 0
     if case.counted:
-        there &= torch.arange(case.entries, device=device) < options["counts"][:, first:end, None]
+        valid &= torch.arange(case.entries, device=device) < options["counts"][:, first:end, None]
     listed = lists[..., None] * case.entry_keys + torch.arange(case.entry_keys, device=device)
-    there = (there[..., None] & (listed < length)).flatten(2)
-    listed = torch.where(there, listed.flatten(2), length)
-    found: torch.Tensor = seen.new_zeros((*lists.shape[:2], length + 1)).scatter_add_(2, listed, there.double())[
+    valid = (valid[..., None] & (listed < length)).flatten(2)
+    listed = torch.where(valid, listed.flatten(2), length)
+    found: torch.Tensor = seen.new_zeros((*lists.shape[:2], length + 1)).scatter_add_(2, listed, valid.double())[
         ..., :length
     ]
     return found.expand(case.kv_heads, -1, -1) * seen
 
 
-def run_case(kernel: PagedAttentionKernel, case: PagedCase, device: torch.device) -> Outcome:
+def run_case(kernel: PagedAttentionKernel | PagedPrefillKernel, case: PagedCase, device: torch.device) -> Outcome:
     """Run one case twice in poisoned memory; the bits must agree. Tokens of no request must not be written."""
     spec = kernel.spec
     inputs = inputs_of(case, spec, device)
@@ -203,20 +247,22 @@ def run_case(kernel: PagedAttentionKernel, case: PagedCase, device: torch.device
     return Outcome(case.name, case.describe(), error, by_torch, limit, "; ".join(problems))
 
 
-def _torch_error(case: PagedCase, spec: PagedAttentionSpec, inputs: Inputs, right: torch.Tensor) -> float | None:
+def _torch_error(
+    case: PagedCase, spec: PagedAttentionSpec | AttentionSpec, inputs: Inputs, right: torch.Tensor
+) -> float | None:
     """Largest error of torch's attention, request by request; None for calls that torch does not compute."""
-    plain = not case.entries and case.softcap is None and not case.sinks and spec.cache == "same"
+    plain = not (case.entries or case.sinks or case.spoiled) and case.softcap is None and not _is_e4m3(spec)
     if not plain or len(case.kv_lens) > MOST_BY_TORCH:
         return None
-    q, k, v, options, bounds = inputs
+    q, k, v, _, bounds = inputs
     errors = [0.0]
     for request, (first, end) in enumerate(pairwise(bounds)):
         length = case.kv_lens[request]
         if end == first or not length:
             continue
-        page, row = _places(case, options, request, length)
+        page, row, _ = _places(case, inputs, request)
         keys, values = (tensor[page, row].transpose(0, 1) for tensor in (k, v))
-        mask = _counts(case, options, first, end, length)[0] > 0
+        mask = _counts(case, inputs, request)[0] > 0
         sees = mask.any(-1)
         queries = q[first:end].transpose(0, 1)
         found = torch_attention(queries[None], keys[None], values[None], mask, enable_gqa=True)[0].transpose(0, 1)
@@ -228,4 +274,10 @@ VERIFICATION = Verification(
     oracle="float64 softmax over the keys of each request, on the GPU, of the values in its pages",
     cases=lambda plan, spec: cases_of(spec),
     run_case=run_case,
+)
+PREFILL_VERIFICATION = Verification(
+    oracle=VERIFICATION.oracle,
+    cases=lambda plan, spec: prefill_cases(),
+    run_case=run_case,
+    random_cases=lambda spec: random_prefill_cases(),
 )

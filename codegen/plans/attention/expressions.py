@@ -93,7 +93,7 @@ def expressions_flags(
         score = _score_flags(spec.score, spec.pack_gqa)
         slope = _slope_flags(spec.score.slope, spec.score.slope_of_pair) if gradients else slope
     pairs = _expression_flags(spec.pattern.pair_expression, in_one_place=True)
-    if isinstance(spec, AttentionSpec) and spec.layout == "varlen":
+    if isinstance(spec, AttentionSpec) and spec.layout != "padded":
         pairs = _of_one_sequence(pairs)
     helpers = {*mask.helpers, *score.helpers, *slope.helpers}
     return ExpressionsFlags(

@@ -7,7 +7,7 @@ from codegen.patterns.base import MOST_KEYS
 from codegen.plan import Plan, require
 from codegen.plans.attention.order import heads_in_l2
 from codegen.plans.attention.query_order import order_search
-from codegen.plans.lengths import length_numbers, query_tiles
+from codegen.plans.lengths import length_numbers, paged_numbers, query_tiles
 from codegen.problem import COUNTER_BYTES, SCHEDULER_BYTES, SCHEDULER_COUNTERS, AttentionShape, LaunchArgs
 from codegen.spec import AttentionBackwardSpec, AttentionSpec
 from codegen.stream_k import StreamK
@@ -22,7 +22,7 @@ def arguments(plan: Plan, shape: AttentionShape, slots: int) -> LaunchArgs:
     tiles = shape.batch * heads * head_tiles
     block = spec.pattern.fixed_block
     numbers = {
-        **length_numbers(shape),
+        **(paged_numbers(shape) if spec.layout == "paged" else length_numbers(shape)),
         "heads": heads,
         "heads_per_kv_head": group,
         "query_tiles": head_tiles,

@@ -12,7 +12,7 @@ L2_BYTES = 32 << 20  # half of the L2 (H100: 50 MB, H200: 60 MB); the rest holds
 
 def is_ordered(spec: AttentionSpec) -> bool:
     """Whether tiles differ in length, so that long ones go first and thread blocks take them from a counter."""
-    return spec.pattern.load_imbalanced or spec.layout == "varlen"
+    return spec.pattern.load_imbalanced or spec.layout != "padded"
 
 
 def order_params(spec: AttentionSpec) -> list[Param]:

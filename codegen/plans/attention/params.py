@@ -39,7 +39,7 @@ def asks_heads(spec: AttentionSpec) -> bool:
 def lse_params(spec: AttentionSpec) -> list[Param]:
     """Parameter of the log-sum-exp, if the spec has one."""
     heads = "heads * kPackGqa" if spec.pack_gqa > 1 else "heads"
-    shape = f"({heads}, q_len)" if spec.layout == "varlen" else f"(batch, {heads}, q_len)"
+    shape = f"({heads}, q_len)" if spec.layout != "padded" else f"(batch, {heads}, q_len)"
     doc = f"log-sum-exp, {shape} contiguous; not stored if null"
     return [pointer("lse", "float", doc, writes=True)] if spec.lse else []
 
@@ -62,7 +62,7 @@ def size_params(spec: AttentionSpec) -> list[Param]:
     return [
         *length_params(lengths_of(spec)),
         *(_pack_sizes(spec) if spec.pack_gqa > 1 else _head_sizes()),
-        i32("tiles", "heads * query_tiles" if spec.layout == "varlen" else "batch * heads * query_tiles"),
+        i32("tiles", "heads * query_tiles" if spec.layout != "padded" else "batch * heads * query_tiles"),
         f32("scale_log2", "scale * log2(e); the host checks that it is positive"),
     ]
 
@@ -193,6 +193,8 @@ def options_summary(spec: AttentionSpec) -> list[tuple[str, str]]:
         lines.append(("KV lengths", "keys past a batch's length are masked, in addition to the pattern"))
     if spec.layout == "varlen":
         lines.append(("varlen", "packed sequences with bounds cu_seqlens_q and cu_seqlens_k"))
+    if spec.layout == "paged":
+        lines.append(("paged", "keys in the pages of block_table, queries with bounds cu_seqlens_q"))
     if spec.pad_heads:
         lines.append(("padded heads", f"any head size from 8 to {spec.head_dim}"))
     if spec.pack_gqa > 1:

@@ -32,7 +32,11 @@ from codegen.plans.attention.share_kv import (
     sub_tile_owns,
 )
 from codegen.plans.attention.sizes import WARPGROUP, Sizes
+from codegen.problem import PAGE_ROWS
+from codegen.spec import AttentionSpec
 
+PAGE_DIMS = ("head_dim", "page_size", "kv_heads", "pages")
+"""Dimensions of the tensor maps of K and V in pages, innermost first."""
 V_TRANSPOSED = tensor_map("v_map", "V^T", ("padded_kv_len", "head_dim", "kv_heads", "batch"))
 TILE_RING = {1: "Q buffers; the ring of work tiles has two entries", 2: "depth of the ring of work tiles and of Q"}
 PARTIAL_FLOATS = "floats of a warpgroup's partial result"
@@ -116,6 +120,11 @@ def _sub_tile_rows(sizes: Sizes) -> list[Constant]:
 
 
 def _load_constants(sizes: Sizes) -> list[Constant]:
+    if sizes.spec.layout == "paged":
+        return [
+            Constant("kPageRows", PAGE_ROWS, "keys per copy from a page"),
+            Constant("kStepPages", sizes.spec.tile.n // PAGE_ROWS, "copies per step and column group"),
+        ]
     if sizes.step_blocks == 1:
         return []
     return [
@@ -174,8 +183,7 @@ def params(sizes: Sizes) -> tuple[Param, ...]:
     spec = sizes.spec
     return (
         tensor_map("q_map", "Q", sizes.rows.dims),
-        tensor_map("k_map", "K", KV_DIMS),
-        V_TRANSPOSED if is_fp8(spec) else tensor_map("v_map", "V", KV_DIMS, like="K"),
+        *_kv_maps(spec),
         tensor_map("o_map", "O", sizes.rows.dims, like="Q", writes=True),
         *(fp8_params() if is_fp8(spec) else ()),
         *output_params(spec, "unsigned short"),
@@ -190,6 +198,15 @@ def params(sizes: Sizes) -> tuple[Param, ...]:
     )
 
 
+def _kv_maps(spec: AttentionSpec) -> tuple[Param, ...]:
+    """Parameters of the tensor maps of K and V."""
+    if spec.layout == "paged":
+        rows = tensor_map("v_row_map", "V", PAGE_DIMS, like="K, in copies of one row")
+        return tensor_map("k_map", "K", PAGE_DIMS), tensor_map("v_map", "V", PAGE_DIMS, like="K"), rows
+    v_map = V_TRANSPOSED if is_fp8(spec) else tensor_map("v_map", "V", KV_DIMS, like="K")
+    return tensor_map("k_map", "K", KV_DIMS), v_map
+
+
 def tensor_maps(sizes: Sizes) -> dict[str, TensorMap]:
     """Tensor maps of Q, K, V and O."""
     spec, rows, columns = sizes.spec, sizes.rows, sizes.columns
@@ -201,6 +218,9 @@ def tensor_maps(sizes: Sizes) -> dict[str, TensorMap]:
         "v_map": kv_map,
         "o_map": TensorMap((columns, *rows.box(rows.warpgroup_queries)), SWIZZLE),
     }
+    if spec.layout == "paged":
+        maps["k_map"] = maps["v_map"] = TensorMap((columns, PAGE_ROWS, 1, 1), SWIZZLE)
+        maps["v_row_map"] = TensorMap((columns, 1, 1, 1), SWIZZLE)
     return fp8_maps(sizes, maps) if is_fp8(spec) else maps
 
 

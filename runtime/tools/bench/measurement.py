@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.bias import causal_lower_right
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 from codegen.expressions.nodes import Aux
@@ -33,6 +34,7 @@ from runtime.kernels.bsr_sddmm import BsrSddmmKernel
 from runtime.kernels.bsr_spgemm import BsrSpgemmKernel
 from runtime.kernels.bsr_spmm import ACTIVATIONS, BsrSpmmKernel
 from runtime.kernels.paged_attention import PagedAttentionKernel
+from runtime.kernels.paged_prefill import PagedPrefillKernel
 from runtime.kernels.pattern_numbers import numbers_for
 from runtime.kernels.quantize import QuantizeKernel
 from runtime.kernels.select_topk import SelectTopkKernel
@@ -451,6 +453,29 @@ def paged_workload(kernel: PagedAttentionKernel, requests: int = 64, keys: int =
         flops=4.0 * requests * heads * keys * spec.head_dim,
         call=lambda: kernel(q, *cache, **options),
         peers={"torch SDPA without pages": lambda: sdpa(one, k_rows, v_rows, enable_gqa=True)},
+        peer_flops={},
+    )
+
+
+def prefill_workload(kernel: PagedPrefillKernel, queries: int = 4096, keys: int = 32768) -> Workload:
+    """The reference workload of prefill over pages: a chunk of causal queries at the end of the keys, pages of 64."""
+    spec, heads, kv_heads, page_size = kernel.spec, 32, 8, 64
+    dtype, d = TORCH_DTYPES[spec.dtype], spec.head_dim
+    pages = keys // page_size
+    k, v = (torch.randn((pages, page_size, kv_heads, d), device="cuda", dtype=dtype) for _ in range(2))
+    table = torch.randperm(pages, device="cuda").int().view(1, -1)
+    q = torch.randn((queries, heads, d), device="cuda", dtype=dtype)
+    bounds, lengths = (torch.tensor(values, dtype=torch.int32, device="cuda") for values in ([0, queries], [keys]))
+    options: dict[str, Any] = {"block_table": table, "cu_seqlens_q": bounds, "seq_lens": lengths}
+    options["out"] = torch.empty_like(q)
+    k_rows, v_rows = (tensor[table[0].long()].view(1, keys, kv_heads, d).transpose(1, 2) for tensor in (k, v))
+    seen: Any = causal_lower_right(queries, keys)
+    sdpa, heads_first = torch.nn.functional.scaled_dot_product_attention, q.transpose(0, 1)[None]
+    return Workload(
+        shape=f"{queries} queries over {keys} keys, H{heads}:{kv_heads} d{d}, pages of 64",
+        flops=4.0 * heads * d * queries * (keys - (queries - 1) / 2),
+        call=lambda: kernel(q, k, v, **options),
+        peers={"torch SDPA without pages": lambda: sdpa(heads_first, k_rows, v_rows, seen, enable_gqa=True)},
         peer_flops={},
     )
 

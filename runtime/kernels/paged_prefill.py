@@ -1,0 +1,129 @@
+"""Calls of kernels of attention of many queries of each request over pages."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from codegen.patterns.base import MOST_KEYS
+from codegen.problem import PAGE_ROWS, AttentionShape
+from codegen.spec import AttentionSpec
+from runtime.driver.launch import Signature
+from runtime.driver.workspace import NO_MEMORY, Memory
+from runtime.errors import ArgumentError
+from runtime.kernels.arguments import TMA_ALIGNMENT, check_memory, check_scale, check_strides, check_tensor
+from runtime.kernels.paged_attention import (
+    UNPAGED_SHIFT,
+    Bound,
+    Options,
+    PagedKernel,
+    WorkspaceBytes,
+    check_cache,
+    check_paged_options,
+    check_paged_out,
+    check_requests,
+    check_workspace,
+    token_strides,
+)
+
+REFUSED = ("lists", "counts", "sink", "k_scale", "v_scale")
+"""Arguments of calls over pages that these kernels do not take."""
+
+
+class PagedPrefillKernel(PagedKernel[AttentionSpec]):
+    """Kernel that computes attention of many queries of each request over K and V in pages.
+
+    Its calls are those of ``PagedAttentionKernel`` without lists, sinks, softcap and factors of an e4m3 cache, and with
+    pages of a multiple of 16 tokens.
+
+    Attributes:
+        compiled: source, plan, code and compiler log.
+        spec: the spec.
+    """
+
+    def _check(self, tensors: dict[str, Any], options: Options) -> Signature:
+        """Check a call of a new signature and prepare it."""
+        q, k_cache, table, out, workspace = (
+            tensors[name] for name in ("q", "k_cache", "block_table", "out", "workspace")
+        )
+        check_tensor("q", q, self._dtype, 3)
+        tokens, heads, d = q.shape
+        if d != self.spec.head_dim:
+            raise ArgumentError("q", f"has head_dim {d}, expected {self.spec.head_dim}")
+        check_strides("q", q)
+        self._refuse(tensors, options)
+        check_cache(q, k_cache, tensors["v_cache"], self._dtype)
+        batch, max_keys = _check_pages(tensors)
+        if out is not None:
+            check_paged_out(out, q)
+        check_memory(**{name: tensor for name, tensor in tensors.items() if tensor is not None})
+        left, right, sink_keys = (min(number, MOST_KEYS) for number in options.window)
+        of_pattern = {"window_left": left, "window_right": right, "sink_keys": sink_keys}
+        sizes = 1, heads, k_cache.shape[2], tokens, max_keys
+        args = self._plan.problem(AttentionShape(*sizes, **of_pattern, sequences=batch), 0)
+        if args.numbers["tiles"] >= 2**31:
+            raise ArgumentError("q", f"has shape {tuple(q.shape)}: more than 2^31 tiles")
+        memory = Memory.of(args)
+        places = [("k", "k_cache", 0), ("v", "v_cache", 0), ("v_row", "v_cache", 0), ("o", "out", 0)]
+        if workspace is not None:
+            check_workspace(tensors, WorkspaceBytes.of(args).total)
+            memory = NO_MEMORY
+            places.append(("scheduler", "workspace", 0))
+        # Any readable address stands for bounds or lengths that are not given.
+        missing = [name for name in ("cu_seqlens_q", "seq_lens") if tensors[name] is None]
+        places += [(name, "q", 0) for name in missing]
+        scale = 1 / math.sqrt(d) if options.scale is None else check_scale(options.scale)
+        o_strides = token_strides("o", out) if out is not None else {"o_token_stride": heads * d, "o_head_stride": d}
+        values = {
+            "o_head_stride": o_strides["o_head_stride"],
+            "o_row_stride": o_strides["o_token_stride"],
+            "head_chunks": d * q.element_size() // TMA_ALIGNMENT,
+            "has_bounds": int("cu_seqlens_q" not in missing),
+            "has_lengths": int("seq_lens" not in missing),
+            "request_queries": tokens // batch if "cu_seqlens_q" in missing else 0,
+            "request_keys": max_keys if "seq_lens" in missing else 0,
+            "scale_log2": scale * math.log2(math.e),
+            **_page_numbers(k_cache, table),
+        }
+        rows = (1, heads, tokens, d)
+        o_view = (rows, (0, o_strides["o_head_stride"], o_strides["o_token_stride"], 1))
+        of_cache = k_cache.transpose(1, 2)
+        kv_view = (tuple(of_cache.shape), of_cache.stride())
+        mapped = {"q": (rows, q.transpose(0, 1)[None].stride()), "o": o_view}
+        mapped |= dict.fromkeys(("k", "v", "v_row"), kv_view)
+        return self._signature(q.device, args, values, mapped, Bound(memory, tuple(places)))
+
+    def _refuse(self, tensors: dict[str, Any], options: Options) -> None:
+        """Refuse what other kernels over pages compute."""
+        check_paged_options(options)
+        name = self.compiled.named.stem
+        for argument in REFUSED:
+            if tensors[argument] is not None:
+                raise ArgumentError(argument, f"is given, but {name} does not take it")
+        if options.softcap is not None:
+            raise ArgumentError("softcap", f"is given, but {name} does not take it")
+
+
+def _check_pages(tensors: dict[str, Any]) -> tuple[int, int]:
+    """Check the pages of a call; return the number of requests and the most keys of one."""
+    table, page_size = tensors["block_table"], tensors["k_cache"].shape[1]
+    if table is not None and page_size % PAGE_ROWS:
+        raise ArgumentError("k_cache", f"has pages of {page_size} tokens, expected a multiple of {PAGE_ROWS}")
+    batch, max_keys = check_requests(tensors)
+    if max_keys > MOST_KEYS:
+        room = f"has room for {max_keys} keys of a request"
+        raise ArgumentError("block_table", f"{room}, expected {MOST_KEYS} or less")
+    if tensors["q"].shape[0] == 0:
+        raise ArgumentError("q", "has no tokens")
+    return batch, max_keys
+
+
+def _page_numbers(k_cache: torch.Tensor, table: torch.Tensor | None) -> dict[str, int]:
+    """Numbers of the pages by kernel parameter."""
+    pages, page_size = k_cache.shape[:2]
+    if table is None:
+        return {"pages": pages, "page_shift": UNPAGED_SHIFT, "page_mask": 2**31 - 1, "table_stride": 0}
+    shift = page_size.bit_length() - 1
+    return {"pages": pages, "page_shift": shift, "page_mask": page_size - 1, "table_stride": table.stride(0)}

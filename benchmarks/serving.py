@@ -1,4 +1,4 @@
-"""Times attention over a KV cache, as serving engines call it to decode, compared with other libraries.
+"""Times attention over a KV cache, as serving engines call it to decode and to prefill, compared with other libraries.
 
     python benchmarks/serving.py --json serving.jsonl               # beside torch, and FlashAttention 4 if installed
     python benchmarks/serving.py --json serving.jsonl --peers DIR   # and beside what vLLM calls on Hopper
@@ -35,12 +35,12 @@ import torch
 from harness import Fields, check_calls, environment, free_memory, reason
 from host import host_microseconds
 from records import OURS
-from serving_page import BACK_TO_BACK, GRAPH, HOST, INVARIANT, RATE, SINGLE
+from serving_page import BACK_TO_BACK, FLOP_RATE, GRAPH, HOST, INVARIANT, RATE, SINGLE
 from serving_peers import check_folder, peers_of
 from serving_rows import ROWS, Inputs, Make, Row, make_inputs
 
 from runtime import load_kernel, paged_attention, paged_workspace
-from runtime.kernels.paged_attention import PagedAttentionKernel
+from runtime.kernels.paged_attention import PagedKernel
 from runtime.ops.attention_choice import arch_of
 from runtime.receipts.permit import provenance
 from runtime.tools.bench.timing import SLEEP_CYCLES, Call, back_to_back, captured, median, single_calls
@@ -74,6 +74,7 @@ def ours(inputs: Inputs, *, batch_invariant: bool = False) -> Call:
     options: Fields = {
         "block_table": inputs.table,
         "seq_lens": None if inputs.table is None else inputs.lengths,
+        "cu_seqlens_q": inputs.bounds if row.is_prefill else None,
         "layout": "HND" if heads_first else "NHD",
         "k_scale": inputs.scale,
         "v_scale": inputs.scale,
@@ -163,12 +164,21 @@ def times_of(calls: dict[str, Call], seconds: float) -> tuple[dict[str, Fields],
 
 
 @cache
-def kernel_record(cache_type: str, head_dim: int) -> str:
-    """Kernel of a record as JSON: its name, whether it has a receipt, and the fields that ``codegen migrate`` needs."""
-    fields: Fields = {"op": "paged_attention", "arch": arch_of(torch.device("cuda", 0)), "dtype": "bf16"}
-    fields |= {"head_dim": head_dim} | ({"cache": cache_type} if cache_type == "e4m3" else {})
+def kernel_record(cache_type: str, head_dim: int, *, tiles: bool) -> str:
+    """Kernel of a record as JSON: its name, whether it has a receipt, and the fields that ``codegen migrate`` needs.
+
+    Args:
+        cache_type: type of K and V.
+        head_dim: elements per head.
+        tiles: whether it is the kernel for many queries of each request.
+    """
+    fields: Fields = {"arch": arch_of(torch.device("cuda", 0)), "dtype": "bf16", "head_dim": head_dim}
+    if tiles:
+        fields |= {"op": "attention", "layout": "paged", "pattern": {"kind": "sink_window"}}
+    else:
+        fields |= {"op": "paged_attention"} | ({"cache": cache_type} if cache_type == "e4m3" else {})
     kernel = load_kernel(fields)
-    assert isinstance(kernel, PagedAttentionKernel)
+    assert isinstance(kernel, PagedKernel)
     named = kernel.compiled.named
     receipt = provenance(named).is_verified
     return json.dumps({"name": named.stem, "receipt": receipt, **kernel_fields(named), "results": {}})
@@ -185,9 +195,12 @@ def record_of(row: Row, folder: Path | None, seconds: float, device: str = "cuda
     results, uncaptured = times_of(calls, seconds)
     for label, result in results.items():
         result["error"] = float(f"{errors[label]:.2e}")
-        if GRAPH in result:
+        if GRAPH in result and row.is_prefill:
+            result[FLOP_RATE] = round(row.flops / result[GRAPH] / 1e9, 1)
+        elif GRAPH in result:
             result[RATE] = round(size / result[GRAPH] / 1e6, 1)
-    kernels = [json.loads(kernel_record(row.cache, row.head_dim))] if OURS in results else []
+    tiles = row.work == "prefill"
+    kernels = [json.loads(kernel_record(row.cache, row.head_dim, tiles=tiles))] if OURS in results else []
     return {
         "name": row.name,
         "work": row.work,

@@ -24,10 +24,11 @@ from models_page import (
 )
 from records import DASH, OURS, failures
 
-__all__ = ["BACK_TO_BACK", "GRAPH", "HOST", "INVARIANT", "RATE", "SINGLE", "line", "text_of", "write"]
+__all__ = ["BACK_TO_BACK", "FLOP_RATE", "GRAPH", "HOST", "INVARIANT", "RATE", "SINGLE", "line", "text_of", "write"]
 Record = Mapping[str, Any]
 INVARIANT = "ours, batch_invariant"
 RATE = "gigabytes_per_second"
+FLOP_RATE = "teraflops"
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "notebook" / "serving.md"
 WORKS = {
     "dense": "Each request has one query, which sees all keys of its request. The name of a row has the requests and "
@@ -38,9 +39,21 @@ WORKS = {
     "request.",
     "QSA": "Each query has a list of 2048 tokens in groups of 4, drawn at random, for both K/V heads; head_dim is 256. "
     "The peer also multiplies its result by a gate. Requests have 32768 keys; in a batch of 128, 16384.",
+    "prefill": "Each request has a chunk of causal queries, whose last one stands at its last key: 32 query heads over "
+    "8, head_dim 128. TFLOPS are those of both products over the pairs that are seen.",
+    "MSA prefill": "As MSA above, for a chunk of one request. Lists have blocks before the chunk only.",
+    "QSA prefill": "As QSA above, for a chunk of one request. Lists have tokens before the chunk only.",
 }
 """What rows are about, by their work, in the order of the page."""
-TITLES = {"dense": "Pages", "contiguous": "Contiguous K and V", "MSA": "Lists of blocks", "QSA": "Lists of tokens"}
+TITLES = {
+    "dense": "Pages",
+    "contiguous": "Contiguous K and V",
+    "MSA": "Lists of blocks",
+    "QSA": "Lists of tokens",
+    "prefill": "Prefill",
+    "MSA prefill": "Prefill with lists of blocks",
+    "QSA prefill": "Prefill with lists of tokens",
+}
 
 
 def best_peer(record: Record, figure: str = GRAPH) -> str | None:
@@ -81,7 +94,9 @@ def line(record: Record) -> str:
     parts = [record["name"]]
     for label, result in record["results"].items():
         times = "/".join(microseconds(result.get(figure)) for figure in (GRAPH, SINGLE, BACK_TO_BACK))
-        parts.append(f"{label} {times} us, {plain(result.get(RATE))} GB/s, host {plain(result.get(HOST), 1)}")
+        parts.append(
+            f"{label} {times} us, {plain(rate_of(result))} {unit_of(record)}, host {plain(result.get(HOST), 1)}"
+        )
     parts += [f"ratio {written(ratio(record))}", *(f"{label}: {why}" for label, why in record["failed"].items())]
     return "; ".join([*parts, f"{record.get('seconds', 0)} s"])
 
@@ -89,8 +104,8 @@ def line(record: Record) -> str:
 def cells(record: Record, name: Callable[[Record], str]) -> list[str]:
     """A row of the table."""
     peer = best_peer(record)
-    own = [figure_of(record, OURS, figure) for figure in (GRAPH, RATE, SINGLE, HOST)]
-    times, rate, single, host = own
+    times, single, host = (figure_of(record, OURS, figure) for figure in (GRAPH, SINGLE, HOST))
+    rate = rate_of(record["results"].get(OURS, {}))
     return [
         name(record),
         microseconds(times),
@@ -104,10 +119,20 @@ def cells(record: Record, name: Callable[[Record], str]) -> list[str]:
     ]
 
 
-HEADINGS = (
-    *("row", "us in a graph", "GB/s", "best peer", "its us", "ratio"),
-    *("single call, ours / peer", "host, ours / peer", "`batch_invariant`"),
-)
+def rate_of(result: Mapping[str, float]) -> float | None:
+    """Rate of a call: TFLOPS of prefill, GB/s of decoding."""
+    return result.get(FLOP_RATE, result.get(RATE))
+
+
+def unit_of(record: Record) -> str:
+    """Unit of the rates of a record."""
+    return "TFLOPS" if record["work"].endswith("prefill") else "GB/s"
+
+
+def headings(unit: str) -> list[str]:
+    """Headings of a table."""
+    times = ["row", "us in a graph", unit, "best peer", "its us", "ratio"]
+    return [*times, "single call, ours / peer", "host, ours / peer", "`batch_invariant`"]
 
 
 def summary(records: Sequence[Record]) -> str:
@@ -148,7 +173,7 @@ def text_of(records: Sequence[Record], is_current: Callable[[Record], bool]) -> 
     versions = ", ".join(f"{name} {version}" for name, version in sorted(records[-1]["versions"].items()))
     name = partial(row_name, is_current=is_current)
     lines = [
-        "# Decoding over a KV cache",
+        "# Attention over a KV cache",
         "Written by `python benchmarks/serving.py --page FILE`. Do not edit this page by hand.",
         f"{about.pop()}; {' to '.join(dict.fromkeys((dates[0], dates[-1])))}; {versions}.",
         "Each row is one call of `paged_attention` with `out` and `workspace`, in bf16. Times are medians in "
@@ -172,7 +197,7 @@ def text_of(records: Sequence[Record], is_current: Callable[[Record], bool]) -> 
     for work, text in WORKS.items():
         if found := [record for record in records if record["work"] == work]:
             rows = [cells(record, name) for record in found]
-            parts += [f"## {TITLES[work]}", wrapped(text), "\n".join(table(HEADINGS, rows))]
+            parts += [f"## {TITLES[work]}", wrapped(text), "\n".join(table(headings(unit_of(found[0])), rows))]
     if missing := failures({"rows": records}):
         items = [f"- {', '.join(f'`{row}`' for row in rows)}: {label}: {why}" for (label, why), rows in missing.items()]
         parts += ["## No time", "\n".join(map(wrapped, items))]

@@ -75,14 +75,14 @@ def fa3(folder: Path, inputs: Inputs) -> Call:
     torch.ops.load_library(str(folder / FA3))
     forward = torch.ops._vllm_fa3_C.fwd
     row, q, out = inputs.row, inputs.q, torch.empty_like(inputs.q)
-    bounds: torch.Tensor | None = torch.arange(len(q) + 1, dtype=torch.int32, device=q.device)
+    bounds: torch.Tensor | None = inputs.bounds
     longest: int | None = max(row.lengths)
     if inputs.table is None:  # queries as (batch, 1, heads, head_dim)
         q, out, bounds, longest = q[:, None], out[:, None], None, None
     k_new, v_new, q_v, cu_seqlens_k, cu_seqlens_k_new, seqused_q = (None,) * 6
     batch_places, left_padding, rotary_cos, rotary_sin, rotary_lengths = (None,) * 5
     q_scale, k_scale, v_scale, metadata, pack_gqa, sink, context_lengths = (None,) * 7
-    most_queries = None if bounds is None else 1
+    most_queries = None if bounds is None else row.queries
     causal, left, right, softcap, interleaved, splits, spared_sms = True, -1, -1, 0.0, True, 0, 0
     context_size, context_rank = 1, 0
 
@@ -114,6 +114,20 @@ def msa(folder: Path, inputs: Inputs) -> Call:
     return call
 
 
+def msa_prefill(folder: Path, inputs: Inputs) -> Call:
+    """vLLM's prefill with MiniMax M3's block lists."""
+    attend = load(folder / MSA).minimax_m3_sparse_attn
+    row, q, out, lists = inputs.row, inputs.q, torch.empty_like(inputs.q), inputs.lists
+    assert lists is not None
+    about = (lists.indices, inputs.table, inputs.bounds, inputs.lengths, inputs.lengths - row.queries, row.queries)
+
+    def call() -> torch.Tensor:
+        attend(q, inputs.rows, *about, row.kv_heads, row.head_dim**-0.5, out)
+        return out
+
+    return call
+
+
 def qsa(folder: Path, inputs: Inputs) -> Call:
     """vLLM's attention over token lists in groups of 4."""
     attend = load(folder / QSA).qsa_sparse_paged_attention
@@ -123,11 +137,11 @@ def qsa(folder: Path, inputs: Inputs) -> Call:
     tokens = tokens.flatten(1)
     counts = torch.full((len(q), 1), tokens.shape[1], device=q.device)
     packed = torch.cat((tokens, counts), 1).int().contiguous()
-    requests = torch.arange(len(row.lengths), dtype=torch.int32, device=q.device)
+    requests = torch.arange(len(row.lengths), dtype=torch.int32, device=q.device).repeat_interleave(row.queries)
     gate = torch.full((len(q), row.heads * row.head_dim), OPEN_GATE, dtype=q.dtype, device=q.device)
 
     def call() -> torch.Tensor:
-        attend(q, inputs.k, inputs.v, packed, inputs.table, requests, False, out, output_gate=gate)
+        attend(q, inputs.k, inputs.v, packed, inputs.table, requests, row.is_prefill, out, output_gate=gate)
         return out
 
     return call
@@ -214,9 +228,10 @@ def peers_of(folder: Path | None) -> Sequence[Peer]:
         found.append(Peer("FA4", fa4, lambda row: row.work == "contiguous"))
     if folder is not None:
         found += [
-            Peer("FA3", partial(fa3, folder), _decodes_all),
+            Peer("FA3", partial(fa3, folder), lambda row: _decodes_all(row) or row.work == "prefill"),
             Peer("vLLM Triton", partial(msa, folder), lambda row: row.work == "MSA"),
-            Peer("vLLM Triton", partial(qsa, folder), lambda row: row.work == "QSA"),
+            Peer("vLLM Triton", partial(msa_prefill, folder), lambda row: row.work == "MSA prefill"),
+            Peer("vLLM Triton", partial(qsa, folder), lambda row: row.work in ("QSA", "QSA prefill")),
         ]
     return found
 

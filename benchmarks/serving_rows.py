@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -30,10 +30,10 @@ QSA_GROUP, QSA_TOKENS = 4, 2048
 
 @dataclass(frozen=True)
 class Row:
-    """One step of decoding.
+    """One step of decoding, or the prefill of a chunk of each request.
 
     Attributes:
-        work: dense, contiguous, MSA or QSA.
+        work: dense, contiguous, MSA or QSA; prefill, MSA prefill or QSA prefill.
         batch: name of the row's batch.
         lengths: keys of each request.
         heads: query heads.
@@ -62,9 +62,23 @@ class Row:
     def name(self) -> str:
         """Name in results."""
         parts = [self.work, self.batch, f"h{self.heads}:{self.kv_heads}"]
-        parts += [f"page {self.page}"] if self.work == "dense" else []
+        parts += [f"page {self.page}"] if self.work in ("dense", "prefill") else []
         parts += [self.cache] if self.work == "MSA" else []
         return " ".join(parts)
+
+    @property
+    def is_prefill(self) -> bool:
+        """Whether a request has many queries."""
+        return self.work.endswith("prefill")
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations of both products, over the pairs that are seen."""
+        if self.entries:
+            pairs = len(self.lengths) * self.queries * self.entries * self.entry_keys
+        else:
+            pairs = sum(self.queries * (2 * length - self.queries + 1) // 2 for length in self.lengths)
+        return 4 * self.heads * self.head_dim * pairs
 
     @property
     def shape(self) -> dict[str, Any]:
@@ -89,6 +103,15 @@ def _qsa(batch: int, length: int) -> Row:
     return Row("QSA", f"batch {batch}", (length,) * batch, 24, 2, 256, 64, **lists)
 
 
+def _prefill(requests: int, length: int, queries: int, page: int = 64) -> Row:
+    name = f"{requests} x {queries} queries over {length} keys"
+    return Row("prefill", name, (length,) * requests, 32, 8, 128, page, queries)
+
+
+def _listed_prefill(of: Row, name: str, queries: int) -> Row:
+    return replace(of, work=f"{of.work} prefill", batch=name, queries=queries)
+
+
 ROWS = (
     *(_dense(batch, 32, 64) for batch in LENGTHS),
     *(_dense(batch, heads, 16) for batch in ("64x4K", "1x32K") for heads in (32, 64)),
@@ -100,6 +123,13 @@ ROWS = (
         for each in ((1, 1), (1, 4), (8, 1), (32, 1), (32, 4), (128, 1))
     ),
     *(_qsa(batch, length) for batch, length in ((1, 32768), (32, 32768), (128, 16384))),
+    *(_prefill(1, 32768, queries) for queries in (512, 4096)),
+    _prefill(1, 32768, 4096, page=16),
+    _prefill(1, 8192, 8192),
+    _prefill(4, 8192, 2048),
+    _prefill(16, 4096, 128),
+    _listed_prefill(_msa(1, 1, "bf16"), "8192 queries over 32768 keys", 8192),
+    _listed_prefill(_qsa(1, 32768), "4096 queries over 32768 keys", 4096),
 )
 
 
@@ -114,6 +144,7 @@ class Inputs:
         v: as k.
         table: int32 (batch, pages of the longest request), or None for contiguous K and V.
         lengths: int32 (batch,).
+        bounds: int32 (batch + 1,): first query of each request, then the end of the last one.
         lists: the list of each query, or None.
         rows: (pages, kv_heads, page_size, 2 * head_dim): the cache with K and V of a token in one row, or None.
         scale: float32 (1,): 1, the scale of an e4m3 cache, or None.
@@ -125,6 +156,7 @@ class Inputs:
     v: torch.Tensor
     table: torch.Tensor | None
     lengths: torch.Tensor
+    bounds: torch.Tensor
     lists: KeyLists | None
     rows: torch.Tensor | None
     scale: torch.Tensor | None
@@ -172,6 +204,10 @@ class Inputs:
     def exact(self) -> torch.Tensor:
         """float32 (tokens, heads, head_dim): the result."""
         found = torch.empty(self.q.shape, dtype=torch.float32, device=self.q.device)
+        if self.lists is None and self.row.queries > 1:
+            for request in range(len(self.row.lengths)):
+                _fill_chunk(self, request, found)
+            return found
         one = _listed if self.lists is not None else _whole
         for request in range(len(self.row.lengths)):
             for token in range(request * self.row.queries, (request + 1) * self.row.queries):
@@ -190,6 +226,19 @@ def _whole(inputs: Inputs, request: int, token: int) -> torch.Tensor:
     """Attention of the only query of a request over all its keys."""
     k, v = inputs.keys_of(request)
     return _attended(inputs.q[token], k.transpose(0, 1), v.transpose(0, 1))
+
+
+def _fill_chunk(inputs: Inputs, request: int, found: torch.Tensor) -> None:
+    """Write the causal attention of the queries of a request, whose last one stands at the last key."""
+    row = inputs.row
+    tokens = slice(request * row.queries, (request + 1) * row.queries)
+    k, v = inputs.keys_of(request)
+    key = torch.arange(len(k), device=k.device)
+    hidden = key > torch.arange(len(k) - row.queries, len(k), device=k.device)[:, None]
+    for head in range(row.heads):
+        of_kv = head * row.kv_heads // row.heads
+        scores = inputs.q[tokens, head].float() @ k[:, of_kv].float().T * row.head_dim**-0.5
+        found[tokens, head] = scores.masked_fill_(hidden, -torch.inf).softmax(-1) @ v[:, of_kv].float()
 
 
 def _listed(inputs: Inputs, request: int, token: int) -> torch.Tensor:
@@ -221,8 +270,9 @@ def _lists(row: Row, device: torch.device) -> KeyLists | None:
     """Ascending random lists. None has an entry at the end of a request, so that all its queries see every entry."""
     if not row.entries:
         return None
-    heads = row.kv_heads if row.work == "MSA" else 1
-    last = 1 if row.queries > 1 or row.work == "MSA" else 0
+    of_heads = row.work.startswith("MSA")
+    heads = row.kv_heads if of_heads else 1
+    last = -(-row.queries // row.entry_keys) if row.queries > 1 or of_heads else 0
     choices = row.lengths[0] // row.entry_keys - last
     drawn = torch.rand((heads, len(row.lengths) * row.queries, choices), device=device)
     entries = drawn.topk(min(row.entries, choices), -1).indices.sort(-1).values.int().contiguous()
@@ -240,7 +290,7 @@ def make_inputs(row: Row, device: torch.device) -> Inputs:
         k, v = (normal(batch, row.kv_heads, row.lengths[0], row.head_dim).transpose(1, 2) for _ in "kv")
     else:
         table, pages = make_table(row.lengths, row.page, device)
-        if row.work == "MSA":
+        if row.work.startswith("MSA"):
             rows = normal(pages, row.kv_heads, row.page, 2 * row.head_dim)
             rows = rows.to(E4M3) if row.cache == "e4m3" else rows
             k, v = rows.transpose(1, 2).split(row.head_dim, -1)
@@ -253,6 +303,7 @@ def make_inputs(row: Row, device: torch.device) -> Inputs:
         v,
         table,
         torch.tensor(row.lengths, dtype=torch.int32, device=device),
+        torch.arange(batch + 1, dtype=torch.int32, device=device) * row.queries,
         _lists(row, device),
         rows,
         torch.ones(1, device=device) if row.cache == "e4m3" else None,

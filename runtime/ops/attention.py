@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
 _grad_enabled = torch.is_grad_enabled  # every call asks: the look-up in torch is spared
+_is_traced = torch.compiler.is_dynamo_compiling
 
 
 @overload
@@ -152,14 +153,14 @@ def block_sparse_attention(
     if score is not None:
         score, tensors = with_score(pattern, tensors, score, q, k)
     extras = Extras(sink, kv_lengths, scale, softcap)
-    traced = torch.compiler.is_dynamo_compiling()
+    traced = _is_traced()
     if traced or any_autocast():
         q, k, v = autocast(q, k, v)
     overflow = pattern.overflow if validate and isinstance(pattern, BlockLists) else None
     plain = not traced and _is_plain(q, k, v, out, *extras[:TENSORS], *tensors)
     compute: Callable[..., AttentionResult] = attend
     computed: Any
-    if plain and not _needs_gradients(q, k, v, sink, *tensors):
+    if plain and not _needs_gradients(q, k, v, sink, tensors):
         computed = scored_of(pattern, score)
     elif plain and out is None and not (_learns(tensors) or _has_inference(q, k, v, *extras[:TENSORS], *tensors)):
         compute, computed = partial(attend_with_gradients, deterministic=deterministic), scored_of(pattern, score)
@@ -186,7 +187,7 @@ def _former(given: QuantizedAttention, others: tuple[Any, Any, Any], **options: 
     k, v, pattern = others
     if v is not None or (k is not None and pattern is not None):
         raise ArgumentError("v" if v is not None else "k", "is given beside operands in FP8: pass the pattern alone")
-    if not torch.compiler.is_dynamo_compiling():
+    if not _is_traced():
         words = "block_sparse_attention of operands in FP8 is now block_sparse_attention_fp8(operands, pattern, ...)"
         warnings.warn(words, DeprecationWarning, stacklevel=3)
     call: Callable[..., torch.Tensor | AttentionResult] = block_sparse_attention_fp8
@@ -277,7 +278,7 @@ def block_sparse_attention_fp8(
     tensors = pattern.index_tensors()
     if score is not None:
         score, tensors = with_score(pattern, tensors, score, operands.q, operands.k)
-    if not (validate or torch.compiler.is_dynamo_compiling()) and is_unwatched():
+    if not (validate or _is_traced()) and is_unwatched():
         result, _ = launch_quantized(operands, tensors, scored_of(pattern, score), **options)
         if result is not None:
             return result if return_lse else result[0]
@@ -288,8 +289,8 @@ def block_sparse_attention_fp8(
             raise ArgumentError(name, "requires a gradient, and FP8 has no backward: use bf16, or torch.no_grad()")
     overflow = pattern.overflow if validate and isinstance(pattern, BlockLists) else None
     options |= {"validate": validate, "overflow": overflow}
-    direct = not torch.compiler.is_dynamo_compiling() and _is_plain(*named.values(), *tensors)
-    if direct and not _needs_gradients(operands.q, operands.k, operands.v_t, sink):
+    direct = not _is_traced() and _is_plain(*named.values(), *tensors)
+    if direct and not _needs_gradients(operands.q, operands.k, operands.v_t, sink, ()):
         found = attend_quantized(operands, tensors, scored_of(pattern, score), **options)
     else:
         _check_operator(extras)
@@ -299,7 +300,7 @@ def block_sparse_attention_fp8(
 
 def _check_operator(extras: Extras, **tensors: Any) -> None:
     """Check arguments that torch's operators would refuse in their own words."""
-    if torch.compiler.is_dynamo_compiling():
+    if _is_traced():
         return
     check_numbers(extras.scale, extras.softcap)
     for name, tensor in {**tensors, **extras.tensors()}.items():
@@ -318,14 +319,14 @@ def _is_plain(*tensors: Any) -> bool:
     return True
 
 
-def _needs_gradients(q: Any, k: Any, v: Any, *others: Any) -> bool:
+def _needs_gradients(q: Any, k: Any, v: Any, sink: Any, tensors: tuple[Any, ...]) -> bool:
     """Whether autograd records a call."""
     if not _grad_enabled():
         return False
     try:
-        if q.requires_grad or k.requires_grad or v.requires_grad:
+        if q.requires_grad or k.requires_grad or v.requires_grad or (sink is not None and sink.requires_grad):
             return True
-        for tensor in others:
+        for tensor in tensors:
             if tensor is not None and tensor.requires_grad:
                 return True
     except AttributeError:  # an argument is no tensor, which the checks of a call report

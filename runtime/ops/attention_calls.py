@@ -42,7 +42,7 @@ from runtime.ops.attention_choice import (
     resolve,
 )
 from runtime.ops.attention_extras import TENSORS, Extras
-from runtime.ops.attention_launches import Place, find_attention, launches
+from runtime.ops.attention_launches import Place, launch_again, launches
 from runtime.ops.block_sizes import Tensors
 from runtime.patterns import split_tensors
 from runtime.receipts.mode import mode
@@ -127,14 +127,12 @@ def attend(
         check_scale(extras.scale)
     if extras.softcap is not None:
         extras = with_softcap(extras)  # before it is a part of a key
-    place = launch = None
+    place = None
     if not validate:
-        given, options = (*tensors, *extras[:TENSORS]), (*extras[TENSORS:], lse)
-        place, launch = find_attention(scored, given, (q, k, v), options, out)
-        if launch is not None and place is not None:
-            result: AttentionResult | None = launch(place.tensors)
-            if result is not None:
-                return result
+        read, options = tensors + extras[:TENSORS], (extras[TENSORS:], lse)
+        result, place = launch_again(scored, read, (q, k, v), options, out)
+        if result is not None:
+            return result
     return _attend(
         q,
         k,
@@ -146,7 +144,7 @@ def attend(
         out=out,
         validate=validate,
         overflow=overflow,
-        place=place if launch is None else None,
+        place=place,
     )
 
 
@@ -172,7 +170,7 @@ def _attend(
         tensors, aux = split_tensors(scored, tensors)
     try:
         shape = tensors[0].shape if tensors else ()  # type: ignore[union-attr]
-        key = (scored.text, shape, q.shape, k.shape, q.dtype, q.device, extras.features(), mode())
+        key = (scored.text, shape, q.shape, k.shape, q.dtype, q.device, extras.kind(), mode())
         last, route = _routes.last
         if key != last:
             route = _routes.find(key)
@@ -181,7 +179,8 @@ def _attend(
     is_new = route is None
     if route is None:
         _check(q, k, v, tensors, scored, extras=extras, aux=aux, out=out)
-        route = _routes.keep(key, remember(Call(scored, *key[1:])))
+        call = Call(scored, shape, q.shape, k.shape, q.dtype, q.device, extras.features(), mode())
+        route = _routes.keep(key, remember(call))
         route.checked.keep(call_key(*tensors), True)
     try:
         if out is not None and overlaps(out, (q, k, v, *extras[:TENSORS], *tensors, *aux.values())):

@@ -40,7 +40,7 @@ class _Call(NamedTuple):
     """
 
     scored: ScoredPattern
-    numbers: dict[str, Any]
+    numbers: tuple[Any, ...]
     deterministic: bool
     lse: bool
     forward: dict[str, Any]
@@ -53,7 +53,7 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
     @staticmethod
     def forward(ctx: Any, call: _Call, q: Any, k: Any, v: Any, *others: Any) -> Any:
         """Compute the result and the log-sum-exp, which the backward pass reads."""
-        extras = Extras(*others[:TENSORS], **call.numbers)
+        extras = Extras(*others[:TENSORS], *call.numbers)
         out, lse = attend(q, k, v, others[TENSORS:], call.scored, extras=extras, **call.forward, lse=True)
         ctx.save_for_backward(q, k, v, out, lse, *others)
         ctx.call = call
@@ -73,13 +73,13 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
             dout = torch.zeros_like(out) if dout is None else dout
             options: dict[str, Any] = {"deterministic": call.deterministic, **needs(wanted)}
             watched = torch.is_grad_enabled() or is_watched() or not {type(dout), type(dlse)} <= PLAIN
+            extras = Extras(*optional, *call.numbers)
             with entered(call.mode):  # a thread of autograd has no mode of its own
                 if watched:
                     inputs = dout, q, k, v, out, lse, dlse, tensors, *optional, call.scored.text
                     compute = torch.ops.sparse_kernel_codegen.block_sparse_attention_backward
-                    found = compute(*inputs, **call.numbers, **options)[:4]
+                    found = compute(*inputs, **extras.numbers(), **options)[:4]
                 else:
-                    extras = Extras(*optional, **call.numbers)
                     options |= {"dout": dout, "out": out, "lse": lse, "dlse": dlse}
                     found = attend_backward(q, k, v, tuple(tensors), call.scored, extras=extras, **options)[:4]
         kept = (gradient if needed else None for gradient, needed in zip(found, wanted, strict=True))
@@ -113,9 +113,10 @@ def attend_with_gradients(
     """
     del out
     deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
+    verified = mode()
     key: Any = None
     try:
-        key = (scored.text, q.shape[3], q.dtype, q.device, extras.features(), deterministic, mode())
+        key = (scored.text, q.shape[3], q.dtype, q.device, extras.kind(), deterministic, verified)
         permitted = _permitted.last[0] == key or _permitted.find(key)
     except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
         key, permitted = None, False
@@ -124,6 +125,6 @@ def attend_with_gradients(
         check_extras(q, extras)
         chosen_for(q, scored, extras.features(), deterministic=deterministic)
         _permitted.keep(key, True)
-    call = _Call(scored, extras.numbers(), deterministic, lse, forward, mode())
+    call = _Call(scored, extras[TENSORS:], deterministic, lse, forward, verified)
     found = _Attention.apply(call, q, k, v, *extras[:TENSORS], *tensors)  # type: ignore[no-untyped-call, unused-ignore]
     return AttentionResult(*found) if lse else AttentionResult(found, None)

@@ -64,6 +64,10 @@ class Extras(NamedTuple):
         """The properties that select a kernel."""
         return Features(self.softcap, self.sink is not None, self.kv_lengths is not None)
 
+    def kind(self) -> tuple[Any, ...]:
+        """Key of ``features``, which takes less time."""
+        return (self.softcap, self.sink is None, self.kv_lengths is None)
+
     def tensors(self) -> dict[str, torch.Tensor | None]:
         """The tensors by name."""
         return dict(zip(self._fields[:TENSORS], self[:TENSORS], strict=True))

@@ -24,7 +24,7 @@ from runtime.ops.attention_checks import (
 )
 from runtime.ops.attention_choice import DTYPES, Call, Fp8Call
 from runtime.ops.attention_extras import TENSORS, Extras
-from runtime.ops.attention_launches import Place, find_attention, launches
+from runtime.ops.attention_launches import Place, launch_again, launches
 from runtime.ops.block_sizes import Tensors
 from runtime.ops.quantize import BLOCK_ROWS
 from runtime.ops.quantize_attention import QuantizedAttention
@@ -84,7 +84,7 @@ def attend_quantized(
     try:
         fp8 = Fp8Call(given.output, given.q_rows, given.k_rows)
         shape = tensors[0].shape if tensors else ()  # type: ignore[union-attr]
-        key = (scored.text, shape, q.shape, k.shape, q.dtype, q.device, extras.features(), mode(), fp8)
+        key = (scored.text, shape, q.shape, k.shape, q.dtype, q.device, extras.kind(), mode(), fp8)
         last, route = _routes.last
         if key != last:
             route = _routes.find(key)
@@ -92,7 +92,7 @@ def attend_quantized(
         key = route = None  # something is of another type, which the checks name
     if route is None:
         _check(given, tensors, scored, extras)
-        route = remember(Call(scored, *key[1:]))
+        route = remember(Call(scored, shape, q.shape, k.shape, q.dtype, q.device, extras.features(), mode(), fp8))
         _routes.keep(key, route)
     try:
         found = _call(given, tensors, aux, scored, route, extras=extras, place=place, **options)
@@ -121,11 +121,8 @@ def launch_quantized(
     others = (given.q_scale, given.k_scale, given.v_scale, given.k_mean, given.mean_logits)
     options = (*extras[TENSORS:], lse, given.output, given.q_rows, given.k_rows)
     read = (*tensors, *extras[:TENSORS], *others)
-    place, launch = find_attention(scored, read, (given.q, given.k, given.v_t), options, out)
-    if launch is None or place is None:
-        return None, place
-    found: AttentionResult | None = launch(place.tensors)
-    return None if found is None else _with_mean(given, found, extras.scale), None
+    found, place = launch_again(scored, read, (given.q, given.k, given.v_t), options, out)
+    return None if found is None else _with_mean(given, found, extras.scale), place
 
 
 def _with_mean(given: QuantizedAttention, found: AttentionResult, scale: float | None) -> AttentionResult:

@@ -264,14 +264,14 @@ def attend_backward(
         ArgumentError, SpecError: before anything is launched.
         DeviceError, ToolchainError, CompileError, CacheError, UnverifiedError: at the first call of a kind.
     """
-    features, sink = extras.features(), extras.sink
+    sink = extras.sink
     deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
-    key = (scored.text, q.shape[3], q.dtype, q.device, features, deterministic, tuple(daux), mode())
+    key = (scored.text, q.shape[3], q.dtype, q.device, extras.kind(), deterministic, tuple(daux), mode())
     last, route = _routes.last
     if last != key:
         route = _routes.find(key)
     if route is None:
-        choice = chosen_for(q, scored, features, deterministic=deterministic, aux_gradients=daux)
+        choice = chosen_for(q, scored, extras.features(), deterministic=deterministic, aux_gradients=daux)
         route = _routes.keep(key, GradientRoute.of(choice, scored, q.device))
     if dsink:
         check_sink(sink, q.shape[1], q.device)

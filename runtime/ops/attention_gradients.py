@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import torch
 
 from codegen.library import NamedSpec
-from codegen.patterns import PatternBase
 from codegen.problem import Layout
 from codegen.scored_pattern import ScoredPattern
 from codegen.select.backward import (
@@ -71,11 +70,11 @@ class GradientChoice:
     fit: BlockFit | None
 
     @property
-    def kernel_pattern(self) -> PatternBase:
-        """The pattern of the kernels' specs."""
+    def spec(self) -> AttentionBackwardSpec:
+        """The spec of the kernel of dQ. Those of the others have the same pattern and options."""
         spec = self.kernels.dq.spec
         assert isinstance(spec, AttentionBackwardSpec)
-        return spec.pattern
+        return spec
 
 
 def check_gradients(scored: ScoredPattern, aux_gradients: Sequence[str] = ()) -> None:
@@ -198,11 +197,9 @@ class GradientRoute:
     @classmethod
     def of(cls, choice: GradientChoice, scored: ScoredPattern, device: torch.device) -> GradientRoute:
         """The route of a choice."""
-        pattern, spec = choice.kernel_pattern, choice.kernels.dq.spec
-        assert isinstance(spec, AttentionBackwardSpec)
-        indices = len(spec.forward.index_tensors)
+        pattern, indices = choice.spec.pattern, choice.spec.forward.index_tensors
         place, numbers = placed(scored.pattern, pattern), numbers_for(pattern, scored.pattern)
-        return cls(choice.kernels, choice.fit, place, indices, numbers, device)
+        return cls(choice.kernels, choice.fit, place, len(indices), numbers, device)
 
     def kernel(self, named: NamedSpec) -> AttentionBackwardKernel:
         """A kernel of the route, compiled and loaded at its first use."""

@@ -21,7 +21,7 @@ from codegen.plans.bsr.parts import (
     one_block_row,
     stage_ring,
 )
-from codegen.spec import BsrSddmmSpec, BsrSpmmSpec
+from codegen.spec import BsrSddmmSpec, BsrSpmmSpec, SpecBase
 from codegen.tile_rules import Fits, OneOf, Rule, check_tile
 
 SIZES = (32, 64, 128)  # rows and columns of a block
@@ -75,7 +75,7 @@ def check_mma_sync(spec: Fp8Spec) -> None:
     check_tile(spec, (MMA_SYNC_STEP,))
 
 
-def mma_sync_overhead(spec: Fp8Spec, overhead: int) -> int:
+def mma_sync_overhead(spec: SpecBase, overhead: int) -> int:
     """Registers per thread besides sums and fragments: more if operands are converted."""
     return overhead + (0 if ARCHS[spec.arch].has_fp8_mma_sync else CONVERSION_OVERHEAD)
 

@@ -284,9 +284,7 @@ def block_sparse_attention_fp8(
             return result if return_lse else result[0]
     # vars(operands) is nothing that torch 2.11 traces
     named = {**{name: getattr(operands, name) for name in OPERAND_TENSORS}, **extras.tensors(), "out": out}
-    for name, tensor in (*named.items(), *(("score or mask", tensor) for tensor in tensors)):
-        if isinstance(tensor, torch.Tensor) and tensor.requires_grad and _grad_enabled():
-            raise ArgumentError(name, "requires a gradient, and FP8 has no backward: use bf16, or torch.no_grad()")
+    _refuse_gradients(named, tensors)
     overflow = pattern.overflow if validate and isinstance(pattern, BlockLists) else None
     options |= {"validate": validate, "overflow": overflow}
     direct = not _is_traced() and _is_plain(*named.values(), *tensors)
@@ -296,6 +294,17 @@ def block_sparse_attention_fp8(
         _check_operator(extras)
         found = operator_fp8(operands, tensors, operator_text(pattern, score), **options)
     return found if return_lse else found[0]
+
+
+def _refuse_gradients(named: dict[str, Any], tensors: tuple[Any, ...]) -> None:
+    """Refuse tensors of a call in FP8 that require a gradient.
+
+    Raises:
+        ArgumentError: naming the first one.
+    """
+    for name, tensor in (*named.items(), *(("score or mask", tensor) for tensor in tensors)):
+        if isinstance(tensor, torch.Tensor) and tensor.requires_grad and _grad_enabled():
+            raise ArgumentError(name, "requires a gradient, and FP8 has no backward: use bf16, or torch.no_grad()")
 
 
 def _check_operator(extras: Extras, **tensors: Any) -> None:

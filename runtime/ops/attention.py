@@ -157,7 +157,7 @@ def block_sparse_attention(
     if traced or any_autocast():
         q, k, v = autocast(q, k, v)
     overflow = pattern.overflow if validate and isinstance(pattern, BlockLists) else None
-    plain = not traced and _is_plain(q, k, v, out, *extras[:TENSORS], *tensors)
+    plain = not traced and _is_plain((q, k, v, out, *extras[:TENSORS], *tensors))
     compute: Callable[..., AttentionResult] = attend
     computed: Any
     if plain and not _needs_gradients(q, k, v, sink, tensors):
@@ -287,7 +287,7 @@ def block_sparse_attention_fp8(
     _refuse_gradients(named, tensors)
     overflow = pattern.overflow if validate and isinstance(pattern, BlockLists) else None
     options |= {"validate": validate, "overflow": overflow}
-    direct = not _is_traced() and _is_plain(*named.values(), *tensors)
+    direct = not _is_traced() and _is_plain((*named.values(), *tensors))
     if direct and not _needs_gradients(operands.q, operands.k, operands.v_t, sink, ()):
         found = attend_quantized(operands, tensors, scored_of(pattern, score), **options)
     else:
@@ -317,14 +317,14 @@ def _check_operator(extras: Extras, **tensors: Any) -> None:
             check_dense(name, tensor)
 
 
-def _is_plain(*tensors: Any) -> bool:
+def _is_plain(tensors: tuple[Any, ...]) -> bool:
     """Whether a call needs no dispatcher: it has no mode, transform, tracer or subclass.
 
     Raises:
         ArgumentError: as ``_is_refused`` does.
     """
     if is_watched() or not PLAIN.issuperset(map(type, tensors)):
-        return _is_refused(*tensors)
+        return _is_refused(tensors)
     return True
 
 
@@ -363,7 +363,7 @@ def _has_inference(*tensors: Any) -> bool:
     return any(isinstance(tensor, torch.Tensor) and tensor.is_inference() for tensor in tensors)
 
 
-def _is_refused(*tensors: Any) -> bool:
+def _is_refused(tensors: tuple[Any, ...]) -> bool:
     """Whether an argument is not a tensor, which the checks of a call name; refuse some tensors.
 
     Raises:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Literal
 
 from codegen.dtypes import DType
 from codegen.expressions.cuda import Statement
 from codegen.problem import Lengths
 
+Sums = Literal["fast", "promoted", "scaled", "scaled_rows"]
+"""How products in FP8 are accumulated: in the tensor core, promoted to fp32 now and then, or scaled in each step."""
 Value = int | str | bool | tuple[Any, ...] | DType | None
 
 
@@ -249,15 +251,11 @@ class EpilogueFlags(Flags):
         adds_bias: whether a bias is added.
         activation: name of the activation, and of the function that computes it.
         formula: C as a formula.
-        bias_rows: description of the bias.
-        epilogue: template of a consumer's epilogue.
     """
 
     adds_bias: bool
     activation: str
     formula: str
-    bias_rows: str
-    epilogue: str
 
 
 @dataclass(frozen=True)
@@ -275,30 +273,15 @@ class SddmmSm90aFlags(WgmmaFlags):
 
 
 @dataclass(frozen=True)
-class SpgemmSm90aFlags(WgmmaFlags):
-    """Template parameters of bsr_spgemm/sm90a.cu.j2; ``tile_order``: template of the order of C's tiles."""
-
-    tile_order: str
-
-
-@dataclass(frozen=True)
 class SpmmFlags(WgmmaFlags):
     """Template parameters of kernels with B on the N side of a wgmma; all of those of bsr_spmm/sm90a_pairs.cu.j2.
 
     Attributes:
-        b_tile: template of a B tile.
-        b_major: ``mn_major`` or ``k_major``, as in names of instructions.
-        b_and_c: description of the layouts of B and C.
-        grouped: names of the operands in column groups.
-        b_columns: description of the layout of B, if it is not in column groups.
+        by_columns: whether B is stored by columns.
         epilogue: flags of the epilogue.
     """
 
-    b_tile: str
-    b_major: str
-    b_and_c: str
-    grouped: str
-    b_columns: str
+    by_columns: bool
     epilogue: EpilogueFlags
 
 
@@ -308,14 +291,12 @@ class SpmmTransposedFlags(Flags):
 
     Attributes:
         product: flags of the operands and the product.
-        tile_place: template of the order of tiles.
-        tile_rows: name of the parameter with the number of rows of tiles.
+        in_bands: whether tiles are computed in bands of column tiles, without a dynamic scheduler.
         by_rows: whether warpgroups split a tile by rows.
     """
 
     product: SpmmFlags
-    tile_place: str
-    tile_rows: str
+    in_bands: bool
     by_rows: bool
 
 
@@ -324,18 +305,16 @@ class SchedulerFlags(Flags):
     """How thread blocks of BSR x dense get their work.
 
     Attributes:
-        scheduler: template of the scheduler and of the producer.
+        in_bands: whether tiles are computed in bands of column tiles, without a dynamic scheduler.
         work: noun for the work of a thread block: ``tile`` or ``unit``.
         work_type: its C++ type.
-        walk_from: argument from which a consumer iterates over the work, in C++.
-        next_block: statement that advances the producer to its next block of A, in C++.
+        step_blocks: most blocks of A per step.
     """
 
-    scheduler: str
+    in_bands: bool
     work: str
     work_type: str
-    walk_from: str
-    next_block: str
+    step_blocks: int
 
 
 @dataclass(frozen=True)
@@ -344,24 +323,18 @@ class SpmmSm90aFlags(Flags):
 
     Attributes:
         product: flags of the operands and the product.
-        tile_place: template of the order of tiles.
-        tile_rows: name of the parameter with the number of rows of tiles.
         by_rows: whether warpgroups split a tile by rows.
         schedule: flags of the scheduler.
         a_row_bytes: bytes per row of an A tile.
-        b_bytes: bytes per B tile, in C++.
         clips: whether a tile that extends beyond B skips the columns outside: they are not loaded, and a warpgroup with
             only such columns does not multiply. A warpgroup with other columns too multiplies the previous contents of
             the stage, and the store of C skips these columns.
     """
 
     product: SpmmFlags
-    tile_place: str
-    tile_rows: str
     by_rows: bool
     schedule: SchedulerFlags
     a_row_bytes: int
-    b_bytes: str
     clips: bool
 
 
@@ -371,26 +344,14 @@ class SpmmSwapAbFlags(WgmmaFlags):
 
     Attributes:
         a_row_bytes: bytes per row of a block of A.
-        step_blocks: most blocks of A per step.
-        step: template of a step.
-        tile: template of the work of a thread block.
-        tile_place: template of the order of tiles, if the work is a tile.
-        tile_rows: name of the parameter with the number of rows of tiles.
-        b_tile: template of a B tile.
-        b_and_c: description of the layouts of B and C.
+        by_columns: whether B is stored by columns.
         copies_b: whether a prologue copies B by rows.
         schedule: flags of the scheduler.
         epilogue: flags of the epilogue.
     """
 
     a_row_bytes: int
-    step_blocks: int
-    step: str
-    tile: str
-    tile_place: str
-    tile_rows: str
-    b_tile: str
-    b_and_c: str
+    by_columns: bool
     copies_b: bool
     schedule: SchedulerFlags
     epilogue: EpilogueFlags
@@ -401,14 +362,10 @@ class BsrFp8Flags(WgmmaFlags):
     """Template parameters of FP8 products of BSR matrices by wgmma.
 
     Attributes:
-        products: template of the accumulation of products.
-        piece: template that stages a piece of C through shared memory.
-        pipeline: template of a comment on the order of a consumer's products.
+        sums: how products are accumulated.
     """
 
-    products: str
-    piece: str
-    pipeline: str
+    sums: Sums
 
 
 @dataclass(frozen=True)
@@ -436,16 +393,12 @@ class SpmmFp8Flags(Flags):
         fp8: flags of FP8 products.
         block_scales: whether blocks of A and of columns of B have their own scales.
         scaling: description of the scales.
-        tile_place: template of the order of tiles.
-        tile_rows: name of the parameter with the number of rows of tiles.
         schedule: flags of the scheduler.
     """
 
     fp8: BsrFp8Flags
     block_scales: bool
     scaling: str
-    tile_place: str
-    tile_rows: str
     schedule: SchedulerFlags
 
 
@@ -468,15 +421,13 @@ class MmaSyncFp8Flags:
     """Template parameters of FP8 products of BSR matrices by mma.sync.
 
     Attributes:
-        multiply: template of the products and sums of a slice.
-        strip: template of the store of C, by its type.
+        sums: how products are accumulated.
         element: C++ type of the elements of C.
         scaling: description of the scales.
         one_scale: whether A and B have a single scale each; the store of C multiplies by both.
     """
 
-    multiply: str
-    strip: str
+    sums: Sums
     element: str
     scaling: str
     one_scale: bool
@@ -500,20 +451,14 @@ class SpmmMmaFlags(Flags):
     """Template parameters of bsr_spmm/mma.cu.j2.
 
     Attributes:
-        b_tile: template of tiles in shared memory, by the layout of B.
-        lanes: template of the offsets of a lane's operands in these tiles.
-        b_and_c: description of the layouts of B and C.
-        mainloop: template of the main loop.
+        one_slice: whether a step has one slice.
         by_columns: whether B is stored by columns.
         some_copy_a: whether an A tile has fewer chunks than a thread block has threads.
         fp8: flags of FP8 operands; None for other types.
         block_scales: whether blocks of A and of columns of B have their own scales, in FP8.
     """
 
-    b_tile: str
-    lanes: str
-    b_and_c: str
-    mainloop: str
+    one_slice: bool
     by_columns: bool
     some_copy_a: bool
     fp8: MmaSyncFp8Flags | None
@@ -553,23 +498,15 @@ class SpmmWmmaFlags(Flags):
     """Template parameters of bsr_spmm/wmma.cu.j2.
 
     Attributes:
-        load: template of the loads of tiles.
-        b_load: template of loads by all threads.
-        mainloop: template of the main loop.
-        loaders: description of the threads that load.
         tma: whether TMA loads tiles.
+        has_ring: whether tiles are loaded asynchronously, into a ring.
         by_columns: whether B is stored by columns.
-        b_and_c: description of the layouts of B and C.
         some_copy_a: whether an A tile has fewer chunks than its threads can copy.
     """
 
-    load: str
-    b_load: str
-    mainloop: str
-    loaders: str
     tma: bool
+    has_ring: bool
     by_columns: bool
-    b_and_c: str
     some_copy_a: bool
 
 

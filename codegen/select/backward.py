@@ -15,7 +15,6 @@ from codegen.planning import plan_for
 from codegen.plans.backward import daux as attention_backward_daux
 from codegen.plans.backward import dq_dkdv as attention_backward_dq_dkdv
 from codegen.plans.backward import mma_sync as attention_backward_mma_sync
-from codegen.problem import Layout
 from codegen.score import Score
 from codegen.select.shipped import cases_of
 from codegen.wording import shown
@@ -89,13 +88,11 @@ def backward_kernels(
     arch: str,
     dtype: str,
     head_dim: int,
-    softcap: float | None = None,
     score: Score | None = None,
     aux_gradients: Sequence[str] = (),
-    kv_lengths: bool = False,
-    layout: Layout = "padded",
     deterministic: bool = True,
     holds: Callable[[NamedSpec], bool] | None = None,
+    **options: Any,
 ) -> BackwardKernels:
     """Choose the kernels of the gradients.
 
@@ -104,14 +101,12 @@ def backward_kernels(
         arch: architecture of the device.
         dtype: ``fp16`` or ``bf16``.
         head_dim: elements per head.
-        softcap: cap of the logits, or None.
         score: score of the forward kernel's spec, or None.
         aux_gradients: names of the score's tensors whose gradients are requested.
-        kv_lengths: whether each batch has its own number of keys.
-        layout: arrangement of the sequences.
         deterministic: whether dQ must be bitwise reproducible; otherwise it may be summed in any order if that is
             faster.
         holds: whether a kernel has a valid receipt; such kernels are preferred among those with the same result.
+        options: other fields of the spec, as in the forward kernel's: ``softcap``, ``layout``, ...
 
     Returns:
         Their specs, with shipped names if they are shipped.
@@ -136,10 +131,8 @@ def backward_kernels(
         "arch": arch,
         "dtype": dtype,
         "head_dim": next(size for size in sizes if size >= head_dim),
-        "softcap": softcap,
         "score": score,
-        "kv_lengths": kv_lengths,
-        "layout": layout,
+        **options,
     }
     first: BackwardKernels | None = None
     for case in (case for patterns in cases_of(pattern) for case in patterns):

@@ -18,7 +18,8 @@ from runtime.distributed.sends import SendPlan
 from runtime.errors import ArgumentError
 from runtime.kernels.attention import AttentionResult
 from runtime.ops.attention import block_sparse_attention, pattern_of
-from runtime.ops.attention_checks import check_operands, check_options, refuse_transformed
+from runtime.ops.attention_checks import check_extras, check_operands, refuse_transformed
+from runtime.ops.attention_extras import TENSORS, Extras
 from runtime.ops.modes import autocast
 from runtime.patterns import BlockLists, Pattern, TopK, operator_text
 
@@ -90,12 +91,12 @@ def context_parallel_attention(
         CollectiveError: naming the rank that is late or has failed.
         DeviceError, SpecError, ToolchainError, CompileError, CacheError: as ``block_sparse_attention``.
     """
-    options: dict[str, Any] = {"scale": scale, "softcap": softcap, "sink": sink, "kv_lengths": kv_lengths}
-    options |= {"return_lse": return_lse, "validate": validate, "deterministic": deterministic}
+    extras = Extras(sink, kv_lengths, scale, softcap)
+    options: dict[str, Any] = {"return_lse": return_lse, "validate": validate, "deterministic": deterministic}
     of_ranks = {"layout": layout, "send": send, "heads_at_once": heads_at_once, "timeout": timeout}
     of_ranks["symmetric"] = symmetric
     call = partial(_call, operators.CONTEXT)
-    return _placed(call, (q, k, v), pattern, mesh_or_group, options=options, of_ranks=of_ranks)
+    return _placed(call, (q, k, v), pattern, mesh_or_group, extras=extras, options=options, of_ranks=of_ranks)
 
 
 def head_parallel_attention(
@@ -152,16 +153,23 @@ def head_parallel_attention(
         CollectiveError: naming the rank that is late or has failed.
         DeviceError, SpecError, ToolchainError, CompileError, CacheError: as ``block_sparse_attention``.
     """
-    options: dict[str, Any] = {"scale": scale, "softcap": softcap, "sink": sink, "kv_lengths": kv_lengths}
-    options |= {"return_lse": return_lse, "validate": validate, "deterministic": deterministic}
+    extras = Extras(sink, kv_lengths, scale, softcap)
+    options: dict[str, Any] = {"return_lse": return_lse, "validate": validate, "deterministic": deterministic}
     of_ranks = {"layout": layout or "contiguous", "send": None, "heads_at_once": heads_at_once, "timeout": timeout}
     of_ranks["symmetric"] = symmetric
     call = partial(_call, operators.HEADS)
-    return _placed(call, (q, k, v), pattern, mesh_or_group, options=options, of_ranks=of_ranks)
+    return _placed(call, (q, k, v), pattern, mesh_or_group, extras=extras, options=options, of_ranks=of_ranks)
 
 
 def _placed(
-    call: Any, qkv: tuple[Any, Any, Any], pattern: Any, mesh_or_group: Any, *, options: Any, of_ranks: Any
+    call: Any,
+    qkv: tuple[Any, Any, Any],
+    pattern: Any,
+    mesh_or_group: Any,
+    *,
+    extras: Extras,
+    options: Any,
+    of_ranks: Any,
 ) -> torch.Tensor | AttentionResult:
     """Make a call with the local tensors of DTensors, or with plain tensors.
 
@@ -170,13 +178,13 @@ def _placed(
     """
     where = placed(*qkv, mesh_or_group)
     if where is None:
-        found: torch.Tensor | AttentionResult = call(qkv, pattern, mesh_or_group, **options, **of_ranks)
+        found: torch.Tensor | AttentionResult = call(qkv, pattern, mesh_or_group, extras=extras, **options, **of_ranks)
         return found
-    options = {**options, "sink": where.sink(options["sink"])}
+    extras = extras._replace(sink=where.sink(extras.sink))
     if where.sharded == SEQUENCE:
         of_ranks = {**of_ranks, "layout": of_ranks["layout"] or "contiguous"}
-        return where.wrapped(call(where.local, pattern, where.group, **options, **of_ranks))
-    found = block_sparse_attention(*where.local, pattern, **options)
+        return where.wrapped(call(where.local, pattern, where.group, extras=extras, **options, **of_ranks))
+    found = block_sparse_attention(*where.local, pattern, **{**options, **extras._asdict()})
     return where.wrapped(found)
 
 
@@ -186,13 +194,12 @@ def _call(
     pattern: Any,
     mesh_or_group: Any,
     *,
+    extras: Extras,
     layout: Layout | str | None,
     send: SendPlan | None,
     heads_at_once: int,
     symmetric: bool,
     timeout: float,
-    sink: torch.Tensor | None,
-    kv_lengths: torch.Tensor | None,
     return_lse: bool,
     **options: Any,
 ) -> torch.Tensor | AttentionResult:
@@ -203,7 +210,7 @@ def _call(
     """
     group = group_from(mesh_or_group)
     try:
-        refuse_transformed((*qkv, sink, kv_lengths))
+        refuse_transformed((*qkv, *extras[:TENSORS]))
         q, k, v = autocast(*qkv)
         ranks, rank = group.size(), group.rank()
         layout = layout_of(default_layout(pattern) if layout is None else layout, ranks)
@@ -215,19 +222,20 @@ def _call(
             whole = [t.new_empty((*t.shape[:2], t.shape[2] * ranks, 0)) for t in (q, k)]
             pattern = pattern_of(pattern, *whole)
         _check_choices(send, heads_at_once, timeout)
-        if kv_lengths is not None and name == operators.CONTEXT:
+        if extras.kv_lengths is not None and name == operators.CONTEXT:
             _check_order(send, pattern, layout)
         if not torch.compiler.is_dynamo_compiling():
-            check_options(q, options["softcap"], options["scale"], sink, kv_lengths)
+            check_extras(q, extras)
             (check_pattern if name == operators.CONTEXT else check_heads)(pattern, layout, q, k)
         how = _caps(send, pattern), heads_at_once, bool(symmetric), timeout
         plan = plan_text(group.group_name, layout.chunks, operator_text(pattern), *how)
     except Exception as error:
         report(group, error)
         raise
-    gradients = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (q, k, v, sink))
-    inputs = q, k, v, pattern.index_tensors(), sink, kv_lengths, plan
-    out, lse, *_ = getattr(torch.ops.sparse_kernel_codegen, name)(*inputs, **options, gradients=gradients)
+    gradients = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (q, k, v, extras.sink))
+    inputs = q, k, v, pattern.index_tensors(), *extras[:TENSORS], plan
+    options |= {**extras.numbers(), "gradients": gradients}
+    out, lse, *_ = getattr(torch.ops.sparse_kernel_codegen, name)(*inputs, **options)
     return AttentionResult(out, lse) if return_lse else out
 
 

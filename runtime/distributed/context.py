@@ -45,7 +45,7 @@ def forward(
     """
     run = Run(plan, inputs, validate=validate)
     attempt = Attempt(run.group, "context_parallel_attention", plan.timeout, together=together)
-    q, sink = inputs.q, inputs.sink
+    q, sink = inputs.q, inputs.extras.sink
     out, lse = like(q), q.new_empty(q.shape[:3], dtype=torch.float32)
     for span in unseen(run.mine, q.shape[2]):
         out[:, :, slice(*span)] = 0
@@ -65,15 +65,14 @@ def _attend(run: Run, call: Call, heads: slice, there: Pair, sink: torch.Tensor 
     """Write the result and the log-sum-exp of a step, or merge them with existing ones."""
     step, queries, kv = call
     scored, tensors = run.lists(step, heads)
-    options = {**run.inputs.options, "kv_lengths": run.lengths(step), "lse": True}
-    out, lse = there
+    extras, (out, lse) = run.extras(step), there
     if step.merges:
-        found = attend(queries, *kv, tensors, scored, **options)
+        found = attend(queries, *kv, tensors, scored, extras=extras, lse=True)
         assert found.lse is not None
         found = merge_attention(out, lse, found.out, found.lse)
         out.copy_(found.out)
     else:
-        found = attend(queries, *kv, tensors, scored, sink=sink, out=out, **options)
+        found = attend(queries, *kv, tensors, scored, extras=extras._replace(sink=sink), out=out, lse=True)
     assert found.lse is not None
     lse.copy_(found.lse)
 
@@ -134,7 +133,7 @@ def backward(
     if not run.exchange.is_needed:
         for which, total in enumerate((dk, dv)):
             add_up(total, [(start, pair[which]) for start, pair in of_own])
-    return dq, dk, dv, of_sinks(inputs.sink, *saved, dout, dlse) if dsink else None
+    return dq, dk, dv, of_sinks(inputs.extras.sink, *saved, dout, dlse) if dsink else None
 
 
 class _Rows(NamedTuple):
@@ -162,8 +161,7 @@ def _attend_backward(
     step, queries, kv = call
     dq, made = into
     scored, tensors = run.lists(step, heads)
-    given = {**passed, "kv_lengths": run.lengths(step), **run.inputs.options}
-    found = attend_backward(queries, *kv, tensors, scored, **given)
+    found = attend_backward(queries, *kv, tensors, scored, extras=run.extras(step), **passed)
     assert found.dq is not None and found.dk is not None and found.dv is not None
     dq.copy_(dq.float() + found.dq if step.merges else found.dq)
     made.append((step.keys.start, (found.dk, found.dv)))

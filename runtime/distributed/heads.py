@@ -69,7 +69,8 @@ class HeadRun:
 
     def sink(self) -> torch.Tensor | None:
         """Sinks of this rank's heads."""
-        return None if self.inputs.sink is None else self.inputs.sink[self.own()]
+        sink = self.inputs.extras.sink
+        return None if sink is None else sink[self.own()]
 
     def own(self) -> slice:
         """This rank's heads of q among all heads."""
@@ -107,10 +108,8 @@ def forward(
             v[:, heads],
             run.lists(heads),
             plan.scored,
-            **inputs.options,
+            extras=inputs.extras._replace(sink=None if sink is None else sink[of_q]),
             lse=True,
-            kv_lengths=inputs.kv_lengths,
-            sink=None if sink is None else sink[of_q],
             out=whole_out[:, of_q],
         )
         assert found.lse is not None
@@ -169,13 +168,12 @@ def backward(
             v[:, heads],
             run.lists(heads),
             plan.scored,
+            extras=inputs.extras._replace(sink=None),
             out=out[:, queries],
             dout=whole_dout[:, queries],
             lse=lse[:, queries].contiguous(),
             dlse=None if whole_dlse is None else whole_dlse[:, queries].contiguous(),
-            kv_lengths=inputs.kv_lengths,
             deterministic=deterministic,
-            **inputs.options,
         )
         for target, which, part in ((of_q, queries, found.dq), (of_k, heads, found.dk), (of_v, heads, found.dv)):
             assert part is not None
@@ -190,7 +188,7 @@ def backward(
     attempt.settle()
     if not dsink:
         return dq, dk, dv, None
-    assert inputs.sink is not None
-    of_sink = torch.zeros_like(inputs.sink)
+    assert inputs.extras.sink is not None
+    of_sink = torch.zeros_like(inputs.extras.sink)
     of_sink[run.own()] = of_sinks(run.sink(), out, lse, whole_dout, whole_dlse)
     return dq, dk, dv, of_sink

@@ -21,9 +21,8 @@ from runtime.distributed.agreement import (
 )
 from runtime.distributed.plan import Plan
 from runtime.distributed.symmetric import check_not_kept
-from runtime.kernels.arguments import check_sink_values
-from runtime.kernels.index_values import check_index_values
-from runtime.ops.attention_checks import KV_LENGTHS, check_values
+from runtime.ops.attention_checks import check_values
+from runtime.ops.attention_extras import TENSORS, Extras
 from runtime.ops.attention_gradients import chosen_for
 from runtime.ops.block_sizes import Tensors
 from runtime.patterns import split_tensors
@@ -39,38 +38,29 @@ class Inputs:
     Attributes:
         q, k, v: this rank's tensors.
         tensors: tensors of the pattern.
-        sink, kv_lengths: arguments of the call.
-        options: ``scale`` and ``softcap``.
+        extras: the optional tensors and numbers of the call.
     """
 
     q: torch.Tensor
     k: torch.Tensor
     v: torch.Tensor
     tensors: Tensors
-    sink: torch.Tensor | None
-    kv_lengths: torch.Tensor | None
-    options: dict[str, Any]
+    extras: Extras
 
     def kind(self) -> Kind:
         """The kind of the call, for which ranks agree once."""
-        every = self.q, self.k, self.v, self.sink, self.kv_lengths
+        every = self.q, self.k, self.v, *self.extras[:TENSORS]
         shapes = tuple(None if t is None else (t.shape, t.dtype) for t in every)
         lists = tuple(None if t is None else (t.shape[:2], t.dtype) for t in self.tensors)
-        return (self.q.device, shapes, lists, *self.options.values())
+        return (self.q.device, shapes, lists, *self.extras[TENSORS:])
 
     def facts(self) -> dict[str, Any]:
         """Facts that must be the same on all ranks, as plain data."""
-        named: dict[str, Any] = {
-            "q": self.q,
-            "k": self.k,
-            "v": self.v,
-            "sink": self.sink,
-            "kv_lengths": self.kv_lengths,
-        }
+        named: dict[str, Any] = {"q": self.q, "k": self.k, "v": self.v, **self.extras.tensors()}
         told = {name: None if t is None else f"{tuple(t.shape)} {t.dtype}" for name, t in named.items()}
         for place, t in enumerate(self.tensors):  # widths of lists may differ between ranks
             told[f"tensor {place} of the pattern"] = None if t is None else f"{tuple(t.shape[:2])} ... {t.dtype}"
-        return {**told, **self.options}
+        return {**told, **self.extras.numbers()}
 
 
 def prepare(
@@ -102,8 +92,7 @@ def prepare(
         if plan.symmetric and gradients:
             check_not_kept(inputs.k, group)
         if gradients and (validate or not is_known):
-            options: dict[str, Any] = {"softcap": inputs.options["softcap"], "deterministic": deterministic}
-            chosen_for(inputs.q, plan.scored, kv_lengths=inputs.kv_lengths is not None, **options)
+            chosen_for(inputs.q, plan.scored, inputs.extras.features(), deterministic=deterministic)
         if validate:
             _check_values(what, plan, inputs)
     except Exception as error:
@@ -135,13 +124,7 @@ def finished(what: str, plan: Plan, inputs: Inputs) -> None:
 
 def _check_values(what: str, plan: Plan, inputs: Inputs) -> None:
     """Check the values of lists, lengths and sinks against the whole sequence (synchronizes)."""
-    if plan.scored.block is None:
-        lengths, most = inputs.kv_lengths, inputs.k.shape[2] * plan.layout.ranks + 1
-        if lengths is not None:
-            check_index_values([KV_LENGTHS], {KV_LENGTHS.name: lengths}, {KV_LENGTHS.name: most})
-        check_sink_values(inputs.sink)
-        return
     q_len, kv_len = inputs.q.shape[2], inputs.k.shape[2] * plan.layout.ranks
     q_len = q_len if what == "context_parallel_attention" else q_len * plan.layout.ranks
-    lists, _ = split_tensors(plan.scored, inputs.tensors)
-    check_values(plan.scored, lists, (q_len, kv_len), inputs.sink, inputs.kv_lengths)
+    lists = () if plan.scored.block is None else split_tensors(plan.scored, inputs.tensors)[0]
+    check_values(plan.scored, lists, (q_len, kv_len), inputs.extras)

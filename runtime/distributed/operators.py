@@ -17,12 +17,13 @@ from runtime.distributed.agreement import check_not_stopped, group_of, known_if_
 from runtime.distributed.inputs import Inputs, finished, prepare
 from runtime.distributed.plan import plan_of
 from runtime.errors import ArgumentError
+from runtime.ops.attention_extras import NUMBER_SCHEMA, TENSOR_SCHEMA, TENSORS, Extras
 from runtime.ops.operators import NAMESPACE, NO_SECOND, STRIDES, like, nothing
 from runtime.receipts.mode import entered, mode
 
 CONTEXT, HEADS = "context_parallel_attention", "head_parallel_attention"
-_INPUTS = "Tensor q, Tensor k, Tensor v, Tensor?[] tensors, Tensor? sink, Tensor? kv_lengths, str plan"
-_OPTIONS = "*, float? scale=None, float? softcap=None, bool deterministic=True"
+_INPUTS = f"Tensor q, Tensor k, Tensor v, Tensor?[] tensors, {TENSOR_SCHEMA}, str plan"
+_OPTIONS = f"*, {NUMBER_SCHEMA}, bool deterministic=True"
 _FORWARD = f"({_INPUTS}, {_OPTIONS}, bool validate=False, bool gradients=False)"
 _BACKWARD = f"(Tensor dout, Tensor? dlse, Tensor[] saved, {_INPUTS}, {_OPTIONS}, bool dsink=False)"
 Two = tuple[torch.Tensor, torch.Tensor]
@@ -30,9 +31,8 @@ Four = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def _inputs(arguments: Sequence[Any], options: dict[str, Any]) -> Inputs:
-    q, k, v, tensors, sink, kv_lengths, _plan = arguments
-    numbers = {name: options.get(name) for name in ("scale", "softcap")}
-    return Inputs(q, k, v, tuple(tensors), sink, kv_lengths, numbers)
+    q, k, v, tensors, *optional, _plan = arguments
+    return Inputs(q, k, v, tuple(tensors), Extras.of(optional, options))
 
 
 def _context(
@@ -111,12 +111,12 @@ def _refuse(*_: Any) -> NoReturn:
 
 def _setup(ctx: Any, inputs: Any, keyword_only_inputs: dict[str, Any], output: Any) -> None:
     """Save the inputs of the backward pass."""
-    q, k, v, tensors, sink, kv_lengths, plan = inputs
+    q, k, v, tensors, *optional, plan = inputs
     saved = output if len(output) == 2 else output[2:]
     ctx.count = len(saved)
-    ctx.save_for_backward(q, k, v, sink, kv_lengths, *saved, *tensors)
+    ctx.save_for_backward(q, k, v, *optional, *saved, *tensors)
     ctx.plan, ctx.mode = plan, mode()
-    ctx.options = {name: keyword_only_inputs.get(name) for name in ("scale", "softcap", "deterministic")}
+    ctx.options = {name: keyword_only_inputs.get(name) for name in (*Extras._fields[TENSORS:], "deterministic")}
     ctx.set_materialize_grads(False)
 
 
@@ -124,15 +124,16 @@ def _gradients_of(name: str) -> Callable[..., tuple[Any, ...]]:
     """The backward pass of an operator."""
 
     def backward(ctx: Any, dout: Any, dlse: Any, *_: Any) -> tuple[Any, ...]:
-        q, k, v, sink, kv_lengths, *others = ctx.saved_tensors
+        q, k, v, *others = ctx.saved_tensors
+        optional, others = others[:TENSORS], others[TENSORS:]
         saved, tensors = others[: ctx.count], others[ctx.count :]
-        of_sink = sink is not None and bool(ctx.needs_input_grad[4])
+        of_sink = Extras(*optional).sink is not None and bool(ctx.needs_input_grad[4])
         dout = torch.zeros_like(q) if dout is None else dout  # the other ranks take part anyway
-        inputs = q, k, v, tensors, sink, kv_lengths, ctx.plan
+        inputs = q, k, v, tensors, *optional, ctx.plan
         compute = getattr(torch.ops.sparse_kernel_codegen, f"{name}_backward")
         with entered(ctx.mode):  # autograd's threads do not inherit it
             dq, dk, dv, dsink = compute(dout, dlse, saved, *inputs, **ctx.options, dsink=of_sink)
-        return dq, dk, dv, [None] * len(tensors), dsink if of_sink else None, None, None
+        return dq, dk, dv, [None] * len(tensors), dsink if of_sink else None, *(None,) * TENSORS
 
     return backward
 

@@ -21,6 +21,7 @@ from runtime.distributed.symmetric import SymmetricExchange, fits, keys_of
 from runtime.distributed.transfer import Message, Transfer
 from runtime.errors import ArgumentError
 from runtime.ops.attention_choice import LIST_RANK
+from runtime.ops.attention_extras import Extras
 from runtime.ops.block_sizes import Tensors
 from runtime.patterns import split_tensors
 
@@ -132,9 +133,13 @@ class Run:
         indices, aux = split_tensors(self.scored, self.tensors)
         return self.scored, (*(of_heads(tensor, run, kv_heads) for tensor in indices), *aux.values())
 
-    def lengths(self, step: Step) -> torch.Tensor | None:
+    def extras(self, step: Step) -> Extras:
+        """Optional tensors and numbers of a step, without sinks, which join a row once."""
+        return self.inputs.extras._replace(sink=None, kv_lengths=self._lengths(step))
+
+    def _lengths(self, step: Step) -> torch.Tensor | None:
         """Number of valid keys of a step, if the call has lengths or the pattern has a prefix."""
-        limits = [] if self.inputs.kv_lengths is None else [self.inputs.kv_lengths]
+        limits = [] if self.inputs.extras.kv_lengths is None else [self.inputs.extras.kv_lengths]
         if step.prefix:
             prefix = self.inputs.tensors[0]
             assert prefix is not None

@@ -15,6 +15,7 @@ from runtime.kernels.attention import AttentionResult
 from runtime.ops.attention_calls import attend
 from runtime.ops.attention_checks import RANK, check_numbers, refuse_transformed
 from runtime.ops.attention_differentiated import attend_with_gradients
+from runtime.ops.attention_extras import TENSORS, Extras
 from runtime.ops.attention_fp8 import attend_quantized, launch_quantized
 from runtime.ops.attention_fp8_operator import operator as operator_fp8
 from runtime.ops.attention_hints import refuse_keywords, refuse_pattern
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
 _grad_enabled = torch.is_grad_enabled  # every call asks: the look-up in torch is spared
+_is_traced = torch.compiler.is_dynamo_compiling
 
 
 @overload
@@ -141,7 +143,7 @@ def block_sparse_attention(
     if not (type(return_lse) is type(validate) is type(deterministic) is bool):
         _check_flags(return_lse=return_lse, validate=validate, deterministic=deterministic)
     if unknown:
-        refuse_keywords(unknown)
+        refuse_keywords(unknown, block_sparse_attention.__kwdefaults__ or ())
     if v is None or not isinstance(pattern, Pattern):
         if isinstance(q, QuantizedAttention):
             options = {"scale": scale, "softcap": softcap, "score": score, "sink": sink, "kv_lengths": kv_lengths}
@@ -150,19 +152,20 @@ def block_sparse_attention(
     tensors = pattern.index_tensors()
     if score is not None:
         score, tensors = with_score(pattern, tensors, score, q, k)
-    traced = torch.compiler.is_dynamo_compiling()
+    extras = Extras(sink, kv_lengths, scale, softcap)
+    traced = _is_traced()
     if traced or any_autocast():
         q, k, v = autocast(q, k, v)
     overflow = pattern.overflow if validate and isinstance(pattern, BlockLists) else None
-    plain = not traced and _is_plain(q, k, v, sink, kv_lengths, out, *tensors) and not _learns(pattern, score, tensors)
+    plain = not traced and _is_plain((q, k, v, out, *extras[:TENSORS], *tensors))
     compute: Callable[..., AttentionResult] = attend
     computed: Any
-    if plain and not _needs_gradients(q, k, v, sink):
+    if plain and not _needs_gradients(q, k, v, sink, tensors):
         computed = scored_of(pattern, score)
-    elif plain and out is None and not _has_inference(q, k, v, sink, kv_lengths, *tensors):
+    elif plain and out is None and not (_learns(tensors) or _has_inference(q, k, v, *extras[:TENSORS], *tensors)):
         compute, computed = partial(attend_with_gradients, deterministic=deterministic), scored_of(pattern, score)
     else:
-        _check_operator(scale, softcap, q=q, k=k, v=v, sink=sink, kv_lengths=kv_lengths, out=out)
+        _check_operator(extras, q=q, k=k, v=v, out=out)
         compute, computed = partial(operator, deterministic=deterministic), operator_text(pattern, score)
     result = compute(
         q,
@@ -170,10 +173,7 @@ def block_sparse_attention(
         v,
         tensors,
         computed,
-        scale=scale,
-        softcap=softcap,
-        sink=sink,
-        kv_lengths=kv_lengths,
+        extras=extras,
         lse=return_lse,
         out=out,
         validate=validate,
@@ -187,7 +187,7 @@ def _former(given: QuantizedAttention, others: tuple[Any, Any, Any], **options: 
     k, v, pattern = others
     if v is not None or (k is not None and pattern is not None):
         raise ArgumentError("v" if v is not None else "k", "is given beside operands in FP8: pass the pattern alone")
-    if not torch.compiler.is_dynamo_compiling():
+    if not _is_traced():
         words = "block_sparse_attention of operands in FP8 is now block_sparse_attention_fp8(operands, pattern, ...)"
         warnings.warn(words, DeprecationWarning, stacklevel=3)
     call: Callable[..., torch.Tensor | AttentionResult] = block_sparse_attention_fp8
@@ -272,87 +272,80 @@ def block_sparse_attention_fp8(
     if not isinstance(operands, QuantizedAttention):
         hint = "quantize_attention(q, k, v) makes it"
         raise ArgumentError("operands", f"is {type(operands).__name__}, expected a QuantizedAttention: {hint}")
-    options: dict[str, Any] = {"scale": scale, "softcap": softcap, "sink": sink, "kv_lengths": kv_lengths, "out": out}
+    extras = Extras(sink, kv_lengths, scale, softcap)
+    options: dict[str, Any] = {"extras": extras, "lse": return_lse, "out": out}
     pattern = pattern_of(pattern, operands.q, operands.k)
     tensors = pattern.index_tensors()
     if score is not None:
         score, tensors = with_score(pattern, tensors, score, operands.q, operands.k)
-    if not (validate or torch.compiler.is_dynamo_compiling()) and is_unwatched():
-        result, _ = launch_quantized(operands, tensors, scored_of(pattern, score), lse=return_lse, **options)
+    if not (validate or _is_traced()) and is_unwatched():
+        result, _ = launch_quantized(operands, tensors, scored_of(pattern, score), **options)
         if result is not None:
             return result if return_lse else result[0]
     # vars(operands) is nothing that torch 2.11 traces
-    own = ((name, getattr(operands, name)) for name in OPERAND_TENSORS)
-    for name, tensor in (*own, *options.items(), *(("score or mask", tensor) for tensor in tensors)):
-        if isinstance(tensor, torch.Tensor) and tensor.requires_grad and _grad_enabled():
-            raise ArgumentError(name, "requires a gradient, and FP8 has no backward: use bf16, or torch.no_grad()")
+    named = {**{name: getattr(operands, name) for name in OPERAND_TENSORS}, **extras.tensors(), "out": out}
+    _refuse_gradients(named, tensors)
     overflow = pattern.overflow if validate and isinstance(pattern, BlockLists) else None
-    more: dict[str, Any] = {"validate": validate, "lse": return_lse, "overflow": overflow}
-    codes = operands.q, operands.k, operands.v_t
-    others = (
-        kv_lengths,
-        out,
-        operands.q_scale,
-        operands.k_scale,
-        operands.v_scale,
-        operands.k_mean,
-        operands.mean_logits,
-        *tensors,
-    )
-    direct = not torch.compiler.is_dynamo_compiling() and _is_direct(*codes, sink, others)
-    if direct:
-        found = attend_quantized(operands, tensors, scored_of(pattern, score), **more, **options)
+    options |= {"validate": validate, "overflow": overflow}
+    direct = not _is_traced() and _is_plain((*named.values(), *tensors))
+    if direct and not _needs_gradients(operands.q, operands.k, operands.v_t, sink, ()):
+        found = attend_quantized(operands, tensors, scored_of(pattern, score), **options)
     else:
-        _check_operator(scale, softcap)
-        found = operator_fp8(operands, tensors, operator_text(pattern, score), **more, **options)
+        _check_operator(extras)
+        found = operator_fp8(operands, tensors, operator_text(pattern, score), **options)
     return found if return_lse else found[0]
 
 
-def _check_operator(scale: Any, softcap: Any, **tensors: Any) -> None:
+def _refuse_gradients(named: dict[str, Any], tensors: tuple[Any, ...]) -> None:
+    """Refuse tensors of a call in FP8 that require a gradient.
+
+    Raises:
+        ArgumentError: naming the first one.
+    """
+    for name, tensor in (*named.items(), *(("score or mask", tensor) for tensor in tensors)):
+        if isinstance(tensor, torch.Tensor) and tensor.requires_grad and _grad_enabled():
+            raise ArgumentError(name, "requires a gradient, and FP8 has no backward: use bf16, or torch.no_grad()")
+
+
+def _check_operator(extras: Extras, **tensors: Any) -> None:
     """Check arguments that torch's operators would refuse in their own words."""
-    if torch.compiler.is_dynamo_compiling():
+    if _is_traced():
         return
-    check_numbers(scale, softcap)
-    for name, tensor in tensors.items():
+    check_numbers(extras.scale, extras.softcap)
+    for name, tensor in {**tensors, **extras.tensors()}.items():
         if tensor is not None:
             check_dense(name, tensor)
 
 
-def _is_direct(q: Any, k: Any, v: Any, sink: Any, others: tuple[Any, ...]) -> bool:
-    """Whether a call needs neither the dispatcher nor gradients.
-
-    Raises:
-        ArgumentError: as ``_is_refused`` does.
-    """
-    return _is_plain(q, k, v, sink, *others) and not _needs_gradients(q, k, v, sink)
-
-
-def _is_plain(*tensors: Any) -> bool:
+def _is_plain(tensors: tuple[Any, ...]) -> bool:
     """Whether a call needs no dispatcher: it has no mode, transform, tracer or subclass.
 
     Raises:
         ArgumentError: as ``_is_refused`` does.
     """
     if is_watched() or not PLAIN.issuperset(map(type, tensors)):
-        return _is_refused(*tensors)
+        return _is_refused(tensors)
     return True
 
 
-def _needs_gradients(q: Any, k: Any, v: Any, sink: Any) -> bool:
+def _needs_gradients(q: Any, k: Any, v: Any, sink: Any, tensors: tuple[Any, ...]) -> bool:
     """Whether autograd records a call."""
     if not _grad_enabled():
         return False
     try:
-        return bool(q.requires_grad or k.requires_grad or v.requires_grad or (sink is not None and sink.requires_grad))
-    except AttributeError:  # q, k or v is no tensor, which the checks of a call report
-        return False
+        if q.requires_grad or k.requires_grad or v.requires_grad or (sink is not None and sink.requires_grad):
+            return True
+        for tensor in tensors:
+            if tensor is not None and tensor.requires_grad:
+                return True
+    except AttributeError:  # an argument is no tensor, which the checks of a call report
+        pass
+    return False
 
 
-def _learns(pattern: Pattern, score: Any, tensors: tuple[Any, ...]) -> bool:
-    """Whether autograd records a tensor of the score or of the mask."""
-    if score is None and not getattr(pattern, "aux", None):
-        return False
-    return _grad_enabled() and any(getattr(tensor, "requires_grad", False) for tensor in tensors)
+def _learns(tensors: tuple[Any, ...]) -> bool:
+    """Whether a tensor of the score or of the mask requires a gradient, which the direct calls do not compute."""
+    return any(getattr(tensor, "requires_grad", False) for tensor in tensors)
 
 
 def _check_flags(**flags: Any) -> None:
@@ -370,7 +363,7 @@ def _has_inference(*tensors: Any) -> bool:
     return any(isinstance(tensor, torch.Tensor) and tensor.is_inference() for tensor in tensors)
 
 
-def _is_refused(*tensors: Any) -> bool:
+def _is_refused(tensors: tuple[Any, ...]) -> bool:
     """Whether an argument is not a tensor, which the checks of a call name; refuse some tensors.
 
     Raises:

@@ -16,6 +16,7 @@ from codegen.scored_pattern import ScoredPattern, scored_pattern
 from runtime.errors import ArgumentError
 from runtime.kernels.arguments import NO_TANGENT, has_tangent
 from runtime.ops.attention_checks import check_types
+from runtime.ops.attention_extras import NUMBER_SCHEMA, TENSOR_SCHEMA, TENSORS, Extras
 from runtime.ops.attention_gradients import attend_backward, learned_aux
 from runtime.ops.operators import NAMESPACE, NO_SECOND, STRIDES, check_gradients_given, like, needs, nothing
 from runtime.patterns import split_tensors
@@ -24,20 +25,21 @@ from runtime.receipts.mode import entered, mode
 _NAME = "block_sparse_attention_backward"
 _SCHEMA = (
     f"{_NAME}(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? dlse, Tensor?[] tensors, "
-    "Tensor? sink, Tensor? kv_lengths, str spec_json, *, float? scale=None, float? softcap=None, "
+    f"{TENSOR_SCHEMA}, str spec_json, *, {NUMBER_SCHEMA}, "
     "bool deterministic=True, bool dq=True, bool dkdv=True, bool dsink=False, str[]? daux=None) "
     "-> (Tensor, Tensor, Tensor, Tensor, Tensor[])"
 )
-_OPTIONS = ("scale", "softcap", "deterministic")
+_OPTIONS = (*Extras._fields[TENSORS:], "deterministic")
 """Options of a call that its backward pass has too."""
 Found = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, list[torch.Tensor]]
 
 
 def _run(*arguments: Any, **options: Any) -> Found:
     """Compute the operator: gradients that are not requested have no elements."""
-    dout, q, k, v, out, lse, dlse, tensors, sink, kv_lengths, text = arguments
-    options |= {"dout": dout, "out": out, "lse": lse, "dlse": dlse, "sink": sink, "kv_lengths": kv_lengths}
-    found = attend_backward(q, k, v, tuple(tensors), scored_pattern(text), **options)
+    dout, q, k, v, out, lse, dlse, tensors, *optional, text = arguments
+    extras = Extras.of(optional, options)
+    options |= {"dout": dout, "out": out, "lse": lse, "dlse": dlse}
+    found = attend_backward(q, k, v, tuple(tensors), scored_pattern(text), extras=extras, **options)
     dq, dk, dv, dsink = (nothing(q) if gradient is None else gradient for gradient in found[:4])
     return dq, dk, dv, dsink, list(found.daux)
 
@@ -51,9 +53,10 @@ def _fake(
     **_: Any,
 ) -> Found:
     """Tensors like the gradients, without values."""
-    dout, q, k, v, out, lse, dlse, tensors, sink, kv_lengths, text = arguments
-    scored = scored_pattern(text)
-    check_types(q, k, v, tensors, scored, sink=sink, kv_lengths=kv_lengths)
+    dout, q, k, v, out, lse, dlse, tensors, *optional, text = arguments
+    scored, extras = scored_pattern(text), Extras(*optional)
+    check_types(q, k, v, tensors, scored, extras=extras)
+    sink: Any = extras.sink
     if dsink and sink is None:
         raise ArgumentError("sink", "is missing, and its gradient is wanted")
     for name, tensor in (("dout", dout), ("out", out)):
@@ -93,7 +96,7 @@ class _Forward(NamedTuple):
     Attributes:
         overload: the operator.
         keys: of the dispatcher, those that come after autograd's.
-        others: its arguments after the lengths of batches.
+        others: its arguments after the optional tensors.
         options: those by name.
     """
 
@@ -109,12 +112,11 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
     @staticmethod
     def forward(ctx: Any, call: _Forward, q: Any, k: Any, v: Any, *others: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """Compute the result, and the LSE, which the caller may not have requested."""
-        sink, kv_lengths, *tensors = others
         options = {**call.options, "gradients": True}
         with torch._C._AutoDispatchBelowAutograd():
-            inputs = q, k, v, tensors, sink, kv_lengths, *call.others
+            inputs = q, k, v, list(others[TENSORS:]), *others[:TENSORS], *call.others
             out, lse = call.overload.redispatch(call.keys, *inputs, **options)
-        ctx.save_for_backward(q, k, v, out, lse, sink, kv_lengths, *tensors)
+        ctx.save_for_backward(q, k, v, out, lse, *others)
         ctx.text, ctx.mode = call.others[-1], mode()
         ctx.options = {name: call.options[name] for name in _OPTIONS if name in call.options}
         if torch.are_deterministic_algorithms_enabled():  # of this call, whatever is set when its backward pass runs
@@ -129,23 +131,24 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
     @staticmethod
     def backward(ctx: Any, dout: Any, dlse: Any) -> tuple[Any, ...]:
         """Gradients of q, k, v, the sinks and tensors of the score."""
-        q, k, v, out, lse, sink, kv_lengths, *tensors = ctx.saved_tensors
+        q, k, v, out, lse, *others = ctx.saved_tensors
+        tensors = others[TENSORS:]
         wanted = ctx.needs_input_grad[1:5]
-        named = _named(scored_pattern(ctx.text), ctx.needs_input_grad[6:])
+        named = _named(scored_pattern(ctx.text), ctx.needs_input_grad[4 + TENSORS :])
         found: Sequence[Any] = (None,) * 4
         of_named: Sequence[Any] = ()
         check_gradients_given(dout, dlse)
         if dout is not None or dlse is not None:
             dout = torch.zeros_like(out) if dout is None else dout
             compute = torch.ops.sparse_kernel_codegen.block_sparse_attention_backward
-            inputs = dout, q, k, v, out, lse, dlse, tensors, sink, kv_lengths, ctx.text
+            inputs = dout, q, k, v, out, lse, dlse, tensors, *others[:TENSORS], ctx.text
             with entered(ctx.mode):  # a thread of autograd has none of its own
                 *found, of_named = compute(*inputs, **ctx.options, **needs(wanted), daux=list(named))
         kept = [gradient if needed else None for gradient, needed in zip(found, wanted, strict=True)]
         of_tensors: list[Any] = [None] * len(tensors)
         for place, gradient in zip(named.values(), of_named, strict=False):  # none, where there is no gradient at all
             of_tensors[place] = gradient
-        return (None, *kept, None, *of_tensors)
+        return (None, *kept, *(None,) * (TENSORS - 1), *of_tensors)
 
 
 def _named(scored: ScoredPattern, needs: Sequence[bool]) -> dict[str, int]:
@@ -202,12 +205,13 @@ def with_gradients(overload: Any) -> Callable[..., Any]:
     def called(keys: Any, *arguments: Any, **options: Any) -> Any:
         refuse_tangents(overload, arguments)
         below = keys & torch._C._after_autograd_keyset
-        q, k, v, tensors, sink, kv_lengths, *others = arguments
+        q, k, v, tensors, *others = arguments
+        optional, others = others[:TENSORS], others[TENSORS:]
         learned = learned_aux(scored_pattern(others[-1]), tensors) if torch.is_grad_enabled() else ()
-        if learned or is_differentiated(q, k, v, sink):
+        if learned or is_differentiated(q, k, v, Extras(*optional).sink):
             check_recordable(overload, arguments)
             call = _Forward(overload, below, tuple(others), {**options, "aux_gradients": list(learned)})
-            return _Attention.apply(call, q, k, v, sink, kv_lengths, *tensors)  # type: ignore[no-untyped-call, unused-ignore]
+            return _Attention.apply(call, q, k, v, *optional, *tensors)  # type: ignore[no-untyped-call, unused-ignore]
         with torch._C._AutoDispatchBelowAutograd():
             return overload.redispatch(below, *arguments, **options)
 

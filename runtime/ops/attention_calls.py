@@ -21,17 +21,16 @@ from runtime.kernels.attention_launch import AttentionLaunch
 from runtime.kernels.pattern_numbers import numbers_for
 from runtime.log import logger
 from runtime.ops.attention_checks import (
-    KV_LENGTHS,
     check_lists,
     check_no_overlap,
     check_operands,
     check_out,
     check_overflow,
     check_row_tensors,
-    check_softcap,
     check_values,
     overlaps,
     read_tensors,
+    with_softcap,
 )
 from runtime.ops.attention_choice import (
     CLASSES_KEPT,
@@ -42,7 +41,8 @@ from runtime.ops.attention_choice import (
     kernel_head_dim,
     resolve,
 )
-from runtime.ops.attention_launches import Place, find_attention, launches
+from runtime.ops.attention_extras import TENSORS, Extras
+from runtime.ops.attention_launches import Place, launch_again, launches
 from runtime.ops.block_sizes import Tensors
 from runtime.patterns import split_tensors
 from runtime.receipts.mode import mode
@@ -58,7 +58,7 @@ class Route:
         kernel: the kernel.
         scale: the softmax scale where a call gives none; None: the kernel's default.
         arranged: makes the kernel's index tensors of the caller's, q_len and kv_len; None if they are the same.
-        indices: how many index tensors the kernel takes, if the last one is ``kv_lengths``; 0 without it.
+        indices: how many index tensors the kernel takes.
         numbers: numbers of the pattern by argument of the kernel; none where its spec has them.
         checked: keys of index tensors that are checked before ``arranged`` makes others of them.
     """
@@ -76,7 +76,7 @@ class Route:
         tensors: Tensors,
         q: torch.Tensor,
         k: torch.Tensor,
-        kv_lengths: torch.Tensor | None,
+        extras: Extras,
     ) -> Tensors:
         """The kernel's index tensors, made of the caller's.
 
@@ -89,9 +89,7 @@ class Route:
                 check_lists(scored, tensors, q, k)
                 self.checked.keep(key, True)
             tensors = self.arranged(tensors, q.shape[2], k.shape[2])
-        if kv_lengths is None:
-            return tensors
-        return (*tensors, *(None,) * (self.indices - 1 - len(tensors)), kv_lengths)
+        return extras.indices(tensors, self.indices)
 
 
 _routes = Signatures()
@@ -104,10 +102,7 @@ def attend(
     tensors: Tensors,
     scored: ScoredPattern,
     *,
-    scale: float | None = None,
-    softcap: float | None = None,
-    sink: torch.Tensor | None = None,
-    kv_lengths: torch.Tensor | None = None,
+    extras: Extras,
     lse: bool = False,
     out: torch.Tensor | None = None,
     validate: bool = False,
@@ -119,7 +114,8 @@ def attend(
         q, k, v: the operands.
         tensors: index tensors of the pattern, in order.
         scored: the pattern and the score.
-        scale, softcap, sink, kv_lengths, out, validate: as there.
+        extras: the optional tensors and numbers.
+        out, validate: as there.
         lse: whether to return the log-sum-exp.
         overflow: of the lists.
 
@@ -127,32 +123,28 @@ def attend(
         ArgumentError, SpecError: before anything is launched.
         DeviceError, ToolchainError, CompileError, CacheError, UnverifiedError: at the first call of a kind.
     """
-    if scale is not None:
-        check_scale(scale)
-    if softcap is not None:
-        softcap = check_softcap(softcap)  # before it is a part of a key
-    place = launch = None
+    if extras.scale is not None:
+        check_scale(extras.scale)
+    if extras.softcap is not None:
+        extras = with_softcap(extras)  # before it is a part of a key
+    place = None
     if not validate:
-        place, launch = find_attention(scored, (*tensors, sink, kv_lengths), (q, k, v), (scale, softcap, lse), out)
-        if launch is not None and place is not None:
-            result: AttentionResult | None = launch(place.tensors)
-            if result is not None:
-                return result
+        read, options = tensors + extras[:TENSORS], (extras[TENSORS:], lse)
+        result, place = launch_again(scored, read, (q, k, v), options, out)
+        if result is not None:
+            return result
     return _attend(
         q,
         k,
         v,
         tensors,
         scored,
-        scale=scale,
-        softcap=softcap,
-        sink=sink,
-        kv_lengths=kv_lengths,
+        extras=extras,
         lse=lse,
         out=out,
         validate=validate,
         overflow=overflow,
-        place=place if launch is None else None,
+        place=place,
     )
 
 
@@ -163,10 +155,7 @@ def _attend(
     tensors: Tensors,
     scored: ScoredPattern,
     *,
-    scale: float | None,
-    softcap: float | None,
-    sink: torch.Tensor | None,
-    kv_lengths: torch.Tensor | None,
+    extras: Extras,
     lse: bool,
     out: torch.Tensor | None,
     validate: bool,
@@ -181,18 +170,7 @@ def _attend(
         tensors, aux = split_tensors(scored, tensors)
     try:
         shape = tensors[0].shape if tensors else ()  # type: ignore[union-attr]
-        key = (
-            scored.text,
-            shape,
-            q.shape,
-            k.shape,
-            q.dtype,
-            q.device,
-            softcap,
-            sink is not None,
-            kv_lengths is not None,
-            mode(),
-        )
+        key = (scored.text, shape, q.shape, k.shape, q.dtype, q.device, extras.kind(), mode())
         last, route = _routes.last
         if key != last:
             route = _routes.find(key)
@@ -200,21 +178,20 @@ def _attend(
         key = route = None  # an argument is of another type, which the checks name
     is_new = route is None
     if route is None:
-        _check(q, k, v, tensors, scored, aux=aux, out=out, sink=sink, kv_lengths=kv_lengths)
-        route = _routes.keep(key, remember(Call(scored, *key[1:])))
+        _check(q, k, v, tensors, scored, extras=extras, aux=aux, out=out)
+        call = Call(scored, shape, q.shape, k.shape, q.dtype, q.device, extras.features(), mode())
+        route = _routes.keep(key, remember(call))
         route.checked.keep(call_key(*tensors), True)
     try:
-        if out is not None and overlaps(out, (q, k, v, sink, kv_lengths, *tensors, *aux.values())):
-            check_no_overlap(out, read_tensors(q, k, v, tensors, aux, sink=sink, kv_lengths=kv_lengths))
+        if out is not None and overlaps(out, (q, k, v, *extras[:TENSORS], *tensors, *aux.values())):
+            check_no_overlap(out, read_tensors(q, k, v, tensors, aux, extras=extras))
         if validate:
             check_overflow(overflow)
-        given = route.indices_of(scored, tensors, q, k, kv_lengths)
+        given = route.indices_of(scored, tensors, q, k, extras)
         if validate and route.arranged is not None:
-            check_values(scored, tensors, (q.shape[2], k.shape[2]), sink, kv_lengths)
+            check_values(scored, tensors, (q.shape[2], k.shape[2]), extras)
             validate = False
-        scale = route.scale if scale is None else scale
-        options: dict[str, Any] = {"scale": scale, "out": out, "sink": sink, "return_lse": lse, "aux": aux}
-        options |= route.numbers
+        options = {**extras.options(route.scale), "out": out, "return_lse": lse, "aux": aux, **route.numbers}
         if is_new:
             route.kernel._bind_checked(q, k, v, *given, **options)
         found = route.kernel(q, k, v, *given, **options, validate=validate)
@@ -222,7 +199,7 @@ def _attend(
             launches.keep(*place, bound_launch(route, (q, k, v, *given), place, **options))
         return found
     except (ArgumentError, AttributeError, IndexError, RuntimeError, TypeError):
-        _check(q, k, v, tensors, scored, aux=aux, out=out, sink=sink, kv_lengths=kv_lengths)  # says more
+        _check(q, k, v, tensors, scored, extras=extras, aux=aux, out=out)  # says more
         raise
 
 
@@ -244,17 +221,16 @@ def _check(
     tensors: Tensors,
     scored: ScoredPattern,
     *,
-    sink: Any,
-    kv_lengths: Any,
+    extras: Extras,
     aux: dict[str, torch.Tensor],
     out: Any,
 ) -> None:
     """Check all tensors of a call, less those of expressions, which the kernel checks."""
     check_operands(q, k, v)
-    check_row_tensors(q, sink, kv_lengths)
+    check_row_tensors(q, extras)
     check_lists(scored, tensors, q, k)
     if out is not None:
-        check_out(out, q, read_tensors(q, k, v, tensors, aux, sink=sink, kv_lengths=kv_lengths))
+        check_out(out, q, read_tensors(q, k, v, tensors, aux, extras=extras))
 
 
 def remember(call: Call) -> Route:
@@ -263,14 +239,12 @@ def remember(call: Call) -> Route:
     assert device is not None
     resolution = resolve(call, arch_of(device), torch.cuda.get_device_name(device))
     kernel = _kernel_of(resolution.shape_class, device)
-    head_dim, indices = call.q_shape[3], kernel.spec.index_tensors
-    if call.kv_lengths:
-        assert indices[-1].name == KV_LENGTHS.name
+    head_dim = call.q_shape[3]
     return Route(
         kernel,
         None if head_dim == kernel_head_dim(head_dim) else 1 / math.sqrt(head_dim),
         resolution.lists_of(),
-        len(indices) if call.kv_lengths else 0,
+        len(kernel.spec.index_tensors),
         numbers_for(kernel.spec.pattern, call.scored.pattern),
     )
 

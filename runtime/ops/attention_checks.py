@@ -31,6 +31,7 @@ from runtime.kernels.arguments import (
 )
 from runtime.kernels.index_values import check_index_values
 from runtime.ops.attention_choice import DTYPES, LIST_RANK, kernel_head_dim
+from runtime.ops.attention_extras import Extras
 from runtime.ops.block_sizes import Tensors
 from runtime.patterns import split_tensors
 
@@ -67,7 +68,7 @@ def refuse_transformed(
             raise ArgumentError(names, f"one of them {reason}")
 
 
-def check_types(q: Any, k: Any, v: Any, tensors: Tensors, scored: ScoredPattern, *, sink: Any, kv_lengths: Any) -> None:
+def check_types(q: Any, k: Any, v: Any, tensors: Tensors, scored: ScoredPattern, *, extras: Extras) -> None:
     """Check types and devices, of tensors whose sizes may not be known.
 
     Raises:
@@ -83,12 +84,13 @@ def check_types(q: Any, k: Any, v: Any, tensors: Tensors, scored: ScoredPattern,
         if tensor is None or tensor.device != q.device:
             has = "is missing" if tensor is None else f"is on {tensor.device}, q is on {q.device}"
             raise ArgumentError(f"aux[{name!r}]", has)
+    sink = extras.sink
     if sink is not None:
         check_dense("sink", sink)
     if sink is not None and sink.dtype != torch.float32:
         raise ArgumentError("sink", f"is {sink.dtype}, expected torch.float32")
-    if kv_lengths is not None:
-        _check_index(KV_LENGTHS.name, kv_lengths, q)
+    if extras.kv_lengths is not None:
+        _check_index(KV_LENGTHS.name, extras.kv_lengths, q)
 
 
 def _check_operand(name: str, tensor: Any, q: Any) -> None:
@@ -126,22 +128,24 @@ def check_operands(q: Any, k: Any, v: Any, *, on_gpu: bool = True) -> None:
         check_strides(name, tensor)
 
 
-def check_options(q: torch.Tensor, softcap: Any, scale: Any, sink: Any, kv_lengths: Any) -> None:
+def check_extras(q: torch.Tensor, extras: Extras) -> None:
     """Check what a call has beside q, k, v and the pattern.
 
     Raises:
         ArgumentError: for the first thing that is wrong.
     """
-    check_numbers(scale, softcap)
-    check_row_tensors(q, sink, kv_lengths)
+    check_numbers(extras.scale, extras.softcap)
+    check_row_tensors(q, extras)
 
 
-def check_row_tensors(q: torch.Tensor, sink: Any, kv_lengths: Any) -> None:
+def check_row_tensors(q: torch.Tensor, extras: Extras) -> None:
     """Check the sinks and the lengths of a call, where they are given.
 
     Raises:
         ArgumentError: for the first thing that is wrong.
     """
+    sink: Any = extras.sink
+    kv_lengths: Any = extras.kv_lengths
     if sink is not None:  # its gradient is the operator's, as those of q, k and v
         check_sink(sink.detach() if isinstance(sink, torch.Tensor) else sink, q.shape[1], q.device)
     if kv_lengths is not None:
@@ -161,6 +165,16 @@ def check_softcap(softcap: Any) -> float:
     return number
 
 
+def with_softcap(extras: Extras) -> Extras:
+    """The extras with their softcap as a float.
+
+    Raises:
+        ArgumentError: as ``check_softcap``.
+    """
+    softcap = check_softcap(extras.softcap)
+    return extras if softcap is extras.softcap else extras._replace(softcap=softcap)
+
+
 def check_numbers(scale: Any, softcap: Any) -> None:
     """Check the softmax scale and the softcap of a call, where they are given.
 
@@ -174,12 +188,12 @@ def check_numbers(scale: Any, softcap: Any) -> None:
 
 
 def read_tensors(
-    q: Any, k: Any, v: Any, tensors: Tensors, aux: dict[str, torch.Tensor], *, sink: Any, kv_lengths: Any
+    q: Any, k: Any, v: Any, tensors: Tensors, aux: dict[str, torch.Tensor], *, extras: Extras
 ) -> dict[str, Any]:
     """All tensors that a call reads, by their names in error messages."""
     listed = {f"the pattern's tensor {place}": tensor for place, tensor in enumerate(tensors)}
     of_aux = {f"aux[{name!r}]": tensor for name, tensor in aux.items()}
-    return {"q": q, "k": k, "v": v, **listed, **of_aux, "sink": sink, "kv_lengths": kv_lengths}
+    return {"q": q, "k": k, "v": v, **listed, **of_aux, **extras.tensors()}
 
 
 def check_lists(scored: ScoredPattern, tensors: Tensors, q: torch.Tensor, k: torch.Tensor) -> None:
@@ -270,24 +284,22 @@ def _range(tensor: torch.Tensor) -> tuple[int, int]:
     return begins, begins + (last + 1) * tensor.element_size()
 
 
-def check_values(
-    scored: ScoredPattern, tensors: Tensors, lengths: tuple[int, int], sink: Any = None, kv_lengths: Any = None
-) -> None:
+def check_values(scored: ScoredPattern, tensors: Tensors, lengths: tuple[int, int], extras: Extras) -> None:
     """Check the values of index tensors and sinks, of lists that a kernel does not get as they are (synchronizes).
 
     Raises:
         ArgumentError: for the first value that is wrong.
     """
     block = scored.block
-    assert block is not None
     given = {spec.name: t for spec, t in zip(scored.index_tensors, tensors, strict=False) if t is not None}
-    limits = {"key_blocks": -(-lengths[1] // block.kv), "kv_len": lengths[1] + 1}
+    limits = {"kv_len": lengths[1] + 1}
+    limits |= {} if block is None else {"key_blocks": -(-lengths[1] // block.kv)}
     limits |= {name: t.shape[3] + 1 for name, t in given.items() if t.dim() > LIST_RANK}
     indices = [spec for spec in scored.index_tensors if spec.name in given and spec.upper in limits]
-    if kv_lengths is not None:
-        indices, given = [*indices, KV_LENGTHS], {**given, KV_LENGTHS.name: kv_lengths}
+    if extras.kv_lengths is not None:
+        indices, given = [*indices, KV_LENGTHS], {**given, KV_LENGTHS.name: extras.kv_lengths}
     check_index_values(indices, given, {spec.name: limits[spec.upper] for spec in indices})
-    check_sink_values(sink)
+    check_sink_values(extras.sink)
 
 
 def check_overflow(overflow: torch.Tensor | None) -> None:

@@ -25,6 +25,7 @@ from codegen.spec import AttentionSpec
 from codegen.wording import alternatives
 from runtime.errors import ArgumentError, DeviceError, UnverifiedError
 from runtime.kernels.arguments import TORCH_DTYPES
+from runtime.ops.attention_extras import Features
 from runtime.ops.block_sizes import BlockFit, Tensors, block_fit
 from runtime.receipts import mode, permit
 
@@ -66,9 +67,7 @@ class Call(NamedTuple):
         k_shape: (batch, kv_heads, kv_len, head_dim).
         dtype: of q, k and v.
         device: of q.
-        softcap: cap of the logits.
-        sink: whether the call has sinks.
-        kv_lengths: whether it has lengths.
+        features: of the optional tensors and numbers.
         mode: that of ``runtime.receipts.mode``.
         fp8: parameters of FP8 inputs; None for 16-bit ones.
     """
@@ -79,9 +78,7 @@ class Call(NamedTuple):
     k_shape: tuple[int, ...]
     dtype: torch.dtype
     device: torch.device | None
-    softcap: float | None
-    sink: bool
-    kv_lengths: bool
+    features: Features
     mode: bool | None = None
     fp8: Fp8Call | None = None
 
@@ -96,9 +93,7 @@ class ShapeClass:
         device_name: as torch has it; None if there is no device.
         dtype: of inputs and outputs.
         head_dim: of the kernel.
-        softcap: cap of the logits.
-        sink: whether calls have sinks.
-        kv_lengths: whether they have lengths.
+        features: of the optional tensors and numbers of the calls.
         pad_heads: whether their heads are filled up by a kernel that does not copy by TMA, which does so by itself.
         pack_gqa: query heads that share their lists.
         batch, heads, kv_heads, q_len, kv_len, list_length: sizes, rounded; None: not known.
@@ -111,9 +106,7 @@ class ShapeClass:
     device_name: str | None
     dtype: str
     head_dim: int
-    softcap: float | None
-    sink: bool
-    kv_lengths: bool
+    features: Features
     pad_heads: bool
     pack_gqa: int
     batch: int
@@ -127,18 +120,12 @@ class ShapeClass:
 
     def fields(self) -> dict[str, Any]:
         """Fields of the spec that define the problem, without options that are off."""
-        softcap = None if self.softcap is None else float(self.softcap)
-        options: dict[str, Any] = {
-            "softcap": softcap,
-            "sink": self.sink,
-            "kv_lengths": self.kv_lengths,
-            "pad_heads": self.pad_heads,
-        }
-        options["score"] = self.scored.score_fields
+        options: dict[str, Any] = {"pad_heads": self.pad_heads, "score": self.scored.score_fields}
         return {
             "op": "attention",
             **{name: getattr(self, name) for name in ("arch", "dtype", "head_dim", "pack_gqa")},
             "pattern": self.scored.pattern_fields,
+            **self.features.fields(),
             **{name: value for name, value in options.items() if value},
             **({} if self.fp8 is None else self.fp8.fields()),
         }
@@ -278,7 +265,7 @@ def _resolved(call: Call, arch: str, device_name: str | None, packed: int) -> Re
         device_name=device_name,
         dtype=_NAMES[call.dtype],
         head_dim=kernel_head_dim(head_dim),
-        **{name: getattr(call, name) for name in ("softcap", "sink", "kv_lengths")},
+        features=call.features,
         pad_heads=pads,
         pack_gqa=packed,
         batch=rounded(batch),

@@ -15,7 +15,8 @@ from codegen.scored_pattern import ScoredPattern
 from runtime.kernels.arguments import Signatures
 from runtime.kernels.attention import AttentionResult
 from runtime.ops.attention_calls import attend
-from runtime.ops.attention_checks import check_operands, check_options
+from runtime.ops.attention_checks import check_extras, check_operands
+from runtime.ops.attention_extras import TENSORS, Extras
 from runtime.ops.attention_gradients import attend_backward, chosen_for
 from runtime.ops.block_sizes import Tensors
 from runtime.ops.modes import PLAIN, is_watched
@@ -31,15 +32,15 @@ class _Call(NamedTuple):
 
     Attributes:
         scored: the pattern and the score.
-        scale, softcap, deterministic: of the call.
+        numbers: those of the call's extras.
+        deterministic: of the call.
         lse: whether the caller requested the log-sum-exp.
         forward: options of the forward pass alone.
         mode: that of ``runtime.receipts.mode``.
     """
 
     scored: ScoredPattern
-    scale: float | None
-    softcap: float | None
+    numbers: tuple[Any, ...]
     deterministic: bool
     lse: bool
     forward: dict[str, Any]
@@ -52,9 +53,8 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
     @staticmethod
     def forward(ctx: Any, call: _Call, q: Any, k: Any, v: Any, *others: Any) -> Any:
         """Compute the result and the log-sum-exp, which the backward pass reads."""
-        sink, kv_lengths, *tensors = others
-        options: dict[str, Any] = {"scale": call.scale, "softcap": call.softcap, "sink": sink, "kv_lengths": kv_lengths}
-        out, lse = attend(q, k, v, tuple(tensors), call.scored, **options, **call.forward, lse=True)
+        extras = Extras(*others[:TENSORS], *call.numbers)
+        out, lse = attend(q, k, v, others[TENSORS:], call.scored, extras=extras, **call.forward, lse=True)
         ctx.save_for_backward(q, k, v, out, lse, *others)
         ctx.call = call
         ctx.set_materialize_grads(False)
@@ -64,25 +64,26 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
     def backward(ctx: Any, dout: Any, dlse: Any = None) -> tuple[Any, ...]:
         """Gradients of q, k, v and the sinks."""
         call: _Call = ctx.call
-        q, k, v, out, lse, sink, kv_lengths, *tensors = ctx.saved_tensors
+        q, k, v, out, lse, *others = ctx.saved_tensors
+        optional, tensors = others[:TENSORS], others[TENSORS:]
         wanted = ctx.needs_input_grad[1:5]
         check_gradients_given(dout, dlse)
         found: Sequence[Any] = (None,) * 4
         if dout is not None or dlse is not None:
             dout = torch.zeros_like(out) if dout is None else dout
-            options: dict[str, Any] = {"scale": call.scale, "softcap": call.softcap, **needs(wanted)}
-            options["deterministic"] = call.deterministic
+            options: dict[str, Any] = {"deterministic": call.deterministic, **needs(wanted)}
             watched = torch.is_grad_enabled() or is_watched() or not {type(dout), type(dlse)} <= PLAIN
+            extras = Extras(*optional, *call.numbers)
             with entered(call.mode):  # a thread of autograd has no mode of its own
                 if watched:
-                    inputs = dout, q, k, v, out, lse, dlse, tensors, sink, kv_lengths, call.scored.text
+                    inputs = dout, q, k, v, out, lse, dlse, tensors, *optional, call.scored.text
                     compute = torch.ops.sparse_kernel_codegen.block_sparse_attention_backward
-                    found = compute(*inputs, **options)[:4]
+                    found = compute(*inputs, **extras.numbers(), **options)[:4]
                 else:
-                    options |= {"dout": dout, "out": out, "lse": lse, "dlse": dlse, "sink": sink}
-                    found = attend_backward(q, k, v, tuple(tensors), call.scored, **options, kv_lengths=kv_lengths)[:4]
+                    options |= {"dout": dout, "out": out, "lse": lse, "dlse": dlse}
+                    found = attend_backward(q, k, v, tuple(tensors), call.scored, extras=extras, **options)[:4]
         kept = (gradient if needed else None for gradient, needed in zip(found, wanted, strict=True))
-        return (None, *kept, *(None,) * (1 + len(tensors)))
+        return (None, *kept, *(None,) * (len(others) - 1))
 
 
 def attend_with_gradients(
@@ -92,11 +93,8 @@ def attend_with_gradients(
     tensors: Tensors,
     scored: ScoredPattern,
     *,
+    extras: Extras,
     deterministic: bool,
-    scale: float | None,
-    softcap: float | None,
-    sink: torch.Tensor | None,
-    kv_lengths: torch.Tensor | None,
     lse: bool,
     out: None,
     **forward: Any,
@@ -106,7 +104,7 @@ def attend_with_gradients(
     Args:
         q, k, v, tensors, scored: as of ``attend``.
         deterministic: whether gradients have the same bits in every call.
-        scale, softcap, sink, kv_lengths, lse: as of ``attend``.
+        extras, lse: as of ``attend``.
         out: None: what is written has no gradient.
         forward: other options of ``attend``.
 
@@ -115,17 +113,18 @@ def attend_with_gradients(
     """
     del out
     deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
+    verified = mode()
     key: Any = None
     try:
-        key = (scored.text, q.shape[3], q.dtype, q.device, softcap, kv_lengths is not None, deterministic, mode())
+        key = (scored.text, q.shape[3], q.dtype, q.device, extras.kind(), deterministic, verified)
         permitted = _permitted.last[0] == key or _permitted.find(key)
     except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
         key, permitted = None, False
     if not permitted:
         check_operands(q, k, v)
-        check_options(q, softcap, scale, sink, kv_lengths)
-        chosen_for(q, scored, softcap=softcap, kv_lengths=kv_lengths is not None, deterministic=deterministic)
+        check_extras(q, extras)
+        chosen_for(q, scored, extras.features(), deterministic=deterministic)
         _permitted.keep(key, True)
-    call = _Call(scored, scale, softcap, deterministic, lse, forward, mode())
-    found = _Attention.apply(call, q, k, v, sink, kv_lengths, *tensors)  # type: ignore[no-untyped-call, unused-ignore]
+    call = _Call(scored, extras[TENSORS:], deterministic, lse, forward, verified)
+    found = _Attention.apply(call, q, k, v, *extras[:TENSORS], *tensors)  # type: ignore[no-untyped-call, unused-ignore]
     return AttentionResult(*found) if lse else AttentionResult(found, None)

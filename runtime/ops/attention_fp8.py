@@ -14,16 +14,17 @@ from runtime.kernels.attention import AttentionResult
 from runtime.ops.attention_calls import Route, bound_launch, remember
 from runtime.ops.attention_checks import (
     RANK,
+    check_extras,
     check_lists,
-    check_options,
     check_out,
     check_overflow,
-    check_softcap,
     check_values,
     read_tensors,
+    with_softcap,
 )
 from runtime.ops.attention_choice import DTYPES, Call, Fp8Call
-from runtime.ops.attention_launches import Place, find_attention, launches
+from runtime.ops.attention_extras import TENSORS, Extras
+from runtime.ops.attention_launches import Place, launch_again, launches
 from runtime.ops.block_sizes import Tensors
 from runtime.ops.quantize import BLOCK_ROWS
 from runtime.ops.quantize_attention import QuantizedAttention
@@ -43,10 +44,7 @@ def attend_quantized(
     tensors: Tensors,
     scored: ScoredPattern,
     *,
-    scale: float | None,
-    softcap: float | None,
-    sink: torch.Tensor | None,
-    kv_lengths: torch.Tensor | None,
+    extras: Extras,
     lse: bool,
     out: torch.Tensor | None,
     validate: bool,
@@ -58,7 +56,8 @@ def attend_quantized(
         given: the operands.
         tensors: index tensors of the pattern, in order.
         scored: the pattern and the score.
-        scale, softcap, sink, kv_lengths, out, validate: as there.
+        extras: the optional tensors and numbers.
+        out, validate: as there.
         lse: whether to return the log-sum-exp.
         overflow: of the lists.
 
@@ -67,43 +66,40 @@ def attend_quantized(
     """
     q, k, place = given.q, given.k, None
     if not validate:
-        more: dict[str, Any] = {"scale": scale, "softcap": softcap, "sink": sink, "kv_lengths": kv_lengths}
-        found, place = launch_quantized(given, tensors, scored, lse=lse, out=out, **more)
+        found, place = launch_quantized(given, tensors, scored, extras=extras, lse=lse, out=out)
         if found is not None:
             return found
     tensors, aux = split_tensors(scored, tensors)
     if given.k_mean is not None:
-        for name, option in (("softcap", softcap), ("score", scored.score), ("sink", sink)):
+        for name, option in (("softcap", extras.softcap), ("score", scored.score), ("sink", extras.sink)):
             if option is not None:
                 raise ArgumentError(name, _SMOOTHED)
-    if scale is not None:
-        check_scale(scale)
-    if softcap is not None:
-        softcap = check_softcap(softcap)  # before it is a part of a key
-    options: dict[str, Any] = {"scale": scale, "sink": sink, "kv_lengths": kv_lengths, "lse": lse, "out": out}
-    options |= {"validate": validate, "overflow": overflow}
+    if extras.scale is not None:
+        check_scale(extras.scale)
+    if extras.softcap is not None:
+        extras = with_softcap(extras)  # before it is a part of a key
+    options: dict[str, Any] = {"lse": lse, "out": out, "validate": validate, "overflow": overflow}
     key: Any = None
     route: Route | None = None
     try:
         fp8 = Fp8Call(given.output, given.q_rows, given.k_rows)
         shape = tensors[0].shape if tensors else ()  # type: ignore[union-attr]
-        said = (softcap, sink is not None, kv_lengths is not None, mode(), fp8)
-        key = (scored.text, shape, q.shape, k.shape, q.dtype, q.device, *said)
+        key = (scored.text, shape, q.shape, k.shape, q.dtype, q.device, extras.kind(), mode(), fp8)
         last, route = _routes.last
         if key != last:
             route = _routes.find(key)
     except (AttributeError, RuntimeError, TypeError, ValueError):
         key = route = None  # something is of another type, which the checks name
     if route is None:
-        _check(given, tensors, scored, softcap=softcap, scale=scale, sink=sink, kv_lengths=kv_lengths)
-        route = remember(Call(scored, *key[1:]))
+        _check(given, tensors, scored, extras)
+        route = remember(Call(scored, shape, q.shape, k.shape, q.dtype, q.device, extras.features(), mode(), fp8))
         _routes.keep(key, route)
     try:
-        found = _call(given, tensors, aux, scored, route, place=place, **options)
+        found = _call(given, tensors, aux, scored, route, extras=extras, place=place, **options)
     except (ArgumentError, AttributeError, IndexError, RuntimeError, TypeError):
-        _check(given, tensors, scored, softcap=softcap, scale=scale, sink=sink, kv_lengths=kv_lengths)
+        _check(given, tensors, scored, extras)
         raise
-    return _with_mean(given, found, scale)
+    return _with_mean(given, found, extras.scale)
 
 
 def launch_quantized(
@@ -111,10 +107,7 @@ def launch_quantized(
     tensors: Tensors,
     scored: ScoredPattern,
     *,
-    scale: Any,
-    softcap: Any,
-    sink: Any,
-    kv_lengths: Any,
+    extras: Extras,
     lse: bool,
     out: Any,
 ) -> tuple[AttentionResult | None, Place | None]:
@@ -123,15 +116,13 @@ def launch_quantized(
     Returns:
         The result, None without such a launch; the place where one is to be kept, None if it is not.
     """
-    if type(scale) not in _NUMBERS or type(softcap) not in _NUMBERS:
+    if not _NUMBERS.issuperset(map(type, extras[TENSORS:])):
         return None, None
-    others = (sink, kv_lengths, given.q_scale, given.k_scale, given.v_scale, given.k_mean, given.mean_logits)
-    options = (scale, softcap, lse, given.output, given.q_rows, given.k_rows)
-    place, launch = find_attention(scored, (*tensors, *others), (given.q, given.k, given.v_t), options, out)
-    if launch is None or place is None:
-        return None, place
-    found: AttentionResult | None = launch(place.tensors)
-    return None if found is None else _with_mean(given, found, scale), None
+    others = (given.q_scale, given.k_scale, given.v_scale, given.k_mean, given.mean_logits)
+    options = (*extras[TENSORS:], lse, given.output, given.q_rows, given.k_rows)
+    read = (*tensors, *extras[:TENSORS], *others)
+    found, place = launch_again(scored, read, (given.q, given.k, given.v_t), options, out)
+    return None if found is None else _with_mean(given, found, extras.scale), place
 
 
 def _with_mean(given: QuantizedAttention, found: AttentionResult, scale: float | None) -> AttentionResult:
@@ -142,10 +133,10 @@ def _with_mean(given: QuantizedAttention, found: AttentionResult, scale: float |
     return AttentionResult(found.out, found.lse.add_(given.mean_logits, alpha=factor))
 
 
-def _check(given: QuantizedAttention, tensors: Tensors, scored: ScoredPattern, **options: Any) -> None:
+def _check(given: QuantizedAttention, tensors: Tensors, scored: ScoredPattern, extras: Extras) -> None:
     """Check all arguments of a call."""
     check_codes(given)
-    check_options(given.q, **options)
+    check_extras(given.q, extras)
     check_lists(scored, tensors, given.q, given.k)
 
 
@@ -156,10 +147,8 @@ def _call(
     scored: ScoredPattern,
     route: Route,
     *,
+    extras: Extras,
     place: Place | None,
-    scale: float | None,
-    sink: torch.Tensor | None,
-    kv_lengths: torch.Tensor | None,
     lse: bool,
     out: torch.Tensor | None,
     validate: bool,
@@ -173,17 +162,16 @@ def _call(
         check_shape("mean_logits", given.mean_logits.shape, sizes)
     scales = {"q_scale": given.q_scale, "k_scale": given.k_scale, "v_scale": given.v_scale}
     if out is not None:
-        inputs = read_tensors(q, k, given.v_t, tensors, aux, sink=sink, kv_lengths=kv_lengths)
+        inputs = read_tensors(q, k, given.v_t, tensors, aux, extras=extras)
         check_out(out, q, {**inputs, **scales, "mean_logits": given.mean_logits}, dtype=given.output)
     if validate:
         check_overflow(overflow)
-    indices = route.indices_of(scored, tensors, q, k, kv_lengths)
+    indices = route.indices_of(scored, tensors, q, k, extras)
     if validate and route.arranged is not None:
-        check_values(scored, tensors, (q.shape[2], k.shape[2]), sink, kv_lengths)
+        check_values(scored, tensors, (q.shape[2], k.shape[2]), extras)
         check_scales(scales)
     kernel: Any = route.kernel
-    scale = route.scale if scale is None else scale
-    options: dict[str, Any] = {"scale": scale, "out": out, "sink": sink, "return_lse": lse, "aux": aux, **route.numbers}
+    options = {**extras.options(route.scale), "out": out, "return_lse": lse, "aux": aux, **route.numbers}
     validate = validate and route.arranged is None
     found: AttentionResult = kernel(q, k, given.v_t, *indices, **scales, validate=validate, **options)
     if place is not None:

@@ -12,6 +12,7 @@ import torch
 from codegen.scored_pattern import scored_pattern
 from runtime.kernels.attention import AttentionResult
 from runtime.ops.attention_autograd import never_with_gradients
+from runtime.ops.attention_extras import NUMBER_SCHEMA, TENSOR_SCHEMA, TENSORS, Extras
 from runtime.ops.attention_fp8 import attend_quantized
 from runtime.ops.block_sizes import Tensors
 from runtime.ops.operators import NAMESPACE, STRIDES, like, nothing
@@ -21,11 +22,10 @@ _CODES = ("q", "k", "v_t", "q_scale", "k_scale", "v_scale", "k_mean", "mean_logi
 """Fields of ``QuantizedAttention`` that are tensors, in the order of the operators' arguments."""
 _TENSORS = (
     "Tensor q, Tensor k, Tensor v_t, Tensor q_scale, Tensor k_scale, Tensor v_scale, Tensor? k_mean, "
-    "Tensor? mean_logits, Tensor?[] tensors, Tensor? sink, Tensor? kv_lengths, Tensor? overflow"
+    f"Tensor? mean_logits, Tensor?[] tensors, {TENSOR_SCHEMA}, Tensor? overflow"
 )
 _NUMBERS = (
-    "str spec_json, *, int q_rows, int k_rows, ScalarType output, float? scale=None, "
-    "float? softcap=None, bool lse=False, bool validate=False"
+    f"str spec_json, *, int q_rows, int k_rows, ScalarType output, {NUMBER_SCHEMA}, bool lse=False, bool validate=False"
 )
 _library = torch.library.Library(NAMESPACE, "FRAGMENT")
 for _schema in (
@@ -36,16 +36,23 @@ for _schema in (
 
 
 def _run(
-    *arguments: Any, q_rows: int, k_rows: int, output: torch.dtype, out: torch.Tensor | None = None, **options: Any
+    *arguments: Any,
+    q_rows: int,
+    k_rows: int,
+    output: torch.dtype,
+    lse: bool = False,
+    validate: bool = False,
+    out: torch.Tensor | None = None,
+    **numbers: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute the operator."""
     codes = dict(zip(_CODES, arguments, strict=False))
-    tensors, sink, kv_lengths, overflow, text = arguments[len(_CODES) :]
+    tensors, *optional, overflow, text = arguments[len(_CODES) :]
     given = QuantizedAttention(**codes, q_rows=q_rows, k_rows=k_rows, output=output)
-    defaults: dict[str, Any] = {"scale": None, "softcap": None, "lse": False, "validate": False}
-    options = {**defaults, **options, "sink": sink, "kv_lengths": kv_lengths, "overflow": overflow, "out": out}
+    options: dict[str, Any] = {"lse": lse, "out": out, "validate": validate, "overflow": overflow}
+    options["extras"] = Extras.of(optional, numbers)
     written, found = attend_quantized(given, tuple(tensors), scored_pattern(text), **options)
-    return written, nothing(given.q) if found is None or not options["lse"] else found
+    return written, nothing(given.q) if found is None or not lse else found
 
 
 def _run_out(*arguments: Any, **options: Any) -> torch.Tensor:
@@ -80,8 +87,7 @@ def operator(
     tensors: Tensors,
     text: str,
     *,
-    sink: torch.Tensor | None,
-    kv_lengths: torch.Tensor | None,
+    extras: Extras,
     overflow: torch.Tensor | None,
     out: torch.Tensor | None,
     lse: bool,
@@ -89,8 +95,8 @@ def operator(
 ) -> AttentionResult:
     """Call the operator, or the one that writes into ``out``. ``text`` is the pattern, and the score."""
     operators = torch.ops.sparse_kernel_codegen
-    inputs = (*(getattr(given, name) for name in _CODES), list(tensors), sink, kv_lengths, overflow)
-    options |= {"q_rows": given.q_rows, "k_rows": given.k_rows, "output": given.output, "lse": lse}
+    inputs = (*(getattr(given, name) for name in _CODES), list(tensors), *extras[:TENSORS], overflow)
+    options |= {"q_rows": given.q_rows, "k_rows": given.k_rows, "output": given.output, "lse": lse, **extras.numbers()}
     if out is not None:
         found = operators.block_sparse_attention_fp8_out(*inputs, out, text, **options)
     else:

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import torch
 
 from codegen.library import NamedSpec
-from codegen.patterns import PatternBase
 from codegen.problem import Layout
 from codegen.scored_pattern import ScoredPattern
 from codegen.select.backward import (
@@ -31,6 +30,7 @@ from runtime.kernels.attention_backward import AttentionBackwardKernel, Attentio
 from runtime.kernels.gradient_statistics import fill_statistics, sink_gradient
 from runtime.kernels.pattern_numbers import numbers_for
 from runtime.ops.attention_choice import CLASSES_KEPT, DTYPES, LIST_RANK, arch_of, placed
+from runtime.ops.attention_extras import Extras, Features
 from runtime.ops.block_sizes import BlockFit, Tensors, block_fit
 from runtime.patterns import split_tensors
 from runtime.receipts import permit
@@ -70,11 +70,11 @@ class GradientChoice:
     fit: BlockFit | None
 
     @property
-    def kernel_pattern(self) -> PatternBase:
-        """The pattern of the kernels' specs."""
+    def spec(self) -> AttentionBackwardSpec:
+        """The spec of the kernel of dQ. Those of the others have the same pattern and options."""
         spec = self.kernels.dq.spec
         assert isinstance(spec, AttentionBackwardSpec)
-        return spec.pattern
+        return spec
 
 
 def check_gradients(scored: ScoredPattern, aux_gradients: Sequence[str] = ()) -> None:
@@ -112,10 +112,9 @@ def gradient_choice(
     arch: str,
     dtype: torch.dtype,
     head_dim: int,
+    features: Features,
     *,
-    softcap: float | None = None,
     aux_gradients: tuple[str, ...] = (),
-    kv_lengths: bool = False,
     layout: Layout = "padded",
     deterministic: bool = True,
     verified_only: bool = False,
@@ -127,9 +126,8 @@ def gradient_choice(
         arch: architecture of the device.
         dtype: of q, k and v.
         head_dim: of the call.
-        softcap: of the call.
+        features: of the call's extras.
         aux_gradients: tensors of the score whose gradients are wanted.
-        kv_lengths: whether the call has them.
         layout: arrangement of the sequences.
         deterministic: whether the gradients have the same bits in every run.
         verified_only: whether kernels without a receipt are refused.
@@ -142,9 +140,10 @@ def gradient_choice(
     check_pattern(scored.pattern)
     fit = _fitted(scored, arch)
     fitted = scored if fit is None else fit.fitted(scored)
-    options: dict[str, Any] = {"softcap": softcap, "kv_lengths": kv_lengths, "deterministic": deterministic}
-    options |= {"score": fitted.score, "aux_gradients": aux_gradients, "dtype": DTYPES[dtype], "head_dim": head_dim}
-    options["layout"] = layout
+    options: dict[str, Any] = {"score": fitted.score, "aux_gradients": aux_gradients, "deterministic": deterministic}
+    options |= {"dtype": DTYPES[dtype], "head_dim": head_dim, "layout": layout}
+    known = AttentionBackwardSpec.model_fields  # no sink, which the log-sum-exp has
+    options |= {name: value for name, value in features.fields().items() if name in known}
     if verified_only:
         options["holds"] = permit.is_verified
     found = backward_kernels(fitted.pattern, arch=arch, **options)
@@ -157,9 +156,8 @@ def gradient_choice(
 def chosen_for(
     q: torch.Tensor,
     scored: ScoredPattern,
+    features: Features,
     *,
-    softcap: float | None,
-    kv_lengths: bool,
     deterministic: bool,
     aux_gradients: Sequence[str] = (),
     layout: Layout = "padded",
@@ -169,10 +167,9 @@ def chosen_for(
     Raises:
         DeviceError, ArgumentError, SpecError: for what has no gradient.
     """
-    options: dict[str, Any] = {"softcap": None if softcap is None else float(softcap), "kv_lengths": kv_lengths}
-    options |= {"aux_gradients": tuple(aux_gradients), "layout": layout, "verified_only": is_on()}
-    deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
-    return gradient_choice(scored, arch_of(q.device), q.dtype, q.shape[-1], **options, deterministic=deterministic)
+    options: dict[str, Any] = {"aux_gradients": tuple(aux_gradients), "layout": layout, "verified_only": is_on()}
+    options["deterministic"] = deterministic or torch.are_deterministic_algorithms_enabled()
+    return gradient_choice(scored, arch_of(q.device), q.dtype, q.shape[-1], features, **options)
 
 
 @dataclass(slots=True)
@@ -183,7 +180,7 @@ class GradientRoute:
         kernels: their specs.
         fit: how the caller's lists become those of the kernels; None where they are the same.
         place: puts index tensors into the order of the kernels; None where it is the caller's.
-        indices: index tensors of the kernels, ``kv_lengths`` included.
+        indices: how many index tensors the kernels take.
         numbers: numbers of the pattern by argument of the kernels; none where their specs have them.
         device: of the calls.
         loaded: kernels that calls have used, by the name of their spec.
@@ -198,15 +195,11 @@ class GradientRoute:
     loaded: dict[str, AttentionBackwardKernel] = field(default_factory=dict)
 
     @classmethod
-    def of(
-        cls, choice: GradientChoice, scored: ScoredPattern, device: torch.device, *, kv_lengths: bool
-    ) -> GradientRoute:
+    def of(cls, choice: GradientChoice, scored: ScoredPattern, device: torch.device) -> GradientRoute:
         """The route of a choice."""
-        pattern, spec = choice.kernel_pattern, choice.kernels.dq.spec
-        assert isinstance(spec, AttentionBackwardSpec)
-        indices = len(spec.forward.index_tensors) if kv_lengths else 0
+        pattern, indices = choice.spec.pattern, choice.spec.forward.index_tensors
         place, numbers = placed(scored.pattern, pattern), numbers_for(pattern, scored.pattern)
-        return cls(choice.kernels, choice.fit, place, indices, numbers, device)
+        return cls(choice.kernels, choice.fit, place, len(indices), numbers, device)
 
     def kernel(self, named: NamedSpec) -> AttentionBackwardKernel:
         """A kernel of the route, compiled and loaded at its first use."""
@@ -215,14 +208,13 @@ class GradientRoute:
             found = self.loaded[named.stem] = _loaded(named, self.device)
         return found
 
-    def lists_of(self, tensors: Tensors, q: torch.Tensor, k: torch.Tensor, kv_lengths: torch.Tensor | None) -> Tensors:
+    def lists_of(self, tensors: Tensors, q: torch.Tensor, k: torch.Tensor, extras: Extras) -> Tensors:
         """Index tensors of the kernels, made of those of the call."""
-        lists = tensors if self.fit is None else self.fit.apply(tensors, q.shape[2], k.shape[2])
-        lists = _of_heads(lists, q.shape[1])
-        lists = lists if self.place is None else self.place(lists)
-        if kv_lengths is None:
-            return lists
-        return (*lists, *(None,) * (self.indices - 1 - len(lists)), kv_lengths)
+        if tensors:
+            lists = tensors if self.fit is None else self.fit.apply(tensors, q.shape[2], k.shape[2])
+            lists = _of_heads(lists, q.shape[1])
+            tensors = lists if self.place is None else self.place(lists)
+        return extras.indices(tensors, self.indices)
 
 
 _routes = Signatures()
@@ -235,14 +227,11 @@ def attend_backward(
     tensors: Tensors,
     scored: ScoredPattern,
     *,
+    extras: Extras,
     dout: torch.Tensor,
     out: torch.Tensor,
     lse: torch.Tensor,
     dlse: torch.Tensor | None = None,
-    sink: torch.Tensor | None = None,
-    kv_lengths: torch.Tensor | None = None,
-    scale: float | None = None,
-    softcap: float | None = None,
     deterministic: bool = True,
     dq: bool = True,
     dkdv: bool = True,
@@ -257,13 +246,12 @@ def attend_backward(
         q, k, v: the operands.
         tensors: index tensors of the pattern, as the call was given them.
         scored: the pattern and the score.
+        extras: those of the call. lse has the sinks: only their own gradient reads them.
         dout: (batch, heads, q_len, head_dim), the gradient of the result.
         out: the result.
         lse: float32 (batch, heads, q_len), its log-sum-exp.
         dlse: the gradient of lse; None where the loss does not depend on it.
-        sink: float32 (heads,), those of the call: lse has them, and only their own gradient asks for them.
-        kv_lengths: int32 (batch or 1,), those of the call.
-        scale, softcap, deterministic: of the call.
+        deterministic: of the call.
         dq: whether the gradient of q is wanted.
         dkdv: whether those of k and v are.
         dsink: whether that of the sinks is.
@@ -273,21 +261,20 @@ def attend_backward(
         ArgumentError, SpecError: before anything is launched.
         DeviceError, ToolchainError, CompileError, CacheError, UnverifiedError: at the first call of a kind.
     """
-    softcap = None if softcap is None else float(softcap)
+    sink = extras.sink
     deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
-    key = (scored.text, q.shape[3], q.dtype, q.device, softcap, kv_lengths is None, deterministic, tuple(daux), mode())
+    key = (scored.text, q.shape[3], q.dtype, q.device, extras.kind(), deterministic, tuple(daux), mode())
     last, route = _routes.last
     if last != key:
         route = _routes.find(key)
     if route is None:
-        asked: dict[str, Any] = {"softcap": softcap, "deterministic": deterministic, "aux_gradients": daux}
-        choice = chosen_for(q, scored, kv_lengths=kv_lengths is not None, **asked)
-        route = _routes.keep(key, GradientRoute.of(choice, scored, q.device, kv_lengths=kv_lengths is not None))
+        choice = chosen_for(q, scored, extras.features(), deterministic=deterministic, aux_gradients=daux)
+        route = _routes.keep(key, GradientRoute.of(choice, scored, q.device))
     if dsink:
         check_sink(sink, q.shape[1], q.device)
     tensors, aux = split_tensors(scored, tensors)
-    lists = route.lists_of(tensors, q, k, kv_lengths) if tensors or kv_lengths is not None else ()
-    options: dict[str, Any] = {"dout": addressable(dout), "out": out, "lse": lse, "dlse": dlse, "scale": scale}
+    lists = route.lists_of(tensors, q, k, extras)
+    options: dict[str, Any] = {"dout": addressable(dout), "out": out, "lse": lse, "dlse": dlse, "scale": extras.scale}
     options |= {"aux": aux, **route.numbers}
 
     def computed(named: NamedSpec, **more: Any) -> AttentionGradients:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -11,18 +11,6 @@ from codegen.wording import alternatives, shown
 from runtime.errors import ArgumentError
 from runtime.patterns import Pattern
 
-KEYWORDS = (
-    "scale",
-    "softcap",
-    "score",
-    "sink",
-    "kv_lengths",
-    "return_lse",
-    "out",
-    "validate",
-    "deterministic",
-)
-"""Arguments of ``block_sparse_attention`` behind the pattern."""
 _FLASH = "sparse_kernel_codegen.compat.flash_attn_func takes it"
 _SDPA = "sparse_kernel_codegen.compat.scaled_dot_product_attention takes it"
 _FLEX = "sparse_kernel_codegen.compat.flex_attention takes it"
@@ -56,18 +44,19 @@ _OTHERS: Mapping[str, str] = {
 }
 
 
-def refuse_keywords(unknown: Mapping[str, Any]) -> None:
+def refuse_keywords(unknown: Mapping[str, Any], known: Iterable[str]) -> None:
     """Refuse keyword arguments that ``block_sparse_attention`` does not have.
 
     Args:
         unknown: the keywords and their values.
+        known: the keywords that it has.
 
     Raises:
         ArgumentError: always, for the first one.
     """
     name, value = next(iter(unknown.items()))
     what = f"a {type(value).__name__}" if isinstance(value, torch.Tensor) or callable(value) else shown(value)
-    hint = _OTHERS.get(name) or alternatives(name, KEYWORDS)
+    hint = _OTHERS.get(name) or alternatives(name, known)
     raise ArgumentError(name, f"is {what}, and block_sparse_attention has no such argument: {hint}")
 
 

@@ -7,12 +7,14 @@ from typing import Any, NamedTuple
 import torch
 
 from codegen.scored_pattern import ScoredPattern
-from runtime.kernels.launches import Launch, Launches
+from runtime.kernels.attention import AttentionResult
+from runtime.kernels.launches import Launches
 from runtime.receipts.mode import mode
 
 launches = Launches()
 """Those of attention, of operands in FP8 too."""
 _grad_enabled = torch.is_grad_enabled
+_NONE = type(None)
 
 
 class Place(NamedTuple):
@@ -27,32 +29,34 @@ class Place(NamedTuple):
     tensors: tuple[torch.Tensor, ...]
 
 
-def find_attention(
+def launch_again(
     scored: ScoredPattern,
     tensors: tuple[Any, ...],
     operands: tuple[Any, ...],
     options: tuple[Any, ...],
     out: Any,
-) -> tuple[Place | None, Launch | None]:
-    """The launch of an earlier call with arguments like these.
+) -> tuple[AttentionResult | None, Place | None]:
+    """Launch attention as an earlier call with arguments like these did, without checks.
 
     Args:
         scored: the pattern and the score.
-        tensors: of the pattern and of expressions, then sinks, lengths and other operands; None for those that are not
+        tensors: of the pattern and of expressions, then optional ones and other operands; None for those that are not
             given.
         operands: q, k and v.
         options: all else that decides about the launch.
         out: where to write the result, or None.
 
     Returns:
-        The place for a launch, None for arguments that the checks of a call must name; the launch that is kept there.
+        The result, None if the checks of a call are needed; the place for the launch of this call, None if none is to
+        be kept.
     """
-    left_out = tuple([tensor is None for tensor in tensors])
-    given = tuple([tensor for tensor in tensors if tensor is not None]) if True in left_out else tensors
+    types = tuple(map(type, tensors))
+    given = tuple([tensor for tensor in tensors if tensor is not None]) if _NONE in types else tensors
     try:
         q, k, _ = operands
-        given = (*given, *operands) if out is None else (*given, *operands, out)
-        key = (scored.text, left_out, q.shape, k.shape, out is None, options, _grad_enabled(), mode())
-        return Place(key, given), launches.find(key, given)
+        given = given + operands if out is None else (*given, *operands, out)
+        key = (scored.text, types, q.shape, k.shape, out is None, options, _grad_enabled(), mode())
+        launch = launches.find(key, given)
     except (AttributeError, RuntimeError, TypeError, ValueError):
         return None, None
+    return (None, Place(key, given)) if launch is None else (launch(given), None)

@@ -17,16 +17,14 @@ from runtime.errors import ArgumentError
 from runtime.kernels.attention import AttentionResult
 from runtime.ops.attention_autograd import with_gradients, without_gradients
 from runtime.ops.attention_calls import attend
-from runtime.ops.attention_checks import check_operands, check_options, check_types
+from runtime.ops.attention_checks import check_extras, check_operands, check_types
+from runtime.ops.attention_extras import NUMBER_SCHEMA, TENSOR_SCHEMA, TENSORS, Extras
 from runtime.ops.attention_gradients import check_gradients, chosen_for
 from runtime.ops.block_sizes import Tensors
 from runtime.ops.operators import NAMESPACE, STRIDES, like, nothing
 
-_TENSORS = "Tensor q, Tensor k, Tensor v, Tensor?[] tensors, Tensor? sink, Tensor? kv_lengths, Tensor? overflow"
-_NUMBERS = (
-    "str spec_json, *, float? scale=None, float? softcap=None, bool lse=False, bool validate=False, "
-    "bool deterministic=True"
-)
+_TENSORS = f"Tensor q, Tensor k, Tensor v, Tensor?[] tensors, {TENSOR_SCHEMA}, Tensor? overflow"
+_NUMBERS = f"str spec_json, *, {NUMBER_SCHEMA}, bool lse=False, bool validate=False, bool deterministic=True"
 pytree._register_namedtuple(AttentionResult, serialized_type_name="runtime.AttentionResult")  # a program may return it
 _library = torch.library.Library(NAMESPACE, "FRAGMENT")
 for _schema in (
@@ -41,27 +39,22 @@ def _run(
     *arguments: Any,
     out: torch.Tensor | None = None,
     lse: bool = False,
+    validate: bool = False,
     gradients: bool = False,
     aux_gradients: Sequence[str] | None = None,
     deterministic: bool = True,
-    **options: Any,
+    **numbers: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute the operator; with ``gradients`` also the LSE that they want, if they can be computed at all."""
-    q, k, v, tensors, sink, kv_lengths, overflow, text = arguments
-    scored = scored_pattern(text)
-    options |= {"sink": sink, "kv_lengths": kv_lengths}
+    q, k, v, tensors, *optional, overflow, text = arguments
+    scored, extras = scored_pattern(text), Extras.of(optional, numbers)
     if gradients:
         check_operands(q, k, v)
-        softcap = options.get("softcap")
-        check_options(q, softcap, options.get("scale"), sink, kv_lengths)
-        asked: dict[str, Any] = {
-            "softcap": softcap,
-            "deterministic": deterministic,
-            "aux_gradients": aux_gradients or (),
-        }
-        chosen_for(q, scored, kv_lengths=kv_lengths is not None, **asked)
-    options |= {"overflow": overflow, "lse": lse or gradients}
-    out, found = attend(q, k, v, tuple(tensors), scored, out=out, **options)
+        check_extras(q, extras)
+        asked: dict[str, Any] = {"deterministic": deterministic, "aux_gradients": aux_gradients or ()}
+        chosen_for(q, scored, extras.features(), **asked)
+    options: dict[str, Any] = {"lse": lse or gradients, "out": out, "validate": validate, "overflow": overflow}
+    out, found = attend(q, k, v, tuple(tensors), scored, extras=extras, **options)
     return out, nothing(q) if found is None else found
 
 
@@ -75,9 +68,9 @@ def _fake(
     *arguments: Any, lse: bool = False, gradients: bool = False, aux_gradients: Sequence[str] | None = None, **_: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Tensors like the results, without values."""
-    q, k, v, tensors, sink, kv_lengths, *_rest, text = arguments
+    q, k, v, tensors, *optional, text = arguments
     scored = scored_pattern(text)
-    check_types(q, k, v, tensors, scored, sink=sink, kv_lengths=kv_lengths)
+    check_types(q, k, v, tensors, scored, extras=Extras(*optional[:TENSORS]))
     if gradients:
         check_gradients(scored, aux_gradients or ())
     return like(q), q.new_empty(q.shape[:3], dtype=torch.float32) if lse or gradients else nothing(q)
@@ -111,8 +104,7 @@ def operator(
     tensors: Tensors,
     text: str,
     *,
-    sink: torch.Tensor | None,
-    kv_lengths: torch.Tensor | None,
+    extras: Extras,
     overflow: torch.Tensor | None,
     out: torch.Tensor | None,
     lse: bool,
@@ -120,9 +112,10 @@ def operator(
 ) -> AttentionResult:
     """Call the operator, or the one that writes into ``out``."""
     operators = torch.ops.sparse_kernel_codegen
-    inputs = q, k, v, tensors, sink, kv_lengths, overflow
+    inputs = q, k, v, tensors, *extras[:TENSORS], overflow
+    options |= {"lse": lse, **extras.numbers()}
     if out is not None:
-        found = operators.block_sparse_attention_out(*inputs, out, text, lse=lse, **options)
+        found = operators.block_sparse_attention_out(*inputs, out, text, **options)
     else:
-        out, found = operators.block_sparse_attention(*inputs, text, lse=lse, **options)
+        out, found = operators.block_sparse_attention(*inputs, text, **options)
     return AttentionResult(out, found if lse else None)

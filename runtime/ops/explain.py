@@ -17,8 +17,9 @@ from runtime.checks import check_dense, check_flag
 from runtime.errors import ArgumentError
 from runtime.kernels.arguments import check_shape
 from runtime.ops.attention import pattern_of
-from runtime.ops.attention_checks import check_lists, check_operands, check_options
+from runtime.ops.attention_checks import check_extras, check_lists, check_operands
 from runtime.ops.attention_choice import Call, ShapeClass, arch_of, resolve
+from runtime.ops.attention_extras import Extras
 from runtime.ops.attention_gradients import check_gradients, gradient_choice, learned_aux
 from runtime.patterns import Pattern, Score, scored_of, with_score
 from runtime.receipts.mode import is_on, mode
@@ -142,7 +143,8 @@ def explain_attention(
     with torch.no_grad():  # inputs may require gradients, which forward kernels refuse
         check_operands(q, k, v, on_gpu=arch is None)
     check_lists(scored, tensors, q, k)
-    check_options(q, softcap, None, sink if q.is_cuda else None, kv_lengths)
+    extras = Extras(sink, kv_lengths, softcap=softcap)
+    check_extras(q, extras if q.is_cuda else extras._replace(sink=None))
     _check_sink(sink, q.shape[1])
     call = Call(
         scored,
@@ -151,9 +153,7 @@ def explain_attention(
         tuple(k.shape),
         q.dtype,
         None,
-        softcap,
-        sink is not None,
-        kv_lengths is not None,
+        extras.features(),
         mode=mode(),
     )
     backward = None
@@ -161,13 +161,9 @@ def explain_attention(
         learned = learned_aux(scored, tensors)
         check_gradients(scored, learned)
         deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
-        options: dict[str, Any] = {
-            "softcap": None if softcap is None else float(softcap),
-            "deterministic": deterministic,
-            "aux_gradients": learned,
-        }
+        options: dict[str, Any] = {"deterministic": deterministic, "aux_gradients": learned, "verified_only": is_on()}
         kind = scored, arch_of(q.device) if arch is None else arch, q.dtype, q.shape[3]
-        backward = gradient_choice(*kind, **options, kv_lengths=kv_lengths is not None, verified_only=is_on()).kernels
+        backward = gradient_choice(*kind, extras.features(), **options).kernels
     name = torch.cuda.get_device_name(q.device) if q.is_cuda else None
     found = resolve(call, arch_of(q.device) if arch is None else arch, name)
     steps = [] if found.repeated == 1 else [f"each head is repeated {found.repeated} times, in each call"]

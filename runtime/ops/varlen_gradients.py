@@ -12,6 +12,7 @@ from runtime.errors import ArgumentError
 from runtime.kernels.arguments import Signatures, check_sink
 from runtime.kernels.attention_backward import AttentionGradients
 from runtime.kernels.gradient_statistics import packed_delta, packed_sink_gradient
+from runtime.ops.attention_extras import Extras
 from runtime.ops.attention_gradients import (
     GradientChoice,
     GradientRoute,
@@ -36,7 +37,8 @@ def check_gradients(
         DeviceError, ArgumentError, SpecError: for what has no gradient.
         UnverifiedError: where kernels without a receipt are refused.
     """
-    return chosen_for(q, scored, softcap=softcap, kv_lengths=False, deterministic=deterministic, layout="varlen")
+    features = Extras(softcap=softcap).features()
+    return chosen_for(q, scored, features, deterministic=deterministic, layout="varlen")
 
 
 def attend_varlen_backward(
@@ -119,7 +121,7 @@ def _route_of(q: torch.Tensor, scored: ScoredPattern, softcap: float | None, det
         route = _routes.find(key)
     if route is None:
         choice = check_gradients(q, scored, softcap=softcap, deterministic=deterministic)
-        route = _routes.keep(key, GradientRoute.of(choice, scored, q.device, kv_lengths=False))
+        route = _routes.keep(key, GradientRoute.of(choice, scored, q.device))
     found: GradientRoute = route
     return found
 

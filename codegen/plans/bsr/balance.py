@@ -39,15 +39,14 @@ def queue_barriers() -> tuple[int, str]:
     return 8 * (1 + 2 * QUEUE), "mbarriers of the queue: requested, then full, then empty"
 
 
-def schedule_flags(spec: BsrSpmmSpec, next_block: str = "++block") -> SchedulerFlags:
+def schedule_flags(spec: BsrSpmmSpec, step_blocks: int = 1) -> SchedulerFlags:
     """Template parameters of the tile scheduler."""
     work = "unit" if cuts_rows(spec) else "tile"
     return SchedulerFlags(
-        scheduler=f"bsr_spmm/{'dynamic' if spec.is_dynamic else 'static'}_scheduler.cuh.j2",
+        in_bands=in_bands(spec),
         work=work,
         work_type=work.capitalize(),
-        walk_from="base" if spec.is_dynamic else "p",
-        next_block=next_block,
+        step_blocks=step_blocks,
     )
 
 
@@ -77,10 +76,9 @@ def group_tiles(spec: BsrSpmmSpec, depth: int) -> int:
     return max(1, l2_bytes // (depth * spec.tile.n * DTYPES[spec.dtype].bytes))
 
 
-def tile_place(spec: BsrSpmmSpec) -> str:
-    """Template of the order of tiles."""
-    order = "by_length" if spec.is_dynamic else "in_bands" if _is_high(spec) else "by_rows"
-    return f"bsr_spmm/tile_{order}.cuh.j2"
+def in_bands(spec: BsrSpmmSpec) -> bool:
+    """Whether tiles are computed in bands of column tiles, without a dynamic scheduler."""
+    return not spec.is_dynamic and _is_high(spec)
 
 
 def place_params(spec: BsrSpmmSpec, rows: str, doc: str) -> tuple[Param, ...]:

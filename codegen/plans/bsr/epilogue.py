@@ -50,8 +50,6 @@ def epilogue_flags(spec: BsrSpmmSpec) -> EpilogueFlags:
         adds_bias=adds_bias,
         activation=activation,
         formula=finished,
-        bias_rows="; the bias has one element for each row of C" if adds_bias else "",
-        epilogue=f"bsr_spmm/epilogue{'_c_in' if spec.accumulate else ''}.cuh.j2",
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from codegen.arch import ARCHS
-from codegen.flags import BsrFp8Flags, MmaSyncFp8Flags
+from codegen.flags import BsrFp8Flags, MmaSyncFp8Flags, Sums
 from codegen.plan import Constant, Param, Registers, SharedLayout, TensorMap, i64, pointer, require, require_left_out
 from codegen.plans.bsr.parts import (
     CONSUMER_REGISTERS,
@@ -21,7 +21,7 @@ from codegen.plans.bsr.parts import (
     one_block_row,
     stage_ring,
 )
-from codegen.spec import BsrSddmmSpec, BsrSpmmSpec
+from codegen.spec import BsrSddmmSpec, BsrSpmmSpec, SpecBase
 from codegen.tile_rules import Fits, OneOf, Rule, check_tile
 
 SIZES = (32, 64, 128)  # rows and columns of a block
@@ -37,8 +37,6 @@ MOST_ACCUMULATORS = 128  # per thread for all groups: more do not fit in additio
 COPY_COLUMNS = 256  # most columns of B per copy
 SCALE_COLUMNS = 128  # columns of A, and rows of a column of B, that share a scale
 OUTPUT_BYTES = {"fp16": 2, "bf16": 2, "fp32": 4}
-SCALED = {"block": "scaled", "row": "scaled_rows"}
-"""Names of templates by the scales of a spec, except for scales of tensors."""
 Fp8Spec = BsrSpmmSpec | BsrSddmmSpec
 
 TENSOR_SCALES = (
@@ -77,7 +75,7 @@ def check_mma_sync(spec: Fp8Spec) -> None:
     check_tile(spec, (MMA_SYNC_STEP,))
 
 
-def mma_sync_overhead(spec: Fp8Spec, overhead: int) -> int:
+def mma_sync_overhead(spec: SpecBase, overhead: int) -> int:
     """Registers per thread besides sums and fragments: more if operands are converted."""
     return overhead + (0 if ARCHS[spec.arch].has_fp8_mma_sync else CONVERSION_OVERHEAD)
 
@@ -103,21 +101,27 @@ def check_scales(spec: Fp8Spec) -> None:
 
 def mma_sync_flags(spec: Fp8Spec) -> MmaSyncFp8Flags:
     """Template parameters of mma.sync kernels."""
-    kind = SCALED.get(spec.scales, "promoted" if spec.accumulate_every else "fast")
+    one_scale = spec.scales == "tensor"
     return MmaSyncFp8Flags(
-        multiply=f"bsr_fp8/multiply_{kind}.cuh.j2",
-        scaling=scaling(spec) if spec.scales in SCALED else "A value is its code times the scale of its operand",
-        one_scale=spec.scales not in SCALED,
-        strip=f"bsr_fp8/strip_{'fp32' if spec.output == 'fp32' else 'half'}.cuh.j2",
+        sums=sums(spec),
+        scaling="A value is its code times the scale of its operand" if one_scale else scaling(spec),
+        one_scale=one_scale,
         element="float" if spec.output == "fp32" else "unsigned short",
     )
+
+
+def sums(spec: Fp8Spec) -> Sums:
+    """How products are accumulated."""
+    if spec.scales == "tensor":
+        return "promoted" if spec.accumulate_every else "fast"
+    return "scaled" if spec.scales == "block" else "scaled_rows"
 
 
 def mma_sync_summary(spec: Fp8Spec) -> tuple[tuple[str, str], ...]:
     """Lines for ``explain``: scales and accumulation."""
     promoted = spec.accumulate_every or spec.scales != "tensor"
-    sums = "promoted to fp32 after each product of depth 32" if promoted else "in the tensor core over a whole row"
-    return (("scales", scaling(spec)), ("sums", sums))
+    where = "promoted to fp32 after each product of depth 32" if promoted else "in the tensor core over a whole row"
+    return (("scales", scaling(spec)), ("sums", where))
 
 
 def scaling(spec: Fp8Spec) -> str:
@@ -288,10 +292,4 @@ def _interval_constant(spec: Fp8Spec) -> tuple[Constant, ...]:
 
 def fp8_flags(spec: Fp8Spec) -> BsrFp8Flags:
     """Template parameters of both kernels."""
-    kind = SCALED.get(spec.scales, "promoted" if spec.accumulate_every else "fast")
-    return BsrFp8Flags(
-        mma_n=spec.block.rows,
-        products=f"bsr_fp8/products_{kind}.cuh.j2",
-        piece=f"bsr_fp8/piece_{'fp32' if spec.output == 'fp32' else 'half'}.cuh.j2",
-        pipeline=f"bsr_fp8/pipeline_{kind.removesuffix('_rows')}.cuh.j2",
-    )
+    return BsrFp8Flags(mma_n=spec.block.rows, sums=sums(spec))

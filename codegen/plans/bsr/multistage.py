@@ -56,7 +56,7 @@ class Tiles:
     @property
     def output_bytes(self) -> int:
         """Bytes per element of C."""
-        if isinstance(self.spec, BsrSddmmSpec) and self.spec.is_fp8:
+        if self.spec.is_fp8:
             return OUTPUT_BYTES[self.spec.output]
         return DTYPES[self.spec.dtype].bytes
 
@@ -106,7 +106,7 @@ class Tiles:
         """Thread blocks per SM, and the corresponding registers per thread."""
         arch = ARCHS[self.spec.arch]
         overhead = OVERHEAD_REGISTERS
-        if isinstance(self.spec, BsrSddmmSpec) and self.spec.is_fp8:
+        if self.spec.is_fp8:
             overhead = mma_sync_overhead(self.spec, FP8_OVERHEAD_REGISTERS)
         fragments = (self.warp_rows + self.warp_columns) // MMA * FRAGMENT_REGISTERS[self.spec.mma]
         held = self.warp_rows * self.warp_columns // 32 + self.sets * fragments

@@ -179,12 +179,6 @@ def spmm_params(spec: BsrSpmmSpec) -> tuple[Param, ...]:
     return (A_MAP, *b_params(spec, "K"), C_MAP, *INDEX_PARAMS)
 
 
-def b_and_c(spec: BsrSpmmSpec) -> str:
-    """Description of the layouts of B and C."""
-    by_columns = spec.b_layout == "column_major"
-    return "B, C dense, B stored by columns and C by rows" if by_columns else "B, C dense and row-major"
-
-
 def b_params(spec: BsrSpmmSpec, rows: str) -> tuple[Param, ...]:
     """Parameters of the layout of B; ``rows`` names its number of rows."""
     if reads_columns(spec):
@@ -196,25 +190,14 @@ def b_params(spec: BsrSpmmSpec, rows: str) -> tuple[Param, ...]:
     return (tensor_map("b_map", b, ("N", rows)), groups)
 
 
-def spmm_flags(spec: BsrSpmmSpec, mma_n: int, b_tile: str = "rows") -> SpmmFlags:
+def spmm_flags(spec: BsrSpmmSpec, mma_n: int) -> SpmmFlags:
     """Template parameters of the main loop of kernels in which a wgmma is as high as a C tile.
 
     Args:
         spec: the spec.
         mma_n: N of a wgmma.
-        b_tile: name of the template that reads a B stored by rows.
     """
-    by_columns = spec.b_layout == "column_major"
-    groups = ("A, " if spec.transpose_a else "") + ("C" if by_columns else "B or C")
-    return SpmmFlags(
-        mma_n=mma_n,
-        b_tile=f"bsr_spmm/b_tile_{'columns' if by_columns else b_tile}.cuh.j2",
-        b_major="k_major" if by_columns else "mn_major",
-        b_and_c=b_and_c(spec),
-        grouped=groups.replace("A, C", "A or C"),
-        b_columns=". So are columns of a tile of B" if by_columns else "",
-        epilogue=epilogue_flags(spec),
-    )
+    return SpmmFlags(mma_n=mma_n, by_columns=spec.b_layout == "column_major", epilogue=epilogue_flags(spec))
 
 
 ONE_ROW_OF_A = "a step is one 128-byte swizzled row of A deep"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from codegen.arch import ARCHS, KIB
 from codegen.dtypes import DTYPES
-from codegen.flags import SpgemmSm90aFlags
+from codegen.flags import WgmmaFlags
 from codegen.plan import (
     Arguments,
     Constant,
@@ -138,7 +138,7 @@ def plan(spec: BsrSpgemmSpec, stem: str) -> Plan:
             "c_map": TensorMap((*c_box, 1) if spec.output == "bsr" else c_box, SWIZZLE),
         },
         constants=constants,
-        flags=SpgemmSm90aFlags(mma_n=n, tile_order=_tile_order(spec)),
+        flags=WgmmaFlags(n),
         grid_summary=_grid_summary(spec, ctas_per_sm),
         summary=(
             ("blocks", f"{block} x {block} in A and B"),
@@ -152,13 +152,6 @@ def plan(spec: BsrSpgemmSpec, stem: str) -> Plan:
         dynamic_scheduler=is_dynamic,
         workspace_bytes=TICKETS_BYTES if is_dynamic else {},
     )
-
-
-def _tile_order(spec: BsrSpgemmSpec) -> str:
-    """Template of the order of C's tiles."""
-    if spec.output == "bsr":
-        return "bsr_spgemm/order_listed.cuh.j2"
-    return "bsr_spgemm/order_dynamic.cuh.j2" if spec.is_dynamic else "bsr_spgemm/order_runs.cuh.j2"
 
 
 def _arguments(spec: BsrSpgemmSpec) -> Arguments:

@@ -30,7 +30,7 @@ from codegen.plans.bsr.fp8 import (
     mma_sync_scale_params,
     mma_sync_summary,
 )
-from codegen.plans.bsr.parts import b_and_c, one_block_row
+from codegen.plans.bsr.parts import one_block_row
 from codegen.plans.bsr.spmm_launch import L2_BYTES, arguments
 from codegen.plans.bsr.spmm_wmma import warp_level_params
 from codegen.spec import BsrSpmmSpec
@@ -98,7 +98,6 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
     registers = Registers(accumulators=held, overhead=overhead, limit=limit)
     check_budget(spec, shared_bytes, registers)
 
-    b_lines = "columns" if by_columns else "rows"
     constants = (
         Constant("kTileM", m, "rows of a C tile: one block row"),
         Constant("kTileN", n, "columns of a C tile"),
@@ -131,10 +130,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         tensor_maps={},
         constants=constants,
         flags=SpmmMmaFlags(
-            b_tile=f"bsr_spmm/mma_b_{b_lines}.cuh.j2",
-            lanes=f"bsr_spmm/mma_lanes_{b_lines}.cuh.j2",
-            b_and_c=b_and_c(spec),
-            mainloop=f"bsr_spmm/mma_{'one_slice' if k == depth else 'slices'}.cuh.j2",
+            one_slice=k == depth,
             by_columns=by_columns,
             some_copy_a=some_copy_a,
             fp8=mma_sync_flags(spec) if in_fp8 else None,

@@ -13,7 +13,6 @@ from codegen.plans.bsr.balance import (
     order_summary,
     producers,
     schedule_flags,
-    tile_place,
 )
 from codegen.plans.bsr.epilogue import (
     epilogue_constants,
@@ -130,13 +129,10 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         },
         constants=constants,
         flags=SpmmSm90aFlags(
-            product=spmm_flags(spec, part.columns, "clipped" if clips else "rows"),
-            tile_place=tile_place(spec),
-            tile_rows="block_rows",
+            product=spmm_flags(spec, part.columns),
             by_rows=part.by_rows,
             schedule=schedule_flags(spec),
             a_row_bytes=a_row_bytes,
-            b_bytes="b_tile_bytes(p, b_column)" if clips else "kBBytes",
             clips=clips,
         ),
         grid_summary=order_summary(spec),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from codegen.flags import SpmmFp8Flags
 from codegen.plan import Constant, Param, Plan, TensorMap, check_budget, pointer, require, require_left_out, tensor_map
-from codegen.plans.bsr.balance import order_params, order_summary, producers, schedule_flags, tile_place
+from codegen.plans.bsr.balance import order_params, order_summary, producers, schedule_flags
 from codegen.plans.bsr.fp8 import (
     BLOCK_TILE,
     COPY_COLUMNS,
@@ -79,8 +79,6 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
             fp8=flags,
             block_scales=by_block,
             scaling=scaling(spec),
-            tile_place=tile_place(spec),
-            tile_rows="block_rows",
             schedule=schedule_flags(spec),
         ),
         grid_summary=order_summary(spec),

@@ -11,7 +11,7 @@ from codegen.dtypes import DTYPES
 from codegen.flags import SpmmSwapAbFlags
 from codegen.plan import Constant, Param, Plan, TensorMap, i32, require
 from codegen.plans.bsr.b_by_rows import copy_constants, copy_maps, copy_params, copy_prologue, copy_summary
-from codegen.plans.bsr.balance import WARP, order_summary, producers, schedule_flags, tile_place
+from codegen.plans.bsr.balance import WARP, order_summary, producers, schedule_flags
 from codegen.plans.bsr.epilogue import (
     epilogue_constants,
     epilogue_flags,
@@ -25,7 +25,6 @@ from codegen.plans.bsr.parts import (
     SWIZZLE,
     WARPGROUP,
     Part,
-    b_and_c,
     copies_b,
     one_block_row,
     small_block_registers,
@@ -130,15 +129,9 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         flags=SpmmSwapAbFlags(
             mma_n=m,
             a_row_bytes=row_bytes,
-            step_blocks=step_blocks,
-            step=f"bsr_spmm/step_{'one_block' if step_blocks == 1 else 'several_blocks'}.cuh.j2",
-            tile=f"bsr_spmm/{'unit' if spec.is_dynamic else 'tile'}.cuh.j2",
-            tile_place=tile_place(spec),
-            tile_rows="block_rows",
-            b_tile=f"bsr_spmm/b_tile_{'copy' if copies_b(spec) else 'whole_rows'}.cuh.j2",
-            b_and_c=b_and_c(spec),
+            by_columns=spec.b_layout == "column_major",
             copies_b=copies_b(spec),
-            schedule=schedule_flags(spec, "++block" if step_blocks == 1 else "block += kStepBlocks"),
+            schedule=schedule_flags(spec, step_blocks),
             epilogue=epilogue_flags(spec),
         ),
         grid_summary=chunk_order(spec) if spec.is_dynamic else order_summary(spec),

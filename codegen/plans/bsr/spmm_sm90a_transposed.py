@@ -8,7 +8,7 @@ from __future__ import annotations
 from codegen.dtypes import DTYPES
 from codegen.flags import SpmmTransposedFlags
 from codegen.plan import Constant, Plan, TensorMap, check_budget, pointer, require, require_left_out, tensor_map
-from codegen.plans.bsr.balance import order_summary, place_params, tile_place
+from codegen.plans.bsr.balance import in_bands, order_summary, place_params
 from codegen.plans.bsr.epilogue import epilogue_params, epilogue_summary
 from codegen.plans.bsr.parts import (
     A_MAP,
@@ -109,8 +109,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         constants=constants,
         flags=SpmmTransposedFlags(
             product=spmm_flags(spec, part.columns),
-            tile_place=tile_place(spec),
-            tile_rows="block_columns",
+            in_bands=in_bands(spec),
             by_rows=part.by_rows,
         ),
         grid_summary=order_summary(spec),

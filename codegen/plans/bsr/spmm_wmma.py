@@ -21,7 +21,7 @@ from codegen.plan import (
     require,
     tensor_map,
 )
-from codegen.plans.bsr.parts import A_MAP, b_and_c, one_block_row
+from codegen.plans.bsr.parts import A_MAP, one_block_row
 from codegen.plans.bsr.spmm_launch import arguments
 from codegen.spec import BsrSpmmSpec
 from codegen.tile_rules import Fits, OneOf, Rule, check_tile
@@ -132,13 +132,9 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         tensor_maps=maps if tma else {},
         constants=constants,
         flags=SpmmWmmaFlags(
-            load=f"bsr_spmm/wmma_{'tma' if tma else f'copy_{spec.copy_}'}.cuh.j2",
-            b_load=f"bsr_spmm/wmma_b_{line}s.cuh.j2",
-            mainloop=f"bsr_spmm/wmma_{f'ring_{spec.copy_}' if asynchronous else 'no_ring'}.cuh.j2",
-            loaders="The first thread issues the TMA loads" if tma else "All warps load",
             tma=tma,
+            has_ring=asynchronous,
             by_columns=by_columns,
-            b_and_c=b_and_c(spec),
             some_copy_a=m * k < a_copies * copy * threads,
         ),
         grid_summary="one thread block per tile, block rows fastest",

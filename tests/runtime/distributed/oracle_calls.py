@@ -14,6 +14,7 @@ from runtime.distributed import context, heads, inputs
 from runtime.kernels import arguments
 from runtime.kernels.attention import AttentionResult
 from runtime.ops import attention_checks
+from runtime.ops.attention_extras import Extras
 from runtime.ops.attention_gradients import Gradients
 from runtime.patterns import split_tensors
 
@@ -32,15 +33,16 @@ def attend(
     tensors: Any,
     scored: ScoredPattern,
     *,
-    kv_lengths: Any = None,
+    extras: Extras,
+    lse: bool,
     out: Any = None,
-    **options: Any,
 ) -> AttentionResult:
     """Stand for ``attend``, in the types of kernels."""
-    assert options.pop("lse", True) and not (torch.is_grad_enabled() and q.requires_grad)
-    found, lse = attention_oracle.attention(q, k, v, seen_by(q, k, tensors, scored, kv_lengths), **options)
+    assert lse and not (torch.is_grad_enabled() and q.requires_grad)
+    seen = seen_by(q, k, tensors, scored, extras.kv_lengths)
+    found, sums = attention_oracle.attention(q, k, v, seen, sink=extras.sink, **extras.numbers())
     out = torch.empty_like(q) if out is None else out
-    return AttentionResult(out.copy_(found), lse)
+    return AttentionResult(out.copy_(found), sums)
 
 
 def attend_backward(
@@ -50,14 +52,14 @@ def attend_backward(
     tensors: Any,
     scored: ScoredPattern,
     *,
-    kv_lengths: Any = None,
+    extras: Extras,
     deterministic: bool,
     **passed: Any,
 ) -> Gradients:
     """Stand for ``attend_backward``, in the types of kernels."""
     out, lse, dout = (passed.pop(name) for name in ("out", "lse", "dout"))
-    seen = seen_by(q, k, tensors, scored, kv_lengths)
-    found = attention_oracle.gradients(q, k, v, out, lse, dout, seen, **passed)
+    seen = seen_by(q, k, tensors, scored, extras.kv_lengths)
+    found = attention_oracle.gradients(q, k, v, out, lse, dout, seen, **extras.numbers(), **passed)
     return Gradients(*(found[name].to(q.dtype) for name in ("dq", "dk", "dv")), None, ())
 
 

@@ -15,6 +15,7 @@ from runtime.kernels.attention import AttentionResult  # noqa: E402
 from runtime.ops import attention_checks, attention_fp8, attention_launches  # noqa: E402
 from runtime.ops.attention_calls import Route  # noqa: E402
 from runtime.ops.attention_choice import Call, Fp8Call, resolve  # noqa: E402
+from runtime.ops.attention_extras import Features  # noqa: E402
 from runtime.ops.quantize_attention import QuantizedAttention  # noqa: E402
 from runtime.ops.quantized_operands import quantized_operands  # noqa: E402
 from runtime.patterns import Causal, Dense, Score, TopK, scored_of  # noqa: E402
@@ -202,7 +203,7 @@ def test_scales_are_checked_on_request(kernel: Kernel, monkeypatch: pytest.Monke
 def test_heads_that_would_be_filled_up_are_refused() -> None:
     shape = (1, 16, 8192, 80)
     fp8 = Fp8Call(torch.float16, 128, 64)
-    call = Call(scored_of(Dense()), (), shape, shape, E4M3, None, None, False, False, fp8=fp8)
+    call = Call(scored_of(Dense()), (), shape, shape, E4M3, None, Features(), fp8=fp8)
     with pytest.raises(ArgumentError, match=r"^q: has head size 80; kernels of FP8 for sm_89 have 64, 96, 128"):
         resolve(call, "sm_89", "NVIDIA L4")
     assert resolve(call, "sm_90a", None).choice.spec.head_dim == 96
@@ -215,6 +216,6 @@ def test_a_spec_is_told_the_rows_of_scales(arch: str, device: str | None) -> Non
     fp8 = Fp8Call(torch.float16, 128, 64)
     assert fp8.fields() == {"output": "fp16", "scale_rows": {"q": 128, "k": 64}}
     shape = (1, 16, 8192, 128)
-    call = Call(scored_of(Dense()), (), shape, shape, E4M3, None, None, False, False, fp8=fp8)
+    call = Call(scored_of(Dense()), (), shape, shape, E4M3, None, Features(), fp8=fp8)
     spec: Any = resolve(call, arch, device).choice.spec
     assert (spec.dtype, spec.output, spec.scale_rows.q, spec.scale_rows.k) == ("e4m3", "fp16", 128, 64)

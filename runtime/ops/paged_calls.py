@@ -41,6 +41,8 @@ _CACHE_RANK = 4
 TABLE_RANK = 2
 PREFILL_QUERIES = 32
 """Queries of a request, on average, from which calls take kernels with tiles of 128 queries."""
+PREFILL_TYPES = {64: DTYPES.keys(), 128: DTYPES.keys(), 192: DTYPES.keys(), 256: {torch.bfloat16}}
+"""Types of q of these kernels, by head size. In float16, one of 256 exceeded twice torch's error in a case."""
 _E4M3 = TORCH_DTYPES["e4m3"]
 LIST_FIELDS = {"lists": "pattern.indices", "counts": "pattern.counts"}
 """Fields of ``KeyLists`` by the arguments of kernels."""
@@ -96,7 +98,7 @@ def is_prefill(given: Given, options: Options) -> bool:
     """
     q, k_cache, _, table = given[:4]
     others = any(tensor is not None for tensor in given[6:11]) or options.softcap is not None
-    if others or options.batch_invariant or k_cache.dtype != q.dtype:
+    if others or options.batch_invariant or k_cache.dtype != q.dtype or q.dtype not in PREFILL_TYPES[q.shape[2]]:
         return False
     requests, page_size = k_cache.shape[:2]
     pages = 1

@@ -1,9 +1,9 @@
-// Generated from specs/h100_paged_prefill_d256.yaml. Do not edit:
+// Generated from specs/h100_paged_prefill_d256_bf16.yaml. Do not edit:
 // change the spec or a template, then run
-//     codegen render specs/h100_paged_prefill_d256.yaml
-// spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":256,"layout":"paged","lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"sink_window","left":null,"right":null,"sink":null},"schedule":"ping_pong","stages":2,"tile":{"m":128,"n":64}}
-// spec hash: de246b1fe3fac346cdea07f21fa7b83f0a59497f25ce2ef1aeac0090affb34cb
-// seal: sha256 1b03055c39f1708f40dd0f2f7691557992954162ac5617a1fea7b23cef2ea101
+//     codegen render specs/h100_paged_prefill_d256_bf16.yaml
+// spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","head_dim":256,"layout":"paged","lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"sink_window","left":null,"right":null,"sink":null},"schedule":"ping_pong","stages":2,"tile":{"m":128,"n":64}}
+// spec hash: 0d5854857ddb3f025dc25706f6188f67bed8e3631d4af271fea03d5e9e5ecec6
+// seal: sha256 2bb6379e94e37e72fbfa3c43315c8a1028fc2f0a2d699741035817d2f3e1ece1
 
 // Attention forward for sm_90a over the visible keys of the pattern in each request's pages:
 //   O = softmax(scale * Q K^T) V
@@ -342,7 +342,7 @@ __device__ __forceinline__ void wgmma_m64n64k16_registers_k_major(
       ".reg .b64 b;\n"
       "setp.ne.b32 p, %37, 0;\n"
       "mov.b64 b, { %36, %38 };\n"
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
       "%0, %1, %2, %3, %4, %5, %6, %7, "
       "%8, %9, %10, %11, %12, %13, %14, %15, "
       "%16, %17, %18, %19, %20, %21, %22, %23, "
@@ -367,7 +367,7 @@ __device__ __forceinline__ void wgmma_m64n64k16_shared_k_major(
       "setp.ne.b32 p, %34, 0;\n"
       "mov.b64 a, { %32, %35 };\n"
       "mov.b64 b, { %33, %35 };\n"
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
       "%0, %1, %2, %3, %4, %5, %6, %7, "
       "%8, %9, %10, %11, %12, %13, %14, %15, "
       "%16, %17, %18, %19, %20, %21, %22, %23, "
@@ -391,7 +391,7 @@ __device__ __forceinline__ void wgmma_m64n256k16_registers_mn_major(
       ".reg .b64 b;\n"
       "setp.ne.b32 p, %133, 0;\n"
       "mov.b64 b, { %132, %134 };\n"
-      "wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 {"
+      "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {"
       "%0, %1, %2, %3, %4, %5, %6, %7, "
       "%8, %9, %10, %11, %12, %13, %14, %15, "
       "%16, %17, %18, %19, %20, %21, %22, %23, "
@@ -475,10 +475,10 @@ __device__ __forceinline__ float quad_sum(float x) {
   return x + __shfl_xor_sync(0xFFFFFFFF, x, 2);
 }
 
-// cvt.rn.f16x2.f32: converts two floats to a pair of fp16, `low` in the lower half (PTX ISA, "cvt")
+// cvt.rn.bf16x2.f32: converts two floats to a pair of bf16, `low` in the lower half (PTX ISA, "cvt")
 __device__ __forceinline__ uint32 pack(float low, float high) {
   uint32 pair;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   return pair;
 }
 
@@ -1097,7 +1097,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
-    h100_paged_prefill_d256(const __grid_constant__ Params p) {
+    h100_paged_prefill_d256_bf16(const __grid_constant__ Params p) {
   // TMA swizzles by address, with a period of 1024 bytes: swizzled buffers are aligned to that.
   extern __shared__ __align__(1024) unsigned char shared[];
   const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));

@@ -75,6 +75,10 @@ def public_names(module: str) -> list[str]:
     return [name for name in exported if not found(f"{module}.{name}").is_module]
 
 
+OF_PAGES = "runtime.kernels.paged_attention.PagedKernel"
+"""The base of two kernel objects, which has their call."""
+
+
 def kind_of(entry: Entry) -> int:
     """Sort key of an entry: functions, then classes and types, then exceptions."""
     return 0 if isinstance(entry, griffe.Function) else 2 if is_error(entry) else 1
@@ -103,8 +107,8 @@ def _classes(expression: Any) -> list[griffe.Class]:
 
 
 def members(entry: griffe.Class) -> list[griffe.Function | griffe.Attribute]:
-    """The public methods and properties of a class and of its private bases; public bases have theirs."""
-    private = [base for base in entry.mro() if base.name.startswith("_")]
+    """The public methods and properties of a class and of its bases that have no entry; others have theirs."""
+    private = [base for base in entry.mro() if base.name.startswith("_") or base.canonical_path == OF_PAGES]
     inherited = {name for base in entry.mro() if base not in private for name in base.members}
     every = {name: member for each in (*reversed(private), entry) for name, member in each.members.items()}
     return [

@@ -16,7 +16,7 @@ from unittest.mock import patch
 
 import torch
 
-from codegen.library import NamedSpec, find_spec
+from codegen.library import NamedSpec, find_spec, shipped_specs
 from codegen.planning import plan_for
 from runtime.driver import context, launch, streams, tensor_map, workspace
 from runtime.kernel import kernel_class
@@ -33,6 +33,7 @@ from runtime.kernels import (
     bsr_spgemm,
     bsr_spmm,
     paged_attention,
+    paged_prefill,
     quantize,
     select_topk,
     tile_copy,
@@ -56,7 +57,7 @@ ARCH, SM_COUNT, STREAM = "sm_90a", 132, 7
 _OF_CHECKS = (
     *(arguments, attention, attention_backward, attention_fp8),
     *(bsr_arguments, bsr_preparation, bsr_scales, bsr_sddmm, bsr_spmm),
-    *(paged_attention, quantize, select_topk, tile_copy),
+    *(paged_attention, paged_prefill, quantize, select_topk, tile_copy),
     *(attention_checks, attention_calls_fp8),
 )
 
@@ -103,6 +104,13 @@ def paged_kernel(index: int | None, dtype: str, cache: str, head_dim: int) -> An
     return kernel_object(find_spec(fields if cache == "same" else {**fields, "cache": cache}))
 
 
+def prefill_kernel(index: int | None, dtype: str, head_dim: int) -> Any:
+    """The kernel object of calls over pages with many queries per request."""
+    fields = {"op": "attention", "layout": "paged", "arch": ARCH, "dtype": dtype, "head_dim": head_dim}
+    spec = find_spec({**fields, "pattern": {"kind": "sink_window"}}).spec
+    return kernel_object(next(named for named in shipped_specs() if named.spec == spec))
+
+
 @contextmanager
 def pretended() -> Iterator[None]:
     """Let calls with tensors of the CPU go as far as the driver."""
@@ -117,6 +125,8 @@ def pretended() -> Iterator[None]:
         put(bsr_calls, "check_place", _nothing)
         put(paged_calls, "check_place", _nothing)
         put(paged_calls, "_kernel", cache(paged_kernel))
+        put(paged_calls, "_prefill_kernel", cache(prefill_kernel))
+        put(paged_calls, "arch_of", lambda device: ARCH)
         put(paged_calls, "_launches", Launches())
         put(bsr_spgemm, "check_on_gpu", _nothing)
         put(block_mask, "device_of", lambda device, tensors: torch.device("cpu"))

@@ -229,7 +229,7 @@ def _whole(inputs: Inputs, request: int, token: int) -> torch.Tensor:
 
 
 def _fill_chunk(inputs: Inputs, request: int, found: torch.Tensor) -> None:
-    """Write the causal attention of the queries of a request, whose last one stands at the last key."""
+    """Write the causal attention of the queries of a request, whose last query has the position of the last key."""
     row = inputs.row
     tokens = slice(request * row.queries, (request + 1) * row.queries)
     k, v = inputs.keys_of(request)

@@ -34,6 +34,7 @@ from runtime.kernels.bsr_sddmm import BsrSddmmKernel
 from runtime.kernels.bsr_spgemm import BsrSpgemmKernel
 from runtime.kernels.bsr_spmm import BsrSpmmKernel
 from runtime.kernels.paged_attention import PagedAttentionKernel
+from runtime.kernels.paged_prefill import PagedPrefillKernel
 from runtime.kernels.quantize import QuantizeKernel
 from runtime.kernels.select_topk import SelectTopkKernel
 from runtime.kernels.tile_copy import TileCopyKernel
@@ -51,6 +52,7 @@ Kernel = (
     | BsrSpgemmKernel
     | QuantizeKernel
     | PagedAttentionKernel
+    | PagedPrefillKernel
     | SelectTopkKernel
     | TileCopyKernel
 )
@@ -89,6 +91,7 @@ def load_kernel(
         :class:`~runtime.kernels.block_mask.BlockMaskKernel`,
         :class:`~runtime.kernels.bsr_spgemm.BsrSpgemmKernel`,
         :class:`~runtime.kernels.paged_attention.PagedAttentionKernel`,
+        :class:`~runtime.kernels.paged_prefill.PagedPrefillKernel`,
         :class:`~runtime.kernels.quantize.QuantizeKernel`,
         :class:`~runtime.kernels.select_topk.SelectTopkKernel`
         and :class:`~runtime.kernels.tile_copy.TileCopyKernel`.

@@ -131,8 +131,8 @@ class WorkspaceBytes(NamedTuple):
     @classmethod
     def of(cls, args: LaunchArgs) -> WorkspaceBytes:
         """Bytes of a launch."""
-        counters = -(-args.counters["counters"] * COUNTER_BYTES // WORKSPACE_ALIGNMENT) * WORKSPACE_ALIGNMENT
-        return cls(counters, args.scratch["partials"])
+        counters = -(-sum(args.counters.values()) * COUNTER_BYTES // WORKSPACE_ALIGNMENT) * WORKSPACE_ALIGNMENT
+        return cls(counters, sum(args.scratch.values()))
 
     @property
     def total(self) -> int:

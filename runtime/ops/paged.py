@@ -42,13 +42,15 @@ def paged_attention(
     batch_invariant: bool = False,
     validate: bool = False,
 ) -> torch.Tensor | AttentionResult:
-    """Compute attention of the latest queries of each request over a KV cache in pages: decoding.
+    """Compute attention of the latest queries of each request over a KV cache in pages: decoding and prefill.
 
     The last query of a request has the position of its last key. Tables, lengths and lists stay on the GPU: a call does
     not synchronize, and a captured CUDA graph serves other values of tensors with the same shapes. Thread blocks divide
-    the keys of a request, and their parts are added in a fixed order: the same call always has the same bits. There are
-    no gradients. Under ``torch.autocast``, q is cast to the type of a float16 or bfloat16 cache, otherwise to that of
-    autocast.
+    the keys of a request, and their parts are added in a fixed order: the same call always has the same bits. On
+    Hopper, calls with 32 or more queries per request on average take a kernel with tiles of 128 queries, except those
+    with lists, a sink, a softcap, an e4m3 cache, pages of fewer than 16 tokens, ``batch_invariant``, or heads of 256 in
+    float16. There are no gradients. Under ``torch.autocast``, q is cast to the type of a float16 or bfloat16 cache,
+    otherwise to that of autocast.
 
     Args:
         q: (tokens, heads, head_dim), float16 or bfloat16, on a GPU; head_dim is 64, 128, 192 or 256.

@@ -56,7 +56,7 @@ def small(rows: Any, name: str) -> Any:
 
 def test_the_rows_have_names_of_their_own(script: ModuleType) -> None:
     names = [row.name for row in script.ROWS]
-    assert len(set(names)) == len(names) == 27
+    assert len(set(names)) == len(names) == 35
     for row in script.ROWS:
         assert row.shape["lengths"] == [[length, row.lengths.count(length)] for length in dict.fromkeys(row.lengths)]
         json.dumps(row.shape)
@@ -232,7 +232,7 @@ def test_rows_are_appended_and_the_last_one_counts(
     assert "contiguous 16x8K h32:8; ours 40.0/12.0/40.0 us, 105000 GB/s, host 11.1" in capsys.readouterr().out
     page.write(file, tmp_path / "notebook" / "serving.md")
     written = (tmp_path / "notebook" / "serving.md").read_text(encoding="utf-8")
-    assert "# Decoding over a KV cache" in written and "†" not in written and "‡" not in written
+    assert "# Attention over a KV cache" in written and "†" not in written and "‡" not in written
     script.measure(script.parse(["--budget", "-1"]), record)
     assert "not run: dense 64x4K h32:8 page 64, " in capsys.readouterr().out
 

@@ -106,7 +106,7 @@ def arguments_of(spec: Spec, device: str = "cuda") -> Arguments:
         size = spec.block.rows
         factors = [_bsr(size, size, 6, 8, draw, device), _bsr(size, size, 8, 5, draw, device)]
         return factors + ([_bsr(size, size, 6, 5, draw, device)] if spec.output == "bsr" else []), {}
-    if isinstance(spec, PagedAttentionSpec):
+    if paged_garbage.is_over_pages(spec):
         return _paged(spec, draw, device)
     if isinstance(spec, BlockMaskSpec):
         sizes = {"batch": 2, "heads": HEADS, "q_len": LENGTH - 7, "kv_len": LENGTH - 3}
@@ -195,20 +195,24 @@ def _attention(spec: AttentionSpec, draw: Any, device: str, listed: int = LISTED
     return [q, k, v, counts.to(device), numbers.to(device)], more
 
 
-def _paged(spec: PagedAttentionSpec, draw: Any, device: str) -> Arguments:
+def _paged(spec: PagedAttentionSpec | AttentionSpec, draw: Any, device: str) -> Arguments:
     """Return a batch of requests of uneven lengths, one of them of one key, with lists beside a window."""
-    lengths, tokens, page = torch.tensor([LENGTH - 7, 1, 101]), 3, 16
+    decodes = isinstance(spec, PagedAttentionSpec)
+    lengths, tokens, page = torch.tensor([LENGTH - 7, 1, 101]), 3 if decodes else 90, 16
     most = LENGTH // page
     table = torch.randperm(len(lengths) * most).view(len(lengths), most).int()
     shape = (len(lengths) * most, page, HEADS, spec.head_dim)
-    dtype = torch.float8_e4m3fn if spec.cache == "e4m3" else TORCH_DTYPES[spec.dtype]
+    in_e4m3 = isinstance(spec, PagedAttentionSpec) and spec.cache == "e4m3"
+    dtype = torch.float8_e4m3fn if in_e4m3 else TORCH_DTYPES[spec.dtype]
     caches = [torch.randn(shape).to(dtype).to(device) for _ in range(2)]
-    scales = {"k_scale": torch.tensor([0.5]), "v_scale": torch.tensor([2.0])} if spec.cache == "e4m3" else {}
-    entries = torch.randint(-1, most, (1, tokens * len(lengths), LISTED)).int()
-    given = {"block_table": table, "seq_lens": lengths.int(), "lists": entries, **scales}
+    scales = {"k_scale": torch.tensor([0.5]), "v_scale": torch.tensor([2.0])} if in_e4m3 else {}
+    given = {"block_table": table, "seq_lens": lengths.int(), **scales}
+    if decodes:
+        given["lists"] = torch.randint(-1, most, (1, tokens * len(lengths), LISTED)).int()
     named: dict[str, Any] = {name: tensor.to(device) for name, tensor in given.items()}
-    named |= {"window": Window(left=137), "entry_keys": page, "return_lse": True}
-    named["sink"] = draw(4 * HEADS, dtype=torch.float32)
+    named |= {"window": Window(left=137, sink=5), "return_lse": True}
+    if decodes:
+        named |= {"entry_keys": page, "sink": draw(4 * HEADS, dtype=torch.float32)}
     return [draw(tokens * len(lengths), 4 * HEADS, spec.head_dim), *caches], named
 
 
@@ -243,13 +247,13 @@ def run(name: str) -> None:
 def run_with_garbage(name: str) -> None:
     """Call a kernel with garbage in its index tensors, if it has some."""
     spec = find_spec(name).spec
-    if not garbage.has_indices(spec) and not isinstance(spec, PagedAttentionSpec):
+    if not garbage.has_indices(spec) and not paged_garbage.is_over_pages(spec):
         sys.stdout.write(f"{name}: has no indices\n")
         return
     kernel = load_kernel(name, forward_compatible=True)
     positional, named = arguments_of(kernel.spec)
     for seed in range(ROUNDS):
-        if isinstance(kernel.spec, PagedAttentionSpec):
+        if paged_garbage.is_over_pages(kernel.spec):
             paged_garbage.check(kernel, seed, "cuda")
             continue
         garbage.check(kernel, garbage.spoil(kernel.spec, positional, seed), named)

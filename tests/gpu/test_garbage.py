@@ -13,7 +13,7 @@ from codegen.library import NamedSpec, shipped_specs  # noqa: E402
 from codegen.planning import plan_for  # noqa: E402
 from runtime import load_kernel  # noqa: E402
 
-PAGED = [named for named in shipped_specs() if named.spec.op == "paged_attention"]
+PAGED = [named for named in shipped_specs() if paged_garbage.is_over_pages(named.spec)]
 INDEXED = [named for named in shipped_specs() if garbage.has_indices(named.spec)]
 
 

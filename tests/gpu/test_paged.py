@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 import paged_garbage  # noqa: E402
 
 from codegen.library import find_spec  # noqa: E402
-from codegen.paged_cases import PagedCase, cases_of  # noqa: E402
+from codegen.paged_cases import PagedCase, cases_of, prefill_cases  # noqa: E402
 from runtime import ArgumentError, KeyLists, paged_attention, paged_workspace  # noqa: E402
 from runtime.kernels.attention import AttentionResult  # noqa: E402
 from runtime.ops.attention_choice import arch_of  # noqa: E402
@@ -78,6 +78,39 @@ def test_each_case_is_right(kind: tuple[str, str, int], case: PagedCase) -> None
     assert out[: inside.start].isnan().all() and out[inside.stop :].isnan().all()
     again = paged_attention(**given)
     assert isinstance(again, torch.Tensor) and torch.equal(again[inside], out[inside])
+
+
+@pytest.mark.parametrize("kind", KINDS[:2], ids=str)
+@pytest.mark.parametrize("case", prefill_cases(), ids=lambda case: case.name)
+def test_each_case_of_prefill_is_right(kind: tuple[str, str, int], case: PagedCase) -> None:
+    test_each_case_is_right(kind, case)
+
+
+def test_prompts_take_tiles_of_queries_and_graphs_serve_other_lengths() -> None:
+    """The result of a chunk is that of the same queries one by one; a captured call serves other tables and bounds."""
+    given = decode((900, 300))
+    given |= {
+        "q": torch.randn(200, 16, 128, device="cuda").to(BF16),
+        "out": torch.empty(200, 16, 128, device="cuda").to(BF16),
+    }
+    given["cu_seqlens_q"] = torch.tensor([0, 150, 200], dtype=torch.int32, device="cuda")
+    given["workspace"] = workspace(given)
+    few = {**given, "batch_invariant": True, "workspace": None, "out": None}
+
+    def check() -> None:
+        torch.testing.assert_close(given["out"].float(), paged_attention(**few).float(), atol=2e-2, rtol=2e-2)
+
+    paged_attention(**given)
+    check()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        paged_attention(**given)
+    given["cu_seqlens_q"].copy_(torch.tensor([0, 30, 200]))
+    given["seq_lens"].copy_(torch.tensor([800, 250]))
+    given["block_table"].copy_(given["block_table"].flip(1))
+    given["out"].fill_(float("nan"))
+    graph.replay()
+    check()
 
 
 def decode(

@@ -18,6 +18,11 @@ LENGTHS, QUERIES = (40, 1, 64, 17), (1, 2, 3, 0)
 MOST_PAGES = 4
 
 
+def is_over_pages(spec: Any) -> bool:
+    """Whether K and V of a spec's kernels are pages."""
+    return spec.op == "paged_attention" or getattr(spec, "layout", "") == "paged"
+
+
 def anything(shape: tuple[int, ...], most: int, draw: torch.Generator, valid: float) -> torch.Tensor:
     """int32 values: a part from 0 to ``most`` - 1, the others next to these, at an end of the type, or anywhere."""
     extremes = torch.tensor([INT32.min, INT32.min + 1, -2, -1, most, most + 1, 1 << 16, 1 << 25, INT32.max])
@@ -100,8 +105,9 @@ def check(kernel: Any, seed: int, device: str = "cpu") -> None:
         device: of its tensors.
     """
     dtype, bounds = kernel._dtype, seed % 4 == 3
-    cache = torch.float8_e4m3fn if kernel.spec.cache == "e4m3" else dtype
-    drawn = drawn_call(seed, dtype, cache, kernel.spec.head_dim, lists=seed % 2 == 0, bounds=bounds)
+    decodes = kernel.spec.op == "paged_attention"
+    cache = torch.float8_e4m3fn if decodes and kernel.spec.cache == "e4m3" else dtype
+    drawn = drawn_call(seed, dtype, cache, kernel.spec.head_dim, lists=decodes and seed % 2 == 0, bounds=bounds)
     given = {name: each.to(device) if isinstance(each, torch.Tensor) else each for name, each in drawn.items()}
     q = given["q"]
     around = torch.full((q.shape[0] + 8, *q.shape[1:]), float("nan"), dtype=dtype, device=device)

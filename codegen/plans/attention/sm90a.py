@@ -74,8 +74,6 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
     _check_tile(spec)
     sizes = Sizes.of(spec)
     check_lockstep(spec, sizes.sub_tiles)
-    skips = f"is {spec.schedule}; warpgroups would skip steps of {spec.tile.n} keys: ping_pong"
-    require(spec.layout != "paged" or not sizes.skip_masked, "schedule", skips)
     at, shared, accumulators = _arrange(sizes)
     arch, consumers = ARCHS[spec.arch], sizes.consumers
     splits = _splits(sizes)

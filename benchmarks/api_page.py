@@ -31,6 +31,8 @@ PAGE = ROOT / "docs" / "reference" / "api.md"
 STALE = "it differs from the docstrings; run: python benchmarks/api_page.py"
 PUBLIC = ("runtime.patterns", "codegen.select")
 """Public modules beside the packages of runtime/."""
+LINE = 120
+"""Characters of a line at most."""
 ITEMS = {"parameters": "Arguments", "attributes": "Attributes", "raises": "Raises"}
 """Sections of a docstring that have items, and their headings on the page."""
 
@@ -126,6 +128,11 @@ def plain(text: str) -> str:
     """A docstring's text as Markdown: one kind of quotes, roles by their last name."""
     text = re.sub(r":\w+:`~?(?:[\w.]*\.)?(\w+)`", r"`\1`", text)
     return text.replace("``", "`")
+
+
+def alias(value: str) -> str:
+    """The value of an alias; each type of a long union on a line of its own."""
+    return value if len(value) <= LINE else "(\n    " + value.replace(" | ", "\n    | ") + "\n)"
 
 
 def paragraphs(text: str) -> Iterator[str]:
@@ -232,7 +239,7 @@ def blocks(entry: Entry, name: str, level: int = 3) -> Iterator[str]:
     elif isinstance(entry, griffe.Class) and is_made(entry):
         yield f"```text\n{signature(entry, name)}\n```"
     elif "property" not in entry.labels and not isinstance(entry, griffe.Class):
-        yield f"```text\n{name} = {entry.value}\n```"
+        yield f"```text\n{name} = {alias(str(entry.value))}\n```"
     yield from documentation(entry)
     if isinstance(entry, griffe.Class):
         if (made := constructor(entry)) is not None:

@@ -69,7 +69,8 @@ def reference_attention(
     """Compute what ``block_sparse_attention`` does by the definition, in torch, on any device.
 
     It computes in float32, of float64 tensors in float64, and holds all logits, 4 or 8 bytes for each query, key and
-    head. autograd differentiates it.
+    head. autograd differentiates it. ``torch.compile`` runs a part of it outside of the graph, so that
+    ``fullgraph=True`` fails.
 
     Args:
         q: (batch, heads, q_len, head_dim), of any floating-point type.

@@ -76,6 +76,8 @@ def arguments_of(spec: Spec, device: str = "cuda") -> Arguments:
         given = quantize(q, k, v, spec.dtype, q_rows=spec.scale_rows.q, k_rows=spec.scale_rows.k)
         inputs = [tensor.to(device) for tensor in (given.q, given.k, given.v_t, *rest)]
         return inputs, {name: to_device(value, device) for name, value in {**named, **given.scales()}.items()}
+    if isinstance(spec, PagedAttentionSpec) or (isinstance(spec, AttentionSpec) and spec.layout == "paged"):
+        return _paged(spec, draw, device)
     if isinstance(spec, AttentionSpec):
         return _attention(spec, draw, device)
     if isinstance(spec, AttentionBackwardSpec):
@@ -106,8 +108,6 @@ def arguments_of(spec: Spec, device: str = "cuda") -> Arguments:
         size = spec.block.rows
         factors = [_bsr(size, size, 6, 8, draw, device), _bsr(size, size, 8, 5, draw, device)]
         return factors + ([_bsr(size, size, 6, 5, draw, device)] if spec.output == "bsr" else []), {}
-    if paged_garbage.is_over_pages(spec):
-        return _paged(spec, draw, device)
     if isinstance(spec, BlockMaskSpec):
         sizes = {"batch": 2, "heads": HEADS, "q_len": LENGTH - 7, "kv_len": LENGTH - 3}
         return [*sizes.values()], {"aux": _aux(spec, sizes, device)}

@@ -64,6 +64,12 @@ def test_a_kernel_takes_its_small_call(script: ModuleType, pretended: ModuleType
 def test_a_small_problem_has_what_a_call_takes(script: ModuleType, named: NamedSpec) -> None:
     spec: Any = named.spec
     positional, more = script.arguments_of(spec, "cpu")
+    if script.paged_garbage.is_over_pages(spec):
+        q, keys, values = positional
+        assert keys.shape == values.shape and q.shape[1] % keys.shape[2] == 0 and q.shape[2] == keys.shape[3]
+        in_e4m3 = spec.op == "paged_attention" and spec.cache == "e4m3"
+        assert (set(more) >= {"k_scale", "v_scale"}) == in_e4m3
+        return
     if isinstance(spec, AttentionSpec):
         q, k, v, *indices = positional
         assert q.shape[1] % (k.shape[1] * spec.pack_gqa) == 0
@@ -92,11 +98,6 @@ def test_a_small_problem_has_what_a_call_takes(script: ModuleType, named: NamedS
         assert more["out"].shape == more["dout"].shape == q.shape and more["lse"].shape == q.shape[:3]
         given = {t.name for t, tensor in zip(spec.forward.index_tensors, indices, strict=False) if tensor is not None}
         assert k.shape == v.shape and given == {t.name for t in spec.forward.index_tensors if not t.optional}
-        return
-    if spec.op == "paged_attention":
-        q, keys, values = positional
-        assert keys.shape == values.shape and q.shape[1] % keys.shape[2] == 0 and q.shape[2] == keys.shape[3]
-        assert (set(more) >= {"k_scale", "v_scale"}) == (spec.cache == "e4m3")
         return
     if spec.op == "block_mask":
         assert set(more["aux"]) == {tensor.name for tensor in spec.aux_tensors} and min(positional) > 1

@@ -564,7 +564,8 @@ def attention_rows() -> Iterable[Row]:
     )
     by_torch = lambda q, k, v: runtime.reference_attention(q, k, v, patterns.Causal(), return_lse=True)  # noqa: E731
     name = ("runtime.reference_attention",)
-    yield Row("reference_attention", name, lambda device: Made(attention_inputs(device), by_torch), causal, (0, 1, 2))
+    made = lambda device: Made(attention_inputs(device), by_torch)  # noqa: E731
+    yield Row("reference_attention", name, made, causal, (0, 1, 2), torch_refuses=("compile", "export"))
     yield from compat_rows()
     yield Row(
         "merge_attention",

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from runtime.ops.bsr import bsr_matmul, bsr_sddmm
     from runtime.ops.bsr_explain import explain_matmul
     from runtime.ops.explain import explain_attention
+    from runtime.ops.explain_packed import explain_paged_attention, explain_varlen_attention
     from runtime.ops.merge import merge_attention
     from runtime.ops.paged import paged_attention, paged_workspace
     from runtime.ops.quantize import QuantizedMatrix, quantize_matrix
@@ -61,6 +62,8 @@ _NEED_TORCH = {
     "create_block_mask": "runtime.ops.block_mask",
     "explain_attention": "runtime.ops.explain",
     "explain_matmul": "runtime.ops.bsr_explain",
+    "explain_paged_attention": "runtime.ops.explain_packed",
+    "explain_varlen_attention": "runtime.ops.explain_packed",
     "KeyLists": "runtime.key_lists",
     "load_kernel": "runtime.kernel",
     "merge_attention": "runtime.ops.merge",
@@ -116,6 +119,8 @@ __all__ = [
     "create_block_mask",
     "explain_attention",
     "explain_matmul",
+    "explain_paged_attention",
+    "explain_varlen_attention",
     "load_kernel",
     "merge_attention",
     "nn",

@@ -134,7 +134,7 @@ def explain_attention(
     """
     for flag, value in (("return_lse", return_lse), ("gradients", gradients), ("deterministic", deterministic)):
         check_flag(flag, value)
-    _check_arch(arch, q)
+    check_arch(arch, q)
     pattern = pattern_of(pattern, q, k)
     tensors = pattern.index_tensors()
     if score is not None:
@@ -171,7 +171,7 @@ def explain_attention(
     return Explanation(found.choice, found.shape_class, q.shape[3], "; ".join(steps), backward)
 
 
-def _check_arch(arch: Any, q: Any) -> None:
+def check_arch(arch: Any, q: Any) -> None:
     """Check that the architecture is known, from ``arch`` or from the tensors' device."""
     if arch is not None and not isinstance(arch, str):
         raise ArgumentError("arch", f"is {type(arch).__name__}, expected a name")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -67,13 +68,24 @@ def window_of(pattern: Pattern | KeyLists) -> Window:
     return Window(UNBOUNDED, UNBOUNDED)
 
 
+def decode_fields(arch: str, dtype: str, cache: str, head_dim: int) -> dict[str, Any]:
+    """Fields of the spec of the kernel for few queries."""
+    fields = {"op": "paged_attention", "arch": arch, "dtype": dtype, "head_dim": head_dim}
+    return fields if cache == "same" else {**fields, "cache": cache}
+
+
+def prefill_fields(arch: str, dtype: str, head_dim: int) -> dict[str, Any]:
+    """Fields of the spec of the kernel with tiles of queries."""
+    fields = {"op": "attention", "layout": "paged", "arch": arch, "dtype": dtype, "head_dim": head_dim}
+    return {**fields, "pattern": {"kind": "sink_window"}}
+
+
 @kept_by_mode(KERNELS_KEPT)
 def _kernel(index: int, dtype: str, cache: str, head_dim: int) -> PagedAttentionKernel:
     """Kernel of calls of a kind."""
     device = torch.device("cuda", index)
     refuse_capture("q", device)
-    fields = {"op": "paged_attention", "arch": arch_of(device), "dtype": dtype, "head_dim": head_dim}
-    kernel = load_kernel(fields | ({} if cache == "same" else {"cache": cache}), device=device)
+    kernel = load_kernel(decode_fields(arch_of(device), dtype, cache, head_dim), device=device)
     assert isinstance(kernel, PagedAttentionKernel)
     return kernel
 
@@ -83,31 +95,40 @@ def _prefill_kernel(index: int, dtype: str, head_dim: int) -> PagedPrefillKernel
     """Kernel of calls of a kind with many queries for each request."""
     device = torch.device("cuda", index)
     refuse_capture("q", device)
-    fields = {"op": "attention", "layout": "paged", "arch": arch_of(device), "dtype": dtype, "head_dim": head_dim}
-    kernel = load_kernel(fields | {"pattern": {"kind": "sink_window"}}, device=device)
+    kernel = load_kernel(prefill_fields(arch_of(device), dtype, head_dim), device=device)
     assert isinstance(kernel, PagedPrefillKernel)
     return kernel
 
 
-def is_prefill(given: Given, options: Options) -> bool:
-    """Whether a call with checked operands takes the kernel for many queries of each request.
+def reason_for_few(given: Given, options: Options, arch: Callable[[], str]) -> str:
+    """Reason why a call with checked operands takes the kernel for few queries; "" for the one with tiles of queries.
 
     Args:
         given: the tensors of the call, in the order of ``TENSORS``, with the tokens of a page before its heads.
         options: its other arguments. Batch-invariant calls take one kernel for all batches.
+        arch: function that returns the architecture of the GPU.
     """
     q, k_cache, _, table = given[:4]
-    others = any(tensor is not None for tensor in given[6:11]) or options.softcap is not None
-    if others or options.batch_invariant or k_cache.dtype != q.dtype or q.dtype not in PREFILL_TYPES[q.shape[2]]:
-        return False
     requests, page_size = k_cache.shape[:2]
     pages = 1
-    if table is not None:
-        if not isinstance(table, torch.Tensor) or table.dim() != TABLE_RANK or page_size % PAGE_ROWS:
-            return False
+    if isinstance(table, torch.Tensor) and table.dim() == TABLE_RANK:
         requests, pages = table.shape
-    many = bool(q.shape[0] >= PREFILL_QUERIES * requests > 0)
-    return many and pages * page_size <= MOST_KEYS and ARCHS[arch_of(q.device)].has_wgmma
+    reasons = {
+        f"it has {q.shape[0]} queries for {requests} requests, fewer than {PREFILL_QUERIES} for each": (
+            q.shape[0] < PREFILL_QUERIES * requests or not requests
+        ),
+        "it has lists": given[6] is not None,
+        "it has a sink": given[8] is not None,
+        "it has a softcap": options.softcap is not None,
+        "it is batch-invariant": options.batch_invariant,
+        "its cache is e4m3": k_cache.dtype != q.dtype or any(scale is not None for scale in given[9:11]),
+        f"its heads have {q.shape[2]} elements in {q.dtype}": q.dtype not in PREFILL_TYPES[q.shape[2]],
+        f"its pages have {page_size} tokens, no multiple of {PAGE_ROWS}": table is not None
+        and page_size % PAGE_ROWS > 0,
+        f"a request has room for more than {MOST_KEYS} keys": pages * page_size > MOST_KEYS,
+    }
+    found = next((reason for reason, holds in reasons.items() if holds), "")
+    return found or ("" if ARCHS[arch()].has_wgmma else "the GPU has no WGMMA")
 
 
 def check_operands(q: Any, k_cache: Any, v_cache: Any, *, heads_first: bool) -> str:
@@ -179,10 +200,10 @@ def _attend_checked(given: Given, options: Options, key: Any, *, heads_first: bo
         caches, scales = (k_cache.transpose(1, 2), v_cache.transpose(1, 2)), map(_by_token, given[9:11])
         by_token = (q, *caches, *given[3:9], *scales, *given[11:])
     kernel: PagedAttentionKernel | PagedPrefillKernel
-    if is_prefill(by_token, options):
-        kernel = _prefill_kernel(q.device.index, DTYPES[q.dtype], q.shape[2])
-    else:
+    if reason_for_few(by_token, options, lambda: arch_of(q.device)):
         kernel = _kernel(q.device.index, DTYPES[q.dtype], cache, q.shape[2])
+    else:
+        kernel = _prefill_kernel(q.device.index, DTYPES[q.dtype], q.shape[2])
     try:
         launch, result = kernel.attend_checked(by_token, options, validate=validate)
     except ArgumentError as error:

@@ -146,7 +146,7 @@ def attend_varlen(
         softcap = check_softcap(softcap)
     route: _Route | None = None
     try:
-        sizes = _sizes(q, k, bounds)
+        sizes = sizes_of(q, k, bounds)
         key = (
             scored.text,
             sizes,
@@ -164,7 +164,9 @@ def attend_varlen(
         key = None
     if route is None:
         _check(q, k, v, bounds, sink=sink, out=out)
-        route = _routes.keep(key, _remember(q, k, scored, _sizes(q, k, bounds), softcap=softcap, sink=sink is not None))
+        route = _routes.keep(
+            key, _remember(q, k, scored, sizes_of(q, k, bounds), softcap=softcap, sink=sink is not None)
+        )
     try:
         if out is not None:
             check_no_overlap(out, {"q": q, "k": k, "v": v, **bounds._asdict(), "sink": sink})
@@ -289,7 +291,7 @@ def _check_values(name: str, bounds: torch.Tensor, tokens: int) -> None:
             raise ArgumentError(name, f"falls from {one} to {other} at {where}; expected rising bounds, 0 to {tokens}")
 
 
-def _sizes(q: torch.Tensor, k: torch.Tensor, bounds: Bounds) -> tuple[int, int, int]:
+def sizes_of(q: torch.Tensor, k: torch.Tensor, bounds: Bounds) -> tuple[int, int, int]:
     """Sequences, and tokens of q and of k for each of them, rounded."""
     sequences = max(1, bounds.cu_seqlens_q.shape[0] - 1)
     of_q, of_k = (rounded(max(1, tensor.shape[0] // sequences)) for tensor in (q, k))
@@ -300,10 +302,37 @@ def _remember(
     q: torch.Tensor, k: torch.Tensor, scored: ScoredPattern, sizes: tuple[int, int, int], *, softcap: Any, sink: bool
 ) -> _Route:
     """Choose, compile and load the kernel of calls of a kind, whose arguments are checked."""
-    kind = VarlenClass(
+    place = arch_of(q.device), torch.cuda.get_device_name(q.device)
+    kind = class_of(q, k, scored, sizes, place, softcap=softcap, sink=sink)
+    choice = choice_of(kind)
+    logger().debug("%s: %s: %s", choice.named.stem, choice.rule, choice.reason)
+    kernel = _loaded(choice.named, q.device)
+    return _Route(kernel, 1 / math.sqrt(q.shape[2]), numbers_for(kernel.spec.pattern, scored.pattern))
+
+
+def class_of(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    scored: ScoredPattern,
+    sizes: tuple[int, int, int],
+    place: tuple[str, str | None],
+    *,
+    softcap: float | None,
+    sink: bool,
+) -> VarlenClass:
+    """The class of a call with checked arguments.
+
+    Args:
+        q, k, scored: of the call.
+        sizes: of ``sizes_of``.
+        place: architecture and name of the device.
+        softcap: cap of the logits.
+        sink: whether the call has sinks.
+    """
+    return VarlenClass(
         scored=scored,
-        arch=arch_of(q.device),
-        device_name=torch.cuda.get_device_name(q.device),
+        arch=place[0],
+        device_name=place[1],
         dtype=DTYPES[q.dtype],
         head_dim=q.shape[2],
         softcap=softcap,
@@ -315,10 +344,6 @@ def _remember(
         k_tokens=sizes[2],
         verified_only=is_on(),
     )
-    choice = choice_of(kind)
-    logger().debug("%s: %s: %s", choice.named.stem, choice.rule, choice.reason)
-    kernel = _loaded(choice.named, q.device)
-    return _Route(kernel, 1 / math.sqrt(q.shape[2]), numbers_for(kernel.spec.pattern, scored.pattern))
 
 
 @lru_cache(maxsize=CLASSES_KEPT)

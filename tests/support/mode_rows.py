@@ -443,6 +443,24 @@ def explained(function: Any, *pattern: Any, **options: Any) -> Callable[[torch.d
     )
 
 
+def explained_packed() -> Callable[[torch.device], Made]:
+    def call(q: Any, k: Any, v: Any) -> str:
+        packed = (t[0].transpose(0, 1) for t in (q, k, v))
+        bounds = torch.tensor([0, q.shape[2]], dtype=torch.int32, device=q.device)
+        options = {"cu_seqlens_q": bounds, "arch": "sm_90a", "gradients": True}
+        return str(runtime.explain_varlen_attention(*packed, patterns.Causal(), **options))
+
+    return lambda device: Made(attention_inputs(device), call)
+
+
+def explained_over_pages() -> Callable[[torch.device], Made]:
+    def call(q: Any, k: Any, v: Any) -> str:
+        tokens = q[0].transpose(0, 1)
+        return str(runtime.explain_paged_attention(tokens, k, v, patterns.Causal(), layout="HND", arch="sm_90a"))
+
+    return lambda device: Made(attention_inputs(device), call)
+
+
 def converter(name: str) -> Callable[[torch.device], Made]:
     case = next(case for case in CASES if case.name == name)
     return lambda device: Made(
@@ -583,6 +601,9 @@ def attention_rows() -> Iterable[Row]:
         constant=True,
         torch_refuses=OUTSIDE,
     )
+    packed, over_pages = explained_packed(), explained_over_pages()
+    for name, made in (("explain_varlen_attention", packed), ("explain_paged_attention", over_pages)):
+        yield Row(name, (f"runtime.{name}",), made, floats=(0,), constant=True, torch_refuses=OUTSIDE)
 
 
 def fp8_rows() -> Iterable[Row]:

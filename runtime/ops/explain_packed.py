@@ -36,7 +36,7 @@ class KernelsExplanation:
     """The kernels of a call, and the reasons. ``str()`` gives one fact per line.
 
     Attributes:
-        kernels: specs by what they compute: "O", "dQ alone", ...
+        kernels: specs by output: "O", "dQ alone", ...
         reasons: why these kernels, one fact each.
     """
 
@@ -45,7 +45,7 @@ class KernelsExplanation:
 
     @property
     def provenance(self) -> dict[str, Provenance]:
-        """The receipt and source of each kernel, keyed by what it computes."""
+        """The receipt and source of each kernel, keyed by output."""
         return {what: permit.provenance(named) for what, named in self.kernels.items()}
 
     def __str__(self) -> str:

@@ -72,7 +72,7 @@ def policy_of(fields: Any) -> Policy | None:
         return _function(fields["policy"])
     numbers = dict(fields)
     kind = numbers.pop("kind", None)
-    if kind not in WINDOWS:
+    if not isinstance(kind, str) or kind not in WINDOWS:
         raise ArgumentError(f"{SETTING}.kind", f"is {shown(kind)}, expected {' or '.join(WINDOWS)}")
     try:
         pattern: Any = WINDOWS[kind](**numbers)

@@ -283,7 +283,7 @@ def computing(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     calls: list[dict[str, Any]] = []
 
     def attend(q: Any, k_cache: Any, v_cache: Any, pattern: Any, **given: Any) -> Any:
-        calls.append({"pattern": pattern, "k_cache": k_cache, **given})
+        calls.append({"q": q, "pattern": pattern, "k_cache": k_cache, **given})
         return paged_oracle.attend(q, k_cache, v_cache, pattern, **given)
 
     def write(*given: Any) -> None:
@@ -392,8 +392,8 @@ def test_vllms_layer_writes_and_reads_each_layout(computing: Any, layout: KVCach
 @pytest.mark.parametrize("causal", [True, False])
 def test_windows_sinks_and_softcap_of_a_layer(computing: Any, causal: bool) -> None:
     settings, batch = config(), common([40], [40], causal=causal)
-    q, k, v = (torch.randn(40, heads * D).bfloat16() for heads in (HEADS, KV_HEADS, KV_HEADS))
-    history = [(k.view(40, KV_HEADS, D), v.view(40, KV_HEADS, D))]
+    q, k, v = (torch.randn(43, heads * D).bfloat16() for heads in (HEADS, KV_HEADS, KV_HEADS))  # 3 of padding
+    history = [(k[:40].view(40, KV_HEADS, D), v[:40].view(40, KV_HEADS, D))]
     for plain in (True, False):
         others = {} if plain else {"logits_soft_cap": 30.0, "sinks": torch.full((HEADS,), 3.0)}
         settings.compilation_config.static_forward_context.clear()
@@ -401,12 +401,12 @@ def test_windows_sinks_and_softcap_of_a_layer(computing: Any, causal: bool) -> N
         layer = layer_of(settings, per_layer_sliding_window=9, **others)
         torch.set_default_dtype(torch.float32)
         layer.kv_cache = view_of(KVCacheLayout.LBNHC, 8, BF16)
-        out = run(layer, settings, batch, q, k, v).float()
+        out = run(layer, settings, batch, q, k, v)[:40].float()
         expected = right(q.view(-1, HEADS, D), history, batch, 9)
         if plain:
             torch.testing.assert_close(out, expected, atol=2e-2, rtol=2e-2)
         assert plain or not torch.allclose(out, expected, atol=2e-2, rtol=2e-2)
-    assert (computing[0]["softcap"], computing[0]["sink"]) == (None, None)
+    assert (computing[0]["softcap"], computing[0]["sink"]) == (None, None) and computing[0]["q"].shape[0] == 40
     assert computing[1]["softcap"] == 30.0 and computing[1]["sink"].shape == (HEADS,)
     pattern = computing[1]["pattern"]
     assert (pattern.left, pattern.right) == (8, 0 if causal else 8)

@@ -3,5 +3,11 @@
 from __future__ import annotations
 
 import sparse_kernel_codegen._ours
-from runtime.integrations.vllm import *
-from runtime.integrations.vllm import __all__ as __all__
+from runtime.integrations.vllm.registration import register_vllm
+from runtime.integrations.vllm.selections import (
+    minimax_m3_sparse_attn,
+    minimax_m3_sparse_attn_decode,
+    qsa_sparse_paged_attention,
+)
+
+__all__ = ["minimax_m3_sparse_attn", "minimax_m3_sparse_attn_decode", "qsa_sparse_paged_attention", "register_vllm"]

@@ -15,12 +15,12 @@ torch = pytest.importorskip("torch")
 
 import paged_oracle  # noqa: E402
 
-from runtime.integrations.vllm import (  # noqa: E402
+from runtime.integrations.vllm.layers import Layer, Most, Requests  # noqa: E402
+from runtime.integrations.vllm.selections import (  # noqa: E402
     minimax_m3_sparse_attn,
     minimax_m3_sparse_attn_decode,
     qsa_sparse_paged_attention,
 )
-from runtime.integrations.vllm.layers import Layer, Most, Requests  # noqa: E402
 from runtime.key_lists import KeyLists  # noqa: E402
 from runtime.patterns import Causal, Dense, SinkWindow, SlidingWindow  # noqa: E402
 

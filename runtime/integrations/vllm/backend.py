@@ -26,6 +26,7 @@ from runtime.errors import ArgumentError
 from runtime.integrations.vllm.layers import (
     E4M3_CACHES,
     ELSEWHERE,
+    NAME,
     PAGE_SIZES,
     SAME_CACHES,
     Layer,
@@ -35,7 +36,6 @@ from runtime.integrations.vllm.layers import (
     unserved,
 )
 from runtime.integrations.vllm.policies import SETTING, policy_of
-from runtime.integrations.vllm.registration import NAME
 from runtime.log import logger
 from runtime.ops.paged_calls import HEAD_DIMS
 
@@ -167,7 +167,7 @@ class PagedMetadataBuilder(AttentionMetadataBuilder[PagedMetadata]):  # type: ig
             fast_build: not read.
 
         Raises:
-            ArgumentError: for requests of which only some are causal.
+            ArgumentError: for a batch with causal and non-causal requests.
         """
         batch = common_attn_metadata
         if not isinstance(batch.causal, bool):

@@ -16,6 +16,8 @@ from runtime.ops.paged import paged_attention, paged_workspace
 from runtime.ops.paged_calls import HEAD_DIMS
 from runtime.patterns import Causal, Dense, Pattern, SlidingWindow
 
+NAME = "CUSTOM"
+"""Name of the backend in vLLM: the one that it keeps for other packages."""
 E4M3_CACHES = ("fp8", "fp8_e4m3")
 """Names of e4m3 caches in vLLM, which stores them as uint8."""
 SAME_CACHES = {"auto": None, "float16": torch.float16, "bfloat16": torch.bfloat16}

@@ -9,14 +9,13 @@ from typing import Any
 from codegen.installation import install_command
 from runtime.errors import ToolchainError
 from runtime.integrations.packages import optional
+from runtime.integrations.vllm.layers import NAME
 from runtime.log import logger
 
 VERSIONS = ("0.32", "0.33")
 """Series of vLLM releases whose interface the tests have seen."""
 BACKEND = "runtime.integrations.vllm.registration.PagedBackend"
 """Path that vLLM resolves when a layer selects the backend."""
-NAME = "CUSTOM"
-"""Name of the backend in vLLM: the one that it keeps for other packages."""
 REGISTRY = "vllm.v1.attention.backends.registry"
 
 

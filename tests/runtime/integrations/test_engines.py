@@ -68,7 +68,7 @@ def test_a_failed_version_is_named(
 
 
 def test_tested_files_and_versions_are_there() -> None:
-    from runtime.integrations.vllm import VERSIONS
+    from runtime.integrations.vllm.registration import VERSIONS
 
     root = SCRIPTS.parent
     assert all((root / path).is_file() for engine in engines.ENGINES.values() for path in engine.tests)

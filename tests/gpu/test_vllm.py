@@ -42,7 +42,8 @@ def batch_of(lengths: Any = LENGTHS, queries: Any = QUERIES, page: int = 16, wid
     table = torch.zeros(len(lengths), width, dtype=torch.int32)
     for row, numbers in zip(table, torch.randperm(sum(pages), generator=draw).int().split(pages), strict=True):
         row[: len(numbers)] = numbers
-    return Requests(table.cuda(), int32(lengths), int32([0, *accumulate(queries)]), max(queries), True)
+    bounds, tokens = int32([0, *accumulate(queries)]), slice(0, max(sum(queries), 16))
+    return Requests(table.cuda(), int32(lengths), bounds, max(queries), True, tokens)
 
 
 def cache_of(pages: int, page: int, d: int, dtype: Any, layout: str = "LBNHC") -> Any:
@@ -91,6 +92,20 @@ def test_a_batch_of_prompts_and_steps_is_right_in_each_layout(dtype: Any, d: int
     torch.testing.assert_close(out, right(layer, q, cache, batch), atol=1e-2, rtol=1e-2)
 
 
+@pytest.mark.parametrize("layout", ORDERS)
+@pytest.mark.parametrize("window", [None, 100])
+@pytest.mark.parametrize(("dtype", "d", "page"), [(BF16, 128, 16), (HALF, 64, 64), (BF16, 256, 32)])
+def test_prompts_behind_steps_are_right(dtype: Any, d: int, page: int, window: int | None, layout: str) -> None:
+    """The second part of a batch, which takes another kernel on Hopper. Tokens of steps are not written."""
+    batch = batch_of((900, 300), (300, 200), page)._replace(tokens=slice(7, 507))
+    layer = Layer(HEADS, KV_HEADS, d, d**-0.5, window)
+    layer.prepare(dtype, None)
+    q, cache = queries_of(d, dtype, 507), cache_of(90, page, d, dtype, layout)
+    out = computed(layer, q, cache, batch)
+    torch.testing.assert_close(out[7:], right(layer, q[7:], cache, batch), atol=1e-2, rtol=1e-2)
+    assert out[:7].isnan().all()
+
+
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("window", [None, 100])
 def test_windows_sinks_and_softcaps_are_right(window: int | None, causal: bool) -> None:
@@ -123,7 +138,7 @@ def last_pages(call: Any) -> KeyLists:
 
 @pytest.mark.parametrize("policy", [lambda call: SinkWindow(4, 50), last_pages], ids=["window", "pages"])
 def test_one_graph_serves_steps_prompts_and_padding(policy: Any) -> None:
-    """Captured once with 16 tokens of 6 requests; replayed with any division of them, as ``ALWAYS`` promises vLLM."""
+    """Captured once with 16 tokens of 6 requests; replayed with any division of them."""
     for layer in (Layer(HEADS, KV_HEADS, 128, 0.1), Layer(HEADS, KV_HEADS, 128, 0.1, policy=policy)):
         layer.prepare(BF16, None)
         q, cache = queries_of(128, BF16, 16), cache_of(300, 16, 128, BF16)
@@ -173,6 +188,7 @@ def test_invariant_results_do_not_depend_on_the_batch() -> None:
             int32([0, end - first]),
             end - first,
             True,
+            slice(0, end - first),
         )
         assert torch.equal(computed(layer, q[first:end], cache, one), whole[first:end])
     larger = Layer(HEADS, KV_HEADS, 128, 0.1, batch_invariant=True, most=Most(1, 1))  # a call allocates its own memory

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any, ClassVar
 
 import torch
@@ -19,7 +20,9 @@ from vllm.v1.attention.backend import (
     AttentionMetadata,
     AttentionMetadataBuilder,
     AttentionType,
+    max_decode_query_len,
 )
+from vllm.v1.attention.backends.utils import split_decodes_and_prefills
 
 from codegen.arch import ARCHS
 from runtime.errors import ArgumentError
@@ -133,21 +136,19 @@ class PagedMetadata(AttentionMetadata):  # type: ignore[misc]
     """Metadata of a batch: tensors of vLLM, which a CUDA graph reads again.
 
     Attributes:
-        num_actual_tokens: queries of all requests; others are padding.
-        requests: the requests.
+        parts: requests with few queries, then those with many, each computed by one call.
         slot_mapping: int64 (tokens,), the place of each token in the cache.
     """
 
-    num_actual_tokens: int
-    requests: Requests
+    parts: tuple[Requests, ...]
     slot_mapping: torch.Tensor
 
 
 class PagedMetadataBuilder(AttentionMetadataBuilder[PagedMetadata]):  # type: ignore[misc]
-    """Makes the metadata of a batch, without work on the GPU."""
+    """Makes the metadata of a batch."""
 
-    _cudagraph_support: ClassVar[Any] = AttentionCGSupport.ALWAYS
-    """A graph serves any lengths, bounds and pages with the same numbers of tokens and requests."""
+    _cudagraph_support: ClassVar[Any] = AttentionCGSupport.UNIFORM_BATCH
+    """Graphs have decoding steps. Their division from prompts is on the CPU, so that both take the faster kernel."""
     supports_update_block_table = True
     supports_draft_decode_metadata_update = True
 
@@ -157,6 +158,13 @@ class PagedMetadataBuilder(AttentionMetadataBuilder[PagedMetadata]):  # type: ig
         if head_size_v not in (None, head_size):
             reason = f"is {head_size_v} in {', '.join(layer_names)}, expected head_size {head_size}: {ELSEWHERE}"
             raise ArgumentError("head_size_v", reason)
+        self._init_reorder_batch_threshold(1, supports_spec_as_decode=True)
+
+    @classmethod
+    def get_varlen_cudagraph_max_query_len(cls, vllm_config: Any, kv_cache_spec: Any) -> int:
+        """Queries of a request up to which a graph serves any numbers of them."""
+        most: int = max_decode_query_len(vllm_config)
+        return most
 
     def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> PagedMetadata:
         """Make the metadata of a batch.
@@ -173,22 +181,34 @@ class PagedMetadataBuilder(AttentionMetadataBuilder[PagedMetadata]):  # type: ig
         if not isinstance(batch.causal, bool):
             reason = f"is {type(batch.causal).__name__}, one value for each request, expected a bool: {ELSEWHERE}"
             raise ArgumentError("causal", reason)
-        count = batch.num_reqs
-        requests = Requests(
-            batch.block_table_tensor[:count],
-            batch.seq_lens[:count],
-            batch.query_start_loc[: count + 1],
-            batch.max_query_len,
-            batch.causal,
-        )
-        return PagedMetadata(batch.num_actual_tokens, requests, batch.slot_mapping)
+        few, _, few_tokens, many_tokens = split_decodes_and_prefills(batch, self.reorder_batch_threshold)
+        bounds, parts = batch.query_start_loc, []
+        for first, end, first_token, tokens in (
+            (0, few, 0, few_tokens),
+            (few, batch.num_reqs, few_tokens, many_tokens),
+        ):
+            if not tokens:
+                continue
+            rebased = bounds[first : end + 1]
+            part = Requests(
+                batch.block_table_tensor[first:end],
+                batch.seq_lens[first:end],
+                rebased - first_token if first_token else rebased,
+                min(batch.max_query_len, self.reorder_batch_threshold) if end == few else batch.max_query_len,
+                batch.causal,
+                slice(first_token, first_token + tokens),
+            )
+            parts.append(part)
+        return PagedMetadata(tuple(parts), batch.slot_mapping)
 
     def update_block_table(
         self, metadata: PagedMetadata, blk_table: torch.Tensor, slot_mapping: torch.Tensor
     ) -> PagedMetadata:
         """The metadata of the same batch in another group of layers."""
-        table = blk_table[: metadata.requests.seq_lens.shape[0]]
-        return replace(metadata, requests=metadata.requests._replace(block_table=table), slot_mapping=slot_mapping)
+        ends = list(accumulate(part.seq_lens.shape[0] for part in metadata.parts))
+        parts = zip(metadata.parts, [0, *ends], ends, strict=False)
+        tables = (part._replace(block_table=blk_table[first:end]) for part, first, end in parts)
+        return replace(metadata, parts=tuple(tables), slot_mapping=slot_mapping)
 
     def update_draft_decode_metadata(self, metadata: PagedMetadata) -> None:
         """Nothing to do: the metadata has vLLM's own tensors."""
@@ -277,17 +297,9 @@ class PagedImpl(AttentionImpl[PagedMetadata]):  # type: ignore[misc]
                 raise ArgumentError(name, "is given, but results are not quantized: set fuse_attn_quant to false")
         if attn_metadata is None:
             return output.fill_(0)
-        tokens = attn_metadata.num_actual_tokens
-        if tokens:
-            self._layer.attend(
-                layer.layer_name,
-                query[:tokens],
-                kv_cache,
-                attn_metadata.requests,
-                output[:tokens],
-                k_scale=layer._k_scale,
-                v_scale=layer._v_scale,
-            )
+        scales = {"k_scale": layer._k_scale, "v_scale": layer._v_scale}
+        for part in attn_metadata.parts:
+            self._layer.attend(layer.layer_name, query, kv_cache, part, output, **scales)
         return output
 
     def do_kv_cache_update(

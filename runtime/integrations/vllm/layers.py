@@ -13,7 +13,7 @@ from runtime.errors import ArgumentError
 from runtime.integrations.vllm.policies import LayerCall, Policy
 from runtime.key_lists import KeyLists
 from runtime.ops.paged import paged_attention, paged_workspace
-from runtime.ops.paged_calls import HEAD_DIMS
+from runtime.ops.paged_calls import HEAD_DIMS, PREFILL_QUERIES
 from runtime.patterns import Causal, Dense, Pattern, SlidingWindow
 
 NAME = "CUSTOM"
@@ -78,14 +78,16 @@ def unserved(head_size: int, dtype: torch.dtype, kv_cache_dtype: str | None, cap
 
 
 class Requests(NamedTuple):
-    """The requests of a batch.
+    """Requests of a batch that a call computes.
 
     Attributes:
         block_table: int32 (batch, pages of the longest request).
         seq_lens: int32 (batch,), keys of each request.
-        cu_seqlens_q: int32 (batch + 1,), first token of each request, then the end of the last one.
+        cu_seqlens_q: int32 (batch + 1,), first token of each request, counted from the first one of ``tokens``, then
+            the end of the last one.
         max_query_len: queries of a request at most.
         causal: whether a query sees no later keys.
+        tokens: their tokens in the batch, and padding behind them.
     """
 
     block_table: torch.Tensor
@@ -93,6 +95,7 @@ class Requests(NamedTuple):
     cu_seqlens_q: torch.Tensor
     max_query_len: int
     causal: bool
+    tokens: slice
 
 
 class Most(NamedTuple):
@@ -187,9 +190,9 @@ class Layer:
 
         Args:
             name: of the layer.
-            query: (tokens, heads, head_size).
+            query: (tokens, heads, head_size) of the batch.
             kv_cache: (pages, kv_heads, page_size, 2 * head_size), any strides.
-            requests: of the tokens. Tokens of none are not written.
+            requests: requests of the batch. Tokens of others are not written.
             out: (tokens, heads, head_size), where to write the result.
             k_scale: float32 of 1 or kv_heads elements: K is an e4m3 cache times k_scale.
             v_scale: the same for V.
@@ -197,6 +200,7 @@ class Layer:
         Raises:
             ArgumentError: naming the argument, before anything is launched.
         """
+        query, out = query[requests.tokens], out[requests.tokens]
         k_cache, v_cache = self.caches(kv_cache)
         scales: dict[str, Any] = {"k_scale": k_scale.view(-1), "v_scale": v_scale.view(-1)} if self.is_e4m3 else {}
         pattern: Pattern | KeyLists = self._causal if requests.causal else self._all
@@ -240,14 +244,15 @@ def _workspace(device: int, head_size: int, sizes: tuple[int, int, int, int], ba
 
 @lru_cache(maxsize=64)
 def _load(device: int, dtype: torch.dtype, head_size: int, *, is_e4m3: bool) -> None:
-    """Load the kernel of layers of a kind, by a call of one query."""
+    """Load the kernels of layers of a kind, by calls of one request with few queries and with many."""
     where: dict[str, Any] = {"device": torch.device("cuda", device)}
-    cache = torch.zeros(1, 1, PAGE_SIZES[0], head_size, dtype=torch.float8_e4m3fn if is_e4m3 else dtype, **where)
-    workspace = _workspace(device, head_size, (1, 1, 1, 1), False)
-    query = torch.zeros(1, 1, head_size, dtype=dtype, **where)
-    paged_attention(query, cache, cache.clone(), Causal(), block_table=_zero(where), layout="HND", workspace=workspace)
-
-
-def _zero(where: dict[str, Any]) -> torch.Tensor:
-    """A table with page 0 of one request."""
-    return torch.zeros(1, 1, dtype=torch.int32, **where)
+    cache = torch.zeros(2, 1, PAGE_SIZES[0], head_size, dtype=torch.float8_e4m3fn if is_e4m3 else dtype, **where)
+    table = torch.zeros(1, 1, dtype=torch.int32, **where)
+    options: dict[str, Any] = {
+        "block_table": table,
+        "layout": "HND",
+        "workspace": _workspace(device, head_size, (1, 1, 1, 1), False),
+    }
+    for queries in (1, PREFILL_QUERIES):
+        query = torch.zeros(queries, 1, head_size, dtype=dtype, **where)
+        paged_attention(query, cache[:1], cache[1:], Causal(), **options)

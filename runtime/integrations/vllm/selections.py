@@ -44,7 +44,7 @@ def minimax_m3_sparse_attn(  # noqa: PLR0917 - vLLM's signature
         block_table: int32 (batch, pages of the longest request).
         cu_seqlens_q: int32 (batch + 1,), first token of each request, then the end of the last one.
         seq_lens: int32 (batch,), keys of each request, with those of the queries.
-        prefix_lens: keys before the queries; not read, since the last query stands at the last key.
+        prefix_lens: keys before the queries; not read, since the last query has the position of the last key.
         max_query_len: not read.
         num_kv_heads: heads of K and V.
         sm_scale: softmax scale.

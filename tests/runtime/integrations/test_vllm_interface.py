@@ -87,10 +87,10 @@ def test_each_method_takes_the_arguments_of_vllms(cls: type) -> None:
             assert hasattr(base, name), (name, value)
 
 
-def test_graphs_of_any_batch_are_supported() -> None:
+def test_graphs_of_steps_are_supported() -> None:
     support = PagedMetadataBuilder.get_cudagraph_support(config(), None)
-    assert support is interface.AttentionCGSupport.ALWAYS
-    assert PagedMetadataBuilder.get_varlen_cudagraph_max_query_len(config(), None) is None
+    assert support is interface.AttentionCGSupport.UNIFORM_BATCH
+    assert PagedMetadataBuilder.get_varlen_cudagraph_max_query_len(config(), None) == 1
 
 
 def test_blocks_are_divided_into_pages_that_are_powers_of_two() -> None:
@@ -246,22 +246,47 @@ def builder(**fields: Any) -> Any:
     return PagedMetadataBuilder(spec_of(**fields), [NAME], config(), torch.device("cpu"))
 
 
-def test_metadata_are_vllms_own_tensors() -> None:
-    batch = common([40, 20], [1, 5], padding=2)
+def test_metadata_of_steps_are_vllms_own_tensors() -> None:
+    """A CUDA graph of steps reads the tensors that vLLM fills again."""
+    batch = common([40, 20], [1, 1], padding=2)
+    made = builder()
+    for found in (made.build(0, batch), made.build_for_cudagraph_capture(batch), made.build_for_drafting(batch, 0)):
+        assert found.slot_mapping is batch.slot_mapping
+        ((table, lengths, bounds, longest, causal, tokens),) = found.parts
+        pairs = ((table, batch.block_table_tensor), (lengths, batch.seq_lens), (bounds, batch.query_start_loc))
+        assert all(ours.data_ptr() == theirs.data_ptr() and ours.shape == theirs.shape for ours, theirs in pairs)
+        assert (longest, causal, tokens) == (1, True, slice(0, 4))
+        made.update_draft_decode_metadata(found)
+
+
+def test_steps_and_prompts_are_two_parts() -> None:
+    batch = common([40, 20, 90, 8], [1, 1, 80, 5])
     made = builder()
     found = made.build(0, batch)
-    assert found.num_actual_tokens == 8 and found.slot_mapping is batch.slot_mapping
-    table, lengths, bounds, longest, causal = found.requests
-    pairs = ((table, batch.block_table_tensor), (lengths, batch.seq_lens), (bounds, batch.query_start_loc))
-    assert all(ours.data_ptr() == theirs.data_ptr() and ours.shape == theirs.shape for ours, theirs in pairs)
-    assert longest == 5 and causal is True
-    other, slots = torch.zeros_like(table), torch.zeros_like(batch.slot_mapping)
+    steps, prompts = found.parts
+    assert (steps.tokens, prompts.tokens) == (slice(0, 2), slice(2, 87))
+    assert (steps.cu_seqlens_q.tolist(), prompts.cu_seqlens_q.tolist()) == ([0, 1, 2], [0, 80, 85])
+    assert (steps.seq_lens.tolist(), prompts.seq_lens.tolist()) == ([40, 20], [90, 8])
+    assert (steps.max_query_len, prompts.max_query_len) == (1, 80) and prompts.cu_seqlens_q.dtype == torch.int32
+    other, slots = batch.block_table_tensor + 1, batch.slot_mapping + 1
     again = made.update_block_table(found, other, slots)
-    assert again.requests.block_table.data_ptr() == other.data_ptr() and again.slot_mapping is slots
-    assert found.requests.block_table is table and again.requests.seq_lens is lengths
-    for drafted in (made.build_for_drafting(batch, 0), made.build_for_cudagraph_capture(batch)):
-        assert torch.equal(drafted.requests.seq_lens, lengths)
-    made.update_draft_decode_metadata(found)
+    assert again.slot_mapping is slots
+    assert all(torch.equal(part.block_table, rows) for part, rows in zip(again.parts, other.split(2), strict=True))
+    assert found.parts[1].block_table[0, 0] == batch.block_table_tensor[2, 0]
+    assert again.parts[1].seq_lens is prompts.seq_lens
+
+
+def test_verified_drafts_are_steps() -> None:
+    """The requests of a step may have as many queries as are verified at once, and one of a prompt less."""
+    settings = config()
+    settings.speculative_config = SimpleNamespace(num_speculative_tokens=3, parallel_drafting=False)
+    made = PagedMetadataBuilder(spec_of(), [NAME], settings, torch.device("cpu"))
+    assert made.reorder_batch_threshold == 4
+    assert PagedMetadataBuilder.get_varlen_cudagraph_max_query_len(settings, None) == 4
+    (steps,) = made.build(0, common([40, 20], [4, 2])).parts
+    assert steps.max_query_len == 4 and steps.cu_seqlens_q.tolist() == [0, 4, 6]
+    steps, prompts = made.build(0, common([40, 20], [4, 9])).parts
+    assert (steps.max_query_len, prompts.max_query_len) == (4, 9)
 
 
 def test_metadata_that_are_not_served_are_refused() -> None:
@@ -384,7 +409,8 @@ def test_vllms_layer_writes_and_reads_each_layout(computing: Any, layout: KVCach
         close = 2e-2 if cache_dtype == "auto" else 0.2
         expected = right(q.view(-1, HEADS, D), history, batch, None)
         torch.testing.assert_close(out[: len(expected)].float(), expected, atol=close, rtol=close)
-    assert first.num_reqs == 3 and len(computing) == 2
+    assert first.num_reqs == 3 and len(computing) == 3  # prompts; a step and the rest of a prompt
+    assert [call["q"].shape[0] for call in computing] == [102, 2, 8 + 2]
     assert (computing[0].get("k_scale") is not None) == (cache_dtype == "fp8")
     assert computing[0]["k_cache"].dtype == (BF16 if cache_dtype == "auto" else E4M3)
 

@@ -1,4 +1,4 @@
-"""Attention backends for transformers, diffusers and vLLM-Omni.
+"""Attention backends for transformers, diffusers, vLLM and vLLM-Omni.
 
 Each library is an extra of this package, and is imported when the backend is registered.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 from runtime.integrations.choosers import Chooser, TopKSelection, chooser_of
 from runtime.integrations.diffusers_attention import diffusers_attention, register_diffusers
 from runtime.integrations.transformers_attention import register_transformers
+from runtime.integrations.vllm.registration import register_vllm
 
 __all__ = [
     "Chooser",
@@ -16,4 +17,5 @@ __all__ = [
     "diffusers_attention",
     "register_diffusers",
     "register_transformers",
+    "register_vllm",
 ]

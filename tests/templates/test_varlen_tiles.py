@@ -25,6 +25,8 @@ from codegen.render import generate, render_plan, render_template
 from codegen.spec import AttentionBackwardSpec
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ to compile the host program with")
+FLAGS = ("-O1", "-fsanitize=signed-integer-overflow", "-fsanitize-undefined-trap-on-error")
+"""Options of the compiler: a sum that overflows ends the program."""
 PATTERNS: tuple[dict[str, Any], ...] = (
     {"kind": "dense"},
     {"kind": "causal"},
@@ -156,7 +158,7 @@ class Host:
     def __init__(self, plan: Plan, folder: Path) -> None:
         self.plan = plan
         (folder / "main.cpp").write_text(program(plan), encoding="utf-8")
-        subprocess.run(["g++", "-std=c++17", "-O1", "main.cpp", "-o", "main"], cwd=folder, check=True)
+        subprocess.run(["g++", "-std=c++17", *FLAGS, "main.cpp", "-o", "main"], cwd=folder, check=True)
         self._command = folder / "main"
 
     def run(self, q_tokens: int, k_tokens: int, q_bounds: list[int], k_bounds: list[int]) -> tuple[Any, dict[str, int]]:
@@ -309,6 +311,61 @@ def test_nothing_behind_the_search_reads_the_lengths_of_all_sequences(gradients:
         source = generate(find_spec(plan.spec)).source
         text = re.sub(r"first_of_tile<\d>\([^;]*;", "", source[source.index("// Pattern: ") :])
         assert not re.findall(r"p\.(?:q_len|kv_len)", text)
+
+
+FORWARD = """\
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#define __device__
+#define __forceinline__ inline
+using std::max;
+using std::min;
+using int64 = long long;
+inline int __ldg(const int* word) { return *word; }
+struct Params { int q_len, kv_len, sequences, heads; const int *cu_seqlens_q, *cu_seqlens_k; };
+%(seqlen_info)s
+int main(int count, char** words) {
+  // Tokens and sequences, then bounds.
+  int bounds[512];
+  for (int i = 3; i < count; ++i) bounds[i - 3] = std::atoi(words[i]);
+  const int tokens = std::atoi(words[1]), sequences = std::atoi(words[2]), rows = %(rows)d;
+  const Params p{tokens, tokens, sequences, 1, bounds, bounds};
+  for (int tile = 0; tile < tokens / rows + sequences; ++tile) {
+    const int batch = sequence_of_tile(p, tile, rows), first = first_query_of_tile(p, tile, rows, batch);
+    const SeqlenInfo seqlen(p, batch);
+    if (first >= seqlen.q_len()) continue;
+    std::printf("%%d %%d %%d\\n", batch, seqlen.q_begin + first, min(rows, seqlen.q_len() - first));
+  }
+}
+"""
+
+
+@pytest.mark.parametrize("m", [64, 192])
+def test_tiles_of_a_forward_pass_have_the_tokens_of_sequences(
+    m: int, recorded: Callable[..., None], tmp_path: Path
+) -> None:
+    """Each token of a sequence is in one tile. Bounds that fall or lie outside name no token outside of the tensor."""
+    fields = {"op": "attention", "arch": "sm_90a", "layout": "varlen", "pattern": {"kind": "causal"}, "head_dim": 64}
+    tile = {"schedule": "cooperative", "tile": {"m": m, "n": 64}}
+    plan = plan_for(find_spec({**fields, **tile}))
+    text = FORWARD % {"seqlen_info": render_template(plan, "attention/seqlen_info/varlen.cuh.j2"), "rows": m}
+    recorded(text, "forward")
+    (tmp_path / "main.cpp").write_text(text, encoding="utf-8")
+    subprocess.run(["g++", "-std=c++17", *FLAGS, "main.cpp", "-o", "main"], cwd=tmp_path, check=True)
+    source = random.Random(m)
+    for number in range(120):
+        tokens, count = source.randint(1, 900), source.randint(1, 6)
+        rising = sorted(source.randint(0, tokens) for _ in range(count + 1))
+        anything = [source.choice((-(2**31), -7, 0, source.randint(0, 1200), 2**31 - 1)) for _ in rising]
+        bounds = rising if number % 2 else anything
+        words = [str(each) for each in (tokens, count, *bounds)]
+        run = subprocess.run([tmp_path / "main", *words], capture_output=True, text=True, check=True)
+        tiles = [tuple(map(int, line.split())) for line in run.stdout.splitlines()]
+        assert all(first >= 0 and first + rows <= tokens for _, first, rows in tiles)
+        if bounds is rising:
+            covered = sorted(token for _, first, rows in tiles for token in range(first, first + rows))
+            assert covered == list(range(rising[0], rising[-1]))
 
 
 RISING = """\

@@ -115,8 +115,9 @@ def _check_pages(tensors: dict[str, Any]) -> tuple[int, int]:
     if max_keys > MOST_KEYS:
         room = f"has room for {max_keys} keys of a request"
         raise ArgumentError("block_table", f"{room}, expected {MOST_KEYS} or less")
-    if tensors["q"].shape[0] == 0:
-        raise ArgumentError("q", "has no tokens")
+    for name in ("q", "k_cache"):
+        if tensors[name].numel() == 0:
+            raise ArgumentError(name, f"is empty: {tuple(tensors[name].shape)}")
     return batch, max_keys
 
 

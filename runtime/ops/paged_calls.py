@@ -117,6 +117,7 @@ def reason_for_few(given: Given, options: Options, arch: Callable[[], str]) -> s
         f"it has {q.shape[0]} queries for {requests} requests, fewer than {PREFILL_QUERIES} for each": (
             q.shape[0] < PREFILL_QUERIES * requests or not requests
         ),
+        "its cache is empty": k_cache.numel() == 0,
         "it has lists": given[6] is not None,
         "it has a sink": given[8] is not None,
         "it has a softcap": options.softcap is not None,

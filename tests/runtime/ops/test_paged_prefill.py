@@ -98,6 +98,7 @@ def test_so_do_small_pages_an_e4m3_cache_and_other_gpus(
     launches: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     paged_attention(**call(size=8))
+    paged_attention(**call(k_cache=torch.zeros(0, 16, 2, D).half(), v_cache=torch.zeros(0, 16, 2, D).half()))
     paged_attention(**call(cache=E4M3))
     monkeypatch.setattr(paged_calls, "arch_of", lambda device: "sm_89")
     with (
@@ -185,7 +186,11 @@ def test_a_workspace_of_any_call_serves_it(launches: list[dict[str, Any]]) -> No
         ({"sink": torch.zeros(HEADS)}, r"^sink: is given, but h100_paged_prefill_d64 does not take it"),
         ({"softcap": 5.0}, r"^softcap: is given, but h100_paged_prefill_d64 does not take it"),
         ({"lists": torch.zeros(1, TOKENS, 1, dtype=torch.int32)}, r"^lists: is given, but h100_paged_prefill_d64"),
-        ({"q": torch.zeros(0, HEADS, D).half()}, r"^q: has no tokens"),
+        ({"q": torch.zeros(0, HEADS, D).half()}, r"^q: is empty: \(0, 8, 64\)"),
+        (
+            {name: torch.zeros(0, SIZE, KV_HEADS, D).half() for name in ("k_cache", "v_cache")},
+            r"^k_cache: is empty: \(0, 16, 2, 64\)",
+        ),
         ({"q": torch.zeros(TOKENS, HEADS, 72).half()}, r"^q: has head_dim 72, expected 64"),
         ({"window": Window(-1)}, r"^window: is Window\(left=-1"),
         (

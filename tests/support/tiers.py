@@ -179,7 +179,7 @@ GROUPS: dict[str, Group] = {
         ("scripts", "Dockerfile", ".dockerignore", ".ci/run", "pyproject.toml", "tests/stress/clean_install.py"),
     ),
     "integrations": Group(
-        tests_in("runtime/integrations", "integrations", "snippets", "vllm", "engines"),
+        tests_in("runtime/integrations", "integrations", "snippets", "vllm", "sglang", "engines"),
         ("runtime/integrations", "runtime/video", "docs/guide/integrations.md", "scripts/engines.py"),
     ),
     "examples": Group(tests_in("examples", "examples", "driver_api"), ("examples", "tests/examples/fake_libcuda.c")),

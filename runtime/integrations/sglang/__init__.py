@@ -1,0 +1,1 @@
+"""Attention for SGLang: a backend for layers with a KV cache."""

@@ -65,6 +65,25 @@ ENGINES = {
         ("xgrammar",),
         ("tests/runtime/integrations/test_vllm_interface.py",),
     ),
+    "sglang": Engine(
+        ("0.5.22", "0.5.23"),
+        (
+            *("aiohttp", "dill", "einops", "fastapi", "interegular", "ipython", "llguidance", "loguru", "msgspec"),
+            *(
+                "nvidia-ml-py",
+                "openai==2.8.0",
+                "orjson",
+                "partial-json-parser",
+                "pillow",
+                "prometheus-client",
+                "psutil",
+            ),
+            *("pybase64", "python-multipart", "pyzmq", "requests", "sentencepiece", "setproctitle", "tiktoken"),
+            *("transformers==5.19.0", "uvicorn", "uvloop"),
+        ),
+        ("apache-tvm-ffi==0.1.11", "compressed-tensors==0.18.0", "gguf", "triton", "xgrammar==0.2.7"),
+        ("tests/runtime/integrations/test_sglang_interface.py",),
+    ),
 }
 
 

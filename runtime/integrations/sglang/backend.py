@@ -106,7 +106,12 @@ class PagedBackend(AttentionBackend):  # type: ignore[misc] # SGLang has no type
         if self._graph is None:
             raise ArgumentError("forward_batch", "is of a CUDA graph, before init_cuda_graph_state")
         count = forward_batch.batch_size
-        self.forward_metadata = Requests(*(None if each is None else each[:count] for each in self._graph))
+        window = self._graph.window_table
+        self.forward_metadata = Requests(
+            self._graph.block_table[:count],
+            self._graph.seq_lens[:count],
+            window_table=None if window is None else window[:count],
+        )
 
     def init_forward_metadata_in_graph(self, forward_batch: Any) -> None:
         """Compute the metadata of a CUDA graph: operations that it captures."""
@@ -174,11 +179,13 @@ class PagedBackend(AttentionBackend):  # type: ignore[misc] # SGLang has no type
             pool.set_kv_buffer(layer, places, k, v, layer.k_scale, layer.v_scale)
         buffers = zip(("k_buffer", "v_buffer"), pool.get_kv_buffer(layer.layer_id), strict=True)
         k_cache, v_cache = (in_pages(name, each, mine, self.page_size) for name, each in buffers)
+        keeps_window = layer.layer_id in self._window_layers
+        table: Any = requests.window_table if keeps_window else requests.block_table
         return attend(
             mine,
             q,
             (k_cache, v_cache),
-            requests.window_table if layer.layer_id in self._window_layers else requests.block_table,
+            table,
             requests,
             sink=sink,
             scales={"k_scale": layer.k_scale, "v_scale": layer.v_scale} if self._server.is_e4m3 else None,
@@ -221,8 +228,8 @@ class PagedBackend(AttentionBackend):  # type: ignore[misc] # SGLang has no type
             return None
         found = self._workspaces.get(layer.head_size)
         if found is None:
-            sizes = {"batch": 1, "tokens": 1, "heads": 1, "kv_heads": 1, "head_dim": layer.head_size}
-            found = self._workspaces[layer.head_size] = paged_workspace(**sizes, device=device)
+            found = paged_workspace(batch=1, tokens=1, heads=1, kv_heads=1, head_dim=layer.head_size, device=device)
+            self._workspaces[layer.head_size] = found
         return found
 
 

@@ -191,7 +191,8 @@ def in_pages(name: str, buffer: torch.Tensor, layer: Layer, page_size: int) -> t
         reason = f"has shape {tuple(buffer.shape)}, expected {what}: unset SGLANG_USE_HND_KVCACHE, or {ELSEWHERE}"
         raise ArgumentError(name, reason)
     pages = buffer.shape[0] // page_size
-    return buffer[: pages * page_size].unflatten(0, (pages, page_size))
+    whole: torch.Tensor = buffer[: pages * page_size].unflatten(0, (pages, page_size))
+    return whole
 
 
 def attend(

@@ -277,7 +277,7 @@ def test_head_sizes_of_e4m3_caches_are_fewer(calls: Any, monkeypatch: pytest.Mon
     module = stand_in.install(monkeypatch)
     layer = stand_in.RadixAttention(HEADS, KV_HEADS, 192)
     module.PagedBackend(stand_in.runner_of([layer], 16))
-    with pytest.raises(ArgumentError, match="head_dim: is 192 in layer 0 with a cache of torch.float8_e4m3fn"):
+    with pytest.raises(ArgumentError, match=r"head_dim: is 192 in layer 0 with a cache of torch.float8_e4m3fn"):
         module.PagedBackend(stand_in.runner_of([layer], 16, cache=E4M3))
 
 
@@ -334,14 +334,14 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_the_backend_is_registered_once(engine: Any) -> None:
     for _ in range(2):
         registration.register_sglang()
-    assert engine.registry.ATTENTION_BACKENDS == {"block_sparse": registration.create}
+    assert engine.registry.ATTENTION_BACKENDS["block_sparse"] is registration.create
     assert engine.choices.ATTENTION_BACKEND_CHOICES == ["triton", "block_sparse"]
     assert engine.choices.DETERMINISTIC_ATTENTION_BACKEND_CHOICES == ["triton", "block_sparse"]
 
 
 def test_another_package_keeps_its_name(engine: Any) -> None:
     engine.registry.ATTENTION_BACKENDS["block_sparse"] = pytest.importorskip
-    with pytest.raises(ToolchainError, match="block_sparse is of .*, of another package: uninstall one of the two"):
+    with pytest.raises(ToolchainError, match=r"block_sparse is of .*, of another package: uninstall one of the two"):
         registration.register_sglang()
 
 
@@ -350,7 +350,7 @@ def test_another_version_is_refused_with_those_that_work(
     engine: Any, monkeypatch: pytest.MonkeyPatch, version: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(metadata, "version", lambda name: version)
-    with pytest.raises(ToolchainError, match=f"SGLang 0.5.22 and 0.5.23, and {version} is installed"):
+    with pytest.raises(ToolchainError, match=rf"SGLang 0.5.22 and 0.5.23, and {version} is installed"):
         registration.register_sglang()
     registration.plugin()
     assert not engine.registry.ATTENTION_BACKENDS
@@ -362,7 +362,7 @@ def test_a_missing_sglang_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         raise metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(metadata, "version", version)
-    with pytest.raises(ToolchainError, match="needs SGLang 0.5.22 or 0.5.23, which is not installed: pip install"):
+    with pytest.raises(ToolchainError, match=r"needs SGLang 0.5.22 or 0.5.23, which is not installed: pip install"):
         registration.register_sglang()
 
 

@@ -22,8 +22,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 SITE = "import sys\n\nsys.path += {folders!r}\n"
 """A module that Python imports when it starts."""
-SUFFIXES = (".py", ".json", "METADATA", "entry_points.txt")
-"""Ends of the names of extracted files."""
+SUFFIXES = (".py", ".json", "METADATA", "entry_points.txt", ".cuh", ".h")
+"""Ends of the names of extracted files. SGLang looks for the folders of its headers when it is imported."""
 
 
 @dataclass(frozen=True)

@@ -68,8 +68,10 @@ def test_a_failed_version_is_named(
 
 
 def test_tested_files_and_versions_are_there() -> None:
-    from runtime.integrations.vllm.registration import VERSIONS
+    from runtime.integrations.sglang import registration as sglang
+    from runtime.integrations.vllm import registration as vllm
 
     root = SCRIPTS.parent
     assert all((root / path).is_file() for engine in engines.ENGINES.values() for path in engine.tests)
-    assert tuple(version.rpartition(".")[0] for version in engines.ENGINES["vllm"].versions) == VERSIONS
+    assert tuple(version.rpartition(".")[0] for version in engines.ENGINES["vllm"].versions) == vllm.VERSIONS
+    assert engines.ENGINES["sglang"].versions == sglang.VERSIONS

@@ -1,0 +1,188 @@
+"""The backend of SGLang on a GPU, beside the definition; and where SGLang is installed, beside its own backend."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import sglang_stand_in as stand_in  # noqa: E402
+
+BF16, HALF, E4M3 = torch.bfloat16, torch.float16, torch.float8_e4m3fn
+HEADS, KV_HEADS = 8, 2
+ROWS, LENGTHS, QUERIES = [5, 0, 3], [500, 300, 5], [300, 200, 5]
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    torch.manual_seed(0)
+
+
+def operands(tokens: int, d: int, dtype: Any) -> Any:
+    """Q, K and V as SGLang passes them: views of one tensor."""
+    rows = torch.randn(tokens, (HEADS + 2 * KV_HEADS) * d, device="cuda").to(dtype)
+    q, k, v = rows.split([HEADS * d, KV_HEADS * d, KV_HEADS * d], -1)
+    return q, k.view(tokens, KV_HEADS, d), v.view(tokens, KV_HEADS, d)
+
+
+def backend_of(monkeypatch: pytest.MonkeyPatch, model: list[Any], page_size: int, **settings: Any) -> Any:
+    """A backend and its runner, on the current GPU."""
+    module = stand_in.install(monkeypatch, deterministic=settings.pop("deterministic", False))
+    runner = stand_in.runner_of(model, page_size, slots=8192, device="cuda", **settings)
+    return module.PagedBackend(runner), runner
+
+
+def close(out: Any, expected: Any) -> None:
+    torch.testing.assert_close(out.float(), expected, atol=2e-2, rtol=2e-2)
+
+
+@pytest.mark.parametrize("page_size", [1, 16, 64])
+@pytest.mark.parametrize("window", [-1, 100])
+@pytest.mark.parametrize(("dtype", "d"), [(BF16, 128), (HALF, 64), (BF16, 256), (HALF, 192)])
+def test_prompts_and_steps_are_right(
+    monkeypatch: pytest.MonkeyPatch, dtype: Any, d: int, window: int, page_size: int
+) -> None:
+    layer = stand_in.RadixAttention(HEADS, KV_HEADS, d, sliding_window_size=window, scaling=d**-0.5)
+    backend, runner = backend_of(monkeypatch, [layer], page_size, dtype=dtype)
+    for queries, forward in ((QUERIES, backend.forward_extend), ([1, 1, 1], backend.forward_decode)):
+        batch, (q, k, v) = stand_in.batch_of(runner, ROWS, LENGTHS, queries), operands(sum(queries), d, dtype)
+        backend.init_forward_metadata(batch)
+        out = forward(q, k, v, layer, batch)
+        close(out, stand_in.right(runner, layer, q, ROWS, LENGTHS, queries))
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_sinks_and_softcaps_are_right(monkeypatch: pytest.MonkeyPatch, deterministic: bool) -> None:
+    layer = stand_in.RadixAttention(HEADS, KV_HEADS, 64, logit_cap=20.0)
+    backend, runner = backend_of(monkeypatch, [layer], 16, deterministic=deterministic)
+    sinks = torch.randn(HEADS, device="cuda").bfloat16()
+    for queries in (QUERIES, [1, 1, 1]):
+        batch, (q, k, v) = stand_in.batch_of(runner, ROWS, LENGTHS, queries), operands(sum(queries), 64, BF16)
+        backend.init_forward_metadata(batch)
+        out = backend.forward_extend(q, k, v, layer, batch, sinks=sinks)
+        close(out, stand_in.right(runner, layer, q, ROWS, LENGTHS, queries, sinks=sinks))
+
+
+def test_deterministic_results_do_not_depend_on_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = stand_in.RadixAttention(HEADS, KV_HEADS, 128)
+    backend, runner = backend_of(monkeypatch, [layer], 16, deterministic=True)
+    batch, (q, k, v) = stand_in.batch_of(runner, ROWS, LENGTHS, [1, 1, 1]), operands(3, 128, BF16)
+    backend.init_forward_metadata(batch)
+    whole = backend.forward_decode(q, k, v, layer, batch)
+    for i, (row, length) in enumerate(zip(ROWS, LENGTHS, strict=True)):
+        one = stand_in.batch_of(runner, [row], [length], [1])
+        backend.init_forward_metadata(one)
+        alone = backend.forward_decode(q[i : i + 1], None, None, layer, one)
+        assert torch.equal(alone, whole[i : i + 1])
+
+
+@pytest.mark.parametrize("d", [64, 128, 256])
+def test_an_e4m3_cache_is_right(monkeypatch: pytest.MonkeyPatch, d: int) -> None:
+    scales = {"k_scale": torch.tensor(0.5, device="cuda"), "v_scale": torch.tensor(0.75, device="cuda")}
+    layer = stand_in.RadixAttention(HEADS, KV_HEADS, d, scaling=d**-0.5, **scales)
+    backend, runner = backend_of(monkeypatch, [layer], 64, cache=E4M3)
+    for queries in (QUERIES, [1, 1, 1]):
+        batch, (q, k, v) = stand_in.batch_of(runner, ROWS, LENGTHS, queries), operands(sum(queries), d, BF16)
+        backend.init_forward_metadata(batch)
+        out = backend.forward_extend(q, k, v, layer, batch)
+        close(out, stand_in.right(runner, layer, q, ROWS, LENGTHS, queries))
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_one_graph_serves_other_requests_and_padding(monkeypatch: pytest.MonkeyPatch, page_size: int) -> None:
+    """Captured once for 4 requests, as SGLang does; a replay finds its tables and slots by itself."""
+    model = [stand_in.RadixAttention(HEADS, KV_HEADS, 128, i, sliding_window_size=(-1, 40)[i]) for i in range(2)]
+    backend, runner = backend_of(monkeypatch, model, page_size, pool=stand_in.WindowPool)
+    order = torch.randperm(8192 // page_size)[:, None] * page_size + torch.arange(page_size)
+    runner.token_to_kv_pool.mapping[:-1] = order.flatten()
+    backend.init_cuda_graph_state(4, 4)
+    batch, (q, k, v) = stand_in.batch_of(runner, [0] * 4, [1] * 4, [1] * 4), operands(4, 128, BF16)
+
+    def step() -> list[Any]:
+        backend.init_forward_metadata_in_graph(batch)
+        return [backend.forward_decode(q, k, v, layer, batch) for layer in model]
+
+    backend.init_forward_metadata_out_graph(batch, in_capture=True)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        outs = step()
+    for rows, lengths, real in (
+        ([5, 1, 7, 2], [500, 40, 1, 300], 4),
+        ([3, 6, 0, 0], [77, 512, 1, 1], 2),
+        ([4, 0, 0, 0], [9, 1, 1, 1], 1),
+    ):
+        live = stand_in.batch_of(runner, rows, lengths, [1] * 4)
+        for name in ("req_pool_indices", "seq_lens", "out_cache_loc"):
+            getattr(batch, name).copy_(getattr(live, name))
+        for out in outs:
+            out.fill_(float("nan"))
+        backend.init_forward_metadata_out_graph(batch)
+        graph.replay()
+        for layer, out in zip(model, outs, strict=True):
+            expected = stand_in.right(runner, layer, q[:real], rows[:real], lengths[:real], [1] * real)
+            close(out[:real], expected)
+
+
+# SGLang itself
+
+
+ENGINE = """
+import json, sys
+import sglang
+folder, backend, options = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
+if __name__ == "__main__":
+    engine = sglang.Engine(model_path=folder, skip_tokenizer_init=True, random_seed=0, context_length=1024,
+                           mem_fraction_static=0.3, page_size=64, attention_backend=backend, **options)
+    prompts = [[(7 * i * j) % 900 + 1 for j in range(1, n)] for i, n in enumerate((700, 40, 300), 1)]
+    sampling = {"temperature": 0, "max_new_tokens": 20, "ignore_eos": True}
+    found = engine.generate(input_ids=prompts, sampling_params=sampling, return_logprob=True)
+    rows = [each["meta_info"]["output_token_logprobs"] for each in found]
+    print("FOUND" + json.dumps([[[row[1] for row in one], [row[0] for row in one]] for one in rows]))
+    engine.shutdown()
+"""
+
+
+def generated(folder: Path, backend: str, **options: Any) -> list[Any]:
+    """Tokens and log-probabilities of three prompts."""
+    script = folder / "generate.py"  # SGLang starts processes, which import the main module
+    script.write_text(ENGINE)
+    command = [sys.executable, str(script), str(folder), backend, json.dumps(options)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=900)
+    assert done.returncode == 0, done.stderr[-4000:]
+    (line,) = (line for line in done.stdout.splitlines() if line.startswith("FOUND"))
+    found: list[Any] = json.loads(line.removeprefix("FOUND"))
+    return found
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"disable_cuda_graph": True}, {"kv_cache_dtype": "fp8_e4m3"}], ids=["graphs", "eager", "fp8"]
+)
+def test_a_small_model_generates_what_it_does_with_sglangs_own_backend(tmp_path: Path, options: dict[str, Any]) -> None:
+    """Random weights, steps in CUDA graphs: log-probabilities agree up to the first other token."""
+    pytest.importorskip("sglang", reason="needs SGLang on the GPU machine")
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 2, "vocab_size": 1000}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 128}
+    config = transformers.LlamaConfig(**sizes, **heads, initializer_range=0.05)
+    transformers.LlamaForCausalLM(config).bfloat16().save_pretrained(tmp_path)
+    theirs = generated(tmp_path, "triton", **options)
+    ours = generated(tmp_path, "block_sparse", **options)
+    compared = 0
+    for (tokens, logs), (right_tokens, right_logs) in zip(ours, theirs, strict=True):
+        for token, right_token, log, right_log in zip(tokens, right_tokens, logs, right_logs, strict=True):
+            if token != right_token:
+                break
+            assert abs(log - right_log) < 0.1
+            compared += 1
+    assert compared >= 10

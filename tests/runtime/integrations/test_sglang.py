@@ -265,7 +265,7 @@ def test_gpus_without_kernels_are_refused(
         ({"qk_head_dim": 80, "v_head_dim": 80}, "head_dim: is 80 in layer 3 .*64, 128, 192, 256, with an e4m3 cache"),
     ],
 )
-def test_layers_that_are_not_served_are_refused_when_the_server_starts(
+def test_layers_that_are_not_served_are_refused_at_the_start(
     calls: Any, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], message: str
 ) -> None:
     module, layer = stand_in.install(monkeypatch), layer_of(layer_id=3, **fields)

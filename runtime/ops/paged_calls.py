@@ -107,12 +107,17 @@ def reason_for_few(given: Given, options: Options, arch: Callable[[], str]) -> s
         given: the tensors of the call, in the order of ``TENSORS``, with the tokens of a page before its heads.
         options: its other arguments. Batch-invariant calls take one kernel for all batches.
         arch: function that returns the architecture of the GPU.
+
+    Raises:
+        ArgumentError: for a table that is no dense tensor.
     """
     q, k_cache, _, table = given[:4]
     requests, page_size = k_cache.shape[:2]
     pages = 1
-    if isinstance(table, torch.Tensor) and table.dim() == TABLE_RANK:
-        requests, pages = table.shape
+    if table is not None:
+        check_dense("block_table", table)
+        if table.dim() == TABLE_RANK:
+            requests, pages = table.shape
     reasons = {
         f"it has {q.shape[0]} queries for {requests} requests, fewer than {PREFILL_QUERIES} for each": (
             q.shape[0] < PREFILL_QUERIES * requests or not requests

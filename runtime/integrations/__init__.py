@@ -9,6 +9,7 @@ from runtime.integrations.choosers import Chooser, TopKSelection, chooser_of
 from runtime.integrations.diffusers_attention import diffusers_attention, register_diffusers
 from runtime.integrations.sglang.registration import register_sglang
 from runtime.integrations.transformers_attention import register_transformers
+from runtime.integrations.transformers_batching import register_transformers_batching
 from runtime.integrations.vllm.registration import register_vllm
 
 __all__ = [
@@ -19,5 +20,6 @@ __all__ = [
     "register_diffusers",
     "register_sglang",
     "register_transformers",
+    "register_transformers_batching",
     "register_vllm",
 ]

@@ -14,6 +14,7 @@ from runtime.errors import ArgumentError
 from runtime.integrations.choosers import Chooser, chooser_of
 from runtime.integrations.packages import optional
 from runtime.integrations.transformers_masks import AttentionMask, MaskInterface
+from runtime.integrations.transformers_packed import PackedCall
 from runtime.ops.attention import block_sparse_attention
 from runtime.patterns import Causal, Dense, Pattern, SlidingWindow
 
@@ -22,7 +23,7 @@ CONFIG_FIELD = "block_sparse"
 """Field of a model's configuration: plain data for :func:`chooser_of`."""
 NO_NAMES = ("eager", "sdpa", "flash", "flex", "paged")
 """Transformers treats implementations whose names contain one of these as its own."""
-REFUSED = ("position_bias", "head_mask", "output_attentions", "cu_seq_lens_q", "cu_seq_lens_k")
+REFUSED = ("position_bias", "head_mask", "output_attentions")
 """Unsupported arguments that would change the result."""
 
 
@@ -125,7 +126,8 @@ class TransformersAttention:
             sliding_window: used without a mask: number of keys that a causal query sees, including its own.
             softcap: cap of the logits.
             s_aux: (heads,), sink logits.
-            others: other arguments that transformers passes.
+            others: other arguments that transformers passes. With ``cu_seq_lens_q`` and ``cu_seq_lens_k`` the batch is
+                one row of sequences, which are independent of each other.
 
         Returns:
             (batch, q_len, heads, head_dim), and None for the attention weights, which kernels do not return.
@@ -133,7 +135,8 @@ class TransformersAttention:
         Raises:
             ArgumentError: naming the argument, before anything is launched.
         """
-        if self.decode is not None and query.shape[2] == 1:
+        packed = PackedCall.of(query, key, value, others)
+        if self.decode is not None and query.shape[2] == 1 and packed is None:
             options = {
                 "dropout": dropout,
                 "scaling": scaling,
@@ -150,6 +153,14 @@ class TransformersAttention:
                 raise ArgumentError(argument, f"is {shown}, which is not supported: leave it out, or use sdpa")
         if is_causal is None:
             is_causal = bool(getattr(module, "is_causal", True))
+        options = {"scale": scaling, "softcap": softcap, "sink": None if s_aux is None else s_aux.float()}
+        if packed is not None:
+            exact = packed.exact(attention_mask, is_causal, sliding_window)
+            chosen = self._chosen(module, query, key, exact)
+            if packed.is_batch and sliding_window is not None and chosen is not exact:
+                reason = f"is {sliding_window}, and the cache has no other keys, so pattern_for must return exact"
+                raise ArgumentError("sliding_window", reason)
+            return packed.attend(query, key, value, chosen, **options), None
         exact, lengths, is_listed = _pattern(attention_mask, query, key, is_causal, sliding_window)
         pattern = self._chosen(module, query, key, exact)
         if is_listed and pattern is not exact:
@@ -160,9 +171,7 @@ class TransformersAttention:
             key,
             value,
             pattern,
-            scale=scaling,
-            softcap=softcap,
-            sink=None if s_aux is None else s_aux.float(),
+            **options,
             kv_lengths=lengths,
         )
         return out.transpose(1, 2).contiguous(), None

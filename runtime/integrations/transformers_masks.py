@@ -22,24 +22,40 @@ class AttentionMask:
     """The value that layers get as ``attention_mask``.
 
     Attributes:
-        pattern: pattern of the mask.
+        masks: ``transformers.masking_utils``.
+        numbers: pattern of the mask without tensors; None if only lists can hold the mask.
+        within: pattern of each sequence, counted within it, if the mask has no other restriction than that queries see
+            keys of their own sequence; None for any other mask.
         kv_lengths: int32 (batch,), number of valid keys of each batch; None if all are valid.
         q_len: number of queries of the mask.
         kv_len: number of keys of the mask.
         arguments: arguments of the mask interface, from which masks of other implementations are made.
     """
 
-    pattern: Pattern
+    masks: ModuleType
+    numbers: Pattern | None
+    within: Pattern | None
     kv_lengths: torch.Tensor | None
     q_len: int
     kv_len: int
     arguments: dict[str, Any]
     others: dict[str, Any] = field(default_factory=dict, repr=False)
+    lists: list[Pattern] = field(default_factory=list, repr=False)
 
     @property
     def is_listed(self) -> bool:
         """Whether lists hold the whole mask, so that no other pattern can replace it."""
-        return not isinstance(self.pattern, Dense | Causal | SlidingWindow)
+        return self.numbers is None
+
+    @property
+    def pattern(self) -> Pattern:
+        """Pattern of the mask. Lists are made once, and not at all if every layer reads ``within``."""
+        if self.numbers is not None:
+            return self.numbers
+        if not self.lists:
+            skips = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+            self.lists.append(from_token_mask(self.masks.sdpa_mask(**{**self.arguments, **skips})))
+        return self.lists[0]
 
     def of_implementation(self, name: str, masks: Any) -> Any:
         """The mask in the format of another implementation, made once for all layers.
@@ -116,10 +132,13 @@ class MaskInterface:
         lengths = None
         if pattern is not None and attention_mask is not None:
             pattern, lengths = _padded(pattern, attention_mask, kv_offset, kv_length)
-        if pattern is None:
-            skips = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
-            pattern = from_token_mask(self.masks.sdpa_mask(**{**arguments, **skips}))
-        return AttentionMask(pattern, lengths, q_length, kv_length, arguments)
+        within = pattern if lengths is None and q_length == kv_length else None
+        if attention_mask is None and pattern is None and q_length == kv_length and isinstance(q_offset, int):
+            within = _of_parts(self.masks, _parts(function, through_packing=True), kv_length)
+        mask = AttentionMask(self.masks, pattern, within, lengths, q_length, kv_length, arguments)
+        if within is None and pattern is None:
+            _ = mask.pattern  # now, because layers change q_offset of a static cache
+        return mask
 
 
 def _padded(
@@ -148,22 +167,35 @@ def _of_numbers(
     at_end = q_offset - kv_offset == kv_len - q_len
     if function is masks.causal_mask_function and not at_end:
         return Causal(align="top_left") if q_offset == kv_offset else None
-    parts = _parts(function)
+    return _of_parts(masks, _parts(function), kv_len) if at_end else None
+
+
+def _of_parts(masks: ModuleType, parts: list[Callable[..., Any]], kv_len: int) -> Pattern | None:
+    """The pattern of a conjunction of mask functions, with the last query at the last key; None for any other."""
     causal = masks.causal_mask_function in parts
     overlays = [part for part in parts if part not in (masks.causal_mask_function, masks.bidirectional_mask_function)]
     windows = [_window(part) for part in overlays]
-    if not at_end or len(windows) > 1 or None in windows:
+    if len(windows) > 1 or None in windows:
         return None
+    if not causal and not windows:
+        return Dense()
     left, right = (windows and windows[0]) or (kv_len, None)
     if causal:
         return Causal() if kv_len <= left + 1 else SlidingWindow(left)
     return SlidingWindow(left, right) if right is not None else None
 
 
-def _parts(function: Callable[..., Any]) -> list[Callable[..., Any]]:
-    """The mask functions whose conjunction is the mask."""
+def _parts(function: Callable[..., Any], *, through_packing: bool = False) -> list[Callable[..., Any]]:
+    """The mask functions whose conjunction is the mask; with ``through_packing`` those within each packed sequence."""
     inner = _enclosed(function, "and_masks").get("mask_functions")
-    return [function] if inner is None else [part for each in inner for part in _parts(each)]
+    if inner is None and through_packing:
+        if _enclosed(function, "packed_sequence_mask_function"):
+            return []
+        remapped = _enclosed(function, "remap_positions_for_packed_sequence").get("mask_function")
+        inner = None if remapped is None else (remapped,)
+    if inner is None:
+        return [function]
+    return [part for each in inner for part in _parts(each, through_packing=through_packing)]
 
 
 def _window(function: Callable[..., Any]) -> tuple[int, int | None] | None:

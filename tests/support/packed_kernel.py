@@ -68,10 +68,11 @@ class PackedKernel:
         assert (sink is not None) == self.spec.sink
         seen = seen_by(pattern_text(self.spec.pattern, numbers), q, k, of_q, of_k)
         found, lse = attention_oracle.attention(q, k, v, seen, scale=scale, softcap=self.spec.softcap, sink=sink)
+        outside = ~_inside(of_q, q.shape[2])
+        unwritten = torch.nan if out is None else out[:, :, outside].clone()
         out = _like(q) if out is None else out
         out.copy_(found)
-        outside = ~_inside(of_q, q.shape[2])
-        out[:, :, outside], lse[:, :, outside] = torch.nan, torch.nan
+        out[:, :, outside], lse[:, :, outside] = unwritten, torch.nan
         return AttentionResult(out, lse.float() if return_lse else None)
 
 

@@ -232,7 +232,7 @@ def layer(**changes: Any) -> Any:
         ("dropout", {"dropout": 0.1}),
         ("position_bias", {"position_bias": torch.zeros(1, 4, 8, 8)}),
         ("output_attentions", {"output_attentions": True}),
-        ("cu_seq_lens_q", {"cu_seq_lens_q": torch.zeros(3)}),
+        ("cu_seq_lens_k", {"cu_seq_lens_q": torch.tensor([0, 3, 8])}),
         ("attention_mask: is torch.float32", {"attention_mask": torch.zeros(1, 1, 8, 8)}),
         ("attention_mask: is .*q_len 8", {"attention_mask": torch.ones(1, 1, 8, 9, dtype=torch.bool)}),
         ("attention_mask: is missing", {"query": torch.zeros(1, 4, 5, 64).bfloat16()}),

@@ -38,6 +38,9 @@ def register_transformers(
     on a GPU. Queries are aligned with the end of the keys (``bottom_right``), as chunked prefill and decoding with a
     cache require. A step with a single query uses a kernel whose query tile has 64 or more rows.
 
+    Calls with ``cu_seq_lens_q`` and ``cu_seq_lens_k``, of a collator that packs documents, are computed by
+    ``varlen_attention`` within each document. They have gradients.
+
     Args:
         name: name of the implementation. Registering it again replaces it, also in models that already use it.
         pattern_for: ``pattern_for(module, q, k, exact)`` returns the pattern of a call instead of the model's own one,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import metadata
 from types import ModuleType
 from typing import Any, NoReturn
 
@@ -61,7 +60,7 @@ def check_version() -> None:
     Raises:
         ToolchainError: naming the versions that work.
     """
-    version = metadata.version("transformers")
+    version = str(optional("transformers", "transformers").__version__)
     found = re.match(r"\d+\.\d+(?=\.|$)", version)
     if found is None or found.group() not in VERSIONS:
         works = " and ".join(f"{series}.*" for series in VERSIONS)
@@ -73,7 +72,7 @@ def check_version() -> None:
 
 @dataclass(frozen=True)
 class _Loader:
-    """Finds the functions of an implementation, in place of transformers' own loader.
+    """Loader of the functions of implementations, which adds one to those of transformers.
 
     Attributes:
         flash: ``transformers.modeling_flash_attention_utils``.

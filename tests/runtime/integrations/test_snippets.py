@@ -11,6 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import oracle_kernel  # noqa: E402
+import packed_kernel  # noqa: E402
 import selection_oracle  # noqa: E402
 import snippets  # noqa: E402
 
@@ -31,7 +32,8 @@ def snippet(section: str) -> str:
 @pytest.fixture(autouse=True)
 def loaded(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setattr(choosers, "select_topk_blocks", selection_oracle.select)
-    yield oracle_kernel.install(monkeypatch)
+    padded = oracle_kernel.install(monkeypatch)
+    yield padded, packed_kernel.install(monkeypatch)
 
 
 def test_all_sections_but_the_last_have_python() -> None:
@@ -40,9 +42,11 @@ def test_all_sections_but_the_last_have_python() -> None:
 
 @pytest.mark.parametrize("section", [name for name in SECTIONS if snippet(name)])
 def test_a_section_runs(section: str, loaded: Any) -> None:
-    if section in NEEDED:
-        pytest.importorskip(NEEDED[section])
+    needed = NEEDED.get(section.rpartition(" ")[2])
+    if needed is not None:
+        pytest.importorskip(needed)
     names: dict[str, Any] = {}
     exec(compile(snippet(section), section, "exec"), names)
-    assert sum(kernel.calls for kernel in loaded.values()) > 0
+    padded, packed = loaded
+    assert sum(kernel.calls for kernel in padded.values()) + sum(len(kernel.calls) for kernel in packed.values()) > 0
     assert names.keys() & {"logits", "out", "noise"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import Any
 from unittest import mock
@@ -31,7 +32,7 @@ if INSTALLED not in VERSIONS:
 
 from transformers.generation.continuous_batching import initialization, model_runner  # noqa: E402
 
-CLOSE = 0.02  # of log-probabilities, in fp16; see test_a_key_less_shows
+CLOSE = 0.02  # of log-probabilities, in fp16; see test_hidden_keys_show
 PROMPTS = [[5], [7, 3] * 20, list(range(1, 60)), [9, 8, 7] * 6]
 NEW = 6
 
@@ -181,8 +182,8 @@ def test_tensors_of_the_cache_pass_the_checks_of_calls_over_pages(monkeypatch: p
 
 @pytest.mark.usefixtures("tables")
 @pytest.mark.parametrize("where", ["pages", "packed"])
-def test_a_key_less_shows(where: str, calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tolerance finds a wrong mask: a window that leaves out one key of each page."""
+def test_hidden_keys_show(where: str, calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tolerance finds a wrong mask: a window that the model has not."""
     model = model_of("grouped llama")
     if where == "pages":
         attend = calls.attend
@@ -307,6 +308,6 @@ def test_registering_again_replaces_the_function_and_keeps_one_loader() -> None:
 
 @pytest.mark.parametrize("version", ["5.23.1", "5.240.0", "6.0", "what"])
 def test_other_versions_are_refused(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transformers, "__version__", version)
+    monkeypatch.setattr(sys.modules["transformers"], "__version__", version)
     with pytest.raises(ToolchainError, match=f"tested with transformers 5.24.*{version} is installed"):
         register_transformers_batching()

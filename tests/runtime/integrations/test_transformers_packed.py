@@ -135,11 +135,11 @@ def test_blocks_of_tokens_that_see_each_other_are_refused() -> None:
     """As those of an image: a mask that is more than its documents."""
     model, ids = model_of("grouped llama"), tokens(8, batch=1)
     embedded = model.get_input_embeddings()(ids)
-    options = {"attention_mask": None, "cache": None, "position_ids": torch.arange(8)[None] % 4}
+    options = (None, None, torch.arange(8)[None] % 4)  # no mask, no cache, positions
     image = torch.tensor([[0, 0, -1, -1, -1, -1, -1, -1]])
     model.set_attn_implementation(NAME)
-    plain = masking_utils.create_causal_mask(model.config, embedded, **options)
-    more = masking_utils.create_causal_mask(model.config, embedded, **options, block_sequence_ids=image)
+    plain = masking_utils.create_causal_mask(model.config, embedded, *options)
+    more = masking_utils.create_causal_mask(model.config, embedded, *options, block_sequence_ids=image)
     assert plain.within is not None and plain.is_listed and more.within is None
     with pytest.raises(ArgumentError, match="attention_mask"):
         layer(attention_mask=more)

@@ -3,13 +3,14 @@
 //     codegen render specs/h100_paged_prefill_d128.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"layout":"paged","lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"sink_window","left":null,"right":null,"sink":null},"schedule":"ping_pong","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 391e21e39d7c5d8f9c70c63bf4dab828aaffcbe9ee89a7d620326ee7f0791a73
-// seal: sha256 e7a7c7c16d654f3c1eeae3d5070c64afdcbb1773989c6a65e9acd4d714b0c0f7
+// seal: sha256 0aedfef0327769e5d7fec5ce17e109140c012996c2eaa8a2a309facf00c6ad00
 
 // Attention forward for sm_90a over the visible keys of the pattern in each request's pages:
 //   O = softmax(scale * Q K^T) V
 //
 // Roles
-//   warpgroup 0      producer. Warp 0 fills the rings by TMA, and loads Q.
+//   warpgroup 0      producer. Warp 0 fills the rings by TMA, and loads Q. Each lane copies kPageRows keys of a step
+//                    from the page that has them.
 //   warpgroups 1..   consumers. Each owns 64 query rows:
 //                    S = Q K^T, online softmax, O += P V, all in registers.
 //   The consumers of a tile share its key blocks and its rings.
@@ -710,7 +711,7 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
         if (leader) mbarrier_arrive_expect_tx(full, kKvBytes);
         load_v_step(p, v_ring + stage * kKvBytes, full, previous_page, previous, kv_head, visible);
       }
-      __syncwarp();  // lanes load their parts by turns: reconverge before the warp's next shuffle or vote
+      __syncwarp();  // each lane has loaded its part: reconverge before the warp's next shuffle or vote
     }
     steps += blocks.count;
     // All loads of this work tile are issued, and at most kStages of its steps are left for the consumers: publish the

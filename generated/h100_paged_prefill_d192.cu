@@ -3,13 +3,14 @@
 //     codegen render specs/h100_paged_prefill_d192.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":192,"layout":"paged","lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"sink_window","left":null,"right":null,"sink":null},"schedule":"ping_pong","stages":2,"tile":{"m":128,"n":64}}
 // spec hash: de16658f8c16c11192eb039e669885bd8b6925d292d88d9eee3cc0f83c6f6a3d
-// seal: sha256 668838e54e3fea264cd0c8027c641f5b628f99d49d44af22e8d3c83f12d12929
+// seal: sha256 2c65213a1be8ea92a480526acf50e7307fdb692ce95c483ee3baf3c9c98acd93
 
 // Attention forward for sm_90a over the visible keys of the pattern in each request's pages:
 //   O = softmax(scale * Q K^T) V
 //
 // Roles
-//   warpgroup 0      producer. Warp 0 fills the rings by TMA, and loads Q.
+//   warpgroup 0      producer. Warp 0 fills the rings by TMA, and loads Q. Each lane copies kPageRows keys of a step
+//                    from the page that has them.
 //   warpgroups 1..   consumers. Each owns 64 query rows:
 //                    S = Q K^T, online softmax, O += P V, all in registers.
 //   The consumers of a tile share its key blocks and its rings.
@@ -710,7 +711,7 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
         if (leader) mbarrier_arrive_expect_tx(full, kKvBytes);
         load_v_step(p, v_ring + stage * kKvBytes, full, previous_page, previous, kv_head, visible);
       }
-      __syncwarp();  // lanes load their parts by turns: reconverge before the warp's next shuffle or vote
+      __syncwarp();  // each lane has loaded its part: reconverge before the warp's next shuffle or vote
     }
     steps += blocks.count;
     // All loads of this work tile are issued, and at most kStages of its steps are left for the consumers: publish the

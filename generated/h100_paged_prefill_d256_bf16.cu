@@ -3,13 +3,14 @@
 //     codegen render specs/h100_paged_prefill_d256_bf16.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","head_dim":256,"layout":"paged","lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"sink_window","left":null,"right":null,"sink":null},"schedule":"ping_pong","stages":2,"tile":{"m":128,"n":64}}
 // spec hash: 0d5854857ddb3f025dc25706f6188f67bed8e3631d4af271fea03d5e9e5ecec6
-// seal: sha256 2bb6379e94e37e72fbfa3c43315c8a1028fc2f0a2d699741035817d2f3e1ece1
+// seal: sha256 19b2846ef7d2f23ad54ca31b22b4b5e809bfbfbb60d409700b4e63083bb3f9f8
 
 // Attention forward for sm_90a over the visible keys of the pattern in each request's pages:
 //   O = softmax(scale * Q K^T) V
 //
 // Roles
-//   warpgroup 0      producer. Warp 0 fills the rings by TMA, and loads Q.
+//   warpgroup 0      producer. Warp 0 fills the rings by TMA, and loads Q. Each lane copies kPageRows keys of a step
+//                    from the page that has them.
 //   warpgroups 1..   consumers. Each owns 64 query rows:
 //                    S = Q K^T, online softmax, O += P V, all in registers.
 //   The consumers of a tile share its key blocks and its rings.
@@ -744,7 +745,7 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
         if (leader) mbarrier_arrive_expect_tx(full, kKvBytes);
         load_v_step(p, v_ring + stage * kKvBytes, full, previous_page, previous, kv_head, visible);
       }
-      __syncwarp();  // lanes load their parts by turns: reconverge before the warp's next shuffle or vote
+      __syncwarp();  // each lane has loaded its part: reconverge before the warp's next shuffle or vote
     }
     steps += blocks.count;
     // All loads of this work tile are issued, and at most kStages of its steps are left for the consumers: publish the

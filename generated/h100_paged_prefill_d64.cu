@@ -3,13 +3,14 @@
 //     codegen render specs/h100_paged_prefill_d64.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"layout":"paged","lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"sink_window","left":null,"right":null,"sink":null},"schedule":"ping_pong","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 119db26feda9cb276a789a9e76271832ea04d58d66bd12daffb3bb121894054d
-// seal: sha256 cd851a39c6f4a0c09461c9c8d099f9331a97b27bbb68aed2161c3a6c903346f5
+// seal: sha256 cf78c8106ccd77bea9edaaeca269d3286e8389aeeb73db1d7429dd0d692f5c09
 
 // Attention forward for sm_90a over the visible keys of the pattern in each request's pages:
 //   O = softmax(scale * Q K^T) V
 //
 // Roles
-//   warpgroup 0      producer. Warp 0 fills the rings by TMA, and loads Q.
+//   warpgroup 0      producer. Warp 0 fills the rings by TMA, and loads Q. Each lane copies kPageRows keys of a step
+//                    from the page that has them.
 //   warpgroups 1..   consumers. Each owns 64 query rows:
 //                    S = Q K^T, online softmax, O += P V, all in registers.
 //   The consumers of a tile share its key blocks and its rings.
@@ -702,7 +703,7 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
         if (leader) mbarrier_arrive_expect_tx(full, kKvBytes);
         load_v_step(p, v_ring + stage * kKvBytes, full, previous_page, previous, kv_head, visible);
       }
-      __syncwarp();  // lanes load their parts by turns: reconverge before the warp's next shuffle or vote
+      __syncwarp();  // each lane has loaded its part: reconverge before the warp's next shuffle or vote
     }
     steps += blocks.count;
     // All loads of this work tile are issued, and at most kStages of its steps are left for the consumers: publish the

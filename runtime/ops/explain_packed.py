@@ -11,6 +11,7 @@ import torch
 from codegen.library import NamedSpec
 from codegen.provenance import Provenance
 from codegen.select import Choice, choose
+from codegen.select.paged import decode_fields, prefill_fields
 from codegen.select.shipped import Verified
 from runtime.checks import check_flag, check_word
 from runtime.errors import ArgumentError
@@ -23,7 +24,7 @@ from runtime.ops.attention_gradients import check_gradients, gradient_choice
 from runtime.ops.explain import check_arch
 from runtime.ops.paged import LAYOUTS
 from runtime.ops.paged_calls import check_operands as check_paged_operands
-from runtime.ops.paged_calls import decode_fields, prefill_fields, reason_for_few
+from runtime.ops.paged_calls import paged_call
 from runtime.ops.varlen_calls import Bounds, check_bounds, check_operands, choice_of, class_of, sizes_of
 from runtime.ops.varlen_gradients import LEAST_OF_ONE_KERNEL
 from runtime.patterns import Pattern, scored_of
@@ -137,8 +138,8 @@ def explain_paged_attention(
             Default: the architecture of q's device.
 
     Returns:
-        The kernel, its receipt or the nearest shipped kernel, the path of its source, and why it is the one for few
-        queries or the one with tiles of queries.
+        The kernel, its receipt or the nearest shipped kernel, the path of its source, and why it is the decode
+        kernel or the prefill kernel.
 
     Raises:
         ArgumentError, SpecError, DeviceError: as the call itself would.
@@ -154,16 +155,16 @@ def explain_paged_attention(
     caches = (each.transpose(1, 2) if layout == "HND" else each for each in (k_cache, v_cache))
     given = (q, *caches, block_table, None, None, lists, None, sink, None, None, None, None)
     options = Options(Window(), 1, None, softcap, batch_invariant, return_lse=False)
-    few = reason_for_few(given, options, lambda: where)
+    decodes = paged_call(given, options, where).decode_reason()
     dtype, d = DTYPES[q.dtype], q.shape[2]
-    fields = decode_fields(where, dtype, cache, d) if few else prefill_fields(where, dtype, d)
+    fields = decode_fields(where, dtype, cache, d) if decodes else prefill_fields(where, dtype, d)
     name = torch.cuda.get_device_name(q.device) if q.is_cuda else None
 
     def choice(verified: Verified | None) -> Choice:
         return choose(fields, device=name, verified=verified)
 
     chosen = permit.chosen(choice) if is_on() else choice(None)
-    why = f"kernel for few queries: {few}" if few else "kernel with tiles of 128 queries: the call has many per request"
+    why = f"decode kernel: {decodes}" if decodes else "prefill kernel: the call has many queries per request"
     return KernelsExplanation({"O": chosen.named}, (_rule(chosen), why))
 
 

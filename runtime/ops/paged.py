@@ -47,9 +47,9 @@ def paged_attention(
     The last query of a request has the position of its last key. Tables, lengths and lists stay on the GPU: a call does
     not synchronize, and a captured CUDA graph serves other values of tensors with the same shapes. Thread blocks divide
     the keys of a request, and their parts are added in a fixed order: the same call always has the same bits. On
-    Hopper, calls with 32 or more queries per request on average take a kernel with tiles of 128 queries, except those
-    with lists, a sink, a softcap, an e4m3 cache, pages of fewer than 16 tokens, ``batch_invariant``, or heads of 256 in
-    float16. There are no gradients. Under ``torch.autocast``, q is cast to the type of a float16 or bfloat16 cache,
+    Hopper, calls with 32 or more queries per request on average take the prefill kernel, with tiles of 128 queries. It
+    does not serve lists, sinks, softcaps, e4m3 caches, pages of fewer than 16 tokens, ``batch_invariant``, and heads of
+    256 in float16. There are no gradients. Under ``torch.autocast``, q is cast to the type of a float16 or bfloat16 cache,
     otherwise to that of autocast.
 
     Args:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from codegen.arch import ARCHS
-from codegen.patterns.base import MOST_KEYS
-from codegen.problem import PAGE_ROWS
+from codegen.select.paged import PagedCall, decode_fields, prefill_fields
 from codegen.wording import shown
 from runtime.checks import check_dense, refuse_capture
 from runtime.errors import ArgumentError
@@ -40,10 +38,6 @@ HEAD_DIMS = {"same": (64, 128, 192, 256), "e4m3": (64, 128, 256)}
 CACHE_AXES = {False: "(pages, page_size, kv_heads, head_dim)", True: "(pages, kv_heads, page_size, head_dim)"}
 _CACHE_RANK = 4
 TABLE_RANK = 2
-PREFILL_QUERIES = 32
-"""Queries of a request, on average, from which calls take kernels with tiles of 128 queries."""
-PREFILL_TYPES = {64: DTYPES.keys(), 128: DTYPES.keys(), 192: DTYPES.keys(), 256: {torch.bfloat16}}
-"""Types of q of these kernels, by head size. In float16, one of 256 exceeded twice torch's error in a case."""
 _E4M3 = TORCH_DTYPES["e4m3"]
 LIST_FIELDS = {"lists": "pattern.indices", "counts": "pattern.counts"}
 """Fields of ``KeyLists`` by the arguments of kernels."""
@@ -68,18 +62,6 @@ def window_of(pattern: Pattern | KeyLists) -> Window:
     return Window(UNBOUNDED, UNBOUNDED)
 
 
-def decode_fields(arch: str, dtype: str, cache: str, head_dim: int) -> dict[str, Any]:
-    """Fields of the spec of the kernel for few queries."""
-    fields = {"op": "paged_attention", "arch": arch, "dtype": dtype, "head_dim": head_dim}
-    return fields if cache == "same" else {**fields, "cache": cache}
-
-
-def prefill_fields(arch: str, dtype: str, head_dim: int) -> dict[str, Any]:
-    """Fields of the spec of the kernel with tiles of queries."""
-    fields = {"op": "attention", "layout": "paged", "arch": arch, "dtype": dtype, "head_dim": head_dim}
-    return {**fields, "pattern": {"kind": "sink_window"}}
-
-
 @kept_by_mode(KERNELS_KEPT)
 def _kernel(index: int, dtype: str, cache: str, head_dim: int) -> PagedAttentionKernel:
     """Kernel of calls of a kind."""
@@ -100,13 +82,13 @@ def _prefill_kernel(index: int, dtype: str, head_dim: int) -> PagedPrefillKernel
     return kernel
 
 
-def reason_for_few(given: Given, options: Options, arch: Callable[[], str]) -> str:
-    """Reason why a call with checked operands takes the kernel for few queries; "" for the one with tiles of queries.
+def paged_call(given: Given, options: Options, arch: str) -> PagedCall:
+    """What the choice of a kernel depends on, for a call with checked operands.
 
     Args:
         given: the tensors of the call, in the order of ``TENSORS``, with the tokens of a page before its heads.
-        options: its other arguments. Batch-invariant calls take one kernel for all batches.
-        arch: function that returns the architecture of the GPU.
+        options: its other arguments.
+        arch: architecture of the GPU.
 
     Raises:
         ArgumentError: for a table that is no dense tensor.
@@ -118,23 +100,21 @@ def reason_for_few(given: Given, options: Options, arch: Callable[[], str]) -> s
         check_dense("block_table", table)
         if table.dim() == TABLE_RANK:
             requests, pages = table.shape
-    reasons = {
-        f"it has {q.shape[0]} queries for {requests} requests, fewer than {PREFILL_QUERIES} for each": (
-            q.shape[0] < PREFILL_QUERIES * requests or not requests
-        ),
-        "its cache is empty": k_cache.numel() == 0,
-        "it has lists": given[6] is not None,
-        "it has a sink": given[8] is not None,
-        "it has a softcap": options.softcap is not None,
-        "it is batch-invariant": options.batch_invariant,
-        "its cache is e4m3": k_cache.dtype != q.dtype or any(scale is not None for scale in given[9:11]),
-        f"its heads have {q.shape[2]} elements in {q.dtype}": q.dtype not in PREFILL_TYPES[q.shape[2]],
-        f"its pages have {page_size} tokens, no multiple of {PAGE_ROWS}": table is not None
-        and page_size % PAGE_ROWS > 0,
-        f"a request has room for more than {MOST_KEYS} keys": pages * page_size > MOST_KEYS,
-    }
-    found = next((reason for reason, holds in reasons.items() if holds), "")
-    return found or ("" if ARCHS[arch()].has_wgmma else "the GPU has no WGMMA")
+    return PagedCall(
+        arch,
+        DTYPES[q.dtype],
+        q.shape[2],
+        q.shape[0],
+        requests,
+        None if table is None else page_size,
+        pages * page_size,
+        empty=k_cache.numel() == 0,
+        e4m3=k_cache.dtype != q.dtype or any(scale is not None for scale in given[9:11]),
+        lists=given[6] is not None,
+        sink=given[8] is not None,
+        softcap=options.softcap is not None,
+        batch_invariant=options.batch_invariant,
+    )
 
 
 def check_operands(q: Any, k_cache: Any, v_cache: Any, *, heads_first: bool) -> str:
@@ -206,7 +186,7 @@ def _attend_checked(given: Given, options: Options, key: Any, *, heads_first: bo
         caches, scales = (k_cache.transpose(1, 2), v_cache.transpose(1, 2)), map(_by_token, given[9:11])
         by_token = (q, *caches, *given[3:9], *scales, *given[11:])
     kernel: PagedAttentionKernel | PagedPrefillKernel
-    if reason_for_few(by_token, options, lambda: arch_of(q.device)):
+    if paged_call(by_token, options, arch_of(q.device)).decode_reason():
         kernel = _kernel(q.device.index, DTYPES[q.dtype], cache, q.shape[2])
     else:
         kernel = _prefill_kernel(q.device.index, DTYPES[q.dtype], q.shape[2])

@@ -9,11 +9,12 @@ from typing import Any, NamedTuple
 import torch
 
 from codegen.arch import ARCHS
+from codegen.select.paged import PREFILL_QUERIES
 from runtime.errors import ArgumentError
 from runtime.integrations.vllm.policies import LayerCall, Policy
 from runtime.key_lists import KeyLists
 from runtime.ops.paged import paged_attention, paged_workspace
-from runtime.ops.paged_calls import HEAD_DIMS, PREFILL_QUERIES
+from runtime.ops.paged_calls import HEAD_DIMS
 from runtime.patterns import Causal, Dense, Pattern, SlidingWindow
 
 NAME = "CUSTOM"

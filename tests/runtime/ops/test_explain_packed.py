@@ -64,8 +64,8 @@ def paged(queries: int = 1, requests: int = 4, page: int = 16, d: int = 128, cac
     ("found", "name", "reason"),
     [
         (paged(), "h100_paged_d128_bf16", "it has 4 queries for 4 requests, fewer than 32 for each"),
-        (paged(32), "h100_paged_prefill_d128_bf16", "kernel with tiles of 128 queries"),
-        (paged(32, pattern=SinkWindow(4, 9)), "h100_paged_prefill_d128_bf16", "kernel with tiles of 128 queries"),
+        (paged(32), "h100_paged_prefill_d128_bf16", "prefill kernel"),
+        (paged(32, pattern=SinkWindow(4, 9)), "h100_paged_prefill_d128_bf16", "prefill kernel"),
         (paged(64, cache=E4M3), "h100_paged_e4m3_d128_bf16", "its cache is e4m3"),
         (paged(64, page=8), "h100_paged_d128_bf16", "its pages have 8 tokens, no multiple of 16"),
         (paged(64, softcap=9.0), "h100_paged_d128_bf16", "it has a softcap"),
@@ -86,7 +86,7 @@ def test_pages(found: Any, name: str, reason: str) -> None:
 def test_heads_of_256_in_float16() -> None:
     caches = {name: meta(64, 16, 8, 256, dtype=HALF) for name in ("k_cache", "v_cache")}
     found = paged(64, q=meta(256, 32, 256, dtype=HALF), **caches)
-    assert found.kernels["O"].stem == "h100_paged_d256" and "256 elements in torch.float16" in str(found)
+    assert found.kernels["O"].stem == "h100_paged_d256" and "256 elements in fp16" in str(found)
 
 
 def test_arguments_are_checked() -> None:

@@ -17,6 +17,7 @@ torch = pytest.importorskip("torch")
 from codegen.errors import SpecError  # noqa: E402
 from codegen.library import find_spec, shipped_specs  # noqa: E402
 from codegen.planning import plan_for  # noqa: E402
+from codegen.select.paged import PREFILL_TYPES  # noqa: E402
 from runtime import KeyLists, paged_attention  # noqa: E402
 from runtime.driver import launch  # noqa: E402
 from runtime.errors import ArgumentError  # noqa: E402
@@ -65,7 +66,7 @@ def call(dtype: Any = HALF, cache: Any = None, d: int = D, size: int = SIZE, **c
 
 
 def is_prefill(found: dict[str, Any]) -> bool:
-    """Whether a launch is of a kernel with tiles of queries."""
+    """Whether a launch is of the prefill kernel."""
     assert ("prefill" in found["kernel"]) == ("query_tiles" in found)
     return "query_tiles" in found
 
@@ -241,5 +242,5 @@ def test_shipped_kernels_serve_all_head_sizes_and_types() -> None:
     found = {
         (each.spec.head_dim, each.spec.dtype) for each in shipped_specs() if getattr(each.spec, "layout", "") == "paged"
     }
-    wanted = {(d, paged_calls.DTYPES[dtype]) for d, dtypes in paged_calls.PREFILL_TYPES.items() for dtype in dtypes}
+    wanted = {(d, dtype) for d, dtypes in PREFILL_TYPES.items() for dtype in dtypes}
     assert found == wanted

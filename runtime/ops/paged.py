@@ -49,8 +49,8 @@ def paged_attention(
     the keys of a request, and their parts are added in a fixed order: the same call always has the same bits. On
     Hopper, calls with 32 or more queries per request on average take the prefill kernel, with tiles of 128 queries. It
     does not serve lists, sinks, softcaps, e4m3 caches, pages of fewer than 16 tokens, ``batch_invariant``, and heads of
-    256 in float16. There are no gradients. Under ``torch.autocast``, q is cast to the type of a float16 or bfloat16 cache,
-    otherwise to that of autocast.
+    256 in float16. There are no gradients. Under ``torch.autocast``, q is cast to the type of a float16 or bfloat16
+    cache, otherwise to that of autocast.
 
     Args:
         q: (tokens, heads, head_dim), float16 or bfloat16, on a GPU; head_dim is 64, 128, 192 or 256.

@@ -176,6 +176,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paged_calls, "_kernel", pages)
     monkeypatch.setattr(paged_calls, "_launches", Launches())
     monkeypatch.setattr(paged_calls, "check_place", lambda q: q.device.type == "cpu" or check_place(q))
+    monkeypatch.setattr(paged_calls, "arch_of", lambda device: "sm_90a")
     monkeypatch.setattr(ops_select_topk, "_kernel", lambda index, dtype: quiet(**SELECTION, dtype=dtype))
 
 

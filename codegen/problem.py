@@ -14,6 +14,8 @@ SCHEDULER_BYTES = {"scheduler": str(SCHEDULER_COUNTERS * COUNTER_BYTES)}
 
 PAGE_ROWS = 16
 """Keys of a copy from a page, with ``layout: paged``: a page has a multiple of them."""
+LARGE_PAGE_ROWS = 64
+"""Keys of a copy from a page that has a multiple of these."""
 Layout = Literal["padded", "varlen", "paged"]
 """Arrangement of the sequences of attention in memory.
 

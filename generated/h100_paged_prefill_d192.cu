@@ -3,14 +3,14 @@
 //     codegen render specs/h100_paged_prefill_d192.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":192,"layout":"paged","lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"sink_window","left":null,"right":null,"sink":null},"schedule":"ping_pong","stages":2,"tile":{"m":128,"n":64}}
 // spec hash: de16658f8c16c11192eb039e669885bd8b6925d292d88d9eee3cc0f83c6f6a3d
-// seal: sha256 2c65213a1be8ea92a480526acf50e7307fdb692ce95c483ee3baf3c9c98acd93
+// seal: sha256 27673a3409433c96b0fca7fd893ef812db665c1ebf1257fcf130da285f1a0fbf
 
 // Attention forward for sm_90a over the visible keys of the pattern in each request's pages:
 //   O = softmax(scale * Q K^T) V
 //
 // Roles
-//   warpgroup 0      producer. Warp 0 fills the rings by TMA, and loads Q. Each lane copies kPageRows keys of a step
-//                    from the page that has them.
+//   warpgroup 0      producer. Warp 0 fills the rings by TMA, and loads Q. Each lane copies a part of a step: keys of
+//                    one page, kPageRows or more if pages are larger.
 //   warpgroups 1..   consumers. Each owns 64 query rows:
 //                    S = Q K^T, online softmax, O += P V, all in registers.
 //   The consumers of a tile share its key blocks and its rings.
@@ -70,8 +70,8 @@ constexpr int kKvGroupBytes = 8192;  // bytes of one column group of K or V
 constexpr int kOGroupBytes = 8192;  // bytes of one column group of a warpgroup's O
 constexpr int kQBytes = 49152;  // bytes of a Q tile
 constexpr int kKvBytes = 24576;  // bytes of K, or of V, of one step
-constexpr int kPageRows = 16;  // keys per copy from a page
-constexpr int kStepPages = 4;  // copies per step and column group
+constexpr int kPageRows = 16;  // keys per copy from a small page
+constexpr int kLargeCopyShift = 6;  // log2 of the keys per copy from a large page
 
 // Dynamic shared memory: 196712 bytes. Byte offsets:
 constexpr int kQOffset = 0;  // 49152 bytes: ring of Q tiles, 128 rows in column groups of 64
@@ -106,8 +106,10 @@ constexpr float kLn2 = 0.693147180559945f;
 // Grid: one thread block per SM, looping over tiles (persistent).
 struct Params {
   TensorMap q_map;  // Q (head_dim, q_len, heads, batch): box 64 x 128 x 1 x 1, swizzle 128
-  TensorMap k_map;  // K (head_dim, page_size, kv_heads, pages): box 64 x 16 x 1 x 1, swizzle 128
-  TensorMap v_map;  // V, as K: box 64 x 16 x 1 x 1, swizzle 128
+  TensorMap k_map;  // K (head_dim, page_size, kv_heads, pages): box 64 x 64 x 1 x 1, swizzle 128
+  TensorMap k_part_map;  // K, as K, in copies from small pages: box 64 x 16 x 1 x 1, swizzle 128
+  TensorMap v_map;  // V, as K: box 64 x 64 x 1 x 1, swizzle 128
+  TensorMap v_part_map;  // V, as K, in copies from small pages: box 64 x 16 x 1 x 1, swizzle 128
   TensorMap v_row_map;  // V, as K, in copies of one row: box 64 x 1 x 1 x 1, swizzle 128
   TensorMap o_map;  // O, as Q: box 64 x 64 x 1 x 1, swizzle 128
   unsigned short* o;  // O (tokens, heads, head_dim)
@@ -134,6 +136,7 @@ struct Params {
   int page_shift;  // log2 of the keys of a page; 31 without block_table
   int page_mask;  // keys of a page, less 1
   int table_stride;  // row stride of block_table, in elements
+  int copy_shift;  // log2 of the keys per copy from a page
   int heads;  // query heads
   int heads_per_kv_head;  // query heads per K/V head
   int query_tiles;  // tiles of kTileM queries per head
@@ -214,7 +217,12 @@ struct VisibleKeys {
     begin = seqlen.position(first_query) - p.window_left;
     end = seqlen.kv_end();
   }
-  __device__ __forceinline__ bool contain(int key) const { return key < end && (key >= begin || key < sinks); }
+  __device__ __forceinline__ bool contain_some(int key, int number) const {
+    return key < end && (key + number > begin || key < sinks);
+  }
+  __device__ __forceinline__ bool contain_all(int key, int number) const {
+    return key + number <= end && (key >= begin || key + number <= sinks);
+  }
 };
 
 // mbarrier.init: sets the number of arrivals that complete a phase (PTX ISA, "mbarrier.init")
@@ -568,9 +576,9 @@ __device__ __forceinline__ KvBlockIterator kv_blocks_of(
 }
 
 // Metadata of a step of kTileN keys, in one word: twice its index, plus 1 if the pattern masks some of its pairs,
-// plus the hidden pages by bits from kHiddenPage on. Complemented, hence negative, if something masks some pairs.
+// plus the bits of hidden_parts from kHiddenPage on. Complemented, hence negative, if something masks some pairs.
 constexpr int kHiddenPage = 1 << 19;
-static_assert(kStepPages < 12, "the bits of hidden pages fit a word");
+static_assert(kTileN / kPageRows < 12, "the bits of hidden pages fit a word");
 
 __device__ __forceinline__ int pack_block_meta(const KvEnd& kv_end, int block, bool masked, int hidden) {
   const int word = hidden * kHiddenPage + block * 2 + masked;
@@ -611,51 +619,75 @@ __device__ __forceinline__ void publish_work_tile(const Params& p, int* entries,
   }
 }
 
-// The page of this lane's part of a step: the kPageRows keys of the lane's number. kNoPage if no query of the tile sees
-// them, and in lanes without a part.
+// Page of this lane's copy of a step: of the keys from lane << copy_shift on. kNoPage if no query of the tile sees
+// them, and in lanes without a copy.
 __device__ __forceinline__ int page_of_lane(const Params& p, const Tile& tile, const VisibleKeys& visible, int block) {
-  const int lane = threadIdx.x % 32, key = block * kTileN + lane * kPageRows;
-  const bool seen = key < visible.end && (key + kPageRows > visible.begin || key < visible.sinks);
-  if (lane >= kStepPages || !seen) return kNoPage;
+  const int row = threadIdx.x % 32 << p.copy_shift, key = block * kTileN + row;
+  if (row >= kTileN || !visible.contain_some(key, 1 << p.copy_shift)) return kNoPage;
   if (p.block_table == nullptr) return tile.batch;
   return __ldg(p.block_table + tile.batch * static_cast<int64>(p.table_stride) + (key >> p.page_shift));
 }
 
-// Whether the keys of this lane's part are hidden: its page lies outside of the cache.
-__device__ __forceinline__ bool is_hidden(const Params& p, int page) {
-  return threadIdx.x % 32 < kStepPages && static_cast<uint32>(page) >= static_cast<uint32>(p.pages);
+// Parts of kPageRows keys of a step whose page lies outside of the cache, by bits.
+__device__ __forceinline__ int hidden_parts(const Params& p, int page_of_lane) {
+  const int part = threadIdx.x % 32;
+  const uint32 page = __shfl_sync(0xFFFFFFFF, page_of_lane, part * kPageRows >> p.copy_shift), pages = p.pages;
+  return __ballot_sync(0xFFFFFFFF, part < kTileN / kPageRows && page >= pages);
 }
 
-// Copies this lane's part of a step of K to shared memory. What lies outside of the cache is zeros.
-__device__ __forceinline__ void load_step(const Params& p, uint32 to, uint32 full, int page, int block, int kv_head) {
-  const int lane = threadIdx.x % 32, key = block * kTileN + lane * kPageRows;
-  if (lane >= kStepPages) return;
+// Copies keys of one page to shared memory, all columns of them.
+__device__ __forceinline__ void load_rows(const TensorMap* map, uint32 to, uint32 full, int row, int kv_head,
+    int page) {
 #pragma unroll
   for (int group = 0; group < kGroups; ++group) {
-    tma_load_4d(to + group * kKvGroupBytes + lane * kPageRows * kRowBytes, &p.k_map, full, group * kGroupColumns,
-        key & p.page_mask, kv_head, page);
+    tma_load_4d(to + group * kKvGroupBytes, map, full, group * kGroupColumns, row, kv_head, page);
   }
 }
 
-// Copies this lane's part of a step of V. Rows of keys that no query of the tile sees are zeros, so that not even NaN
-// there has an effect: if only some rows are seen, each is copied by itself.
-__device__ __forceinline__ void load_v_step(const Params& p, uint32 to, uint32 full, int page, int block, int kv_head,
-    const VisibleKeys& visible) {
-  const int lane = threadIdx.x % 32, key = block * kTileN + lane * kPageRows;
-  if (lane >= kStepPages) return;
-  const bool all = key + kPageRows <= visible.end && (key >= visible.begin || key + kPageRows <= visible.sinks);
-#pragma unroll
-  for (int group = 0; group < kGroups; ++group) {
-    const uint32 place = to + group * kKvGroupBytes + lane * kPageRows * kRowBytes;
-    if (all || page == kNoPage) {
-      tma_load_4d(place, &p.v_map, full, group * kGroupColumns, key & p.page_mask, kv_head, page);
-    } else {
+// Copies a step of K or V to shared memory, each lane its part. What lies outside of the cache is zeros.
+__device__ __forceinline__ void load_pages(const Params& p, const TensorMap* map, uint32 to, uint32 full,
+    int page_of_lane, int block, int kv_head) {
+  const int row = threadIdx.x % 32 << p.copy_shift;
+  if (row < kTileN) {
+    load_rows(map, to + row * kRowBytes, full, block * kTileN + row & p.page_mask, kv_head, page_of_lane);
+  }
+}
+
+// Copies a step of K to shared memory.
+__device__ __forceinline__ void load_step(const Params& p, uint32 to, uint32 full, int page_of_lane, int block,
+    int kv_head) {
+  load_pages(p, p.copy_shift == kLargeCopyShift ? &p.k_map : &p.k_part_map, to, full, page_of_lane, block, kv_head);
+}
+
+// Copies a step of V of which the queries of a tile see only some rows. The others are zeros.
+__device__ __forceinline__ void load_seen_rows(const Params& p, uint32 to, uint32 full, int page_of_lane, int block,
+    int kv_head, const VisibleKeys& visible) {
 #pragma unroll 1
-      for (int row = 0; row < kPageRows; ++row) {
-        tma_load_4d(place + row * kRowBytes, &p.v_row_map, full, group * kGroupColumns, key + row & p.page_mask,
-            kv_head, visible.contain(key + row) ? page : kNoPage);
-      }
+  for (int first = 0; first < kTileN; first += kPageRows) {
+    const int key = block * kTileN + first, page = __shfl_sync(0xFFFFFFFF, page_of_lane, first >> p.copy_shift);
+    const bool some = visible.contain_some(key, kPageRows), all = visible.contain_all(key, kPageRows);
+    if (threadIdx.x % 32 > 0) continue;
+    if (all || !some) {
+      load_rows(&p.v_part_map, to + first * kRowBytes, full, key & p.page_mask, kv_head, all ? page : kNoPage);
+      continue;
     }
+#pragma unroll 1
+    for (int row = 0; row < kPageRows; ++row) {
+      load_rows(&p.v_row_map, to + (first + row) * kRowBytes, full, key + row & p.page_mask, kv_head,
+          visible.contain_all(key + row, 1) ? page : kNoPage);
+    }
+  }
+}
+
+// Copies a step of V to shared memory. Rows of keys that no query of the tile sees are zeros, so that not even NaN
+// there has an effect.
+__device__ __forceinline__ void load_v_step(const Params& p, uint32 to, uint32 full, int page_of_lane, int block,
+    int kv_head, const VisibleKeys& visible) {
+  const int key = block * kTileN + (threadIdx.x % 32 << p.copy_shift);
+  if (!__all_sync(0xFFFFFFFF, page_of_lane == kNoPage || visible.contain_all(key, 1 << p.copy_shift))) {
+    load_seen_rows(p, to, full, page_of_lane, block, kv_head, visible);
+  } else {
+    load_pages(p, p.copy_shift == kLargeCopyShift ? &p.v_map : &p.v_part_map, to, full, page_of_lane, block, kv_head);
   }
 }
 
@@ -683,7 +715,9 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
     KvBlockIterator blocks = kv_blocks_of(p, tile);
 
     // K of step i goes ahead of V of step i - 1, in the order in which the consumers use them.
+    // The pages of a step are read one step ahead.
     int block = 0, previous, page = kNoPage, previous_page;
+    int next_page = blocks.count > 0 ? page_of_lane(p, tile, visible, blocks.at(0)) : kNoPage;
 #pragma unroll 1
     for (int i = 0; i <= blocks.count; ++i) {
       const uint32 k_step = steps + i, v_step = k_step - 1;
@@ -691,13 +725,14 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
       previous_page = page;
       if (i < blocks.count) {
         block = blocks.at(i);
-        page = page_of_lane(p, tile, visible, block);
+        page = next_page;
+        if (i + 1 < blocks.count) next_page = page_of_lane(p, tile, visible, blocks.at(i + 1));
       }
       if (i < blocks.count) {
         const int stage = k_step % kStages, phase = k_step / kStages % 2;
         const uint32 full = base + kKFullBarrier + 8 * stage;
         mbarrier_wait(base + kKEmptyBarrier + 8 * stage, phase ^ 1);
-        const int hidden = __ballot_sync(0xFFFFFFFF, is_hidden(p, page));
+        const int hidden = hidden_parts(p, page);
         if (leader) {
           block_meta[stage] = pack_block_meta(kv_end, block, blocks.masked(i, block), hidden);
           mbarrier_arrive_expect_tx(full, kKvBytes);

@@ -6,7 +6,7 @@ from codegen.arch import ARCHS
 from codegen.expressions.nodes import PATTERN_VARIABLES
 from codegen.patterns import PATTERNS
 from codegen.plan import Param, i32, pointer, require
-from codegen.problem import AttentionShape, BlockMaskShape, Lengths, SelectShape
+from codegen.problem import LARGE_PAGE_ROWS, AttentionShape, BlockMaskShape, Lengths, SelectShape
 from codegen.spec import AttentionBackwardSpec, AttentionSpec
 
 Q_LEN = i32("q_len", "queries per head")
@@ -31,6 +31,7 @@ PAGED_PARAMS = (
     i32("page_shift", "log2 of the keys of a page; 31 without block_table"),
     i32("page_mask", "keys of a page, less 1"),
     i32("table_stride", "row stride of block_table, in elements"),
+    i32("copy_shift", "log2 of the keys per copy from a page"),
 )
 _PADDED_ONLY = (
     *("query_grouping", "score", "kv_lengths", "stream_k_tail", "kv_splits", "pack_gqa", "share_kv_loads"),
@@ -83,6 +84,8 @@ def _check_paged(spec: AttentionSpec | AttentionBackwardSpec) -> None:
     general = "allowed: sink_window, with its numbers from the call"
     takes_all = set(spec.pattern.number_params) == set(PATTERN_VARIABLES)
     require(takes_all, "pattern", f"is {spec.pattern.stem()}, which {has}; {general}")
+    steps = f"allowed: multiples of {LARGE_PAGE_ROWS}"
+    require(spec.tile.n % LARGE_PAGE_ROWS == 0, "tile.n", f"is {spec.tile.n}, which {has}; {steps}")
 
 
 def length_params(lengths: Lengths) -> tuple[Param, ...]:

@@ -32,6 +32,10 @@ REFUSED = ("lists", "counts", "sink", "k_scale", "v_scale")
 """Arguments of calls over pages that these kernels do not take."""
 
 
+K_MAPS, V_MAPS = ("k", "k_part"), ("v", "v_part", "v_row")
+"""Tensor maps of the caches, without ``_map``."""
+
+
 class PagedPrefillKernel(PagedKernel[AttentionSpec]):
     """Kernel that computes attention of many queries of each request over K and V in pages.
 
@@ -66,7 +70,7 @@ class PagedPrefillKernel(PagedKernel[AttentionSpec]):
         if args.numbers["tiles"] >= 2**31:
             raise ArgumentError("q", f"has shape {tuple(q.shape)}: more than 2^31 tiles")
         memory = Memory.of(args)
-        places = [("k", "k_cache", 0), ("v", "v_cache", 0), ("v_row", "v_cache", 0), ("o", "out", 0)]
+        places = [*((name, "k_cache", 0) for name in K_MAPS), *((name, "v_cache", 0) for name in V_MAPS), ("o", "out", 0)]
         if workspace is not None:
             check_workspace(tensors, WorkspaceBytes.of(args).total)
             memory = NO_MEMORY
@@ -86,14 +90,20 @@ class PagedPrefillKernel(PagedKernel[AttentionSpec]):
             "request_keys": max_keys if "seq_lens" in missing else 0,
             "scale_log2": scale * math.log2(math.e),
             **_page_numbers(k_cache, table),
+            "copy_shift": self._copy_rows(k_cache, table).bit_length() - 1,
         }
         rows = (1, heads, tokens, d)
         o_view = (rows, (0, o_strides["o_head_stride"], o_strides["o_token_stride"], 1))
         of_cache = k_cache.transpose(1, 2)
         kv_view = (tuple(of_cache.shape), of_cache.stride())
         mapped = {"q": (rows, q.transpose(0, 1)[None].stride()), "o": o_view}
-        mapped |= dict.fromkeys(("k", "v", "v_row"), kv_view)
+        mapped |= dict.fromkeys((*K_MAPS, *V_MAPS), kv_view)
         return self._signature(q.device, args, values, mapped, Bound(memory, tuple(places)))
+
+    def _copy_rows(self, k_cache: torch.Tensor, table: torch.Tensor | None) -> int:
+        """Keys per copy: many of a large page, or of keys without pages."""
+        large = self._plan.tensor_maps["k_map"].box[1]
+        return large if table is None or k_cache.shape[1] % large == 0 else PAGE_ROWS
 
     def _refuse(self, tensors: dict[str, Any], options: Options) -> None:
         """Refuse what other kernels over pages compute."""

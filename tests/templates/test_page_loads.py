@@ -23,7 +23,7 @@ from codegen.render import render_template
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ to compile the host program with")
 NUMBERS = (
     *("q_len", "sequences", "has_bounds", "has_lengths", "request_queries", "request_keys", "max_keys", "pages"),
-    *("page_shift", "page_mask", "table_stride", "heads", "window_left", "sink_keys", "paged"),
+    *("page_shift", "page_mask", "table_stride", "copy_shift", "heads", "window_left", "sink_keys", "paged"),
 )
 PROGRAM = """\
 #include <algorithm>
@@ -45,10 +45,19 @@ struct TensorMap { int id; };
 struct Params {
   int %(numbers)s;
   const int *cu_seqlens_q, *seq_lens, *block_table;
-  TensorMap k_map{0}, v_map{1}, v_row_map{2};
+  TensorMap k_map{0}, k_part_map{1}, v_map{2}, v_part_map{3}, v_row_map{4};
 };
+// Lanes run one after the other: shuffles read `pages`, and votes are counted in a run without copies.
+int pages[32];
+bool counts_votes, all;
+inline int __shfl_sync(unsigned, int, int lane) { return pages[lane]; }
+inline uint32 __ballot_sync(unsigned, bool vote) { return static_cast<uint32>(vote) << threadIdx.x; }
+inline bool __all_sync(unsigned, bool vote) {
+  if (counts_votes) all &= vote;
+  return all;
+}
 inline void tma_load_4d(uint32 to, const TensorMap* map, uint32, int column, int row, int head, int page) {
-  std::printf("copy %%d %%u %%d %%d %%d %%d\\n", map->id, to, column, row, head, page);
+  if (!counts_votes) std::printf("copy %%d %%u %%d %%d %%d %%d\\n", map->id, to, column, row, head, page);
 }
 %(constants)s
 constexpr int kRowBytes = 128;
@@ -80,11 +89,16 @@ int main() {
       for (int block = 0; block * kTileN < seqlen.kv_end(); ++block) {
         std::printf("step %%d %%d %%d %%d\\n", batch, seqlen.q_len(), first, block);
         uint32 hidden = 0;
-        for (threadIdx.x = 0; threadIdx.x < 32; ++threadIdx.x) {
-          const int page = page_of_lane(p, tile, visible, block);
-          hidden |= static_cast<uint32>(is_hidden(p, page)) << threadIdx.x;
-          load_step(p, 0, 0, page, block, 5);
-          load_v_step(p, 0, 0, page, block, 5, visible);
+        for (threadIdx.x = 0; threadIdx.x < 32; ++threadIdx.x) pages[threadIdx.x] = page_of_lane(p, tile, visible, block);
+        all = true;
+        for (const bool counting : {true, false}) {
+          counts_votes = counting;
+          for (threadIdx.x = 0; threadIdx.x < 32; ++threadIdx.x) {
+            const int page = pages[threadIdx.x];
+            hidden |= hidden_parts(p, page);
+            load_step(p, 0, 0, page, block, 5);
+            load_v_step(p, 0, 0, page, block, 5, visible);
+          }
         }
         std::printf("hidden %%u\\n", hidden);
       }
@@ -133,6 +147,8 @@ class Call(NamedTuple):
         return " ".join(str(word) for part in parts for word in part)
 
 
+ROWS = 64, 16, 64, 16, 1
+"""Keys per copy of each tensor map."""
 EXTREMES = -(2**31), 2**31 - 1, -1, 0, 1, 2**24
 
 
@@ -157,6 +173,7 @@ def drawn(source: random.Random) -> Call:
             "page_shift": size.bit_length() - 1 if paged else 31,
         },
         **{"page_mask": size - 1 if paged else 2**31 - 1, "table_stride": width if paged else 0, "heads": 1},
+        "copy_shift": 4 if paged and size < 64 else 6,
         "window_left": source.choice((2**24, 0, 1, source.randint(0, 300))),
         **{"sink_keys": source.choice((0, 0, 1, 17, 2**24)), "paged": paged},
     }
@@ -178,8 +195,8 @@ def check_step(call: Call, plan: Plan, step: tuple[int, ...], copies: list[tuple
         assert head == 5 and to % 128 == 0 and column % 64 == 0
         group, at = divmod(to // 128, n)
         assert group == column // 64 < groups
-        for i in range(1 if which == 2 else 16):
-            place = which > 0, group, at + i
+        for i in range(ROWS[which]):
+            place = which > 1, group, at + i
             assert place not in rows, "copied twice"
             rows[place] = page, row + i
     assert len(rows) == 2 * groups * n

@@ -32,7 +32,7 @@ from codegen.plans.attention.share_kv import (
     sub_tile_owns,
 )
 from codegen.plans.attention.sizes import WARPGROUP, Sizes
-from codegen.problem import PAGE_ROWS
+from codegen.problem import LARGE_PAGE_ROWS, PAGE_ROWS
 from codegen.spec import AttentionSpec
 
 PAGE_DIMS = ("head_dim", "page_size", "kv_heads", "pages")
@@ -122,8 +122,8 @@ def _sub_tile_rows(sizes: Sizes) -> list[Constant]:
 def _load_constants(sizes: Sizes) -> list[Constant]:
     if sizes.spec.layout == "paged":
         return [
-            Constant("kPageRows", PAGE_ROWS, "keys per copy from a page"),
-            Constant("kStepPages", sizes.spec.tile.n // PAGE_ROWS, "copies per step and column group"),
+            Constant("kPageRows", PAGE_ROWS, "keys per copy from a small page"),
+            Constant("kLargeCopyShift", LARGE_PAGE_ROWS.bit_length() - 1, "log2 of the keys per copy from a large page"),
         ]
     if sizes.step_blocks == 1:
         return []
@@ -201,8 +201,13 @@ def params(sizes: Sizes) -> tuple[Param, ...]:
 def _kv_maps(spec: AttentionSpec) -> tuple[Param, ...]:
     """Parameters of the tensor maps of K and V."""
     if spec.layout == "paged":
-        rows = tensor_map("v_row_map", "V", PAGE_DIMS, like="K, in copies of one row")
-        return tensor_map("k_map", "K", PAGE_DIMS), tensor_map("v_map", "V", PAGE_DIMS, like="K"), rows
+        return (
+            tensor_map("k_map", "K", PAGE_DIMS),
+            tensor_map("k_part_map", "K", PAGE_DIMS, like="K, in copies from small pages"),
+            tensor_map("v_map", "V", PAGE_DIMS, like="K"),
+            tensor_map("v_part_map", "V", PAGE_DIMS, like="K, in copies from small pages"),
+            tensor_map("v_row_map", "V", PAGE_DIMS, like="K, in copies of one row"),
+        )
     v_map = V_TRANSPOSED if is_fp8(spec) else tensor_map("v_map", "V", KV_DIMS, like="K")
     return tensor_map("k_map", "K", KV_DIMS), v_map
 
@@ -219,7 +224,8 @@ def tensor_maps(sizes: Sizes) -> dict[str, TensorMap]:
         "o_map": TensorMap((columns, *rows.box(rows.warpgroup_queries)), SWIZZLE),
     }
     if spec.layout == "paged":
-        maps["k_map"] = maps["v_map"] = TensorMap((columns, PAGE_ROWS, 1, 1), SWIZZLE)
+        maps["k_map"] = maps["v_map"] = TensorMap((columns, LARGE_PAGE_ROWS, 1, 1), SWIZZLE)
+        maps["k_part_map"] = maps["v_part_map"] = TensorMap((columns, PAGE_ROWS, 1, 1), SWIZZLE)
         maps["v_row_map"] = TensorMap((columns, 1, 1, 1), SWIZZLE)
     return fp8_maps(sizes, maps) if is_fp8(spec) else maps
 

@@ -3,14 +3,14 @@
 //     codegen render specs/h100_paged_prefill_d192.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":192,"layout":"paged","lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"sink_window","left":null,"right":null,"sink":null},"schedule":"ping_pong","stages":2,"tile":{"m":128,"n":64}}
 // spec hash: de16658f8c16c11192eb039e669885bd8b6925d292d88d9eee3cc0f83c6f6a3d
-// seal: sha256 27673a3409433c96b0fca7fd893ef812db665c1ebf1257fcf130da285f1a0fbf
+// seal: sha256 ffdf6f74ce77935611e18b697fcf02b1719fdb650d3577030c9c24a198c33f3a
 
 // Attention forward for sm_90a over the visible keys of the pattern in each request's pages:
 //   O = softmax(scale * Q K^T) V
 //
 // Roles
-//   warpgroup 0      producer. Warp 0 fills the rings by TMA, and loads Q. Each lane copies a part of a step: keys of
-//                    one page, kPageRows or more if pages are larger.
+//   warpgroup 0      producer. Warp 0 fills the ring of K by TMA, and loads Q; warp 1 fills the ring of V. Each lane
+//                    copies a part of a step: keys of one page, kPageRows or more if pages are larger.
 //   warpgroups 1..   consumers. Each owns 64 query rows:
 //                    S = Q K^T, online softmax, O += P V, all in registers.
 //   The consumers of a tile share its key blocks and its rings.
@@ -596,7 +596,7 @@ __device__ __forceinline__ WorkTile read_work_tile(const int* info) {
   return {read_by_leader(info)};
 }
 
-// Publishes a work tile: waits until the consumers have released its entry of the ring, then
+// Publishes a work tile: waits until consumers and other producer warps have released its entry of the ring, then
 // writes the tile's index and its steps, and loads Q. Past the last tile, only the index is written.
 // Called by one thread.
 __device__ __forceinline__ void publish_work_tile(const Params& p, int* entries, uint32 base,
@@ -691,8 +691,9 @@ __device__ __forceinline__ void load_v_step(const Params& p, uint32 to, uint32 f
   }
 }
 
-// Producer: one warp fills the rings. It also publishes the work tiles, one ahead; the first is already published.
-__device__ __forceinline__ void produce(const Params& p, unsigned char* shared, uint32 base) {
+// Producer: warp 0 fills the ring of K (operand 0) and publishes the work tiles, one ahead; the first is already
+// published. Warp 1 fills the ring of V (operand 1): one warp cannot issue the copies of small pages in time.
+__device__ __forceinline__ void produce(const Params& p, unsigned char* shared, uint32 base, int operand) {
   // The lane that waits and copies. CUTLASS picks it by elect_one_sync; here it also reads and writes the ring's
   // entries.
   const bool leader = threadIdx.x % 32 == 0;
@@ -705,7 +706,10 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
 
   while (true) {
     const PipelineState<kTileStages> tile_state{work_tiles};
+    // Warp 0 wrote the entry itself.
+    if (operand > 0) mbarrier_wait(base + kQFullBarrier + 8 * tile_state.index, tile_state.phase);
     const WorkTile work = read_work_tile(entries + tile_state.phase * kWorkTileWords);
+    if (operand > 0 && leader) mbarrier_arrive(base + kQEmptyBarrier + 8 * tile_state.index);
     ++work_tiles;
     if (work.index >= p.tiles) break;
     const Tile tile(p, work.index);
@@ -728,7 +732,7 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
         page = next_page;
         if (i + 1 < blocks.count) next_page = page_of_lane(p, tile, visible, blocks.at(i + 1));
       }
-      if (i < blocks.count) {
+      if (operand == 0 && i < blocks.count) {
         const int stage = k_step % kStages, phase = k_step / kStages % 2;
         const uint32 full = base + kKFullBarrier + 8 * stage;
         mbarrier_wait(base + kKEmptyBarrier + 8 * stage, phase ^ 1);
@@ -739,7 +743,7 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
         }
         load_step(p, k_ring + stage * kKvBytes, full, page, block, kv_head);
       }
-      if (i > 0) {
+      if (operand == 1 && i > 0) {
         const int stage = v_step % kStages, phase = v_step / kStages % 2;
         const uint32 full = base + kVFullBarrier + 8 * stage;
         mbarrier_wait(base + kVEmptyBarrier + 8 * stage, phase ^ 1);
@@ -751,10 +755,10 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
     steps += blocks.count;
     // All loads of this work tile are issued, and at most kStages of its steps are left for the consumers: publish the
     // next.
-    if (leader) publish_work_tile(p, entries, base, {work_tiles}, next_work_tile(p, work));
+    if (operand == 0 && leader) publish_work_tile(p, entries, base, {work_tiles}, next_work_tile(p, work));
     __syncwarp();  // reconverge; also makes lane 0's entry visible to the warp
   }
-  if (leader) release_scheduler(p);
+  if (operand == 0 && leader) release_scheduler(p);
 }
 
 // Loads this warp's 16 rows of Q as A operands of 16 columns each.
@@ -1104,11 +1108,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   // One thread initializes the barriers.
   if (threadIdx.x == 0) {
     // A full barrier counts one arrival, an empty one an arrival of each warp that reads the
-    // buffer. One lane arrives for its warp, after wgmma_wait or __syncwarp:
+    // buffer, except warp 0, which writes the entries. One lane arrives for its warp, after wgmma_wait or __syncwarp:
     // all lanes have finished by then.
     for (int i = 0; i < kTileStages; ++i) {
       mbarrier_init(base + kQFullBarrier + 8 * i, 1);
-      mbarrier_init(base + kQEmptyBarrier + 8 * i, kConsumerWarpgroups * kWarpsPerWarpgroup);
+      mbarrier_init(base + kQEmptyBarrier + 8 * i, kConsumerWarpgroups * kWarpsPerWarpgroup + 1);
     }
     for (int i = 0; i < kStages; ++i) {
       mbarrier_init(base + kKFullBarrier + 8 * i, 1);
@@ -1128,7 +1132,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 
   if (warpgroup == 0) {
     setmaxnreg_dec<kProducerRegisters>();
-    if (warp == 0) produce(p, shared, base);
+    if (warp < 2) produce(p, shared, base, warp);
   } else {
     setmaxnreg_inc<kConsumerRegisters>();
     consume(p, shared, base, warpgroup - 1);

@@ -69,7 +69,11 @@ def ours(inputs: Inputs, *, batch_invariant: bool = False) -> Call:
     out = torch.full_like(q, torch.nan)
     sizes = {"heads": row.heads, "kv_heads": row.kv_heads, "head_dim": row.head_dim}
     workspace = paged_workspace(
-        batch=len(row.lengths), tokens=len(q), **sizes, batch_invariant=batch_invariant, device=q.device
+        batch=len(q) if row.entries else len(row.lengths),
+        tokens=len(q),
+        **sizes,
+        batch_invariant=batch_invariant,
+        device=q.device,
     )
     options: Fields = {
         "block_table": inputs.table,

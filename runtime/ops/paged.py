@@ -131,7 +131,7 @@ def paged_workspace(
     One serves all calls that do not overlap in time, in any stream or CUDA graph, of at most these sizes.
 
     Args:
-        batch: requests.
+        batch: requests. If ``batch_invariant`` calls have lists, pass ``tokens``: each query has its own parts.
         tokens: queries of all requests.
         heads: query heads.
         kv_heads: heads of K and V.

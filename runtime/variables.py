@@ -89,8 +89,8 @@ VARIABLES = (
     ),
     Variable(
         "CODEGEN_RECEIPTS",
-        "Your own folder of receipts, for kernels that are not shipped. A leading ~ is expanded.",
-        "`sparse-kernel-codegen/receipts` in `$XDG_DATA_HOME` or `~/.local/share`",
+        "Folder of receipts of your own kernels. A leading ~ is expanded.",
+        "`~/.local/share/sparse-kernel-codegen/receipts`",
         "runtime.receipts.own",
         "receipts.md#receipts-of-your-own-kernels",
     ),

@@ -46,7 +46,8 @@ go to standard error, one line for each mistake.
 """
 ENVIRONMENT_HEAD = """# Environment variables
 
-A variable with the values 0 and 1 refuses any other value. An empty one counts as unset.
+Set these variables before you start the process. If a variable takes 0 or 1, any other value is an error. An empty
+variable counts as unset.
 """
 
 
@@ -120,10 +121,8 @@ def cli_page() -> str:
 
 def environment_page() -> str:
     """Text of docs/guide/environment.md."""
-    rows = [f"| `{each.name}` | {each.meaning} | {each.default} | `{each.module}` |" for each in VARIABLES]
-    return "\n".join(
-        [ENVIRONMENT_HEAD, "| variable | meaning | default | read by |", "| --- | --- | --- | --- |", *rows, ""]
-    )
+    rows = [f"| [`{each.name}`]({each.page}) | {each.meaning} | {each.default} |" for each in VARIABLES]
+    return "\n".join([ENVIRONMENT_HEAD, "| variable | meaning | default |", "| --- | --- | --- |", *rows, ""])
 
 
 def pages() -> dict[Path, str]:

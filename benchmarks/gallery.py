@@ -30,10 +30,15 @@ from sparse_kernel_codegen import convert
 from sparse_kernel_codegen.patterns import Causal, PrefixLM, SinkWindow, SlidingWindow, Strided, TopK
 """
 INTRODUCTION = """\
-Each picture is a mask of 512 queries (down) and 512 keys (across). The lines are blocks of 64 x 64 tokens. Visible
-pairs are blue. Every fourth token is drawn. Kernels skip a block without a visible pair. They evaluate the mask only in
-blocks that are visible in part. `convert.to_token_mask` returns these masks as tensors of bool, on the CPU too.
-The notebook [masks.ipynb](../../examples/masks.ipynb) does so step by step.
+Find the pattern for your mask, and pass it to `block_sparse_attention(q, k, v, pattern)`. This page makes the tensors
+of patterns on the CPU; for a call, make them on the device of q.
+
+Each picture is a mask of 512 queries (down) and 512 keys (across). It shows every fourth token. Visible pairs are blue.
+The lines are the edges of blocks of 64 x 64 tokens. Kernels skip blocks without a visible pair, and evaluate the mask
+only in blocks that are visible in part.
+
+`convert.to_token_mask(pattern, q_len=512, kv_len=512)` returns a mask as a tensor of bool, on the CPU too. The notebook
+[masks.ipynb](../../examples/masks.ipynb) draws masks step by step.
 """
 
 
@@ -82,27 +87,28 @@ MASKS = (
     Mask(
         "prefix-lm",
         "Prefix",
-        "All queries see the first 160 keys; after that the mask is causal (PrefixLM, PaliGemma).",
+        "All queries see the first 160 keys; after that the mask is causal (PrefixLM, PaliGemma). The tensor has one "
+        "length per batch, or one for all.",
         "pattern = PrefixLM(torch.tensor([160], dtype=torch.int32))",
     ),
     Mask(
         "top-k",
         "Top-k blocks",
         "Each block of queries sees the key blocks of its list. `select_topk_blocks` makes such lists from scores.",
-        "indices = torch.tensor([[0, 1], [1, 0], [2, 0], [3, 1], [4, 3], [5, 0], [6, 2], [7, 4]], dtype=torch.int32)\n"
+        "indices = torch.tensor([[0, 1], [0, 1], [0, 2], [1, 3], [3, 4], [0, 5], [2, 6], [4, 7]], dtype=torch.int32)\n"
         "pattern = TopK(indices[None, None], block=(64, 64))",
     ),
     Mask(
         "documents",
         "Documents in one sequence",
-        "Four documents lie one after the other. A query sees earlier keys of its own document.",
+        "Four documents lie one after the other. A query sees its own key and earlier keys of its own document.",
         "ends = torch.tensor([0, 100, 160, 400, 512], dtype=torch.int32)\n"
         "pattern = convert.from_cu_seqlens(ends, total=512, causal=True, block=(64, 64))",
     ),
     Mask(
         "block-map",
         "A map of blocks",
-        "A boolean mask with one entry per block becomes lists.",
+        "A boolean mask with one entry per block is converted to lists.",
         "blocks = torch.eye(8).bool() | (torch.arange(8) % 3 == 0)\n"
         "pattern = convert.from_bool_blocks(blocks, block=(64, 64))",
     ),
@@ -117,7 +123,7 @@ MASKS = (
     Mask(
         "dilated",
         "Dilated window",
-        "A query sees every eighth key of a causal window (LongNet). The mask is a FlexAttention `BlockMask`.",
+        "A query sees every eighth key of a causal window (LongNet). A FlexAttention `BlockMask` becomes lists.",
         "def dilated(b, h, q, k):\n"
         "    return (q >= k) & (q - k < 256) & ((q - k) % 8 == 0)\n\n\n"
         'block_mask = create_block_mask(dilated, None, None, 512, 512, device="cpu", BLOCK_SIZE=64)\n'
@@ -126,7 +132,8 @@ MASKS = (
     Mask(
         "neighborhood",
         "Neighborhood of an image",
-        "Tokens are pixels of 16 rows of 32. A query sees the pixels at most 4 rows and 8 columns away (NATTEN).",
+        "Tokens are the pixels of an image, 16 rows of 32. A query sees the pixels at most 4 rows and 8 columns away "
+        "(NATTEN).",
         "def neighborhood(b, h, q, k):\n"
         "    return ((q // 32 - k // 32).abs() <= 4) & ((q % 32 - k % 32).abs() <= 8)\n\n\n"
         'block_mask = create_block_mask(neighborhood, None, None, 512, 512, device="cpu", BLOCK_SIZE=64)\n'

@@ -88,10 +88,10 @@ def flex_attention(  # noqa: PLR0917 - torch's signature
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor] | tuple[torch.Tensor, AuxOutput]:
     """Compute FlexAttention's attention, with its arguments.
 
-    ``score_mod`` and the ``mask_mod`` of a torch ``BlockMask`` become expressions of the kernel (docs/expressions.md).
-    They are traced in each call; ``compat.create_block_mask`` and ``patterns.Score`` trace once, and code under
-    ``torch.compile`` needs them made outside. The backward pass computes gradients of query, key and value and of the
-    floating-point tensors that ``score_mod`` captures.
+    ``score_mod`` and the ``mask_mod`` of a torch ``BlockMask`` become expressions of the kernel
+    (docs/reference/expressions.md). They are traced in each call; ``compat.create_block_mask`` and ``patterns.Score``
+    trace once, and code under ``torch.compile`` needs them made outside. The backward pass computes gradients of query,
+    key and value and of the floating-point tensors that ``score_mod`` captures.
 
     Args:
         query: (batch, heads, q_len, head_dim), float16 or bfloat16.

@@ -62,8 +62,8 @@ def create_block_mask(  # noqa: PLR0917 - torch's signature
 
     Args:
         mask_mod: a function ``mask_mod(b, h, q_idx, kv_idx)``, or an expression over ``q_idx``, ``kv_idx``, ``batch``,
-            ``head``, ``q_len``, ``kv_len`` and the tensors of ``aux`` (docs/expressions.md). Under ``torch.compile`` it
-            is an expression: one graph serves all lengths.
+            ``head``, ``q_len``, ``kv_len`` and the tensors of ``aux`` (docs/reference/expressions.md). Under
+            ``torch.compile`` it is an expression: one graph serves all lengths.
         B: batch size of the attention. None: the mask is the same for all batches and must not depend on b.
         H: number of query heads. None: the mask is the same for all heads and must not depend on h.
         Q_LEN: queries per head.

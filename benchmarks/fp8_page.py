@@ -12,8 +12,8 @@ from records import BACK_TO_BACK, DASH, PLAIN, SINGLE, both, speeds
 UNMEASURED = "Not measured yet."
 TARGET_HEADINGS = ("row", "data", "call", "target", "reached")
 REACHED = (
-    "The last column is the fraction of a target that was reached: speed / target, or target / error. If cuDNN has several "
-    "calls, the best one counts."
+    "The last column is the fraction of a target that was reached: speed / target, or target / error. If cuDNN has "
+    "several calls, the best one counts."
 )
 Results = Mapping[str, Mapping[str, Any]]
 

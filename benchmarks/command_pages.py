@@ -32,9 +32,12 @@ CLI_HEAD = """# Command line
 The package installs the command `codegen`; `python -m sparse_kernel_codegen` is the same. Commands that need a GPU or a
 compiler say so. `codegen --install-completion` installs completion of commands, options and names of specs.
 
-A `SPEC` is a YAML file, the name of a shipped spec (`codegen list`), or the fields of a spec as JSON. Most commands
-take `--json`: they then print one JSON document with `rows`, and with `complete`, which is false after an error. Errors
-go to standard error, one line for each mistake.
+- A `SPEC` is a YAML file, the name of a shipped spec (`codegen list`), or the fields of a spec as JSON
+  ([list of fields](../reference/specs.md)).
+- A problem (`--problem`, `PROBLEM`) has the fields of [AttentionProblem](../reference/api.md#attentionproblem), or with
+  `op=bsr_spmm` and other products those of [BsrProblem](../reference/api.md#bsrproblem).
+- With `--json`, a command prints one JSON document with `rows`, and with `complete`, which is false after an error.
+- Errors go to standard error, one line for each mistake.
 
 | exit code | meaning |
 | ---: | --- |
@@ -107,16 +110,26 @@ def section(name: str, command: Any, context: Any) -> str:
     return "\n\n".join([*parts, f"```sh\n{code}\n```"])
 
 
+def overview(commands: Sequence[tuple[str, Any, Any]]) -> str:
+    """A table of commands: a link to the section of each, and its first sentence."""
+    rows = []
+    for name, command, _ in commands:
+        first = " ".join(inspect.cleandoc(command.help or "").partition("\n\n")[0].split())
+        rows.append(f"| [{name}](#{name.replace(' ', '-')}) | {first} |")
+    return "\n".join(["| command | purpose |", "| --- | --- |", *rows])
+
+
 def cli_page() -> str:
     """Text of docs/guide/cli.md."""
     group: Any = get_command(app)
     found = list(leaves(group))
-    sections = []
+    commands, sections = [], []
     for panel in PANELS:
         names = [name for name, command in group.commands.items() if command.rich_help_panel == panel]
         chosen = [each for each in found if each[0].split()[1] in names]
+        commands += chosen
         sections += [f"## {panel}", *(section(*each) for each in chosen)]
-    return "\n\n".join([CLI_HEAD.strip(), *sections]) + "\n"
+    return "\n\n".join([CLI_HEAD.strip(), overview(commands), *sections]) + "\n"
 
 
 def environment_page() -> str:

@@ -13,7 +13,7 @@ UNMEASURED = "Not measured yet."
 
 
 def table(reports: Sequence[Mapping[str, Any]]) -> str:
-    """The table of docs/guide/scale-out.md; of a row that several reports have, the last one's is shown."""
+    """The table of docs/notebook/scale-out.md; of a row that several reports have, the last one's is shown."""
     if not reports:
         return UNMEASURED
     rows = {(record["name"], record["dtype"]): record for report in reports for record in report["rows"]}

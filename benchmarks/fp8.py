@@ -267,7 +267,7 @@ def measure(options: argparse.Namespace) -> Fields:
 
 
 def show(report: Mapping[str, Any]) -> None:
-    """Print the tables of docs/guide/fp8.md, and below them what failed."""
+    """Print the tables of docs/notebook/fp8.md, and below them what failed."""
     for part in fp8_page.parts(report):
         harness.show_cells({**report, "rows": [], "not_run": []}, part.headings, part.cells)
     harness.show_cells(dict(report), fp8_page.TARGET_HEADINGS, fp8_page.target_cells(report))

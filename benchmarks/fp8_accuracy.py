@@ -36,7 +36,7 @@ from codegen.spec import QuantizeSpec
 from runtime import load_kernel, quantize_attention
 from runtime.verify.quantize import coded, expected, scales_of
 
-PAGE = ROOT / "docs" / "guide" / "fp8.md"
+PAGE = ROOT / "docs" / "notebook" / "fp8.md"
 HEADS, LENGTH, HEAD_DIM = 4, 2048, 128
 OFFSET = 3.0  # standard deviation of the mean of K's columns
 OUTLIERS, OUTLIER_STD = 1e-3, 10.0

@@ -10,7 +10,11 @@ from fp8_rows import ATTENTION, PRODUCTS, RMSE
 from records import BACK_TO_BACK, DASH, PLAIN, SINGLE, both, speeds
 
 UNMEASURED = "Not measured yet."
-TARGET_HEADINGS = ("row", "data", "what", "target", "reached")
+TARGET_HEADINGS = ("row", "data", "call", "target", "reached")
+REACHED = (
+    "The last column is the fraction of a target that was reached: speed / target, or target / error. If cuDNN has "
+    "several calls, the best one counts."
+)
 Results = Mapping[str, Mapping[str, Any]]
 
 
@@ -89,7 +93,7 @@ def lines(headings: Sequence[str], rows: Sequence[Sequence[str]], words: int) ->
 
 
 def table(report: Mapping[str, Any] | None) -> str:
-    """The tables of docs/guide/fp8.md."""
+    """The tables of docs/notebook/fp8.md."""
     if report is None:
         return UNMEASURED
     begin = (
@@ -98,5 +102,5 @@ def table(report: Mapping[str, Any] | None) -> str:
     text = [begin]
     for each in parts(report):
         text += ["", *lines(each.headings, each.cells, 2)]
-    text += ["", "Reached: how often what was aimed at; of several calls of cuDNN the best one.", ""]
+    text += ["", REACHED, ""]
     return "\n".join([*text, *lines(TARGET_HEADINGS, target_cells(report), 4)])

@@ -553,7 +553,7 @@ def main() -> int:
     compact = [json.loads(path.read_text(encoding="utf-8")) for path in COMPACT]
     measured = data_cells.read(CELLS)
     rows = plain_rows(compact, measured)
-    guide, reference, notebook = (ROOT / "docs" / part for part in ("guide", "reference", "notebook"))
+    reference, notebook = (ROOT / "docs" / part for part in ("reference", "notebook"))
     pages = {
         ROOT / "README.md": {"picture": readme_picture(rows, compact[0]["device"])},
         notebook / "results.md": {
@@ -570,8 +570,8 @@ def main() -> int:
             "few-columns": few_columns_page.table(read(FEW_COLUMNS)),
         },
         reference / "expressions.md": {"speed": expressions_page.table(read(EXPRESSIONS))},
-        guide / "fp8.md": {"fp8-speed": fp8_page.table(read(FP8))},
-        guide / "scale-out.md": {
+        notebook / "fp8.md": {"fp8-speed": fp8_page.table(read(FP8))},
+        notebook / "scale-out.md": {
             "measured": distributed_page.table([read(path) for path in DISTRIBUTED]),
             "measured-four": distributed_page.table([read(DISTRIBUTED_FOUR)]),
             "measured-before": distributed_page.table([read(path) for path in DISTRIBUTED_BEFORE]),

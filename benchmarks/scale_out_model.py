@@ -1,4 +1,4 @@
-"""A model of attention over ranks: compute, bytes and how they overlap. Pure arithmetic, for docs/guide/scale-out.md.
+"""A model of attention over ranks: compute, bytes and how they overlap, for docs/notebook/scale-out.md. No GPU.
 
 A call is a row of runs of heads. Their keys and values arrive one run after the other, over one link; a run is computed
 when it has arrived and the one before it is done; a run is sent for when one of ``AHEAD`` earlier is done. Gradients of
@@ -138,7 +138,7 @@ def scaled(kind: str, length: int, ranks: int, slowed: float = 1.0) -> Predicted
 
 
 def main() -> None:
-    """Print the table of docs/guide/scale-out.md."""
+    """Print the table of docs/notebook/scale-out.md."""
     heads = (f"{ranks} GPUs{'' if slowed else ', no overlap'}" for ranks, slowed in COLUMNS)
     print("| " + " | ".join(("workload", "length", *heads)) + " |")
     print("| --- | ---: |" + " ---: |" * len(COLUMNS))

@@ -22,7 +22,7 @@ from codegen.tools.report import BAD_INPUT, INTERRUPTED, JsonOption
 
 USE = "Use kernels"
 LOOK = "Look inside"
-MAINTAIN = "Maintain"
+MAINTAIN = "Verify, tune, maintain"
 PANELS = (USE, LOOK, MAINTAIN)
 """Panels of ``codegen --help``, in order."""
 
@@ -177,8 +177,8 @@ def render_command(
 
     Each spec becomes one self-contained .cu file. The output is deterministic, and files that are up to date are not
     rewritten.
-    A twin such as h100_topk32_bf16 shares the file of its first type; with --out, it gets its own file. If a spec has
-    errors, the command prints all of them, renders the other specs, and exits with code 1.
+    The bf16 kernel of a spec with two types, such as h100_topk32_bf16, has no file of its own, except with --out. If a
+    spec has errors, the command prints all of them, renders the other specs, and exits with code 1.
 
     [bold]Examples[/bold]
       codegen render h100_topk32
@@ -262,14 +262,14 @@ def list_command(
 def explain_command(
     context: typer.Context,
     spec: Annotated[
-        str | None, typer.Argument(metavar="[SPEC]", help=SPEC_HELP, autocompletion=complete, show_default=False)
+        str | None, typer.Argument(metavar="SPEC", help=SPEC_HELP, autocompletion=complete, show_default=False)
     ] = None,
     problem: Annotated[
         str | None,
         typer.Option(
             "--problem",
             metavar="FIELD=VALUE,...",
-            help="Without SPEC, the problem whose kernel is explained. With SPEC, the sizes of its problem.",
+            help="Without SPEC: explain the kernel that is chosen for this problem. With SPEC: sizes of a call.",
             show_default=False,
         ),
     ] = None,

@@ -90,7 +90,7 @@ def export_command(
         typer.Option(
             "--shape",
             metavar="FIELD=NUMBER,...",
-            help="Also write the launch of a problem of this shape: grid, scalars, memory.",
+            help="Also write the launch for this shape: grid, values of parameters, bytes of memory.",
             show_default=False,
         ),
     ] = None,
@@ -137,8 +137,8 @@ def verify_command(
 ) -> None:
     """Test kernels on the GPU and write their receipts.
 
-    Runs every case of a kernel against a float64 oracle. A spec with a list of types stands for both kernels;
-    NAME_bf16 stands for the second alone. Earlier measurements of the same source and cubin on the same GPU and driver
+    Compares every test case of a kernel with a float64 reference. If a spec has two types, both kernels are tested;
+    NAME_bf16 names the second one alone. Earlier measurements of the same source and cubin on the same GPU and driver
     are kept. Receipts of --problem, and of specs given as JSON, go to your own folder of receipts
     (CODEGEN_RECEIPTS).
 
@@ -158,8 +158,8 @@ def measure_command(
 ) -> None:
     """Time verified kernels on the GPU and add the times to their receipts.
 
-    Each kernel is timed beside its peers. A spec with a list of types stands for both kernels. The receipt must be of
-    the current source and cubin.
+    Each kernel is timed beside its peers. If a spec has two types, both kernels are timed. The receipt must be of the
+    current source and cubin.
 
     [bold]Examples[/bold]
       codegen measure h100_topk32

@@ -50,7 +50,7 @@ def new_command(
         typer.Option(
             "--pattern",
             metavar="KIND,FIELD=VALUE,...",
-            help="Attention: pattern of the keys that each query sees.",
+            help="Attention: the pattern, such as causal or topk,k=16,block=64.",
             show_default=False,
             autocompletion=_complete_pattern,
         ),
@@ -60,7 +60,7 @@ def new_command(
         typer.Option(
             "--problem",
             metavar="FIELD=VALUE,...",
-            help="Sizes, type and options of the problem, or a BSR product.",
+            help="Sizes, dtype and options of the problem; op=bsr_spmm for a BSR product.",
             show_default=False,
         ),
     ] = None,

@@ -49,7 +49,7 @@ def test_needles_have_the_weight_that_they_should(script: ModuleType, monkeypatc
 
 def test_the_page_has_the_table_of_the_run(script: ModuleType) -> None:
     report: Any = json.loads((ROOT / "benchmarks" / "results" / "fp8_operands.json").read_text(encoding="utf-8"))
-    page = (ROOT / "docs" / "guide" / "fp8.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "notebook" / "fp8.md").read_text(encoding="utf-8")
     assert script.table(report) in page
     hits = {"rows": [{"data": "needle", "hits": {"fp16": 1.0, "e4m3, default": 0.995}}]}
     assert script.table(hits).splitlines()[-1] == "| needle | 100.0% found | 99.5% found |"

@@ -392,8 +392,8 @@ def test_every_page_is_checked(changed: str, monkeypatch: pytest.MonkeyPatch) ->
         ("docs/notebook/results.md", sorted([*PAGE, "results"]), True),
         ("docs/notebook/measuring.md", ["few-columns", "host", "host-calls"], True),
         ("docs/reference/expressions.md", ["speed"], True),
-        ("docs/guide/fp8.md", ["fp8-speed"], True),
-        ("docs/guide/scale-out.md", ["measured", "measured-before", "measured-four"], True),
+        ("docs/notebook/fp8.md", ["fp8-speed"], True),
+        ("docs/notebook/scale-out.md", ["measured", "measured-before", "measured-four"], True),
         ("docs/reference/select.md", ["selection", "tuning"], True),
     ]
 

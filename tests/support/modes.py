@@ -684,14 +684,20 @@ def run_all(words: list[str], seconds: float) -> dict[str, Any]:
 
 INTRODUCTION = """## Modes
 
-Each cell is a public function in one mode of torch, as the first call of its kind. *right*: the result, with
-gradients if the mode has them, matches the definition in float64. *refused*: an error before any launch that states
-the reason, quoted below. After each cell, the process is unchanged and a plain call is right. "-": the mode does not
-apply to the function, such as dual numbers for a function without derivatives. "?": not run. Functions that return
-text, numbers or Python objects, and expressions as text, are called outside of code that torch.compile or
-torch.export traces.
+Each cell is a public function in one mode of torch, as the first call of its kind. After each cell, the process is
+unchanged and a plain call is right.
 
-`tests/support/modes.py` writes this table; {device}, torch {torch}. {meanings}."""
+- *right*: the result, with gradients if the mode has them, matches the definition in float64.
+- *refused*: an error before any launch that states the reason. The number refers to the list below the table.
+- "-": the mode does not apply to the function, such as dual numbers for a function without derivatives.
+- "?": not run.
+
+Functions that return text, numbers or Python objects, and expressions as text, are called outside of code that
+torch.compile or torch.export traces.
+
+`tests/support/modes.py` writes this table; {device}, torch {torch}. The modes are
+
+{meanings}"""
 
 
 def short(outcome: str) -> str:
@@ -720,7 +726,7 @@ def table(results: dict[str, Any]) -> str:
     lines += [
         "| " + " | ".join((", ".join(f"`{name}`" for name in each), *shown)) + " |" for shown, each in groups.items()
     ]
-    meanings = "; ".join(f"*{name}*: {MEANINGS[name]}" for name in names)
+    meanings = "\n".join(f"- *{name}*: {MEANINGS[name]}" for name in names)
     told = [f"{i}. {note}" for i, note in enumerate(notes, 1)]
     intro = INTRODUCTION.format(meanings=meanings, **results)
     return "\n".join((*intro.splitlines(), "", *lines, "", *told))

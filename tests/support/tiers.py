@@ -138,9 +138,8 @@ GROUPS: dict[str, Group] = {
         (*tests_in("benchmarks", "results_table", "speed_picture"), *tests_in("runtime", "json_files")),
         (
             *(*scripts("results_table", "speed_picture"), "benchmarks/results", "generated", "README.md"),
-            *(f"docs/notebook/{name}.md" for name in ("results", "measuring")),
+            *(f"docs/notebook/{name}.md" for name in ("results", "measuring", "fp8", "scale-out")),
             *(f"docs/reference/{name}.md" for name in ("expressions", "select")),
-            *(f"docs/guide/{name}.md" for name in ("fp8", "scale-out")),
         ),
     ),
     "gallery": Group(

@@ -20,7 +20,10 @@ if TYPE_CHECKING:
     from runtime.tools.analysis.findings import Finding
 
 SIDE_HELP = "A spec, as for other commands, or COMMIT:NAME for a kernel of a git commit."
-SideArgument = Annotated[str, typer.Argument(help=SIDE_HELP, autocompletion=complete, show_default=False)]
+OneArgument = Annotated[str, typer.Argument(metavar="ONE", help=SIDE_HELP, autocompletion=complete, show_default=False)]
+OtherArgument = Annotated[
+    str, typer.Argument(metavar="OTHER", help=SIDE_HELP, autocompletion=complete, show_default=False)
+]
 
 
 @command("disasm", LOOK)
@@ -52,8 +55,8 @@ def disasm_command(
 
 @command("diff", LOOK)
 def diff_command(
-    one: SideArgument,
-    other: SideArgument,
+    one: OneArgument,
+    other: OtherArgument,
     only: Annotated[
         list[Section] | None,
         typer.Option("--only", help="Compare only this part. Can be repeated.", show_default=False),

@@ -41,8 +41,8 @@ def warm_command(
 ) -> None:
     """Fill the cache with the kernels of a program before it runs.
 
-    A cubin from --cubins is used if it equals that of the receipt byte for byte. Kernels in the wheel of cubins or in
-    the cache are left as they are. The others are compiled. Needs no GPU. The exit code is 1 if a kernel failed.
+    A cubin from --cubins is used if it equals that of the receipt byte for byte. Kernels that are in the cache or in
+    the wheel of cubins are skipped, and all others are compiled. Needs no GPU. The exit code is 1 if a kernel failed.
 
     [bold]Examples[/bold]
       CODEGEN_RECORD=run.jsonl python train.py; codegen warm run.jsonl

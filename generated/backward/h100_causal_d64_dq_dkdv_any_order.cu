@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_causal_d64_dq_dkdv_any_order.yaml
 // spec: {"arch":"sm_90a","copy":"tma","deterministic":false,"dtype":"fp16","gradients":"dq_dkdv","head_dim":64,"mma":"wgmma","op":"attention_backward","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 981721f747e4c5be3668e12ef3c0959fa0bcda572481d7db6264fba24115908f
-// seal: sha256 bfb2459cf3758f0d335859f8046724cdf8fd324ae63315428ea33c320e43abb5
+// seal: sha256 1f465707af5aecab044d1d06c6d5574dc1abee3feac3007473952b9f073f1a1e
 
 // Attention backward for sm_90a, gradients of Q, K and V
 // over the visible keys of the pattern:
@@ -776,14 +776,14 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     if (meta < 0) apply_mask(s, p, tile.batch, key, ~meta + lane % 4 * 2);
     if (tile_keys < kTileN) hide_keys(s, keys);
     weights(p_frag, s, stats, p.scale_log2);
-    issue_gradient(dv, p_frag, dout_descriptor | mn_major);
-    wgmma_wait<1>();
+    wgmma_wait<0>();
     warpgroup_fence_operand(dp);
     score_gradients(ds_frag, s, dp, stats);
     // One barrier per step is enough, because dS has two buffers: a warpgroup that gets here has finished dQ of the
     // previous step.
     const int ds_place = i % 2 * kDsBytes;
     stage_score_gradients(base + kDsOffset + ds_place + warpgroup * kQGroupBytes, ds_frag);
+    issue_gradient(dv, p_frag, dout_descriptor | mn_major);
     fence_proxy_async();
     bar_sync(kConsumerBarrier, kConsumerWarpgroups * kWarpgroupThreads);
     float dq[kDqQueries / 2];

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_causal_dq_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq_dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":80,"n":128}}
 // spec hash: 7f6e4a1419a2e1df1d34a241c11684d14633c6913618fb67744aae5f89bf70a9
-// seal: sha256 4b10494077a0044ecde7484580f318b131db040c7eec80afde498a7ebcf26ca2
+// seal: sha256 9f46979958af099783fa94d1cdeb2679065ff53705e4287a5e0fcc491db95408
 
 // Attention backward for sm_90a, gradients of Q, K and V
 // over the visible keys of the pattern:
@@ -858,14 +858,14 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     if (meta < 0) apply_mask(s, p, tile.batch, key, ~meta + lane % 4 * 2);
     if (tile_keys < kTileN) hide_keys(s, keys);
     weights(p_frag, s, stats, p.scale_log2);
-    issue_gradient(dv, p_frag, dout_descriptor | mn_major);
-    wgmma_wait<1>();
+    wgmma_wait<0>();
     warpgroup_fence_operand(dp);
     score_gradients(ds_frag, s, dp, stats);
     // One barrier per step is enough, because dS has two buffers: a warpgroup that gets here has finished dQ of the
     // previous step.
     const int ds_place = i % 2 * kDsBytes;
     stage_score_gradients(base + kDsOffset + ds_place + warpgroup * kQGroupBytes, ds_frag);
+    issue_gradient(dv, p_frag, dout_descriptor | mn_major);
     fence_proxy_async();
     bar_sync(kConsumerBarrier, kConsumerWarpgroups * kWarpgroupThreads);
     float dq[kDqQueries / 2];

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_dense_d64_dq_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq_dkdv","head_dim":64,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"dense"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 97a870ba08956e67d159f5b81e8375e4729599b4d550116c22eccd45125ef8eb
-// seal: sha256 55adda9f372e3e16d120337c5c342cf41afad5fcac2d70db09222ae4b3d3553b
+// seal: sha256 41118ac58688fc0a7ca5b6b204bbc16a6d6e297c251052ce3175c70f3c4fff5f
 
 // Attention backward for sm_90a, gradients of Q, K and V
 // over the visible keys of the pattern:
@@ -825,14 +825,14 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     warpgroup_fence_operand(s);
     if (tile_keys < kTileN) hide_keys(s, keys);
     weights(p_frag, s, stats, p.scale_log2);
-    issue_gradient(dv, p_frag, dout_descriptor | mn_major);
-    wgmma_wait<1>();
+    wgmma_wait<0>();
     warpgroup_fence_operand(dp);
     score_gradients(ds_frag, s, dp, stats);
     // One barrier per step is enough, because dS has two buffers: a warpgroup that gets here has finished dQ of the
     // previous step.
     const int ds_place = i % 2 * kDsBytes;
     stage_score_gradients(base + kDsOffset + ds_place + warpgroup * kQGroupBytes, ds_frag);
+    issue_gradient(dv, p_frag, dout_descriptor | mn_major);
     fence_proxy_async();
     bar_sync(kConsumerBarrier, kConsumerWarpgroups * kWarpgroupThreads);
     float dq[kDqQueries / 2];

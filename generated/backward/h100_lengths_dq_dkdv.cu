@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_lengths_dq_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq_dkdv","head_dim":128,"kv_lengths":true,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"dense"},"schedule":"cooperative","stages":2,"tile":{"m":80,"n":128}}
 // spec hash: 667aa922aadfda399ebb5963a2ce51a20d5ef5301983f86cdc75df85f14711b5
-// seal: sha256 cfae76d1240bcb7a33c5aae24ebb2653f9291883d19d9d54236f1f1d577a1d54
+// seal: sha256 bf45ea23580303952a31d2ecc7eb4848ee5b66b5bfab1d606b7bd3aeb4c5287f
 
 // Attention backward for sm_90a, gradients of Q, K and V
 // over the visible keys of the pattern, up to each batch's kv_lengths:
@@ -850,14 +850,14 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     warpgroup_fence_operand(s);
     if (tile_keys < kTileN) hide_keys(s, keys);
     weights(p_frag, s, stats, p.scale_log2);
-    issue_gradient(dv, p_frag, dout_descriptor | mn_major);
-    wgmma_wait<1>();
+    wgmma_wait<0>();
     warpgroup_fence_operand(dp);
     score_gradients(ds_frag, s, dp, stats);
     // One barrier per step is enough, because dS has two buffers: a warpgroup that gets here has finished dQ of the
     // previous step.
     const int ds_place = i % 2 * kDsBytes;
     stage_score_gradients(base + kDsOffset + ds_place + warpgroup * kQGroupBytes, ds_frag);
+    issue_gradient(dv, p_frag, dout_descriptor | mn_major);
     fence_proxy_async();
     bar_sync(kConsumerBarrier, kConsumerWarpgroups * kWarpgroupThreads);
     float dq[kDqQueries / 2];

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_lists128_bits_dq_dkdv_any_order.yaml
 // spec: {"arch":"sm_90a","copy":"tma","deterministic":false,"dtype":"fp16","gradients":"dq_dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"bits"},"schedule":"cooperative","stages":2,"tile":{"m":64,"n":128}}
 // spec hash: 9274e9092359a43ffb5e1c546ccd1d6733103139a3ff70a2a5c75d2041c51770
-// seal: sha256 aee7882426af29f03a81820580b0504bd2e160b7a38a034033a4fe5c58521665
+// seal: sha256 dd7b3b795d36e4e2b68da338767196d913d6280b7c1164baff3bfa70a9ed1eb7
 
 // Attention backward for sm_90a, gradients of Q, K and V
 // over the listed key blocks of the pattern:
@@ -941,14 +941,14 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     if (of_step != nullptr) apply_mask(s, bits, key);
     if (tile_keys < kTileN) hide_keys(s, keys);
     weights(p_frag, s, stats, p.scale_log2);
-    issue_gradient(dv, p_frag, dout_descriptor | mn_major);
-    wgmma_wait<1>();
+    wgmma_wait<0>();
     warpgroup_fence_operand(dp);
     score_gradients(ds_frag, s, dp, stats);
     // One barrier per step is enough, because dS has two buffers: a warpgroup that gets here has finished dQ of the
     // previous step.
     const int ds_place = i % 2 * kDsBytes;
     stage_score_gradients(base + kDsOffset + ds_place + warpgroup * kQGroupBytes, ds_frag);
+    issue_gradient(dv, p_frag, dout_descriptor | mn_major);
     fence_proxy_async();
     bar_sync(kConsumerBarrier, kConsumerWarpgroups * kWarpgroupThreads);
     float dq[kDqQueries / 2];

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_lists128_causal_dq_dkdv_any_order.yaml
 // spec: {"arch":"sm_90a","copy":"tma","deterministic":false,"dtype":"fp16","gradients":"dq_dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":64,"n":128}}
 // spec hash: 85e87684319e37ba9b1e1c2617482ff0852014e171df8304fb1ce543d8dc76ce
-// seal: sha256 9dfdcfddf8cdd91950d2df127e408d13b839ce9801b9ae6a5bb6aab399d8d7a2
+// seal: sha256 4f0579d6b93b71616465be5bf0c5a509dccc8616bb87acec692ebd334d9b9876
 
 // Attention backward for sm_90a, gradients of Q, K and V
 // over the listed key blocks of the pattern:
@@ -895,14 +895,14 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     if (meta < 0) apply_mask(s, p, tile.batch, key, ~meta + lane % 4 * 2);
     if (tile_keys < kTileN) hide_keys(s, keys);
     weights(p_frag, s, stats, p.scale_log2);
-    issue_gradient(dv, p_frag, dout_descriptor | mn_major);
-    wgmma_wait<1>();
+    wgmma_wait<0>();
     warpgroup_fence_operand(dp);
     score_gradients(ds_frag, s, dp, stats);
     // One barrier per step is enough, because dS has two buffers: a warpgroup that gets here has finished dQ of the
     // previous step.
     const int ds_place = i % 2 * kDsBytes;
     stage_score_gradients(base + kDsOffset + ds_place + warpgroup * kQGroupBytes, ds_frag);
+    issue_gradient(dv, p_frag, dout_descriptor | mn_major);
     fence_proxy_async();
     bar_sync(kConsumerBarrier, kConsumerWarpgroups * kWarpgroupThreads);
     float dq[kDqQueries / 2];

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_varlen_causal_d64_dq_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq_dkdv","head_dim":64,"layout":"varlen","mma":"wgmma","op":"attention_backward","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 69d0321ac1ac3961d44c217d8fefc91fe0d8993a01a39965762b46c267286cd8
-// seal: sha256 34f4c76b4021358f5d2b10d1eb9d742b512ab09464b0c954ca340aff7c739548
+// seal: sha256 71840e4b263a3d13535b68ab817c091cb09965de73e7cd4a6c22d165365c726f
 
 // Attention backward for sm_90a, gradients of Q, K and V
 // over the visible keys of the pattern in each sequence:
@@ -1006,14 +1006,14 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
       hide_keys(s, tile_keys - (warpgroup * kWarpgroupRows + threadIdx.x / 32 % kWarpsPerWarpgroup * 16 + lane / 4));
     }
     weights(p_frag, s, stats, p.scale_log2);
-    issue_gradient(dv, p_frag, dout_descriptor | mn_major);
-    wgmma_wait<1>();
+    wgmma_wait<0>();
     warpgroup_fence_operand(dp);
     score_gradients(ds_frag, s, dp, stats);
     // One barrier per step is enough, because dS has two buffers: a warpgroup that gets here has finished dQ of the
     // previous step.
     const int ds_place = i % 2 * kDsBytes;
     stage_score_gradients(base + kDsOffset + ds_place + warpgroup * kQGroupBytes, ds_frag);
+    issue_gradient(dv, p_frag, dout_descriptor | mn_major);
     fence_proxy_async();
     bar_sync(kConsumerBarrier, kConsumerWarpgroups * kWarpgroupThreads);
     float dq[kDqQueries / 2];

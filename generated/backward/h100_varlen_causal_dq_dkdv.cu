@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_varlen_causal_dq_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq_dkdv","head_dim":128,"layout":"varlen","mma":"wgmma","op":"attention_backward","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":80,"n":128}}
 // spec hash: d5f8981f1f4328d6a04090598fee56596ed0785a1068094050cece73b9a5caf6
-// seal: sha256 0c18381567024b4c20d3c6b76fd58eedfeddf1fa05d3869c61789ecddda06cff
+// seal: sha256 f2db781e5a56eddf6493785f1bb625899b90b68740d71b0c7b5575f2c929b917
 
 // Attention backward for sm_90a, gradients of Q, K and V
 // over the visible keys of the pattern in each sequence:
@@ -1006,14 +1006,14 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
       hide_keys(s, tile_keys - (warpgroup * kWarpgroupRows + threadIdx.x / 32 % kWarpsPerWarpgroup * 16 + lane / 4));
     }
     weights(p_frag, s, stats, p.scale_log2);
-    issue_gradient(dv, p_frag, dout_descriptor | mn_major);
-    wgmma_wait<1>();
+    wgmma_wait<0>();
     warpgroup_fence_operand(dp);
     score_gradients(ds_frag, s, dp, stats);
     // One barrier per step is enough, because dS has two buffers: a warpgroup that gets here has finished dQ of the
     // previous step.
     const int ds_place = i % 2 * kDsBytes;
     stage_score_gradients(base + kDsOffset + ds_place + warpgroup * kQGroupBytes, ds_frag);
+    issue_gradient(dv, p_frag, dout_descriptor | mn_major);
     fence_proxy_async();
     bar_sync(kConsumerBarrier, kConsumerWarpgroups * kWarpgroupThreads);
     float dq[kDqQueries / 2];

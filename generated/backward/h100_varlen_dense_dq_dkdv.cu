@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_varlen_dense_dq_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq_dkdv","head_dim":128,"layout":"varlen","mma":"wgmma","op":"attention_backward","pattern":{"kind":"dense"},"schedule":"cooperative","stages":2,"tile":{"m":80,"n":128}}
 // spec hash: d8bfaf782b7f985c64e241c531b40077acb3365cdf711c989d34bff8bcc62cc9
-// seal: sha256 93d8d3bd74a039b79094a4ed43411e6f0701bde446cef158b9240958389cc50a
+// seal: sha256 ef8ff907c23bd313bf38a5ec3b7a7a949f422bb5c8f0f37aa28c6a340f8dc200
 
 // Attention backward for sm_90a, gradients of Q, K and V
 // over the visible keys of the pattern in each sequence:
@@ -972,14 +972,14 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
       hide_keys(s, tile_keys - (warpgroup * kWarpgroupRows + threadIdx.x / 32 % kWarpsPerWarpgroup * 16 + lane / 4));
     }
     weights(p_frag, s, stats, p.scale_log2);
-    issue_gradient(dv, p_frag, dout_descriptor | mn_major);
-    wgmma_wait<1>();
+    wgmma_wait<0>();
     warpgroup_fence_operand(dp);
     score_gradients(ds_frag, s, dp, stats);
     // One barrier per step is enough, because dS has two buffers: a warpgroup that gets here has finished dQ of the
     // previous step.
     const int ds_place = i % 2 * kDsBytes;
     stage_score_gradients(base + kDsOffset + ds_place + warpgroup * kQGroupBytes, ds_frag);
+    issue_gradient(dv, p_frag, dout_descriptor | mn_major);
     fence_proxy_async();
     bar_sync(kConsumerBarrier, kConsumerWarpgroups * kWarpgroupThreads);
     float dq[kDqQueries / 2];

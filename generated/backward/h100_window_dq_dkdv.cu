@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_window_dq_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq_dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"sliding_window","left":null,"right":null},"schedule":"cooperative","stages":2,"tile":{"m":80,"n":128}}
 // spec hash: 21bd5a6e738f9737ca4bfbc82b0454662fff2b8d7839d7cc6b0399bd5898edd7
-// seal: sha256 2943926fa9e0f1b175bfda524cb6d828584967b6de540f4434788d602d5e9dd6
+// seal: sha256 2402f7b10dd2037285b5e138289117c7336d0219381aa2206543f52a2ac3ce5d
 
 // Attention backward for sm_90a, gradients of Q, K and V
 // over the visible keys of the pattern:
@@ -866,14 +866,14 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     if (meta < 0) apply_mask(s, p, tile.batch, key, ~meta + lane % 4 * 2);
     if (tile_keys < kTileN) hide_keys(s, keys);
     weights(p_frag, s, stats, p.scale_log2);
-    issue_gradient(dv, p_frag, dout_descriptor | mn_major);
-    wgmma_wait<1>();
+    wgmma_wait<0>();
     warpgroup_fence_operand(dp);
     score_gradients(ds_frag, s, dp, stats);
     // One barrier per step is enough, because dS has two buffers: a warpgroup that gets here has finished dQ of the
     // previous step.
     const int ds_place = i % 2 * kDsBytes;
     stage_score_gradients(base + kDsOffset + ds_place + warpgroup * kQGroupBytes, ds_frag);
+    issue_gradient(dv, p_frag, dout_descriptor | mn_major);
     fence_proxy_async();
     bar_sync(kConsumerBarrier, kConsumerWarpgroups * kWarpgroupThreads);
     float dq[kDqQueries / 2];

@@ -701,26 +701,24 @@ class QuantizeFlags(Flags):
 
     Attributes:
         codes_name: type of the codes.
-        kept_piece: template of the part of a row that a thread keeps.
         chunk_type: C++ type of a chunk of a loaded row.
         rows_type: C++ type of a head's rows.
-        rotary_pairs: template that rotates the pairs of a row; empty without the rotary embedding.
-        column_statistic: template of the column statistic that precedes quantization; empty if there is none.
+        rotary_pairs: ``half`` or ``interleaved``, the pairs of a row; empty without the rotary embedding.
+        column_statistic: ``mean`` or ``channel_scale``, which precedes quantization; empty if there is none.
         product: whether the kernel computes products of rows and the mean.
-        given_scale: template of a row's scale if it is given; empty if the kernel computes it.
+        given_scale: whether the scales of rows are given, rather than computed by the kernel.
         scale_of_rows: whether each row has its own scale, rather than a block of rows.
         joins_warps: whether a thread block combines one number per warp in shared memory.
         signs: signs of columns before the rotation, in C++; empty without rotation.
     """
 
     codes_name: str
-    kept_piece: str
     chunk_type: str
     rows_type: str
     rotary_pairs: str
     column_statistic: str
     product: bool
-    given_scale: str
+    given_scale: bool
     scale_of_rows: bool
     joins_warps: bool
     signs: tuple[str, ...]

@@ -13,7 +13,8 @@ from runtime.convert import from_block_mask, to_token_mask
 from runtime.errors import ArgumentError
 from runtime.expressions.evaluate import evaluate
 from runtime.kernels.attention import AttentionResult
-from runtime.ops.attention_checks import RANK, check_numbers
+from runtime.ops.attention_checks import RANK
+from runtime.ops.attention_extras import check_numbers
 from runtime.ops.attention_hints import refuse_pattern
 from runtime.patterns import Pattern, Score, score_for, scored_of
 

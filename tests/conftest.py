@@ -5,10 +5,11 @@ from __future__ import annotations
 import copy
 import ctypes
 import datetime
+import gc
 import hashlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -120,6 +121,17 @@ def without_compiler() -> str:
     except ToolchainError as error:
         return str(error)
     return ""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Collect tests without searching for garbage. Modules and items stay, so later searches leave them out too."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -78,11 +78,10 @@ def _rows(spec: QuantizeSpec, stem: str) -> Plan:
         ),
         flags=QuantizeFlags(
             codes_name=spec.codes,
-            kept_piece=f"quantize/kept/{'rotated' if spec.hadamard else 'words'}.cuh.j2",
             **_rotary_flags(spec),
-            column_statistic="quantize/statistic/mean.cuh.j2" if smooth else "",
+            column_statistic="mean" if smooth else "",
             product=spec.mean == "product",
-            given_scale="quantize/given_scale.cuh.j2" if is_given else "",
+            given_scale=is_given,
             scale_of_rows=spec.scales == "row",
             joins_warps=smooth or spec.scales == "row_block",
             signs=tuple(f"0x{word:08X}" for word in sign_words(head_dim)) if spec.hadamard else (),
@@ -188,13 +187,12 @@ def _channels(spec: QuantizeSpec, stem: str) -> Plan:
         ),
         flags=QuantizeFlags(
             codes_name=spec.codes,
-            kept_piece="",
             chunk_type="",
             rows_type="const Element*",
             rotary_pairs="",
-            column_statistic="quantize/statistic/channel_scale.cuh.j2",
+            column_statistic="channel_scale",
             product=False,
-            given_scale="",
+            given_scale=False,
             scale_of_rows=False,
             joins_warps=True,
             signs=(),
@@ -311,7 +309,7 @@ def _rotary_flags(spec: QuantizeSpec) -> dict[str, str]:
     return {
         "chunk_type": "Chunk",
         "rows_type": "const Rows&",
-        "rotary_pairs": f"quantize/rotary/{spec.rotary}.cuh.j2",
+        "rotary_pairs": spec.rotary,
     }
 
 

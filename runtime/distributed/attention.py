@@ -18,7 +18,7 @@ from runtime.distributed.sends import SendPlan
 from runtime.errors import ArgumentError
 from runtime.kernels.attention import AttentionResult
 from runtime.ops.attention import block_sparse_attention, pattern_of
-from runtime.ops.attention_checks import check_extras, check_operands, refuse_transformed
+from runtime.ops.attention_checks import check_operands, refuse_transformed
 from runtime.ops.attention_extras import TENSORS, Extras
 from runtime.ops.modes import autocast
 from runtime.patterns import BlockLists, Pattern, TopK, operator_text
@@ -225,7 +225,7 @@ def _call(
         if extras.kv_lengths is not None and name == operators.CONTEXT:
             _check_order(send, pattern, layout)
         if not torch.compiler.is_dynamo_compiling():
-            check_extras(q, extras)
+            extras.check(q)
             (check_pattern if name == operators.CONTEXT else check_heads)(pattern, layout, q, k)
         how = _caps(send, pattern), heads_at_once, bool(symmetric), timeout
         plan = plan_text(group.group_name, layout.chunks, operator_text(pattern), *how)

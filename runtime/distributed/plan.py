@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-import torch
-
 from codegen.scored_pattern import ScoredPattern, scored_pattern
 from runtime.distributed.layout import Layout
 from runtime.distributed.lists import key_block
 from runtime.distributed.masks import asks_for_heads
 from runtime.distributed.steps import Steps, listed_steps, steps_of
+from runtime.expressions.graphs import constant_in_graphs
 
 _TILE = 128  # rows of the query tile of most kernels
 _TILES = 264  # tiles per call: two per SM of an H100, so that a call of some heads fills the GPU
@@ -134,7 +133,7 @@ def packs_blocks(layout: Layout) -> bool:
     return max(len(layout.spans(rank, layout.count)) for rank in range(layout.ranks)) > _MOST_PIECES
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator, unused-ignore]
+@constant_in_graphs
 def plan_text(*values: Any) -> str:
     """The text of a plan with these values and a layout's chunks; a traced graph holds it as a constant."""
     return json.dumps(values)

@@ -1,17 +1,32 @@
-"""Checks of the values of index tensors, only with ``validate``, because they synchronize."""
+"""Checks of index tensors. Those of values run only with ``validate``, because they synchronize."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
 from codegen.patterns import IndexTensor
+from runtime.checks import check_dense
 from runtime.errors import ArgumentError
 
 PADDING = -1
 """Padding of lists after their last block."""
 _AXES = ("batch", "head", "row", "column")
+
+
+def check_index(name: str, tensor: Any, device: torch.device) -> None:
+    """Check the type and the device of an index tensor of a call.
+
+    Raises:
+        ArgumentError: if they differ.
+    """
+    check_dense(name, tensor)
+    if tensor.device != device:
+        raise ArgumentError(name, f"is on {tensor.device}, q is on {device}: pass {name}.to(q.device)")
+    if tensor.dtype != torch.int32:
+        raise ArgumentError(name, f"is {tensor.dtype}, expected torch.int32: pass {name}.to(torch.int32)")
 
 
 def check_index_values(

@@ -13,9 +13,9 @@ from runtime.checks import check_dense, check_flag
 from runtime.errors import ArgumentError
 from runtime.kernels.attention import AttentionResult
 from runtime.ops.attention_calls import attend
-from runtime.ops.attention_checks import RANK, check_numbers, refuse_transformed
+from runtime.ops.attention_checks import RANK, refuse_transformed
 from runtime.ops.attention_differentiated import attend_with_gradients
-from runtime.ops.attention_extras import TENSORS, Extras
+from runtime.ops.attention_extras import TENSORS, Extras, check_numbers
 from runtime.ops.attention_fp8 import attend_quantized, launch_quantized
 from runtime.ops.attention_fp8_operator import operator as operator_fp8
 from runtime.ops.attention_hints import refuse_keywords, refuse_pattern

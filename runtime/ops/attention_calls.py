@@ -26,11 +26,9 @@ from runtime.ops.attention_checks import (
     check_operands,
     check_out,
     check_overflow,
-    check_row_tensors,
     check_values,
     overlaps,
     read_tensors,
-    with_softcap,
 )
 from runtime.ops.attention_choice import (
     CLASSES_KEPT,
@@ -126,7 +124,7 @@ def attend(
     if extras.scale is not None:
         check_scale(extras.scale)
     if extras.softcap is not None:
-        extras = with_softcap(extras)  # before it is a part of a key
+        extras = extras.with_softcap()  # before it is a part of a key
     place = None
     if not validate:
         read, options = tensors + extras[:TENSORS], (extras[TENSORS:], lse)
@@ -227,7 +225,7 @@ def _check(
 ) -> None:
     """Check all tensors of a call, less those of expressions, which the kernel checks."""
     check_operands(q, k, v)
-    check_row_tensors(q, extras)
+    extras.check_tensors(q)
     check_lists(scored, tensors, q, k)
     if out is not None:
         check_out(out, q, read_tensors(q, k, v, tensors, aux, extras=extras))

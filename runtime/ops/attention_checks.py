@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from codegen.patterns import IndexTensor
 from codegen.scored_pattern import ScoredPattern
 from runtime.checks import check_dense
 from runtime.errors import ArgumentError
@@ -18,26 +17,20 @@ from runtime.kernels.arguments import (
     NO_TANGENT,
     Q_AXES,
     check_keys,
-    check_number,
     check_output,
-    check_scale,
     check_shape,
-    check_sink,
-    check_sink_values,
     check_sizes,
     check_strides,
     check_tensor,
     has_tangent,
 )
-from runtime.kernels.index_values import check_index_values
+from runtime.kernels.index_values import check_index, check_index_values
 from runtime.ops.attention_choice import DTYPES, LIST_RANK, kernel_head_dim
 from runtime.ops.attention_extras import Extras
 from runtime.ops.block_sizes import Tensors
 from runtime.patterns import split_tensors
 
 RANK = 4  # of q, k and v
-SOFTCAPS = (0.001, 1000)
-KV_LENGTHS = IndexTensor("kv_lengths", ("batch",), "keys of a batch", upper="kv_len")
 
 
 def refuse_transformed(
@@ -79,18 +72,12 @@ def check_types(q: Any, k: Any, v: Any, tensors: Tensors, scored: ScoredPattern,
     indices, aux = split_tensors(scored, tuple(tensors))
     for tensor in indices:
         if tensor is not None:
-            _check_index("pattern", tensor, q)
+            check_index("pattern", tensor, q.device)
     for name, tensor in aux.items():
         if tensor is None or tensor.device != q.device:
             has = "is missing" if tensor is None else f"is on {tensor.device}, q is on {q.device}"
             raise ArgumentError(f"aux[{name!r}]", has)
-    sink = extras.sink
-    if sink is not None:
-        check_dense("sink", sink)
-    if sink is not None and sink.dtype != torch.float32:
-        raise ArgumentError("sink", f"is {sink.dtype}, expected torch.float32")
-    if extras.kv_lengths is not None:
-        _check_index(KV_LENGTHS.name, extras.kv_lengths, q)
+    extras.check_types(q)
 
 
 def _check_operand(name: str, tensor: Any, q: Any) -> None:
@@ -128,65 +115,6 @@ def check_operands(q: Any, k: Any, v: Any, *, on_gpu: bool = True) -> None:
         check_strides(name, tensor)
 
 
-def check_extras(q: torch.Tensor, extras: Extras) -> None:
-    """Check what a call has beside q, k, v and the pattern.
-
-    Raises:
-        ArgumentError: for the first thing that is wrong.
-    """
-    check_numbers(extras.scale, extras.softcap)
-    check_row_tensors(q, extras)
-
-
-def check_row_tensors(q: torch.Tensor, extras: Extras) -> None:
-    """Check the sinks and the lengths of a call, where they are given.
-
-    Raises:
-        ArgumentError: for the first thing that is wrong.
-    """
-    sink: Any = extras.sink
-    kv_lengths: Any = extras.kv_lengths
-    if sink is not None:  # its gradient is the operator's, as those of q, k and v
-        check_sink(sink.detach() if isinstance(sink, torch.Tensor) else sink, q.shape[1], q.device)
-    if kv_lengths is not None:
-        _check_index(KV_LENGTHS.name, kv_lengths, q)
-        check_shape(KV_LENGTHS.name, kv_lengths.shape, [("batch", tuple(sorted({1, q.shape[0]})))])
-
-
-def check_softcap(softcap: Any) -> float:
-    """The softcap of a call as a float.
-
-    Raises:
-        ArgumentError: unless it is a number that kernels are made for.
-    """
-    number = check_number("softcap", softcap)
-    if not SOFTCAPS[0] <= number <= SOFTCAPS[1]:
-        raise ArgumentError("softcap", f"is {softcap}, expected a number from {SOFTCAPS[0]} to {SOFTCAPS[1]}")
-    return number
-
-
-def with_softcap(extras: Extras) -> Extras:
-    """The extras with their softcap as a float.
-
-    Raises:
-        ArgumentError: as ``check_softcap``.
-    """
-    softcap = check_softcap(extras.softcap)
-    return extras if softcap is extras.softcap else extras._replace(softcap=softcap)
-
-
-def check_numbers(scale: Any, softcap: Any) -> None:
-    """Check the softmax scale and the softcap of a call, where they are given.
-
-    Raises:
-        ArgumentError: naming the first that is wrong.
-    """
-    if scale is not None:
-        check_scale(scale)
-    if softcap is not None:
-        check_softcap(softcap)
-
-
 def read_tensors(
     q: Any, k: Any, v: Any, tensors: Tensors, aux: dict[str, torch.Tensor], *, extras: Extras
 ) -> dict[str, Any]:
@@ -214,7 +142,7 @@ def check_lists(scored: ScoredPattern, tensors: Tensors, q: torch.Tensor, k: tor
             if spec.optional:
                 continue
             raise ArgumentError(spec.name, "is missing: it is a tensor of the pattern")
-        _check_index(spec.name, tensor, q)
+        check_index(spec.name, tensor, q.device)
         if block is not None and len(spec.dims) >= LIST_RANK <= tensor.dim():
             _check_query_blocks(spec.name, tensor, q.shape[2], block.q)
         expected = [(str(dim), (dim,) if isinstance(dim, int) else sizes.get(dim)) for dim in spec.dims]
@@ -229,15 +157,6 @@ def _check_query_blocks(name: str, tensor: torch.Tensor, q_len: int, queries: in
         raise ArgumentError(
             name, f"has lists of {tensor.shape[2]} query blocks, {those}; other lengths or block sizes?"
         )
-
-
-def _check_index(name: str, tensor: Any, q: torch.Tensor) -> None:
-    """Check the type and the device of an index tensor."""
-    check_dense(name, tensor)
-    if tensor.device != q.device:
-        raise ArgumentError(name, f"is on {tensor.device}, q is on {q.device}: pass {name}.to(q.device)")
-    if tensor.dtype != torch.int32:
-        raise ArgumentError(name, f"is {tensor.dtype}, expected torch.int32: pass {name}.to(torch.int32)")
 
 
 def check_out(out: Any, q: torch.Tensor, inputs: dict[str, Any], dtype: torch.dtype | None = None) -> None:
@@ -285,7 +204,7 @@ def _range(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 def check_values(scored: ScoredPattern, tensors: Tensors, lengths: tuple[int, int], extras: Extras) -> None:
-    """Check the values of index tensors and sinks, of lists that a kernel does not get as they are (synchronizes).
+    """Check the values of index tensors and extras, of lists that a kernel does not get as they are (synchronizes).
 
     Raises:
         ArgumentError: for the first value that is wrong.
@@ -296,10 +215,8 @@ def check_values(scored: ScoredPattern, tensors: Tensors, lengths: tuple[int, in
     limits |= {} if block is None else {"key_blocks": -(-lengths[1] // block.kv)}
     limits |= {name: t.shape[3] + 1 for name, t in given.items() if t.dim() > LIST_RANK}
     indices = [spec for spec in scored.index_tensors if spec.name in given and spec.upper in limits]
-    if extras.kv_lengths is not None:
-        indices, given = [*indices, KV_LENGTHS], {**given, KV_LENGTHS.name: extras.kv_lengths}
     check_index_values(indices, given, {spec.name: limits[spec.upper] for spec in indices})
-    check_sink_values(extras.sink)
+    extras.check_values(limits)
 
 
 def check_overflow(overflow: torch.Tensor | None) -> None:

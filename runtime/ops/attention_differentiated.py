@@ -15,7 +15,7 @@ from codegen.scored_pattern import ScoredPattern
 from runtime.kernels.arguments import Signatures
 from runtime.kernels.attention import AttentionResult
 from runtime.ops.attention_calls import attend
-from runtime.ops.attention_checks import check_extras, check_operands
+from runtime.ops.attention_checks import check_operands
 from runtime.ops.attention_extras import TENSORS, Extras
 from runtime.ops.attention_gradients import attend_backward, chosen_for
 from runtime.ops.block_sizes import Tensors
@@ -122,7 +122,7 @@ def attend_with_gradients(
         key, permitted = None, False
     if not permitted:
         check_operands(q, k, v)
-        check_extras(q, extras)
+        extras.check(q)
         chosen_for(q, scored, extras.features(), deterministic=deterministic)
         _permitted.keep(key, True)
     call = _Call(scored, extras[TENSORS:], deterministic, lse, forward, verified)

@@ -1,16 +1,21 @@
 """Optional tensors and numbers of an attention call: one value from the public function to the kernel.
 
-A new one is a field of ``Extras`` and, if it selects the kernel, of ``Features``. Calls, operators, autograd and ranks
-pass both on as a whole.
+A new one is a field of ``Extras``, with its checks, and, if it selects the kernel, of ``Features``. Calls, operators,
+autograd and ranks pass both on as a whole.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import torch
 
+from codegen.spec import KV_LENGTHS
+from runtime.checks import check_dense
+from runtime.errors import ArgumentError
+from runtime.kernels.arguments import check_number, check_scale, check_shape, check_sink, check_sink_values
+from runtime.kernels.index_values import check_index, check_index_values
 from runtime.ops.block_sizes import Tensors
 
 TENSORS: Final = 2
@@ -19,6 +24,7 @@ TENSOR_SCHEMA = "Tensor? sink, Tensor? kv_lengths"
 """These fields as arguments of torch's operators."""
 NUMBER_SCHEMA = "float? scale=None, float? softcap=None"
 """The other fields, as keyword arguments of torch's operators."""
+SOFTCAPS = (0.001, 1000)
 
 
 class Features(NamedTuple):
@@ -85,3 +91,97 @@ class Extras(NamedTuple):
         if self.kv_lengths is None:
             return lists
         return (*lists, *(None,) * (count - 1 - len(lists)), self.kv_lengths)
+
+    def check_types(self, q: torch.Tensor) -> None:
+        """Check the types of tensors whose sizes may not be known.
+
+        Raises:
+            ArgumentError: for the first wrong field.
+        """
+        if self.sink is not None:
+            _check_sink_type(self.sink)
+        if self.kv_lengths is not None:
+            check_index(KV_LENGTHS.name, self.kv_lengths, q.device)
+
+    def check_tensors(self, q: torch.Tensor, *, on_gpu: bool = True) -> None:
+        """Check types and sizes of the tensors of a call.
+
+        Args:
+            q: its queries.
+            on_gpu: whether the tensors are on a GPU, as a kernel takes them.
+
+        Raises:
+            ArgumentError: for the first wrong field.
+        """
+        sink: Any = self.sink
+        if sink is not None and on_gpu:  # its gradient is the operator's, as those of q, k and v
+            check_sink(sink.detach() if isinstance(sink, torch.Tensor) else sink, q.shape[1], q.device)
+        elif sink is not None:
+            _check_sink_type(sink)
+            check_shape("sink", sink.shape, [("heads", (q.shape[1],))])
+        if self.kv_lengths is not None:
+            check_index(KV_LENGTHS.name, self.kv_lengths, q.device)
+            check_shape(KV_LENGTHS.name, self.kv_lengths.shape, [("batch", tuple(sorted({1, q.shape[0]})))])
+
+    def check(self, q: torch.Tensor, *, on_gpu: bool = True) -> None:
+        """Check numbers and tensors of a call with the queries ``q``.
+
+        Raises:
+            ArgumentError: for the first wrong field.
+        """
+        check_numbers(self.scale, self.softcap)
+        self.check_tensors(q, on_gpu=on_gpu)
+
+    def check_values(self, limits: Mapping[str, int]) -> None:
+        """Check the values of the tensors (synchronizes).
+
+        Args:
+            limits: exclusive upper bounds of values, by ``IndexTensor.upper``.
+
+        Raises:
+            ArgumentError: for the first wrong value.
+        """
+        if self.kv_lengths is not None:
+            given, limit = {KV_LENGTHS.name: self.kv_lengths}, {KV_LENGTHS.name: limits[KV_LENGTHS.upper]}
+            check_index_values([KV_LENGTHS], given, limit)
+        check_sink_values(self.sink)
+
+    def with_softcap(self) -> Extras:
+        """The extras with their softcap as a float.
+
+        Raises:
+            ArgumentError: as ``check_softcap``.
+        """
+        softcap = check_softcap(self.softcap)
+        return self if softcap is self.softcap else self._replace(softcap=softcap)
+
+
+def _check_sink_type(sink: Any) -> None:
+    """Check the type of sinks on any device."""
+    check_dense("sink", sink)
+    if sink.dtype != torch.float32:
+        raise ArgumentError("sink", f"is {sink.dtype}, expected torch.float32")
+
+
+def check_softcap(softcap: Any) -> float:
+    """The softcap of a call as a float.
+
+    Raises:
+        ArgumentError: unless it is a number that kernels are made for.
+    """
+    number = check_number("softcap", softcap)
+    if not SOFTCAPS[0] <= number <= SOFTCAPS[1]:
+        raise ArgumentError("softcap", f"is {softcap}, expected a number from {SOFTCAPS[0]} to {SOFTCAPS[1]}")
+    return number
+
+
+def check_numbers(scale: Any, softcap: Any) -> None:
+    """Check the softmax scale and the softcap of a call, where they are given.
+
+    Raises:
+        ArgumentError: naming the first that is wrong.
+    """
+    if scale is not None:
+        check_scale(scale)
+    if softcap is not None:
+        check_softcap(softcap)

@@ -14,13 +14,11 @@ from runtime.kernels.attention import AttentionResult
 from runtime.ops.attention_calls import Route, bound_launch, remember
 from runtime.ops.attention_checks import (
     RANK,
-    check_extras,
     check_lists,
     check_out,
     check_overflow,
     check_values,
     read_tensors,
-    with_softcap,
 )
 from runtime.ops.attention_choice import DTYPES, Call, Fp8Call
 from runtime.ops.attention_extras import TENSORS, Extras
@@ -77,7 +75,7 @@ def attend_quantized(
     if extras.scale is not None:
         check_scale(extras.scale)
     if extras.softcap is not None:
-        extras = with_softcap(extras)  # before it is a part of a key
+        extras = extras.with_softcap()  # before it is a part of a key
     options: dict[str, Any] = {"lse": lse, "out": out, "validate": validate, "overflow": overflow}
     key: Any = None
     route: Route | None = None
@@ -136,7 +134,7 @@ def _with_mean(given: QuantizedAttention, found: AttentionResult, scale: float |
 def _check(given: QuantizedAttention, tensors: Tensors, scored: ScoredPattern, extras: Extras) -> None:
     """Check all arguments of a call."""
     check_codes(given)
-    check_extras(given.q, extras)
+    extras.check(given.q)
     check_lists(scored, tensors, given.q, given.k)
 
 

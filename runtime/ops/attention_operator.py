@@ -17,7 +17,7 @@ from runtime.errors import ArgumentError
 from runtime.kernels.attention import AttentionResult
 from runtime.ops.attention_autograd import with_gradients, without_gradients
 from runtime.ops.attention_calls import attend
-from runtime.ops.attention_checks import check_extras, check_operands, check_types
+from runtime.ops.attention_checks import check_operands, check_types
 from runtime.ops.attention_extras import NUMBER_SCHEMA, TENSOR_SCHEMA, TENSORS, Extras
 from runtime.ops.attention_gradients import check_gradients, chosen_for
 from runtime.ops.block_sizes import Tensors
@@ -50,7 +50,7 @@ def _run(
     scored, extras = scored_pattern(text), Extras.of(optional, numbers)
     if gradients:
         check_operands(q, k, v)
-        check_extras(q, extras)
+        extras.check(q)
         asked: dict[str, Any] = {"deterministic": deterministic, "aux_gradients": aux_gradients or ()}
         chosen_for(q, scored, extras.features(), **asked)
     options: dict[str, Any] = {"lse": lse or gradients, "out": out, "validate": validate, "overflow": overflow}

@@ -15,9 +15,8 @@ from codegen.select.backward import BackwardKernels
 from codegen.spec import AttentionBackwardSpec
 from runtime.checks import check_dense, check_flag
 from runtime.errors import ArgumentError
-from runtime.kernels.arguments import check_shape
 from runtime.ops.attention import pattern_of
-from runtime.ops.attention_checks import check_extras, check_lists, check_operands
+from runtime.ops.attention_checks import check_lists, check_operands
 from runtime.ops.attention_choice import Call, ShapeClass, arch_of, resolve
 from runtime.ops.attention_extras import Extras
 from runtime.ops.attention_gradients import check_gradients, gradient_choice, learned_aux
@@ -144,8 +143,7 @@ def explain_attention(
         check_operands(q, k, v, on_gpu=arch is None)
     check_lists(scored, tensors, q, k)
     extras = Extras(sink, kv_lengths, softcap=softcap)
-    check_extras(q, extras if q.is_cuda else extras._replace(sink=None))
-    _check_sink(sink, q.shape[1])
+    extras.check(q, on_gpu=q.is_cuda)
     call = Call(
         scored,
         tuple(tensors[0].shape) if tensors and tensors[0] is not None else (),
@@ -178,13 +176,3 @@ def check_arch(arch: Any, q: Any) -> None:
     check_dense("q", q)
     if arch is None and not q.is_cuda:
         raise ArgumentError("arch", f"is missing: q is on {q.device}, not on a GPU; pass an architecture")
-
-
-def _check_sink(sink: Any, heads: int) -> None:
-    """Check sinks that may be on no GPU."""
-    if sink is None:
-        return
-    check_dense("sink", sink)
-    check_shape("sink", sink.shape, [("heads", (heads,))])
-    if sink.dtype != torch.float32:
-        raise ArgumentError("sink", f"is {sink.dtype}, expected torch.float32")

@@ -17,9 +17,8 @@ from runtime.checks import check_flag, check_word
 from runtime.errors import ArgumentError
 from runtime.kernels.paged_attention import Options, Window
 from runtime.key_lists import KeyLists
-from runtime.ops.attention_checks import check_softcap
 from runtime.ops.attention_choice import DTYPES, arch_of
-from runtime.ops.attention_extras import Extras
+from runtime.ops.attention_extras import Extras, check_softcap
 from runtime.ops.attention_gradients import check_gradients, gradient_choice
 from runtime.ops.explain import check_arch
 from runtime.ops.paged import LAYOUTS

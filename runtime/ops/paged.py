@@ -11,8 +11,9 @@ from runtime.errors import ArgumentError
 from runtime.kernels.attention import AttentionResult
 from runtime.kernels.paged_attention import Options
 from runtime.key_lists import KeyLists
-from runtime.ops.attention_checks import check_numbers, refuse_transformed
+from runtime.ops.attention_checks import refuse_transformed
 from runtime.ops.attention_choice import DTYPES
+from runtime.ops.attention_extras import check_numbers
 from runtime.ops.modes import PLAIN, any_autocast, is_watched
 from runtime.ops.paged_calls import PATTERNS, attend_paged, bytes_of_workspace, check_sizes, window_of
 from runtime.ops.paged_operator import paged_operator

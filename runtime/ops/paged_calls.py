@@ -27,8 +27,8 @@ from runtime.kernels.paged_attention import (
 )
 from runtime.kernels.paged_prefill import PagedPrefillKernel
 from runtime.key_lists import KeyLists
-from runtime.ops.attention_checks import check_softcap
 from runtime.ops.attention_choice import DTYPES, arch_of
+from runtime.ops.attention_extras import check_softcap
 from runtime.patterns import Causal, Pattern, SinkWindow, SlidingWindow
 from runtime.receipts.mode import KERNELS_KEPT, kept_by_mode, mode
 

@@ -21,7 +21,7 @@ from runtime.kernels.arguments import Signatures, check_scale, check_sink, check
 from runtime.kernels.attention import AttentionKernel, AttentionResult
 from runtime.kernels.pattern_numbers import numbers_for
 from runtime.log import logger
-from runtime.ops.attention_checks import check_no_overlap, check_softcap
+from runtime.ops.attention_checks import check_no_overlap
 from runtime.ops.attention_choice import (
     CLASSES_KEPT,
     DTYPES,
@@ -30,6 +30,7 @@ from runtime.ops.attention_choice import (
     kernel_head_dim,
     rounded,
 )
+from runtime.ops.attention_extras import check_softcap
 from runtime.receipts import permit
 from runtime.receipts.mode import is_on, mode
 

@@ -233,14 +233,19 @@ def imports_of(module: Path) -> frozenset[Path]:
     return frozenset(found)
 
 
+@cache
+def helpers_of(module: Path) -> frozenset[Path]:
+    """Modules of ``HELPERS`` that a module imports; none if it is no module."""
+    imported = imports_of(module) if module.suffix == ".py" else frozenset()
+    return frozenset(path for path in imported if any(map(path.is_relative_to, HELPERS)))
+
+
 def with_helpers(files: Iterable[Path]) -> set[Path]:
     """Files, and the modules of ``HELPERS`` that they import, directly or not."""
     todo = [*files]
     found = set(todo)
     while todo:
-        module = todo.pop()
-        imported = imports_of(module) if module.suffix == ".py" else frozenset()
-        new = {path for path in imported if any(map(path.is_relative_to, HELPERS))} - found
+        new = helpers_of(todo.pop()) - found
         found |= new
         todo += new
     return found
@@ -272,7 +277,7 @@ def versions() -> tuple[str, ...]:
 
 def forget_files() -> None:
     """Make the next digest read files again."""
-    for kept in (hash_of, imports_of, names_in):
+    for kept in (hash_of, helpers_of, imports_of, names_in):
         kept.cache_clear()
 
 

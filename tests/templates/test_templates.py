@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
 from each import for_each
+from jinja2 import nodes
 
 from codegen.library import TEMPLATES, NamedSpec, find_spec, shipped_specs
 from codegen.planning import plan_for
-from codegen.render import generate, render
+from codegen.render import Generated, environment, generate, render
 
 MOST_TAGS = 0.12
 """Share of the lines of a template that may be tags; three lines are allowed in any."""
@@ -19,17 +21,15 @@ MORE_TAGS = {
     "common/declarations.cuh.j2": (0.48, "lists of what the plan declares: loops and little else"),
     "bsr_sddmm/mma.cu.j2": (0.13, "16 bits and FP8 side by side"),
     "bsr_spmm/mma.cu.j2": (0.20, "16 bits and FP8 side by side"),
-    "bsr_spmm/mma_slices.cuh.j2": (0.14, "scales of blocks or none"),
+    "bsr_spmm/mma_mainloop.cuh.j2": (0.14, "one slice or several, scales of blocks or none"),
+    "bsr_spmm/wmma_loads.cuh.j2": (0.23, "by TMA, by cp.async or through registers, of B by columns or by rows"),
     "bsr_spmm/sliced_k.cuh.j2": (0.24, "three short macros, whose tags are the only ones"),
     "bsr_spmm/sm90a_swap_ab.cu.j2": (0.15, "11 of 21 are imports and includes: what differs is in the pieces"),
 }
 """Templates with more, how many they have at most, and why."""
 PIECES = [
     *sorted(path for folder in TEMPLATES.glob("bsr_*") for path in folder.glob("*.j2")),
-    *(
-        TEMPLATES / "common" / f"{name}.cuh.j2"
-        for name in ("b_by_rows", "bsr", "bsr_steps", "declarations", "epilogue", "gathered")
-    ),
+    *(TEMPLATES / "common" / f"{name}.cuh.j2" for name in ("bsr", "bsr_steps", "declarations", "epilogue", "gathered")),
 ]
 
 
@@ -40,8 +40,19 @@ def bsr_specs() -> list[NamedSpec]:
 
 every_bsr_spec = for_each("named", bsr_specs, lambda named: named.stem)
 
-OTHERS: list[dict[str, object]] = []
-"""Specs of options that no shipped or otherwise compiled kernel has."""
+OTHERS: list[dict[str, object]] = [
+    {"like": "h100_bsr_spmm_b128_n8", "accumulate": True, "epilogue": {"bias": True, "activation": "relu"}},
+    {"like": "h100_bsr_spmm_b64_pairs", "epilogue": {"bias": True, "activation": "silu"}},
+    {"like": "h100_bsr_spmm_b16", "epilogue": {"bias": True}},
+    {
+        "like": "h100_bsr_spmm_b16",
+        "tile": {"m": 16, "n": 512, "k": 64},
+        "ctas_per_sm": 1,
+        "stages": 2,
+        "scheduler": "dynamic",
+    },
+]
+"""Options that no shipped or otherwise compiled kernel has, in addition to the fields of a shipped spec."""
 
 OF_ONE = {
     "kWarpgroupBarrier": "the number of a barrier, not of things",
@@ -82,11 +93,44 @@ def test_exceptions_are_needed(name: str) -> None:
     assert with_tags > MOST_TAGS * lines
 
 
+@cache
+def generated() -> list[Generated]:
+    """Sources of the shipped kernels, of those that other tests compile, and of other options."""
+    compiled = json.loads((Path(__file__).parents[1] / "unshipped_bsr.json").read_text(encoding="utf-8"))
+    others = [{**find_spec(str(like)).spec.model_dump(by_alias=True), **fields} for like, fields in map(_split, OTHERS)]
+    return [generate(named) for named in [*bsr_specs(), *map(find_spec, [*compiled, *others])]]
+
+
+def _split(fields: dict[str, object]) -> tuple[object, dict[str, object]]:
+    return fields["like"], {name: value for name, value in fields.items() if name != "like"}
+
+
 def test_every_template_is_used() -> None:
-    """By shipped kernels, or by those that other tests compile."""
-    fields = json.loads((Path(__file__).parents[1] / "unshipped_bsr.json").read_text(encoding="utf-8"))
-    used = {name for named in [*bsr_specs(), *map(find_spec, [*fields, *OTHERS])] for name in generate(named).templates}
+    used = {name for each in generated() for name in each.templates}
     assert not {path.relative_to(TEMPLATES).as_posix() for path in PIECES} - used
+
+
+@cache
+def lines_of_sources() -> frozenset[str]:
+    return frozenset(line.strip() for each in generated() for line in each.source.splitlines())
+
+
+def lines_of(template: Path) -> list[str]:
+    """Lines of code of a template without tags and values, of all branches."""
+    lines = []
+    for output in environment().parse(template.read_text(encoding="utf-8")).find_all(nodes.Output):
+        for place, node in enumerate(output.nodes):
+            if isinstance(node, nodes.TemplateData):
+                parts = [part.strip() for part in node.data.split("\n")]
+                lines += parts[place > 0 : None if place == len(output.nodes) - 1 else -1]
+    return [line for line in lines if line and not line.startswith("//")]
+
+
+@for_each("path", lambda: PIECES, lambda path: path.relative_to(TEMPLATES).as_posix())
+def test_every_line_of_a_template_is_used(path: Path) -> None:
+    """Alternatives of one file, too, are those of a kernel."""
+    unused = [line for line in lines_of(path) if line not in lines_of_sources()]
+    assert not [line for line in unused if not any(line in each for each in lines_of_sources())]
 
 
 def numbers(source: str) -> dict[str, int]:

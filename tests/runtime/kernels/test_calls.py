@@ -11,6 +11,7 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -1178,14 +1179,21 @@ def front_end(kernel: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+@cache
+def place_of(file: str) -> str:
+    """A file of ``codegen`` or ``runtime`` relative to the project; otherwise empty."""
+    path = Path(file)
+    is_ours = any(path.is_relative_to(PROJECT / folder) for folder in ("codegen", "runtime"))
+    return path.relative_to(PROJECT).as_posix() if is_ours else ""
+
+
 def entered_by(call: Callable[[], Any]) -> list[tuple[str, str, dict[str, Any]]]:
     """File, name and arguments of each function of ``codegen`` and ``runtime`` that a call enters."""
     seen = []
 
     def note(frame: Any, event: str, _: Any) -> None:
-        path = Path(frame.f_code.co_filename)
-        if event == "call" and any(path.is_relative_to(PROJECT / folder) for folder in ("codegen", "runtime")):
-            seen.append((path.relative_to(PROJECT).as_posix(), frame.f_code.co_name, dict(frame.f_locals)))
+        if event == "call" and (place := place_of(frame.f_code.co_filename)):
+            seen.append((place, frame.f_code.co_name, dict(frame.f_locals)))
 
     sys.setprofile(note)
     try:

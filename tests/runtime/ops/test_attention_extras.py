@@ -15,8 +15,8 @@ from runtime.ops.attention_extras import NUMBER_SCHEMA, TENSOR_SCHEMA, TENSORS, 
 RUNTIME = Path(__file__).parents[3] / "runtime"
 PASS_ON = {
     "ops": (
-        *("attention_autograd", "attention_calls", "attention_choice", "attention_differentiated", "attention_fp8"),
-        *("attention_fp8_operator", "attention_gradients", "attention_launches", "attention_operator"),
+        *("attention_autograd", "attention_calls", "attention_checks", "attention_choice", "attention_differentiated"),
+        *("attention_fp8", "attention_fp8_operator", "attention_gradients", "attention_launches", "attention_operator"),
     ),
     "distributed": ("context", "heads", "inputs", "operators", "plan"),
 }

@@ -61,23 +61,32 @@ def paged(queries: int = 1, requests: int = 4, page: int = 16, d: int = 128, cac
 
 
 @pytest.mark.parametrize(
-    ("found", "name", "reason"),
+    ("call", "name", "reason"),
     [
-        (paged(), "h100_paged_d128_bf16", "it has 4 queries for 4 requests, fewer than 32 for each"),
-        (paged(32), "h100_paged_prefill_d128_bf16", "prefill kernel"),
-        (paged(32, pattern=SinkWindow(4, 9)), "h100_paged_prefill_d128_bf16", "prefill kernel"),
-        (paged(64, cache=E4M3), "h100_paged_e4m3_d128_bf16", "its cache is e4m3"),
-        (paged(64, page=8), "h100_paged_d128_bf16", "its pages have 8 tokens, no multiple of 16"),
-        (paged(64, softcap=9.0), "h100_paged_d128_bf16", "it has a softcap"),
-        (paged(64, sink=meta(32, dtype=torch.float32)), "h100_paged_d128_bf16", "it has a sink"),
-        (paged(64, batch_invariant=True), "h100_paged_d128_bf16", "it is batch-invariant"),
-        (paged(64, pattern=KeyLists(meta(1, 256, 5, dtype=torch.int32))), "h100_paged_d128_bf16", "it has lists"),
-        (paged(64, arch="sm_89"), "l4_paged_d128_bf16", "the GPU has no WGMMA"),
-        (paged(64, block_table=meta(4, 1 << 21, dtype=torch.int32)), "h100_paged_d128_bf16", "more than 16777216 keys"),
-        (paged(64, block_table=None), "h100_paged_d128_bf16", "it has 256 queries for 64 requests"),
+        ({}, "h100_paged_d128_bf16", "it has 4 queries for 4 requests, fewer than 32 for each"),
+        (dict(queries=32), "h100_paged_prefill_d128_bf16", "prefill kernel"),
+        (dict(queries=32, pattern=SinkWindow(4, 9)), "h100_paged_prefill_d128_bf16", "prefill kernel"),
+        (dict(queries=64, cache=E4M3), "h100_paged_e4m3_d128_bf16", "its cache is e4m3"),
+        (dict(queries=64, page=8), "h100_paged_d128_bf16", "its pages have 8 tokens, no multiple of 16"),
+        (dict(queries=64, softcap=9.0), "h100_paged_d128_bf16", "it has a softcap"),
+        (dict(queries=64, sink=meta(32, dtype=torch.float32)), "h100_paged_d128_bf16", "it has a sink"),
+        (dict(queries=64, batch_invariant=True), "h100_paged_d128_bf16", "it is batch-invariant"),
+        (
+            dict(queries=64, pattern=KeyLists(meta(1, 256, 5, dtype=torch.int32))),
+            "h100_paged_d128_bf16",
+            "it has lists",
+        ),
+        (dict(queries=64, arch="sm_89"), "l4_paged_d128_bf16", "the GPU has no WGMMA"),
+        (
+            dict(queries=64, block_table=meta(4, 1 << 21, dtype=torch.int32)),
+            "h100_paged_d128_bf16",
+            "more than 16777216 keys",
+        ),
+        (dict(queries=64, block_table=None), "h100_paged_d128_bf16", "it has 256 queries for 64 requests"),
     ],
 )
-def test_pages(found: Any, name: str, reason: str) -> None:
+def test_pages(call: dict[str, Any], name: str, reason: str) -> None:
+    found = paged(**call)
     assert found.kernels["O"].stem == name
     assert found.provenance["O"].is_verified
     assert reason in str(found) and str(found).startswith("O: ")

@@ -70,7 +70,11 @@ class PagedPrefillKernel(PagedKernel[AttentionSpec]):
         if args.numbers["tiles"] >= 2**31:
             raise ArgumentError("q", f"has shape {tuple(q.shape)}: more than 2^31 tiles")
         memory = Memory.of(args)
-        places = [*((name, "k_cache", 0) for name in K_MAPS), *((name, "v_cache", 0) for name in V_MAPS), ("o", "out", 0)]
+        places = [
+            *((name, "k_cache", 0) for name in K_MAPS),
+            *((name, "v_cache", 0) for name in V_MAPS),
+            ("o", "out", 0),
+        ]
         if workspace is not None:
             check_workspace(tensors, WorkspaceBytes.of(args).total)
             memory = NO_MEMORY

@@ -89,7 +89,9 @@ int main() {
       for (int block = 0; block * kTileN < seqlen.kv_end(); ++block) {
         std::printf("step %%d %%d %%d %%d\\n", batch, seqlen.q_len(), first, block);
         uint32 hidden = 0;
-        for (threadIdx.x = 0; threadIdx.x < 32; ++threadIdx.x) pages[threadIdx.x] = page_of_lane(p, tile, visible, block);
+        for (threadIdx.x = 0; threadIdx.x < 32; ++threadIdx.x) {
+          pages[threadIdx.x] = page_of_lane(p, tile, visible, block);
+        }
         all = true;
         for (const bool counting : {true, false}) {
           counts_votes = counting;

@@ -123,7 +123,9 @@ def _load_constants(sizes: Sizes) -> list[Constant]:
     if sizes.spec.layout == "paged":
         return [
             Constant("kPageRows", PAGE_ROWS, "keys per copy from a small page"),
-            Constant("kLargeCopyShift", LARGE_PAGE_ROWS.bit_length() - 1, "log2 of the keys per copy from a large page"),
+            Constant(
+                "kLargeCopyShift", LARGE_PAGE_ROWS.bit_length() - 1, "log2 of the keys per copy from a large page"
+            ),
         ]
     if sizes.step_blocks == 1:
         return []

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_causal_d64_dq_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq_dkdv","head_dim":64,"mma":"wgmma","op":"attention_backward","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: b5c449e76e6dba0f3cddbff0dc9e886c6938f11328400ebe24aea9d605eb2aa3
-// seal: sha256 7159c9160bd7ca8863a9d07bf67d016efbac5d434a328eb4531d31cc8563b94c
+// seal: sha256 f739b57f30acb59ba33a5158c04d2db8fb5284436c4b77ba2a81277c7944d8a8
 
 // Attention backward for sm_90a, gradients of Q, K and V
 // over the visible keys of the pattern:
@@ -26,8 +26,9 @@
 //   dq_full[i], dq_empty     a step's part of dQ; i: the warp that adds it
 //   dq_semaphore[step]       in device memory: number of tiles that have added their part of the step's dQ
 //
-// Pipeline of a consumer: the weights are computed while dO's product runs, dS while the product for dV runs, and dQ is
-// written while the product for dK runs. While a consumer waits for its own products, the other warpgroup computes.
+// Pipeline of a consumer: the weights are computed while dO's product runs. The products for dV, dQ and dK are issued
+// around one barrier, behind each other, and dQ is written while that for dK runs. While a consumer waits for its own
+// products, the other warpgroup computes.
 //
 // Symbols
 //   tile        kTileN keys of one K/V head, processed by one thread block

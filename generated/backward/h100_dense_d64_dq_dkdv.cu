@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_dense_d64_dq_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq_dkdv","head_dim":64,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"dense"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 97a870ba08956e67d159f5b81e8375e4729599b4d550116c22eccd45125ef8eb
-// seal: sha256 41118ac58688fc0a7ca5b6b204bbc16a6d6e297c251052ce3175c70f3c4fff5f
+// seal: sha256 881bd54dd1e3c969c64dac88a0da0dde96671d57664de321f665b48be1d137b6
 
 // Attention backward for sm_90a, gradients of Q, K and V
 // over the visible keys of the pattern:
@@ -26,8 +26,9 @@
 //   dq_full[i], dq_empty     a step's part of dQ; i: the warp that adds it
 //   dq_semaphore[step]       in device memory: number of tiles that have added their part of the step's dQ
 //
-// Pipeline of a consumer: the weights are computed while dO's product runs, dS while the product for dV runs, and dQ is
-// written while the product for dK runs. While a consumer waits for its own products, the other warpgroup computes.
+// Pipeline of a consumer: the weights are computed while dO's product runs. The products for dV, dQ and dK are issued
+// around one barrier, behind each other, and dQ is written while that for dK runs. While a consumer waits for its own
+// products, the other warpgroup computes.
 //
 // Symbols
 //   tile        kTileN keys of one K/V head, processed by one thread block

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_lengths_dq_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq_dkdv","head_dim":128,"kv_lengths":true,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"dense"},"schedule":"cooperative","stages":2,"tile":{"m":80,"n":128}}
 // spec hash: 667aa922aadfda399ebb5963a2ce51a20d5ef5301983f86cdc75df85f14711b5
-// seal: sha256 bf45ea23580303952a31d2ecc7eb4848ee5b66b5bfab1d606b7bd3aeb4c5287f
+// seal: sha256 f47362a0ffc8f1335af25c4d1211b278c2ca3dff7be052f225fd51ff9a6e9bd3
 
 // Attention backward for sm_90a, gradients of Q, K and V
 // over the visible keys of the pattern, up to each batch's kv_lengths:
@@ -26,8 +26,9 @@
 //   dq_full[i], dq_empty     a step's part of dQ; i: the warp that adds it
 //   dq_semaphore[step]       in device memory: number of tiles that have added their part of the step's dQ
 //
-// Pipeline of a consumer: the weights are computed while dO's product runs, dS while the product for dV runs, and dQ is
-// written while the product for dK runs. While a consumer waits for its own products, the other warpgroup computes.
+// Pipeline of a consumer: the weights are computed while dO's product runs. The products for dV, dQ and dK are issued
+// around one barrier, behind each other, and dQ is written while that for dK runs. While a consumer waits for its own
+// products, the other warpgroup computes.
 //
 // Symbols
 //   tile        kTileN keys of one K/V head, processed by one thread block

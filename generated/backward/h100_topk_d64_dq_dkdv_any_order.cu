@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_topk_d64_dq_dkdv_any_order.yaml
 // spec: {"arch":"sm_90a","copy":"tma","deterministic":false,"dtype":"fp16","gradients":"dq_dkdv","head_dim":64,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"k":null,"kind":"topk"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 7d0b454fd38289e1c54a84da0f7fd654744a77bb51726c12f94da54082abc305
-// seal: sha256 e81a7d7da6558a987b3d680901c7fbc3334cffc34d33cd31839b48ee2ab20377
+// seal: sha256 85a0525e80f2f63fd311813d66f322c5651522a88221babbb9f01b83753720f3
 
 // Attention backward for sm_90a, gradients of Q, K and V
 // over the listed key blocks of the pattern:
@@ -25,8 +25,9 @@
 //   q_full[i], q_empty[i]    stage i of the ring: Q, dO, their statistics and metadata
 //   dq_full[i], dq_empty     a step's part of dQ; i: the warp that adds it
 //
-// Pipeline of a consumer: the weights are computed while dO's product runs, dS while the product for dV runs, and dQ is
-// written while the product for dK runs. While a consumer waits for its own products, the other warpgroup computes.
+// Pipeline of a consumer: the weights are computed while dO's product runs. The products for dV, dQ and dK are issued
+// around one barrier, behind each other, and dQ is written while that for dK runs. While a consumer waits for its own
+// products, the other warpgroup computes.
 //
 // Symbols
 //   tile        kTileN keys of one K/V head, processed by one thread block

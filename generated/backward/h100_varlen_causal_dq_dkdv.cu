@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_varlen_causal_dq_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq_dkdv","head_dim":128,"layout":"varlen","mma":"wgmma","op":"attention_backward","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":80,"n":128}}
 // spec hash: d5f8981f1f4328d6a04090598fee56596ed0785a1068094050cece73b9a5caf6
-// seal: sha256 f2db781e5a56eddf6493785f1bb625899b90b68740d71b0c7b5575f2c929b917
+// seal: sha256 91f61c45afbe224dc1181e6e556187cfd7b05f5836efb35fb47a274814df2097
 
 // Attention backward for sm_90a, gradients of Q, K and V
 // over the visible keys of the pattern in each sequence:
@@ -26,8 +26,9 @@
 //   dq_full[i], dq_empty     a step's part of dQ; i: the warp that adds it
 //   dq_semaphore[step]       in device memory: number of tiles that have added their part of the step's dQ
 //
-// Pipeline of a consumer: the weights are computed while dO's product runs, dS while the product for dV runs, and dQ is
-// written while the product for dK runs. While a consumer waits for its own products, the other warpgroup computes.
+// Pipeline of a consumer: the weights are computed while dO's product runs. The products for dV, dQ and dK are issued
+// around one barrier, behind each other, and dQ is written while that for dK runs. While a consumer waits for its own
+// products, the other warpgroup computes.
 //
 // Symbols
 //   tile        kTileN keys of one K/V head, processed by one thread block

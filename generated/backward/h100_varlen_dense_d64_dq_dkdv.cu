@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_varlen_dense_d64_dq_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq_dkdv","head_dim":64,"layout":"varlen","mma":"wgmma","op":"attention_backward","pattern":{"kind":"dense"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 679790f1b95a05a72c5d6361724304e3cb35db84a528593ec17e9611d8ca7d85
-// seal: sha256 e136978895d66b89390bfbd9004bd139651b087550d69e346c708b5614e7b0a8
+// seal: sha256 7a64f927bdc18b75b87f0004327573725feea34d39845b147bfb7a5f236227ab
 
 // Attention backward for sm_90a, gradients of Q, K and V
 // over the visible keys of the pattern in each sequence:
@@ -26,8 +26,9 @@
 //   dq_full[i], dq_empty     a step's part of dQ; i: the warp that adds it
 //   dq_semaphore[step]       in device memory: number of tiles that have added their part of the step's dQ
 //
-// Pipeline of a consumer: the weights are computed while dO's product runs, dS while the product for dV runs, and dQ is
-// written while the product for dK runs. While a consumer waits for its own products, the other warpgroup computes.
+// Pipeline of a consumer: the weights are computed while dO's product runs. The products for dV, dQ and dK are issued
+// around one barrier, behind each other, and dQ is written while that for dK runs. While a consumer waits for its own
+// products, the other warpgroup computes.
 //
 // Symbols
 //   tile        kTileN keys of one K/V head, processed by one thread block

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_window_dq_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq_dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"sliding_window","left":null,"right":null},"schedule":"cooperative","stages":2,"tile":{"m":80,"n":128}}
 // spec hash: 21bd5a6e738f9737ca4bfbc82b0454662fff2b8d7839d7cc6b0399bd5898edd7
-// seal: sha256 2402f7b10dd2037285b5e138289117c7336d0219381aa2206543f52a2ac3ce5d
+// seal: sha256 6cf3acbb53df96029e42cf0fdd0c9d3c4bac3ee06646436b3967d34e324b1877
 
 // Attention backward for sm_90a, gradients of Q, K and V
 // over the visible keys of the pattern:
@@ -26,8 +26,9 @@
 //   dq_full[i], dq_empty     a step's part of dQ; i: the warp that adds it
 //   dq_semaphore[step]       in device memory: number of tiles that have added their part of the step's dQ
 //
-// Pipeline of a consumer: the weights are computed while dO's product runs, dS while the product for dV runs, and dQ is
-// written while the product for dK runs. While a consumer waits for its own products, the other warpgroup computes.
+// Pipeline of a consumer: the weights are computed while dO's product runs. The products for dV, dQ and dK are issued
+// around one barrier, behind each other, and dQ is written while that for dK runs. While a consumer waits for its own
+// products, the other warpgroup computes.
 //
 // Symbols
 //   tile        kTileN keys of one K/V head, processed by one thread block

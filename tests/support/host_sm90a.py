@@ -1,4 +1,4 @@
-"""FP8 kernels of attention for sm_90a that run on the host, thread by thread, with the headers in tests/support/host.
+"""Kernels of attention for sm_90a that run on the host, thread by thread, with the headers in tests/support/host.
 
 What is run is the generated source, but for the helpers that are one instruction each. Sums of the tensor core are in
 fp32 here, which they are not on a GPU.
@@ -33,6 +33,7 @@ INSTRUCTIONS = (
     *("bar_sync", "bar_arrive", "ex2", "rcp", "lg2", "pack", "pack_e4m3"),
 )
 WGMMA = re.compile(r"wgmma_m64n(\d+)k32_(registers|shared)(_v)?(_first)?\(\n")
+WGMMA_16 = re.compile(r"wgmma_m64n(\d+)k16_(registers|shared|shared_m_major)_(k_major|mn_major)(_first)?\(\n? *float")
 PROGRAM = """\
 #include <array>
 #include "threads.h"
@@ -77,15 +78,34 @@ def product(match: re.Match[str], spec: AttentionSpec, v_upper: str) -> str:
     )
 
 
+def product_of_halves(match: re.Match[str]) -> tuple[str, str]:
+    """The name of a wgmma with operands of 16 bits, and its definition for the host."""
+    n, place, b_major, first = match.groups()
+    name = f"wgmma_m64n{n}k16_{place}_{b_major}{first or ''}"
+    registers = place == "registers"
+    a = "const unsigned (&a)[4]" if registers else "unsigned a"
+    operands = ("a, 0" if registers else "nullptr, a") + f", b, 0, {n}, {'false' if first else 'accumulate != 0'}"
+    majors = f"{str(place == 'shared_m_major').lower()}, {str(b_major == 'mn_major').lower()}"
+    accumulate = "" if first else ", int accumulate"
+    return name, (
+        f"inline void {name}(float (&d)[{int(n) // 2}], {a}, unsigned b{accumulate}) {{\n"
+        f"  issue({{d, {operands}, false, false, true, {majors}}});\n}}\n"
+    )
+
+
 def compiled(source: str, plan: Plan, folder: Path) -> Any:
     """Compile a generated source for the host."""
     spec = plan.spec
-    assert isinstance(spec, AttentionSpec) and is_fp8(spec)
     narrow = "kNarrowDescriptorUpperHalf" in re.sub(r"//.*", "", source)
     products = []
     for match in {found.group(0): found for found in WGMMA.finditer(source)}.values():
+        assert isinstance(spec, AttentionSpec) and is_fp8(spec)
         products.append(product(match, spec, "0x80000020" if narrow else "kHostUpperHalf"))
         source, _ = without(source, match.group(0)[:-2])
+    for name, definition in dict(map(product_of_halves, WGMMA_16.finditer(source))).items():
+        products.append(definition)
+        source, removed = without(source, name)
+        assert removed, name
     for name in INSTRUCTIONS:
         source, _ = without(source, name)
     source = re.sub(r"extern __shared__ .*;", "unsigned char* shared = memory;", source)

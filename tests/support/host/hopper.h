@@ -1,9 +1,10 @@
-// The instructions of PTX that FP8 kernels for sm_90a have (PTX ISA: "mbarrier", "cp.async.bulk.tensor", "wgmma", "bar").
+// The instructions of PTX that kernels for sm_90a have (PTX ISA: "mbarrier", "cp.async.bulk.tensor", "wgmma", "bar").
 // Copies of the copy engine happen at once, or as late as they may: when their barrier is waited for. Products happen
 // when they are waited for: what is changed too early shows in the result.
 #include <map>
 
 #include "bytes.h"
+#include "votes.h"
 
 using uint = unsigned;
 struct float4 {
@@ -18,15 +19,7 @@ inline int __float_as_int(float x) {
 }
 inline float __int_as_float(int bits) { return __uint_as_float(bits); }
 inline void __threadfence() {}
-inline bool __any_sync(unsigned, bool value) {
-  bool some;
-  of_warp(&value, &some, [](const void** all, void** to) {
-    bool found = false;
-    for (int i = 0; i < 32; ++i) found |= *static_cast<const bool*>(all[i]);
-    for (int i = 0; i < 32; ++i) *static_cast<bool*>(to[i]) = found;
-  });
-  return some;
-}
+inline bool __all_sync(unsigned lanes, bool value) { return __ballot_sync(lanes, value) == 0xFFFFFFFF; }
 
 // What stands in the 128 bytes of a tensor map here: tests/support/host_sm90a.py writes it.
 struct HostMap {
@@ -47,6 +40,8 @@ struct Product {
   unsigned a_tile, b_tile, b_upper;
   int n;
   bool accumulate, wide_a, wide_b;  // wide: e5m2
+  // Of 16 bits: k is 16, and an operand in shared memory may have its rows (of A) or columns (of B) side by side.
+  bool halves = false, mn_major_a = false, mn_major_b = false;
 };
 struct Stored {
   const HostMap* map;
@@ -179,8 +174,42 @@ inline unsigned char tile_byte(unsigned lower, unsigned upper, int row, int k) {
 constexpr unsigned kHostUpperHalf = 0x40000040;
 inline void wgmma_fence() {}
 inline void wgmma_commit() { product_groups[current].push_back(std::exchange(open_products[current], {})); }
+// Element k of a row of A, or of a column of B, of a descriptor of 128-byte rows. MN-major: a row has 64 of them for one
+// k; the descriptor has the bytes from such a group to the next (LBO).
+inline float tile_half(unsigned lower, bool mn_major, int row, int k) {
+  const unsigned in_group = mn_major ? k / 8 * 1024 + k % 8 * 128 + row % 64 * 2 : row / 8 * 1024 + row % 8 * 128 + k * 2;
+  const unsigned at = (lower & 0x3FFF) * 16 + in_group + (mn_major ? row / 64 * (lower >> 16 & 0x3FFF) * 16 : 0);
+  if (at + 2 > memory_bytes) fail("wgmma: address in shared memory");
+  unsigned short bits;
+  std::memcpy(&bits, memory + swizzled(at, 128), 2);
+  return widened(bits);
+}
+inline void multiply_halves(const Product* const (&lanes)[32]) {
+  const Product& one = *lanes[0];
+  const int first_row = current / 32 % 4 * 16;
+  static float left[16][16], right[256][16];
+  for (int n = 0; n < one.n; ++n) {
+    for (int k = 0; k < 16; ++k) right[n][k] = tile_half(one.b_tile, one.mn_major_b, n, k);
+  }
+  for (int t = 0; t < 32; ++t) {
+    for (int i = 0; i < 8; ++i) {
+      const int row = t / 4 + i / 2 % 2 * 8, k = t % 4 * 2 + i / 4 * 8 + i % 2;
+      left[row][k] = one.a != nullptr ? widened(lanes[t]->a[i / 2] >> i % 2 * 16)
+                                      : tile_half(one.a_tile, one.mn_major_a, first_row + row, k);
+    }
+  }
+  for (int t = 0; t < 32; ++t) {
+    for (int i = 0; i < one.n / 2; ++i) {
+      const int row = t / 4 + i / 2 % 2 * 8, column = i / 4 * 8 + t % 4 * 2 + i % 2;
+      float sum = one.accumulate ? lanes[t]->d[i] : 0.0f;
+      for (int k = 0; k < 16; ++k) sum += left[row][k] * right[column][k];
+      lanes[t]->d[i] = sum;
+    }
+  }
+}
 inline void multiply(const Product* const (&lanes)[32]) {
   const Product& one = *lanes[0];
+  if (one.halves) return multiply_halves(lanes);
   const int first_row = current / 32 % 4 * 16;
   static float left[16][32], right[256][32];
   for (int n = 0; n < one.n; ++n) {

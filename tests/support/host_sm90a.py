@@ -31,6 +31,9 @@ INSTRUCTIONS = (
     *("tma_store_wait_read", "fence_proxy_async", "setmaxnreg_dec", "setmaxnreg_inc"),
     *("wgmma_fence", "wgmma_commit", "wgmma_wait", "ldmatrix_x4", "stmatrix_x4"),
     *("bar_sync", "bar_arrive", "ex2", "rcp", "lg2", "pack", "pack_e4m3"),
+    # Of gradients:
+    *("tma_load_bytes", "tma_store_bytes", "tma_reduce_add", "tma_store_wait", "fence_proxy_async_global"),
+    *("load_acquire", "store_release", "stmatrix_x4_trans"),
 )
 WGMMA = re.compile(r"wgmma_m64n(\d+)k32_(registers|shared)(_v)?(_first)?\(\n")
 WGMMA_16 = re.compile(r"wgmma_m64n(\d+)k16_(registers|shared|shared_m_major)_(k_major|mn_major)(_first)?\(\n? *float")
@@ -93,8 +96,8 @@ def product_of_halves(match: re.Match[str]) -> tuple[str, str]:
     )
 
 
-def compiled(source: str, plan: Plan, folder: Path) -> Any:
-    """Compile a generated source for the host."""
+def compiled(source: str, plan: Plan, folder: Path, program: str = PROGRAM) -> Any:
+    """Compile a generated source for the host; ``program`` has its place, and the function ``run``."""
     spec = plan.spec
     narrow = "kNarrowDescriptorUpperHalf" in re.sub(r"//.*", "", source)
     products = []
@@ -112,12 +115,12 @@ def compiled(source: str, plan: Plan, folder: Path) -> Any:
     source = re.sub(r'asm volatile\(""[^;]*;', ";", source)
     source = source.replace("static_cast<uint32>(__cvta_generic_to_shared(shared))", "0")
     assert "asm" not in re.sub(r"//.*", "", source), "an instruction that tests/support/host does not have"
-    program = PROGRAM % {
+    text = program % {
         "source": "\n".join(products) + source,
         "shared_bytes": plan.shared_bytes + 128 * 1024,  # a descriptor may reach beyond
         "kernel": plan.stem,
     }
-    (folder / "kernel.cpp").write_text(program, encoding="utf-8")
+    (folder / "kernel.cpp").write_text(text, encoding="utf-8")
     bf16 = ["-DBF16"] if plan.output == "bf16" else []
     options = ["-std=c++20", "-O2", "-fPIC", "-shared", "-w", f"-I{HEADERS}", *bf16]
     subprocess.run(["g++", *options, "kernel.cpp", "-o", "kernel.so"], cwd=folder, check=True)

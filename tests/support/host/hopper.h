@@ -53,6 +53,7 @@ static std::map<int, NamedBarrier> named_barriers;
 static std::map<int, std::vector<Product>> open_products;
 static std::map<int, std::vector<std::vector<Product>>> product_groups;
 static std::map<int, std::vector<Stored>> stores;
+static std::map<int, std::vector<std::function<void()>>> bulk_stores;
 
 inline void complete(Barrier& barrier) {
   if (barrier.missing == 0 && barrier.bytes == 0) {
@@ -147,14 +148,47 @@ template <typename Map>
 void tma_store_5d(const Map* map, unsigned from, int a, int b, int c, int d, int e) {
   stores[current].push_back({reinterpret_cast<const HostMap*>(map), from, {a, b, c, d, e}});
 }
+// Copies of bytes, and sums: from device memory at once or late, to it when the thread waits for them.
+inline void tma_load_bytes(unsigned to, const void* from, int bytes, unsigned barrier) {
+  if (to % 16 || bytes % 16 || to + bytes > memory_bytes) fail("cp.async.bulk: address");
+  const auto copy = [=] {
+    std::memcpy(memory + to, from, bytes);
+    mbarriers.at(barrier).bytes -= bytes;
+    complete(mbarriers.at(barrier));
+  };
+  if (copies_late) mbarriers.at(barrier).late.push_back(copy);
+  else copy();
+}
+inline void tma_store_bytes(void* to, unsigned from, int bytes) {
+  if (from % 16 || bytes % 16 || from + bytes > memory_bytes) fail("cp.async.bulk: address");
+  bulk_stores[current].push_back([=] { std::memcpy(to, memory + from, bytes); });
+}
+inline void tma_reduce_add(float* to, unsigned from, int bytes) {
+  if (from % 16 || bytes % 16 || from + bytes > memory_bytes) fail("cp.reduce.async.bulk: address");
+  bulk_stores[current].push_back([=] {
+    for (int i = 0; i < bytes / 4; ++i) {
+      float part;
+      std::memcpy(&part, memory + from + i * 4, 4);
+      to[i] += part;
+    }
+  });
+}
+inline void fence_proxy_async_global() {}
+inline int load_acquire(const int* from) { return *from; }
+inline void store_release(int* to, int value) { *to = value; }
 inline void tma_store_commit() {}
 template <int kPending>
 void tma_store_wait_read() {
+  for (const auto& store : std::exchange(bulk_stores[current], {})) store();
   for (const Stored& store : std::exchange(stores[current], {})) {
     for_box(*store.map, store.from, store.at, [&](char* to, const unsigned char* from) {
       if (to != nullptr) std::memcpy(to, from, store.map->element);
     });
   }
+}
+template <int kPending>
+void tma_store_wait() {
+  tma_store_wait_read<kPending>();
 }
 template <typename Map>
 void prefetch_tensormap(const Map*) {}
@@ -250,19 +284,30 @@ void wgmma_wait() {
 inline void issue(const Product& product) { open_products[current].push_back(product); }
 
 inline void ldmatrix_x4(unsigned (&m)[4], unsigned address);
-inline void stmatrix_x4(unsigned address, unsigned a, unsigned b, unsigned c, unsigned d) {
+template <bool kTransposed>
+void store_matrices(unsigned address, unsigned a, unsigned b, unsigned c, unsigned d) {
   if (address % 16 || address + 16 > memory_bytes) fail("stmatrix: address");
   struct Given {
     unsigned words[4], address;
   } given{{a, b, c, d}, address};
   of_warp(&given, nullptr, [](const void** all, void**) {
+    const auto of = [all](int t) { return static_cast<const Given*>(all[t]); };
     for (int i = 0; i < 4; ++i) {
       for (int t = 0; t < 32; ++t) {
-        const unsigned row = static_cast<const Given*>(all[i * 8 + t / 4])->address;
-        std::memcpy(memory + row + t % 4 * 4, &static_cast<const Given*>(all[t])->words[i], 4);
+        for (int j = 0; j < 2; ++j) {
+          const int row = kTransposed ? t % 4 * 2 + j : t / 4, column = kTransposed ? t / 4 : t % 4 * 2 + j;
+          const unsigned short half = of(t)->words[i] >> j * 16;
+          std::memcpy(memory + of(i * 8 + row)->address + column * 2, &half, 2);
+        }
       }
     }
   });
+}
+inline void stmatrix_x4(unsigned address, unsigned a, unsigned b, unsigned c, unsigned d) {
+  store_matrices<false>(address, a, b, c, d);
+}
+inline void stmatrix_x4_trans(unsigned address, unsigned a, unsigned b, unsigned c, unsigned d) {
+  store_matrices<true>(address, a, b, c, d);
 }
 static void reset_hopper() {
   mbarriers.clear();
@@ -270,4 +315,5 @@ static void reset_hopper() {
   open_products.clear();
   product_groups.clear();
   stores.clear();
+  bulk_stores.clear();
 }

@@ -32,6 +32,8 @@ CASES = (
 KERNELS: dict[str, dict[str, Any]] = {
     "causal": {"dtype": "bf16", "head_dim": 128, "pattern": {"kind": "causal"}},
     "dense, heads of 64": {"dtype": "fp16", "head_dim": 64, "pattern": {"kind": "dense"}},
+    "causal, heads of 96": {"dtype": "bf16", "head_dim": 96, "pattern": {"kind": "causal"}},
+    "dense, heads of 96": {"dtype": "fp16", "head_dim": 96, "pattern": {"kind": "dense"}},
     "dense, any order": {"dtype": "fp16", "head_dim": 128, "pattern": {"kind": "dense"}, "deterministic": False},
 }
 

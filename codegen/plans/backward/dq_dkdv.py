@@ -48,7 +48,8 @@ from codegen.problem import COUNTER_BYTES, AttentionShape, LaunchArgs
 from codegen.spec import AttentionBackwardSpec
 from codegen.tile_rules import OneOf, Rule, check_tile, multiples
 
-HEAD_DIMS = (64, 128)
+HEAD_DIMS = (64, 96, 128)
+_SIZES = ", ".join(map(str, HEAD_DIMS))
 KEYS = 128  # per tile: two consumer warpgroups
 DQ_WARPS = 2  # warps that add to dQ, in alternate steps
 CONVERT_THREADS = 256
@@ -127,7 +128,7 @@ def _check(spec: AttentionBackwardSpec) -> None:
     reason = f"is {spec.pattern.kind}, whose key tiles cannot add to dQ in a fixed order; use dq, dkdv"
     require(written, "pattern.kind", reason)
     d = spec.head_dim
-    require(d in HEAD_DIMS, "head_dim", f"is {d}; allowed with gradients dq_dkdv: 64, 128 (registers); use dq, dkdv")
+    require(d in HEAD_DIMS, "head_dim", f"is {d}; allowed with gradients dq_dkdv: {_SIZES} (registers); use dq, dkdv")
     check_tile(spec, (WIDTH,))
     check_blocks(spec)
     check_tile(spec, (STEP,))
@@ -219,9 +220,21 @@ def _constants(
         Constant("kDqColumnParts", groups, "parts of 64 columns of dQ, indexed by warpgroup"),
         Constant("kDqQueries", _dq_queries(spec), "queries of a warpgroup's part of dQ"),
         Constant("kDqBytes", m * spec.head_dim * 4, "bytes of a step's dQ, in fp32"),
+        *_part_constants(spec, columns),
         Constant("kConvertThreads", CONVERT_THREADS, "threads per block of the epilogue"),
         *walk_constants(spec),
     )
+
+
+def _part_constants(spec: AttentionBackwardSpec, columns: int) -> list[Constant]:
+    """Constants of the parts of dQ, if the last one has fewer columns."""
+    rest = spec.head_dim % columns
+    if rest == 0:
+        return []
+    return [
+        Constant("kDqPartBytes", spec.tile.m * columns * 4, "bytes of the first part of a step's dQ"),
+        Constant("kLastDqThreads", 2 * rest, "threads that have columns of the last part"),
+    ]
 
 
 def _flags(spec: AttentionBackwardSpec) -> AttentionBackwardSm90aFlags:

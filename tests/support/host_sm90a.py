@@ -22,6 +22,7 @@ from codegen.plan import Plan
 from codegen.plans.attention.fp8 import is_fp8
 from codegen.render import generate
 from codegen.spec import AttentionSpec
+from runtime.kernels.attention import AttentionKernel
 from runtime.kernels.attention_fp8 import Fp8AttentionKernel
 
 HEADERS = Path(__file__).with_name("host")
@@ -34,6 +35,7 @@ INSTRUCTIONS = (
     # Of gradients:
     *("tma_load_bytes", "tma_store_bytes", "tma_reduce_add", "tma_store_wait", "fence_proxy_async_global"),
     *("load_acquire", "store_release", "stmatrix_x4_trans"),
+    "load_word",  # of masks of bits
 )
 WGMMA = re.compile(r"wgmma_m64n(\d+)k32_(registers|shared)(_v)?(_first)?\(\n")
 WGMMA_16 = re.compile(r"wgmma_m64n(\d+)k16_(registers|shared|shared_m_major)_(k_major|mn_major)(_first)?\(\n? *float")
@@ -158,6 +160,19 @@ class HostLoaded(host_launch.HostLoaded):
 
 class HostKernel(Fp8AttentionKernel):
     """An FP8 kernel that takes tensors of the CPU.
+
+    Attributes:
+        host: how it is run.
+    """
+
+    def __init__(self, named: NamedSpec, folder: Path, source: str | None = None, blocks: int = 3) -> None:
+        generated = generate(named)
+        self.host = HostLoaded(generated.source if source is None else source, generated.plan, folder, blocks)
+        super().__init__(SimpleNamespace(named=named, plan=generated.plan), self.host)  # type: ignore[arg-type]
+
+
+class HostAttention(AttentionKernel):
+    """A kernel with operands of 16 bits that takes tensors of the CPU.
 
     Attributes:
         host: how it is run.

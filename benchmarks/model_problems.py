@@ -278,6 +278,7 @@ class _Problem(_Model):
     Attributes:
         name: how the names of its rows begin.
         source: URL of a configuration file or paper.
+        checked: where the numbers were read.
         assumed: what no source says, and why it is so.
     """
 
@@ -286,6 +287,7 @@ class _Problem(_Model):
     layer: str
     source: HttpUrl
     dtype: Literal["fp16", "bf16"] = "bf16"
+    checked: tuple[str, ...] = ()
     assumed: tuple[str, ...] = ()
 
 

@@ -3,7 +3,7 @@ inputs.
 
     python benchmarks/models.py --warm 14                                # compiles everything that the run below calls
     python benchmarks/models.py --json models.jsonl                      # headline rows, forward and backward
-    python benchmarks/models.py --json models.jsonl --all                # every row; those that the file has stay
+    python benchmarks/models.py --json models.jsonl --all                # every row that the file lacks
     python benchmarks/models.py --only 'llama3-*' --part 1/2             # the first of every two rows that match
     python benchmarks/models.py --page models.jsonl                      # no GPU: writes docs/notebook/models.md
 
@@ -375,13 +375,15 @@ def chosen_rows(options: argparse.Namespace) -> list[Row]:
         wanted = [row for row in wanted if row.backward == options.backward]
     i, n = options.part
     wanted = wanted[i - 1 :: n]
-    done = set() if options.again else finished(options.json)
-    return [row for row in wanted if row.name not in done]
+    done = {} if options.again else finished(options.json)
+    return [row for row in wanted if done.get(row.name) != shape_of(row)["shape"]]
 
 
-def finished(path: Path | None) -> set[str]:
-    """Names of the rows that a file of results has."""
-    return {record["name"] for record in models_page.read(path)} if path and path.is_file() else set()
+def finished(path: Path | None) -> dict[str, Fields]:
+    """Names and shapes of the rows that a file of results has; a row whose problem has other numbers now is measured
+    again."""
+    records = models_page.read(path) if path and path.is_file() else []
+    return {record["name"]: record["shape"] for record in records}
 
 
 def measure(options: argparse.Namespace) -> None:
@@ -513,7 +515,7 @@ def main() -> None:
     options = parse()
     use_caches()
     if options.page:
-        models_page.write(options.page)
+        models_page.write(options.page, today={row.name: shape_of(row) for row in rows()})
     elif options.list:
         print("\n".join(names(options)))
     elif not torch.cuda.is_available():

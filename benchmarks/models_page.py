@@ -1,6 +1,7 @@
 """The page of benchmarks/models.py: tables and a picture of its results; read without torch.
 
-The page and the picture are written from a file of JSON lines, and from nothing else.
+The page and the picture are written from a file of JSON lines. Rows that were measured with numbers that the table of
+problems has no longer are marked.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ GRAPH, HOST = "graph_milliseconds", "host_microseconds"
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "notebook" / "models.md"
 WIDTH = 120
-NO_RECEIPT, OLDER = "‡", "†"
+NO_RECEIPT, OLDER, OTHER_NUMBERS = "‡", "†", "§"
 LEAST_RATIO, WIDEST_RATIO = 0.7, 2.0
 """Ends of the picture; ratios beyond the right one are written beside their row."""
 TICKS = (0.8, 1.0, 1.2, 1.4, 1.6, 1.8, 2.0)
@@ -119,11 +120,17 @@ def line(record: Record) -> str:
     return "; ".join(part for part in parts if part)
 
 
-def row_name(record: Record, is_current: Callable[[Record], bool]) -> str:
-    """A row's name, marked if it is of an earlier source or of a kernel without a receipt."""
+def has_other_numbers(record: Record, today: Mapping[str, Record]) -> bool:
+    """Whether the table of problems has other sizes for a row, or lacks it."""
+    return record["name"] not in today or bool(today[record["name"]]["shape"] != record["shape"])
+
+
+def row_name(record: Record, is_current: Callable[[Record], bool], today: Mapping[str, Record] | None = None) -> str:
+    """A row's name, marked if it is of an earlier source, of a kernel without a receipt, or of other numbers."""
     older = OLDER if not is_current(record) else ""
+    other = OTHER_NUMBERS if today is not None and has_other_numbers(record, today) else ""
     unverified = NO_RECEIPT if not all(kernel["receipt"] for kernel in record["kernels"]) else ""
-    return f"`{record['name']}`{older}{unverified}"
+    return f"`{record['name']}`{older}{unverified}{other}"
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
@@ -179,10 +186,10 @@ def summary(records: Sequence[Record]) -> str:
     return f"{ahead} Slower in one: {named}."
 
 
-def problem_items(records: Sequence[Record]) -> list[str]:
-    """One item for each problem: its model, layer, source and what is assumed."""
+def problem_items(records: Sequence[Record], today: Mapping[str, Record] | None = None) -> list[str]:
+    """One item for each problem: its model, layer, source and what is assumed, from the table if it is given."""
     items: dict[str, str] = {}
-    for record in records:
+    for record in ((today or {}).get(each["name"], each) for each in records):
         assumed = f" Assumed: {'; '.join(record['assumed'])}." if record["assumed"] else ""
         text = f"{record['model']}, {record['layer']} ([source]({record['source']})).{assumed}"
         items.setdefault(text, record["name"])
@@ -198,8 +205,13 @@ def kernel_items(records: Sequence[Record]) -> list[str]:
     return [wrapped(f"- {stems}: {', '.join(found)}") for stems, found in rows.items()]
 
 
-def text_of(records: Sequence[Record], is_current: Callable[[Record], bool]) -> str:
+def text_of(
+    records: Sequence[Record], is_current: Callable[[Record], bool], today: Mapping[str, Record] | None = None
+) -> str:
     """The page.
+
+    Args:
+        today: what the table of problems says of each row, by name.
 
     Raises:
         SystemExit: if the records are of several machines, or there are none.
@@ -209,7 +221,7 @@ def text_of(records: Sequence[Record], is_current: Callable[[Record], bool]) -> 
         raise SystemExit(f"error: the rows are of {' and of '.join(sorted(about)) or 'no machine'}: of one, please")
     dates = sorted({record["date"] for record in records})
     versions = ", ".join(f"{name} {version}" for name, version in sorted(records[-1]["versions"].items()))
-    name = partial(row_name, is_current=is_current)
+    name = partial(row_name, is_current=is_current, today=today)
     headline = [record for record in records if record["headline"]]
     others = [record for record in records if not record["headline"]]
     parts = [
@@ -217,8 +229,10 @@ def text_of(records: Sequence[Record], is_current: Callable[[Record], bool]) -> 
         "Written by `python benchmarks/models.py --page FILE`. Do not edit this page by hand.",
         f"{about.pop()}; {' to '.join(dict.fromkeys((dates[0], dates[-1])))}; {versions}.",
         "Each row is one call of `block_sparse_attention` or `bsr_matmul`, or the gradients of one (`-backward`), on "
-        "normal inputs. About half of the numbers in `benchmarks/models.yaml` have not been compared with their source "
-        "yet. Times are medians in microseconds: single calls after a pause / calls back to back "
+        "normal inputs. `benchmarks/models.yaml` names where the numbers of each problem were read: mostly the model's "
+        "own repository or a library's copy of its configuration, not the page that is linked as its source. Numbers "
+        "that were found nowhere are [assumed](#problems). Times are medians in microseconds: single calls after a "
+        "pause / calls back to back "
         "([how times are taken](measuring.md)). A ratio is the time of the best peer of that timing over ours; it "
         "is bold where a peer is faster. Peers are called in their own layouts; one that fails, or computes something "
         "else, has no time. FlexAttention is not run on dense and causal rows that SDPA, FA3 and FA4 compute.",
@@ -228,6 +242,7 @@ def text_of(records: Sequence[Record], is_current: Callable[[Record], bool]) -> 
     marks = {
         OLDER: "measured with an earlier source of a kernel.",
         NO_RECEIPT: "a kernel of this row has no receipt: only the sample of this row was compared.",
+        OTHER_NUMBERS: "measured before numbers of its problem were corrected: the time is of the earlier numbers.",
     }
     shown = " ".join(map(name, records))
     parts += [f"{mark}: {means}" for mark, means in marks.items() if mark in shown]
@@ -241,7 +256,7 @@ def text_of(records: Sequence[Record], is_current: Callable[[Record], bool]) -> 
         wrapped("Gradients are not captured. The host time of a call is the time until it returns, in microseconds."),
         "\n".join(table(graph, host_rows(records, name))),
         "## Problems",
-        "\n".join(problem_items(records)),
+        "\n".join(problem_items(records, today)),
         "## Kernels",
         "\n".join(kernel_items(records)),
     ]
@@ -285,11 +300,15 @@ def picture(records: Sequence[Record]) -> str:
     return f"{head.replace('<svg', f'<svg {size}')}><style>{STYLE}</style>{rest}\n"
 
 
-def write(source: Path, page: Path = PAGE) -> None:
-    """Write the page and its picture."""
+def write(source: Path, page: Path = PAGE, today: Mapping[str, Record] | None = None) -> None:
+    """Write the page and its picture.
+
+    Args:
+        today: what the table of problems says of each row, by name.
+    """
     records = read(source)
     page.parent.mkdir(parents=True, exist_ok=True)
-    page.write_text(text_of(records, is_current), encoding="utf-8")
+    page.write_text(text_of(records, is_current, today), encoding="utf-8")
     print(f"wrote {page}")
     page.with_suffix(".svg").write_text(picture(records), encoding="utf-8")
     print(f"wrote {page.with_suffix('.svg')}")

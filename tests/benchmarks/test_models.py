@@ -81,6 +81,7 @@ def test_the_table_has_forty_problems_with_sources(problems: Any) -> None:
     assert len(every) == 40 and len({problem.name for problem in every}) == 40
     for problem in every:
         assert problem.source.scheme == "https" and problem.source.host, problem.name
+        assert problem.checked and all(": " in where for where in problem.checked), problem.name
         assert sum(size.headline for size in problem.sizes) == 1, problem.name
         assert not any(size.gradients for size in problem.sizes if not size.headline), problem.name
     rows = problems.rows()
@@ -239,7 +240,8 @@ def test_rows_are_chosen_by_name_part_and_direction(script: Any, tmp_path: Path)
     parts = [names("--part", f"{i}/3") for i in (1, 2, 3)]
     assert sorted(name for names_of_part in parts for name in names_of_part) == sorted(headline)
     done = tmp_path / "models.jsonl"
-    done.write_text(json.dumps({"name": headline[0]}) + "\n")
+    first = script.shape_of(script.chosen_rows(script.parse([]))[0])
+    done.write_text(json.dumps(first) + "\n")
     assert names("--json", str(done)) == headline[1:]
     assert names("--json", str(done), "--again") == headline
 
@@ -262,6 +264,8 @@ def test_a_broken_context_ends_the_run(script: Any, monkeypatch: pytest.MonkeyPa
     (record,) = map(json.loads, file.read_text().splitlines())
     assert record["failed"] == {"ours": "RuntimeError: an illegal memory access was encountered"}
     assert [row.name for row in script.chosen_rows(options)] == others
+    file.write_text(json.dumps({**record, "shape": {**record["shape"], "q_len": 1}}) + "\n")
+    assert [row.name for row in script.chosen_rows(options)] == [first, *others]
 
 
 def kernel(stem: str, *, receipt: bool = True, source: str | None = None) -> dict[str, Any]:
@@ -320,6 +324,15 @@ def test_the_page_has_ratios_to_the_best_peer_of_each_timing(page: Any) -> None:
     assert "| `ahead` | 1,000 | 1,250 | 1.25 | 12.0 | 11.0 |" in text
     assert "- `nothing`: ours: ValueError: no" in text
     assert all(len(line.encode()) <= 200 for line in text.splitlines())
+
+
+def test_the_page_marks_rows_that_were_measured_with_other_numbers(page: Any) -> None:
+    records = [record(name, 1.0, 1.25, shape={"q_len": 64}) for name in ("kept", "changed", "gone")]
+    today = {"kept": records[0], "changed": {**records[1], "shape": {"q_len": 96}, "layer": "a new layer"}}
+    text = page.text_of(records, page.is_current, today)
+    assert all(name in text for name in ("| `kept` |", "| `changed`§ |", "| `gone`§ |", "§: measured before"))
+    assert "- `changed`: A model, a new layer" in text
+    assert "§" not in page.text_of(records, page.is_current)
 
 
 def test_the_picture_has_a_dot_for_each_timing(page: Any) -> None:

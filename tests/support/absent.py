@@ -24,7 +24,7 @@ def without_torchvision() -> None:
     """Put such modules in place of torchvision, unless it is installed."""
     if importlib.util.find_spec("torchvision") is not None:
         return
-    import transformers.utils  # noqa: PLC0415 - of an engine
+    import transformers.utils
 
     assert not transformers.utils.is_torchvision_available()  # kept by transformers
     for absent in ("torchvision", *(f"torchvision.{name}" for name in ("io", "transforms", "transforms.functional"))):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -11,8 +11,8 @@ import torch
 
 from codegen.arch import ARCHS
 from runtime.errors import ArgumentError
-from runtime.integrations.chosen import attend, window_of
 from runtime.integrations.choosers import Chooser, chooser_of
+from runtime.integrations.chosen import attend, window_of
 from runtime.ops.attention_choice import HEAD_DIMS
 from runtime.ops.varlen import varlen_attention
 from runtime.patterns import Causal, Dense, Pattern
@@ -93,7 +93,9 @@ class Settings(NamedTuple):
         if self.kv_gather > 1:
             raise ArgumentError("--kv-gather-degree", f"is {self.kv_gather} {with_pattern}: set --ulysses-degree")
         if self.compiled:
-            raise ArgumentError("--enable-torch-compile", "is set with a pattern, whose lists are no constants: omit it")
+            raise ArgumentError(
+                "--enable-torch-compile", "is set with a pattern, whose lists are no constants: omit it"
+            )
         _check_pattern(self.pattern)
 
 
@@ -208,7 +210,9 @@ class Video(NamedTuple):
             ArgumentError: naming what is no video.
         """
         if len(self.latents) != _SIZES:
-            reason = f"has {len(self.latents)} dimensions {tuple(self.latents)}, expected (batch, channels, frames, rows"
+            reason = (
+                f"has {len(self.latents)} dimensions {tuple(self.latents)}, expected (batch, channels, frames, rows"
+            )
             raise ArgumentError("raw_latent_shape", f"{reason}, columns): omit the pattern for this model")
         sizes = self.latents[2:]
         if len(self.patch) != len(sizes) or any(size % part for size, part in zip(sizes, self.patch, strict=True)):
@@ -230,7 +234,15 @@ def patch_of(config: Any) -> tuple[int, ...]:
     return tuple(patch)
 
 
-def forward(layer: Layer, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, video: Any, return_lse: bool) -> Any:
+def forward(
+    layer: Layer,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    video: Callable[[], Video],
+    return_lse: bool = False,
+) -> Any:
     """Compute a layer.
 
     Args:
@@ -276,9 +288,7 @@ def forward_varlen(
     return found
 
 
-def forward_chunk(
-    layer: Layer, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+def forward_chunk(layer: Layer, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute the part of ring attention that one chunk of keys contributes.
 
     Args:
@@ -296,18 +306,26 @@ def forward_chunk(
         raise ArgumentError("causal", f"is True in ring attention, expected False: set --ring-degree 1, or {ELSEWHERE}")
     if layer.pattern is not None:
         raise ArgumentError(f"{OPTION} pattern", "is given in ring attention: set --ring-degree 1")
-    out, lse = forward(layer, q[None], k[None], v[None], None, True)
+    q, k, v = q[None], k[None], v[None]
+    out, lse = forward(layer, q, k, v, video=_no_video, return_lse=True)
     return out[0], lse[0]
 
 
-def _chooser(fields: Mapping[str, Any], q_len: int, kv_len: int, video: Any) -> Chooser:
+def _no_video() -> Video:
+    """The video of a call without a pattern, which reads none."""
+    raise AssertionError
+
+
+def _chooser(fields: Mapping[str, Any], q_len: int, kv_len: int, video: Callable[[], Video]) -> Chooser:
     """The chooser of the pattern of a call of self-attention.
 
     Raises:
         ArgumentError: for a call over other tokens than the video's.
     """
     if q_len != kv_len:
-        reason = f"is given, and a layer of self-attention has {q_len} queries and {kv_len} keys: omit it for this model"
+        reason = (
+            f"is given, and a layer of self-attention has {q_len} queries and {kv_len} keys: omit it for this model"
+        )
         raise ArgumentError(f"{OPTION} pattern", reason)
     if fields["kind"] != _WINDOW:
         return chooser_of(fields, f"{OPTION} pattern")

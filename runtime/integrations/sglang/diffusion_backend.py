@@ -111,7 +111,7 @@ class BlockSparseImpl(AttentionImpl):  # type: ignore[misc] # SGLang has no type
         Raises:
             ArgumentError: naming the argument, before anything is launched.
         """
-        return diffusion.forward(self._layer, query, key, value, _video, return_softmax_lse)
+        return diffusion.forward(self._layer, query, key, value, video=_video, return_lse=return_softmax_lse)
 
     def forward_varlen(
         self,
@@ -195,7 +195,7 @@ class VideoSparseImpl(VideoSparseAttentionImpl):  # type: ignore[misc] # SGLang 
             if is_given:
                 raise ArgumentError(name, f"is not that of video sparse attention: {ELSEWHERE}")
 
-    def forward(  # noqa: PLR0917 - SGLang's signature
+    def forward(
         self,
         query: torch.Tensor,
         key: torch.Tensor,

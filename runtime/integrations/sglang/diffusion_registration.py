@@ -75,13 +75,13 @@ def choose(original: Any, head_size: int, dtype: torch.dtype, supported: Any, se
             of the server; for other components, SGLang chooses another backend and logs it.
     """
     name = getattr(selected, "name", None)
-    server_args = importlib.import_module(SERVER_ARGS)
-    if name == VSA and (server_args.get_global_server_args().attention_backend_config or {}).get("kernels") is None:
-        return original(head_size, dtype, supported, selected)
     if name not in (MEMBER, VSA):
         return original(head_size, dtype, supported, selected)
+    server_args = importlib.import_module(SERVER_ARGS).get_global_server_args()
+    if name == VSA and (server_args.attention_backend_config or {}).get("kernels") is None:
+        return original(head_size, dtype, supported, selected)
     check_device(head_size, dtype)
-    settings = settings_of(server_args.get_global_server_args())
+    settings = settings_of(server_args)
     settings.check()
     component = importlib.import_module(SELECTOR).get_component_attn_backend_name()
     if settings.pattern is not None and component is not None and not component.startswith(TRANSFORMER):
@@ -97,7 +97,7 @@ def offer_rings(*arguments: Any, **options: Any) -> None:
         arguments: SGLang's, not read.
         options: SGLang's, not read.
     """
-    server_args = importlib.import_module(SERVER_ARGS)
+    server_args: Any = importlib.import_module(SERVER_ARGS)
     names = server_args.RING_CAPABLE_ATTENTION_BACKENDS
     if NAME not in names:
         server_args.RING_CAPABLE_ATTENTION_BACKENDS = (*names, NAME)

@@ -30,7 +30,7 @@ class Coarse(NamedTuple):
 
 
 def coarse(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sizes: torch.Tensor, topk: int, scale: float
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, sizes: torch.Tensor, topk: int, scale: float
 ) -> Coarse:
     """Compute the attention of the means of tiles, and select key tiles by its scores.
 
@@ -42,6 +42,7 @@ def coarse(
     """
     means = [(x.unflatten(2, (-1, TILE)).sum(3, dtype=torch.float32) / sizes[:, None]).to(x.dtype) for x in (q, k, v)]
     scores = means[0] @ means[1].mT * scale
+    # Scores rank tiles as their softmax does, which has more ties after rounding.
     return Coarse(scores.softmax(-1) @ means[2], scores.topk(topk).indices.sort(-1).values)
 
 
@@ -91,7 +92,7 @@ def video_sparse_attention(
     Raises:
         ArgumentError: naming the argument, before the fine part is launched.
     """
-    part = coarse(q, k, v, sizes, topk, scale)
+    part = coarse(q, k, v, sizes=sizes, topk=topk, scale=scale)
     fine = block_sparse_attention(q, k, v, pattern_of(part.selected, None if is_full else sizes), scale=scale)
     assert isinstance(fine, torch.Tensor)
     return part.out.repeat_interleave(TILE, 2) * gate + fine

@@ -30,3 +30,6 @@ def without_torchvision() -> None:
     for absent in ("torchvision", *(f"torchvision.{name}" for name in ("io", "transforms", "transforms.functional"))):
         sys.modules[absent] = Absent(absent)
         sys.modules[absent].__spec__ = importlib.machinery.ModuleSpec(absent, None)
+        parent, _, own = absent.rpartition(".")
+        if parent:
+            setattr(sys.modules[parent], own, sys.modules[absent])

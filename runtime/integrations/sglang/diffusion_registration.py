@@ -84,8 +84,10 @@ def choose(original: Any, head_size: int, dtype: torch.dtype, supported: Any, se
     settings = settings_of(server_args)
     settings.check()
     component = importlib.import_module(SELECTOR).get_component_attn_backend_name()
-    if settings.pattern is not None and component is not None and not component.startswith(TRANSFORMER):
-        raise ArgumentError(f"{OPTION} pattern", f"is given, and {component} has no video: {ELSEWHERE} for it")
+    of_video = name == VSA or settings.pattern is not None
+    if of_video and component is not None and not component.startswith(TRANSFORMER):
+        what = "--attention-backend" if name == VSA else f"{OPTION} pattern"
+        raise ArgumentError(what, f"is for videos, and {component} has none: {ELSEWHERE} for it")
     backend = importlib.import_module("runtime.integrations.sglang.diffusion_backend")
     return backend.BlockSparseBackend if name == MEMBER else backend.VideoSparseBackend
 

@@ -373,8 +373,12 @@ def test_components_without_a_video_have_no_pattern(engine: Any) -> None:
         engine.selector.component = component
         assert choose(engine, "BLOCK_SPARSE") is engine.backend.BlockSparseBackend
     engine.selector.component = "text_encoder"
-    with pytest.raises(ArgumentError, match="pattern: is given, and text_encoder has no video"):
+    with pytest.raises(ArgumentError, match="pattern: is for videos, and text_encoder has none: select another"):
         choose(engine, "BLOCK_SPARSE")
+    engine.settings.attention_backend_config = {"kernels": "block_sparse"}
+    with pytest.raises(ArgumentError, match="--attention-backend: is for videos, and text_encoder has none"):
+        choose(engine, "VIDEO_SPARSE_ATTN")
+    assert choose(engine, "BLOCK_SPARSE") is engine.backend.BlockSparseBackend
 
 
 def test_the_entry_point_is_declared() -> None:

@@ -68,7 +68,8 @@ ENGINES = {
     "sglang": Engine(
         ("0.5.22", "0.5.23"),
         (
-            *("aiohttp", "dill", "einops", "fastapi", "interegular", "ipython", "llguidance", "loguru", "msgspec"),
+            *("addict==2.4.0", "aiohttp", "cloudpickle==3.1.2", "dill", "einops", "fastapi", "imageio==2.36.0"),
+            *("interegular", "ipython", "llguidance", "loguru", "msgspec"),
             *(
                 "nvidia-ml-py",
                 "openai==2.8.0",
@@ -78,11 +79,18 @@ ENGINES = {
                 "prometheus-client",
                 "psutil",
             ),
-            *("pybase64", "python-multipart", "pyzmq", "requests", "sentencepiece", "setproctitle", "tiktoken"),
+            *("pybase64", "python-dateutil", "python-multipart", "pytz", "pyzmq", "requests", "sentencepiece"),
+            *("setproctitle", "tiktoken"),
             *("transformers==5.19.0", "uvicorn", "uvloop"),
         ),
-        ("apache-tvm-ffi==0.1.11", "compressed-tensors==0.18.0", "gguf", "triton", "xgrammar==0.2.7"),
-        ("tests/runtime/integrations/test_sglang_interface.py",),
+        (
+            *("apache-tvm-ffi==0.1.11", "cache-dit==1.5.1", "compressed-tensors==0.18.0", "diffusers==0.37.0"),
+            *("gguf", "triton", "xgrammar==0.2.7"),
+        ),
+        (
+            "tests/runtime/integrations/test_sglang_interface.py",
+            "tests/runtime/integrations/test_sglang_diffusion_interface.py",
+        ),
     ),
 }
 

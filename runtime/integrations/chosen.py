@@ -1,7 +1,9 @@
-"""Code shared by diffusers and vLLM-Omni: the pattern of a call's own mask, and the call with the chosen pattern."""
+"""Code shared by diffusers, vLLM-Omni and SGLang: a call's own mask, windows of videos, and the chosen pattern."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -11,7 +13,33 @@ from runtime.errors import ArgumentError
 from runtime.integrations.choosers import Chooser
 from runtime.ops.attention import block_sparse_attention
 from runtime.patterns import Causal, Dense, Pattern
-from runtime.video import VideoTiles, tiled_attention
+from runtime.video import VideoTiles, VideoWindow, tiled_attention
+
+MOST_WINDOWS = 16
+"""Number of video sizes whose lists are cached."""
+
+
+def window_of(fields: Mapping[str, Any], name: str) -> VideoWindow:
+    """The window for a video size, with cached tiles and lists.
+
+    Args:
+        fields: those of :class:`VideoWindow`; lists stand for tuples.
+        name: name of the fields in messages.
+
+    Raises:
+        ArgumentError: for a missing or unknown field.
+    """
+    settled = {key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}
+    try:
+        return _window(tuple(sorted(settled.items())))
+    except TypeError as error:  # a missing, unknown or unhashable field
+        raise ArgumentError(name, f"has fields {sorted(settled)}: {error}") from None
+
+
+@lru_cache(maxsize=MOST_WINDOWS)
+def _window(fields: tuple[tuple[str, Any], ...]) -> VideoWindow:
+    """The window with these fields."""
+    return VideoWindow(**dict(fields))
 
 
 def exact_pattern(attn_mask: Any, q: torch.Tensor, k: torch.Tensor, is_causal: bool) -> Pattern:

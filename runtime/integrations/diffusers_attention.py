@@ -10,6 +10,7 @@ import torch
 from runtime.errors import ArgumentError, ToolchainError
 from runtime.integrations.choosers import Chooser
 from runtime.integrations.chosen import attend, exact_pattern
+from runtime.integrations.enumerations import add_member
 from runtime.integrations.packages import optional
 
 DISPATCH = "diffusers.models.attention_dispatch"
@@ -132,8 +133,4 @@ def _member(names: Any, name: str) -> Any:
         return names(name)
     if not issubclass(names, str):
         raise ToolchainError("the installed diffusers has no string backend names: pip install 'diffusers<0.43'")
-    member = str.__new__(names, name)
-    member._name_, member._value_ = name.upper(), name
-    names._member_map_[member._name_] = member
-    names._value2member_map_[name] = member
-    return member
+    return add_member(names, str.__new__(names, name), name.upper(), name)

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import Any
 
 import torch
 
 from runtime.errors import ArgumentError
 from runtime.integrations.choosers import Chooser, chooser_of
-from runtime.integrations.chosen import attend, exact_pattern
+from runtime.integrations.chosen import attend, exact_pattern, window_of
 from runtime.patterns import Pattern
-from runtime.video import VideoWindow
 
 GEOMETRY = ("latent_shape", "patch_size")
 """Parameters that vLLM-Omni sets: (frames, rows, columns) of the latents and of a patch."""
@@ -78,19 +76,7 @@ def _chooser(params: Mapping[str, Any]) -> Chooser | None:
     del fields["kind"]
     if "grid" not in fields:
         fields["grid"] = _grid(params)
-    try:
-        return _window(tuple(sorted(fields.items())))
-    except TypeError as error:  # a missing or unknown field
-        raise ArgumentError("params['pattern']", f"has fields {sorted(fields)}: {error}") from None
-
-
-MOST_WINDOWS = 16  # number of video sizes whose lists are cached
-
-
-@lru_cache(maxsize=MOST_WINDOWS)
-def _window(fields: tuple[tuple[str, Any], ...]) -> VideoWindow:
-    """The window for a video size, with cached tiles and lists."""
-    return VideoWindow(**dict(fields))
+    return window_of(fields, "params['pattern']")
 
 
 def _grid(params: Mapping[str, Any]) -> tuple[int, ...]:

@@ -45,6 +45,7 @@ KEPT = {
     "runtime/driver/workspace.py:_counters": "streams of torch's pool",
     "runtime/driver/context.py:_primary": "devices",
     "runtime/integrations/diffusers_attention.py:_ours": "names of diffusers' enumeration",
+    "runtime/integrations/sglang/diffusion_registration.py:_added": "one member of SGLang's enumeration",
     "runtime/distributed/agreement.py:_states": "names of process groups",
     "runtime/verify/guard.py:_real": "functions of torch that the guard replaces",
     "runtime/compile/cache_eviction.py:_seen": "folders that were the cache's",

@@ -107,25 +107,37 @@ def install(monkeypatch: pytest.MonkeyPatch, **settings: Any) -> Any:
         dllm=SimpleNamespace(dllm_algorithm=settings.get("dllm")),
     )
     parallel = SimpleNamespace(attn_dcp_size=settings.get("dcp", 1))
-    contents = {
+    contents: dict[str, dict[str, Any]] = {
         "layers.attention.base_attn_backend": {"AttentionBackend": AttentionBackend},
         "layers.radix_attention": {"RadixAttention": RadixAttention},
         "mem_cache.base_swa_memory_pool": {"BaseSWAKVPool": WindowPool},
         "mem_cache.memory_pool": {"KVWriteLoc": KVWriteLoc},
         "runtime_context": {"get_exec": lambda: execution, "get_parallel": lambda: parallel},
     }
+    contents = {f"sglang.srt.{path}": names for path, names in contents.items()}
+    return imported(monkeypatch, KEPT, contents)
+
+
+def imported(monkeypatch: pytest.MonkeyPatch, kept: str, contents: dict[str, dict[str, Any]]) -> Any:
+    """Import a module of the integration beside stand-ins, until the test ends.
+
+    Args:
+        monkeypatch: pytest's.
+        kept: name of the module.
+        contents: names of SGLang's modules, each with what it has.
+    """
     for path, names in contents.items():
-        parts = ["sglang", "srt", *path.split(".")]
+        parts = path.split(".")
         for end in range(1, len(parts) + 1):
             name = ".".join(parts[:end])
             if end == len(parts) or name not in sys.modules:
                 monkeypatch.setitem(sys.modules, name, ModuleType(name))
-        vars(sys.modules[".".join(parts)]).update(names)
-    package = importlib.import_module("runtime.integrations.sglang")
-    monkeypatch.delitem(sys.modules, KEPT, raising=False)
-    backend = importlib.import_module(KEPT)
-    monkeypatch.setitem(sys.modules, KEPT, backend)  # removed when the test ends
-    monkeypatch.delattr(package, "backend")
+        vars(sys.modules[path]).update(names)
+    package, _, own = kept.rpartition(".")
+    monkeypatch.delitem(sys.modules, kept, raising=False)
+    backend = importlib.import_module(kept)
+    monkeypatch.setitem(sys.modules, kept, backend)  # removed when the test ends
+    monkeypatch.delattr(importlib.import_module(package), own)
     return backend
 
 

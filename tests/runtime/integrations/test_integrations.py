@@ -22,6 +22,7 @@ from runtime.integrations import (  # noqa: E402
     TopKSelection,
     chooser_of,
     choosers,
+    chosen,
     diffusers_attention,
     register_diffusers,
     register_transformers,
@@ -250,11 +251,11 @@ def test_a_chooser_may_return_tiles() -> None:
 
 def test_windows_of_vllm_omni_come_and_go_from_threads() -> None:
     def call(number: int) -> None:
-        for step in range(1, 4 * vllm_omni.MOST_WINDOWS):
+        for step in range(1, 4 * chosen.MOST_WINDOWS):
             size = (step * (number + 1)) % 40 + 1
-            window = vllm_omni._window((("grid", (size, 8, 8)), ("window", (1, 1, 1))))
+            window = chosen._window((("grid", (size, 8, 8)), ("window", (1, 1, 1))))
             assert window.grid == (size, 8, 8)
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(call, range(8)))
-    assert vllm_omni._window.cache_info().currsize <= vllm_omni.MOST_WINDOWS
+    assert chosen._window.cache_info().currsize <= chosen.MOST_WINDOWS

@@ -6,13 +6,11 @@
 from __future__ import annotations
 
 import argparse
-import importlib.machinery
 import importlib.util
 import inspect
-import sys
 from collections.abc import Iterator
 from importlib import metadata
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,24 +20,9 @@ if importlib.util.find_spec("sglang") is None:
     pytest.skip("needs SGLang: python scripts/engines.py sglang", allow_module_level=True)
 
 
-class Absent(ModuleType):
-    """A module of classes without contents, for a compiled package that modules of SGLang import."""
+import absent  # noqa: E402
 
-    __path__: list[str] = []  # noqa: RUF012 - what importlib reads
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return type(name, (), {})
-
-
-if importlib.util.find_spec("torchvision") is None:
-    import transformers.utils
-
-    assert not transformers.utils.is_torchvision_available()  # kept by transformers
-    for absent in ("torchvision", *(f"torchvision.{name}" for name in ("io", "transforms", "transforms.functional"))):
-        sys.modules[absent] = Absent(absent)
-        sys.modules[absent].__spec__ = importlib.machinery.ModuleSpec(absent, None)
+absent.without_torchvision()
 
 import paged_oracle  # noqa: E402
 from sglang.srt import plugins, runtime_context  # noqa: E402

@@ -8,10 +8,12 @@ FSDP2 averages them.
 
 from __future__ import annotations
 
+import runpy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import oracle_calls
@@ -43,6 +45,7 @@ from runtime.ops import (
     varlen_operator,
 )
 
+PROJECT = Path(__file__).resolve().parents[3]
 BACKEND = "gloo"
 CHECKS: dict[str, Callable[[Here], None]] = {}
 LENGTH, STEPS, RATE = 64, 3, 0.05
@@ -412,6 +415,20 @@ def parts_of_sequences_and_checkpoints(here: Here) -> None:
         found = in_parts(here, qwen2, parallel, batches, change)
         assert found.calls == times * LAYERS * STEPS, (how, found.calls)
         assert_near(found, right, SAME)
+
+
+@check
+def example(here: Here) -> None:
+    """Each choice of examples/train_sharded.py has the same losses, up to the rounding of bfloat16."""
+    program = runpy.run_path(str(PROJECT / "examples" / "train_sharded.py"), run_name="example")
+    small = ["--length", "32", "--batch", "4", "--width", "128", "--steps", "6"]
+    found = [
+        program["train"](program["arguments"]([*small, "--checkpoint", kind, "--parts", parts]), here.device)
+        for kind, parts in (("none", "1"), ("layers", "2"), ("save_attention", "1"))
+    ]
+    assert found[0][-1] < found[0][0] - 0.2, found
+    for losses in found[1:]:
+        assert losses == pytest.approx(found[0], abs=0.02)
 
 
 @check

@@ -13,7 +13,12 @@ from runtime.convert import from_token_mask
 from runtime.errors import ArgumentError
 from runtime.integrations.choosers import Chooser, chooser_of
 from runtime.integrations.packages import optional
-from runtime.integrations.transformers_context import ContextMasks, ContextParallel
+from runtime.integrations.transformers_context import (
+    ContextMasks,
+    ContextParallel,
+    attend_parts,
+    exact_pattern,
+)
 from runtime.integrations.transformers_masks import AttentionMask, MaskInterface
 from runtime.integrations.transformers_packed import PackedCall
 from runtime.ops.attention import block_sparse_attention
@@ -172,9 +177,9 @@ class TransformersAttention:
             is_causal = bool(getattr(module, "is_causal", True))
         options = {"scale": scaling, "softcap": softcap, "sink": None if s_aux is None else s_aux.float()}
         if self.context_parallel is not None:
-            exact = self.context_parallel.exact(attention_mask, is_causal, sliding_window)
+            exact = exact_pattern(attention_mask, is_causal, sliding_window)
             chosen = self._chosen(module, query, key, exact)
-            return self.context_parallel.attend(query, key, value, chosen, others=others, **options), None
+            return attend_parts(self.context_parallel, query, key, value, chosen, others=others, **options), None
         if packed is not None:
             exact = packed.exact(attention_mask, is_causal, sliding_window)
             chosen = self._chosen(module, query, key, exact)

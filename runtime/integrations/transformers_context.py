@@ -88,91 +88,6 @@ class ContextParallel:
         assert isinstance(self.layout, Layout)
         return self.layout
 
-    def exact(self, mask: Any, is_causal: bool, window: int | None) -> Pattern:
-        """The pattern of a call over the whole sequence.
-
-        Args:
-            mask: an ``AttentionMask`` of ``ContextMasks``, or None.
-            is_causal: used without a mask.
-            window: used without a mask: number of keys that a causal query sees, including its own.
-
-        Raises:
-            ArgumentError: for any other mask.
-        """
-        if isinstance(mask, AttentionMask):
-            return mask.pattern
-        if mask is not None:
-            raise ArgumentError("attention_mask", f"is {type(mask).__name__}, expected None with context_parallel")
-        if is_causal:
-            return Causal() if window is None else SlidingWindow(window - 1)
-        if window is not None:
-            reason = f"is {window} without causal attention: the visible keys are ambiguous"
-            raise ArgumentError("sliding_window", reason)
-        return Dense()
-
-    def attend(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        pattern: Any,
-        *,
-        others: dict[str, Any],
-        **options: Any,
-    ) -> torch.Tensor:
-        """Compute the attention of this rank's queries to the whole sequence.
-
-        Args:
-            query: (batch, heads, length / ranks, head_dim).
-            key, value: (batch, kv_heads, length / ranks, head_dim).
-            pattern: of the whole sequence.
-            others: arguments of the layer's call, with ``position_ids`` if the model passes them.
-            options: scale, softcap and sink.
-
-        Returns:
-            (batch, length / ranks, heads, head_dim).
-
-        Raises:
-            ArgumentError: naming the argument; the other ranks get a ``CollectiveError`` if they wait for this one.
-            CollectiveError: as ``context_parallel_attention``.
-        """
-        try:
-            for name in REFUSED:
-                if others.get(name) is not None:
-                    reason = "is given with context_parallel, whose ranks have parts of each sequence: leave it out"
-                    raise ArgumentError(name, reason)
-            if key.shape[2] != query.shape[2]:
-                reason = f"has {key.shape[2]} tokens, query {query.shape[2]}, which cross attention and caches have"
-                raise ArgumentError("key", f"{reason}: context_parallel needs equal parts")
-            if not isinstance(pattern, Pattern) or pattern.index_tensors():
-                what = f"returned {type(pattern).__name__}, expected a pattern without tensors with context_parallel"
-                raise ArgumentError("pattern_for", what)
-            self._check_positions(others.get("position_ids"), query.shape[2])
-        except ArgumentError as error:
-            report(self.mesh_or_group, error)
-            raise
-        options |= {"layout": self.layout, "symmetric": self.symmetric}
-        out: Any = context_parallel_attention(query, key, value, pattern, self.mesh_or_group, **options)
-        result: torch.Tensor = out.transpose(1, 2).contiguous()
-        return result
-
-    def _check_positions(self, positions: Any, tokens: int) -> None:
-        """Refuse positions of other tokens. Reads the values of a tensor once; traced code has no values.
-
-        Raises:
-            ArgumentError: for positions of other tokens.
-        """
-        if not isinstance(positions, torch.Tensor) or torch.compiler.is_compiling():
-            return
-        if self._positions and self._positions[0][0]() is positions and self._positions[0][1] == positions._version:
-            return
-        layout = self._layout()
-        right = layout.positions(self.mesh_or_group.rank(), tokens * layout.ranks, positions.device)
-        if positions.shape[-1] != tokens or not bool((positions == right).all()):
-            reason = "are not those of this rank's tokens: pass what ContextParallel.shard returns"
-            raise ArgumentError("position_ids", reason)
-        self._positions[:] = [(weakref.ref(positions), positions._version)]
-
 
 @dataclass(frozen=True)
 class ContextMasks(MaskInterface):
@@ -199,16 +114,14 @@ class ContextMasks(MaskInterface):
         """Make the mask: full, causal or a sliding window over the whole sequence.
 
         Positions of a part are not consecutive, so transformers takes them for those of packed sequences. That part of
-        the mask is dropped here, and ``ContextParallel`` checks the positions.
+        the mask is dropped here, and ``attend_parts`` checks the positions.
 
         Raises:
             ArgumentError: for a padding mask, keys of a cache, and any other mask.
         """
         if attention_mask is not None:
-            reason = (
-                "is given with context_parallel: leave it out, and pad on the right, where causal tokens do not see"
-            )
-            raise ArgumentError("attention_mask", f"{reason} padding; padding has the label {IGNORED}")
+            reason = "is given with context_parallel: leave it out, and pad on the right of a causal model"
+            raise ArgumentError("attention_mask", f"{reason}, with the label {IGNORED}")
         if q_length != kv_length or not isinstance(q_offset, int) or q_offset != 0:
             reason = "has keys of earlier calls, which context_parallel does not support: pass use_cache=False"
             raise ArgumentError("cache", reason)
@@ -218,3 +131,96 @@ class ContextMasks(MaskInterface):
             reason = "is not full, causal or a sliding window, which context_parallel needs: leave context_parallel out"
             raise ArgumentError("attention_mask", reason)
         return AttentionMask(self.masks, pattern, None, None, q_length, kv_length, dict(others))
+
+
+def exact_pattern(mask: Any, is_causal: bool, window: int | None) -> Pattern:
+    """The pattern of a call over the whole sequence.
+
+    Args:
+        mask: an ``AttentionMask`` of ``ContextMasks``, or None.
+        is_causal: used without a mask.
+        window: used without a mask: number of keys that a causal query sees, including its own.
+
+    Raises:
+        ArgumentError: for any other mask.
+    """
+    if isinstance(mask, AttentionMask):
+        return mask.pattern
+    if mask is not None:
+        raise ArgumentError("attention_mask", f"is {type(mask).__name__}, expected None with context_parallel")
+    if is_causal:
+        return Causal() if window is None else SlidingWindow(window - 1)
+    if window is not None:
+        reason = f"is {window} without causal attention: the visible keys are ambiguous"
+        raise ArgumentError("sliding_window", reason)
+    return Dense()
+
+
+def attend_parts(
+    parallel: ContextParallel,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    pattern: Any,
+    *,
+    others: dict[str, Any],
+    **options: Any,
+) -> torch.Tensor:
+    """Compute the attention of this rank's queries to the whole sequence.
+
+    Args:
+        parallel: the ranks.
+        query: (batch, heads, length / ranks, head_dim).
+        key, value: (batch, kv_heads, length / ranks, head_dim).
+        pattern: of the whole sequence.
+        others: arguments of the layer's call, with ``position_ids`` if the model passes them.
+        options: scale, softcap and sink.
+
+    Returns:
+        (batch, length / ranks, heads, head_dim).
+
+    Raises:
+        ArgumentError: naming the argument; the other ranks get a ``CollectiveError`` if they wait for this one.
+        CollectiveError: as ``context_parallel_attention``.
+    """
+    try:
+        for name in REFUSED:
+            if others.get(name) is not None:
+                reason = "is given with context_parallel, whose ranks have parts of each sequence: leave it out"
+                raise ArgumentError(name, reason)
+        if key.shape[2] != query.shape[2]:
+            reason = f"has {key.shape[2]} tokens, query {query.shape[2]}, which cross attention and caches have"
+            raise ArgumentError("key", f"{reason}: context_parallel needs equal parts")
+        if not isinstance(pattern, Pattern) or pattern.index_tensors():
+            what = f"returned {type(pattern).__name__}, expected a pattern without tensors with context_parallel"
+            raise ArgumentError("pattern_for", what)
+        _check_positions(parallel, others.get("position_ids"), query.shape[2])
+    except ArgumentError as error:
+        report(parallel.mesh_or_group, error)
+        raise
+    options |= {"layout": parallel.layout, "symmetric": parallel.symmetric}
+    out: Any = context_parallel_attention(query, key, value, pattern, parallel.mesh_or_group, **options)
+    result: torch.Tensor = out.transpose(1, 2).contiguous()
+    return result
+
+
+def _check_positions(parallel: ContextParallel, positions: Any, tokens: int) -> None:
+    """Refuse positions of other tokens. Reads the values of a tensor once; traced code has no values.
+
+    Raises:
+        ArgumentError: for positions of other tokens.
+    """
+    if not isinstance(positions, torch.Tensor) or torch.compiler.is_compiling():
+        return
+    if (
+        parallel._positions
+        and parallel._positions[0][0]() is positions
+        and parallel._positions[0][1] == positions._version
+    ):
+        return
+    layout = parallel._layout()
+    right = layout.positions(parallel.mesh_or_group.rank(), tokens * layout.ranks, positions.device)
+    if positions.shape[-1] != tokens or not bool((positions == right).all()):
+        reason = "are not those of this rank's tokens: pass what ContextParallel.shard returns"
+        raise ArgumentError("position_ids", reason)
+    parallel._positions[:] = [(weakref.ref(positions), positions._version)]

@@ -10,10 +10,12 @@ from runtime.integrations.diffusers_attention import diffusers_attention, regist
 from runtime.integrations.sglang.registration import register_sglang
 from runtime.integrations.transformers_attention import register_transformers
 from runtime.integrations.transformers_batching import register_transformers_batching
+from runtime.integrations.transformers_context import ContextParallel
 from runtime.integrations.vllm.registration import register_vllm
 
 __all__ = [
     "Chooser",
+    "ContextParallel",
     "TopKSelection",
     "chooser_of",
     "diffusers_attention",

@@ -13,6 +13,12 @@ from runtime.convert import from_token_mask
 from runtime.errors import ArgumentError
 from runtime.integrations.choosers import Chooser, chooser_of
 from runtime.integrations.packages import optional
+from runtime.integrations.transformers_context import (
+    ContextMasks,
+    ContextParallel,
+    attend_parts,
+    exact_pattern,
+)
 from runtime.integrations.transformers_masks import AttentionMask, MaskInterface
 from runtime.integrations.transformers_packed import PackedCall
 from runtime.ops.attention import block_sparse_attention
@@ -28,18 +34,22 @@ REFUSED = ("position_bias", "head_mask", "output_attentions")
 
 
 def register_transformers(
-    name: str = "block_sparse", *, pattern_for: Chooser | None = None, decode: str | None = None
+    name: str = "block_sparse",
+    *,
+    pattern_for: Chooser | None = None,
+    decode: str | None = None,
+    context_parallel: ContextParallel | None = None,
 ) -> None:
     """Register ``attn_implementation=name`` in transformers, which uses this package's kernels.
 
     Each call follows the model's mask: full, causal, sliding window, padding or packed sequences; see
     ``runtime.integrations.transformers_masks.MaskInterface``. Grouped K/V heads are not repeated. A model's softcaps
-    and sink logits are applied. Weights must be float16 or bfloat16, and the model must run under ``torch.no_grad()``
-    on a GPU. Queries are aligned with the end of the keys (``bottom_right``), as chunked prefill and decoding with a
-    cache require. A step with a single query uses a kernel whose query tile has 64 or more rows.
+    and sink logits are applied. Weights must be float16 or bfloat16, on a GPU. Calls have gradients. Queries are
+    aligned with the end of the keys (``bottom_right``), as chunked prefill and decoding with a cache require. A step
+    with a single query uses a kernel whose query tile has 64 or more rows.
 
     Calls with ``cu_seq_lens_q`` and ``cu_seq_lens_k``, of a collator that packs documents, are computed by
-    ``varlen_attention`` within each document. They have gradients.
+    ``varlen_attention`` within each document.
 
     Args:
         name: name of the implementation. Registering it again replaces it, also in models that already use it.
@@ -50,6 +60,9 @@ def register_transformers(
             ``model.config.block_sparse`` describes (see :func:`chooser_of`), or ``exact`` without such a field.
         decode: another implementation, such as ``"sdpa"``, for calls with a single query, with the model's own mask.
             Default: this implementation.
+        context_parallel: ranks that each have a part of every sequence. Calls are computed by
+            ``context_parallel_attention`` over the whole sequence, whose mask must be full, causal or a sliding window.
+            ``pattern_for`` must return a pattern without tensors. Default: each process has whole sequences.
 
     Raises:
         ToolchainError: if transformers is not installed, naming the extra.
@@ -67,8 +80,15 @@ def register_transformers(
         raise ArgumentError("decode", f"is {decode!r}, expected one of {names}")
     if pattern_for is not None and not callable(pattern_for):
         raise ArgumentError("pattern_for", f"is {type(pattern_for).__name__}, expected a function or None")
+    if context_parallel is not None:
+        if not isinstance(context_parallel, ContextParallel):
+            what = f"is {type(context_parallel).__name__}, expected a ContextParallel or None"
+            raise ArgumentError("context_parallel", what)
+        if decode is not None:
+            raise ArgumentError("decode", f"is {decode!r}, expected None with context_parallel, which has no caches")
+        interface = ContextMasks(interface.masks, context_parallel.mesh_or_group.size())
     delegate = None if decode is None else _Delegate(decode, functions.ALL_ATTENTION_FUNCTIONS, interface.masks)
-    functions.AttentionInterface.register(name, TransformersAttention(pattern_for, delegate))
+    functions.AttentionInterface.register(name, TransformersAttention(pattern_for, delegate, context_parallel))
     interface.masks.AttentionMaskInterface.register(name, interface)
 
 
@@ -95,10 +115,12 @@ class TransformersAttention:
     Attributes:
         pattern_for: as for :func:`register_transformers`.
         decode: implementation of calls with a single query; None for this one.
+        context_parallel: as for :func:`register_transformers`.
     """
 
     pattern_for: Chooser | None = None
     decode: _Delegate | None = None
+    context_parallel: ContextParallel | None = None
 
     def __call__(
         self,
@@ -138,9 +160,9 @@ class TransformersAttention:
         Raises:
             ArgumentError: naming the argument, before anything is launched.
         """
-        packed = PackedCall.of(query, key, value, others)
+        packed = None if self.context_parallel is not None else PackedCall.of(query, key, value, others)
         if self.decode is not None and query.shape[2] == 1 and packed is None:
-            options = {
+            options: dict[str, Any] = {
                 "dropout": dropout,
                 "scaling": scaling,
                 "is_causal": is_causal,
@@ -150,13 +172,14 @@ class TransformersAttention:
                 **others,
             }
             return self.decode(module, (query, key, value), attention_mask, options), None
-        for argument, passed in {"dropout": dropout, **{each: others.get(each) for each in REFUSED}}.items():
-            if passed is not None and passed is not False and not (argument == "dropout" and passed == 0.0):
-                shown = type(passed).__name__ if isinstance(passed, torch.Tensor) else repr(passed)
-                raise ArgumentError(argument, f"is {shown}, which is not supported: leave it out, or use sdpa")
+        _check_unsupported({"dropout": dropout, **{each: others.get(each) for each in REFUSED}})
         if is_causal is None:
             is_causal = bool(getattr(module, "is_causal", True))
         options = {"scale": scaling, "softcap": softcap, "sink": None if s_aux is None else s_aux.float()}
+        if self.context_parallel is not None:
+            exact = exact_pattern(attention_mask, is_causal, sliding_window)
+            chosen = self._chosen(module, query, key, exact)
+            return attend_parts(self.context_parallel, query, key, value, chosen, others=others, **options), None
         if packed is not None:
             exact = packed.exact(attention_mask, is_causal, sliding_window)
             chosen = self._chosen(module, query, key, exact)
@@ -189,6 +212,18 @@ class TransformersAttention:
         if not isinstance(fields, Mapping):
             raise ArgumentError(f"config.{CONFIG_FIELD}", f"is {type(fields).__name__}, expected a dictionary")
         return chooser_of(fields, f"config.{CONFIG_FIELD}")(module, query, key, exact)
+
+
+def _check_unsupported(given: dict[str, Any]) -> None:
+    """Refuse unsupported arguments that would change the result.
+
+    Raises:
+        ArgumentError: for the first of them.
+    """
+    for argument, passed in given.items():
+        if passed is not None and passed is not False and not (argument == "dropout" and passed == 0.0):
+            shown = type(passed).__name__ if isinstance(passed, torch.Tensor) else repr(passed)
+            raise ArgumentError(argument, f"is {shown}, which is not supported: leave it out, or use sdpa")
 
 
 def _pattern(

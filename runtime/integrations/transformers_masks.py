@@ -49,13 +49,26 @@ class AttentionMask:
 
     @property
     def pattern(self) -> Pattern:
-        """Pattern of the mask. Lists are made once, and not at all if every layer reads ``within``."""
+        """Pattern of the mask. Lists are made once, and not at all if every layer reads ``within``.
+
+        A compiled layer makes lists that no layer has made before it, and does not keep them: a traced checkpoint must
+        not change an object outside of it.
+        """
         if self.numbers is not None:
             return self.numbers
-        if not self.lists:
-            skips = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
-            self.lists.append(from_token_mask(self.masks.sdpa_mask(**{**self.arguments, **skips})))
+        if self.lists:
+            return self.lists[0]
+        return self._listed() if torch.compiler.is_compiling() else self.keep_lists()
+
+    def keep_lists(self) -> Pattern:
+        """Make the lists, for all layers."""
+        self.lists.append(self._listed())
         return self.lists[0]
+
+    def _listed(self) -> Pattern:
+        """The mask as lists."""
+        skips = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+        return from_token_mask(self.masks.sdpa_mask(**{**self.arguments, **skips}))
 
     def of_implementation(self, name: str, masks: Any) -> Any:
         """The mask in the format of another implementation, made once for all layers.
@@ -134,10 +147,10 @@ class MaskInterface:
             pattern, lengths = _padded(pattern, attention_mask, kv_offset, kv_length)
         within = pattern if lengths is None and q_length == kv_length else None
         if attention_mask is None and pattern is None and q_length == kv_length and isinstance(q_offset, int):
-            within = _of_parts(self.masks, _parts(function, through_packing=True), kv_length)
+            within = pattern_within(self.masks, function, kv_length)
         mask = AttentionMask(self.masks, pattern, within, lengths, q_length, kv_length, arguments)
-        if within is None and pattern is None:
-            _ = mask.pattern  # now, because layers change q_offset of a static cache
+        if pattern is None and (within is None or torch.compiler.is_compiling()):
+            mask.keep_lists()  # now, because layers change q_offset of a static cache; a graph drops unused lists
         return mask
 
 
@@ -168,6 +181,11 @@ def _of_numbers(
     if function is masks.causal_mask_function and not at_end:
         return Causal(align="top_left") if q_offset == kv_offset else None
     return _of_parts(masks, _parts(function), kv_len) if at_end else None
+
+
+def pattern_within(masks: ModuleType, function: Callable[..., Any], kv_len: int) -> Pattern | None:
+    """The pattern of a mask within each packed sequence of up to ``kv_len`` keys; None for any other mask."""
+    return _of_parts(masks, _parts(function, through_packing=True), kv_len)
 
 
 def _of_parts(masks: ModuleType, parts: list[Callable[..., Any]], kv_len: int) -> Pattern | None:

@@ -81,8 +81,8 @@ def verified_only(on: bool = True) -> AbstractContextManager[None]:
     ``load_kernel`` returned outside the mode work inside it.
 
     The mode applies to the thread or asyncio task that entered it; a backward pass has the mode of its forward pass. It
-    does not reach regions that torch.compile traces or threads that the program starts: ``CODEGEN_VERIFIED_ONLY=1``
-    covers the whole process.
+    does not reach regions that torch.compile traces, threads that the program starts, or forward passes that
+    ``torch.utils.checkpoint`` recomputes on a GPU: ``CODEGEN_VERIFIED_ONLY=1`` covers the whole process.
 
     Args:
         on: False allows all kernels again inside a region with the mode on.

@@ -55,7 +55,7 @@ ROOMS: dict[str, set[str]] = {
     "key_lists": {"errors", "checks", "kernels"},
     "kernel": {"receipts", "errors", "operators", "checks", "compile", "driver", "kernels", "log"},
     "video": {"errors", "checks", "kept", "patterns", "convert", "ops"},
-    "integrations": {"errors", "log", "key_lists", "patterns", "convert", "ops", "video"},
+    "integrations": {"errors", "log", "checks", "key_lists", "patterns", "convert", "ops", "video", "distributed"},
     "ops": {
         "receipts",
         "errors",

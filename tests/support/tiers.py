@@ -178,8 +178,12 @@ GROUPS: dict[str, Group] = {
         ("scripts", "Dockerfile", ".dockerignore", ".ci/run", "pyproject.toml", "tests/stress/clean_install.py"),
     ),
     "integrations": Group(
-        tests_in("runtime/integrations", "integrations", "snippets", "vllm", "sglang", "engines"),
+        tests_in("runtime/integrations", "integrations", "snippets", "vllm", "sglang", "sglang_diffusion", "engines"),
         ("runtime/integrations", "runtime/video", "docs/guide/integrations.md", "scripts/engines.py"),
+    ),
+    "training on ranks": Group(
+        tests_in("runtime/integrations", "training_on_ranks"),
+        ("runtime/integrations", "runtime/distributed", "tests/runtime/integrations/*.py"),
     ),
     "examples": Group(tests_in("examples", "examples", "driver_api"), ("examples", "tests/examples/fake_libcuda.c")),
     "faults of ranks": Group(

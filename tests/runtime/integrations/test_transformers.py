@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from small_models import (  # noqa: E402
     padding,
     tokens,
 )
+from torch.utils.checkpoint import checkpoint  # noqa: E402
 from transformers import AttentionInterface, masking_utils  # noqa: E402
 
 from runtime import convert  # noqa: E402
@@ -211,6 +213,30 @@ def test_a_chosen_pattern_may_not_drop_a_mask(side: str) -> None:
         model(tokens(LENGTH), attention_mask=padding(LENGTH, side))
 
 
+def test_compiled_layers_make_lists_in_a_traced_checkpoint(loaded: Any) -> None:
+    """A checkpoint in a graph must not change the mask, which all layers share."""
+    positions = torch.cat([torch.arange(20), torch.arange(LENGTH - 20)]).expand(2, -1)
+    model, ids = built(*MODELS["grouped llama"]()).train(), tokens(LENGTH)
+    given = {"input_ids": ids, "labels": ids, "position_ids": positions, "use_cache": False}
+    right = model(**given).loss
+    right.backward()
+    expected = {name: weight.grad.clone() for name, weight in model.named_parameters()}
+    model.zero_grad()
+    torch._dynamo.reset()
+    for layer in model.model.layers:
+        layer.gradient_checkpointing, layer._gradient_checkpointing_func = (
+            True,
+            partial(checkpoint, use_reentrant=False),
+        )
+        layer.compile(backend="aot_eager", fullgraph=True)
+    loss = model(**given).loss
+    loss.backward()
+    torch.testing.assert_close(loss, right, atol=1e-3, rtol=0)
+    for name, weight in model.named_parameters():
+        assert (weight.grad - expected[name]).norm() <= 0.02 * expected[name].norm(), name
+    assert kinds(loaded) == {"block_lists"}
+
+
 def test_a_whole_model_is_one_graph() -> None:
     model, ids = built(*MODELS["mistral, window 24"]()), tokens(LENGTH)
     torch._dynamo.reset()
@@ -267,6 +293,7 @@ def test_a_layer_without_a_mask() -> None:
         ("decode: is 'fast', expected one of .*sdpa", {"decode": "fast"}),
         ("decode", {"decode": NAME}),
         ("pattern_for", {"pattern_for": 3}),
+        ("context_parallel: is int", {"context_parallel": 3}),
     ],
 )
 def test_registrations_that_are_refused(

@@ -190,6 +190,17 @@ GROUPS: dict[str, Group] = {
         tests_in("runtime/distributed", "faults"),
         ("runtime/distributed", "tests/runtime/distributed/*.py", "tests/stress/ranks_faults.py"),
     ),
+    "ranks": Group(
+        tests_in("runtime/distributed", "ranks"),
+        ("runtime/distributed", "runtime/ops", "runtime/kernels", "tests/runtime/distributed/*.py"),
+    ),
+    "block masks": Group(
+        tests_in("runtime/kernels", "block_mask"),
+        (
+            *("runtime/ops/block_mask.py", "runtime/kernels/block_mask.py", "runtime/expressions", "codegen/expressions"),
+            *("codegen/plans/block_mask.py", "templates/block_mask"),
+        ),
+    ),
     "scripts on a GPU": Group(
         (*tests_in("stress", "launches", "fresh_specs", "garbage", "small_call"), *tests_in("runtime/verify", "guard")),
         (

@@ -197,7 +197,12 @@ GROUPS: dict[str, Group] = {
     "block masks": Group(
         tests_in("runtime/kernels", "block_mask"),
         (
-            *("runtime/ops/block_mask.py", "runtime/kernels/block_mask.py", "runtime/expressions", "codegen/expressions"),
+            *(
+                "runtime/ops/block_mask.py",
+                "runtime/kernels/block_mask.py",
+                "runtime/expressions",
+                "codegen/expressions",
+            ),
             *("codegen/plans/block_mask.py", "templates/block_mask"),
         ),
     ),

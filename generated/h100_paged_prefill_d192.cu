@@ -3,7 +3,7 @@
 //     codegen render specs/h100_paged_prefill_d192.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":192,"layout":"paged","lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"sink_window","left":null,"right":null,"sink":null},"schedule":"ping_pong","stages":2,"tile":{"m":128,"n":64}}
 // spec hash: de16658f8c16c11192eb039e669885bd8b6925d292d88d9eee3cc0f83c6f6a3d
-// seal: sha256 ffdf6f74ce77935611e18b697fcf02b1719fdb650d3577030c9c24a198c33f3a
+// seal: sha256 98a2c94387ed3163d501e3c48a546986ecfd1981f447e3b0fb9e27dfb2a79900
 
 // Attention forward for sm_90a over the visible keys of the pattern in each request's pages:
 //   O = softmax(scale * Q K^T) V
@@ -659,7 +659,7 @@ __device__ __forceinline__ void load_step(const Params& p, uint32 to, uint32 ful
   load_pages(p, p.copy_shift == kLargeCopyShift ? &p.k_map : &p.k_part_map, to, full, page_of_lane, block, kv_head);
 }
 
-// Copies a step of V of which the queries of a tile see only some rows. The others are zeros.
+// Copies a step of V when the queries of a tile see only some of its rows. The other rows are zeros.
 __device__ __forceinline__ void load_seen_rows(const Params& p, uint32 to, uint32 full, int page_of_lane, int block,
     int kv_head, const VisibleKeys& visible) {
 #pragma unroll 1
@@ -718,7 +718,7 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
     const VisibleKeys visible(p, tile.batch, tile.first_query);
     KvBlockIterator blocks = kv_blocks_of(p, tile);
 
-    // K of step i goes ahead of V of step i - 1, in the order in which the consumers use them.
+    // Warp 0 copies K of step i, warp 1 V of step i - 1.
     // The pages of a step are read one step ahead.
     int block = 0, previous, page = kNoPage, previous_page;
     int next_page = blocks.count > 0 ? page_of_lane(p, tile, visible, blocks.at(0)) : kNoPage;
@@ -753,7 +753,7 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
       __syncwarp();  // each lane has loaded its part: reconverge before the warp's next shuffle or vote
     }
     steps += blocks.count;
-    // All loads of this work tile are issued, and at most kStages of its steps are left for the consumers: publish the
+    // All loads of K of this work tile are issued, and at most kStages of its steps are left for the consumers: publish the
     // next.
     if (operand == 0 && leader) publish_work_tile(p, entries, base, {work_tiles}, next_work_tile(p, work));
     __syncwarp();  // reconverge; also makes lane 0's entry visible to the warp

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_paged_prefill_d256_bf16.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","head_dim":256,"layout":"paged","lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"sink_window","left":null,"right":null,"sink":null},"schedule":"ping_pong","stages":2,"tile":{"m":128,"n":64}}
 // spec hash: 0d5854857ddb3f025dc25706f6188f67bed8e3631d4af271fea03d5e9e5ecec6
-// seal: sha256 10083e07384b71ecf0d2bd63ccabcb14abdae2b241eb8b205906de5b612d79ae
+// seal: sha256 cebb1d6f72fc5da8d8a4303ac12996e3718432718da389b91ed742766b4d17e8
 
 // Attention forward for sm_90a over the visible keys of the pattern in each request's pages:
 //   O = softmax(scale * Q K^T) V
@@ -693,7 +693,7 @@ __device__ __forceinline__ void load_step(const Params& p, uint32 to, uint32 ful
   load_pages(p, p.copy_shift == kLargeCopyShift ? &p.k_map : &p.k_part_map, to, full, page_of_lane, block, kv_head);
 }
 
-// Copies a step of V of which the queries of a tile see only some rows. The others are zeros.
+// Copies a step of V when the queries of a tile see only some of its rows. The other rows are zeros.
 __device__ __forceinline__ void load_seen_rows(const Params& p, uint32 to, uint32 full, int page_of_lane, int block,
     int kv_head, const VisibleKeys& visible) {
 #pragma unroll 1
@@ -752,7 +752,7 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
     const VisibleKeys visible(p, tile.batch, tile.first_query);
     KvBlockIterator blocks = kv_blocks_of(p, tile);
 
-    // K of step i goes ahead of V of step i - 1, in the order in which the consumers use them.
+    // Warp 0 copies K of step i, warp 1 V of step i - 1.
     // The pages of a step are read one step ahead.
     int block = 0, previous, page = kNoPage, previous_page;
     int next_page = blocks.count > 0 ? page_of_lane(p, tile, visible, blocks.at(0)) : kNoPage;
@@ -787,7 +787,7 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
       __syncwarp();  // each lane has loaded its part: reconverge before the warp's next shuffle or vote
     }
     steps += blocks.count;
-    // All loads of this work tile are issued, and at most kStages of its steps are left for the consumers: publish the
+    // All loads of K of this work tile are issued, and at most kStages of its steps are left for the consumers: publish the
     // next.
     if (operand == 0 && leader) publish_work_tile(p, entries, base, {work_tiles}, next_work_tile(p, work));
     __syncwarp();  // reconverge; also makes lane 0's entry visible to the warp

@@ -14,8 +14,8 @@ from runtime.distributed.agreement import report
 from runtime.distributed.arguments import group_from
 from runtime.distributed.layout import layout_of
 from runtime.errors import ArgumentError
-from runtime.integrations.transformers_masks import AttentionMask, MaskInterface, pattern_within
-from runtime.patterns import Causal, Dense, Pattern, SlidingWindow
+from runtime.integrations.transformers_masks import AttentionMask, MaskInterface, pattern_within, pattern_without_mask
+from runtime.patterns import Pattern
 
 IGNORED = -100
 """Label of tokens without a loss."""
@@ -148,12 +148,7 @@ def exact_pattern(mask: Any, is_causal: bool, window: int | None) -> Pattern:
         return mask.pattern
     if mask is not None:
         raise ArgumentError("attention_mask", f"is {type(mask).__name__}, expected None with context_parallel")
-    if is_causal:
-        return Causal() if window is None else SlidingWindow(window - 1)
-    if window is not None:
-        reason = f"is {window} without causal attention: the visible keys are ambiguous"
-        raise ArgumentError("sliding_window", reason)
-    return Dense()
+    return pattern_without_mask(is_causal=is_causal, window=window)
 
 
 def attend_parts(

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from runtime.convert import from_token_mask, kv_lengths_from_mask
+from runtime.errors import ArgumentError
 from runtime.integrations.packages import optional
 from runtime.patterns import Causal, Dense, Pattern, SlidingWindow
 
@@ -181,6 +182,24 @@ def _of_numbers(
     if function is masks.causal_mask_function and not at_end:
         return Causal(align="top_left") if q_offset == kv_offset else None
     return _of_parts(masks, _parts(function), kv_len) if at_end else None
+
+
+def pattern_without_mask(*, is_causal: bool, window: int | None) -> Pattern:
+    """Pattern of a call without a mask.
+
+    Args:
+        is_causal: whether the call is causal.
+        window: number of keys that a causal query sees, including its own.
+
+    Raises:
+        ArgumentError: for a window without causal attention.
+    """
+    if is_causal:
+        return Causal() if window is None else SlidingWindow(window - 1)
+    if window is not None:
+        reason = f"is {window} without causal attention: the visible keys are ambiguous"
+        raise ArgumentError("sliding_window", reason)
+    return Dense()
 
 
 def pattern_within(masks: ModuleType, function: Callable[..., Any], kv_len: int) -> Pattern | None:

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 
 from runtime.errors import ArgumentError
-from runtime.integrations.transformers_masks import AttentionMask
+from runtime.integrations.transformers_masks import AttentionMask, pattern_without_mask
 from runtime.ops.paged import paged_attention
 from runtime.ops.paged_calls import HEAD_DIMS
 from runtime.ops.varlen import varlen_attention
-from runtime.patterns import Causal, Dense, Pattern, SlidingWindow
+from runtime.patterns import Pattern
 
 NO_TABLE = "ContinuousBatchingConfig(max_blocks_per_request=0) reads K and V without block tables"
 
@@ -83,12 +83,7 @@ class PackedCall:
         if mask is not None:
             reason = "has padding or a mask of its own beside cu_seq_lens_q, which gives the sequences"
             raise ArgumentError("attention_mask", f"{reason}: leave one of them out")
-        if is_causal:
-            return Causal() if window is None else SlidingWindow(window - 1)
-        if window is not None:
-            reason = f"is {window} without causal attention: the visible keys are ambiguous"
-            raise ArgumentError("sliding_window", reason)
-        return Dense()
+        return pattern_without_mask(is_causal=is_causal, window=window)
 
     def attend(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, pattern: Pattern, **options: Any

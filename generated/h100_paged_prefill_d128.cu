@@ -3,7 +3,7 @@
 //     codegen render specs/h100_paged_prefill_d128.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"layout":"paged","lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"sink_window","left":null,"right":null,"sink":null},"schedule":"ping_pong","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 391e21e39d7c5d8f9c70c63bf4dab828aaffcbe9ee89a7d620326ee7f0791a73
-// seal: sha256 48ff2724225a2406a077c347b2e40697637430ac156b16c8144264080c999b98
+// seal: sha256 a1d98ba65c51b9008d6a7b634eaa6d2abbe10848873a5ab09e68cf661c644a75
 
 // Attention forward for sm_90a over the visible keys of the pattern in each request's pages:
 //   O = softmax(scale * Q K^T) V
@@ -753,7 +753,7 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
       __syncwarp();  // each lane has loaded its part: reconverge before the warp's next shuffle or vote
     }
     steps += blocks.count;
-    // All loads of K of this work tile are issued, and at most kStages of its steps are left for the consumers: publish the
+    // All loads of K are issued, and at most kStages of its steps are left for the consumers: publish the
     // next.
     if (operand == 0 && leader) publish_work_tile(p, entries, base, {work_tiles}, next_work_tile(p, work));
     __syncwarp();  // reconverge; also makes lane 0's entry visible to the warp

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_paged_prefill_d192.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":192,"layout":"paged","lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"sink_window","left":null,"right":null,"sink":null},"schedule":"ping_pong","stages":2,"tile":{"m":128,"n":64}}
 // spec hash: de16658f8c16c11192eb039e669885bd8b6925d292d88d9eee3cc0f83c6f6a3d
-// seal: sha256 98a2c94387ed3163d501e3c48a546986ecfd1981f447e3b0fb9e27dfb2a79900
+// seal: sha256 fc7c80d100ca10e741e87dc31acad57ab9b553e642daeb9fbdd46d0621b6f4c7
 
 // Attention forward for sm_90a over the visible keys of the pattern in each request's pages:
 //   O = softmax(scale * Q K^T) V
@@ -753,7 +753,7 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
       __syncwarp();  // each lane has loaded its part: reconverge before the warp's next shuffle or vote
     }
     steps += blocks.count;
-    // All loads of K of this work tile are issued, and at most kStages of its steps are left for the consumers: publish the
+    // All loads of K are issued, and at most kStages of its steps are left for the consumers: publish the
     // next.
     if (operand == 0 && leader) publish_work_tile(p, entries, base, {work_tiles}, next_work_tile(p, work));
     __syncwarp();  // reconverge; also makes lane 0's entry visible to the warp

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_paged_prefill_d256_bf16.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","head_dim":256,"layout":"paged","lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"sink_window","left":null,"right":null,"sink":null},"schedule":"ping_pong","stages":2,"tile":{"m":128,"n":64}}
 // spec hash: 0d5854857ddb3f025dc25706f6188f67bed8e3631d4af271fea03d5e9e5ecec6
-// seal: sha256 cebb1d6f72fc5da8d8a4303ac12996e3718432718da389b91ed742766b4d17e8
+// seal: sha256 2e64e13c5d71be18eea93d05825115637365f41c9452f9f43c68e62eb96d1334
 
 // Attention forward for sm_90a over the visible keys of the pattern in each request's pages:
 //   O = softmax(scale * Q K^T) V
@@ -787,7 +787,7 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
       __syncwarp();  // each lane has loaded its part: reconverge before the warp's next shuffle or vote
     }
     steps += blocks.count;
-    // All loads of K of this work tile are issued, and at most kStages of its steps are left for the consumers: publish the
+    // All loads of K are issued, and at most kStages of its steps are left for the consumers: publish the
     // next.
     if (operand == 0 && leader) publish_work_tile(p, entries, base, {work_tiles}, next_work_tile(p, work));
     __syncwarp();  // reconverge; also makes lane 0's entry visible to the warp

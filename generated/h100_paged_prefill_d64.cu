@@ -3,7 +3,7 @@
 //     codegen render specs/h100_paged_prefill_d64.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"layout":"paged","lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"sink_window","left":null,"right":null,"sink":null},"schedule":"ping_pong","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 119db26feda9cb276a789a9e76271832ea04d58d66bd12daffb3bb121894054d
-// seal: sha256 62196e5217c72a2b9ecfc5c8a90f5e37be13784e453c3af572721d68b7ee3547
+// seal: sha256 2f50c70b1ef591d4acca9d0fb7b482bce06cc848e5acb6dbde28ad92eb6ee0e8
 
 // Attention forward for sm_90a over the visible keys of the pattern in each request's pages:
 //   O = softmax(scale * Q K^T) V
@@ -745,7 +745,7 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
       __syncwarp();  // each lane has loaded its part: reconverge before the warp's next shuffle or vote
     }
     steps += blocks.count;
-    // All loads of K of this work tile are issued, and at most kStages of its steps are left for the consumers: publish the
+    // All loads of K are issued, and at most kStages of its steps are left for the consumers: publish the
     // next.
     if (operand == 0 && leader) publish_work_tile(p, entries, base, {work_tiles}, next_work_tile(p, work));
     __syncwarp();  // reconverge; also makes lane 0's entry visible to the warp

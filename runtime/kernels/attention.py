@@ -258,9 +258,10 @@ class AttentionKernel(BoundCall[AttentionSpec]):
             raise ArgumentError("kv_indices", f"is not prepared for {self.compiled.named.stem}: its pattern is {kind}")
         block = self.spec.pattern.fixed_block
         assert block is not None
-        length = int(self._indices[0].dims[3])
+        length = self._indices[0].dims[3]
         check_tensor("kv_indices", kv_indices, torch.int32, 4)
-        sizes = [("batch", None), ("heads", None), ("query_blocks", None), ("k", (length,))]
+        lengths = None if length == "any" else (int(length),)
+        sizes = [("batch", None), ("heads", None), ("query_blocks", None), ("k", lengths)]
         check_shape("kv_indices", kv_indices.shape, sizes)
         if not isinstance(kv_len, int) or kv_len < 1:
             raise ArgumentError("kv_len", f"is {kv_len}, expected the number of keys of a head, 1 or more")

@@ -21,7 +21,8 @@ RANKS = 2
 def test_on_gpus() -> None:
     """What fails is named with its rank."""
     command = [sys.executable, str(RUNTIME / "distributed" / "ranks.py"), "gpu_training_checks", str(RANKS)]
-    environment = {**os.environ, "PYTHONPATH": str(RUNTIME / "integrations")}
+    paths = [str(RUNTIME / "integrations"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     done = subprocess.run(command, capture_output=True, text=True, timeout=3600, check=False, env=environment)
     assert "{" in done.stdout, done.stderr[-4000:]
     found: dict[str, list[str]] = json.loads(done.stdout[done.stdout.index("{") :])

@@ -22,7 +22,8 @@ PARTS = ("parts_of_sequences", "parts_of_sequences_and_batches", "refusals_of_pa
 def test_on_ranks(ranks: int, names: tuple[str, ...]) -> None:
     """Checks of training_checks.py; what fails is named with its rank."""
     command = [sys.executable, str(RANKS), "training_checks", str(ranks), *names]
-    environment = {**os.environ, "PYTHONPATH": str(FOLDER)}
+    paths = [str(FOLDER), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False, env=environment)
     assert done.stdout, done.stderr[-4000:]
     found: dict[str, list[str]] = json.loads(done.stdout)

@@ -1131,6 +1131,21 @@ def test_prepared_lists_are_launched_as_what_they_stand_for(kernel: Any) -> None
         assert field(call, block, "query_order") == (order.data_ptr(),)
 
 
+@pytest.mark.parametrize(
+    "name", ["h100_topk", "h100_topk32", "h100_topk_b64", "h100_topk32_b64_ordered", "l4_topk_d192"]
+)
+def test_lists_are_prepared_for_kernels_of_one_length_and_of_any(kernel: Any, name: str) -> None:
+    call, driver = kernel(name)
+    spec, k = call.spec, 32
+    lists = torch.zeros(1, 2, -(-256 // spec.pattern.fixed_block.q), k, dtype=torch.int32)
+    qkv = [torch.zeros(1, 2, 256, spec.head_dim, dtype=torch.float16) for _ in range(3)]
+    call(*qkv, call.prepare(lists, kv_len=256))
+    assert len(driver.launches) == 1
+    if spec.pattern.k is not None:
+        with pytest.raises(ArgumentError, match=rf"^kv_indices: has shape \(1, 2, \d, {k - 1}\), .*k {k}\)"):
+            call.prepare(lists[..., 1:], kv_len=256)
+
+
 def test_only_lists_of_one_entry_may_have_any_last_stride(kernel: Any) -> None:
     call, driver = kernel("h100_block_lists")
     q, k, v = qkv()

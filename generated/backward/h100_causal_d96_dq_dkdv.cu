@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_causal_d96_dq_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq_dkdv","head_dim":96,"mma":"wgmma","op":"attention_backward","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":80,"n":128}}
 // spec hash: e49d99ea53e936e4e06d821a5ec63487ecafdd97b3c0f602434edc36075162fe
-// seal: sha256 095883b0a5a82408d828999fbfd292334d9292656e56499f56b71a0fa9be67e3
+// seal: sha256 b4c8d0650b344926492456c1ee07545b7c09c853089bf6bbf6d40049f4be3c47
 
 // Attention backward for sm_90a, gradients of Q, K and V
 // over the visible keys of the pattern:
@@ -630,7 +630,8 @@ __device__ __forceinline__ void add_part(const Params& p, uint32 base, const Til
   store_release(p.dq_semaphore + place, turn.is_last ? 0 : turn.number + 1);  // 0: for the next launch
 }
 
-// Producer: one warp. Steps come head by head, in descending order.
+// Producer: one warp. Steps come in descending order, each for all query heads in turn: tiles add to dQ in index
+// order, so a short tile would wait for longer ones at each head if the steps came head by head.
 __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, uint32 base, const Tile& tile) {
   if (threadIdx.x % 32 != 0) return;
   const uint32 kv_full = base + kKvFullBarrier;
@@ -643,12 +644,14 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
   }
   int* step_meta = reinterpret_cast<int*>(shared + kStepMetaOffset);  // a step's first query, complemented if masked
   uint32 steps = 0;
-  for (int i = 0; i < p.heads_per_kv_head; ++i) {
-    const int head = tile.kv_head * p.heads_per_kv_head + i;
-    const RowStats* stats = p.stats + (static_cast<int64>(tile.batch) * p.heads + head) * p.padded_q_len;
-    QueryBlockIterator blocks(p, tile.batch, head, tile.first_key);
+  const int query_heads = p.heads_per_kv_head;
+  QueryBlockIterator blocks(p, tile.batch, tile.kv_head * p.heads_per_kv_head, tile.first_key);
 #pragma unroll 1
-    for (int j = blocks.count - 1; j >= 0; --j, ++steps) {
+  for (int j = blocks.count - 1; j >= 0; --j) {
+#pragma unroll 1
+    for (int i = 0; i < query_heads; ++i, ++steps) {
+      const int head = tile.kv_head * p.heads_per_kv_head + i;
+      const RowStats* stats = p.stats + (static_cast<int64>(tile.batch) * p.heads + head) * p.padded_q_len;
       const int stage = steps % kStages, step = blocks.at(j), first_query = step * kTileM;
       const uint32 full = base + kQFullBarrier + 8 * stage;
       mbarrier_wait(base + kQEmptyBarrier + 8 * stage, steps / kStages % 2 ^ 1);
@@ -670,11 +673,13 @@ __device__ __forceinline__ void add_dq(const Params& p, uint32 base, const Tile&
   if (threadIdx.x % 32 != 0) return;
   const uint32 full = base + kDqFullBarrier + 8 * warp;
   uint32 steps = 0;
-  for (int i = 0; i < p.heads_per_kv_head; ++i) {
-    const int head = tile.kv_head * p.heads_per_kv_head + i;
-    QueryBlockIterator blocks(p, tile.batch, head, tile.first_key);
+  const int query_heads = p.heads_per_kv_head;
+  QueryBlockIterator blocks(p, tile.batch, tile.kv_head * p.heads_per_kv_head, tile.first_key);
 #pragma unroll 1
-    for (int j = blocks.count - 1; j >= 0; --j, ++steps) {
+  for (int j = blocks.count - 1; j >= 0; --j) {
+#pragma unroll 1
+    for (int i = 0; i < query_heads; ++i, ++steps) {
+      const int head = tile.kv_head * p.heads_per_kv_head + i;
       if (steps % kDqWarps != warp) continue;
       const int step = blocks.at(j);
       mbarrier_wait(full, steps / kDqWarps % 2);

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_varlen_causal_d64_dq_dkdv_any_order.yaml
 // spec: {"arch":"sm_90a","copy":"tma","deterministic":false,"dtype":"fp16","gradients":"dq_dkdv","head_dim":64,"layout":"varlen","mma":"wgmma","op":"attention_backward","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: ed47f5e0d6a516baaa8efd8563535c78ac15a2847225f54310ee34d5f85bc9c8
-// seal: sha256 6f3c30014b9587bea434f5da3ca73d5271e902c209e9ba7aaa92e4a1929e3a64
+// seal: sha256 d8f9088c12d24510e4e56e683e5f54288cb846356afba705eaa8d45fb0592a0a
 
 // Attention backward for sm_90a, gradients of Q, K and V
 // over the visible keys of the pattern in each sequence:
@@ -627,7 +627,8 @@ __device__ __forceinline__ void add_part(const Params& p, uint32 base, const Til
   mbarrier_arrive(base + kDqEmptyBarrier);
 }
 
-// Producer: one warp. Steps come head by head, in descending order.
+// Producer: one warp. Steps come in descending order, each for all query heads in turn: tiles add to dQ in index
+// order, so a short tile would wait for longer ones at each head if the steps came head by head.
 __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, uint32 base, const Tile& tile) {
   if (threadIdx.x % 32 != 0) return;
   const Segment& segment = tile_segment();
@@ -642,12 +643,14 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
   }
   int* step_meta = reinterpret_cast<int*>(shared + kStepMetaOffset);  // a step's first query, complemented if masked
   uint32 steps = 0;
-  for (int i = 0; i < (tile.first_key < SeqlenInfo(p, tile.batch).kv_end() ? p.heads_per_kv_head : 0); ++i) {
-    const int head = tile.kv_head * p.heads_per_kv_head + i;
-    const RowStats* stats = p.stats + segment.stats_row(p, head);
-    QueryBlockIterator blocks(p, tile.batch, head, tile.first_key);
+  const int query_heads = (tile.first_key < SeqlenInfo(p, tile.batch).kv_end() ? p.heads_per_kv_head : 0);
+  QueryBlockIterator blocks(p, tile.batch, tile.kv_head * p.heads_per_kv_head, tile.first_key);
 #pragma unroll 1
-    for (int j = blocks.count - 1; j >= 0; --j, ++steps) {
+  for (int j = blocks.count - 1; j >= 0; --j) {
+#pragma unroll 1
+    for (int i = 0; i < query_heads; ++i, ++steps) {
+      const int head = tile.kv_head * p.heads_per_kv_head + i;
+      const RowStats* stats = p.stats + segment.stats_row(p, head);
       const int stage = steps % kStages, step = blocks.at(j), first_query = step * kTileM;
       const uint32 full = base + kQFullBarrier + 8 * stage;
       mbarrier_wait(base + kQEmptyBarrier + 8 * stage, steps / kStages % 2 ^ 1);
@@ -669,11 +672,13 @@ __device__ __forceinline__ void add_dq(const Params& p, uint32 base, const Tile&
   if (threadIdx.x % 32 != 0) return;
   const uint32 full = base + kDqFullBarrier + 8 * warp;
   uint32 steps = 0;
-  for (int i = 0; i < (tile.first_key < SeqlenInfo(p, tile.batch).kv_end() ? p.heads_per_kv_head : 0); ++i) {
-    const int head = tile.kv_head * p.heads_per_kv_head + i;
-    QueryBlockIterator blocks(p, tile.batch, head, tile.first_key);
+  const int query_heads = (tile.first_key < SeqlenInfo(p, tile.batch).kv_end() ? p.heads_per_kv_head : 0);
+  QueryBlockIterator blocks(p, tile.batch, tile.kv_head * p.heads_per_kv_head, tile.first_key);
 #pragma unroll 1
-    for (int j = blocks.count - 1; j >= 0; --j, ++steps) {
+  for (int j = blocks.count - 1; j >= 0; --j) {
+#pragma unroll 1
+    for (int i = 0; i < query_heads; ++i, ++steps) {
+      const int head = tile.kv_head * p.heads_per_kv_head + i;
       if (steps % kDqWarps != warp) continue;
       const int step = blocks.at(j);
       mbarrier_wait(full, steps / kDqWarps % 2);

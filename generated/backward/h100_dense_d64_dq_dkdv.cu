@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_dense_d64_dq_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq_dkdv","head_dim":64,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"dense"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 97a870ba08956e67d159f5b81e8375e4729599b4d550116c22eccd45125ef8eb
-// seal: sha256 59347b1645cce8ed2e199b797dedc140cbc79c817c4ad8f244f3df9244464a6b
+// seal: sha256 881bd54dd1e3c969c64dac88a0da0dde96671d57664de321f665b48be1d137b6
 
 // Attention backward for sm_90a, gradients of Q, K and V
 // over the visible keys of the pattern:
@@ -613,8 +613,7 @@ __device__ __forceinline__ void add_part(const Params& p, uint32 base, const Til
   store_release(p.dq_semaphore + place, turn.is_last ? 0 : turn.number + 1);  // 0: for the next launch
 }
 
-// Producer: one warp. Steps come in descending order, each for all query heads in turn: tiles add to dQ in index
-// order, so a short tile would wait for longer ones at each head if the steps came head by head.
+// Producer: one warp. Steps come head by head, in descending order.
 __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, uint32 base, const Tile& tile) {
   if (threadIdx.x % 32 != 0) return;
   const uint32 kv_full = base + kKvFullBarrier;
@@ -626,14 +625,12 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
     tma_load_4d(base + kVOffset + offset, &p.v_map, kv_full, column, tile.first_key, tile.kv_head, tile.batch);
   }
   uint32 steps = 0;
-  const int query_heads = p.heads_per_kv_head;
-  QueryBlockIterator blocks(p, tile.batch, tile.kv_head * p.heads_per_kv_head, tile.first_key);
+  for (int i = 0; i < p.heads_per_kv_head; ++i) {
+    const int head = tile.kv_head * p.heads_per_kv_head + i;
+    const RowStats* stats = p.stats + (static_cast<int64>(tile.batch) * p.heads + head) * p.padded_q_len;
+    QueryBlockIterator blocks(p, tile.batch, head, tile.first_key);
 #pragma unroll 1
-  for (int j = blocks.count - 1; j >= 0; --j) {
-#pragma unroll 1
-    for (int i = 0; i < query_heads; ++i, ++steps) {
-      const int head = tile.kv_head * p.heads_per_kv_head + i;
-      const RowStats* stats = p.stats + (static_cast<int64>(tile.batch) * p.heads + head) * p.padded_q_len;
+    for (int j = blocks.count - 1; j >= 0; --j, ++steps) {
       const int stage = steps % kStages, step = blocks.at(j), first_query = step * kTileM;
       const uint32 full = base + kQFullBarrier + 8 * stage;
       mbarrier_wait(base + kQEmptyBarrier + 8 * stage, steps / kStages % 2 ^ 1);
@@ -654,13 +651,11 @@ __device__ __forceinline__ void add_dq(const Params& p, uint32 base, const Tile&
   if (threadIdx.x % 32 != 0) return;
   const uint32 full = base + kDqFullBarrier + 8 * warp;
   uint32 steps = 0;
-  const int query_heads = p.heads_per_kv_head;
-  QueryBlockIterator blocks(p, tile.batch, tile.kv_head * p.heads_per_kv_head, tile.first_key);
+  for (int i = 0; i < p.heads_per_kv_head; ++i) {
+    const int head = tile.kv_head * p.heads_per_kv_head + i;
+    QueryBlockIterator blocks(p, tile.batch, head, tile.first_key);
 #pragma unroll 1
-  for (int j = blocks.count - 1; j >= 0; --j) {
-#pragma unroll 1
-    for (int i = 0; i < query_heads; ++i, ++steps) {
-      const int head = tile.kv_head * p.heads_per_kv_head + i;
+    for (int j = blocks.count - 1; j >= 0; --j, ++steps) {
       if (steps % kDqWarps != warp) continue;
       const int step = blocks.at(j);
       mbarrier_wait(full, steps / kDqWarps % 2);

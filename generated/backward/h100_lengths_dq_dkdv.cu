@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_lengths_dq_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq_dkdv","head_dim":128,"kv_lengths":true,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"dense"},"schedule":"cooperative","stages":2,"tile":{"m":80,"n":128}}
 // spec hash: 667aa922aadfda399ebb5963a2ce51a20d5ef5301983f86cdc75df85f14711b5
-// seal: sha256 6522833520111ac8333c6dc78fcee75c5d19c427ed74d3b33dc2db59d7ed2931
+// seal: sha256 f47362a0ffc8f1335af25c4d1211b278c2ca3dff7be052f225fd51ff9a6e9bd3
 
 // Attention backward for sm_90a, gradients of Q, K and V
 // over the visible keys of the pattern, up to each batch's kv_lengths:
@@ -618,8 +618,7 @@ __device__ __forceinline__ void add_part(const Params& p, uint32 base, const Til
   store_release(p.dq_semaphore + place, turn.is_last ? 0 : turn.number + 1);  // 0: for the next launch
 }
 
-// Producer: one warp. Steps come in descending order, each for all query heads in turn: tiles add to dQ in index
-// order, so a short tile would wait for longer ones at each head if the steps came head by head.
+// Producer: one warp. Steps come head by head, in descending order.
 __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, uint32 base, const Tile& tile) {
   if (threadIdx.x % 32 != 0) return;
   const uint32 kv_full = base + kKvFullBarrier;
@@ -631,14 +630,12 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
     tma_load_4d(base + kVOffset + offset, &p.v_map, kv_full, column, tile.first_key, tile.kv_head, tile.batch);
   }
   uint32 steps = 0;
-  const int query_heads = (tile.first_key < SeqlenInfo(p, tile.batch).kv_end() ? p.heads_per_kv_head : 0);
-  QueryBlockIterator blocks(p, tile.batch, tile.kv_head * p.heads_per_kv_head, tile.first_key);
+  for (int i = 0; i < (tile.first_key < SeqlenInfo(p, tile.batch).kv_end() ? p.heads_per_kv_head : 0); ++i) {
+    const int head = tile.kv_head * p.heads_per_kv_head + i;
+    const RowStats* stats = p.stats + (static_cast<int64>(tile.batch) * p.heads + head) * p.padded_q_len;
+    QueryBlockIterator blocks(p, tile.batch, head, tile.first_key);
 #pragma unroll 1
-  for (int j = blocks.count - 1; j >= 0; --j) {
-#pragma unroll 1
-    for (int i = 0; i < query_heads; ++i, ++steps) {
-      const int head = tile.kv_head * p.heads_per_kv_head + i;
-      const RowStats* stats = p.stats + (static_cast<int64>(tile.batch) * p.heads + head) * p.padded_q_len;
+    for (int j = blocks.count - 1; j >= 0; --j, ++steps) {
       const int stage = steps % kStages, step = blocks.at(j), first_query = step * kTileM;
       const uint32 full = base + kQFullBarrier + 8 * stage;
       mbarrier_wait(base + kQEmptyBarrier + 8 * stage, steps / kStages % 2 ^ 1);
@@ -659,13 +656,11 @@ __device__ __forceinline__ void add_dq(const Params& p, uint32 base, const Tile&
   if (threadIdx.x % 32 != 0) return;
   const uint32 full = base + kDqFullBarrier + 8 * warp;
   uint32 steps = 0;
-  const int query_heads = (tile.first_key < SeqlenInfo(p, tile.batch).kv_end() ? p.heads_per_kv_head : 0);
-  QueryBlockIterator blocks(p, tile.batch, tile.kv_head * p.heads_per_kv_head, tile.first_key);
+  for (int i = 0; i < (tile.first_key < SeqlenInfo(p, tile.batch).kv_end() ? p.heads_per_kv_head : 0); ++i) {
+    const int head = tile.kv_head * p.heads_per_kv_head + i;
+    QueryBlockIterator blocks(p, tile.batch, head, tile.first_key);
 #pragma unroll 1
-  for (int j = blocks.count - 1; j >= 0; --j) {
-#pragma unroll 1
-    for (int i = 0; i < query_heads; ++i, ++steps) {
-      const int head = tile.kv_head * p.heads_per_kv_head + i;
+    for (int j = blocks.count - 1; j >= 0; --j, ++steps) {
       if (steps % kDqWarps != warp) continue;
       const int step = blocks.at(j);
       mbarrier_wait(full, steps / kDqWarps % 2);

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_varlen_dense_dq_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq_dkdv","head_dim":128,"layout":"varlen","mma":"wgmma","op":"attention_backward","pattern":{"kind":"dense"},"schedule":"cooperative","stages":2,"tile":{"m":80,"n":128}}
 // spec hash: d8bfaf782b7f985c64e241c531b40077acb3365cdf711c989d34bff8bcc62cc9
-// seal: sha256 1bde942653a7c8bf5f092beb3c1dac780d906a64da0737e443c8446edd7d771e
+// seal: sha256 2d281c29c98fc8f2211798b048a9e7f7352ab49cd206582c6632b35c0bc33809
 
 // Attention backward for sm_90a, gradients of Q, K and V
 // over the visible keys of the pattern in each sequence:
@@ -722,8 +722,7 @@ __device__ __forceinline__ void add_part(const Params& p, uint32 base, const Til
   store_release(p.dq_semaphore + place, turn.is_last ? 0 : turn.number + 1);  // 0: for the next launch
 }
 
-// Producer: one warp. Steps come in descending order, each for all query heads in turn: tiles add to dQ in index
-// order, so a short tile would wait for longer ones at each head if the steps came head by head.
+// Producer: one warp. Steps come head by head, in descending order.
 __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, uint32 base, const Tile& tile) {
   if (threadIdx.x % 32 != 0) return;
   const Segment& segment = tile_segment();
@@ -737,14 +736,12 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
     tma_load_4d(base + kVOffset + offset, &p.v_map, kv_full, column, kv_row, tile.kv_head, 0);
   }
   uint32 steps = 0;
-  const int query_heads = (tile.first_key < SeqlenInfo(p, tile.batch).kv_end() ? p.heads_per_kv_head : 0);
-  QueryBlockIterator blocks(p, tile.batch, tile.kv_head * p.heads_per_kv_head, tile.first_key);
+  for (int i = 0; i < (tile.first_key < SeqlenInfo(p, tile.batch).kv_end() ? p.heads_per_kv_head : 0); ++i) {
+    const int head = tile.kv_head * p.heads_per_kv_head + i;
+    const RowStats* stats = p.stats + segment.stats_row(p, head);
+    QueryBlockIterator blocks(p, tile.batch, head, tile.first_key);
 #pragma unroll 1
-  for (int j = blocks.count - 1; j >= 0; --j) {
-#pragma unroll 1
-    for (int i = 0; i < query_heads; ++i, ++steps) {
-      const int head = tile.kv_head * p.heads_per_kv_head + i;
-      const RowStats* stats = p.stats + segment.stats_row(p, head);
+    for (int j = blocks.count - 1; j >= 0; --j, ++steps) {
       const int stage = steps % kStages, step = blocks.at(j), first_query = step * kTileM;
       const uint32 full = base + kQFullBarrier + 8 * stage;
       mbarrier_wait(base + kQEmptyBarrier + 8 * stage, steps / kStages % 2 ^ 1);
@@ -765,13 +762,11 @@ __device__ __forceinline__ void add_dq(const Params& p, uint32 base, const Tile&
   if (threadIdx.x % 32 != 0) return;
   const uint32 full = base + kDqFullBarrier + 8 * warp;
   uint32 steps = 0;
-  const int query_heads = (tile.first_key < SeqlenInfo(p, tile.batch).kv_end() ? p.heads_per_kv_head : 0);
-  QueryBlockIterator blocks(p, tile.batch, tile.kv_head * p.heads_per_kv_head, tile.first_key);
+  for (int i = 0; i < (tile.first_key < SeqlenInfo(p, tile.batch).kv_end() ? p.heads_per_kv_head : 0); ++i) {
+    const int head = tile.kv_head * p.heads_per_kv_head + i;
+    QueryBlockIterator blocks(p, tile.batch, head, tile.first_key);
 #pragma unroll 1
-  for (int j = blocks.count - 1; j >= 0; --j) {
-#pragma unroll 1
-    for (int i = 0; i < query_heads; ++i, ++steps) {
-      const int head = tile.kv_head * p.heads_per_kv_head + i;
+    for (int j = blocks.count - 1; j >= 0; --j, ++steps) {
       if (steps % kDqWarps != warp) continue;
       const int step = blocks.at(j);
       mbarrier_wait(full, steps / kDqWarps % 2);

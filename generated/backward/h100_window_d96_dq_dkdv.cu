@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_window_d96_dq_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq_dkdv","head_dim":96,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"sliding_window","left":null,"right":null},"schedule":"cooperative","stages":2,"tile":{"m":80,"n":128}}
 // spec hash: e3984e0e235bd91f6e642a3b1214f2f6336eb3ce8d26ae5640cdf905533250a2
-// seal: sha256 6f13eb6450b8a1862a1210fa4ca0fdc12ad3e584820ed7ae767744ceabe2497d
+// seal: sha256 5f4bb507a6bac5d7b908a82f8189d244d4a333fd09accdb8257529fc53f7671c
 
 // Attention backward for sm_90a, gradients of Q, K and V
 // over the visible keys of the pattern:
@@ -638,8 +638,7 @@ __device__ __forceinline__ void add_part(const Params& p, uint32 base, const Til
   store_release(p.dq_semaphore + place, turn.is_last ? 0 : turn.number + 1);  // 0: for the next launch
 }
 
-// Producer: one warp. Steps come in descending order, each for all query heads in turn: tiles add to dQ in index
-// order, so a short tile would wait for longer ones at each head if the steps came head by head.
+// Producer: one warp. Steps come head by head, in descending order.
 __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, uint32 base, const Tile& tile) {
   if (threadIdx.x % 32 != 0) return;
   const uint32 kv_full = base + kKvFullBarrier;
@@ -652,14 +651,12 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
   }
   int* step_meta = reinterpret_cast<int*>(shared + kStepMetaOffset);  // a step's first query, complemented if masked
   uint32 steps = 0;
-  const int query_heads = p.heads_per_kv_head;
-  QueryBlockIterator blocks(p, tile.batch, tile.kv_head * p.heads_per_kv_head, tile.first_key);
+  for (int i = 0; i < p.heads_per_kv_head; ++i) {
+    const int head = tile.kv_head * p.heads_per_kv_head + i;
+    const RowStats* stats = p.stats + (static_cast<int64>(tile.batch) * p.heads + head) * p.padded_q_len;
+    QueryBlockIterator blocks(p, tile.batch, head, tile.first_key);
 #pragma unroll 1
-  for (int j = blocks.count - 1; j >= 0; --j) {
-#pragma unroll 1
-    for (int i = 0; i < query_heads; ++i, ++steps) {
-      const int head = tile.kv_head * p.heads_per_kv_head + i;
-      const RowStats* stats = p.stats + (static_cast<int64>(tile.batch) * p.heads + head) * p.padded_q_len;
+    for (int j = blocks.count - 1; j >= 0; --j, ++steps) {
       const int stage = steps % kStages, step = blocks.at(j), first_query = step * kTileM;
       const uint32 full = base + kQFullBarrier + 8 * stage;
       mbarrier_wait(base + kQEmptyBarrier + 8 * stage, steps / kStages % 2 ^ 1);
@@ -681,13 +678,11 @@ __device__ __forceinline__ void add_dq(const Params& p, uint32 base, const Tile&
   if (threadIdx.x % 32 != 0) return;
   const uint32 full = base + kDqFullBarrier + 8 * warp;
   uint32 steps = 0;
-  const int query_heads = p.heads_per_kv_head;
-  QueryBlockIterator blocks(p, tile.batch, tile.kv_head * p.heads_per_kv_head, tile.first_key);
+  for (int i = 0; i < p.heads_per_kv_head; ++i) {
+    const int head = tile.kv_head * p.heads_per_kv_head + i;
+    QueryBlockIterator blocks(p, tile.batch, head, tile.first_key);
 #pragma unroll 1
-  for (int j = blocks.count - 1; j >= 0; --j) {
-#pragma unroll 1
-    for (int i = 0; i < query_heads; ++i, ++steps) {
-      const int head = tile.kv_head * p.heads_per_kv_head + i;
+    for (int j = blocks.count - 1; j >= 0; --j, ++steps) {
       if (steps % kDqWarps != warp) continue;
       const int step = blocks.at(j);
       mbarrier_wait(full, steps / kDqWarps % 2);

@@ -146,7 +146,7 @@ class AttentionSpec(SpecBase):
     """softmax(scale * Q K^T) V over the key blocks that ``pattern`` selects."""
 
     op: Literal["attention"] = Field(description="operator")
-    head_dim: Annotated[Literal[64, 96, 128, 192, 256], StrictInt] = Field(description="elements per head")
+    head_dim: Annotated[Literal[64, 80, 96, 128, 192, 256], StrictInt] = Field(description="elements per head")
     pattern: AnyPattern = Field(description="pattern of the keys that each query sees")
     tile: AttentionTile = Field(description="tile of a thread block")
     lse: bool = Field(default=True, description="natural log-sum-exp of each row, returned in addition to O on request")

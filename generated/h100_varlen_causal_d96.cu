@@ -1,9 +1,9 @@
 // Generated from specs/h100_varlen_causal_d96.yaml. Do not edit:
 // change the spec or a template, then run
 //     codegen render specs/h100_varlen_causal_d96.yaml
-// spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":96,"layout":"varlen","lse":true,"mma":"wgmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":5,"tile":{"m":192,"n":64}}
-// spec hash: 5962773300112e7f6ac2feb3b13c78e91e59413ab8c817f3e169970130187348
-// seal: sha256 05b06896d97a2c508a5febe1f2d2bb9fb28d5f28f32dcf4c1d94516cc33145d1
+// spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":96,"layout":"varlen","lse":true,"mma":"wgmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":192,"n":96}}
+// spec hash: 8beb77f22dd55790dd1f3e0c8a1e972210f22872ea19dfdddb62da2b882bfc04
+// seal: sha256 34d3710a88d08f635e7a061dcef0a336a2c0768f3168fcc9e38393dda199d790
 
 // Attention forward for sm_90a over the visible keys of the pattern in each sequence:
 //   O = softmax(scale * Q K^T) V
@@ -53,10 +53,10 @@ struct alignas(64) TensorMap {
 
 constexpr int kHeadDim = 96;  // elements per head
 constexpr int kTileM = 192;  // query rows of a tile
-constexpr int kTileN = 64;  // keys of one step; registers: 116 of s, p_frag, o, q + 28 = 144 of 160
-constexpr int kStages = 5;  // depth of the K ring and of the V ring
-constexpr int kTileStages = 1;  // Q buffers; the ring of work tiles has two entries
-constexpr int kQSlices = 5;  // slices of 16 columns of Q in registers; the others stay in shared memory
+constexpr int kTileN = 96;  // keys of one step; registers: 132 of s, p_frag, o, q + 28 = 160 of 160
+constexpr int kStages = 2;  // depth of the K ring and of the V ring
+constexpr int kTileStages = 2;  // depth of the ring of work tiles and of Q
+constexpr int kQSlices = 3;  // slices of 16 columns of Q in registers; the others stay in shared memory
 constexpr int kSubTileRows = 192;  // query rows of a sub-tile, here a whole tile
 constexpr int kConsumerWarpgroups = 3;  // warpgroups that compute, 64 rows each
 constexpr int kThreads = 512;  // warpgroup 0 produces, the others consume
@@ -65,17 +65,17 @@ constexpr int kConsumerRegisters = 160;  // registers per consumer thread; 32 + 
 constexpr int kGroupColumns = 64;  // columns of a group: one 128-byte swizzled row
 constexpr int kGroups = 2;  // column groups of a head; TMA zero-fills the last
 constexpr int kQGroupBytes = 24576;  // bytes of one column group of Q
-constexpr int kKvGroupBytes = 8192;  // bytes of one column group of K or V
+constexpr int kKvGroupBytes = 12288;  // bytes of one column group of K or V
 constexpr int kOGroupBytes = 24576;  // stride between column groups of a warpgroup's O, in bytes
 constexpr int kQBytes = 49152;  // bytes of a Q tile
-constexpr int kKvBytes = 16384;  // bytes of K, or of V, of one step
+constexpr int kKvBytes = 24576;  // bytes of K, or of V, of one step
 
-// Dynamic shared memory: 213184 bytes. Byte offsets:
-constexpr int kQOffset = 0;  // 49152 bytes: ring of Q tiles, 192 rows in column groups of 64, then O
-constexpr int kKOffset = 49152;  // 81920 bytes: K ring
-constexpr int kVOffset = 131072;  // 81920 bytes: V ring
-constexpr int kBarriersOffset = 212992;  // 176 bytes: mbarriers
-constexpr int kWorkTilesOffset = 213168;  // 16 bytes: ring of work tiles: index, number of steps
+// Dynamic shared memory: 196720 bytes. Byte offsets:
+constexpr int kQOffset = 0;  // 98304 bytes: ring of Q tiles, 192 rows in column groups of 64, then O
+constexpr int kKOffset = 98304;  // 49152 bytes: K ring
+constexpr int kVOffset = 147456;  // 49152 bytes: V ring
+constexpr int kBarriersOffset = 196608;  // 96 bytes: mbarriers
+constexpr int kWorkTilesOffset = 196704;  // 16 bytes: ring of work tiles: index, number of steps
 
 constexpr int kQFullBarrier = kBarriersOffset;
 constexpr int kQEmptyBarrier = kQFullBarrier + 8 * kTileStages;
@@ -94,12 +94,12 @@ constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
 constexpr float kLeastLogit = -1e30f;
 constexpr float kLn2 = 0.693147180559945f;
 
-// Launch: 512 threads per block, 213184 bytes of dynamic shared memory.
+// Launch: 512 threads per block, 196720 bytes of dynamic shared memory.
 // Grid: one thread block per SM, looping over tiles (persistent).
 struct Params {
   TensorMap q_map;  // Q (head_dim, q_len, heads, batch): box 64 x 192 x 1 x 1, swizzle 128
-  TensorMap k_map;  // K (head_dim, kv_len, kv_heads, batch): box 64 x 64 x 1 x 1, swizzle 128
-  TensorMap v_map;  // V, as K: box 64 x 64 x 1 x 1, swizzle 128
+  TensorMap k_map;  // K (head_dim, kv_len, kv_heads, batch): box 64 x 96 x 1 x 1, swizzle 128
+  TensorMap v_map;  // V, as K: box 64 x 96 x 1 x 1, swizzle 128
   TensorMap o_map;  // O, as Q: box 64 x 64 x 1 x 1, swizzle 128
   unsigned short* o;  // O (tokens, heads, head_dim)
   int64 o_head_stride;  // head stride, in elements
@@ -282,52 +282,60 @@ __device__ __forceinline__ void ldmatrix_x4(uint32 (&m)[4], uint32 address) {
       : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(address) : "memory");
 }
 
-// wgmma.mma_async m64n64k16: D = A B, + D if `accumulate`; A in registers, B K-major.
+// wgmma.mma_async m64n96k16: D = A B, + D if `accumulate`; A in registers, B K-major.
 // After p come scale factors of 1 for A and B, then whether B is MN-major (PTX ISA, "wgmma.mma_async")
-__device__ __forceinline__ void wgmma_m64n64k16_registers_k_major(
-    float (&d)[32], const uint32 (&a)[4], uint32 b, int accumulate) {
+__device__ __forceinline__ void wgmma_m64n96k16_registers_k_major(
+    float (&d)[48], const uint32 (&a)[4], uint32 b, int accumulate) {
   asm volatile(
       "{\n"
       ".reg .pred p;\n"
       ".reg .b64 b;\n"
-      "setp.ne.b32 p, %37, 0;\n"
-      "mov.b64 b, { %36, %38 };\n"
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
+      "setp.ne.b32 p, %53, 0;\n"
+      "mov.b64 b, { %52, %54 };\n"
+      "wgmma.mma_async.sync.aligned.m64n96k16.f32.f16.f16 {"
       "%0, %1, %2, %3, %4, %5, %6, %7, "
       "%8, %9, %10, %11, %12, %13, %14, %15, "
       "%16, %17, %18, %19, %20, %21, %22, %23, "
-      "%24, %25, %26, %27, %28, %29, %30, %31"
-      "}, { %32, %33, %34, %35 }, b, p, 1, 1, 0;\n"
+      "%24, %25, %26, %27, %28, %29, %30, %31, "
+      "%32, %33, %34, %35, %36, %37, %38, %39, "
+      "%40, %41, %42, %43, %44, %45, %46, %47"
+      "}, { %48, %49, %50, %51 }, b, p, 1, 1, 0;\n"
       "}\n"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
         "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
         "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
-        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
+        "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
+        "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf));
 }
 
-// wgmma.mma_async m64n64k16: D = A B, + D if `accumulate`; A in shared memory, K-major, B K-major.
+// wgmma.mma_async m64n96k16: D = A B, + D if `accumulate`; A in shared memory, K-major, B K-major.
 // After p come scale factors of 1 for A and B, then whether A and B are MN-major (PTX ISA, "wgmma.mma_async")
-__device__ __forceinline__ void wgmma_m64n64k16_shared_k_major(
-    float (&d)[32], uint32 a, uint32 b, int accumulate) {
+__device__ __forceinline__ void wgmma_m64n96k16_shared_k_major(
+    float (&d)[48], uint32 a, uint32 b, int accumulate) {
   asm volatile(
       "{\n"
       ".reg .pred p;\n"
       ".reg .b64 a, b;\n"
-      "setp.ne.b32 p, %34, 0;\n"
-      "mov.b64 a, { %32, %35 };\n"
-      "mov.b64 b, { %33, %35 };\n"
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
+      "setp.ne.b32 p, %50, 0;\n"
+      "mov.b64 a, { %48, %51 };\n"
+      "mov.b64 b, { %49, %51 };\n"
+      "wgmma.mma_async.sync.aligned.m64n96k16.f32.f16.f16 {"
       "%0, %1, %2, %3, %4, %5, %6, %7, "
       "%8, %9, %10, %11, %12, %13, %14, %15, "
       "%16, %17, %18, %19, %20, %21, %22, %23, "
-      "%24, %25, %26, %27, %28, %29, %30, %31"
+      "%24, %25, %26, %27, %28, %29, %30, %31, "
+      "%32, %33, %34, %35, %36, %37, %38, %39, "
+      "%40, %41, %42, %43, %44, %45, %46, %47"
       "}, a, b, p, 1, 1, 0, 0;\n"
       "}\n"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
         "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
         "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
-        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
+        "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
+        "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47])
       : "r"(a), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf));
 }
 
@@ -525,7 +533,7 @@ __device__ __forceinline__ WorkTile read_work_tile(const int* info) {
 __device__ __forceinline__ void publish_work_tile(const Params& p, int* entries, uint32 base,
     const PipelineState<kTileStages>& state, const WorkTile& work) {
   const uint32 full = base + kQFullBarrier + 8 * state.index;
-  int* info = entries + state.phase * kWorkTileWords;
+  int* info = entries + state.index * kWorkTileWords;
   mbarrier_wait(base + kQEmptyBarrier + 8 * state.index, state.phase ^ 1);
   info[0] = work.index;
   if (work.index >= p.tiles) {
@@ -564,7 +572,7 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
 
   while (true) {
     const PipelineState<kTileStages> tile_state{work_tiles};
-    const WorkTile work = read_work_tile(entries + tile_state.phase * kWorkTileWords);
+    const WorkTile work = read_work_tile(entries + tile_state.index * kWorkTileWords);
     ++work_tiles;
     if (work.index >= p.tiles) break;
     const Tile tile(p, work.index);
@@ -626,9 +634,9 @@ __device__ __forceinline__ void issue_qk_gemm(float (&s)[kTileN / 2],
     const int in_group = k % 4 * 32, group = k / 4;
     const uint32 keys = k_descriptor + ((group * kKvGroupBytes + in_group) >> 4);
     if (k < kQSlices) {
-      wgmma_m64n64k16_registers_k_major(s, q[k], keys, k > 0);
+      wgmma_m64n96k16_registers_k_major(s, q[k], keys, k > 0);
     } else {
-      wgmma_m64n64k16_shared_k_major(s, q_descriptor + ((group * kQGroupBytes + in_group) >> 4), keys, k > 0);
+      wgmma_m64n96k16_shared_k_major(s, q_descriptor + ((group * kQGroupBytes + in_group) >> 4), keys, k > 0);
     }
   }
   wgmma_commit();
@@ -833,7 +841,7 @@ struct WorkTileInfo {
 __device__ __forceinline__ WorkTileInfo read_work_tile_info(const int* entries, uint32 base,
     const PipelineState<kTileStages>& state) {
   mbarrier_wait(base + kQFullBarrier + 8 * state.index, state.phase);
-  const int* words = entries + state.phase * kWorkTileWords;
+  const int* words = entries + state.index * kWorkTileWords;
   return {read_work_tile(words), read_by_leader(words + 1)};
 }
 

@@ -1,9 +1,9 @@
 // Generated from specs/h100_window_d96_m128.yaml. Do not edit:
 // change the spec or a template, then run
 //     codegen render specs/h100_window_d96_m128.yaml
-// spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":96,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"sliding_window","left":null,"right":null},"schedule":"ping_pong","stages":3,"stream_k_tail":true,"tile":{"m":128,"n":128}}
-// spec hash: a38c30edc7c29dbee9e6774b0d678ff785c5c1193a8ca56ed5e299592ea049d1
-// seal: sha256 e9e362abb48f631c994dfd364c527b4c73177f23a1208146f710c189ffee989b
+// spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":96,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"sliding_window","left":null,"right":null},"schedule":"ping_pong","stages":2,"stream_k_tail":true,"tile":{"m":128,"n":128}}
+// spec hash: 6ca9e6396d23fe5e920977feff438ca4699d40a957ca23cfa06e70c69ada7452
+// seal: sha256 4306a5328e2ee5d7eff0026acf8f386a0e36073f613682c9701cc0f8036cb20e
 
 // Attention forward for sm_90a over the visible keys of the pattern:
 //   O = softmax(scale * Q K^T) V
@@ -23,8 +23,7 @@
 //   named barrier kWarpSchedulerBarrier + w  consumer warpgroup w's turn to issue products
 //   named barrier kWarpgroupBarrier + w  consumer warpgroup w, around its store of O
 //
-// The slices of Q that fit into registers are loaded once per tile, as A operands of Q K^T: fewer shared-memory reads
-// in each step.
+// Q is loaded into registers once per tile, as the A operand of Q K^T: fewer shared-memory reads in each step.
 //
 // Pipeline of a consumer: S of step i and P V of step i - 1 are issued together (FlashAttention-3's IntraWGOverlap).
 // The mask and the maxima of step i overlap that P V; its exponentials overlap the products of
@@ -59,10 +58,9 @@ struct alignas(64) TensorMap {
 
 constexpr int kHeadDim = 96;  // elements per head
 constexpr int kTileM = 128;  // query rows of a tile
-constexpr int kTileN = 128;  // keys of one step; registers: 164 of s, p_frag, o, q + 32 = 196 of 224
-constexpr int kStages = 3;  // depth of the K ring and of the V ring
-constexpr int kTileStages = 1;  // Q buffers; the ring of work tiles has two entries
-constexpr int kQSlices = 5;  // slices of 16 columns of Q in registers; the others stay in shared memory
+constexpr int kTileN = 128;  // keys of one step; registers: 168 of s, p_frag, o, q + 32 = 200 of 224
+constexpr int kStages = 2;  // depth of the K ring and of the V ring
+constexpr int kTileStages = 2;  // depth of the ring of work tiles and of Q
 constexpr int kSubTileRows = 128;  // query rows of a sub-tile, here a whole tile
 constexpr int kConsumerWarpgroups = 2;  // warpgroups that compute, 64 rows each
 constexpr int kThreads = 384;  // warpgroup 0 produces, the others consume
@@ -72,19 +70,20 @@ constexpr int kGroupColumns = 64;  // columns of a group: one 128-byte swizzled 
 constexpr int kGroups = 2;  // column groups of a head; TMA zero-fills the last
 constexpr int kQGroupBytes = 16384;  // bytes of one column group of Q
 constexpr int kKvGroupBytes = 16384;  // bytes of one column group of K or V
-constexpr int kOGroupBytes = 16384;  // stride between column groups of a warpgroup's O, in bytes
+constexpr int kOGroupBytes = 8192;  // bytes of one column group of a warpgroup's O
 constexpr int kQBytes = 32768;  // bytes of a Q tile
 constexpr int kKvBytes = 32768;  // bytes of K, or of V, of one step
 constexpr int kPartialFloats = 6656;  // floats of a warpgroup's partial result
 
-// Dynamic shared memory: 229540 bytes. Byte offsets:
-constexpr int kQOffset = 0;  // 32768 bytes: ring of Q tiles, 128 rows in column groups of 64, then O
-constexpr int kKOffset = 32768;  // 98304 bytes: K ring
-constexpr int kVOffset = 131072;  // 98304 bytes: V ring
-constexpr int kBarriersOffset = 229376;  // 112 bytes: mbarriers
-constexpr int kWorkTilesOffset = 229488;  // 32 bytes: ring of work tiles: index, begin, end, number of steps
-constexpr int kBlockMetaOffset = 229520;  // 12 bytes: metadata of the loads in the K rings
-constexpr int kIsLastOffset = 229532;  // 8 bytes: whether a warpgroup stored the last partial result
+// Dynamic shared memory: 229520 bytes. Byte offsets:
+constexpr int kQOffset = 0;  // 65536 bytes: ring of Q tiles, 128 rows in column groups of 64
+constexpr int kKOffset = 65536;  // 65536 bytes: K ring
+constexpr int kVOffset = 131072;  // 65536 bytes: V ring
+constexpr int kOOffset = 196608;  // 32768 bytes: staging of the O tile
+constexpr int kBarriersOffset = 229376;  // 96 bytes: mbarriers
+constexpr int kWorkTilesOffset = 229472;  // 32 bytes: ring of work tiles: index, begin, end, number of steps
+constexpr int kBlockMetaOffset = 229504;  // 8 bytes: metadata of the loads in the K rings
+constexpr int kIsLastOffset = 229512;  // 8 bytes: whether a warpgroup stored the last partial result
 
 constexpr int kQFullBarrier = kBarriersOffset;
 constexpr int kQEmptyBarrier = kQFullBarrier + 8 * kTileStages;
@@ -106,7 +105,7 @@ constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
 constexpr float kLeastLogit = -1e30f;
 constexpr float kLn2 = 0.693147180559945f;
 
-// Launch: 384 threads per block, 229540 bytes of dynamic shared memory.
+// Launch: 384 threads per block, 229520 bytes of dynamic shared memory.
 // Grid: one thread block per SM, looping over tiles (persistent).
 struct Params {
   TensorMap q_map;  // Q (head_dim, q_len, heads, batch): box 64 x 128 x 1 x 1, swizzle 128
@@ -300,39 +299,6 @@ __device__ __forceinline__ void wgmma_m64n128k16_registers_k_major(
         "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
         "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf));
-}
-
-// wgmma.mma_async m64n128k16: D = A B, + D if `accumulate`; A in shared memory, K-major, B K-major.
-// After p come scale factors of 1 for A and B, then whether A and B are MN-major (PTX ISA, "wgmma.mma_async")
-__device__ __forceinline__ void wgmma_m64n128k16_shared_k_major(
-    float (&d)[64], uint32 a, uint32 b, int accumulate) {
-  asm volatile(
-      "{\n"
-      ".reg .pred p;\n"
-      ".reg .b64 a, b;\n"
-      "setp.ne.b32 p, %66, 0;\n"
-      "mov.b64 a, { %64, %67 };\n"
-      "mov.b64 b, { %65, %67 };\n"
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, "
-      "%8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, "
-      "%24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, "
-      "%40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55, "
-      "%56, %57, %58, %59, %60, %61, %62, %63"
-      "}, a, b, p, 1, 1, 0, 0;\n"
-      "}\n"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
-        "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
-        "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
-        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
-        "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
-        "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
-        "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
-        "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
-      : "r"(a), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf));
 }
 
 // wgmma.mma_async m64n96k16: D = A B, + D if `accumulate`; A in registers, B MN-major.
@@ -566,7 +532,7 @@ __device__ __forceinline__ WorkTile read_work_tile(const int* info) {
 __device__ __forceinline__ void publish_work_tile(const Params& p, int* entries, uint32 base,
     const PipelineState<kTileStages>& state, const WorkTile& work) {
   const uint32 full = base + kQFullBarrier + 8 * state.index;
-  int* info = entries + state.phase * kWorkTileWords;
+  int* info = entries + state.index * kWorkTileWords;
   mbarrier_wait(base + kQEmptyBarrier + 8 * state.index, state.phase ^ 1);
   info[0] = work.index;
   if (work.index >= p.tiles) {
@@ -608,7 +574,7 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
 
   while (true) {
     const PipelineState<kTileStages> tile_state{work_tiles};
-    const WorkTile work = read_work_tile(entries + tile_state.phase * kWorkTileWords);
+    const WorkTile work = read_work_tile(entries + tile_state.index * kWorkTileWords);
     ++work_tiles;
     if (work.index >= p.tiles) break;
     const Tile tile(p, work.index);
@@ -648,12 +614,12 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
   }
 }
 
-// Loads this warp's 16 rows of the first slices of Q as A operands of 16 columns each.
-__device__ __forceinline__ void load_q_fragments(uint32 (&q)[kQSlices][4], uint32 q_tile, int warpgroup) {
+// Loads this warp's 16 rows of Q as A operands of 16 columns each.
+__device__ __forceinline__ void load_q_fragments(uint32 (&q)[kHeadDim / 16][4], uint32 q_tile, int warpgroup) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % kWarpsPerWarpgroup;
   const int row = warpgroup * kWarpgroupRows + warp * 16 + lane % 16;
 #pragma unroll
-  for (int k = 0; k < kQSlices; ++k) {
+  for (int k = 0; k < kHeadDim / 16; ++k) {
     const int chunk = k % 4 * 2 + lane / 16;  // 16 bytes = 8 columns; swizzled to chunk ^ row % 8
     ldmatrix_x4(q[k], q_tile + k / 4 * kQGroupBytes + row * kRowBytes + (chunk ^ row % 8) * 16);
   }
@@ -661,7 +627,7 @@ __device__ __forceinline__ void load_q_fragments(uint32 (&q)[kQSlices][4], uint3
 
 // s = Q K^T for this warpgroup's 64 rows and the keys of one step (asynchronous).
 __device__ __forceinline__ void issue_qk_gemm(float (&s)[kTileN / 2],
-    const uint32 (&q)[kQSlices][4], uint32 q_descriptor, uint32 k_descriptor) {
+    const uint32 (&q)[kHeadDim / 16][4], uint32 k_descriptor) {
   warpgroup_fence_operand(s);
   wgmma_fence();
 #pragma unroll
@@ -669,11 +635,7 @@ __device__ __forceinline__ void issue_qk_gemm(float (&s)[kTileN / 2],
     // 16 columns are 32 bytes of a 128-byte row; after four of them the next column group begins.
     const int in_group = k % 4 * 32, group = k / 4;
     const uint32 keys = k_descriptor + ((group * kKvGroupBytes + in_group) >> 4);
-    if (k < kQSlices) {
-      wgmma_m64n128k16_registers_k_major(s, q[k], keys, k > 0);
-    } else {
-      wgmma_m64n128k16_shared_k_major(s, q_descriptor + ((group * kQGroupBytes + in_group) >> 4), keys, k > 0);
-    }
+    wgmma_m64n128k16_registers_k_major(s, q[k], keys, k > 0);
   }
   wgmma_commit();
   warpgroup_fence_operand(s);
@@ -877,8 +839,9 @@ __device__ __forceinline__ void store_tile(const Params& p, const Tile& tile, in
     inverse[row] = sums[row] == 0.0f ? 0.0f : rcp(sums[row]);
   }
 
-  // O is staged in place of this warpgroup's rows of Q: all its warps must have finished with them.
+  // The previous tile's store must have finished reading the staging buffer.
   const bool sender = threadIdx.x % kWarpgroupThreads == 0;
+  if (sender) tma_store_wait_read<0>();
   bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
   const int row = warp_row + lane % 16;
 #pragma unroll
@@ -906,7 +869,6 @@ __device__ __forceinline__ void store_tile(const Params& p, const Tile& tile, in
       store_lse(p, tile, first_query, warp_row + lane / 4 + row * 8, lse);
     }
   }
-  if (sender) tma_store_wait_read<0>();  // before the next Q may arrive here
 }
 
 // A work tile as a consumer sees it: index of the tile, and the steps.
@@ -918,7 +880,7 @@ struct WorkTileInfo {
 __device__ __forceinline__ WorkTileInfo read_work_tile_info(const int* entries, uint32 base,
     const PipelineState<kTileStages>& state) {
   mbarrier_wait(base + kQFullBarrier + 8 * state.index, state.phase);
-  const int* words = entries + state.phase * kWorkTileWords;
+  const int* words = entries + state.index * kWorkTileWords;
   return {read_work_tile(words), read_by_leader(words + 3)};
 }
 
@@ -930,13 +892,12 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
   const int* entries = reinterpret_cast<const int*>(shared + kWorkTilesOffset);
   const int* block_meta = reinterpret_cast<const int*>(shared + kBlockMetaOffset);
   // Descriptors of stage 0 of the rings. The shuffles keep the compiler from recomputing them in each step.
-  const uint32 q_descriptors =
-      __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kQOffset + warpgroup * kWarpgroupRows * kRowBytes, 0), 0);
   const uint32 k_descriptors =
       __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kKOffset, 0), 0);
   const uint32 v_descriptors =
       __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kVOffset, kKvGroupBytes), 0);
   int* const is_last = reinterpret_cast<int*>(shared + kIsLastOffset) + warpgroup;
+  const uint32 staging = base + kOOffset + warpgroup * kGroups * kOGroupBytes;
   PipelineState<kTileStages> tile_state;
   PipelineState<kStages> k_state, v_state;
   const int my_barrier = kWarpSchedulerBarrier + warpgroup;
@@ -952,9 +913,11 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     float o[kHeadDim / 2] = {}, s[kTileN / 2];
     uint32 p_frag[kTileN / 16][4];
     float row_max[2] = {kLeastLogit, kLeastLogit}, row_sum[2] = {}, step_max[2], rescale[2];
-    const uint32 q_descriptor = q_descriptors + (tile_state.index * kQBytes >> 4);
-    uint32 q[kQSlices][4];
+    uint32 q[kHeadDim / 16][4];
     load_q_fragments(q, base + kQOffset + tile_state.index * kQBytes, warpgroup);
+    // Q's buffer is free for another tile when all lanes have loaded.
+    __syncwarp();
+    if (warp_leader) mbarrier_arrive(base + kQEmptyBarrier + 8 * tile_state.index);
 
     if (info.count > 0) {
       // First step: scores and softmax.
@@ -963,7 +926,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
       // All warpgroups begin their first tile at the same time, so they take turns from the first products on.
       // Later tiles are already staggered.
       if (fresh) bar_sync(my_barrier, kWarpSchedulerThreads);
-      issue_qk_gemm(s, q, q_descriptor, k_descriptors + (k_state.index * kKvBytes >> 4));
+      issue_qk_gemm(s, q, k_descriptors + (k_state.index * kKvBytes >> 4));
       wgmma_wait<0>();
       warpgroup_fence_operand(s);
       if (fresh) bar_arrive(next_barrier, kWarpSchedulerThreads);
@@ -980,7 +943,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
       for (int i = 1; i < info.count; ++i) {
         step = BlockMeta(block_meta, k_state.index, warp_leader);
         bar_sync(my_barrier, kWarpSchedulerThreads);
-        issue_qk_gemm(s, q, q_descriptor, k_descriptors + (k_state.index * kKvBytes >> 4));
+        issue_qk_gemm(s, q, k_descriptors + (k_state.index * kKvBytes >> 4));
         mbarrier_wait(base + kVFullBarrier + 8 * v_state.index, v_state.phase);
         issue_pv_gemm(o, p_frag, v_descriptors + (v_state.index * kKvBytes >> 4));
         bar_arrive(next_barrier, kWarpSchedulerThreads);
@@ -1014,12 +977,9 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
       if (warp_leader) mbarrier_arrive(base + kVEmptyBarrier + 8 * v_state.index);
       v_state.advance();
     }
-    const uint32 staging = base + kQOffset + tile_state.index * kQBytes + warpgroup * kWarpgroupRows * kRowBytes;
     if (info.work.end == 0 || combine_partials(p, info.work, warpgroup, is_last, o, row_max, row_sum)) {
       store_tile(p, tile, tile.first_query + warpgroup * kWarpgroupRows, staging, warpgroup, o, row_max, row_sum);
     }
-    // This warp has finished with Q's buffer; the sender's warp gets here only after O, if stored, has left it.
-    if (warp_leader) mbarrier_arrive(base + kQEmptyBarrier + 8 * tile_state.index);
     tile_state.advance();
   }
   if (warpgroup == 0) bar_sync(kWarpSchedulerBarrier, kWarpSchedulerThreads);  // last turn, which no warpgroup takes

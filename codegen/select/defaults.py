@@ -73,7 +73,7 @@ def attention_features(given: AttentionSpec) -> tuple[Choice | None, Fields]:
     m, n = _mma_sync_fp8_tile(given) if given.is_fp8 else _mma_sync_tile(given)
     # O of 32 rows of a wider head would not fit a thread's registers.
     high = (64, 128, 256) if _copies_few_rows(given) else (128, 256)
-    tall = _size(given, "m", m) in high and given.head_dim in (64, 96, 128)
+    tall = _size(given, "m", m) in high and given.head_dim <= 128
     return None, {**features, "m": m, "n": n, "tall": tall}
 
 

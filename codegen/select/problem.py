@@ -94,7 +94,7 @@ class AttentionProblem(_Problem):
     """An attention problem."""
 
     op: Literal["attention"] = "attention"
-    head_dim: Annotated[Literal[64, 96, 128, 192, 256], StrictInt] = Field(description="elements per head")
+    head_dim: Annotated[Literal[64, 80, 96, 128, 192, 256], StrictInt] = Field(description="elements per head")
     pattern: AnyPattern = Field(description="pattern of the keys that each query sees")
     lse: bool = Field(default=True, description="log-sum-exp of each row, returned in addition to O")
     softcap: float | None = Field(default=None, description="cap of the logits")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -31,6 +31,8 @@ from runtime.receipts import mode, permit
 
 HEAD_DIMS = (64, 96, 128, 192, 256)
 """Head sizes that kernels are made for: others are filled up to the next."""
+NARROW_HEADS = 80
+"""Head size between them with kernels for some patterns: a smaller head is filled up to it where a shipped kernel is."""
 DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 _NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 CLASSES_KEPT = 256
@@ -278,7 +280,20 @@ def _resolved(call: Call, arch: str, device_name: str | None, packed: int) -> Re
         verified_only=mode.by_environment() if call.mode is None else call.mode,
     )
     repeated = 1 if list_heads == 1 else heads // packed // list_heads
-    return Resolution(shape_class, chosen(shape_class), fit, repeated)
+    shape_class, choice = _with_fewest_columns(shape_class, head_dim)
+    return Resolution(shape_class, choice, fit, repeated)
+
+
+def _with_fewest_columns(shape_class: ShapeClass, head_dim: int) -> tuple[ShapeClass, Choice]:
+    """The class and its kernel: one for heads of NARROW_HEADS if it is shipped, or one for the next of HEAD_DIMS."""
+    has_tma = any(how.copy == "tma" for how in ARCHS[shape_class.arch].of("attention"))
+    if HEAD_DIMS[0] < head_dim <= NARROW_HEADS and has_tma and shape_class.fp8 is None:
+        narrow = replace(shape_class, head_dim=NARROW_HEADS)
+        with suppress(SpecError, UnverifiedError):
+            choice = chosen(narrow)
+            if choice.named.is_shipped:
+                return narrow, choice
+    return shape_class, chosen(shape_class)
 
 
 def _packed_heads(call: Call) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from codegen.dtypes import DTYPES
 from codegen.flags import Fp8Flags
 from codegen.plan import Constant, Param, SharedLayout, TensorMap, i32, i64, pointer, require, require_left_out
+from codegen.plans.attention.params import check_head_dim
 from codegen.plans.attention.rows import SWIZZLE
 from codegen.plans.attention.sizes import Sizes
 from codegen.plans.lengths import lengths_of
@@ -54,6 +55,7 @@ def check_fp8_tile(spec: AttentionSpec) -> None:
         SpecError: names the field.
     """
     n = spec.tile.n
+    check_head_dim(spec, f"dtype {spec.dtype}")
     require_left_out(spec, UNWRITTEN, f"dtype {spec.dtype}")
     if spec.head_dim > 128:  # a partial O in addition to the tile's O spills
         require_left_out(spec, ("stream_k_tail",), f"dtype {spec.dtype} and head_dim {spec.head_dim}")

@@ -31,6 +31,7 @@ from codegen.plans.attention.mma_sync_shared import shared_regions
 from codegen.plans.attention.params import (
     block_constants,
     block_of,
+    check_head_dim,
     index_params,
     logit_constants,
     lse_params,
@@ -71,6 +72,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
     block = pattern.fixed_block
     m, n, d = spec.tile.m, spec.tile.n, spec.head_dim
     check_layout(spec)
+    check_head_dim(spec, "mma")
     check_operands(spec)
     _check_tile(spec)
     load_keys = n if block is None else min(n, block.kv)

@@ -6,12 +6,26 @@ import math
 
 from codegen.arch import ARCHS
 from codegen.patterns import Block
-from codegen.plan import Constant, Param, f32, i32, i64, pointer
+from codegen.plan import Constant, Param, f32, i32, i64, pointer, require
 from codegen.plans.attention.expressions import aux_params, expressions_summary
 from codegen.plans.lengths import length_params, lengths_of
 from codegen.spec import AttentionBackwardSpec, AttentionSpec
 
 WARPGROUP_ROWS = 64  # rows of one wgmma
+
+
+NARROW_HEADS = 80
+"""Head size of kernels by WGMMA with 16-bit operands alone."""
+
+
+def check_head_dim(spec: AttentionSpec, option: str) -> None:
+    """Reject the head size that only kernels by WGMMA with 16-bit operands have.
+
+    Raises:
+        SpecError: names the field, and the option that does not allow it.
+    """
+    allowed = f"is {NARROW_HEADS}; allowed with {option}: 64, 96, 128, 192, 256"
+    require(spec.head_dim != NARROW_HEADS, "head_dim", allowed)
 
 
 def tensor_params(name: str, element: str, doc: str, *, writes: bool = False, has_batches: bool = True) -> list[Param]:

@@ -1,9 +1,9 @@
 // Generated from specs/h100_window_d256.yaml. Do not edit:
 // change the spec or a template, then run
 //     codegen render specs/h100_window_d256.yaml
-// spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":256,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"sliding_window","left":null,"right":null},"schedule":"ping_pong","stages":2,"stream_k_tail":true,"tile":{"m":128,"n":64}}
-// spec hash: f10ca95800adbb82903d67d658f2d4b194054edc2c9e7f5f11bdc5581001da53
-// seal: sha256 088ad449d67c34fca314d839e57f1b86e249ba1c36434284b9705892ff1f54ed
+// spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":256,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"sliding_window","left":null,"right":null},"schedule":"cooperative","stages":2,"stream_k_tail":true,"tile":{"m":128,"n":64}}
+// spec hash: bae1b4c04e12441b96724e5a8807819d36daf2bcf7921cfd3a194ac6ad52767a
+// seal: sha256 f9c076ec92b80f047a9965f05e166009cc05d467edd0a93698243625446f861b
 
 // Attention forward for sm_90a over the visible keys of the pattern:
 //   O = softmax(scale * Q K^T) V
@@ -18,9 +18,8 @@
 // an empty barrier is producer_acquire, a consumer's wait for a full one consumer_wait, and its arrival at an empty one
 // consumer_release. Consumer warpgroup w is warpgroup w + 1 of the thread block.
 //   q_full[i], q_empty[i]        entry i of the ring of work tiles: tile, work units, its steps, its Q
-//   k_full[i], k_empty[i]        stage i of the K ring, and the metadata of its loads
+//   k_full[i], k_empty[i]        stage i of the K ring
 //   v_full[i], v_empty[i]        stage i of the V ring
-//   named barrier kWarpSchedulerBarrier + w  consumer warpgroup w's turn to issue products
 //   named barrier kWarpgroupBarrier + w  consumer warpgroup w, around its store of O
 //
 // The slices of Q that fit into registers are loaded once per tile, as A operands of Q K^T: fewer shared-memory reads
@@ -29,8 +28,7 @@
 // Pipeline of a consumer: S of step i and P V of step i - 1 are issued together (FlashAttention-3's IntraWGOverlap).
 // The mask and the maxima of step i overlap that P V; its exponentials overlap the products of
 // other warpgroups.
-// Ping-pong: the consumers take turns issuing, so that one's softmax overlaps the others' matrix products
-// (warp_scheduler_barrier in FlashAttention-3). They share a tile; in CUTLASS' ping-pong each has its own.
+// Cooperative: the consumers share a tile, and their matrix products are unordered.
 //
 // Stream-K tail: tiles that do not fill a last wave of thread blocks come first, and their work units are split among
 // thread blocks; a unit is a step. Each part stores its unfinished O in global memory. The last part to
@@ -77,14 +75,13 @@ constexpr int kQBytes = 65536;  // bytes of a Q tile
 constexpr int kKvBytes = 32768;  // bytes of K, or of V, of one step
 constexpr int kPartialFloats = 16896;  // floats of a warpgroup's partial result
 
-// Dynamic shared memory: 196736 bytes. Byte offsets:
+// Dynamic shared memory: 196728 bytes. Byte offsets:
 constexpr int kQOffset = 0;  // 65536 bytes: ring of Q tiles, 128 rows in column groups of 64, then O
 constexpr int kKOffset = 65536;  // 65536 bytes: K ring
 constexpr int kVOffset = 131072;  // 65536 bytes: V ring
 constexpr int kBarriersOffset = 196608;  // 80 bytes: mbarriers
 constexpr int kWorkTilesOffset = 196688;  // 32 bytes: ring of work tiles: index, begin, end, number of steps
-constexpr int kBlockMetaOffset = 196720;  // 8 bytes: metadata of the loads in the K rings
-constexpr int kIsLastOffset = 196728;  // 8 bytes: whether a warpgroup stored the last partial result
+constexpr int kIsLastOffset = 196720;  // 8 bytes: whether a warpgroup stored the last partial result
 
 constexpr int kQFullBarrier = kBarriersOffset;
 constexpr int kQEmptyBarrier = kQFullBarrier + 8 * kTileStages;
@@ -97,16 +94,13 @@ constexpr int kWarpgroupThreads = 128, kWarpsPerWarpgroup = 4;
 constexpr int kWarpgroupRows = 64;  // rows of one wgmma
 constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared memory: the span of the swizzle
 constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer warpgroup w: this + w; 0 is __syncthreads
-// Named barrier for warpgroup w's turn: this + w.
-constexpr int kWarpSchedulerBarrier = kWarpgroupBarrier + kConsumerWarpgroups;
-constexpr int kWarpSchedulerThreads = 2 * kWarpgroupThreads;  // the warpgroup whose turn it is, and the previous one
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
 // Initial row_max: finite, so that differences are defined. A row whose logits are all below it counts as a row without
 // keys.
 constexpr float kLeastLogit = -1e30f;
 constexpr float kLn2 = 0.693147180559945f;
 
-// Launch: 384 threads per block, 196736 bytes of dynamic shared memory.
+// Launch: 384 threads per block, 196728 bytes of dynamic shared memory.
 // Grid: one thread block per SM, looping over tiles (persistent).
 struct Params {
   TensorMap q_map;  // Q (head_dim, q_len, heads, batch): box 64 x 128 x 1 x 1, swizzle 128
@@ -145,14 +139,6 @@ struct SeqlenInfo {
   __device__ __forceinline__ int position(int query) const { return query + p.kv_len - p.q_len; }
   // End of the visible keys.
   __device__ __forceinline__ int kv_end() const { return p.kv_len; }
-};
-
-// kv_end() of a tile, read from constant memory.
-struct KvEnd {
-  const Params& p;
-
-  __device__ __forceinline__ KvEnd(const Params& p, int batch) : p(p) {}
-  __device__ __forceinline__ operator int() const { return p.kv_len; }
 };
 
 // mbarrier.init: sets the number of arrivals that complete a phase (PTX ISA, "mbarrier.init")
@@ -372,11 +358,6 @@ __device__ __forceinline__ void bar_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-// bar.arrive: counts this thread at named barrier `id` without waiting (PTX ISA, "bar")
-__device__ __forceinline__ void bar_arrive(int id, int threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-
 // ex2.approx.ftz: 2^x, relative error 2^-22 (PTX ISA, "ex2")
 __device__ __forceinline__ float ex2(float x) {
   float y;
@@ -431,8 +412,6 @@ __device__ __forceinline__ void stmatrix_x4(uint32 address, uint32 a, uint32 b, 
 struct KvBlockIterator {
   int count;      // key blocks visible to these queries
   int last;       // index of the last of them
-  int all_from;   // every query sees the keys from all_from
-  int all_to;     // to all_to
 
   __device__ __forceinline__ KvBlockIterator(const Params& p, int batch, int head, int first_query) {
     const SeqlenInfo seqlen(p, batch);
@@ -440,8 +419,6 @@ struct KvBlockIterator {
     const int last_query = min(first_query + kSubTileRows, seqlen.q_len()) - 1;
     const int first_key = max(first_query + diagonal - p.window_left, 0);
     const int last_key = min(last_query + diagonal + p.window_right, seqlen.kv_end() - 1);
-    all_from = last_query + diagonal - p.window_left;
-    all_to = first_query + diagonal + p.window_right;
     last = last_key / kTileN;
     // first_query < q_len() always holds: every tile has a query.
     count = first_query < seqlen.q_len() && last_key >= first_key ? last - first_key / kTileN + 1 : 0;
@@ -453,17 +430,16 @@ struct KvBlockIterator {
   }
   // Index of the i-th key block, in descending order.
   __device__ __forceinline__ int at(int i) { return last - i; }
-  // Whether some pair of the i-th block is masked.
-  __device__ __forceinline__ bool masked(int i, int block) {
-    return block * kTileN < all_from || (block + 1) * kTileN - 1 > all_to;
-  }
 };
 
-// Whether a query sees an in-range key:
-//   kv_idx - (q_idx + kv_len - q_len) >= -window_left and kv_idx - (q_idx + kv_len - q_len) <= window_right
-__device__ __forceinline__ bool visible(const Params& p, int batch, int query, int key) {
-  const int pair_0 = key - (query + p.kv_len - p.q_len);
-  return (pair_0 >= -p.window_left) & (pair_0 <= p.window_right);
+// First and last key visible to a query. There is none if the last comes before the first.
+__device__ __forceinline__ int first_key_of(const Params& p, int batch, int query) {
+  const SeqlenInfo seqlen(p, batch);
+  return max(seqlen.position(query) - p.window_left, 0);
+}
+__device__ __forceinline__ int last_key_of(const Params& p, int batch, int query) {
+  const SeqlenInfo seqlen(p, batch);
+  return min(seqlen.position(query) + p.window_right, seqlen.kv_end() - 1);
 }
 
 // One tile of work: kTileM queries of one head.
@@ -546,13 +522,6 @@ __device__ __forceinline__ KvBlockIterator kv_blocks_of(
   return blocks;
 }
 
-// Metadata of a load of kTileN keys, in one word: twice its index, plus 1 if the pattern masks some of its pairs.
-// Complemented, hence negative, if the pattern or the end of the keys masks some pairs.
-__device__ __forceinline__ int pack_block_meta(const KvEnd& kv_end, int block, bool masked) {
-  const int slot = block * 2 + masked;
-  return masked || (block + 1) * kTileN > kv_end ? ~slot : slot;
-}
-
 // Lane 0 reads a word that the producer wrote. A consumer's lane 0 arrives at the empty barrier afterwards, and only
 // the producer's lane 0 writes the word, so it is read before it changes. The shuffle makes the value uniform.
 __device__ __forceinline__ int read_by_leader(const int* word) {
@@ -604,7 +573,6 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
   // entries.
   const bool leader = threadIdx.x % 32 == 0;
   int* entries = reinterpret_cast<int*>(shared + kWorkTilesOffset);
-  int* block_meta = reinterpret_cast<int*>(shared + kBlockMetaOffset);
   const uint32 k_ring = base + kKOffset;
   const uint32 v_ring = base + kVOffset;
   // Work tiles and steps so far: stages and parities follow from these counts.
@@ -617,7 +585,6 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
     if (work.index >= p.tiles) break;
     const Tile tile(p, work.index);
     const int kv_head = static_cast<uint32>(tile.head) / p.heads_per_kv_head;
-    const KvEnd kv_end(p, tile.batch);
     KvBlockIterator blocks = kv_blocks_of(p, work, tile);
 
     // K of step i goes ahead of V of step i - 1, in the order in which the consumers use them.
@@ -631,7 +598,6 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
         const int stage = k_step % kStages, phase = k_step / kStages % 2;
         const uint32 full = base + kKFullBarrier + 8 * stage;
         mbarrier_wait(base + kKEmptyBarrier + 8 * stage, phase ^ 1);
-        block_meta[stage] = pack_block_meta(kv_end, block, blocks.masked(i, block));
         mbarrier_arrive_expect_tx(full, kKvBytes);
         load_step(&p.k_map, k_ring + stage * kKvBytes, full, block, kv_head, tile.batch);
       }
@@ -696,34 +662,45 @@ __device__ __forceinline__ void issue_pv_gemm(float (&o)[kHeadDim / 2], const ui
   warpgroup_fence_operand(o);
 }
 
-// What a consumer needs to mask a step, in one word. Only a warp's leader, which releases the stage, reads it; it is 0
-// in the other lanes.
-struct BlockMeta {
-  int word;
+// Indices of the key blocks that a warpgroup's queries, starting at first_query, see.
+// No row is before query 0: first_query >= 0 always holds here. A warpgroup past the last query sees none.
+struct VisibleRange {
+  int first = 0, last = -1;  // blocks visible to some of these queries
+  int unmasked_from;         // from this block on, no key is too old for any of these queries
+  int unmasked_before;       // before this block, no key is too new for any of these queries, and all keys exist
 
-  __device__ __forceinline__ BlockMeta(const int* block_meta, int stage, bool warp_leader)
-      : word(warp_leader ? block_meta[stage] : 0) {}
-  // Whether the pattern or the end of the keys masks some pair: the same in all lanes.
-  __device__ __forceinline__ bool needs_mask() const { return __any_sync(0xFFFFFFFF, word < 0); }
+  __device__ __forceinline__ VisibleRange(const Params& p, int batch, int first_query) {
+    const int last_query = min(first_query + kWarpgroupRows, SeqlenInfo(p, batch).q_len()) - 1;
+    const int first_key = first_key_of(p, batch, first_query), last_key = last_key_of(p, batch, last_query);
+    // Otherwise these rows are out of range or see no key.
+    if (first_query >= 0 && last_query >= first_query && last_key >= first_key) {
+      first = first_key / kTileN;
+      last = last_key / kTileN;
+    }
+    unmasked_from = (first_key_of(p, batch, last_query) + kTileN - 1) / kTileN;
+    unmasked_before = (last_key_of(p, batch, first_query) + 1) / kTileN;
+  }
 };
 
-// Masks the pairs of a step that the pattern or the end of the keys excludes.
-__device__ __forceinline__ void apply_mask(float (&s)[kTileN / 2], const Params& p, const BlockMeta& meta,
-    int batch, int query) {
-  const KvEnd kv_end(p, batch);
-  const int word = __shfl_sync(0xFFFFFFFF, meta.word, 0), number = word < 0 ? ~word : word;
-  const int first_key = number / 2 * kTileN + threadIdx.x % 4 * 2;  // this thread's first key
-  const int keys = kv_end - first_key;
+// Masks, for each query, the keys of a block after its last visible one. `query` is this thread's first.
+__device__ __forceinline__ void mask_right(float (&s)[kTileN / 2], const Params& p, int batch, int block, int query) {
+  const int first_key = block * kTileN + threadIdx.x % 4 * 2;  // this thread's first; columns count from here
+  const int last_column[2] = {last_key_of(p, batch, query) - first_key,
+      last_key_of(p, batch, query + 8) - first_key};
 #pragma unroll
-  for (int j = 0; j < kTileN / 2; ++j) {  // j: score of a load; i: score of the step
-    const int i = j, column = j / 4 * 8 + j % 2;
-    bool keep = column < keys;
-    const int my_query = query + j / 2 % 2 * 8;
-    // The pattern depends only on the distance of query and key. Both are counted from first_key, which makes columns
-    // constants.
-    const bool in_pattern = visible(p, batch, my_query - first_key, column);
-    keep &= in_pattern;
-    if (!keep) s[i] = kMinusInfinity;
+  for (int i = 0; i < kTileN / 2; ++i) {
+    if (i / 4 * 8 + i % 2 > last_column[i / 2 % 2]) s[i] = kMinusInfinity;
+  }
+}
+
+// Masks, for each query, the keys before its first visible one.
+__device__ __forceinline__ void mask_left(float (&s)[kTileN / 2], const Params& p, int batch, int block, int query) {
+  const int first_key = block * kTileN + threadIdx.x % 4 * 2;
+  const int first_column[2] = {first_key_of(p, batch, query) - first_key,
+      first_key_of(p, batch, query + 8) - first_key};
+#pragma unroll
+  for (int i = 0; i < kTileN / 2; ++i) {
+    if (i / 4 * 8 + i % 2 < first_column[i / 2 % 2]) s[i] = kMinusInfinity;
   }
 }
 
@@ -932,7 +909,6 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
   const int first_row = warpgroup * kWarpgroupRows + warp * 16 + lane / 4;
   const bool warp_leader = lane == 0;
   const int* entries = reinterpret_cast<const int*>(shared + kWorkTilesOffset);
-  const int* block_meta = reinterpret_cast<const int*>(shared + kBlockMetaOffset);
   // Descriptors of stage 0 of the rings. The shuffles keep the compiler from recomputing them in each step.
   const uint32 q_descriptors =
       __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kQOffset + warpgroup * kWarpgroupRows * kRowBytes, 0), 0);
@@ -943,11 +919,18 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
   int* const is_last = reinterpret_cast<int*>(shared + kIsLastOffset) + warpgroup;
   PipelineState<kTileStages> tile_state;
   PipelineState<kStages> k_state, v_state;
-  const int my_barrier = kWarpSchedulerBarrier + warpgroup;
-  const int next_barrier = kWarpSchedulerBarrier + (warpgroup + 1) % kConsumerWarpgroups;
-  // Warpgroup 0 has the first turn.
-  if (warpgroup == kConsumerWarpgroups - 1) bar_arrive(kWarpSchedulerBarrier, kWarpSchedulerThreads);
-  bool fresh = true;  // whether this warpgroup has yet to run a step
+  // Skips steps whose keys this warpgroup does not see. A stage is refilled only after every warpgroup has released it.
+  // This one therefore waits for K and V, so that it arrives in the right phase, and releases each at once.
+  const auto skip_steps = [&](int steps) {
+    for (; steps > 0; --steps) {
+      mbarrier_wait(base + kKFullBarrier + 8 * k_state.index, k_state.phase);
+      if (warp_leader) mbarrier_arrive(base + kKEmptyBarrier + 8 * k_state.index);
+      k_state.advance();
+      mbarrier_wait(base + kVFullBarrier + 8 * v_state.index, v_state.phase);
+      if (warp_leader) mbarrier_arrive(base + kVEmptyBarrier + 8 * v_state.index);
+      v_state.advance();
+    }
+  };
 
   while (true) {
     const WorkTileInfo info = read_work_tile_info(entries, base, tile_state);
@@ -959,46 +942,57 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     const uint32 q_descriptor = q_descriptors + (tile_state.index * kQBytes >> 4);
     uint32 q[kQSlices][4];
     load_q_fragments(q, base + kQOffset + tile_state.index * kQBytes, warpgroup);
+    // Blocks come in descending order: first those after all keys that these queries see, at the end those before them
+    // (none if queries see the first key: `before` is always 0 in causal patterns).
+    const int newest = kv_blocks_of(p, info.work, tile).at(0);
+    const VisibleRange range(p, tile.batch, tile.first_query + warpgroup * kWarpgroupRows);
+    const int after = min(max(newest - range.last, 0), info.count);
+    const int before = min(max(range.first - (newest - info.count + 1), 0), info.count - after);
+    const int count = info.count - after - before;
+    const int newest_visible = newest - after;
+    skip_steps(after);
 
-    if (info.count > 0) {
+    if (count > 0) {
       // First step: scores and softmax.
       mbarrier_wait(base + kKFullBarrier + 8 * k_state.index, k_state.phase);
-      BlockMeta step(block_meta, k_state.index, warp_leader);
-      // All warpgroups begin their first tile at the same time, so they take turns from the first products on.
-      // Later tiles are already staggered.
-      if (fresh) bar_sync(my_barrier, kWarpSchedulerThreads);
       issue_qk_gemm(s, q, q_descriptor, k_descriptors + (k_state.index * kKvBytes >> 4));
       wgmma_wait<0>();
       warpgroup_fence_operand(s);
-      if (fresh) bar_arrive(next_barrier, kWarpSchedulerThreads);
-      fresh = false;
       if (warp_leader) mbarrier_arrive(base + kKEmptyBarrier + 8 * k_state.index);
       k_state.advance();
-      if (step.needs_mask()) apply_mask(s, p, step, tile.batch, tile.first_query + first_row);
+      if (newest_visible >= range.unmasked_before) {
+        mask_right(s, p, tile.batch, newest_visible, tile.first_query + first_row);
+      }
+      if (newest_visible < range.unmasked_from) {
+        mask_left(s, p, tile.batch, newest_visible, tile.first_query + first_row);
+      }
       take_step_max(step_max, s, p.scale_log2);
       raise_row_max(row_max, rescale, step_max);  // O and row_sum are 0: nothing to rescale
       scale_apply_exp2(p_frag, row_sum, s, row_max, p.scale_log2);
-      if (info.count > 1) mbarrier_wait(base + kKFullBarrier + 8 * k_state.index, k_state.phase);
+      if (count > 1) mbarrier_wait(base + kKFullBarrier + 8 * k_state.index, k_state.phase);
 
       // Scores of step i, together with the output of step i - 1.
-      for (int i = 1; i < info.count; ++i) {
-        step = BlockMeta(block_meta, k_state.index, warp_leader);
-        bar_sync(my_barrier, kWarpSchedulerThreads);
+      for (int i = 1; i < count; ++i) {
         issue_qk_gemm(s, q, q_descriptor, k_descriptors + (k_state.index * kKvBytes >> 4));
         mbarrier_wait(base + kVFullBarrier + 8 * v_state.index, v_state.phase);
         issue_pv_gemm(o, p_frag, v_descriptors + (v_state.index * kKvBytes >> 4));
-        bar_arrive(next_barrier, kWarpSchedulerThreads);
         wgmma_wait<1>();
         warpgroup_fence_operand(s);
         if (warp_leader) mbarrier_arrive(base + kKEmptyBarrier + 8 * k_state.index);
         k_state.advance();
-        if (step.needs_mask()) apply_mask(s, p, step, tile.batch, tile.first_query + first_row);
+        const int block = newest_visible - i;
+        if (block >= range.unmasked_before) {
+          mask_right(s, p, tile.batch, block, tile.first_query + first_row);
+        }
+        if (block < range.unmasked_from) {
+          mask_left(s, p, tile.batch, block, tile.first_query + first_row);
+        }
         // While P V runs: the step's maximum, which may raise row_max.
         take_step_max(step_max, s, p.scale_log2);
         const bool raises = exceeds_threshold(step_max, row_max);
         if (raises) raise_row_max(row_max, rescale, step_max);
         // Wait for the next K while P V runs, not between the weights and their products.
-        if (i + 1 < info.count) mbarrier_wait(base + kKFullBarrier + 8 * k_state.index, k_state.phase);
+        if (i + 1 < count) mbarrier_wait(base + kKFullBarrier + 8 * k_state.index, k_state.phase);
         // P V still reads `p_frag`, which the new weights overwrite, and adds to `o`, which a raised row_max rescales.
         // FlashAttention-3 computes the exponentials in `s` before this wait and packs them after it. That order was
         // slower here (step 28 of docs/ladder-attention.md).
@@ -1018,6 +1012,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
       if (warp_leader) mbarrier_arrive(base + kVEmptyBarrier + 8 * v_state.index);
       v_state.advance();
     }
+    skip_steps(before);
     const uint32 staging = base + kQOffset + tile_state.index * kQBytes + warpgroup * kWarpgroupRows * kRowBytes;
     if (info.work.end == 0 || combine_partials(p, info.work, warpgroup, is_last, o, row_max, row_sum)) {
       store_tile(p, tile, tile.first_query + warpgroup * kWarpgroupRows, staging, warpgroup, o, row_max, row_sum);
@@ -1026,7 +1021,6 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     if (warp_leader) mbarrier_arrive(base + kQEmptyBarrier + 8 * tile_state.index);
     tile_state.advance();
   }
-  if (warpgroup == 0) bar_sync(kWarpSchedulerBarrier, kWarpSchedulerThreads);  // last turn, which no warpgroup takes
   // Shared memory must outlive the stores that read it.
   if (threadIdx.x % kWarpgroupThreads == 0) tma_store_wait_read<0>();
 }

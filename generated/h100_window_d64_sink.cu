@@ -1,9 +1,9 @@
 // Generated from specs/h100_window_d64_sink.yaml. Do not edit:
 // change the spec or a template, then run
 //     codegen render specs/h100_window_d64_sink.yaml
-// spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"sliding_window","left":null,"right":null},"schedule":"ping_pong","sink":true,"stages":2,"stream_k_tail":true,"tile":{"m":192,"n":128}}
-// spec hash: 5487fc703b2e175be527bdee94e17b12c927f2a972a1dcc22f1cee78807cd6bc
-// seal: sha256 dceaa0013af1c4eab2e649fb19d7de77a46231c9203027536afa9e809ef7fbd0
+// spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"sliding_window","left":null,"right":null},"schedule":"cooperative","sink":true,"stages":8,"stream_k_tail":true,"tile":{"m":256,"n":64}}
+// spec hash: 86821877f87d0a1e049fa4a87ff0b74a4db6949a48206c24c4363539e3fc98f1
+// seal: sha256 59a8f416be09af69b6b607b9114ca7103afb9abc2675f23fa4b988eae5bca91b
 
 // Attention forward for sm_90a over the visible keys of the pattern:
 //   O = softmax(scale * Q K^T) V, where exp(sink of its head) joins each row's sum
@@ -18,9 +18,8 @@
 // an empty barrier is producer_acquire, a consumer's wait for a full one consumer_wait, and its arrival at an empty one
 // consumer_release. Consumer warpgroup w is warpgroup w + 1 of the thread block.
 //   q_full[i], q_empty[i]        entry i of the ring of work tiles: tile, work units, its steps, its Q
-//   k_full[i], k_empty[i]        stage i of the K ring, and the metadata of its loads
+//   k_full[i], k_empty[i]        stage i of the K ring
 //   v_full[i], v_empty[i]        stage i of the V ring
-//   named barrier kWarpSchedulerBarrier + w  consumer warpgroup w's turn to issue products
 //   named barrier kWarpgroupBarrier + w  consumer warpgroup w, around its store of O
 //
 // The slices of Q that fit into registers are loaded once per tile, as A operands of Q K^T: fewer shared-memory reads
@@ -29,8 +28,7 @@
 // Pipeline of a consumer: S of step i and P V of step i - 1 are issued together (FlashAttention-3's IntraWGOverlap).
 // The mask and the maxima of step i overlap that P V; its exponentials overlap the products of
 // other warpgroups.
-// Ping-pong: the consumers take turns issuing, so that one's softmax overlaps the others' matrix products
-// (warp_scheduler_barrier in FlashAttention-3). They share a tile; in CUTLASS' ping-pong each has its own.
+// Cooperative: the consumers share a tile, and their matrix products are unordered.
 //
 // Stream-K tail: tiles that do not fill a last wave of thread blocks come first, and their work units are split among
 // thread blocks; a unit is a step. Each part stores its unfinished O in global memory. The last part to
@@ -58,34 +56,33 @@ struct alignas(64) TensorMap {
 };
 
 constexpr int kHeadDim = 64;  // elements per head
-constexpr int kTileM = 192;  // query rows of a tile
-constexpr int kTileN = 128;  // keys of one step; registers: 132 of s, p_frag, o, q + 28 = 160 of 160 (144 keys: 168)
-constexpr int kStages = 2;  // depth of the K ring and of the V ring
+constexpr int kTileM = 256;  // query rows of a tile
+constexpr int kTileN = 64;  // keys of one step; registers: 84 of s, p_frag, o, q + 28 = 112 of 112 (80 keys: 120)
+constexpr int kStages = 8;  // depth of the K ring and of the V ring
 constexpr int kTileStages = 2;  // depth of the ring of work tiles and of Q
 constexpr int kQSlices = 1;  // slices of 16 columns of Q in registers; the others stay in shared memory
-constexpr int kSubTileRows = 192;  // query rows of a sub-tile, here a whole tile
-constexpr int kConsumerWarpgroups = 3;  // warpgroups that compute, 64 rows each
-constexpr int kThreads = 512;  // warpgroup 0 produces, the others consume
+constexpr int kSubTileRows = 256;  // query rows of a sub-tile, here a whole tile
+constexpr int kConsumerWarpgroups = 4;  // warpgroups that compute, 64 rows each
+constexpr int kThreads = 640;  // warpgroup 0 produces, the others consume
 constexpr int kProducerRegisters = 32;  // registers per producer thread
-constexpr int kConsumerRegisters = 160;  // registers per consumer thread; 32 + 3 x 160 are the 4 x 128 at launch
+constexpr int kConsumerRegisters = 112;  // registers per consumer thread; 32 + 4 x 112 are the 5 x 96 at launch
 constexpr int kGroupColumns = 64;  // columns of a group: one 128-byte swizzled row
 constexpr int kGroups = 1;  // column groups of a head
-constexpr int kQGroupBytes = 24576;  // bytes of one column group of Q
-constexpr int kKvGroupBytes = 16384;  // bytes of one column group of K or V
+constexpr int kQGroupBytes = 32768;  // bytes of one column group of Q
+constexpr int kKvGroupBytes = 8192;  // bytes of one column group of K or V
 constexpr int kOGroupBytes = 8192;  // bytes of one column group of a warpgroup's O
-constexpr int kQBytes = 24576;  // bytes of a Q tile
-constexpr int kKvBytes = 16384;  // bytes of K, or of V, of one step
+constexpr int kQBytes = 32768;  // bytes of a Q tile
+constexpr int kKvBytes = 8192;  // bytes of K, or of V, of one step
 constexpr int kPartialFloats = 4608;  // floats of a warpgroup's partial result
 
-// Dynamic shared memory: 139412 bytes. Byte offsets:
-constexpr int kQOffset = 0;  // 49152 bytes: ring of Q tiles, 192 rows in column groups of 64
-constexpr int kKOffset = 49152;  // 32768 bytes: K ring
-constexpr int kVOffset = 81920;  // 32768 bytes: V ring
-constexpr int kOOffset = 114688;  // 24576 bytes: staging of the O tile
-constexpr int kBarriersOffset = 139264;  // 96 bytes: mbarriers
-constexpr int kWorkTilesOffset = 139360;  // 32 bytes: ring of work tiles: index, begin, end, number of steps
-constexpr int kBlockMetaOffset = 139392;  // 8 bytes: metadata of the loads in the K rings
-constexpr int kIsLastOffset = 139400;  // 12 bytes: whether a warpgroup stored the last partial result
+// Dynamic shared memory: 229712 bytes. Byte offsets:
+constexpr int kQOffset = 0;  // 65536 bytes: ring of Q tiles, 256 rows in column groups of 64
+constexpr int kKOffset = 65536;  // 65536 bytes: K ring
+constexpr int kVOffset = 131072;  // 65536 bytes: V ring
+constexpr int kOOffset = 196608;  // 32768 bytes: staging of the O tile
+constexpr int kBarriersOffset = 229376;  // 288 bytes: mbarriers
+constexpr int kWorkTilesOffset = 229664;  // 32 bytes: ring of work tiles: index, begin, end, number of steps
+constexpr int kIsLastOffset = 229696;  // 16 bytes: whether a warpgroup stored the last partial result
 
 constexpr int kQFullBarrier = kBarriersOffset;
 constexpr int kQEmptyBarrier = kQFullBarrier + 8 * kTileStages;
@@ -98,9 +95,6 @@ constexpr int kWarpgroupThreads = 128, kWarpsPerWarpgroup = 4;
 constexpr int kWarpgroupRows = 64;  // rows of one wgmma
 constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared memory: the span of the swizzle
 constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer warpgroup w: this + w; 0 is __syncthreads
-// Named barrier for warpgroup w's turn: this + w.
-constexpr int kWarpSchedulerBarrier = kWarpgroupBarrier + kConsumerWarpgroups;
-constexpr int kWarpSchedulerThreads = 2 * kWarpgroupThreads;  // the warpgroup whose turn it is, and the previous one
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
 // Initial row_max: finite, so that differences are defined. A row whose logits are all below it counts as a row without
 // keys.
@@ -108,12 +102,12 @@ constexpr float kLeastLogit = -1e30f;
 constexpr float kLn2 = 0.693147180559945f;
 constexpr float kLog2E = 1.44269504088896f;
 
-// Launch: 512 threads per block, 139412 bytes of dynamic shared memory.
+// Launch: 640 threads per block, 229712 bytes of dynamic shared memory.
 // Grid: one thread block per SM, looping over tiles (persistent).
 struct Params {
-  TensorMap q_map;  // Q (head_dim, q_len, heads, batch): box 64 x 192 x 1 x 1, swizzle 128
-  TensorMap k_map;  // K (head_dim, kv_len, kv_heads, batch): box 64 x 128 x 1 x 1, swizzle 128
-  TensorMap v_map;  // V, as K: box 64 x 128 x 1 x 1, swizzle 128
+  TensorMap q_map;  // Q (head_dim, q_len, heads, batch): box 64 x 256 x 1 x 1, swizzle 128
+  TensorMap k_map;  // K (head_dim, kv_len, kv_heads, batch): box 64 x 64 x 1 x 1, swizzle 128
+  TensorMap v_map;  // V, as K: box 64 x 64 x 1 x 1, swizzle 128
   TensorMap o_map;  // O, as Q: box 64 x 64 x 1 x 1, swizzle 128
   float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous; not stored if null
   const float* sink;  // attention sink: logit added to the softmax sum of each row, (heads)
@@ -148,14 +142,6 @@ struct SeqlenInfo {
   __device__ __forceinline__ int position(int query) const { return query + p.kv_len - p.q_len; }
   // End of the visible keys.
   __device__ __forceinline__ int kv_end() const { return p.kv_len; }
-};
-
-// kv_end() of a tile, read from constant memory.
-struct KvEnd {
-  const Params& p;
-
-  __device__ __forceinline__ KvEnd(const Params& p, int batch) : p(p) {}
-  __device__ __forceinline__ operator int() const { return p.kv_len; }
 };
 
 // mbarrier.init: sets the number of arrivals that complete a phase (PTX ISA, "mbarrier.init")
@@ -273,68 +259,52 @@ __device__ __forceinline__ void ldmatrix_x4(uint32 (&m)[4], uint32 address) {
       : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(address) : "memory");
 }
 
-// wgmma.mma_async m64n128k16: D = A B, + D if `accumulate`; A in registers, B K-major.
+// wgmma.mma_async m64n64k16: D = A B, + D if `accumulate`; A in registers, B K-major.
 // After p come scale factors of 1 for A and B, then whether B is MN-major (PTX ISA, "wgmma.mma_async")
-__device__ __forceinline__ void wgmma_m64n128k16_registers_k_major(
-    float (&d)[64], const uint32 (&a)[4], uint32 b, int accumulate) {
+__device__ __forceinline__ void wgmma_m64n64k16_registers_k_major(
+    float (&d)[32], const uint32 (&a)[4], uint32 b, int accumulate) {
   asm volatile(
       "{\n"
       ".reg .pred p;\n"
       ".reg .b64 b;\n"
-      "setp.ne.b32 p, %69, 0;\n"
-      "mov.b64 b, { %68, %70 };\n"
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
+      "setp.ne.b32 p, %37, 0;\n"
+      "mov.b64 b, { %36, %38 };\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
       "%0, %1, %2, %3, %4, %5, %6, %7, "
       "%8, %9, %10, %11, %12, %13, %14, %15, "
       "%16, %17, %18, %19, %20, %21, %22, %23, "
-      "%24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, "
-      "%40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55, "
-      "%56, %57, %58, %59, %60, %61, %62, %63"
-      "}, { %64, %65, %66, %67 }, b, p, 1, 1, 0;\n"
+      "%24, %25, %26, %27, %28, %29, %30, %31"
+      "}, { %32, %33, %34, %35 }, b, p, 1, 1, 0;\n"
       "}\n"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
         "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
         "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
-        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
-        "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
-        "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
-        "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
-        "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
+        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf));
 }
 
-// wgmma.mma_async m64n128k16: D = A B, + D if `accumulate`; A in shared memory, K-major, B K-major.
+// wgmma.mma_async m64n64k16: D = A B, + D if `accumulate`; A in shared memory, K-major, B K-major.
 // After p come scale factors of 1 for A and B, then whether A and B are MN-major (PTX ISA, "wgmma.mma_async")
-__device__ __forceinline__ void wgmma_m64n128k16_shared_k_major(
-    float (&d)[64], uint32 a, uint32 b, int accumulate) {
+__device__ __forceinline__ void wgmma_m64n64k16_shared_k_major(
+    float (&d)[32], uint32 a, uint32 b, int accumulate) {
   asm volatile(
       "{\n"
       ".reg .pred p;\n"
       ".reg .b64 a, b;\n"
-      "setp.ne.b32 p, %66, 0;\n"
-      "mov.b64 a, { %64, %67 };\n"
-      "mov.b64 b, { %65, %67 };\n"
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
+      "setp.ne.b32 p, %34, 0;\n"
+      "mov.b64 a, { %32, %35 };\n"
+      "mov.b64 b, { %33, %35 };\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
       "%0, %1, %2, %3, %4, %5, %6, %7, "
       "%8, %9, %10, %11, %12, %13, %14, %15, "
       "%16, %17, %18, %19, %20, %21, %22, %23, "
-      "%24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, "
-      "%40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55, "
-      "%56, %57, %58, %59, %60, %61, %62, %63"
+      "%24, %25, %26, %27, %28, %29, %30, %31"
       "}, a, b, p, 1, 1, 0, 0;\n"
       "}\n"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
         "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
         "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
-        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
-        "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
-        "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
-        "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
-        "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
+        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
       : "r"(a), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf));
 }
 
@@ -365,11 +335,6 @@ __device__ __forceinline__ void wgmma_m64n64k16_registers_mn_major(
 // bar.sync: waits at named barrier `id` of `threads` threads (PTX ISA, "bar")
 __device__ __forceinline__ void bar_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-
-// bar.arrive: counts this thread at named barrier `id` without waiting (PTX ISA, "bar")
-__device__ __forceinline__ void bar_arrive(int id, int threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
 // ex2.approx.ftz: 2^x, relative error 2^-22 (PTX ISA, "ex2")
@@ -426,8 +391,6 @@ __device__ __forceinline__ void stmatrix_x4(uint32 address, uint32 a, uint32 b, 
 struct KvBlockIterator {
   int count;      // key blocks visible to these queries
   int last;       // index of the last of them
-  int all_from;   // every query sees the keys from all_from
-  int all_to;     // to all_to
 
   __device__ __forceinline__ KvBlockIterator(const Params& p, int batch, int head, int first_query) {
     const SeqlenInfo seqlen(p, batch);
@@ -435,8 +398,6 @@ struct KvBlockIterator {
     const int last_query = min(first_query + kSubTileRows, seqlen.q_len()) - 1;
     const int first_key = max(first_query + diagonal - p.window_left, 0);
     const int last_key = min(last_query + diagonal + p.window_right, seqlen.kv_end() - 1);
-    all_from = last_query + diagonal - p.window_left;
-    all_to = first_query + diagonal + p.window_right;
     last = last_key / kTileN;
     // first_query < q_len() always holds: every tile has a query.
     count = first_query < seqlen.q_len() && last_key >= first_key ? last - first_key / kTileN + 1 : 0;
@@ -448,17 +409,16 @@ struct KvBlockIterator {
   }
   // Index of the i-th key block, in descending order.
   __device__ __forceinline__ int at(int i) { return last - i; }
-  // Whether some pair of the i-th block is masked.
-  __device__ __forceinline__ bool masked(int i, int block) {
-    return block * kTileN < all_from || (block + 1) * kTileN - 1 > all_to;
-  }
 };
 
-// Whether a query sees an in-range key:
-//   kv_idx - (q_idx + kv_len - q_len) >= -window_left and kv_idx - (q_idx + kv_len - q_len) <= window_right
-__device__ __forceinline__ bool visible(const Params& p, int batch, int query, int key) {
-  const int pair_0 = key - (query + p.kv_len - p.q_len);
-  return (pair_0 >= -p.window_left) & (pair_0 <= p.window_right);
+// First and last key visible to a query. There is none if the last comes before the first.
+__device__ __forceinline__ int first_key_of(const Params& p, int batch, int query) {
+  const SeqlenInfo seqlen(p, batch);
+  return max(seqlen.position(query) - p.window_left, 0);
+}
+__device__ __forceinline__ int last_key_of(const Params& p, int batch, int query) {
+  const SeqlenInfo seqlen(p, batch);
+  return min(seqlen.position(query) + p.window_right, seqlen.kv_end() - 1);
 }
 
 // One tile of work: kTileM queries of one head.
@@ -541,13 +501,6 @@ __device__ __forceinline__ KvBlockIterator kv_blocks_of(
   return blocks;
 }
 
-// Metadata of a load of kTileN keys, in one word: twice its index, plus 1 if the pattern masks some of its pairs.
-// Complemented, hence negative, if the pattern or the end of the keys masks some pairs.
-__device__ __forceinline__ int pack_block_meta(const KvEnd& kv_end, int block, bool masked) {
-  const int slot = block * 2 + masked;
-  return masked || (block + 1) * kTileN > kv_end ? ~slot : slot;
-}
-
 // Lane 0 reads a word that the producer wrote. A consumer's lane 0 arrives at the empty barrier afterwards, and only
 // the producer's lane 0 writes the word, so it is read before it changes. The shuffle makes the value uniform.
 __device__ __forceinline__ int read_by_leader(const int* word) {
@@ -599,7 +552,6 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
   // entries.
   const bool leader = threadIdx.x % 32 == 0;
   int* entries = reinterpret_cast<int*>(shared + kWorkTilesOffset);
-  int* block_meta = reinterpret_cast<int*>(shared + kBlockMetaOffset);
   const uint32 k_ring = base + kKOffset;
   const uint32 v_ring = base + kVOffset;
   // Work tiles and steps so far: stages and parities follow from these counts.
@@ -612,7 +564,6 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
     if (work.index >= p.tiles) break;
     const Tile tile(p, work.index);
     const int kv_head = static_cast<uint32>(tile.head) / p.heads_per_kv_head;
-    const KvEnd kv_end(p, tile.batch);
     KvBlockIterator blocks = kv_blocks_of(p, work, tile);
 
     // K of step i goes ahead of V of step i - 1, in the order in which the consumers use them.
@@ -626,7 +577,6 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
         const int stage = k_step % kStages, phase = k_step / kStages % 2;
         const uint32 full = base + kKFullBarrier + 8 * stage;
         mbarrier_wait(base + kKEmptyBarrier + 8 * stage, phase ^ 1);
-        block_meta[stage] = pack_block_meta(kv_end, block, blocks.masked(i, block));
         mbarrier_arrive_expect_tx(full, kKvBytes);
         load_step(&p.k_map, k_ring + stage * kKvBytes, full, block, kv_head, tile.batch);
       }
@@ -669,9 +619,9 @@ __device__ __forceinline__ void issue_qk_gemm(float (&s)[kTileN / 2],
     const int in_group = k % 4 * 32, group = k / 4;
     const uint32 keys = k_descriptor + ((group * kKvGroupBytes + in_group) >> 4);
     if (k < kQSlices) {
-      wgmma_m64n128k16_registers_k_major(s, q[k], keys, k > 0);
+      wgmma_m64n64k16_registers_k_major(s, q[k], keys, k > 0);
     } else {
-      wgmma_m64n128k16_shared_k_major(s, q_descriptor + ((group * kQGroupBytes + in_group) >> 4), keys, k > 0);
+      wgmma_m64n64k16_shared_k_major(s, q_descriptor + ((group * kQGroupBytes + in_group) >> 4), keys, k > 0);
     }
   }
   wgmma_commit();
@@ -691,34 +641,45 @@ __device__ __forceinline__ void issue_pv_gemm(float (&o)[kHeadDim / 2], const ui
   warpgroup_fence_operand(o);
 }
 
-// What a consumer needs to mask a step, in one word. Only a warp's leader, which releases the stage, reads it; it is 0
-// in the other lanes.
-struct BlockMeta {
-  int word;
+// Indices of the key blocks that a warpgroup's queries, starting at first_query, see.
+// No row is before query 0: first_query >= 0 always holds here. A warpgroup past the last query sees none.
+struct VisibleRange {
+  int first = 0, last = -1;  // blocks visible to some of these queries
+  int unmasked_from;         // from this block on, no key is too old for any of these queries
+  int unmasked_before;       // before this block, no key is too new for any of these queries, and all keys exist
 
-  __device__ __forceinline__ BlockMeta(const int* block_meta, int stage, bool warp_leader)
-      : word(warp_leader ? block_meta[stage] : 0) {}
-  // Whether the pattern or the end of the keys masks some pair: the same in all lanes.
-  __device__ __forceinline__ bool needs_mask() const { return __any_sync(0xFFFFFFFF, word < 0); }
+  __device__ __forceinline__ VisibleRange(const Params& p, int batch, int first_query) {
+    const int last_query = min(first_query + kWarpgroupRows, SeqlenInfo(p, batch).q_len()) - 1;
+    const int first_key = first_key_of(p, batch, first_query), last_key = last_key_of(p, batch, last_query);
+    // Otherwise these rows are out of range or see no key.
+    if (first_query >= 0 && last_query >= first_query && last_key >= first_key) {
+      first = first_key / kTileN;
+      last = last_key / kTileN;
+    }
+    unmasked_from = (first_key_of(p, batch, last_query) + kTileN - 1) / kTileN;
+    unmasked_before = (last_key_of(p, batch, first_query) + 1) / kTileN;
+  }
 };
 
-// Masks the pairs of a step that the pattern or the end of the keys excludes.
-__device__ __forceinline__ void apply_mask(float (&s)[kTileN / 2], const Params& p, const BlockMeta& meta,
-    int batch, int query) {
-  const KvEnd kv_end(p, batch);
-  const int word = __shfl_sync(0xFFFFFFFF, meta.word, 0), number = word < 0 ? ~word : word;
-  const int first_key = number / 2 * kTileN + threadIdx.x % 4 * 2;  // this thread's first key
-  const int keys = kv_end - first_key;
+// Masks, for each query, the keys of a block after its last visible one. `query` is this thread's first.
+__device__ __forceinline__ void mask_right(float (&s)[kTileN / 2], const Params& p, int batch, int block, int query) {
+  const int first_key = block * kTileN + threadIdx.x % 4 * 2;  // this thread's first; columns count from here
+  const int last_column[2] = {last_key_of(p, batch, query) - first_key,
+      last_key_of(p, batch, query + 8) - first_key};
 #pragma unroll
-  for (int j = 0; j < kTileN / 2; ++j) {  // j: score of a load; i: score of the step
-    const int i = j, column = j / 4 * 8 + j % 2;
-    bool keep = column < keys;
-    const int my_query = query + j / 2 % 2 * 8;
-    // The pattern depends only on the distance of query and key. Both are counted from first_key, which makes columns
-    // constants.
-    const bool in_pattern = visible(p, batch, my_query - first_key, column);
-    keep &= in_pattern;
-    if (!keep) s[i] = kMinusInfinity;
+  for (int i = 0; i < kTileN / 2; ++i) {
+    if (i / 4 * 8 + i % 2 > last_column[i / 2 % 2]) s[i] = kMinusInfinity;
+  }
+}
+
+// Masks, for each query, the keys before its first visible one.
+__device__ __forceinline__ void mask_left(float (&s)[kTileN / 2], const Params& p, int batch, int block, int query) {
+  const int first_key = block * kTileN + threadIdx.x % 4 * 2;
+  const int first_column[2] = {first_key_of(p, batch, query) - first_key,
+      first_key_of(p, batch, query + 8) - first_key};
+#pragma unroll
+  for (int i = 0; i < kTileN / 2; ++i) {
+    if (i / 4 * 8 + i % 2 < first_column[i / 2 % 2]) s[i] = kMinusInfinity;
   }
 }
 
@@ -932,7 +893,6 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
   const int first_row = warpgroup * kWarpgroupRows + warp * 16 + lane / 4;
   const bool warp_leader = lane == 0;
   const int* entries = reinterpret_cast<const int*>(shared + kWorkTilesOffset);
-  const int* block_meta = reinterpret_cast<const int*>(shared + kBlockMetaOffset);
   // Descriptors of stage 0 of the rings. The shuffles keep the compiler from recomputing them in each step.
   const uint32 q_descriptors =
       __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kQOffset + warpgroup * kWarpgroupRows * kRowBytes, 0), 0);
@@ -944,11 +904,18 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
   const uint32 staging = base + kOOffset + warpgroup * kGroups * kOGroupBytes;
   PipelineState<kTileStages> tile_state;
   PipelineState<kStages> k_state, v_state;
-  const int my_barrier = kWarpSchedulerBarrier + warpgroup;
-  const int next_barrier = kWarpSchedulerBarrier + (warpgroup + 1) % kConsumerWarpgroups;
-  // Warpgroup 0 has the first turn.
-  if (warpgroup == kConsumerWarpgroups - 1) bar_arrive(kWarpSchedulerBarrier, kWarpSchedulerThreads);
-  bool fresh = true;  // whether this warpgroup has yet to run a step
+  // Skips steps whose keys this warpgroup does not see. A stage is refilled only after every warpgroup has released it.
+  // This one therefore waits for K and V, so that it arrives in the right phase, and releases each at once.
+  const auto skip_steps = [&](int steps) {
+    for (; steps > 0; --steps) {
+      mbarrier_wait(base + kKFullBarrier + 8 * k_state.index, k_state.phase);
+      if (warp_leader) mbarrier_arrive(base + kKEmptyBarrier + 8 * k_state.index);
+      k_state.advance();
+      mbarrier_wait(base + kVFullBarrier + 8 * v_state.index, v_state.phase);
+      if (warp_leader) mbarrier_arrive(base + kVEmptyBarrier + 8 * v_state.index);
+      v_state.advance();
+    }
+  };
 
   while (true) {
     const WorkTileInfo info = read_work_tile_info(entries, base, tile_state);
@@ -960,46 +927,57 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     const uint32 q_descriptor = q_descriptors + (tile_state.index * kQBytes >> 4);
     uint32 q[kQSlices][4];
     load_q_fragments(q, base + kQOffset + tile_state.index * kQBytes, warpgroup);
+    // Blocks come in descending order: first those after all keys that these queries see, at the end those before them
+    // (none if queries see the first key: `before` is always 0 in causal patterns).
+    const int newest = kv_blocks_of(p, info.work, tile).at(0);
+    const VisibleRange range(p, tile.batch, tile.first_query + warpgroup * kWarpgroupRows);
+    const int after = min(max(newest - range.last, 0), info.count);
+    const int before = min(max(range.first - (newest - info.count + 1), 0), info.count - after);
+    const int count = info.count - after - before;
+    const int newest_visible = newest - after;
+    skip_steps(after);
 
-    if (info.count > 0) {
+    if (count > 0) {
       // First step: scores and softmax.
       mbarrier_wait(base + kKFullBarrier + 8 * k_state.index, k_state.phase);
-      BlockMeta step(block_meta, k_state.index, warp_leader);
-      // All warpgroups begin their first tile at the same time, so they take turns from the first products on.
-      // Later tiles are already staggered.
-      if (fresh) bar_sync(my_barrier, kWarpSchedulerThreads);
       issue_qk_gemm(s, q, q_descriptor, k_descriptors + (k_state.index * kKvBytes >> 4));
       wgmma_wait<0>();
       warpgroup_fence_operand(s);
-      if (fresh) bar_arrive(next_barrier, kWarpSchedulerThreads);
-      fresh = false;
       if (warp_leader) mbarrier_arrive(base + kKEmptyBarrier + 8 * k_state.index);
       k_state.advance();
-      if (step.needs_mask()) apply_mask(s, p, step, tile.batch, tile.first_query + first_row);
+      if (newest_visible >= range.unmasked_before) {
+        mask_right(s, p, tile.batch, newest_visible, tile.first_query + first_row);
+      }
+      if (newest_visible < range.unmasked_from) {
+        mask_left(s, p, tile.batch, newest_visible, tile.first_query + first_row);
+      }
       take_step_max(step_max, s, p.scale_log2);
       raise_row_max(row_max, rescale, step_max);  // O and row_sum are 0: nothing to rescale
       scale_apply_exp2(p_frag, row_sum, s, row_max, p.scale_log2);
-      if (info.count > 1) mbarrier_wait(base + kKFullBarrier + 8 * k_state.index, k_state.phase);
+      if (count > 1) mbarrier_wait(base + kKFullBarrier + 8 * k_state.index, k_state.phase);
 
       // Scores of step i, together with the output of step i - 1.
-      for (int i = 1; i < info.count; ++i) {
-        step = BlockMeta(block_meta, k_state.index, warp_leader);
-        bar_sync(my_barrier, kWarpSchedulerThreads);
+      for (int i = 1; i < count; ++i) {
         issue_qk_gemm(s, q, q_descriptor, k_descriptors + (k_state.index * kKvBytes >> 4));
         mbarrier_wait(base + kVFullBarrier + 8 * v_state.index, v_state.phase);
         issue_pv_gemm(o, p_frag, v_descriptors + (v_state.index * kKvBytes >> 4));
-        bar_arrive(next_barrier, kWarpSchedulerThreads);
         wgmma_wait<1>();
         warpgroup_fence_operand(s);
         if (warp_leader) mbarrier_arrive(base + kKEmptyBarrier + 8 * k_state.index);
         k_state.advance();
-        if (step.needs_mask()) apply_mask(s, p, step, tile.batch, tile.first_query + first_row);
+        const int block = newest_visible - i;
+        if (block >= range.unmasked_before) {
+          mask_right(s, p, tile.batch, block, tile.first_query + first_row);
+        }
+        if (block < range.unmasked_from) {
+          mask_left(s, p, tile.batch, block, tile.first_query + first_row);
+        }
         // While P V runs: the step's maximum, which may raise row_max.
         take_step_max(step_max, s, p.scale_log2);
         const bool raises = exceeds_threshold(step_max, row_max);
         if (raises) raise_row_max(row_max, rescale, step_max);
         // Wait for the next K while P V runs, not between the weights and their products.
-        if (i + 1 < info.count) mbarrier_wait(base + kKFullBarrier + 8 * k_state.index, k_state.phase);
+        if (i + 1 < count) mbarrier_wait(base + kKFullBarrier + 8 * k_state.index, k_state.phase);
         // P V still reads `p_frag`, which the new weights overwrite, and adds to `o`, which a raised row_max rescales.
         // FlashAttention-3 computes the exponentials in `s` before this wait and packs them after it. That order was
         // slower here (step 28 of docs/ladder-attention.md).
@@ -1024,12 +1002,12 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     } else if (warp_leader) {
       mbarrier_arrive(base + kQEmptyBarrier + 8 * tile_state.index);
     }
+    skip_steps(before);
     if (info.work.end == 0 || combine_partials(p, info.work, warpgroup, is_last, o, row_max, row_sum)) {
       store_tile(p, tile, tile.first_query + warpgroup * kWarpgroupRows, staging, warpgroup, o, row_max, row_sum);
     }
     tile_state.advance();
   }
-  if (warpgroup == 0) bar_sync(kWarpSchedulerBarrier, kWarpSchedulerThreads);  // last turn, which no warpgroup takes
   // Shared memory must outlive the stores that read it.
   if (threadIdx.x % kWarpgroupThreads == 0) tma_store_wait_read<0>();
 }

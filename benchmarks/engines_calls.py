@@ -24,6 +24,8 @@ SUPPORT = Path(__file__).resolve().parents[1] / "tests" / "support"
 Call = Callable[[], torch.Tensor]
 FA3, FA3_ALL, SDPA, SDPA_ALL, TRITON = "FA3", "FA3, all keys", "SDPA", "SDPA, all keys", "vLLM Triton"
 GATHERED = "SDPA over gathered keys"
+MOST_DRAFTS = 16
+"""Queries of a request up to which SGLang verifies them as drafts, in these rows."""
 
 
 class Peer(NamedTuple):
@@ -107,13 +109,15 @@ def sglang(problem: PagedProblem) -> tuple[Call, str]:
             requests=1,
             device=str(problem.q.device),
             dtype=BF16,
+            drafts=max(sizes.queries),
         )
         slots = problem.table[:, :, None] * sizes.page + torch.arange(sizes.page, device=problem.q.device)
         runner.req_to_token_pool.req_to_token = slots.view(batch, width * sizes.page).int()
         k, v = (cache.flatten(0, 1).contiguous() for cache in problem.caches)
         runner.token_to_kv_pool.get_kv_buffer = lambda layer_id: (k, v)
         backend = module.PagedBackend(runner)
-        requests = sglang_stand_in.batch_of(runner, list(range(batch)), list(sizes.lengths), list(sizes.queries))
+        mode = "TARGET_VERIFY" if 1 < max(sizes.queries) <= MOST_DRAFTS else None
+        requests = sglang_stand_in.batch_of(runner, list(range(batch)), list(sizes.lengths), list(sizes.queries), mode)
     backend.init_forward_metadata(requests)
     steps = requests.forward_mode.is_decode_or_idle()
     forward = backend.forward_decode if steps else backend.forward_extend

@@ -420,6 +420,7 @@ ROWS = (
     Row("vllm", "32 steps over lists of 2048 tokens", QSA, _listed("QSA batch 32 h24:2")),
     Row("sglang", "64 steps over 4096 keys, pages of 64", QWEN, Pages(*STEPS, 64)),
     Row("sglang", "64 steps over 4096 keys, pages of 1", QWEN, Pages(*STEPS, 1)),
+    Row("sglang", "64 verifications of 4 drafts over 4096 keys, pages of 64", QWEN, Pages((4096,) * 64, (4,) * 64, 64)),
     Row("sglang", "a prompt of 8192, pages of 64", QWEN, Pages((8192,), (8192,), 64)),
     Row("sglang", "a prompt of 8192, pages of 1", QWEN, Pages((8192,), (8192,), 1)),
     Row("sglang-diffusion", "the model's own attention", WAN, Video(VIDEO, "dense")),

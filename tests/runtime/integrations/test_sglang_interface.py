@@ -6,10 +6,12 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import importlib.util
 import inspect
 from collections.abc import Iterator
 from importlib import metadata
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,10 +27,12 @@ import absent  # noqa: E402
 absent.without_torchvision()
 
 import paged_oracle  # noqa: E402
+import sglang_selections as cases  # noqa: E402
 from sglang.srt import plugins, runtime_context  # noqa: E402
 from sglang.srt.arg_groups import choices  # noqa: E402
 from sglang.srt.layers.attention import attention_registry  # noqa: E402
 from sglang.srt.layers.attention.base_attn_backend import AttentionBackend  # noqa: E402
+from sglang.srt.layers.attention.qsa.kernel import qsa_sparse_attention  # noqa: E402
 from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend  # noqa: E402
 from sglang.srt.layers.radix_attention import AttentionType, RadixAttention  # noqa: E402
 from sglang.srt.mem_cache import kv_index_translator  # noqa: E402
@@ -45,7 +49,7 @@ from sglang.srt.speculative.spec_info import SpeculativeAlgorithm  # noqa: E402
 
 from runtime.errors import ArgumentError, ToolchainError  # noqa: E402
 from runtime.integrations.sglang import backend as ours  # noqa: E402
-from runtime.integrations.sglang import layers, registration  # noqa: E402
+from runtime.integrations.sglang import layers, registration, selections  # noqa: E402
 
 BF16, E4M3 = torch.bfloat16, torch.float8_e4m3fn
 HEADS, KV_HEADS, D = 8, 2, 64
@@ -344,6 +348,70 @@ def test_graphs_prepare_outside_and_compute_inside(calls: Any) -> None:
 def test_layers_that_are_not_served_are_refused(calls: Any, fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ArgumentError, match=f"{message}.*such as fa3"):
         ours.PagedBackend(runner_of([layer_of(**fields)], 16))
+
+
+# Models that select keys
+
+SOURCES = {
+    "flash_decode_with_gqa_share_sparse": "kernels/ops/attention/minimax_sparse/decode/topk_sparse.py",
+    "flash_prefill_with_gqa_share_sparse": "kernels/ops/attention/minimax_sparse/prefill/topk_sparse.py",
+    "sparse_gqa_fwd_interface_triton": "srt/layers/attention/qsa/sparse_attn.py",
+    "sparse_gqa_fwd_interface_triton_ck": "srt/layers/attention/qsa/sparse_attn.py",
+    "sparse_gqa_paged_prefill_triton": "srt/layers/attention/qsa/sparse_attn.py",
+}
+IMPORTS = (
+    "srt/layers/attention/minimax_sparse_ops/minimax_sparse.py",
+    "srt/layers/attention/qwen_sparse_attn_backend.py",
+)
+"""Files that call them."""
+NEWER = ("sparse_gqa_paged_prefill_triton",)
+"""Functions that SGLang 0.5.22 does not have."""
+
+
+def source_of(path: str) -> str:
+    spec = importlib.util.find_spec("sglang")
+    assert spec is not None and spec.origin is not None
+    return (Path(spec.origin).parent / path).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_functions_have_sglangs_arguments(name: str) -> None:
+    """From the source: its modules need Triton. Ours may have later arguments with defaults."""
+    found = [
+        node
+        for node in ast.parse(source_of(SOURCES[name])).body
+        if isinstance(node, ast.FunctionDef) and node.name == name
+    ]
+    if not found and metadata.version("sglang") == "0.5.22" and name in NEWER:
+        return
+    theirs, ours_ = found[0].args, ast.parse(inspect.getsource(getattr(selections, name))).body[0]
+    assert isinstance(ours_, ast.FunctionDef)
+    names = [each.arg for each in theirs.args]
+    assert [each.arg for each in ours_.args.args][: len(names)] == names
+    extra = len(ours_.args.args) - len(names)
+    defaults = [ast.dump(each) for each in ours_.args.defaults]
+    assert defaults[: len(defaults) - extra] == [ast.dump(each) for each in theirs.defaults] and extra <= 1
+    assert [each.arg for each in ours_.args.kwonlyargs] == [each.arg for each in theirs.kwonlyargs]
+    assert any(f"{name}(" in source_of(path) and f"    {name},\n" in source_of(path) for path in IMPORTS)
+
+
+def test_lists_of_tokens_are_those_of_sglangs_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SGLang computes the same slots by torch where there is no GPU."""
+    monkeypatch.setattr(selections, "paged_attention", paged_oracle.attend)
+    torch.manual_seed(0)
+    case = cases.token_case("cpu", "pool")
+    given, entry = case.given, torch.bucketize(torch.arange(len(case.right)), case.given["cu_q"][1:], right=True)
+    slots = given["slot_table"][entry % 2].gather(1, given["indices"].clamp(min=0).long())
+    slots = torch.where(given["indices"] >= 0, slots, -1)
+    expected = qsa_sparse_attention(given["q"], given["k_cache"], given["v_cache"], slots, given["scale"])
+    out = selections.sparse_gqa_paged_prefill_triton(**given)
+    torch.testing.assert_close(out.float(), expected.float(), atol=2e-2, rtol=2e-2)
+
+
+def test_the_page_size_is_that_of_the_server(calls: Any) -> None:
+    assert runtime_context.__name__ == selections.SETTINGS
+    with runtime_context.get_context().override_server_args(page_size=128):
+        assert selections._page_size() == 128
 
 
 # Speculative decoding

@@ -11,7 +11,8 @@ entry of its engine with tensors that lie as the engine's do. What an engine com
 such as the metadata of a batch.
 
 128 tokens of each result are compared with float32 before its call is timed; all of it where lists are given. A call
-that fails or is wrong gets no time: its reason is in the row. Times are those of benchmarks/serving.py.
+that fails or is wrong gets no time: its reason is in the row. Times are medians: in a CUDA graph of several calls, of a
+single call after a pause, and of eager calls back to back.
 """
 
 from __future__ import annotations
@@ -31,19 +32,24 @@ from unittest.mock import patch
 import engines_calls
 import engines_page
 import torch
+from engines_page import BACK_TO_BACK, GRAPH, SINGLE
 from engines_rows import ROWS, Problem, Row, make_problem
 from harness import Fields, check_calls, environment, free_memory, reason
 from records import OURS
-from serving import SECONDS, TOLERANCE, times_of
+from serving import SECONDS, TOLERANCE, graph_times
 from serving_peers import check_folder
 
 from codegen.library import find_spec, shipped_specs
 from runtime.driver.launch import LoadedKernel
 from runtime.receipts.permit import provenance
-from runtime.tools.bench.timing import Call
+from runtime.tools.bench.timing import Call, back_to_back, single_calls
 from runtime.verify.rows import kernel_fields
 
 PACKAGES = ("torch", "triton", "transformers", "diffusers")
+REPEATS, WARM_UP = 5, 1
+"""Of single calls."""
+ROUNDS, SLOW_MILLISECONDS = 3, 10.0
+"""Blocks of calls back to back; calls that take longer have one."""
 
 
 @contextmanager
@@ -114,6 +120,20 @@ def checked(
         return float((found.float() - right).abs().max() / right.abs().max())
 
     return check_calls(calls, error_of, TOLERANCE)
+
+
+def times_of(calls: dict[str, Call], seconds: float) -> tuple[dict[str, Fields], dict[str, str]]:
+    """The times of each call by label, in milliseconds, and why a call has none in a graph."""
+    single = single_calls(calls, repeats=REPEATS, warm_up=WARM_UP)
+    slow = max(single.values(), default=0.0) > SLOW_MILLISECONDS
+    many = back_to_back(calls, seconds=seconds, rounds=1 if slow else ROUNDS)
+    graphs, failed = graph_times(calls, single)
+    results: dict[str, Fields] = {
+        label: {SINGLE: round(single[label], 5), BACK_TO_BACK: round(many[label], 5)} for label in calls
+    }
+    for label, milliseconds in graphs.items():
+        results[label][GRAPH] = round(milliseconds, 5)
+    return results, failed
 
 
 def record_of(row: Row, folder: Path | None, seconds: float, device: str = "cuda") -> Fields:

@@ -7,11 +7,23 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from models_page import BACK_TO_BACK, GRAPH, NO_RECEIPT, OLDER, is_current, microseconds, read, table, wrapped, written
+from models_page import (
+    BACK_TO_BACK,
+    GRAPH,
+    NO_RECEIPT,
+    OLDER,
+    SINGLE,
+    is_current,
+    microseconds,
+    read,
+    table,
+    wrapped,
+    written,
+)
 from records import DASH, OURS, failures
 from results_table import update
 
-__all__ = ["line", "text_of", "write"]
+__all__ = ["BACK_TO_BACK", "GRAPH", "SINGLE", "line", "text_of", "write"]
 Record = Mapping[str, Any]
 GUIDE = Path(__file__).resolve().parents[1] / "docs" / "guide"
 PAGES = {

@@ -4,16 +4,21 @@ Adapters are called at the entry that the engine calls, with the engine's metada
 (tests/support) replace its base classes and batches.
 
 Peers are torch's SDPA, and files of an unpacked vllm wheel: see benchmarks/serving_peers.py. FlashAttention 3 is called
-with a schedule that is made before the call, as vLLM and SGLang make it once for all layers.
+with a schedule that is made before the call, as vLLM and SGLang make it once for all layers. SGLang's Triton kernels
+are called where the folder also has these files of an unpacked sglang wheel (0.5.23):
+
+    sglang/kernels/ops/attention/minimax_sparse/*/*.py
+    sglang/srt/layers/attention/qsa/sparse_attn.py
 """
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import serving_peers
@@ -22,7 +27,10 @@ from engines_rows import BF16, ListedProblem, PagedProblem, Pages, Row, Video, W
 
 SUPPORT = Path(__file__).resolve().parents[1] / "tests" / "support"
 Call = Callable[[], torch.Tensor]
-FA3, FA3_ALL, SDPA, SDPA_ALL, TRITON = "FA3", "FA3, all keys", "SDPA", "SDPA, all keys", "vLLM Triton"
+FA3, FA3_ALL, SDPA, SDPA_ALL = "FA3", "FA3, all keys", "SDPA", "SDPA, all keys"
+VLLM_TRITON, SGLANG_TRITON = "vLLM Triton", "SGLang Triton"
+BLOCKS = Path("sglang/kernels/ops/attention/minimax_sparse")
+TOKENS = Path("sglang/srt/layers/attention/qsa/sparse_attn.py")
 GATHERED = "SDPA over gathered keys"
 MOST_DRAFTS = 16
 """Queries of a request up to which SGLang verifies them as drafts, in these rows."""
@@ -46,7 +54,7 @@ class Peer(NamedTuple):
 def ours(problem: Any) -> tuple[Call, str]:
     """The call of the adapter of a row, and what is called."""
     if isinstance(problem, ListedProblem):
-        return listed(problem)
+        return listed_of_sglang(problem) if problem.row.page == "sglang" else listed(problem)
     made: dict[str, Callable[[Any], tuple[Call, str]]] = {
         "vllm": vllm,
         "sglang": sglang,
@@ -231,6 +239,67 @@ def listed(problem: ListedProblem) -> tuple[Call, str]:
     return make(function, problem.inputs), function.__name__
 
 
+def listed_of_sglang(problem: ListedProblem, folder: Path | None = None) -> tuple[Call, str]:
+    """The function that a file of SGLang imports, or SGLang's own with a folder. Pages are those of a block."""
+    _settings_of_sglang(problem.inputs.row.page)
+    from runtime.integrations.sglang import selections
+
+    inputs = problem.inputs
+    row, lists, table = inputs.row, inputs.lists, inputs.table
+    assert lists is not None and table is not None
+    k, v = (cache.contiguous().flatten(0, 1) for cache in (inputs.k, inputs.v))
+    slots = table[:, :, None] * row.page + torch.arange(row.page, device=table.device)
+    requests = torch.arange(len(row.lengths), device=table.device)
+    lengths, scale = inputs.lengths.long(), row.head_dim**-0.5
+    about: dict[str, Any] = {"req_to_token": slots.flatten(1).int(), "slot_ids": requests, "seq_lens": lengths}
+    about |= {"q": inputs.q, "k_cache": k, "v_cache": v, "sink": None, "topk_idx": lists.indices, "sm_scale": scale}
+    if row.work == "MSA":
+        module: Any = selections if folder is None else _module_of_sglang(folder, "decode")
+        function = module.flash_decode_with_gqa_share_sparse
+        return partial(function, **about, block_size=row.entry_keys, page_size=row.page), function.__name__
+    if row.work == "MSA prefill":
+        module = selections if folder is None else _module_of_sglang(folder, "prefill")
+        function = module.flash_prefill_with_gqa_share_sparse
+        about |= {"cu_seqlens": inputs.bounds, "prefix_lens": lengths - row.queries, "max_seqlen_q": row.queries}
+        about |= {"block_size_q": 1, "block_size_k": row.entry_keys, "cu_seqblocks_q": inputs.bounds}
+        return partial(function, **about, max_seqblock_q=row.queries), function.__name__
+    module = selections if folder is None else serving_peers.load(folder / TOKENS)
+    function = module.sparse_gqa_fwd_interface_triton_ck
+    packed = [torch.cat(rows) for rows in zip(*map(inputs.keys_of, range(len(row.lengths))), strict=True)]
+    tokens = lists.indices[0, :, :, None] * row.entry_keys + torch.arange(row.entry_keys, device=table.device)
+    firsts = torch.nn.functional.pad(inputs.lengths.cumsum(0), (1, 0)).int()
+    given = (inputs.q, *packed, tokens.flatten(1).int(), inputs.bounds, firsts, inputs.lengths, scale)
+    return partial(function, *given), function.__name__
+
+
+def _settings_of_sglang(page_size: int) -> None:
+    """Put stand-ins in place of SGLang's settings and of what its Triton kernels import."""
+    contents: dict[str, dict[str, Any]] = {
+        "sglang": {},
+        "sglang.srt": {},
+        "sglang.srt.runtime_context": {
+            "get_schedule": lambda: SimpleNamespace(page_size=page_size),
+            "get_platform": lambda: SimpleNamespace(is_sm90=torch.cuda.get_device_capability() == (9, 0)),
+        },
+        "sglang.srt.utils": {"is_gfx95_supported": lambda: False},
+        "sglang.srt.batch_invariant_ops": {"is_batch_invariant_mode_enabled": lambda: False},
+    }
+    for name, names in contents.items():
+        module = sys.modules.get(name) or ModuleType(name)
+        vars(module).update(names)
+        sys.modules[name] = module
+
+
+def _module_of_sglang(folder: Path, step: str) -> Any:
+    """A module of SGLang's kernels for MiniMax M3, without the packages around it."""
+    name = "sglang_minimax_sparse"
+    if name not in sys.modules:
+        package = ModuleType(name)
+        package.__path__ = [str(folder / BLOCKS)]
+        sys.modules[name] = package
+    return importlib.import_module(f"{name}.{step}.topk_sparse")
+
+
 # Peers
 
 
@@ -258,9 +327,12 @@ def peers_of(row: Row, folder: Path | None) -> dict[str, Peer]:
         return {SDPA_ALL if is_sparse else SDPA: Peer(sdpa, is_sparse)}
     if folder is None:
         return {}
+    if row.page == "sglang":
+        there = (folder / BLOCKS).is_dir() and (folder / TOKENS).is_file()
+        return {SGLANG_TRITON: Peer(lambda problem: listed_of_sglang(problem, folder)[0])} if there else {}
     works = {"MSA": serving_peers.msa, "MSA prefill": serving_peers.msa_prefill, "QSA": serving_peers.qsa}
     make = works[sizes.work]  # type: ignore[union-attr] # of benchmarks/serving.py
-    return {TRITON: Peer(lambda problem: make(folder, problem.inputs))}
+    return {VLLM_TRITON: Peer(lambda problem: make(folder, problem.inputs))}
 
 
 def sdpa(problem: WholeProblem) -> Call:

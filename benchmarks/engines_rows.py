@@ -260,9 +260,11 @@ class ListedProblem:
     """Tensors of a row of benchmarks/serving.py, all of whose result is compared.
 
     Attributes:
+        row: the row.
         inputs: of that benchmark.
     """
 
+    row: Row
     inputs: serving_rows.Inputs
 
     def exact(self, *, all_keys: bool) -> torch.Tensor:
@@ -377,7 +379,7 @@ def make_problem(row: Row, device: torch.device) -> Any:
     if isinstance(row.sizes, Pages):
         return make_pages(row, device)
     if isinstance(row.sizes, serving_rows.Row):
-        return ListedProblem(serving_rows.make_inputs(row.sizes, device))
+        return ListedProblem(row, serving_rows.make_inputs(row.sizes, device))
     return make_whole(row, device)
 
 
@@ -392,6 +394,8 @@ def _chunk(of: serving_rows.Row) -> serving_rows.Row:
     return serving_rows.replace(of, batch=of.batch.replace(str(of.queries), "2048"), queries=2048)
 
 
+MSA_PREFILL = "MSA prefill 8192 queries over 32768 keys h64:4"
+QSA_PREFILL = "QSA prefill 4096 queries over 32768 keys h24:2"
 STEPS = ((4096,) * 64, (1,) * 64)
 STREAM = Window(4, 4095)
 VIDEO = (21, 30, 52)
@@ -411,18 +415,17 @@ ROWS = (
     Row("vllm", "a prompt of 8192", LLAMA, Pages((8192,), (8192,), 16)),
     Row("vllm", "32 steps over lists of 16 blocks, bf16 cache", MINIMAX, _listed("MSA batch 32, 1 query h64:4 bf16")),
     Row("vllm", "32 steps over lists of 16 blocks, e4m3 cache", MINIMAX, _listed("MSA batch 32, 1 query h64:4 e4m3")),
-    Row(
-        "vllm",
-        "2048 queries of a prompt over lists of 16 blocks",
-        MINIMAX,
-        _chunk(_listed("MSA prefill 8192 queries over 32768 keys h64:4")),
-    ),
+    Row("vllm", "2048 queries of a prompt over lists of 16 blocks", MINIMAX, _chunk(_listed(MSA_PREFILL))),
     Row("vllm", "32 steps over lists of 2048 tokens", QSA, _listed("QSA batch 32 h24:2")),
     Row("sglang", "64 steps over 4096 keys, pages of 64", QWEN, Pages(*STEPS, 64)),
     Row("sglang", "64 steps over 4096 keys, pages of 1", QWEN, Pages(*STEPS, 1)),
     Row("sglang", "64 verifications of 4 drafts over 4096 keys, pages of 64", QWEN, Pages((4096,) * 64, (4,) * 64, 64)),
     Row("sglang", "a prompt of 8192, pages of 64", QWEN, Pages((8192,), (8192,), 64)),
     Row("sglang", "a prompt of 8192, pages of 1", QWEN, Pages((8192,), (8192,), 1)),
+    Row("sglang", "32 steps over lists of 16 blocks, bf16 cache", MINIMAX, _listed("MSA batch 32, 1 query h64:4 bf16")),
+    Row("sglang", "32 steps over lists of 16 blocks, e4m3 cache", MINIMAX, _listed("MSA batch 32, 1 query h64:4 e4m3")),
+    Row("sglang", "2048 queries of a prompt over lists of 16 blocks", MINIMAX, _chunk(_listed(MSA_PREFILL))),
+    Row("sglang", "2048 queries of a prompt over lists of 2048 tokens", QSA, _chunk(_listed(QSA_PREFILL))),
     Row("sglang-diffusion", "the model's own attention", WAN, Video(VIDEO, "dense")),
     Row("sglang-diffusion", "VSA, a tenth of the tiles", WAN, Video(VIDEO, "VSA")),
     Row("sglang-diffusion", "window of 3 x 3 x 3 tiles of 2 x 8 x 8", WAN, Video(VIDEO, "window")),

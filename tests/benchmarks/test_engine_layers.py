@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from codegen.receipts import source_sha256  # noqa: E402
 from codegen.render import render  # noqa: E402
 from runtime.integrations import transformers_packed  # noqa: E402
 from runtime.integrations.sglang import layers as sglang_layers  # noqa: E402
+from runtime.integrations.sglang import selections as sglang_selections  # noqa: E402
 from runtime.integrations.vllm import layers as vllm_layers  # noqa: E402
 from runtime.integrations.vllm import selections  # noqa: E402
 
@@ -47,11 +49,20 @@ def rows(script: ModuleType) -> Any:
     return engines_rows
 
 
+@pytest.fixture(autouse=True)
+def no_stand_in_is_left() -> Iterator[None]:
+    """SGLang's settings are stand-ins in this script; other tests look for SGLang itself."""
+    before = set(sys.modules)
+    yield
+    for name in [each for each in sys.modules if each.partition(".")[0] == "sglang" and each not in before]:
+        del sys.modules[name]
+
+
 @pytest.fixture
 def computed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls of kernels by the definition, on an H100 that there need not be."""
     torch.manual_seed(0)
-    for module in (vllm_layers, sglang_layers, selections, transformers_packed):
+    for module in (vllm_layers, sglang_layers, selections, sglang_selections, transformers_packed):
         monkeypatch.setattr(module, "paged_attention", paged_oracle.attend)
     monkeypatch.setattr(vllm_layers.Layer, "prepare", lambda self, dtype, sink: None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *device: (9, 0))
@@ -81,7 +92,7 @@ def small(rows: Any, row: Any) -> Any:
 
 def test_rows_have_names_of_their_own_and_a_page(script: ModuleType, page: Any) -> None:
     names = [row.name for row in script.ROWS]
-    assert len(set(names)) == len(names) == 22
+    assert len(set(names)) == len(names) == 26
     for row in script.ROWS:
         assert row.page in page.PAGES and row.tokens > 0
         json.dumps(row.shape)
@@ -122,6 +133,14 @@ def test_peers_of_a_wheel_are_called_where_they_compute_the_layer(script: Module
     assert labels["vllm: Qwen4Exp, 32 steps over lists of 2048 tokens"] == ["vLLM Triton"]
     assert labels["sglang-diffusion: Wan 2.1 14B, VSA, a tenth of the tiles"] == ["SDPA, all keys", "FA3, all keys"]
     assert labels["diffusers: Wan 2.1 14B, the model's own attention"] == ["SDPA"]
+    row = next(
+        row for row in script.ROWS if row.name == "sglang: MiniMax M3, 32 steps over lists of 16 blocks, bf16 cache"
+    )
+    assert labels[row.name] == []
+    for path in (script.engines_calls.BLOCKS / "decode" / "topk_sparse.py", script.engines_calls.TOKENS):
+        (tmp_path / path).parent.mkdir(parents=True)
+        (tmp_path / path).touch()
+    assert list(script.engines_calls.peers_of(row, tmp_path)) == ["SGLang Triton"]
 
 
 def test_each_call_reaches_the_driver_and_its_kernels_are_recorded(

@@ -273,7 +273,7 @@ def listed_of_sglang(problem: ListedProblem, folder: Path | None = None) -> tupl
 
 
 def _settings_of_sglang(page_size: int) -> None:
-    """Put stand-ins in place of SGLang's settings and of what its Triton kernels import."""
+    """Stand-ins for SGLang's settings, and for modules that its Triton kernels import."""
     contents: dict[str, dict[str, Any]] = {
         "sglang": {},
         "sglang.srt": {},

@@ -101,7 +101,11 @@ def fa3(folder: Path, inputs: Inputs) -> Call:
 
 def msa(folder: Path, inputs: Inputs) -> Call:
     """vLLM's decoding with MiniMax M3's block lists."""
-    decode = load(folder / MSA).minimax_m3_sparse_attn_decode
+    return msa_call(load(folder / MSA).minimax_m3_sparse_attn_decode, inputs)
+
+
+def msa_call(decode: Callable[..., Any], inputs: Inputs) -> Call:
+    """A call of a function with the arguments of vLLM's ``minimax_m3_sparse_attn_decode``."""
     row, q, out, lists = inputs.row, inputs.q, torch.empty_like(inputs.q), inputs.lists
     assert lists is not None
     scales = () if inputs.scale is None else (inputs.scale, inputs.scale)
@@ -116,7 +120,11 @@ def msa(folder: Path, inputs: Inputs) -> Call:
 
 def msa_prefill(folder: Path, inputs: Inputs) -> Call:
     """vLLM's prefill with MiniMax M3's block lists."""
-    attend = load(folder / MSA).minimax_m3_sparse_attn
+    return msa_prefill_call(load(folder / MSA).minimax_m3_sparse_attn, inputs)
+
+
+def msa_prefill_call(attend: Callable[..., Any], inputs: Inputs) -> Call:
+    """A call of a function with the arguments of vLLM's ``minimax_m3_sparse_attn``."""
     row, q, out, lists = inputs.row, inputs.q, torch.empty_like(inputs.q), inputs.lists
     assert lists is not None
     about = (lists.indices, inputs.table, inputs.bounds, inputs.lengths, inputs.lengths - row.queries, row.queries)
@@ -130,7 +138,11 @@ def msa_prefill(folder: Path, inputs: Inputs) -> Call:
 
 def qsa(folder: Path, inputs: Inputs) -> Call:
     """vLLM's attention over token lists in groups of 4."""
-    attend = load(folder / QSA).qsa_sparse_paged_attention
+    return qsa_call(load(folder / QSA).qsa_sparse_paged_attention, inputs)
+
+
+def qsa_call(attend: Callable[..., Any], inputs: Inputs) -> Call:
+    """A call of a function with the arguments of vLLM's ``qsa_sparse_paged_attention``."""
     row, q, out, lists = inputs.row, inputs.q, torch.empty_like(inputs.q), inputs.lists
     assert lists is not None
     tokens = lists.indices[0, :, :, None] * row.entry_keys + torch.arange(row.entry_keys, device=q.device)

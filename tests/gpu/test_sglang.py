@@ -134,6 +134,55 @@ def test_one_graph_serves_other_requests_and_padding(monkeypatch: pytest.MonkeyP
             close(out[:real], expected)
 
 
+@pytest.mark.parametrize("page_size", [1, 16, 64])
+@pytest.mark.parametrize("window", [-1, 100])
+@pytest.mark.parametrize("mode", ["TARGET_VERIFY", "DRAFT_EXTEND_V2"])
+def test_drafts_are_right(monkeypatch: pytest.MonkeyPatch, mode: str, window: int, page_size: int) -> None:
+    layer = stand_in.RadixAttention(HEADS, KV_HEADS, 128, sliding_window_size=window)
+    backend, runner = backend_of(monkeypatch, [layer], page_size, drafts=4)
+    batch, (q, k, v) = stand_in.batch_of(runner, ROWS, LENGTHS, [4] * 3, mode), operands(12, 128, BF16)
+    backend.init_forward_metadata(batch)
+    out = backend.forward_extend(q, k, v, layer, batch)
+    close(out, stand_in.right(runner, layer, q, ROWS, LENGTHS, [4] * 3))
+
+
+@pytest.mark.parametrize("several", [False, True], ids=["verification", "steps of a draft model"])
+def test_one_graph_serves_drafts(monkeypatch: pytest.MonkeyPatch, several: bool) -> None:
+    """Captured once for 4 requests: a verification of 4 drafts each, or 3 steps of a draft model."""
+    layer = stand_in.RadixAttention(HEADS, KV_HEADS, 128)
+    one, runner = backend_of(monkeypatch, [layer], 16, drafts=4)
+    module: Any = sys.modules[stand_in.KEPT]
+    backend = module.PagedDraftBackend(runner, 4) if several else one
+    steps, queries = (backend.attn_backends, 1) if several else ([backend], 4)
+    backend.init_cuda_graph_state(4, 16)
+    mode = "DECODE" if several else "TARGET_VERIFY"
+    batch = stand_in.batch_of(runner, [0] * 4, [8] * 4, [queries] * 4, mode)
+    q, _, _ = operands(4 * queries, 128, BF16)
+
+    def run() -> list[Any]:
+        backend.init_forward_metadata_in_graph(batch)
+        return [each.forward_extend(q, None, None, layer, batch) for each in steps]
+
+    backend.init_forward_metadata_out_graph(batch, in_capture=True)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        run()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        outs = run()
+    for rows, lengths in (([5, 1, 7, 2], [500, 40, 6, 300]), ([3, 6, 4, 0], [77, 508, 30, 5])):
+        live = stand_in.batch_of(runner, rows, lengths, [queries] * 4, mode)
+        for name in ("req_pool_indices", "seq_lens"):
+            getattr(batch, name).copy_(getattr(live, name))
+        backend.init_forward_metadata_out_graph(batch)
+        graph.replay()
+        for step, out in enumerate(outs):
+            keys = [n + step + 1 for n in lengths] if several else lengths
+            close(out, stand_in.right(runner, layer, q, rows, keys, [queries] * 4))
+
+
 # SGLang itself
 
 

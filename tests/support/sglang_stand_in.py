@@ -90,8 +90,12 @@ class Mode:
     def is_decode_or_idle(self) -> bool:
         return self.name in ("DECODE", "IDLE")
 
-    def is_extend(self) -> bool:
-        return self.name in ("EXTEND", "MIXED", "TARGET_VERIFY", "DLLM_EXTEND")
+    def is_extend(self, include_draft_extend_v2: bool = False) -> bool:
+        drafts = include_draft_extend_v2 and self.is_draft_extend_v2()
+        return drafts or self.name in ("EXTEND", "MIXED", "TARGET_VERIFY", "DLLM_EXTEND")
+
+    def is_draft_extend_v2(self) -> bool:
+        return self.name == "DRAFT_EXTEND_V2"
 
     def is_target_verify(self) -> bool:
         return self.name == "TARGET_VERIFY"
@@ -107,12 +111,20 @@ def install(monkeypatch: pytest.MonkeyPatch, **settings: Any) -> Any:
         dllm=SimpleNamespace(dllm_algorithm=settings.get("dllm")),
     )
     parallel = SimpleNamespace(attn_dcp_size=settings.get("dcp", 1))
+    drafts = SimpleNamespace(
+        speculative_eagle_topk=settings.get("topk"), speculative_num_draft_tokens=settings.get("drafts")
+    )
     contents: dict[str, dict[str, Any]] = {
         "layers.attention.base_attn_backend": {"AttentionBackend": AttentionBackend},
         "layers.radix_attention": {"RadixAttention": RadixAttention},
         "mem_cache.base_swa_memory_pool": {"BaseSWAKVPool": WindowPool},
         "mem_cache.memory_pool": {"KVWriteLoc": KVWriteLoc},
-        "runtime_context": {"get_exec": lambda: execution, "get_parallel": lambda: parallel},
+        "layers.attention.verify_mask": {"VerifyMask": object, "maybe_create_verify_mask": lambda **about: about},
+        "runtime_context": {
+            "get_exec": lambda: execution,
+            "get_parallel": lambda: parallel,
+            "get_spec": lambda: drafts,
+        },
     }
     contents = {f"sglang.srt.{path}": names for path, names in contents.items()}
     return imported(monkeypatch, KEPT, contents)
@@ -152,9 +164,14 @@ def runner_of(
     context: int = 512,
     requests: int = 8,
     device: str = "cpu",
+    drafts: int = 1,
     **settings: Any,
 ) -> Any:
-    """A model runner, whose requests have pages in any order; page 0 belongs to none."""
+    """A model runner, whose requests have pages in any order; page 0 belongs to none.
+
+    Args:
+        drafts: tokens of a request that are verified at once.
+    """
     cache = dtype if cache is None else cache
     first = layers[0]
     pages = (torch.randperm(slots // page_size - 1) + 1)[: requests * (context // page_size)]
@@ -165,7 +182,9 @@ def runner_of(
         model=torch.nn.ModuleList(layers),
         use_mla_backend=False,
         model_config=SimpleNamespace(is_encoder_decoder=False),
-        spec_algorithm=SimpleNamespace(is_speculative=lambda: False),
+        spec_algorithm=SimpleNamespace(name="EAGLE" if drafts > 1 else "NONE"),
+        is_draft_worker=False,
+        decode_num_tokens_per_req=lambda: drafts,
         kv_index_translator=SimpleNamespace(is_translating=False),
         dtype=dtype,
         kv_cache_dtype=cache,
@@ -181,15 +200,20 @@ def runner_of(
 
 
 def batch_of(runner: Any, rows: list[int], lengths: list[int], queries: list[int], mode: str | None = None) -> Any:
-    """A batch of the requests of ``rows``, whose latest ``queries`` tokens are computed."""
+    """A batch of the requests of ``rows``, whose latest ``queries`` tokens are computed.
+
+    SGLang does not count tokens that are verified among the keys of a batch.
+    """
     table = runner.req_to_token_pool.req_to_token
+    counted = [n - (count if mode == "TARGET_VERIFY" else 0) for n, count in zip(lengths, queries, strict=True)]
     places = [table[r, n - count : n] for r, n, count in zip(rows, lengths, queries, strict=True)]
     is_decode = mode == "DECODE" or (mode is None and set(queries) <= {1})
     return SimpleNamespace(
         batch_size=len(rows),
         forward_mode=Mode(mode or ("DECODE" if is_decode else "EXTEND")),
         req_pool_indices=torch.tensor(rows, dtype=torch.long, device=table.device),
-        seq_lens=torch.tensor(lengths, dtype=torch.long, device=table.device),
+        seq_lens=torch.tensor(counted, dtype=torch.long, device=table.device),
+        spec_info=None,
         extend_seq_lens=None if is_decode else torch.tensor(queries, dtype=torch.int32, device=table.device),
         out_cache_loc=torch.cat(places).long() if places else torch.zeros(0, dtype=torch.long, device=table.device),
     )

@@ -75,10 +75,11 @@ class Requests(NamedTuple):
     Attributes:
         block_table: int32 (batch, pages of the longest request), pages of layers with all keys.
         seq_lens: int32 (batch,), keys of each request.
-        cu_seqlens_q: int32 (batch + 1,), first token of each request, then the end of the last one; None if each has
-            one query.
+        cu_seqlens_q: int32 (batch + 1,), first token of each request, then the end of the last one; None if all have
+            the same number of queries.
         window_table: as block_table, pages of layers that keep only a window of keys; None without such layers.
         window_slots: (tokens,), where such layers write K and V; None without such layers.
+        ahead: keys of each request that SGLang's batch does not count, and ``seq_lens`` does.
     """
 
     block_table: torch.Tensor
@@ -86,6 +87,7 @@ class Requests(NamedTuple):
     cu_seqlens_q: torch.Tensor | None = None
     window_table: torch.Tensor | None = None
     window_slots: torch.Tensor | None = None
+    ahead: int = 0
 
 
 class Layer(NamedTuple):

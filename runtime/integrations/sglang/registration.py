@@ -15,6 +15,9 @@ VERSIONS = ("0.5.22", "0.5.23")
 """Versions of SGLang whose interface the tests have seen."""
 REGISTRY = "sglang.srt.layers.attention.attention_registry"
 CHOICES = "sglang.srt.arg_groups.choices"
+HOOKS = "sglang.srt.plugins.hook_registry"
+DRAFTS = "sglang.srt.speculative.draft_utils.DraftBackendFactory._create_backend"
+"""The function that creates backends of draft models, from SGLang's own ones."""
 
 
 def register_sglang() -> None:
@@ -29,12 +32,16 @@ def register_sglang() -> None:
     """
     check_version()
     registry, choices = optional(REGISTRY, "sglang"), optional(CHOICES, "sglang")
+    is_new = NAME not in registry.ATTENTION_BACKENDS
     owner = registry.ATTENTION_BACKENDS.setdefault(NAME, create)
     if owner is not create:
         raise ToolchainError(
             f"SGLang's attention backend {NAME} is of {owner.__module__}, of another package: uninstall one of the two"
         )
     registry.register_attention_backend(NAME)(create)
+    if is_new:
+        hooks = optional(HOOKS, "sglang")
+        hooks.HookRegistry.register(DRAFTS, offer_drafts, hooks.HookType.BEFORE)
     for names, add in (
         (choices.ATTENTION_BACKEND_CHOICES, choices.add_attention_backend_choices),
         (choices.DETERMINISTIC_ATTENTION_BACKEND_CHOICES, choices.add_deterministic_attention_backend_choices),
@@ -85,3 +92,24 @@ def create(runner: Any) -> Any:
     from runtime.integrations.sglang.backend import PagedBackend  # noqa: PLC0415 - needs SGLang
 
     return PagedBackend(runner)
+
+
+def offer_drafts(
+    factory: Any, name: str, backends: dict[str, Any], message: str, stamps_children: bool = False
+) -> None:
+    """Add the backend to those of draft models: a hook before SGLang looks for one by its name.
+
+    Args:
+        factory: SGLang's, of the draft model.
+        name: not read.
+        backends: functions that create a backend, by its name; each returns the name and the backend.
+        message: not read.
+        stamps_children: whether a backend of several steps is created, or one that extends the cache.
+
+    Raises:
+        ArgumentError: by those functions, as :func:`create`.
+    """
+    from runtime.integrations.sglang.backend import PagedBackend, PagedDraftBackend  # noqa: PLC0415 - needs SGLang
+
+    runner, steps = factory.draft_model_runner, factory.speculative_num_steps
+    backends[NAME] = lambda: (NAME, PagedDraftBackend(runner, steps) if stamps_children else PagedBackend(runner))

@@ -175,6 +175,140 @@ def test_a_graph_reads_memory_that_replays_fill_again(calls: Any, monkeypatch: p
     assert backend.forward_metadata.block_table.data_ptr() == captured.block_table.data_ptr()
 
 
+# Speculative decoding
+
+DRAFTS = 4
+
+
+def drafting(tree_topk: int = 1, layout: Any = None) -> Any:
+    """SGLang's data of a verification, as far as a batch reads it."""
+    return SimpleNamespace(tree_topk=tree_topk, ragged_verify_layout=layout, num_tokens_per_req=DRAFTS)
+
+
+@pytest.mark.parametrize("page_size", [1, 16, 64])
+@pytest.mark.parametrize("window", [-1, 33])
+@pytest.mark.parametrize("mode", ["TARGET_VERIFY", "DRAFT_EXTEND_V2"])
+def test_drafts_of_a_request_see_those_before_them(
+    calls: Any, monkeypatch: pytest.MonkeyPatch, mode: str, page_size: int, window: int
+) -> None:
+    module, layer = stand_in.install(monkeypatch, topk=1, drafts=DRAFTS), layer_of(sliding_window_size=window)
+    runner = stand_in.runner_of([layer], page_size, slots=4096 + page_size, drafts=DRAFTS)
+    backend, queries = module.PagedBackend(runner), [DRAFTS] * 3
+    for info in (None, drafting()):
+        batch, (q, k, v) = stand_in.batch_of(runner, ROWS, LENGTHS, queries, mode), operands(3 * DRAFTS)
+        batch.spec_info = info
+        backend.init_forward_metadata(batch)
+        out = backend.forward_extend(q, k, v, layer, batch)
+        expected = stand_in.right(runner, layer, q, ROWS, LENGTHS, queries)
+        torch.testing.assert_close(out.float(), expected, atol=2e-2, rtol=2e-2)
+        assert torch.equal(runner.token_to_kv_pool.get_kv_buffer(0)[0][batch.out_cache_loc], k)
+    assert calls[0]["seq_lens"].tolist() == LENGTHS
+    bounds = calls[0]["cu_seqlens_q"]
+    assert bounds is None if mode == "TARGET_VERIFY" else bounds.tolist() == [0, 4, 8, 12]
+
+
+@pytest.mark.parametrize("mode", ["TARGET_VERIFY", "DRAFT_EXTEND_V2"])
+def test_a_graph_verifies_drafts(calls: Any, monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
+    module, layer = stand_in.install(monkeypatch, topk=1, drafts=DRAFTS), layer_of()
+    runner = stand_in.runner_of([layer], 16, drafts=DRAFTS)
+    backend = module.PagedBackend(runner)
+    backend.init_cuda_graph_state(4, 4 * DRAFTS)
+    fill = [1 + DRAFTS if mode == "TARGET_VERIFY" else DRAFTS] * 3
+    batch = stand_in.batch_of(runner, [0] * 3, fill, [DRAFTS] * 3, mode)
+    backend.init_forward_metadata_out_graph(batch, in_capture=True)
+    backend.init_forward_metadata_in_graph(batch)
+    captured = backend.forward_metadata
+    assert captured.cu_seqlens_q is None and captured.seq_lens.tolist() == fill
+    live = stand_in.batch_of(runner, [6, 2], [200, 31], [DRAFTS] * 2, mode)
+    batch.req_pool_indices[:2], batch.seq_lens[:2] = live.req_pool_indices, live.seq_lens
+    batch.out_cache_loc[: 2 * DRAFTS] = live.out_cache_loc
+    for _ in range(2):  # each replay counts the drafts once
+        backend.init_forward_metadata_out_graph(batch)
+        backend.init_forward_metadata_in_graph(batch)
+    assert backend.forward_metadata.seq_lens.data_ptr() == captured.seq_lens.data_ptr()
+    q, k, v = operands(3 * DRAFTS)
+    out = backend.forward_extend(q, k, v, layer, batch)[: 2 * DRAFTS]
+    expected = stand_in.right(runner, layer, q[: 2 * DRAFTS], [6, 2], [200, 31], [DRAFTS] * 2)
+    torch.testing.assert_close(out.float(), expected, atol=2e-2, rtol=2e-2)
+
+
+@pytest.mark.parametrize("graph", [False, True])
+@pytest.mark.parametrize("window", [False, True])
+def test_steps_of_a_draft_model_see_the_tokens_before_them(
+    calls: Any, monkeypatch: pytest.MonkeyPatch, graph: bool, window: bool
+) -> None:
+    """All steps have one batch, which counts the keys before the first of them. SGLang changes its slots."""
+    module = stand_in.install(monkeypatch, topk=1, drafts=DRAFTS)
+    model = [layer_of(), layer_of(layer_id=1, sliding_window_size=40)][: 1 + window]
+    runner = stand_in.runner_of(model, 16, pool=stand_in.WindowPool if window else stand_in.Pool, is_draft_worker=True)
+    if window:
+        runner.token_to_kv_pool.mapping[:-1] = (torch.randperm(64)[:, None] * 16 + torch.arange(16)).flatten()
+    backend, rows, lengths = module.PagedDraftBackend(runner, DRAFTS), [5, 3], [100, 30]
+    assert len(backend.attn_backends) == DRAFTS - 1
+    batch = stand_in.batch_of(runner, rows, lengths, [1, 1])
+    if graph:
+        backend.init_cuda_graph_state(2, 2)
+        backend.init_forward_metadata_out_graph(batch, in_capture=True)
+        backend.init_forward_metadata_in_graph(batch)
+    else:
+        backend.init_forward_metadata(batch)
+    for step, each in enumerate(backend.attn_backends):
+        keys = [n + step + 1 for n in lengths]
+        batch.out_cache_loc = stand_in.batch_of(runner, rows, keys, [1, 1]).out_cache_loc
+        for layer in model:
+            q, k, v = operands(2)
+            out = each.forward_decode(q, k, v, layer, batch)
+            expected = stand_in.right(runner, layer, q, rows, keys, [1, 1])
+            torch.testing.assert_close(out.float(), expected, atol=2e-2, rtol=2e-2)
+            places = SimpleNamespace(loc=batch.out_cache_loc, swa_loc=None)
+            if layer.layer_id:
+                places.swa_loc = runner.token_to_kv_pool.mapping[batch.out_cache_loc]
+            place = runner.token_to_kv_pool.place(layer, places)
+            assert torch.equal(runner.token_to_kv_pool.get_kv_buffer(layer.layer_id)[0][place], k)
+
+
+@pytest.mark.parametrize(
+    ("info", "message"),
+    [
+        (
+            drafting(tree_topk=2),
+            r"spec_info: is SimpleNamespace with a tree of drafts \(tree_topk 2\), expected a chain",
+        ),
+        (drafting(tree_topk=-1), r"tree_topk -1\), expected a chain: set --speculative-eagle-topk 1"),
+        (drafting(layout=object()), "ragged_verify_layout: gives requests different numbers of drafts"),
+    ],
+)
+def test_trees_of_drafts_are_refused(calls: Any, monkeypatch: pytest.MonkeyPatch, info: Any, message: str) -> None:
+    module, layer = stand_in.install(monkeypatch, drafts=DRAFTS), layer_of()
+    runner = stand_in.runner_of([layer], 16, drafts=DRAFTS)
+    backend, batch = module.PagedBackend(runner), stand_in.batch_of(runner, [1], [20], [DRAFTS], "TARGET_VERIFY")
+    batch.spec_info = info
+    with pytest.raises(ArgumentError, match=message):
+        backend.init_forward_metadata(batch)
+    backend.init_cuda_graph_state(1, DRAFTS)
+    with pytest.raises(ArgumentError, match=message):
+        backend.init_forward_metadata_out_graph(batch, in_capture=True)
+
+
+def test_the_mask_of_drafts_is_written_and_not_read(calls: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    module, layer = stand_in.install(monkeypatch, topk=1, drafts=DRAFTS), layer_of()
+    runner = stand_in.runner_of([layer], 16, drafts=DRAFTS)
+    about = module.PagedBackend(runner).verify_mask
+    assert (about["max_bs"], about["num_draft_tokens"], about["is_read"]) == (8, DRAFTS, False)
+    assert about["max_context_len"] == module.PagedBackend(runner).max_context_len == 512
+    assert not about["skip_prefill"] and module.PagedBackend(runner, 0).verify_mask["skip_prefill"]
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_draft_models_find_the_backend(calls: Any, monkeypatch: pytest.MonkeyPatch, several: bool) -> None:
+    module, backends = stand_in.install(monkeypatch, topk=1, drafts=DRAFTS), {}
+    runner = stand_in.runner_of([layer_of()], 16, is_draft_worker=True)
+    factory = SimpleNamespace(draft_model_runner=runner, speculative_num_steps=3)
+    registration.offer_drafts(factory, "decode_attention_backend", backends, "", several)
+    name, made = backends["block_sparse"]()
+    assert name == "block_sparse" and type(made) is (module.PagedDraftBackend if several else module.PagedBackend)
+
+
 def test_batches_without_requests_and_slots_of_none(calls: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     module, layer = stand_in.install(monkeypatch), layer_of()
     runner = stand_in.runner_of([layer], 16)
@@ -204,7 +338,7 @@ def test_slots_behind_the_last_page_belong_to_none() -> None:
     [
         ({"use_mla_backend": True}, "MLA: is not supported: .*MLA's have two; select another --attention-backend"),
         ({"model_config": SimpleNamespace(is_encoder_decoder=True)}, "cross attention: is not supported"),
-        ({"spec_algorithm": SimpleNamespace(is_speculative=lambda: True)}, "--speculative-algorithm: .*omit it"),
+        ({"spec_algorithm": SimpleNamespace(name="NGRAM")}, "--speculative-algorithm NGRAM: .*set EAGLE, .*omit it"),
         ({"kv_index_translator": SimpleNamespace(is_translating=True)}, "--enable-unified-memory: .*omit it"),
         ({"prefill_aware_swa": True}, "prefill-aware windows: is not supported"),
         ({"dtype": torch.float32}, "--dtype: is torch.float32, expected float16 or bfloat16"),
@@ -226,7 +360,11 @@ def test_settings_that_are_not_served_are_refused_by_name(
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [({"dllm": "low"}, "--dllm-algorithm: is not supported"), ({"dcp": 2}, "set --dcp-size to 1")],
+    [
+        ({"dllm": "low"}, "--dllm-algorithm: is not supported"),
+        ({"dcp": 2}, "set --dcp-size to 1"),
+        ({"topk": 4}, "--speculative-eagle-topk 4: .*chain, not a tree: set --speculative-eagle-topk 1"),
+    ],
 )
 def test_settings_of_the_process_are_refused(
     calls: Any, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], message: str
@@ -299,12 +437,12 @@ def test_calls_that_are_not_served_are_refused_before_the_cache_is_written(
     assert len(calls) == 1
 
 
-@pytest.mark.parametrize("mode", ["TARGET_VERIFY", "DLLM_EXTEND", "DRAFT_EXTEND_V2"])
+@pytest.mark.parametrize("mode", ["DLLM_EXTEND", "PREBUILT"])
 def test_other_modes_are_refused(calls: Any, monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
     module, layer = stand_in.install(monkeypatch), layer_of()
     runner = stand_in.runner_of([layer], 16)
     backend = module.PagedBackend(runner)
-    with pytest.raises(ArgumentError, match=f"forward_mode: is {mode}, expected DECODE, EXTEND or MIXED"):
+    with pytest.raises(ArgumentError, match=f"forward_mode: is {mode}, expected DECODE, EXTEND, MIXED, TARGET_V"):
         backend.init_forward_metadata(stand_in.batch_of(runner, [1], [20], [4], mode))
     backend.init_cuda_graph_state(4, 4)
     with pytest.raises(ArgumentError, match="--cuda-graph-backend-prefill to breakable or disabled"):
@@ -325,10 +463,14 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Any:
     choices = SimpleNamespace(ATTENTION_BACKEND_CHOICES=["triton"], DETERMINISTIC_ATTENTION_BACKEND_CHOICES=["triton"])
     choices.add_attention_backend_choices = choices.ATTENTION_BACKEND_CHOICES.extend
     choices.add_deterministic_attention_backend_choices = choices.DETERMINISTIC_ATTENTION_BACKEND_CHOICES.extend
-    modules = {registration.REGISTRY: registry, registration.CHOICES: choices}
+    hooked: list[Any] = []
+    hooks = SimpleNamespace(
+        HookRegistry=SimpleNamespace(register=lambda *given: hooked.append(given)), HookType=SimpleNamespace(BEFORE="b")
+    )
+    modules = {registration.REGISTRY: registry, registration.CHOICES: choices, registration.HOOKS: hooks}
     monkeypatch.setattr(registration, "optional", lambda name, extra: modules[name])
     monkeypatch.setattr(metadata, "version", lambda name: "0.5.23")
-    return SimpleNamespace(registry=registry, choices=choices)
+    return SimpleNamespace(registry=registry, choices=choices, hooked=hooked)
 
 
 def test_the_backend_is_registered_once(engine: Any) -> None:
@@ -336,6 +478,7 @@ def test_the_backend_is_registered_once(engine: Any) -> None:
         registration.register_sglang()
     assert engine.registry.ATTENTION_BACKENDS["block_sparse"] is registration.create
     assert engine.choices.ATTENTION_BACKEND_CHOICES == ["triton", "block_sparse"]
+    assert engine.hooked == [(registration.DRAFTS, registration.offer_drafts, "b")]
     assert engine.choices.DETERMINISTIC_ATTENTION_BACKEND_CHOICES == ["triton", "block_sparse"]
 
 

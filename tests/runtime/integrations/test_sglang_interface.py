@@ -6,10 +6,12 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import importlib.util
 import inspect
 from collections.abc import Iterator
 from importlib import metadata
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,10 +27,12 @@ import absent  # noqa: E402
 absent.without_torchvision()
 
 import paged_oracle  # noqa: E402
+import sglang_selections as cases  # noqa: E402
 from sglang.srt import plugins, runtime_context  # noqa: E402
 from sglang.srt.arg_groups import choices  # noqa: E402
 from sglang.srt.layers.attention import attention_registry  # noqa: E402
 from sglang.srt.layers.attention.base_attn_backend import AttentionBackend  # noqa: E402
+from sglang.srt.layers.attention.qsa.kernel import qsa_sparse_attention  # noqa: E402
 from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend  # noqa: E402
 from sglang.srt.layers.radix_attention import AttentionType, RadixAttention  # noqa: E402
 from sglang.srt.mem_cache import kv_index_translator  # noqa: E402
@@ -38,11 +42,14 @@ from sglang.srt.model_executor import model_runner  # noqa: E402
 from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode  # noqa: E402
 from sglang.srt.model_executor.forward_context import ForwardContext, forward_context  # noqa: E402
 from sglang.srt.model_executor.model_runner_components import attention_backend_setup  # noqa: E402
+from sglang.srt.plugins.hook_registry import HookRegistry, HookType  # noqa: E402
 from sglang.srt.server_args import ServerArgs  # noqa: E402
+from sglang.srt.speculative import draft_utils, eagle_info, ngram_info  # noqa: E402
+from sglang.srt.speculative.spec_info import SpeculativeAlgorithm  # noqa: E402
 
 from runtime.errors import ArgumentError, ToolchainError  # noqa: E402
 from runtime.integrations.sglang import backend as ours  # noqa: E402
-from runtime.integrations.sglang import layers, registration  # noqa: E402
+from runtime.integrations.sglang import layers, registration, selections  # noqa: E402
 
 BF16, E4M3 = torch.bfloat16, torch.float8_e4m3fn
 HEADS, KV_HEADS, D = 8, 2, 64
@@ -56,6 +63,7 @@ def unregistered() -> Iterator[None]:
         if "block_sparse" in names:
             names.remove("block_sparse")
     plugins._plugins_loaded = False
+    HookRegistry._hooks.pop(registration.DRAFTS, None)
 
 
 @pytest.fixture
@@ -130,6 +138,12 @@ def test_each_method_takes_the_arguments_of_sglangs() -> None:
         "init_forward_metadata_in_graph",
         "init_forward_metadata_out_graph",
     }
+    for name, method in vars(ours.PagedDraftBackend).items():
+        if not name.startswith("_") and callable(method):
+            assert list(inspect.signature(method).parameters) == list(
+                inspect.signature(getattr(AttentionBackend, name)).parameters
+            )
+    assert isinstance(inspect.getattr_static(AttentionBackend, "verify_mask"), property)
     for name, value in vars(ours.PagedBackend).items():  # no attribute that SGLang does not read
         if not name.startswith("_") and not callable(value):
             assert hasattr(AttentionBackend, name), name
@@ -156,7 +170,15 @@ def test_options_that_errors_name_are_sglangs() -> None:
     parser = argparse.ArgumentParser()
     ServerArgs.add_cli_args(parser)
     options = set(parser._option_string_actions)
-    named = {"--speculative-algorithm", "--dllm-algorithm", "--dcp-size", "--kv-cache-dtype", "--page-size", "--dtype"}
+    named = {
+        "--speculative-algorithm",
+        "--speculative-eagle-topk",
+        "--dllm-algorithm",
+        "--dcp-size",
+        "--kv-cache-dtype",
+        "--page-size",
+        "--dtype",
+    }
     assert named | {"--enable-unified-memory", "--cuda-graph-backend-prefill"} <= options
     for mode in ("breakable", "disabled"):
         parser.parse_args(["--model-path", "model", "--cuda-graph-backend-prefill", mode])
@@ -165,7 +187,8 @@ def test_options_that_errors_name_are_sglangs() -> None:
 def test_attributes_of_the_runner_are_sglangs() -> None:
     """Those that a runner of these tests has are set by SGLang's."""
     source = inspect.getsource(model_runner)
-    for name in set(vars(runner_of([layer_of()], 16))) | {"prefill_aware_swa"}:
+    assert callable(model_runner.ModelRunner.decode_num_tokens_per_req)
+    for name in set(vars(runner_of([layer_of()], 16))) - {"decode_num_tokens_per_req"} | {"prefill_aware_swa"}:
         assert f"self.{name} = " in source or f"self.{name}: " in source or f"self.{name},\n" in source, name
     assert "is_translating" in inspect.getsource(kv_index_translator.KVIndexTranslator.__init__)
 
@@ -190,8 +213,10 @@ def runner_of(model: list[Any], page_size: int, cache: Any = BF16, pool: Any = N
         model=torch.nn.ModuleList(model),
         device="cpu",
         use_mla_backend=False,
-        model_config=SimpleNamespace(is_encoder_decoder=False),
-        spec_algorithm=SimpleNamespace(is_speculative=lambda: False),
+        model_config=SimpleNamespace(is_encoder_decoder=False, hf_config=None, hf_text_config=None),
+        spec_algorithm=SpeculativeAlgorithm.NONE,
+        is_draft_worker=False,
+        decode_num_tokens_per_req=lambda: 1,
         kv_index_translator=SimpleNamespace(is_translating=False),
         dtype=BF16,
         kv_cache_dtype=cache,
@@ -325,10 +350,206 @@ def test_layers_that_are_not_served_are_refused(calls: Any, fields: dict[str, An
         ours.PagedBackend(runner_of([layer_of(**fields)], 16))
 
 
-def test_a_batch_of_speculative_decoding_is_refused(calls: Any) -> None:
-    runner = runner_of([layer_of()], 16)
-    backend, batch = ours.PagedBackend(runner), batch_of(runner, [3], [20], [4])
-    for mode in (ForwardMode.TARGET_VERIFY, ForwardMode.DRAFT_EXTEND_V2, ForwardMode.DLLM_EXTEND):
-        batch.forward_mode = mode
-        with pytest.raises(ArgumentError, match=f"forward_mode: is {mode.name}"):
+# Models that select keys
+
+SOURCES = {
+    "flash_decode_with_gqa_share_sparse": "kernels/ops/attention/minimax_sparse/decode/topk_sparse.py",
+    "flash_prefill_with_gqa_share_sparse": "kernels/ops/attention/minimax_sparse/prefill/topk_sparse.py",
+    "sparse_gqa_fwd_interface_triton": "srt/layers/attention/qsa/sparse_attn.py",
+    "sparse_gqa_fwd_interface_triton_ck": "srt/layers/attention/qsa/sparse_attn.py",
+    "sparse_gqa_paged_prefill_triton": "srt/layers/attention/qsa/sparse_attn.py",
+}
+IMPORTS = (
+    "srt/layers/attention/minimax_sparse_ops/minimax_sparse.py",
+    "srt/layers/attention/qwen_sparse_attn_backend.py",
+)
+"""Files that call them."""
+NEWER = ("sparse_gqa_paged_prefill_triton",)
+"""Functions that SGLang 0.5.22 does not have."""
+
+
+def source_of(path: str) -> str:
+    spec = importlib.util.find_spec("sglang")
+    assert spec is not None and spec.origin is not None
+    return (Path(spec.origin).parent / path).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_functions_have_sglangs_arguments(name: str) -> None:
+    """From the source: its modules need Triton. Ours may have later arguments with defaults."""
+    found = [
+        node
+        for node in ast.parse(source_of(SOURCES[name])).body
+        if isinstance(node, ast.FunctionDef) and node.name == name
+    ]
+    if not found and metadata.version("sglang") == "0.5.22" and name in NEWER:
+        return
+    theirs, ours_ = found[0].args, ast.parse(inspect.getsource(getattr(selections, name))).body[0]
+    assert isinstance(ours_, ast.FunctionDef)
+    names = [each.arg for each in theirs.args]
+    assert [each.arg for each in ours_.args.args][: len(names)] == names
+    extra = len(ours_.args.args) - len(names)
+    defaults = [ast.dump(each) for each in ours_.args.defaults]
+    assert defaults[: len(defaults) - extra] == [ast.dump(each) for each in theirs.defaults] and extra <= 1
+    assert [each.arg for each in ours_.args.kwonlyargs] == [each.arg for each in theirs.kwonlyargs]
+    assert any(f"{name}(" in source_of(path) and f"    {name},\n" in source_of(path) for path in IMPORTS)
+
+
+def test_lists_of_tokens_are_those_of_sglangs_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SGLang computes the same slots by torch where there is no GPU."""
+    monkeypatch.setattr(selections, "paged_attention", paged_oracle.attend)
+    torch.manual_seed(0)
+    case = cases.token_case("cpu", "pool")
+    given, entry = case.given, torch.bucketize(torch.arange(len(case.right)), case.given["cu_q"][1:], right=True)
+    slots = given["slot_table"][entry % 2].gather(1, given["indices"].clamp(min=0).long())
+    slots = torch.where(given["indices"] >= 0, slots, -1)
+    expected = qsa_sparse_attention(given["q"], given["k_cache"], given["v_cache"], slots, given["scale"])
+    out = selections.sparse_gqa_paged_prefill_triton(**given)
+    torch.testing.assert_close(out.float(), expected.float(), atol=2e-2, rtol=2e-2)
+
+
+def test_the_page_size_is_that_of_the_server(calls: Any) -> None:
+    assert runtime_context.__name__ == selections.SETTINGS
+    with runtime_context.get_context().override_server_args(page_size=128):
+        assert selections._page_size() == 128
+
+
+# Speculative decoding
+
+DRAFTS = 4
+
+
+def drafting_runner(model: list[Any], page_size: int = 16, **settings: Any) -> Any:
+    more = {"spec_algorithm": SpeculativeAlgorithm.EAGLE, "decode_num_tokens_per_req": lambda: DRAFTS}
+    return runner_of(model, page_size, **{**more, **settings})
+
+
+@pytest.fixture
+def drafting(calls: Any) -> Iterator[list[dict[str, Any]]]:
+    """SGLang's settings of a chain of drafts."""
+    settings = {"speculative_algorithm": "EAGLE", "speculative_eagle_topk": 1, "speculative_num_steps": DRAFTS - 1}
+    with runtime_context.get_context().override_server_args(**settings, speculative_num_draft_tokens=DRAFTS):
+        yield calls
+
+
+def verify_input(requests: int, topk: int = 1) -> Any:
+    """SGLang's input of a verification, without what attention does not read."""
+    made = eagle_info.EagleVerifyInput.create_idle_input(topk, DRAFTS - 1, DRAFTS, "cpu")
+    assert made.num_tokens_per_req == DRAFTS and made.tree_topk == topk and made.ragged_verify_layout is None
+    return made
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("graph", [False, True])
+@pytest.mark.parametrize("window", [-1, 30])
+def test_a_verification_computes_what_sglangs_backend_does_for_a_prompt(
+    drafting: Any, page_size: int, graph: bool, window: int
+) -> None:
+    """Drafts of a chain are the last tokens of a prompt; SGLang counts their keys apart."""
+    layer = layer_of(window=window)
+    runner = drafting_runner([layer], page_size)
+    own, theirs = ours.PagedBackend(runner), TorchNativeAttnBackend(runner)
+    prompt, given = batch_of(runner, [3, 1], [90, 20], [DRAFTS] * 2), operands(2 * DRAFTS)
+    expected = run(theirs, layer, prompt, *given)
+    batch = batch_of(runner, [3, 1], [90, 20], [DRAFTS] * 2)
+    batch.forward_mode, batch.spec_info = ForwardMode.TARGET_VERIFY, verify_input(2)
+    batch.seq_lens = batch.seq_lens - DRAFTS
+    if not graph:
+        out = run(own, layer, batch, *given)
+    else:
+        own.init_cuda_graph_state(4, 4 * DRAFTS)
+        own.init_forward_metadata_out_graph(batch, in_capture=True)
+        with forward_context(ForwardContext(attn_backend=own)):
+            own.init_forward_metadata_in_graph(batch)
+            out = layer(*(x.clone() for x in given), batch)
+    torch.testing.assert_close(out.float(), expected.float(), atol=3e-2, rtol=3e-2)
+    assert drafting[-1]["seq_lens"].tolist() == [90, 20] and drafting[-1]["cu_seqlens_q"] is None
+
+
+def test_a_draft_model_extends_its_cache(drafting: Any) -> None:
+    layer = layer_of()
+    runner = drafting_runner([layer], is_draft_worker=True)
+    own, theirs = ours.PagedBackend(runner), TorchNativeAttnBackend(runner)
+    batch, given = batch_of(runner, [3, 1], [90, 20], [DRAFTS] * 2), operands(2 * DRAFTS)
+    expected = run(theirs, layer, batch, *given)
+    batch.forward_mode, batch.spec_info = ForwardMode.DRAFT_EXTEND_V2, eagle_info.EagleDraftExtendInput()
+    out = run(own, layer, batch, *given)
+    torch.testing.assert_close(out.float(), expected.float(), atol=3e-2, rtol=3e-2)
+
+
+def test_steps_of_a_draft_model_are_decoding_steps(drafting: Any) -> None:
+    layer = layer_of()
+    runner = drafting_runner([layer], is_draft_worker=True)
+    own, theirs = ours.PagedDraftBackend(runner, DRAFTS), TorchNativeAttnBackend(runner)
+    batch = batch_of(runner, [3, 1], [90, 20], [1, 1])
+    batch.spec_info = eagle_info.EagleDraftInput.create_idle_input(
+        **{
+            name: {"device": "cpu", "dtype": BF16, "topk": 1}.get(name)
+            for name in inspect.signature(eagle_info.EagleDraftInput.create_idle_input).parameters
+        }
+    )
+    assert batch.spec_info.is_draft_input()
+    own.init_forward_metadata(batch)
+    for step, each in enumerate(own.attn_backends):
+        alone, given = batch_of(runner, [3, 1], [91 + step, 21 + step], [1, 1]), operands(2)
+        expected = run(theirs, layer, alone, *given)
+        batch.out_cache_loc = alone.out_cache_loc
+        with forward_context(ForwardContext(attn_backend=each)):
+            out = layer(*(x.clone() for x in given), batch)
+        torch.testing.assert_close(out.float(), expected.float(), atol=3e-2, rtol=3e-2)
+
+
+def test_sglang_creates_the_backends_of_draft_models(drafting: Any) -> None:
+    """By its factory, once the plug-in is loaded. Without it, SGLang refuses names that it does not know."""
+    runner = drafting_runner([layer_of()], is_draft_worker=True, draft_attention_backend="block_sparse")
+    factory = draft_utils.DraftBackendFactory(runner, 1, DRAFTS - 1)
+    registration.register_sglang()
+    ((kind, hook, _),) = HookRegistry._hooks[registration.DRAFTS]
+    assert kind is HookType.BEFORE and hook is registration.offer_drafts
+    plugins.load_plugins()
+    steps, extension = factory.create_decode_backend(), factory.create_draft_extend_backend()
+    assert type(steps) is ours.PagedDraftBackend and len(steps.attn_backends) == DRAFTS - 2
+    assert type(extension) is ours.PagedBackend and extension.verify_mask is None
+    made = (steps, extension, *steps.attn_backends)
+    assert {each.decode_attention_backend_str for each in made} == {"block_sparse"}
+    runner.draft_attention_backend = "none"
+    other = draft_utils.DraftBackendFactory(runner, 1, DRAFTS - 1)
+    with pytest.raises(ValueError, match="EAGLE is not supported in decode attention backend none"):
+        other.create_decode_backend()
+
+
+def test_the_mask_of_drafts_is_small(drafting: Any) -> None:
+    """SGLang writes only which drafts see each other, not which keys."""
+    runner = drafting_runner([layer_of()])
+    backend = ours.PagedBackend(runner)
+    mask = backend.verify_mask
+    assert mask.mode.name == "QLEN_ONLY" and not mask.is_read and mask.fits(4)
+    assert mask.buffer.numel() == runner.req_to_token_pool.req_to_token.shape[0] * DRAFTS**2
+    assert backend.max_context_len == runner.req_to_token_pool.req_to_token.shape[1]
+    assert ours.PagedBackend(runner_of([layer_of()], 16, is_draft_worker=True)).verify_mask is None
+
+
+def test_trees_of_drafts_are_refused(drafting: Any) -> None:
+    runner = drafting_runner([layer_of()])
+    backend, batch = ours.PagedBackend(runner), batch_of(runner, [3], [20], [DRAFTS])
+    batch.forward_mode = ForwardMode.TARGET_VERIFY
+    ngram = ngram_info.NgramVerifyInput(custom_mask=torch.ones(1, dtype=torch.bool), draft_token_num=DRAFTS)
+    for found in (verify_input(1, topk=2), ngram):
+        batch.spec_info = found
+        with pytest.raises(ArgumentError, match=f"spec_info: is {type(found).__name__} with a tree of drafts"):
             backend.init_forward_metadata(batch)
+    batch.forward_mode = ForwardMode.DLLM_EXTEND
+    with pytest.raises(ArgumentError, match="forward_mode: is DLLM_EXTEND"):
+        backend.init_forward_metadata(batch)
+    context = runtime_context.get_context()
+    message = r"--speculative-eagle-topk 4: .*a chain, not a tree"
+    with context.override_server_args(speculative_eagle_topk=4), pytest.raises(ArgumentError, match=message):
+        ours.PagedBackend(runner)
+    for name in SpeculativeAlgorithm:
+        served = name.name in ours.ALGORITHMS
+        runner.spec_algorithm = name
+        if served:
+            ours.PagedBackend(runner)
+            continue
+        with pytest.raises(ArgumentError, match=f"--speculative-algorithm {name.name}: .*set EAGLE"):
+            ours.PagedBackend(runner)

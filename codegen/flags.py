@@ -546,6 +546,7 @@ class AttentionBackwardSm90aFlags(Flags):
         divides_products: whether the consumers split the products of the same keys (dK and dV).
         short_v_ring: whether the ring of V has fewer stages than that of K (dQ).
         dq_queries: queries per step whose dQ a warpgroup computes, if one kernel has all gradients; else 0.
+        steps_first: whether each step comes for all query heads of a K/V head in turn, not head by head.
     """
 
     walk: AttentionBackwardFlags
@@ -553,6 +554,7 @@ class AttentionBackwardSm90aFlags(Flags):
     divides_products: bool = False
     short_v_ring: bool = False
     dq_queries: int = 0
+    steps_first: bool = False
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from runtime.receipts import mode, permit
 HEAD_DIMS = (64, 96, 128, 192, 256)
 """Head sizes that kernels are made for: others are filled up to the next."""
 NARROW_HEADS = 80
-"""Head size between them with kernels for some patterns: a smaller head is filled up to it where a shipped kernel is."""
+"""Head size between them, of kernels for some patterns: heads of 72 and 80 take it where such a kernel is shipped."""
 DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 _NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 CLASSES_KEPT = 256

@@ -239,8 +239,13 @@ def _part_constants(spec: AttentionBackwardSpec, columns: int) -> list[Constant]
 
 def _flags(spec: AttentionBackwardSpec) -> AttentionBackwardSm90aFlags:
     """Template parameters."""
+    # Tiles add to dQ in index order. Head by head, a tile with few steps would wait for longer ones at each head.
+    steps_first = spec.pattern.load_imbalanced and spec.pattern.fixed_block is None
     return AttentionBackwardSm90aFlags(
-        walk=walk_flags(spec), consumers=spec.tile.n // WARPGROUP_ROWS, dq_queries=_dq_queries(spec)
+        walk=walk_flags(spec),
+        consumers=spec.tile.n // WARPGROUP_ROWS,
+        dq_queries=_dq_queries(spec),
+        steps_first=steps_first,
     )
 
 

@@ -41,7 +41,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 REPORTS = ("attention_h200.json", "attention_h100.json", "bsr_h200.json", "bsr_h100.json")
 DATA = "attention_data_h100.jsonl"
 DENSE_PEERS = ("SDPA flash", "SDPA cuDNN", "cuBLAS, dense", "cuBLAS, dense A", "cuBLAS, dense C")
-TUNED = "codegen tune"  # how the sources of its rows begin
+TUNED = ("codegen tune", "candidates of tiles")  # how the sources of rows of the tuner, or like them, begin
 STALE = "the table is not what results say; run: python benchmarks/measurement_rows.py"
 
 

@@ -23,6 +23,7 @@ import expressions_page
 import few_columns_page
 import fp8_page
 import host_page
+import models_page
 import selection_page
 import speed_picture
 import tuning_page
@@ -67,7 +68,8 @@ DISTRIBUTED_BEFORE = [MEASURED / f"distributed_2xh100{name}.json" for name in ("
 SELECTION = MEASURED / "selection_h100.json"
 TUNING = MEASURED / "tuning_h100.json"
 CELLS = MEASURED / "attention_data_h100.jsonl"
-COMPACT = tuple(OTHER_DEVICES.values())  # the README's picture and the overview are of the device of CELLS
+MODELS = MEASURED / "models_h200.jsonl"
+COMPACT = tuple(OTHER_DEVICES.values())  # the overview is of the device of CELLS
 PICTURES = {theme: Path("docs", "notebook", f"speed-{theme}.svg") for theme in speed_picture.COLORS}
 HEADINGS = ("kernel", "workload", "TFLOPS", "best peer, same run", "its TFLOPS", "ratio", "worst error")
 UNVERIFIED = ["unverified", DASH, DASH, DASH, DASH, DASH]
@@ -250,15 +252,18 @@ def plain_rows(
     return found
 
 
-def readme_picture(rows: Mapping[str, Mapping[str, Any]], device: str) -> str:
+def readme_picture(rows: Mapping[str, Mapping[str, Any]]) -> str:
     """The README's picture, one file for each color scheme, and its caption."""
-    shown = {name: rows[name] for name in speed_picture.ROWS if name in rows}
-    caption = speed_picture.caption(
-        shown, device=device, dtype="fp16", changed=not all(map(is_current, shown.values()))
-    )
+    shown = [rows[name] for name in speed_picture.ROWS]
+    caption = speed_picture.caption(rows, changed=not all(map(models_page.is_current, shown)))
     dark = f'<source media="(prefers-color-scheme: dark)" srcset="{PICTURES["dark"].as_posix()}">'
     light = f'<img src="{PICTURES["light"].as_posix()}" alt="{speed_picture.TITLE}">'
     return f"<picture>{dark}{light}</picture>\n\n{wrapped(caption)}"
+
+
+def model_rows() -> dict[str, Mapping[str, Any]]:
+    """The rows of benchmarks/models.py by name."""
+    return {record["name"]: record for record in models_page.read(MODELS)}
 
 
 def update_picture(path: Path, text: str, *, check: bool) -> int:
@@ -552,10 +557,10 @@ def main() -> int:
     bsr = json.loads(BSR.read_text(encoding="utf-8")) if BSR.is_file() else None
     compact = [json.loads(path.read_text(encoding="utf-8")) for path in COMPACT]
     measured = data_cells.read(CELLS)
-    rows = plain_rows(compact, measured)
+    models = model_rows()
     reference, notebook = (ROOT / "docs" / part for part in ("reference", "notebook"))
     pages = {
-        ROOT / "README.md": {"picture": readme_picture(rows, compact[0]["device"])},
+        ROOT / "README.md": {"picture": readme_picture(models)},
         notebook / "results.md": {
             "overview": compact_table(compact, measured),
             "attention": full_table(attention),
@@ -581,7 +586,7 @@ def main() -> int:
             "tuning": tuning_page.table(read(TUNING)),
         },
     }
-    pictures = {ROOT / path: speed_picture.picture(rows, theme) for theme, path in PICTURES.items()}
+    pictures = {ROOT / path: speed_picture.picture(models, theme) for theme, path in PICTURES.items()}
     return max(
         *(update(page, tables, check=check) for page, tables in pages.items()),
         *(update_picture(path, text, check=check) for path, text in pictures.items()),

@@ -13,16 +13,17 @@ from records import BACK_TO_BACK, OURS
 
 from runtime.tools.report.svg import Drawing
 
-TITLE = "TFLOPS of attention kernels beside those of other libraries"
+TITLE = "TFLOPS of attention in layers of published models, beside other libraries"
 ROWS = {
-    "dense_8k": ("Dense", "8K tokens"),
-    "causal_8k": ("Causal", "8K tokens"),
-    "window2k": ("Window of 2048 keys", "32K tokens"),
-    "topk32": ("32 blocks of 128 x 128", "32K tokens"),
-    "topk64_b128x64": ("64 blocks of 128 x 64", "32K tokens"),
-    "block_lists": ("Lists of full and partial blocks", "32K tokens"),
+    "flux1-dev-4608": ("FLUX.1 dev", "dense, 4.6K tokens"),
+    "llama3-8b-8192": ("Llama 3 8B", "causal, 8K tokens"),
+    "mistral-7b-16384": ("Mistral 7B", "window of 4K keys, 16K tokens"),
+    "gpt-oss-window-8192": ("gpt-oss", "window of 128 keys, 8K tokens"),
+    "moba-llama3-8b-32768": ("Llama 3 8B, MoBA", "lists of 128 x 128, 32K tokens"),
+    "minicpm4-8b-32768": ("MiniCPM4 8B", "lists of 64 x 64, 32K tokens"),
+    "llama3-8b-8192-backward": ("Llama 3 8B, gradients", "causal, 8K tokens"),
 }
-"""Rows of benchmarks/attention.py in the picture, and their labels."""
+"""Rows of benchmarks/models.py in the picture, and their labels."""
 SERIES = {
     OURS: ("this package", ("ours",)),
     "FA4": ("FlashAttention 4", ("FA4",)),
@@ -79,28 +80,32 @@ def picture(records: Mapping[str, Mapping[str, Any]], theme: str) -> str:
     return _styled(str(drawing.picture(y, WIDTH)), theme)
 
 
-def caption(records: Mapping[str, Mapping[str, Any]], *, device: str, dtype: str, changed: bool) -> str:
+def caption(records: Mapping[str, Mapping[str, Any]], *, changed: bool) -> str:
     """The lines below the picture.
 
     Args:
         records: the rows.
-        device: that they were measured on.
-        dtype: of q, k and v.
         changed: whether the source of one of the kernels has changed since it was measured.
     """
-    ratios = {name: _ratio(bars(records[name]), "FA4") for name in ROWS if name in records}
-    of_fa4 = [ratio for ratio in ratios.values() if ratio]
-    of_flex = [found for name in ROWS if name in records if (found := _ratio(bars(records[name]), "FlexAttention"))]
+    shown = {name: records[name] for name in ROWS if name in records}
+    devices, dtypes = ({record[key] for record in shown.values()} for key in ("device", "dtype"))
+    every = {peer: [_ratio(bars(row), peer) for row in shown.values()] for peer in ("FA4", "FlexAttention")}
+    ratios = {peer: [ratio for ratio in found if ratio] for peer, found in every.items()}
     text = (
-        f"TFLOPS of the forward pass, {dtype}, head_dim 128, on one {device}; calls back to back, medians. "
-        f"The ratio to FlashAttention 4 is {_range(of_fa4)}, to FlexAttention {_range(of_flex)}. "
+        f"TFLOPS of calls of `block_sparse_attention`, {_words(dtypes)}, on one {_words(devices)}; calls back to back, "
+        f"medians. The ratio to FlashAttention 4 is {_range(ratios['FA4'])}, to FlexAttention "
+        f"{_range(ratios['FlexAttention'])}. "
     )
     if changed:
         text += "The sources of some of these kernels have changed since they were measured. "
     return text + (
-        "[All results](docs/notebook/results.md), with the errors and the rows where a peer is faster; "
+        "[All rows](docs/notebook/models.md), also those where a peer is faster; "
         "[how they were measured](docs/notebook/measuring.md)."
     )
+
+
+def _words(names: set[str]) -> str:
+    return " and ".join(sorted(names))
 
 
 def _ratio(row: Sequence[Bar], peer: str) -> float | None:

@@ -16,11 +16,6 @@ from codegen.render import render
 script = load_script("stale_rows")
 results_table = load_script("results_table")
 
-QUOTED_THOUGH_STALE = {"block_lists", "causal_8k", "dense_8k", "topk32", "topk64_b128x64", "window2k"}
-"""Rows of README.md's picture that no GPU has measured since their sources changed. Rows leave this set when they are
-measured again; no row may join it: measure it, or take it out of the picture."""
-
-
 def row(name: str, stem: str, **changes: Any) -> dict[str, Any]:
     """A row of a benchmark that ran a spec without a file, or whose name is that of a shipped kernel."""
     named = find_spec(stem)
@@ -51,8 +46,7 @@ def test_stale_rows_are_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 
 def test_the_readme_quotes_no_stale_row() -> None:
-    reports = [results_table.read(path) for path in results_table.COMPACT]
-    rows = results_table.plain_rows(reports, results_table.data_cells.read(results_table.CELLS))
-    stale = {name for name in results_table.speed_picture.ROWS if not script.is_current(rows[name])}
-    assert not stale - QUOTED_THOUGH_STALE, "measure these rows again, or take them out of the picture"
-    assert not QUOTED_THOUGH_STALE - stale, "these rows are of today's sources: take them out of the set"
+    rows = results_table.model_rows()
+    shown = results_table.speed_picture.ROWS
+    stale = [name for name in shown if not all(map(script.is_current, rows[name]["kernels"]))]
+    assert not stale, "measure these rows again, or take them out of the picture"

@@ -16,6 +16,7 @@ from codegen.render import render
 script = load_script("stale_rows")
 results_table = load_script("results_table")
 
+
 def row(name: str, stem: str, **changes: Any) -> dict[str, Any]:
     """A row of a benchmark that ran a spec without a file, or whose name is that of a shipped kernel."""
     named = find_spec(stem)

@@ -25,7 +25,15 @@ RUNS = platform.machine() == "x86_64" and shutil.which("g++") is not None
 pytestmark = pytest.mark.skipif(not RUNS, reason="needs g++, and the registers of an x86-64")
 CASE = Case("ragged", heads=2, kv_heads=1, q_len=250, kv_len=333, lists="out_of_range", counts="mixed")
 KERNELS = (
-    *("h100_dense_bf16", "h100_causal", "h100_causal_d64", "h100_causal_d96", "h100_causal_d192", "h100_causal_d256"),
+    *(
+        "h100_dense_bf16",
+        "h100_causal",
+        "h100_causal_d64",
+        "h100_causal_d80",
+        "h100_causal_d96",
+        "h100_causal_d192",
+        "h100_causal_d256",
+    ),
     *("h100_causal_few_tiles", "h100_causal_kv_lengths", "h100_causal_softcap", "h100_causal_alibi_bf16"),
     *("h100_window", "h100_sink_window", "h100_topk_bf16", "h100_topk_b64", "h100_documents"),
     "h100_lists128_bits",

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import dataclass, replace
 
-from codegen.spec import PagedAttentionSpec
+from codegen.spec import AttentionSpec, PagedAttentionSpec
 
 UNSEEN_PAGE = -7
 """Filler of a page table behind a request's pages."""
@@ -155,9 +156,31 @@ PREFILL_CASES = (
 )
 
 
-def prefill_cases() -> tuple[PagedCase, ...]:
+PACKED_CASES = (
+    PagedCase("few_queries", (777, 300, 64, 1000), (64, 63, 1, 17), page_size=16),
+    PagedCase("pack_edges", (700, 16, 17, 31, 32, 33, 63, 64, 65), (15, 16, 17, 31, 32, 33, 63, 64, 65)),
+    PagedCase("several_packs", (500, 90), (100, 9), heads=32, kv_heads=2, page_size=32, layout="rows"),
+    PagedCase("shared_pages_of_packs", (500, 333, 90), (60, 33, 9), shared=True, before=5),
+    PagedCase("window_of_packs", (2000, 150), (300, 150), window=(127, 0), page_size=16),
+    PagedCase("sink_window_of_packs", (2000, 150), (100, 40), window=(127, 0), sink_keys=4),
+    PagedCase("full_packs", (900, 20), (50, 5), window=(None, None), layout="HND"),
+    PagedCase("spoiled_packs", (900, 320), (50, 320), page_size=16, window=(100, 0), spoiled=True),
+    PagedCase("packs_without_keys", (0, 3, 0, 130), (40, 9, 0, 130), page_size=16),
+)
+
+
+def prefill_cases(spec: AttentionSpec) -> tuple[PagedCase, ...]:
     """The cases of a kernel for many queries of each request."""
-    return (*(case for case in CASES if _is_prefill(case)), *PREFILL_CASES)
+    of_packs = PACKED_CASES if spec.pack_gqa > 1 else ()
+    return tuple(
+        _served(case, spec) for case in (*(case for case in CASES if _is_prefill(case)), *PREFILL_CASES, *of_packs)
+    )
+
+
+def _served(case: PagedCase, spec: AttentionSpec) -> PagedCase:
+    """A case with the packs, sinks and softcap of a kernel."""
+    heads = case.kv_heads * math.lcm(case.heads // case.kv_heads, spec.pack_gqa)
+    return replace(case, heads=heads, sinks=spec.sink, softcap=spec.softcap)
 
 
 def _is_prefill(case: PagedCase) -> bool:
@@ -165,7 +188,7 @@ def _is_prefill(case: PagedCase) -> bool:
     return not other and case.page_size in PREFILL_PAGE_SIZES
 
 
-def random_prefill_cases(count: int = 40) -> tuple[PagedCase, ...]:
+def random_prefill_cases(spec: AttentionSpec, count: int = 40) -> tuple[PagedCase, ...]:
     """Small cases of random lengths, pages and windows: the same ones every time."""
     draw = random.Random(0)
 
@@ -188,4 +211,4 @@ def random_prefill_cases(count: int = 40) -> tuple[PagedCase, ...]:
             spoiled=draw.random() < 0.3,
         )
 
-    return tuple(case(number) for number in range(count))
+    return tuple(_served(case(number), spec) for number in range(count))

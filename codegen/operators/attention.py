@@ -29,7 +29,7 @@ def _check(spec: AttentionSpec) -> None:
 
 def _cases(spec: AttentionSpec) -> tuple[Case | varlen_cases.VarlenCase | paged_cases.PagedCase, ...]:
     if spec.layout == "paged":
-        return paged_cases.prefill_cases()
+        return paged_cases.prefill_cases(spec)
     return varlen_cases.cases_of(spec) if spec.layout == "varlen" else cases_of(spec)
 
 

@@ -33,10 +33,7 @@ PAGED_PARAMS = (
     i32("table_stride", "row stride of block_table, in elements"),
     i32("copy_shift", "log2 of the keys per copy from a page"),
 )
-_PADDED_ONLY = (
-    *("query_grouping", "score", "kv_lengths", "stream_k_tail", "kv_splits", "pack_gqa", "share_kv_loads"),
-    "l2_lockstep",
-)
+_PADDED_ONLY = ("query_grouping", "score", "kv_lengths", "stream_k_tail", "kv_splits", "share_kv_loads", "l2_lockstep")
 GAPS = 2  # segments that tiles of gradients cover beside the sequences: the tokens before the first, behind the last
 
 
@@ -70,7 +67,8 @@ def check_layout(spec: AttentionSpec | AttentionBackwardSpec) -> None:
     fields = type(spec).model_fields
     if isinstance(spec, AttentionBackwardSpec):
         require(spec.gradients != "daux", "gradients", f"is daux, which {has}; allowed: dq, dkdv, dq_dkdv")
-    for name in _PADDED_ONLY:
+    padded_only = _PADDED_ONLY if spec.layout == "paged" else (*_PADDED_ONLY, "pack_gqa")
+    for name in padded_only:
         require(name not in fields or getattr(spec, name) == fields[name].default, name, f"{has}; leave it out")
     if spec.layout == "paged":
         _check_paged(spec)

@@ -13,7 +13,14 @@ from codegen.spec import AttentionSpec
 from runtime.driver.launch import Signature
 from runtime.driver.workspace import NO_MEMORY, Memory
 from runtime.errors import ArgumentError
-from runtime.kernels.arguments import TMA_ALIGNMENT, check_memory, check_scale, check_strides, check_tensor
+from runtime.kernels.arguments import (
+    TMA_ALIGNMENT,
+    check_memory,
+    check_scale,
+    check_sink,
+    check_strides,
+    check_tensor,
+)
 from runtime.kernels.paged_attention import (
     UNPAGED_SHIFT,
     Bound,
@@ -28,7 +35,7 @@ from runtime.kernels.paged_attention import (
     token_strides,
 )
 
-REFUSED = ("lists", "counts", "sink", "k_scale", "v_scale")
+REFUSED = ("lists", "counts", "k_scale", "v_scale")
 """Arguments of calls over pages that these kernels do not take."""
 
 
@@ -39,8 +46,8 @@ K_MAPS, V_MAPS = ("k", "k_part"), ("v", "v_part", "v_row")
 class PagedPrefillKernel(PagedKernel[AttentionSpec]):
     """Kernel that computes attention of many queries of each request over K and V in pages.
 
-    Its calls are those of ``PagedAttentionKernel`` without lists, sinks, softcap and factors of an e4m3 cache, and with
-    pages of a multiple of 16 tokens.
+    Its calls are those of ``PagedAttentionKernel`` without lists and factors of an e4m3 cache, with pages of a multiple
+    of 16 tokens, and with the spec's softcap. They have sinks if the spec does.
 
     Attributes:
         compiled: source, plan, code and compiler log.
@@ -59,13 +66,15 @@ class PagedPrefillKernel(PagedKernel[AttentionSpec]):
         check_strides("q", q)
         self._refuse(tensors, options)
         check_cache(q, k_cache, tensors["v_cache"], self._dtype)
+        kv_heads = k_cache.shape[2]
+        pack = self._check_heads(heads, kv_heads)
         batch, max_keys = _check_pages(tensors)
         if out is not None:
             check_paged_out(out, q)
         check_memory(**{name: tensor for name, tensor in tensors.items() if tensor is not None})
         left, right, sink_keys = (min(number, MOST_KEYS) for number in options.window)
         of_pattern = {"window_left": left, "window_right": right, "sink_keys": sink_keys}
-        sizes = 1, heads, k_cache.shape[2], tokens, max_keys
+        sizes = 1, heads, kv_heads, tokens, max_keys
         args = self._plan.problem(AttentionShape(*sizes, **of_pattern, sequences=batch), 0)
         if args.numbers["tiles"] >= 2**31:
             raise ArgumentError("q", f"has shape {tuple(q.shape)}: more than 2^31 tiles")
@@ -96,11 +105,10 @@ class PagedPrefillKernel(PagedKernel[AttentionSpec]):
             **_page_numbers(k_cache, table),
             "copy_shift": self._copy_rows(k_cache, table).bit_length() - 1,
         }
-        rows = (1, heads, tokens, d)
-        o_view = (rows, (0, o_strides["o_head_stride"], o_strides["o_token_stride"], 1))
         of_cache = k_cache.transpose(1, 2)
         kv_view = (tuple(of_cache.shape), of_cache.stride())
-        mapped = {"q": (rows, q.transpose(0, 1)[None].stride()), "o": o_view}
+        of_o = o_strides["o_token_stride"], o_strides["o_head_stride"]
+        mapped = {"q": _rows_view(q.shape, pack, q.stride()[:2]), "o": _rows_view(q.shape, pack, of_o)}
         mapped |= dict.fromkeys((*K_MAPS, *V_MAPS), kv_view)
         return self._signature(q.device, args, values, mapped, Bound(memory, tuple(places)))
 
@@ -109,15 +117,26 @@ class PagedPrefillKernel(PagedKernel[AttentionSpec]):
         large = self._plan.tensor_maps["k_map"].box[1]
         return large if table is None or k_cache.shape[1] % large == 0 else PAGE_ROWS
 
+    def _check_heads(self, heads: int, kv_heads: int) -> int:
+        """Check that the query heads of a K/V head divide into packs; return the heads of a pack."""
+        pack, group = self.spec.pack_gqa, heads // kv_heads
+        if group % pack:
+            has = f"has {heads} heads, {group} for each of k_cache"
+            raise ArgumentError("q", f"{has}: this kernel packs {pack}, so a multiple of that")
+        return pack
+
     def _refuse(self, tensors: dict[str, Any], options: Options) -> None:
         """Refuse what other kernels over pages compute."""
         check_paged_options(options)
-        name = self.compiled.named.stem
-        for argument in REFUSED:
+        name, q = self.compiled.named.stem, tensors["q"]
+        refused = REFUSED if self.spec.sink else (*REFUSED, "sink")
+        for argument in refused:
             if tensors[argument] is not None:
                 raise ArgumentError(argument, f"is given, but {name} does not take it")
-        if options.softcap is not None:
-            raise ArgumentError("softcap", f"is given, but {name} does not take it")
+        if options.softcap != self.spec.softcap:
+            raise ArgumentError("softcap", f"is {options.softcap}, but {name} has {self.spec.softcap}")
+        if self.spec.sink:
+            check_sink(tensors["sink"], q.shape[1], q.device)
 
 
 def _check_pages(tensors: dict[str, Any]) -> tuple[int, int]:
@@ -133,6 +152,20 @@ def _check_pages(tensors: dict[str, Any]) -> tuple[int, int]:
         if tensors[name].numel() == 0:
             raise ArgumentError(name, f"is empty: {tuple(tensors[name].shape)}")
     return batch, max_keys
+
+
+def _rows_view(shape: tuple[int, ...], pack: int, strides: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shape and strides of Q or O as their tensor maps address them.
+
+    Args:
+        shape: tokens, heads and head_dim.
+        pack: query heads of a tile; if several, a dimension has those of a pack.
+        strides: of tokens and of heads.
+    """
+    (tokens, heads, d), (of_token, of_head) = shape, strides
+    if pack == 1:
+        return (1, heads, tokens, d), (0, of_head, of_token, 1)
+    return (1, heads // pack, tokens, pack, d), (0, of_head * pack, of_token, of_head, 1)
 
 
 def _page_numbers(k_cache: torch.Tensor, table: torch.Tensor | None) -> dict[str, int]:

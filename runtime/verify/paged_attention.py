@@ -277,7 +277,7 @@ VERIFICATION = Verification(
 )
 PREFILL_VERIFICATION = Verification(
     oracle=VERIFICATION.oracle,
-    cases=lambda plan, spec: prefill_cases(),
+    cases=lambda plan, spec: prefill_cases(spec),
     run_case=run_case,
-    random_cases=lambda spec: random_prefill_cases(),
+    random_cases=random_prefill_cases,
 )

@@ -37,6 +37,19 @@ CASES = [
 ]
 
 
+def prefill_spec(pack: int) -> Any:
+    fields = {"op": "attention", "layout": "paged", "arch": "sm_90a", "head_dim": 64, "pack_gqa": pack}
+    return find_spec({**fields, "pattern": {"kind": "sink_window"}}).spec
+
+
+PREFILL = {case.name: case for pack in (4, 1) for case in prefill_cases(prefill_spec(pack))}.values()
+SINKS_AND_CAPS = (
+    PagedCase("sinks", (400, 90, 0), (130, 90, 40), heads=16, kv_heads=2, sinks=True, window=(127, 0)),
+    PagedCase("softcap", (400, 90), (130, 60), heads=8, kv_heads=2, softcap=3.0, page_size=16),
+    PagedCase("both_of_one_head", (400, 90), (130, 60), heads=3, kv_heads=1, softcap=3.0, sinks=True),
+)
+
+
 def pattern_of(case: PagedCase, options: dict[str, Any]) -> Any:
     if case.entries:
         return KeyLists(options["lists"], options.get("counts"), case.entry_keys)
@@ -84,9 +97,16 @@ def test_each_case_is_right(kind: tuple[str, str, int], case: PagedCase) -> None
 
 
 @pytest.mark.parametrize("kind", KINDS[:2], ids=str)
-@pytest.mark.parametrize("case", prefill_cases(), ids=lambda case: case.name)
+@pytest.mark.parametrize("case", PREFILL, ids=lambda case: case.name)
 def test_each_case_of_prefill_is_right(kind: tuple[str, str, int], case: PagedCase) -> None:
     test_each_case_is_right(kind, case)
+
+
+@pytest.mark.parametrize("case", SINKS_AND_CAPS, ids=lambda case: case.name)
+def test_sinks_and_caps_take_tiles_of_queries(case: PagedCase) -> None:
+    """Of 64 and 128 elements, so that a shipped kernel and one without a file are both tried."""
+    for kind in KINDS[:2]:
+        test_each_case_is_right(kind, case)
 
 
 def test_prompts_take_tiles_of_queries_and_graphs_serve_other_lengths() -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import platform
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +20,7 @@ from host_streams import pretend_stream  # noqa: E402
 from codegen.library import find_spec  # noqa: E402
 from codegen.paged_cases import PagedCase  # noqa: E402
 from codegen.render import generate  # noqa: E402
+from codegen.spec import AttentionSpec  # noqa: E402
 from runtime.verify import paged_attention as verified  # noqa: E402
 
 RUNS = platform.machine() == "x86_64" and shutil.which("g++") is not None
@@ -32,6 +35,25 @@ CASES = (
         "spoiled_window", (400,), (40,), heads=1, kv_heads=1, page_size=128, window=(77, 3), sink_keys=5, spoiled=True
     ),
     PagedCase("no_pages", (200, 7), (130, 7), heads=1, kv_heads=1, page_size=0, before=3),
+)
+
+
+PACKED_CASES = (
+    PagedCase("few_queries", (300, 70), (40, 33), heads=8, kv_heads=1, page_size=16),
+    PagedCase("two_packs", (90, 0, 33), (31, 9, 0), heads=16, kv_heads=1, page_size=64, layout="HND"),
+    PagedCase("shared", (200, 70), (17, 5), heads=16, kv_heads=2, page_size=32, shared=True, before=3),
+    PagedCase("window", (300,), (70,), heads=8, kv_heads=1, page_size=16, window=(60, 2), sink_keys=5),
+    PagedCase("spoiled", (290, 33), (30, 33), heads=8, kv_heads=1, page_size=16, layout="rows", spoiled=True),
+    PagedCase("without_keys", (0, 3), (5, 20), heads=8, kv_heads=1, page_size=64),
+    PagedCase("no_pages", (100, 7), (64, 7), heads=8, kv_heads=1, page_size=0),
+)
+PACKED = (
+    {"head_dim": 64, "pack_gqa": 8, "sink": True},
+    {"head_dim": 64, "pack_gqa": 2, "dtype": "bf16"},
+    {"head_dim": 128, "pack_gqa": 4, "dtype": "bf16"},
+    {"head_dim": 192, "pack_gqa": 2},
+    {"head_dim": 256, "pack_gqa": 2, "dtype": "bf16", "softcap": 50.0},
+    {"head_dim": 64, "sink": True, "softcap": 3.0},
 )
 
 
@@ -64,6 +86,58 @@ def test_results_are_those_of_the_definition(
     for order, (case, late) in enumerate(product(CASES, (True, False))):
         kernel.host.late, kernel.host.order = late, order
         check(kernel, case)
+
+
+@pytest.mark.parametrize("fields", PACKED, ids=str)
+def test_packed_heads_sinks_and_caps_are_those_of_the_definition(
+    fields: dict[str, Any], recorded: Callable[..., None], tmp_path: Path
+) -> None:
+    named = find_spec({**FIELDS, "dtype": "fp16", **fields})
+    spec = named.spec
+    assert isinstance(spec, AttentionSpec)
+    cases = [replace(case, sinks=spec.sink, softcap=spec.softcap) for case in PACKED_CASES]
+    recorded(generate(named).source, repr(cases))
+    kernel = host_prefill.HostKernel(named, tmp_path)
+    for order, case in enumerate(cases):
+        kernel.host.late, kernel.host.order = order % 2 == 0, order
+        check(kernel, case)
+
+
+@pytest.mark.parametrize(
+    ("was", "instead"),
+    [
+        ("row % kPackGqa * p.o_head_stride", "row % 2 * p.o_head_stride"),
+        ("first_query + (row + j / 2 % 2 * 8) / kPackGqa", "first_query + row + j / 2 % 2 * 8"),
+        ("tile.head) * kPackGqa + row % kPackGqa", "tile.head) * kPackGqa"),
+        ("tile.head * kPackGqa + packed_head", "tile.head * kPackGqa"),
+    ],
+    ids=["rows of O", "the query of a row", "rows of the LSE", "the sink of a head"],
+)
+def test_what_is_wrong_with_packs_shows(was: str, instead: str, recorded: Callable[..., None], tmp_path: Path) -> None:
+    named = find_spec({**FIELDS, "dtype": "fp16", "head_dim": 64, "pack_gqa": 8, "sink": True})
+    source = generate(named).source
+    assert was in source
+    changed = source.replace(was, instead, 1)
+    cases = [replace(case, sinks=True) for case in PACKED_CASES[:2]]
+    recorded(changed, repr(cases))
+    kernel = host_prefill.HostKernel(named, tmp_path, changed)
+    kernel.host.late = False
+    with pytest.raises(AssertionError):
+        for case in cases:
+            check(kernel, case)
+
+
+def test_a_sink_of_minus_infinity_adds_nothing(recorded: Callable[..., None], tmp_path: Path) -> None:
+    named = find_spec({**FIELDS, "dtype": "fp16", "head_dim": 64, "pack_gqa": 8, "sink": True})
+    case = PagedCase("sinks", (70, 0), (20, 9), heads=8, kv_heads=1, sinks=True)
+    recorded(generate(named).source, repr(case))
+    kernel = host_prefill.HostKernel(named, tmp_path)
+    inputs = verified.inputs_of(case, kernel.spec, CPU)
+    inputs.options["sink"].fill_(float("-inf"))
+    right, _ = verified.oracle(replace(case, sinks=False), kernel.spec, inputs)
+    out, lse = kernel(inputs.q, inputs.k, inputs.v, **inputs.options, return_lse=True)
+    torch.testing.assert_close(out.double(), right, atol=2e-3, rtol=2e-3)
+    assert lse is not None and (lse[:, 20:] == float("-inf")).all()
 
 
 @pytest.mark.parametrize(

@@ -459,7 +459,8 @@ def paged_workload(kernel: PagedAttentionKernel, requests: int = 64, keys: int =
 
 def prefill_workload(kernel: PagedPrefillKernel, queries: int = 4096, keys: int = 32768) -> Workload:
     """The reference workload of prefill over pages: a chunk of causal queries at the end of the keys, pages of 64."""
-    spec, heads, kv_heads, page_size = kernel.spec, 32, 8, 64
+    spec, kv_heads, page_size = kernel.spec, 8, 64
+    heads = kv_heads * max(4, spec.pack_gqa)
     dtype, d = TORCH_DTYPES[spec.dtype], spec.head_dim
     pages = keys // page_size
     k, v = (torch.randn((pages, page_size, kv_heads, d), device="cuda", dtype=dtype) for _ in range(2))
@@ -467,15 +468,19 @@ def prefill_workload(kernel: PagedPrefillKernel, queries: int = 4096, keys: int 
     q = torch.randn((queries, heads, d), device="cuda", dtype=dtype)
     bounds, lengths = (torch.tensor(values, dtype=torch.int32, device="cuda") for values in ([0, queries], [keys]))
     options: dict[str, Any] = {"block_table": table, "cu_seqlens_q": bounds, "seq_lens": lengths}
-    options["out"] = torch.empty_like(q)
+    options |= {"out": torch.empty_like(q), "softcap": spec.softcap}
+    if spec.sink:
+        options["sink"] = torch.randn(heads, device="cuda")
     k_rows, v_rows = (tensor[table[0].long()].view(1, keys, kv_heads, d).transpose(1, 2) for tensor in (k, v))
     seen: Any = causal_lower_right(queries, keys)
     sdpa, heads_first = torch.nn.functional.scaled_dot_product_attention, q.transpose(0, 1)[None]
+    plain = not spec.sink and spec.softcap is None
+    by_torch = {"torch SDPA without pages": lambda: sdpa(heads_first, k_rows, v_rows, seen, enable_gqa=True)}
     return Workload(
         shape=f"{queries} queries over {keys} keys, H{heads}:{kv_heads} d{d}, pages of 64",
         flops=4.0 * heads * d * queries * (keys - (queries - 1) / 2),
         call=lambda: kernel(q, k, v, **options),
-        peers={"torch SDPA without pages": lambda: sdpa(heads_first, k_rows, v_rows, seen, enable_gqa=True)},
+        peers=by_torch if plain else {},
         peer_flops={},
     )
 

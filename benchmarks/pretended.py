@@ -18,6 +18,7 @@ import torch
 
 from codegen.library import NamedSpec, find_spec, shipped_specs
 from codegen.planning import plan_for
+from codegen.select.paged import prefill_fields
 from runtime.driver import context, launch, streams, tensor_map, workspace
 from runtime.kernel import kernel_class
 from runtime.kernels import (
@@ -104,11 +105,10 @@ def paged_kernel(index: int | None, dtype: str, cache: str, head_dim: int) -> An
     return kernel_object(find_spec(fields if cache == "same" else {**fields, "cache": cache}))
 
 
-def prefill_kernel(index: int | None, dtype: str, head_dim: int) -> Any:
+def prefill_kernel(index: int | None, dtype: str, head_dim: int, pack: int, **options: Any) -> Any:
     """The kernel object of calls over pages with many queries per request."""
-    fields = {"op": "attention", "layout": "paged", "arch": ARCH, "dtype": dtype, "head_dim": head_dim}
-    spec = find_spec({**fields, "pattern": {"kind": "sink_window"}}).spec
-    return kernel_object(next(named for named in shipped_specs() if named.spec == spec))
+    named = find_spec(prefill_fields(ARCH, dtype, head_dim, pack, **options))
+    return kernel_object(next((shipped for shipped in shipped_specs() if shipped.spec == named.spec), named))
 
 
 @contextmanager

@@ -1,7 +1,9 @@
-"""Choice between the decode kernel and the prefill kernel of attention over pages."""
+"""Choice between the decode kernel and the prefill kernels of attention over pages."""
 
 from __future__ import annotations
 
+import functools
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,10 +11,31 @@ from codegen.arch import ARCHS
 from codegen.patterns.base import MOST_KEYS
 from codegen.problem import PAGE_ROWS
 
+TILE_ROWS = 128
+"""Rows of a tile of the prefill kernels."""
+STEP_KEYS = 128
+"""Keys of a step, in the estimate of a tile's steps."""
 PREFILL_QUERIES = 32
-"""Queries per request, on average, from which calls take the prefill kernel."""
+"""Queries per request, on average, from which calls take a prefill kernel."""
+PACKED_ROWS = 64
+"""Rows per request and pack, on average, from which shorter calls take one too, if their tiles fill the GPU."""
+PACKS = 8, 4, 2
+"""Query heads of a tile, best first: more heads have fewer queries in a tile, and the windows of those fewer keys."""
 PREFILL_TYPES = {64: ("fp16", "bf16"), 128: ("fp16", "bf16"), 192: ("fp16", "bf16"), 256: ("bf16",)}
 """Types of q of prefill kernels, by head size. In fp16, the one of 256 exceeded twice torch's error in a case."""
+PREFILL_KERNELS: dict[tuple[int, int, bool, float | None], tuple[str, ...]] = {
+    **{(head_dim, 1, False, None): dtypes for head_dim, dtypes in PREFILL_TYPES.items()},
+    (64, 4, False, None): PREFILL_TYPES[64],
+    (64, 8, True, None): PREFILL_TYPES[64],
+    (128, 4, False, None): PREFILL_TYPES[128],
+    (128, 8, False, None): PREFILL_TYPES[128],
+    (192, 2, False, None): PREFILL_TYPES[192],
+    (256, 2, False, None): PREFILL_TYPES[256],
+    (256, 2, False, 50.0): PREFILL_TYPES[256],
+}
+"""Types of q of the shipped prefill kernels, by head size, packed query heads, sink and softcap."""
+PACKED_GAIN = 0.95
+"""Most steps with packed heads, in those of tiles of one head, from which calls take them."""
 
 
 @dataclass(frozen=True)
@@ -23,51 +46,110 @@ class PagedCall:
         arch: architecture of the GPU.
         dtype: type of q.
         head_dim: elements per head.
+        heads: query heads.
+        kv_heads: heads of K and V.
         queries: queries of all requests.
         requests: requests.
+        same_queries: whether all requests have the same number of queries.
+        window_left: keys that a query sees before its own.
         page_size: tokens of a page; None if K and V of a request are contiguous.
         max_keys: keys that a request has room for.
         empty: whether the cache has no elements.
         e4m3: whether the cache is e4m3, or has scales.
         lists: whether each query has a list of keys.
         sink: whether there are sinks.
-        softcap: whether logits are capped.
+        softcap: cap of the logits, or None.
         batch_invariant: whether results may not depend on the other requests.
+        verified_only: whether kernels that are not shipped are refused.
     """
 
     arch: str
     dtype: str
     head_dim: int
+    heads: int
+    kv_heads: int
     queries: int
     requests: int
     page_size: int | None
     max_keys: int
+    same_queries: bool = False
+    window_left: int = MOST_KEYS
     empty: bool = False
     e4m3: bool = False
     lists: bool = False
     sink: bool = False
-    softcap: bool = False
+    softcap: float | None = None
     batch_invariant: bool = False
+    verified_only: bool = False
+
+    @functools.cached_property
+    def pack(self) -> int:
+        """Query heads of a KV head that share a tile of the prefill kernel.
+
+        Calls with a sink or a softcap have packed heads wherever they can, as their shipped kernels do.
+        """
+        if not self.requests or not self.kv_heads:
+            return 1
+        packs = [pack for pack in PACKS if self.heads // self.kv_heads % pack == 0]
+        shipped = [pack for pack in packs if self._is_shipped(pack)]
+        packs = shipped if shipped or self.verified_only else packs
+        if not packs or self.sink or self.softcap is not None:
+            return packs[0] if packs else 1
+        return packs[0] if self._steps(packs[0]) < PACKED_GAIN * self._steps(1) else 1
 
     def decode_reason(self) -> str:
-        """Reason for the decode kernel; "" if the call takes the prefill kernel."""
-        few = self.queries < PREFILL_QUERIES * self.requests or not self.requests
+        """Reason for the decode kernel; "" if the call takes a prefill kernel."""
+        few = not self.requests or (self.queries < PREFILL_QUERIES * self.requests and not self._has_full_packs())
+        unshipped = self.verified_only and not self._is_shipped(self.pack)
         odd_page = self.page_size is not None and self.page_size % PAGE_ROWS > 0
         count = f"it has {self.queries} queries for {self.requests} requests, fewer than {PREFILL_QUERIES} for each"
         reasons = {
             count: few,
             "its cache is empty": self.empty,
             "it has lists": self.lists,
-            "it has a sink": self.sink,
-            "it has a softcap": self.softcap,
             "it is batch-invariant": self.batch_invariant,
             "its cache is e4m3": self.e4m3,
             f"its heads have {self.head_dim} elements in {self.dtype}": self.dtype not in PREFILL_TYPES[self.head_dim],
             f"its pages have {self.page_size} tokens, no multiple of {PAGE_ROWS}": odd_page,
             f"a request has room for more than {MOST_KEYS} keys": self.max_keys > MOST_KEYS,
             "the GPU has no WGMMA": not ARCHS[self.arch].has_wgmma,
+            f"no prefill kernel {self._options()} is shipped, and others are refused": unshipped,
         }
         return next((reason for reason, holds in reasons.items() if holds), "")
+
+    def prefill_reason(self) -> str:
+        """Reason for the prefill kernel."""
+        if self.pack == 1:
+            return "the call has many queries per request, which fill tiles of one head"
+        options = self._options()
+        why = f"calls {options} pack heads" if options else "tiles of one head have more steps"
+        return f"the call has many queries per request; {self.pack} query heads of a KV head share a tile: {why}"
+
+    def _options(self) -> str:
+        """The options of the kernel, in words."""
+        words = ("a sink" if self.sink else "", "" if self.softcap is None else f"a softcap of {self.softcap:g}")
+        return "with " + " and ".join(filter(None, words)) if any(words) else ""
+
+    def _is_shipped(self, pack: int) -> bool:
+        """Whether a prefill kernel for this call is shipped."""
+        key = self.head_dim, pack, self.sink, self.softcap
+        return self.dtype in PREFILL_KERNELS.get(key, ())
+
+    def _tiles(self, pack: int) -> float:
+        """Tiles of the average request and a KV head; one of several lengths fills half of its last tile on average."""
+        rows = self.queries / self.requests * pack / TILE_ROWS
+        return self.heads / self.kv_heads / pack * (math.ceil(rows) if self.same_queries else max(1, rows + 0.5))
+
+    def _steps(self, pack: int) -> float:
+        """Steps of those tiles."""
+        keys = min(self.max_keys, self.window_left + TILE_ROWS // pack)
+        return self._tiles(pack) * (keys / STEP_KEYS + 1)
+
+    def _has_full_packs(self) -> bool:
+        """Whether packed tiles fill half of their rows, and half of the GPU's multiprocessors."""
+        rows = self.queries / self.requests * self.pack
+        tiles = self._tiles(self.pack) * self.kv_heads * self.requests
+        return self.pack > 1 and rows >= PACKED_ROWS and tiles >= ARCHS[self.arch].machine.sms / 2
 
 
 def decode_fields(arch: str, dtype: str, cache: str, head_dim: int) -> dict[str, Any]:
@@ -76,7 +158,21 @@ def decode_fields(arch: str, dtype: str, cache: str, head_dim: int) -> dict[str,
     return fields if cache == "same" else {**fields, "cache": cache}
 
 
-def prefill_fields(arch: str, dtype: str, head_dim: int) -> dict[str, Any]:
-    """Fields of the spec of the prefill kernel."""
+def prefill_fields(
+    arch: str, dtype: str, head_dim: int, pack: int = 1, *, sink: bool = False, softcap: float | None = None
+) -> dict[str, Any]:
+    """Fields of the spec of a prefill kernel.
+
+    Args:
+        arch: architecture of the GPU.
+        dtype: type of q.
+        head_dim: elements per head.
+        pack: query heads of a tile.
+        sink: whether there are sinks.
+        softcap: cap of the logits, or None.
+    """
     fields = {"op": "attention", "layout": "paged", "arch": arch, "dtype": dtype, "head_dim": head_dim}
-    return {**fields, "pattern": {"kind": "sink_window"}}
+    options: dict[str, Any] = {"pack_gqa": pack} if pack > 1 else {}
+    options |= {"sink": True} if sink else {}
+    options |= {} if softcap is None else {"softcap": softcap}
+    return {**fields, "pattern": {"kind": "sink_window"}, **options}

@@ -15,15 +15,15 @@ from codegen.select.paged import decode_fields, prefill_fields
 from codegen.select.shipped import Verified
 from runtime.checks import check_flag, check_word
 from runtime.errors import ArgumentError
-from runtime.kernels.paged_attention import Options, Window
+from runtime.kernels.paged_attention import Options
 from runtime.key_lists import KeyLists
-from runtime.ops.attention_choice import DTYPES, arch_of
+from runtime.ops.attention_choice import arch_of
 from runtime.ops.attention_extras import Extras, check_softcap
 from runtime.ops.attention_gradients import check_gradients, gradient_choice
 from runtime.ops.explain import check_arch
 from runtime.ops.paged import LAYOUTS
 from runtime.ops.paged_calls import check_operands as check_paged_operands
-from runtime.ops.paged_calls import paged_call
+from runtime.ops.paged_calls import paged_call, window_of
 from runtime.ops.varlen_calls import Bounds, check_bounds, check_operands, choice_of, class_of, sizes_of
 from runtime.ops.varlen_gradients import LEAST_OF_ONE_KERNEL
 from runtime.patterns import Pattern, scored_of
@@ -122,6 +122,7 @@ def explain_paged_attention(
     pattern: Pattern | KeyLists,
     *,
     block_table: torch.Tensor | None = None,
+    cu_seqlens_q: torch.Tensor | None = None,
     layout: Literal["NHD", "HND"] = "NHD",
     softcap: float | None = None,
     sink: torch.Tensor | None = None,
@@ -131,14 +132,14 @@ def explain_paged_attention(
     """Explain which kernel ``paged_attention`` uses for a call. Nothing is compiled or launched.
 
     Args:
-        q, k_cache, v_cache, pattern, block_table, layout, softcap, sink, batch_invariant: as in the call. Its other
-            arguments do not change the kernel.
+        q, k_cache, v_cache, pattern, block_table, cu_seqlens_q, layout, softcap, sink, batch_invariant: as in the
+            call. Its other arguments do not change the kernel.
         arch: architecture of the kernel, needed if the tensors are not on a GPU (for example ``device="meta"``).
             Default: the architecture of q's device.
 
     Returns:
         The kernel, its receipt or the nearest shipped kernel, the path of its source, and why it is the decode
-        kernel or the prefill kernel.
+        kernel or a prefill kernel, and how many query heads share a tile of the latter.
 
     Raises:
         ArgumentError, SpecError, DeviceError: as the call itself would.
@@ -152,18 +153,22 @@ def explain_paged_attention(
     where = arch_of(q.device) if arch is None else arch
     lists = pattern.indices if isinstance(pattern, KeyLists) else None
     caches = (each.transpose(1, 2) if layout == "HND" else each for each in (k_cache, v_cache))
-    given = (q, *caches, block_table, None, None, lists, None, sink, None, None, None, None)
-    options = Options(Window(), 1, None, softcap, batch_invariant, return_lse=False)
-    decodes = paged_call(given, options, where).decode_reason()
-    dtype, d = DTYPES[q.dtype], q.shape[2]
-    fields = decode_fields(where, dtype, cache, d) if decodes else prefill_fields(where, dtype, d)
+    given = (q, *caches, block_table, None, cu_seqlens_q, lists, None, sink, None, None, None, None)
+    options = Options(window_of(pattern), 1, None, softcap, batch_invariant, return_lse=False)
+    call = paged_call(given, options, where)
+    decodes, dtype, d = call.decode_reason(), call.dtype, call.head_dim
+    fields = (
+        decode_fields(where, dtype, cache, d)
+        if decodes
+        else prefill_fields(where, dtype, d, call.pack, sink=call.sink, softcap=call.softcap)
+    )
     name = torch.cuda.get_device_name(q.device) if q.is_cuda else None
 
     def choice(verified: Verified | None) -> Choice:
         return choose(fields, device=name, verified=verified)
 
     chosen = permit.chosen(choice) if is_on() else choice(None)
-    why = f"decode kernel: {decodes}" if decodes else "prefill kernel: the call has many queries per request"
+    why = f"decode kernel: {decodes}" if decodes else f"prefill kernel: {call.prefill_reason()}"
     return KernelsExplanation({"O": chosen.named}, (_rule(chosen), why))
 
 

@@ -30,7 +30,7 @@ from runtime.key_lists import KeyLists
 from runtime.ops.attention_choice import DTYPES, arch_of
 from runtime.ops.attention_extras import check_softcap
 from runtime.patterns import Causal, Pattern, SinkWindow, SlidingWindow
-from runtime.receipts.mode import KERNELS_KEPT, kept_by_mode, mode
+from runtime.receipts.mode import KERNELS_KEPT, is_on, kept_by_mode, mode
 
 PATTERNS = ("dense", "causal", "sliding_window", "sink_window")
 HEAD_DIMS = {"same": (64, 128, 192, 256), "e4m3": (64, 128, 256)}
@@ -73,11 +73,14 @@ def _kernel(index: int, dtype: str, cache: str, head_dim: int) -> PagedAttention
 
 
 @kept_by_mode(KERNELS_KEPT)
-def _prefill_kernel(index: int, dtype: str, head_dim: int) -> PagedPrefillKernel:
+def _prefill_kernel(
+    index: int, dtype: str, head_dim: int, pack: int, *, sink: bool, softcap: float | None
+) -> PagedPrefillKernel:
     """Kernel of calls of a kind with many queries for each request."""
     device = torch.device("cuda", index)
     refuse_capture("q", device)
-    kernel = load_kernel(prefill_fields(arch_of(device), dtype, head_dim), device=device)
+    fields = prefill_fields(arch_of(device), dtype, head_dim, pack, sink=sink, softcap=softcap)
+    kernel = load_kernel(fields, device=device)
     assert isinstance(kernel, PagedPrefillKernel)
     return kernel
 
@@ -94,7 +97,7 @@ def paged_call(given: Given, options: Options, arch: str) -> PagedCall:
         ArgumentError: for a table that is no dense tensor.
     """
     q, k_cache, _, table = given[:4]
-    requests, page_size = k_cache.shape[:2]
+    (requests, page_size), kv_heads = k_cache.shape[:2], k_cache.shape[2]
     pages = 1
     if table is not None:
         check_dense("block_table", table)
@@ -104,16 +107,21 @@ def paged_call(given: Given, options: Options, arch: str) -> PagedCall:
         arch,
         DTYPES[q.dtype],
         q.shape[2],
+        q.shape[1],
+        kv_heads,
         q.shape[0],
         requests,
         None if table is None else page_size,
         pages * page_size,
+        same_queries=given[5] is None or requests == 1,
+        window_left=options.window.left,
         empty=k_cache.numel() == 0,
         e4m3=k_cache.dtype != q.dtype or any(scale is not None for scale in given[9:11]),
         lists=given[6] is not None,
         sink=given[8] is not None,
-        softcap=options.softcap is not None,
+        softcap=options.softcap,
         batch_invariant=options.batch_invariant,
+        verified_only=is_on(),
     )
 
 
@@ -186,10 +194,12 @@ def _attend_checked(given: Given, options: Options, key: Any, *, heads_first: bo
         caches, scales = (k_cache.transpose(1, 2), v_cache.transpose(1, 2)), map(_by_token, given[9:11])
         by_token = (q, *caches, *given[3:9], *scales, *given[11:])
     kernel: PagedAttentionKernel | PagedPrefillKernel
-    if paged_call(by_token, options, arch_of(q.device)).decode_reason():
-        kernel = _kernel(q.device.index, DTYPES[q.dtype], cache, q.shape[2])
+    call = paged_call(by_token, options, arch_of(q.device))
+    of_kind = q.device.index, call.dtype
+    if call.decode_reason():
+        kernel = _kernel(*of_kind, cache, call.head_dim)
     else:
-        kernel = _prefill_kernel(q.device.index, DTYPES[q.dtype], q.shape[2])
+        kernel = _prefill_kernel(*of_kind, call.head_dim, call.pack, sink=call.sink, softcap=call.softcap)
     try:
         launch, result = kernel.attend_checked(by_token, options, validate=validate)
     except ArgumentError as error:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from codegen.arch import ARCHS
-from codegen.select.paged import PREFILL_QUERIES
+from codegen.select.paged import PREFILL_QUERIES, TILE_ROWS
 from runtime.errors import ArgumentError
 from runtime.integrations.vllm.policies import LayerCall, Policy
 from runtime.key_lists import KeyLists
@@ -167,7 +167,8 @@ class Layer:
             sizes = (batch, self.most.tokens, self.heads, self.kv_heads)
         if not self.batch_invariant or self.most is not None:
             self.workspace = _workspace(device, self.head_size, sizes, self.batch_invariant).zero_()
-        _load(device, dtype, self.head_size, is_e4m3=self.is_e4m3)
+        group, has_sink = self.heads // self.kv_heads, sink is not None
+        _load(device, dtype, self.head_size, group, is_e4m3=self.is_e4m3, has_sink=has_sink, softcap=self.softcap)
 
     def caches(self, kv_cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """K and V (pages, kv_heads, page_size, head_size) of vLLM's cache, whose rows have both."""
@@ -244,8 +245,17 @@ def _workspace(device: int, head_size: int, sizes: tuple[int, int, int, int], ba
 
 
 @lru_cache(maxsize=64)
-def _load(device: int, dtype: torch.dtype, head_size: int, *, is_e4m3: bool) -> None:
-    """Load the kernels of layers of a kind, by calls of one request with few queries and with many."""
+def _load(
+    device: int,
+    dtype: torch.dtype,
+    head_size: int,
+    group: int,
+    *,
+    is_e4m3: bool,
+    has_sink: bool,
+    softcap: float | None,
+) -> None:
+    """Load the kernels of layers of a kind, by calls of one request with few queries, more, and a tile of them."""
     where: dict[str, Any] = {"device": torch.device("cuda", device)}
     cache = torch.zeros(2, 1, PAGE_SIZES[0], head_size, dtype=torch.float8_e4m3fn if is_e4m3 else dtype, **where)
     table = torch.zeros(1, 1, dtype=torch.int32, **where)
@@ -253,7 +263,9 @@ def _load(device: int, dtype: torch.dtype, head_size: int, *, is_e4m3: bool) -> 
         "block_table": table,
         "layout": "HND",
         "workspace": _workspace(device, head_size, (1, 1, 1, 1), False),
+        "sink": torch.zeros(group, **where) if has_sink else None,
+        "softcap": softcap,
     }
-    for queries in (1, PREFILL_QUERIES):
-        query = torch.zeros(queries, 1, head_size, dtype=dtype, **where)
+    for queries in (1, PREFILL_QUERIES, TILE_ROWS):
+        query = torch.zeros(queries, group, head_size, dtype=dtype, **where)
         paged_attention(query, cache[:1], cache[1:], Causal(), **options)

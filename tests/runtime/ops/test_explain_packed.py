@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from runtime import KeyLists, explain_paged_attention, explain_varlen_attention  # noqa: E402
+from runtime import KeyLists, explain_paged_attention, explain_varlen_attention, verified_only  # noqa: E402
 from runtime.errors import ArgumentError  # noqa: E402
 from runtime.patterns import Causal, Dense, SinkWindow, SlidingWindow  # noqa: E402
 
@@ -64,12 +64,16 @@ def paged(queries: int = 1, requests: int = 4, page: int = 16, d: int = 128, cac
     ("call", "name", "reason"),
     [
         ({}, "h100_paged_d128_bf16", "it has 4 queries for 4 requests, fewer than 32 for each"),
-        (dict(queries=32), "h100_paged_prefill_d128_bf16", "prefill kernel"),
-        (dict(queries=32, pattern=SinkWindow(4, 9)), "h100_paged_prefill_d128_bf16", "prefill kernel"),
+        (dict(queries=128), "h100_paged_prefill_d128_bf16", "prefill kernel: the call has many queries per request, "),
+        (dict(queries=32), "h100_paged_prefill_d128_gqa4_bf16", "4 query heads of a KV head share a tile"),
+        (dict(queries=128, pattern=SinkWindow(4, 9)), "h100_paged_prefill_d128_gqa4_bf16", "of one head have more"),
+        (
+            dict(queries=128, cu_seqlens_q=meta(5, dtype=torch.int32)),
+            "h100_paged_prefill_d128_gqa4_bf16",
+            "of one head have more steps",
+        ),
         (dict(queries=64, cache=E4M3), "h100_paged_e4m3_d128_bf16", "its cache is e4m3"),
         (dict(queries=64, page=8), "h100_paged_d128_bf16", "its pages have 8 tokens, no multiple of 16"),
-        (dict(queries=64, softcap=9.0), "h100_paged_d128_bf16", "it has a softcap"),
-        (dict(queries=64, sink=meta(32, dtype=torch.float32)), "h100_paged_d128_bf16", "it has a sink"),
         (dict(queries=64, batch_invariant=True), "h100_paged_d128_bf16", "it is batch-invariant"),
         (
             dict(queries=64, pattern=KeyLists(meta(1, 256, 5, dtype=torch.int32))),
@@ -90,6 +94,19 @@ def test_pages(call: dict[str, Any], name: str, reason: str) -> None:
     assert found.kernels["O"].stem == name
     assert found.provenance["O"].is_verified
     assert reason in str(found) and str(found).startswith("O: ")
+
+
+def test_sinks_and_caps_have_prefill_kernels_unless_others_than_shipped_are_refused() -> None:
+    capped, logits = dict(queries=64, softcap=9.0), meta(32, dtype=torch.float32)
+    spec: Any = paged(**capped).kernels["O"].spec
+    assert (spec.layout, spec.softcap, spec.sink, spec.pack_gqa) == ("paged", 9.0, False, 4)
+    assert "calls with a softcap of 9 pack heads" in str(paged(**capped))
+    spec = paged(queries=64, softcap=9.0, sink=logits).kernels["O"].spec
+    assert (spec.softcap, spec.sink) == (9.0, True)
+    with verified_only():
+        found = paged(**capped)
+    assert found.kernels["O"].stem == "h100_paged_d128_bf16"
+    assert "no prefill kernel with a softcap of 9 is shipped, and others are refused" in str(found)
 
 
 def test_heads_of_256_in_float16() -> None:

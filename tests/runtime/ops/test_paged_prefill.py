@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch")
 from codegen.errors import SpecError  # noqa: E402
 from codegen.library import find_spec, shipped_specs  # noqa: E402
 from codegen.planning import plan_for  # noqa: E402
-from codegen.select.paged import PREFILL_TYPES  # noqa: E402
+from codegen.select.paged import PREFILL_KERNELS, PREFILL_TYPES, prefill_fields  # noqa: E402
 from runtime import KeyLists, paged_attention  # noqa: E402
 from runtime.driver import launch  # noqa: E402
 from runtime.errors import ArgumentError  # noqa: E402
@@ -83,12 +83,10 @@ def test_many_queries_take_tiles_of_them(launches: list[dict[str, Any]], pattern
     "changes",
     [
         {"q": torch.zeros(95, HEADS, D).half()},
-        {"softcap": 5.0},
-        {"sink": torch.zeros(HEADS)},
         {"batch_invariant": True},
         {"pattern": KeyLists(torch.zeros(1, TOKENS, 3, dtype=torch.int32))},
     ],
-    ids=["fewer queries", "softcap", "sink", "batch_invariant", "lists"],
+    ids=["fewer queries", "batch_invariant", "lists"],
 )
 def test_what_takes_the_kernel_for_few_queries(launches: list[dict[str, Any]], changes: dict[str, Any]) -> None:
     paged_attention(**call(**changes))
@@ -110,6 +108,39 @@ def test_so_do_small_pages_an_e4m3_cache_and_other_gpus(
     assert not any(map(is_prefill, launches))
 
 
+@pytest.mark.parametrize("sink", [None, torch.zeros(HEADS)], ids=["", "sink"])
+@pytest.mark.parametrize("softcap", [None, 5], ids=["", "softcap"])
+def test_sinks_and_caps_are_of_the_kernel(launches: list[dict[str, Any]], sink: Any, softcap: Any) -> None:
+    paged_attention(**call(sink=sink, softcap=softcap))
+    (found,) = launches
+    assert "query_tiles" in found and (sink is None or found["sink"] == sink.data_ptr())
+    fields = prefill_fields("sm_90a", "fp16", D, 4, sink=sink is not None, softcap=softcap)
+    plain = sink is None and softcap is None
+    assert found["kernel"] == ("h100_paged_prefill_d64_gqa4" if plain else find_spec(fields).stem)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "heads", "pack"),
+    [(300, 8, 4), (300, 16, 8), (300, 12, 2), (300, 6, 1), (3 * 128, 8, 4), (3 * 1024, 8, 1)],
+    ids=str,
+)
+def test_few_queries_fill_tiles_with_heads(launches: list[dict[str, Any]], tokens: int, heads: int, pack: int) -> None:
+    given = call(q=torch.randn(tokens, heads, 128).half(), d=128, out=torch.empty(tokens, heads, 130).half()[..., :128])
+    with pytest.raises(ArgumentError, match=r"^out: "):  # rows of 260 bytes
+        paged_attention(**given)
+    paged_attention(**given | {"out": torch.empty(tokens, heads, 136).half()[..., :128]})
+    (found,) = launches
+    assert (found["heads"], found["heads_per_kv_head"]) == (heads // pack, heads // pack // KV_HEADS)
+    assert found["query_tiles"] == tokens // (128 // pack) + 3
+    maps = {each.name: each.encoder for each in found["maps"]}
+    of_heads = (128, pack, tokens, heads // pack, 1) if pack > 1 else (128, tokens, heads, 1)
+    assert maps["q"].dims == maps["o"].dims == of_heads
+    strides = (128, heads * 128, pack * 128) if pack > 1 else (heads * 128, 128)
+    assert tuple(maps["q"].strides)[: len(strides)] == strides
+    assert tuple(maps["o"].strides)[: len(strides)] == tuple(stride // 128 * 136 for stride in strides)
+    assert (found["o_row_stride"], found["o_head_stride"]) == (heads * 136, 136)
+
+
 @pytest.mark.parametrize("layout", ["NHD", "HND"])
 def test_a_launch_has_the_sizes_and_addresses_of_a_call(launches: list[dict[str, Any]], layout: str) -> None:
     given = call(pattern=SinkWindow(3, 5))
@@ -127,11 +158,11 @@ def test_a_launch_has_the_sizes_and_addresses_of_a_call(launches: list[dict[str,
     assert (found["page_shift"], found["page_mask"], found["table_stride"]) == (4, 15, 4)
     assert (found["has_bounds"], found["has_lengths"], found["request_queries"], found["request_keys"]) == (1, 1, 0, 0)
     assert (found["window_left"], found["window_right"], found["sink_keys"]) == (5, 0, 3)
-    assert (found["heads"], found["heads_per_kv_head"]) == (HEADS, HEADS // KV_HEADS)
+    assert (found["heads"], found["heads_per_kv_head"]) == (HEADS // 4, HEADS // KV_HEADS // 4)
     assert (found["o_row_stride"], found["o_head_stride"], found["head_chunks"]) == (HEADS * D, D, D // 8)
     places = {each.name: each.encoder for each in found["maps"]}
     assert places["k"].dims == places["v"].dims == places["v_row"].dims == (D, SIZE, KV_HEADS, PAGES)
-    assert places["q"].dims == places["o"].dims == (D, TOKENS, HEADS, 1)
+    assert places["q"].dims == places["o"].dims == (D, 4, TOKENS, HEADS // 4, 1)
 
 
 def test_missing_bounds_lengths_and_tables_have_numbers(launches: list[dict[str, Any]]) -> None:
@@ -185,7 +216,7 @@ def test_a_workspace_of_any_call_serves_it(launches: list[dict[str, Any]]) -> No
     ("changes", "message"),
     [
         ({"sink": torch.zeros(HEADS)}, r"^sink: is given, but h100_paged_prefill_d64 does not take it"),
-        ({"softcap": 5.0}, r"^softcap: is given, but h100_paged_prefill_d64 does not take it"),
+        ({"softcap": 5.0}, r"^softcap: is 5.0, but h100_paged_prefill_d64 has None"),
         ({"lists": torch.zeros(1, TOKENS, 1, dtype=torch.int32)}, r"^lists: is given, but h100_paged_prefill_d64"),
         ({"q": torch.zeros(0, HEADS, D).half()}, r"^q: is empty: \(0, 8, 64\)"),
         (
@@ -205,7 +236,26 @@ def test_a_workspace_of_any_call_serves_it(launches: list[dict[str, Any]]) -> No
     ],
 )
 def test_what_a_kernel_object_refuses(launches: list[dict[str, Any]], changes: dict[str, Any], message: str) -> None:
-    kernel = paged_calls._prefill_kernel(None, "fp16", D)
+    kernel = paged_calls._prefill_kernel(None, "fp16", D, 1, sink=False, softcap=None)
+    given = call() | changes
+    positional = [given.pop(name) for name in ("q", "k_cache", "v_cache")]
+    del given["pattern"]
+    with pytest.raises(ArgumentError, match=message):
+        kernel(*positional, **given)
+    assert not launches
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({}, r"^sink: is missing: float32 \(heads 8,\)"),
+        ({"sink": torch.zeros(4)}, r"^sink: has shape \(4,\)"),
+        ({"q": torch.randn(TOKENS, 8, D).half(), "sink": torch.zeros(8)}, r"^q: has 8 heads, 4 for each of k_cache: "),
+        ({"sink": torch.zeros(8), "softcap": 5.0}, r"^softcap: is 5.0, but h100_paged_prefill_d64_gqa8_sink has None"),
+    ],
+)
+def test_what_a_kernel_of_packs_refuses(launches: list[dict[str, Any]], changes: dict[str, Any], message: str) -> None:
+    kernel = paged_calls._prefill_kernel(None, "fp16", D, 8, sink=True, softcap=None)
     given = call() | changes
     positional = [given.pop(name) for name in ("q", "k_cache", "v_cache")]
     del given["pattern"]
@@ -224,7 +274,7 @@ FIELDS = {"op": "attention", "arch": "sm_90a", "dtype": "fp16", "head_dim": 64, 
         ({"pattern": {"kind": "sink_window", "left": 9, "right": 0, "sink": 1}}, r"^pattern: .* layout paged"),
         ({"arch": "sm_89"}, r"^arch: is sm_89, which is not written for layout paged; allowed: sm_90a"),
         ({"dtype": "e4m3"}, r"^dtype: is e4m3, which is not written for layout paged"),
-        ({"pack_gqa": 2}, r"^pack_gqa: is not written for layout paged"),
+        ({"layout": "varlen", "pack_gqa": 2}, r"^pack_gqa: is not written for layout varlen"),
     ],
 )
 def test_specs_that_are_refused(changes: dict[str, Any], message: str) -> None:
@@ -239,8 +289,7 @@ def test_gradients_have_no_pages() -> None:
 
 
 def test_shipped_kernels_serve_all_head_sizes_and_types() -> None:
-    found = {
-        (each.spec.head_dim, each.spec.dtype) for each in shipped_specs() if getattr(each.spec, "layout", "") == "paged"
-    }
-    wanted = {(d, dtype) for d, dtypes in PREFILL_TYPES.items() for dtype in dtypes}
-    assert found == wanted
+    specs: list[Any] = [each.spec for each in shipped_specs() if getattr(each.spec, "layout", "") == "paged"]
+    found = {(spec.head_dim, spec.pack_gqa, spec.sink, spec.softcap, spec.dtype) for spec in specs}
+    assert found == {(*kind, dtype) for kind, dtypes in PREFILL_KERNELS.items() for dtype in dtypes}
+    assert {kind[0]: dtypes for kind, dtypes in PREFILL_KERNELS.items()} == PREFILL_TYPES

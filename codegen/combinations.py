@@ -80,6 +80,8 @@ def check_options(spec: AttentionSpec) -> None:
     by_expression = spec.pattern.expression
     if spec.pack_gqa > 1 and by_expression is not None and asks_head(by_expression):
         raise SpecError("pack_gqa", f"is {spec.pack_gqa}; an expression depends on the head: leave it out")
+    if spec.split_kv and spec.layout != "paged":
+        raise SpecError("split_kv", f"is true; layout {spec.layout} {NO_KERNEL}")
     _check_kv_splits(spec)
     _check_query_grouping(spec)
     if spec.l2_lockstep and not one_list_by_wgmma:

@@ -165,6 +165,8 @@ PACKED_CASES = (
     PagedCase("sink_window_of_packs", (2000, 150), (100, 40), window=(127, 0), sink_keys=4),
     PagedCase("full_packs", (900, 20), (50, 5), window=(None, None), layout="HND"),
     PagedCase("spoiled_packs", (900, 320), (50, 320), page_size=16, window=(100, 0), spoiled=True),
+    PagedCase("many_parts", (20000,), (40,), page_size=16),
+    PagedCase("parts_of_some", (9000, 100, 600, 1500, 0), (20, 20, 3, 1, 2), heads=16, kv_heads=1),
     PagedCase("packs_without_keys", (0, 3, 0, 130), (40, 9, 0, 130), page_size=16),
 )
 

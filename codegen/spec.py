@@ -184,6 +184,11 @@ class AttentionSpec(SpecBase):
         default=1,
         description="split-KV within a thread block: parts of a tile's keys, each with its own warpgroups",
     )
+    split_kv: bool = Field(
+        default=False,
+        description="split-KV across thread blocks: parts of a tile's keys, as many as fill the GPU; the last to end "
+        "adds their results in order",
+    )
     pack_gqa: Annotated[Literal[1, 2, 4, 8, 16, 32, 64], StrictInt] = Field(
         default=1,
         description="GQA packing: query heads of a K/V head that share a tile; the heads of a query are adjacent rows",
@@ -225,6 +230,7 @@ class AttentionSpec(SpecBase):
         "pack_gqa",
         "stream_k_tail",
         "kv_splits",
+        "split_kv",
         "warp_rows",
         "share_kv_loads",
         "query_grouping",

@@ -1,9 +1,9 @@
 // Generated from specs/h100_paged_prefill_d192_gqa2.yaml. Do not edit:
 // change the spec or a template, then run
 //     codegen render specs/h100_paged_prefill_d192_gqa2.yaml
-// spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":192,"layout":"paged","lse":true,"mma":"wgmma","op":"attention","pack_gqa":2,"pattern":{"kind":"sink_window","left":null,"right":null,"sink":null},"schedule":"ping_pong","stages":2,"tile":{"m":128,"n":64}}
-// spec hash: c0f6d3e58e7c8b642d68a0202cc0f58a2c4ac41d3a60432b5d4f93dcf8e78eef
-// seal: sha256 57170babbbc8faa30d79a937a8c4cf56867d92e8edb99510c101acd8a43a6aea
+// spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":192,"layout":"paged","lse":true,"mma":"wgmma","op":"attention","pack_gqa":2,"pattern":{"kind":"sink_window","left":null,"right":null,"sink":null},"schedule":"ping_pong","split_kv":true,"stages":2,"tile":{"m":128,"n":64}}
+// spec hash: a40309cf09b3c65ab23c6bc2148bb6c7d6c1508238dc097ae87b9d410e0d707e
+// seal: sha256 ecec64d2f42c33f7fd555feb2112e7a4ca5f668c91f5e84263cd6a4bf8a814b0
 
 // Attention forward for sm_90a over the visible keys of the pattern in each request's pages:
 //   O = softmax(scale * Q K^T) V
@@ -14,6 +14,7 @@
 //   warpgroups 1..   consumers. Each owns 64 query rows:
 //                    S = Q K^T, online softmax, O += P V, all in registers.
 //   The consumers of a tile share its key blocks and its rings.
+//   The keys of a tile are divided into up to p.splits parts, each a work tile. The last part to end adds their results.
 //   kPackGqa query heads that share one K/V head are packed: row r of a warpgroup is head r % kPackGqa of the pack and
 //   query r / kPackGqa of the warpgroup. p.heads, p.heads_per_kv_head, Tile::head and the head strides of lists
 //   count packs.
@@ -79,8 +80,10 @@ constexpr int kQBytes = 49152;  // bytes of a Q tile
 constexpr int kKvBytes = 24576;  // bytes of K, or of V, of one step
 constexpr int kPageRows = 16;  // keys per copy from a small page
 constexpr int kLargeCopyShift = 6;  // log2 of the keys per copy from a large page
+constexpr int kPartialFloats = 12800;  // floats of a warpgroup's partial result
+constexpr int kLeastPartSteps = 8;  // steps of a part at least
 
-// Dynamic shared memory: 196712 bytes. Byte offsets:
+// Dynamic shared memory: 196720 bytes. Byte offsets:
 constexpr int kQOffset = 0;  // 49152 bytes: ring of Q tiles, 128 rows in column groups of 64
 constexpr int kKOffset = 49152;  // 49152 bytes: K ring
 constexpr int kVOffset = 98304;  // 49152 bytes: V ring
@@ -88,6 +91,7 @@ constexpr int kOOffset = 147456;  // 49152 bytes: staging of the O tile
 constexpr int kBarriersOffset = 196608;  // 80 bytes: mbarriers
 constexpr int kWorkTilesOffset = 196688;  // 16 bytes: ring of work tiles: index, number of steps
 constexpr int kBlockMetaOffset = 196704;  // 8 bytes: metadata of the loads in the K rings
+constexpr int kIsLastOffset = 196712;  // 8 bytes: whether a warpgroup stored the last partial result
 
 constexpr int kQFullBarrier = kBarriersOffset;
 constexpr int kQEmptyBarrier = kQFullBarrier + 8 * kTileStages;
@@ -109,7 +113,7 @@ constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
 constexpr float kLeastLogit = -1e30f;
 constexpr float kLn2 = 0.693147180559945f;
 
-// Launch: 384 threads per block, 196712 bytes of dynamic shared memory.
+// Launch: 384 threads per block, 196720 bytes of dynamic shared memory.
 // Grid: one thread block per SM, looping over tiles (persistent).
 struct Params {
   TensorMap q_map;  // Q (head_dim, heads of a pack, q_len, packs, batch): box 64 x 2 x 64 x 1 x 1, swizzle 128
@@ -129,6 +133,9 @@ struct Params {
   int window_right;  // keys seen after the query's own position
   int* scheduler;  // tiles drawn after each thread block's first, finished thread blocks; both are 0 between launches
   int heads_in_l2;  // (batch, query head) pairs whose tiles are scheduled together: their K and V fit the L2
+  float* partials;  // partial results: unnormalized O and softmax state of parts
+  int* parts_done;  // finished parts of each tile, by warpgroup; 0 between launches
+  int splits;  // work tiles of a tile: parts of its keys, or nothing if it has few
   const int* cu_seqlens_q;  // first token of each request, then the end of the last one
   const int* seq_lens;  // keys of each request
   const int* block_table;  // pages of each request; null: page i has all keys of request i
@@ -147,7 +154,7 @@ struct Params {
   int heads;  // packs of kPackGqa query heads
   int heads_per_kv_head;  // packs per K/V head
   int query_tiles;  // tiles of kTileQueries queries per pack
-  int tiles;  // heads * query_tiles
+  int tiles;  // heads * query_tiles * splits
   float scale_log2;  // scale * log2(e); the host checks that it is positive
 };
 
@@ -485,6 +492,8 @@ __device__ __forceinline__ void stmatrix_x4(uint32 address, uint32 a, uint32 b, 
 // before those, the first p.sink_keys; diagonal = kv_len - q_len.
 struct KvBlockIterator {
   int count;      // key blocks visible to these queries: the window's, then those that hold only sinks
+  int all;        // all of these blocks, of which `count` from `skipped` on are taken
+  int skipped = 0;
   int window;     // number of window blocks
   int last;       // index of the last window block
   int all_from;   // the window of every query contains the keys from all_from
@@ -506,9 +515,18 @@ struct KvBlockIterator {
     // The keys may end before the window, or among the sinks.
     window = first_query < seqlen.q_len() && last_key >= 0 ? max(last - first + 1, 0) : 0;
     count = first_query < seqlen.q_len() && last_key >= 0 ? window + min(sinks, last + 1) : 0;
+    all = count;
+  }
+  // Restricts these queries to `number` steps, starting at `first`.
+  __device__ __forceinline__ void restrict_to(int first, int number) {
+    skipped = first;
+    count = min(number, max(count - first, 0));
   }
   // Index of the i-th key block, in descending order.
-  __device__ __forceinline__ int at(int i) { return i < window ? last - i : count - 1 - i; }
+  __device__ __forceinline__ int at(int i) {
+    const int number = skipped + i;
+    return number < window ? last - number : all - 1 - number;
+  }
   // Whether some pair of the i-th block is masked.
   __device__ __forceinline__ bool masked(int i, int block) {
     const int begin = block * kTileN, end = begin + kTileN;
@@ -533,7 +551,8 @@ struct Tile {
   __device__ __forceinline__ Tile(const Params& p, int index) {
     // The last tiles go first: late queries of long sequences see the most keys. Heads are interleaved, but no more of
     // them than have their K and V in the L2 at once.
-    const uint32 number = index, query_tiles = p.query_tiles;  // unsigned: cheaper to divide than int
+    const uint32 splits = p.splits, query_tiles = p.query_tiles;  // unsigned: cheaper to divide than int
+    const uint32 number = index / splits;  // the parts of a tile follow each other
     const uint32 heads_in_l2 = p.heads_in_l2, all_heads = p.heads;
     const uint32 first_head = number / (heads_in_l2 * query_tiles) * heads_in_l2;
     const uint32 in_group = number - first_head * query_tiles;
@@ -563,9 +582,9 @@ struct PipelineState {
   }
 };
 
-// A work tile, as assigned by the scheduler: the index of a tile. Tile computes its batch, head and queries.
+// A work tile, as assigned by the scheduler: a part of a tile. Tile computes its batch, head and queries.
 struct WorkTile {
-  int index;  // index of the tile
+  int index;  // index of the tile * p.splits + index of the part
 };
 
 __device__ __forceinline__ WorkTile first_work_tile(const Params& p) { return {static_cast<int>(blockIdx.x)}; }
@@ -585,12 +604,21 @@ __device__ __forceinline__ void release_scheduler(const Params& p) {
   }
 }
 
+// Parts of a tile of `steps` steps, each for a work tile. The other work tiles of the tile have no steps.
+__device__ __forceinline__ int parts_of(const Params& p, int steps) {
+  return max(1, min(p.splits, steps / kLeastPartSteps));
+}
+
 // Key blocks of a work tile.
 // Producer and consumers each recompute them, in a few instructions, instead of passing them through shared memory. All
 // patterns take the same arguments, used or not.
 __device__ __forceinline__ KvBlockIterator kv_blocks_of(
-    const Params& p, const Tile& tile) {
-  return KvBlockIterator(p, tile.batch, tile.head, tile.first_query);
+    const Params& p, const WorkTile& work, const Tile& tile) {
+  KvBlockIterator blocks(p, tile.batch, tile.head, tile.first_query);
+  const int parts = parts_of(p, blocks.count), part = work.index % p.splits;
+  const int first = blocks.count * part / parts, end = blocks.count * (part + 1) / parts;
+  blocks.restrict_to(first, part < parts ? end - first : 0);
+  return blocks;
 }
 
 // Metadata of a step of kTileN keys, in one word: twice its index, plus 1 if the pattern masks some of its pairs,
@@ -628,7 +656,7 @@ __device__ __forceinline__ void publish_work_tile(const Params& p, int* entries,
     return;
   }
   const Tile tile(p, work.index);
-  info[1] = kv_blocks_of(p, tile).count;
+  info[1] = kv_blocks_of(p, work, tile).count;
   mbarrier_arrive_expect_tx(full, kQLoadBytes);
 #pragma unroll
   for (int i = 0; i < kGroups * kQBoxes; ++i) {
@@ -736,7 +764,7 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
     const int kv_head = static_cast<uint32>(tile.head) / p.heads_per_kv_head;
     const KvEnd kv_end(p, tile.batch);
     const VisibleKeys visible(p, tile.batch, tile.first_query);
-    KvBlockIterator blocks = kv_blocks_of(p, tile);
+    KvBlockIterator blocks = kv_blocks_of(p, work, tile);
 
     // Warp 0 copies K of step i, warp 1 V of step i - 1.
     // The pages of a step are read one step ahead.
@@ -927,6 +955,66 @@ __device__ __forceinline__ void scale_apply_exp2(uint32 (&p_frag)[kTileN / 16][4
   row_sum[1] += sum[1] + odd_sum[1];
 }
 
+// Workspace of a warpgroup's partial result: each thread's part of o, then row_max and row_sum, four floats at a time.
+__device__ __forceinline__ float4* partial_place(const Params& p, int work_tile, int warpgroup) {
+  float* const place = p.partials + (work_tile * kConsumerWarpgroups + warpgroup) * int64{kPartialFloats};
+  return reinterpret_cast<float4*>(place) + threadIdx.x % kWarpgroupThreads;
+}
+
+// Whether the warpgroup's rows are complete. If their tile has several parts, stores this one in global memory. The
+// last one to end adds all of them in their order, so the result does not depend on which one that is.
+__device__ __forceinline__ bool combine_parts(const Params& p, const WorkTile& work, const Tile& tile, int warpgroup,
+    int* is_last, float (&o)[kHeadDim / 2], float (&row_max)[2], float (&row_sum)[2]) {
+  const int parts = parts_of(p, KvBlockIterator(p, tile.batch, tile.head, tile.first_query).count);
+  const int number = work.index / p.splits, first = number * p.splits, part = work.index - first;
+  if (parts == 1 || part >= parts) return part == 0;
+  float4* place = partial_place(p, work.index, warpgroup);
+#pragma unroll
+  for (int i = 0; i < kHeadDim / 8; ++i) {
+    place[i * kWarpgroupThreads] = make_float4(o[i * 4], o[i * 4 + 1], o[i * 4 + 2], o[i * 4 + 3]);
+  }
+  place[kHeadDim / 8 * kWarpgroupThreads] = make_float4(row_max[0], row_max[1], row_sum[0], row_sum[1]);
+
+  // Counts the parts; the last one resets the counter to 0 for the next launch. Each thread's stores come before the
+  // count. The results of other thread blocks are read after it, bypassing the L1 (__ldcg).
+  __threadfence();
+  bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
+  if (threadIdx.x % kWarpgroupThreads == 0) {
+    int* const counter = p.parts_done + number * kConsumerWarpgroups + warpgroup;
+    *is_last = atomicAdd(counter, 1) == parts - 1;
+    if (*is_last) *counter = 0;
+    __threadfence();
+  }
+  bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
+  if (!*is_last) return false;
+
+  row_max[0] = row_max[1] = kLeastLogit;
+  for (int other = first; other <= first + parts - 1; ++other) {
+    const float4 state = __ldcg(partial_place(p, other, warpgroup) + kHeadDim / 8 * kWarpgroupThreads);
+    row_max[0] = fmaxf(row_max[0], state.x);
+    row_max[1] = fmaxf(row_max[1], state.y);
+  }
+  row_sum[0] = row_sum[1] = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kHeadDim / 2; ++i) o[i] = 0.0f;
+  for (int other = first; other <= first + parts - 1; ++other) {
+    const float4* from = partial_place(p, other, warpgroup);
+    const float4 state = __ldcg(from + kHeadDim / 8 * kWarpgroupThreads);
+    const float weight[2] = {ex2(state.x - row_max[0]), ex2(state.y - row_max[1])};
+    row_sum[0] += state.z * weight[0];
+    row_sum[1] += state.w * weight[1];
+#pragma unroll
+    for (int i = 0; i < kHeadDim / 8; ++i) {
+      const float4 part = __ldcg(from + i * kWarpgroupThreads);
+      o[i * 4] += part.x * weight[0];
+      o[i * 4 + 1] += part.y * weight[0];
+      o[i * 4 + 2] += part.z * weight[1];
+      o[i * 4 + 3] += part.w * weight[1];
+    }
+  }
+  return true;
+}
+
 // Stores the LSE of a row of a warpgroup, if the row is in range.
 __device__ __forceinline__ void store_lse(const Params& p, const Tile& tile, int first_query, int row, float lse) {
   const SeqlenInfo seqlen(p, tile.batch);
@@ -1029,6 +1117,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
       __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kKOffset, 0), 0);
   const uint32 v_descriptors =
       __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kVOffset, kKvGroupBytes), 0);
+  int* const is_last = reinterpret_cast<int*>(shared + kIsLastOffset) + warpgroup;
   const uint32 staging = base + kOOffset + warpgroup * kGroups * kOGroupBytes;
   PipelineState<kTileStages> tile_state;
   PipelineState<kStages> k_state, v_state;
@@ -1110,8 +1199,10 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
       if (warp_leader) mbarrier_arrive(base + kVEmptyBarrier + 8 * v_state.index);
       v_state.advance();
     }
-    store_tile(p, tile, tile.first_query + warpgroup * kWarpgroupQueries, staging, shared + (staging - base), warpgroup,
-            o, row_max, row_sum);
+    if (combine_parts(p, info.work, tile, warpgroup, is_last, o, row_max, row_sum)) {
+      store_tile(p, tile, tile.first_query + warpgroup * kWarpgroupQueries, staging, shared + (staging - base),
+              warpgroup, o, row_max, row_sum);
+    }
     tile_state.advance();
   }
   if (warpgroup == 0) bar_sync(kWarpSchedulerBarrier, kWarpSchedulerThreads);  // last turn, which no warpgroup takes

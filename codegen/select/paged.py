@@ -93,7 +93,7 @@ class PagedCall:
         packs = [pack for pack in PACKS if self.heads // self.kv_heads % pack == 0]
         shipped = [pack for pack in packs if self._is_shipped(pack)]
         packs = shipped if shipped or self.verified_only else packs
-        if not packs or self.sink or self.softcap is not None:
+        if not packs or self.sink or self.softcap is not None or self._has_few_tiles():
             return packs[0] if packs else 1
         return packs[0] if self._steps(packs[0]) < PACKED_GAIN * self._steps(1) else 1
 
@@ -122,6 +122,8 @@ class PagedCall:
         if self.pack == 1:
             return "the call has many queries per request, which fill tiles of one head"
         options = self._options()
+        if not options and self._has_few_tiles():
+            options = "with few tiles"
         why = f"calls {options} pack heads" if options else "tiles of one head have more steps"
         return f"the call has many queries per request; {self.pack} query heads of a KV head share a tile: {why}"
 
@@ -145,6 +147,10 @@ class PagedCall:
         keys = min(self.max_keys, self.window_left + TILE_ROWS // pack)
         return self._tiles(pack) * (keys / STEP_KEYS + 1)
 
+    def _has_few_tiles(self) -> bool:
+        """Whether tiles of one head leave half of the GPU idle: kernels of packed heads divide their keys."""
+        return self._tiles(1) * self.kv_heads * self.requests <= ARCHS[self.arch].machine.sms / 2
+
     def _has_full_packs(self) -> bool:
         """Whether packed tiles fill half of their rows, and half of the GPU's multiprocessors."""
         rows = self.queries / self.requests * self.pack
@@ -156,6 +162,13 @@ def decode_fields(arch: str, dtype: str, cache: str, head_dim: int) -> dict[str,
     """Fields of the spec of the decode kernel."""
     fields = {"op": "paged_attention", "arch": arch, "dtype": dtype, "head_dim": head_dim}
     return fields if cache == "same" else {**fields, "cache": cache}
+
+
+def split_fields(arch: str, head_dim: int) -> dict[str, Any]:
+    """Fields of a shipped prefill kernel that divides the keys of tiles."""
+    kind = next(kind for kind in PREFILL_KERNELS if kind[0] == head_dim and kind[1] > 1)
+    _, pack, sink, softcap = kind
+    return prefill_fields(arch, PREFILL_KERNELS[kind][0], head_dim, pack, sink=sink, softcap=softcap)
 
 
 def prefill_fields(
@@ -173,6 +186,7 @@ def prefill_fields(
     """
     fields = {"op": "attention", "layout": "paged", "arch": arch, "dtype": dtype, "head_dim": head_dim}
     options: dict[str, Any] = {"pack_gqa": pack} if pack > 1 else {}
+    options |= {"split_kv": True} if pack > 1 or sink or softcap is not None else {}
     options |= {"sink": True} if sink else {}
     options |= {} if softcap is None else {"softcap": softcap}
     return {**fields, "pattern": {"kind": "sink_window"}, **options}

@@ -50,6 +50,7 @@ TUNING_FIELDS = frozenset(
         "warp_rows",
         "stream_k_tail",
         "kv_splits",
+        "split_kv",
         "share_kv_loads",
         "query_grouping",
         "l2_lockstep",

@@ -10,6 +10,7 @@ import torch
 from codegen.patterns.base import MOST_KEYS
 from codegen.problem import PAGE_ROWS, AttentionShape
 from codegen.spec import AttentionSpec
+from runtime.driver.context import entered
 from runtime.driver.launch import Signature
 from runtime.driver.workspace import NO_MEMORY, Memory
 from runtime.errors import ArgumentError
@@ -23,6 +24,7 @@ from runtime.kernels.arguments import (
 )
 from runtime.kernels.paged_attention import (
     UNPAGED_SHIFT,
+    WORKSPACE_ALIGNMENT,
     Bound,
     Options,
     PagedKernel,
@@ -54,6 +56,21 @@ class PagedPrefillKernel(PagedKernel[AttentionSpec]):
         spec: the spec.
     """
 
+    def workspace_bytes(self, device: torch.device) -> WorkspaceBytes:
+        """Bytes of the workspace of any call.
+
+        Args:
+            device: device of the call.
+
+        Raises:
+            DeviceError: if the device cannot be entered.
+        """
+        with entered(device.index):
+            slots = self._loaded.slots(device.index)
+        of_pattern = dict.fromkeys(("window_left", "window_right", "sink_keys"), 0)
+        shape = AttentionShape(1, self.spec.pack_gqa, 1, 1, MOST_KEYS, **of_pattern, sequences=1)
+        return WorkspaceBytes.of(self._plan.problem(shape, slots))
+
     def _check(self, tensors: dict[str, Any], options: Options) -> Signature:
         """Check a call of a new signature and prepare it."""
         q, k_cache, table, out, workspace = (
@@ -75,7 +92,8 @@ class PagedPrefillKernel(PagedKernel[AttentionSpec]):
         left, right, sink_keys = (min(number, MOST_KEYS) for number in options.window)
         of_pattern = {"window_left": left, "window_right": right, "sink_keys": sink_keys}
         sizes = 1, heads, kv_heads, tokens, max_keys
-        args = self._plan.problem(AttentionShape(*sizes, **of_pattern, sequences=batch), 0)
+        slots = self._loaded.slots(q.device.index) if self.spec.split_kv else 0
+        args = self._plan.problem(AttentionShape(*sizes, **of_pattern, sequences=batch), slots)
         if args.numbers["tiles"] >= 2**31:
             raise ArgumentError("q", f"has shape {tuple(q.shape)}: more than 2^31 tiles")
         memory = Memory.of(args)
@@ -85,9 +103,10 @@ class PagedPrefillKernel(PagedKernel[AttentionSpec]):
             ("o", "out", 0),
         ]
         if workspace is not None:
-            check_workspace(tensors, WorkspaceBytes.of(args).total)
-            memory = NO_MEMORY
-            places.append(("scheduler", "workspace", 0))
+            size = WorkspaceBytes.of(args)
+            check_workspace(tensors, size.total)
+            places += _places_in(workspace.numel(), memory, size)
+            memory = NO_MEMORY._replace(unused=memory.unused)
         # Any readable address stands for bounds or lengths that are not given.
         missing = [name for name in ("cu_seqlens_q", "seq_lens") if tensors[name] is None]
         places += [(name, "q", 0) for name in missing]
@@ -137,6 +156,13 @@ class PagedPrefillKernel(PagedKernel[AttentionSpec]):
             raise ArgumentError("softcap", f"is {options.softcap}, but {name} has {self.spec.softcap}")
         if self.spec.sink:
             check_sink(tensors["sink"], q.shape[1], q.device)
+
+
+def _places_in(size: int, memory: Memory, wanted: WorkspaceBytes) -> list[tuple[str, str, int]]:
+    """Places of counters at the beginning of a workspace of ``size`` bytes, and of partial results at its end."""
+    end = size // WORKSPACE_ALIGNMENT * WORKSPACE_ALIGNMENT
+    counters = [(name, "workspace", offset) for name, offset in memory.counter_places]
+    return counters + [(name, "workspace", end - wanted.partials + offset) for name, offset in memory.scratch_places]
 
 
 def _check_pages(tensors: dict[str, Any]) -> tuple[int, int]:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from codegen.arch import ARCHS
-from codegen.select.paged import PagedCall, decode_fields, prefill_fields
+from codegen.select.paged import PagedCall, decode_fields, prefill_fields, split_fields
 from codegen.wording import shown
 from runtime.checks import check_dense, refuse_capture
 from runtime.errors import ArgumentError
@@ -81,6 +81,15 @@ def _prefill_kernel(
     refuse_capture("q", device)
     fields = prefill_fields(arch_of(device), dtype, head_dim, pack, sink=sink, softcap=softcap)
     kernel = load_kernel(fields, device=device)
+    assert isinstance(kernel, PagedPrefillKernel)
+    return kernel
+
+
+@kept_by_mode(KERNELS_KEPT)
+def _split_kernel(index: int, head_dim: int) -> PagedPrefillKernel:
+    """A kernel with the largest workspace of prefill kernels of a head size."""
+    device = torch.device("cuda", index)
+    kernel = load_kernel(split_fields(arch_of(device), head_dim), device=device)
     assert isinstance(kernel, PagedPrefillKernel)
     return kernel
 
@@ -254,6 +263,8 @@ def bytes_of_workspace(device: torch.device, head_dim: int, sizes: dict[str, int
         for kernel in kernels
         for invariant in {False, batch_invariant}
     ]
+    if ARCHS[arch_of(device)].has_wgmma:
+        sizes_of.append(_split_kernel(device.index, head_dim).workspace_bytes(device))
     return functools.reduce(WorkspaceBytes.with_room_for, sizes_of).total
 
 

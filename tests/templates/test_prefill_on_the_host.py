@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import shutil
+import struct
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
@@ -19,8 +20,10 @@ from host_streams import pretend_stream  # noqa: E402
 
 from codegen.library import find_spec  # noqa: E402
 from codegen.paged_cases import PagedCase  # noqa: E402
+from codegen.plans.attention import split_kv  # noqa: E402
 from codegen.render import generate  # noqa: E402
 from codegen.spec import AttentionSpec  # noqa: E402
+from runtime.driver import workspace  # noqa: E402
 from runtime.verify import paged_attention as verified  # noqa: E402
 
 RUNS = platform.machine() == "x86_64" and shutil.which("g++") is not None
@@ -54,6 +57,17 @@ PACKED = (
     {"head_dim": 192, "pack_gqa": 2},
     {"head_dim": 256, "pack_gqa": 2, "dtype": "bf16", "softcap": 50.0},
     {"head_dim": 64, "sink": True, "softcap": 3.0},
+)
+SPLIT_CASES = (
+    PagedCase("one_tile", (700,), (20,), heads=8, kv_heads=1, page_size=16),
+    PagedCase("short_and_long", (600, 30, 0, 200), (9, 30, 5, 0), heads=8, kv_heads=1, page_size=64, layout="HND"),
+    PagedCase("sink_window", (900,), (33,), heads=8, kv_heads=1, page_size=32, window=(300, 4), sink_keys=70),
+    PagedCase("spoiled", (600,), (30,), heads=8, kv_heads=1, page_size=16, layout="rows", spoiled=True),
+)
+SPLIT = (
+    {"head_dim": 64, "pack_gqa": 8, "sink": True},
+    {"head_dim": 192, "pack_gqa": 2, "dtype": "bf16"},
+    {"head_dim": 64},
 )
 
 
@@ -101,6 +115,66 @@ def test_packed_heads_sinks_and_caps_are_those_of_the_definition(
     for order, case in enumerate(cases):
         kernel.host.late, kernel.host.order = order % 2 == 0, order
         check(kernel, case)
+
+
+def splits_of_launches(kernel: host_prefill.HostKernel, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Parts of a tile of the launches from here on."""
+    found: list[int] = []
+    launch, offset = kernel.host.launch, kernel.host.layout.offsets["splits"]
+
+    def launched(signature: Any, *rest: Any, **named: Any) -> None:
+        found.extend(struct.unpack_from("i", signature.block, offset))
+        launch(signature, *rest, **named)
+
+    monkeypatch.setattr(kernel.host, "launch", launched)
+    return found
+
+
+@pytest.mark.parametrize("fields", SPLIT, ids=str)
+def test_parts_of_the_keys_are_added_in_order(
+    fields: dict[str, Any], recorded: Callable[..., None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """With parts of 64 keys or more, so that short requests have several; in any order of thread blocks."""
+    monkeypatch.setattr(split_kv, "LEAST_KEYS", 64)
+    named = find_spec({**FIELDS, "dtype": "fp16", "split_kv": True, "tile": {"m": 128, "n": 64}, **fields})
+    spec = named.spec
+    assert isinstance(spec, AttentionSpec)
+    cases = [replace(case, sinks=spec.sink) for case in SPLIT_CASES]
+    recorded(generate(named).source, repr(cases))
+    kernel = host_prefill.HostKernel(named, tmp_path, blocks=40)
+    splits = splits_of_launches(kernel, monkeypatch)
+    for order, case in enumerate(cases):
+        kernel.host.late, kernel.host.order = order % 2 == 0, order
+        check(kernel, case)
+    assert len(splits) == len(cases) and min(splits) > 1
+    assert not any(counters.any() for counters in workspace._counters.values())
+
+
+@pytest.mark.parametrize(
+    ("was", "instead"),
+    [
+        ("const int number = skipped + i;", "const int number = i;"),
+        ("row_sum[0] += state.z * weight[0];", "row_sum[0] = state.z * weight[0];"),
+        ("part < parts ? end - first : 0", "part < parts ? end - first - (part == 1) : 0"),
+        ("if (*is_last) *counter = 0;", ""),
+    ],
+    ids=["the keys of a part", "the sum of parts", "all keys", "counters"],
+)
+def test_what_is_wrong_with_parts_shows(
+    was: str, instead: str, recorded: Callable[..., None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(split_kv, "LEAST_KEYS", 64)
+    named = find_spec({**FIELDS, "dtype": "fp16", "split_kv": True, **SPLIT[0], "tile": {"m": 128, "n": 64}})
+    source = generate(named).source
+    assert was in source
+    changed = source.replace(was, instead, 1)
+    case = replace(SPLIT_CASES[0], sinks=True)
+    recorded(changed, repr(case))
+    kernel = host_prefill.HostKernel(named, tmp_path, changed, blocks=40)
+    kernel.host.late = False
+    with pytest.raises(AssertionError):
+        for _ in range(2):
+            check(kernel, case)
 
 
 @pytest.mark.parametrize(

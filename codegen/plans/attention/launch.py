@@ -7,6 +7,8 @@ from codegen.patterns.base import MOST_KEYS
 from codegen.plan import Plan, require
 from codegen.plans.attention.order import heads_in_l2
 from codegen.plans.attention.query_order import order_search
+from codegen.plans.attention.sizes import Sizes
+from codegen.plans.attention.split_kv import split_memory, splits_of
 from codegen.plans.lengths import length_numbers, paged_numbers, query_tiles
 from codegen.problem import COUNTER_BYTES, SCHEDULER_BYTES, SCHEDULER_COUNTERS, AttentionShape, LaunchArgs
 from codegen.spec import AttentionBackwardSpec, AttentionSpec
@@ -19,7 +21,8 @@ def arguments(plan: Plan, shape: AttentionShape, slots: int) -> LaunchArgs:
     assert isinstance(spec, AttentionSpec)
     heads, group = shape.heads // spec.pack_gqa, shape.heads // shape.kv_heads // spec.pack_gqa
     head_tiles = query_tiles(shape, plan.tile_queries)
-    tiles = shape.batch * heads * head_tiles
+    splits = splits_of(spec, shape, plan.tile_queries, slots)
+    tiles = shape.batch * heads * head_tiles * splits
     block = spec.pattern.fixed_block
     numbers = {
         **(paged_numbers(shape) if spec.layout == "paged" else length_numbers(shape)),
@@ -37,6 +40,11 @@ def arguments(plan: Plan, shape: AttentionShape, slots: int) -> LaunchArgs:
         counters["scheduler"] = SCHEDULER_COUNTERS
     if spec.l2_lockstep:
         counters["progress"] = SCHEDULER_COUNTERS
+    if spec.split_kv:
+        numbers["splits"] = splits
+        sizes = Sizes.of(spec)
+        memory = split_memory(sizes.consumers, sizes.partial_floats, slots, splits)
+        counters["parts_done"], scratch["partials"] = memory
     if plan.prologue is not None:
         search = order_search(
             shape.list_batches,

@@ -76,9 +76,15 @@ def size_params(spec: AttentionSpec) -> list[Param]:
     return [
         *length_params(lengths_of(spec)),
         *(_pack_sizes(spec) if spec.pack_gqa > 1 else _head_sizes()),
-        i32("tiles", "heads * query_tiles" if spec.layout != "padded" else "batch * heads * query_tiles"),
+        i32("tiles", _tiles_doc(spec)),
         f32("scale_log2", "scale * log2(e); the host checks that it is positive"),
     ]
+
+
+def _tiles_doc(spec: AttentionSpec) -> str:
+    """Comment on the number of work tiles."""
+    of_heads = "heads * query_tiles" if spec.layout != "padded" else "batch * heads * query_tiles"
+    return of_heads + (" * splits" if spec.split_kv else "")
 
 
 def index_params(spec: AttentionSpec) -> list[Param]:

@@ -278,7 +278,7 @@ def _shared(sizes: Sizes, at: Arrangement) -> SharedLayout:
         shared.add("BlockMeta", 4 * depth * sizes.step_blocks, "metadata of the loads in the K rings", align=4)
     if in_fp8:
         fp8.add_scales(shared, sizes, depth)
-    if spec.stream_k_tail:
+    if spec.stream_k_tail or spec.split_kv:
         shared.add(
             "IsLast", 4 * spec.tile.m // WARPGROUP_ROWS, "whether a warpgroup stored the last partial result", align=4
         )

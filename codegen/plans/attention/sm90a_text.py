@@ -32,6 +32,8 @@ from codegen.plans.attention.share_kv import (
     sub_tile_owns,
 )
 from codegen.plans.attention.sizes import WARPGROUP, Sizes
+from codegen.plans.attention.split_kv import SUMMARY as SPLIT_SUMMARY
+from codegen.plans.attention.split_kv import split_constants, split_params
 from codegen.problem import LARGE_PAGE_ROWS, PAGE_ROWS
 from codegen.spec import AttentionSpec
 
@@ -102,6 +104,7 @@ def constants(
         *_block_constants(sizes),
         *([Constant("kPartialFloats", sizes.partial_floats, PARTIAL_FLOATS)] if spec.stream_k_tail else []),
         *partial_constants(spec, sizes.partial_floats),
+        *split_constants(spec, sizes.partial_floats),
         *(Constant(name, value, comment) for name, (value, comment) in spec.pattern.constants().items()),
         *logit_constants(spec),
         *(fp8_constants(sizes) if is_fp8(spec) else []),
@@ -196,6 +199,7 @@ def params(sizes: Sizes) -> tuple[Param, ...]:
         *order_params(spec),
         *lockstep_params(spec),
         *(STREAM_K_PARAMS if spec.stream_k_tail else ()),
+        *split_params(spec),
         *size_params(spec),
     )
 
@@ -249,4 +253,5 @@ def summary(sizes: Sizes) -> tuple[tuple[str, str], ...]:
         *shared_summary(spec),
         *lockstep_summary(spec),
         *([STREAM_K_SUMMARY] if spec.stream_k_tail else []),
+        *([SPLIT_SUMMARY] if spec.split_kv else []),
     )

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from codegen.select.paged import PACKS, PREFILL_KERNELS, PagedCall, prefill_fields
+from codegen.library import find_spec, shipped_specs
+from codegen.select.paged import PACKS, PREFILL_KERNELS, PREFILL_TYPES, PagedCall, prefill_fields, split_fields
 
 CALL = PagedCall("sm_90a", "bf16", 128, 32, 8, 16 * 64, 16, 64, 4096)
 """16 requests with 64 queries each, on average, and 4 query heads for each of 8 KV heads."""
@@ -24,6 +25,10 @@ def of(queries: float, requests: int = 16, **changes: object) -> PagedCall:
         (of(4096), 1),
         (of(512, 1, same_queries=True), 1),
         (of(512, 1, same_queries=True, window_left=127), 4),
+        (of(512, 1, same_queries=True, heads=16), 2),
+        (of(512, 1, same_queries=True, heads=16, head_dim=192), 2),
+        (of(600, 1, same_queries=True, heads=16), 1),
+        (of(1024, 1, same_queries=True, heads=16), 1),
         (of(130, 1, same_queries=True), 4),
         (of(64, heads=64), 8),
         (of(64, heads=128), 8),
@@ -69,6 +74,7 @@ def test_reasons_name_heads_and_options() -> None:
     assert of(4096).prefill_reason() == "the call has many queries per request, which fill tiles of one head"
     assert "4 query heads of a KV head share a tile: tiles of one head have more steps" in of(64).prefill_reason()
     assert "calls with a sink and a softcap of 3 pack heads" in of(64, sink=True, softcap=3.0).prefill_reason()
+    assert "calls with few tiles pack heads" in of(512, 1, same_queries=True, heads=16).prefill_reason()
     reason = of(64, heads=40, sink=True, verified_only=True).decode_reason()
     assert reason == "no prefill kernel with a sink is shipped, and others are refused"
 
@@ -79,4 +85,7 @@ def test_shipped_kernels_have_fields() -> None:
         *("op", "layout", "arch", "dtype", "head_dim", "pattern"),
     }
     fields = prefill_fields("sm_90a", "bf16", 64, 8, sink=True, softcap=2.0)
-    assert (fields["pack_gqa"], fields["sink"], fields["softcap"]) == (8, True, 2.0)
+    assert (fields["pack_gqa"], fields["sink"], fields["softcap"], fields["split_kv"]) == (8, True, 2.0, True)
+    for head_dim in PREFILL_TYPES:
+        named = find_spec(split_fields("sm_90a", head_dim))
+        assert named.spec in [shipped.spec for shipped in shipped_specs()]

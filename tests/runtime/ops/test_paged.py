@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from contextlib import nullcontext
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -246,6 +246,7 @@ def test_calls_that_share_a_workspace_leave_the_counters_of_each_other(launches:
     many = {"batch": 40, "tokens": 300, "heads": HEADS, "kv_heads": KV_HEADS}
     with (
         patch("runtime.kernels.paged_attention.entered", lambda index: nullcontext()),
+        patch("runtime.kernels.paged_prefill.entered", lambda index: nullcontext()),
         patch.object(paged_calls, "arch_of", lambda device: "sm_90a"),
     ):
         size = paged_calls.bytes_of_workspace(device, D, many, batch_invariant=True)
@@ -254,10 +255,16 @@ def test_calls_that_share_a_workspace_leave_the_counters_of_each_other(launches:
             for cache in ("same", "e4m3")
             for invariant in (False, True)
         ]
+        parts.append(paged_calls._split_kernel(None, D).workspace_bytes(device))
     counters = max(part.counters for part in parts)
     memory = torch.zeros(size, dtype=torch.uint8)
     for invariant in (False, True):
         paged_attention(**call(), workspace=memory, batch_invariant=invariant)
+    with patch.object(paged_calls, "arch_of", lambda device: "sm_90a"):
+        chunk, table = torch.zeros(96, HEADS, D).half(), torch.zeros(3, 512, dtype=torch.int32)
+        paged_attention(**call(q=chunk, block_table=table, seq_lens=None), workspace=memory)
+    assert launches[-1].pop("splits") > 1
+    launches[-1]["counters"] = launches[-1].pop("scheduler")
     assert len({part.counters for part in parts}) > 1
     for launched in launches:
         assert launched["counters"] == memory.data_ptr()
@@ -523,7 +530,7 @@ def test_work_that_32_bits_do_not_count_is_refused(launches: list[dict[str, Any]
     table = torch.zeros(1, 1).int().expand(1, 1 << 20).contiguous()
     q = torch.zeros(1, 1, 1).half().expand(40000, HEADS, D).contiguous()
     with pytest.raises(ArgumentError, match=r"^q: has 40000 tokens of 1 requests, for up to 16777216 keys each"):
-        paged_attention(**call(q=q, block_table=table, seq_lens=None), softcap=9.0)
+        paged_attention(**call(q=q, block_table=table, seq_lens=None), batch_invariant=True)
     with pytest.raises(ArgumentError, match=r"^block_table: has room for \d+ keys of a request, expected 1073741824"):
         paged_attention(**call(block_table=torch.empty(1, 1 << 27, dtype=torch.int32).expand(3, -1)))
     assert not launches
@@ -578,11 +585,16 @@ def test_a_workspace_is_for_the_caches_of_its_device(
 
     monkeypatch.setattr(paged_calls, "arch_of", lambda device: arch)
     monkeypatch.setattr(paged_calls, "_kernel", kernel)
+    split = SimpleNamespace(workspace_bytes=lambda device: WorkspaceBytes(32, 112))
+    monkeypatch.setattr(paged_calls, "_split_kernel", lambda index, head_dim: split)
+    partials = 112 if arch == "sm_90a" else 80
     sizes = {name: size for name, size in SIZES.items() if name != "head_dim"}
-    assert paged_calls.bytes_of_workspace(torch.device("cuda", 0), 64, sizes, batch_invariant=False) == 96
+    assert paged_calls.bytes_of_workspace(torch.device("cuda", 0), 64, sizes, batch_invariant=False) == (
+        144 if arch == "sm_90a" else 96
+    )
     assert asked == caches
     asked.clear()
-    assert paged_calls.bytes_of_workspace(torch.device("cuda", 0), 64, sizes, batch_invariant=True) == 64 + 80
+    assert paged_calls.bytes_of_workspace(torch.device("cuda", 0), 64, sizes, batch_invariant=True) == 64 + partials
     assert asked == caches
 
 

@@ -204,6 +204,29 @@ def test_a_workspace_has_the_scheduler_at_its_beginning(launches: list[dict[str,
         paged_attention(**given, out=given["q"])
 
 
+@pytest.mark.parametrize("tokens", [32, 2048])
+def test_a_workspace_has_partial_results_at_its_end(launches: list[dict[str, Any]], tokens: int) -> None:
+    """Where tiles are few. Otherwise the kernel takes counters of its scheduler alone."""
+    given = call(q=torch.randn(tokens, HEADS, D).half(), sink=torch.zeros(HEADS), seq_lens=None, cu_seqlens_q=None)
+    given["block_table"] = torch.zeros(1, 512, dtype=torch.int32)
+    kernel = paged_calls._prefill_kernel(None, "fp16", D, 4, sink=True, softcap=None)
+    with patch("runtime.kernels.paged_prefill.entered", lambda index: nullcontext()):
+        size = kernel.workspace_bytes(torch.device("cpu"))
+    assert size.partials == 2 * 132 * 2 * 128 * (D // 2 + 4) * 4
+    memory = torch.zeros(size.total + 40, dtype=torch.uint8)
+    paged_attention(**given, workspace=memory)
+    (found,) = launches
+    end = memory.data_ptr() + memory.numel() // 16 * 16
+    splits = 16 if tokens == 32 else 1
+    assert found["splits"] == splits and found["tiles"] == 2 * (tokens // 32 + 1) * splits
+    assert found["scheduler"] == memory.data_ptr()
+    assert found["partials"] == (end - size.partials if splits > 1 else 0)
+    if splits > 1:
+        assert found["parts_done"] == memory.data_ptr() + 8
+        with pytest.raises(ArgumentError, match=r"^workspace: has "):
+            paged_attention(**given, workspace=memory[: size.total - 16])
+
+
 def test_a_workspace_of_any_call_serves_it(launches: list[dict[str, Any]]) -> None:
     kernel = paged_calls._kernel(None, "fp16", "same", D)
     with patch("runtime.kernels.paged_attention.entered", lambda index: nullcontext()):

@@ -39,9 +39,8 @@ from serving_page import BACK_TO_BACK, FLOP_RATE, GRAPH, HOST, INVARIANT, RATE, 
 from serving_peers import check_folder, peers_of
 from serving_rows import ROWS, Inputs, Make, Row, make_inputs
 
-from runtime import load_kernel, paged_attention, paged_workspace
-from runtime.kernels.paged_attention import PagedKernel
-from runtime.ops.attention_choice import arch_of
+from codegen.library import NamedSpec
+from runtime import explain_paged_attention, paged_attention, paged_workspace
 from runtime.receipts.permit import provenance
 from runtime.tools.bench.timing import SLEEP_CYCLES, Call, back_to_back, captured, median, single_calls
 from runtime.verify.rows import kernel_fields
@@ -167,23 +166,25 @@ def times_of(calls: dict[str, Call], seconds: float) -> tuple[dict[str, Fields],
     return results, failed
 
 
-@cache
-def kernel_record(cache_type: str, head_dim: int, *, tiles: bool) -> str:
-    """Kernel of a record as JSON: its name, whether it has a receipt, and the fields that ``codegen migrate`` needs.
+def kernel_of(inputs: Inputs) -> NamedSpec:
+    """The kernel of the front door's call."""
+    heads_first = inputs.rows is not None or inputs.table is None
+    k, v = (cache.transpose(1, 2) if heads_first else cache for cache in (inputs.k, inputs.v))
+    found = explain_paged_attention(
+        inputs.q,
+        k,
+        v,
+        inputs.pattern,
+        block_table=inputs.table,
+        cu_seqlens_q=inputs.bounds if inputs.row.is_prefill else None,
+        layout="HND" if heads_first else "NHD",
+    )
+    return found.kernels["O"]
 
-    Args:
-        cache_type: type of K and V.
-        head_dim: elements per head.
-        tiles: whether it is the kernel for many queries of each request.
-    """
-    fields: Fields = {"arch": arch_of(torch.device("cuda", 0)), "dtype": "bf16", "head_dim": head_dim}
-    if tiles:
-        fields |= {"op": "attention", "layout": "paged", "pattern": {"kind": "sink_window"}}
-    else:
-        fields |= {"op": "paged_attention"} | ({"cache": cache_type} if cache_type == "e4m3" else {})
-    kernel = load_kernel(fields)
-    assert isinstance(kernel, PagedKernel)
-    named = kernel.compiled.named
+
+@cache
+def kernel_record(named: NamedSpec) -> str:
+    """Kernel of a record as JSON: its name, whether it has a receipt, and the fields that ``codegen migrate`` needs."""
     receipt = provenance(named).is_verified
     return json.dumps({"name": named.stem, "receipt": receipt, **kernel_fields(named), "results": {}})
 
@@ -203,8 +204,7 @@ def record_of(row: Row, folder: Path | None, seconds: float, device: str = "cuda
             result[FLOP_RATE] = round(row.flops / result[GRAPH] / 1e9, 1)
         elif GRAPH in result:
             result[RATE] = round(size / result[GRAPH] / 1e6, 1)
-    tiles = row.work == "prefill"
-    kernels = [json.loads(kernel_record(row.cache, row.head_dim, tiles=tiles))] if OURS in results else []
+    kernels = [json.loads(kernel_record(kernel_of(inputs)))] if OURS in results else []
     return {
         "name": row.name,
         "work": row.work,

@@ -39,8 +39,8 @@ WORKS = {
     "request.",
     "QSA": "Each query has a list of 2048 tokens in groups of 4, drawn at random, for both K/V heads; head_dim is 256. "
     "The peer also multiplies its result by a gate. Requests have 32768 keys; in a batch of 128, 16384.",
-    "prefill": "Each request has a chunk of causal queries, at its last keys: 32 query heads over "
-    "8, head_dim 128. TFLOPS are those of both products over the pairs that are seen.",
+    "prefill": "Each request has a chunk of causal queries, at its last keys. head_dim is 128, unless the name has "
+    "another. TFLOPS are those of both products over the pairs that are seen.",
     "MSA prefill": "As MSA above, for a chunk of one request. Lists have blocks before the chunk only.",
     "QSA prefill": "As QSA above, for a chunk of one request. Lists have tokens before the chunk only.",
 }

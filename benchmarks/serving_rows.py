@@ -64,6 +64,7 @@ class Row:
         parts = [self.work, self.batch, f"h{self.heads}:{self.kv_heads}"]
         parts += [f"page {self.page}"] if self.work in ("dense", "prefill") else []
         parts += [self.cache] if self.work == "MSA" else []
+        parts += [f"d{self.head_dim}"] if self.work == "prefill" and self.head_dim != 128 else []
         return " ".join(parts)
 
     @property
@@ -127,7 +128,9 @@ ROWS = (
     _prefill(1, 32768, 4096, page=16),
     _prefill(1, 8192, 8192),
     _prefill(4, 8192, 2048),
-    _prefill(16, 4096, 128),
+    *(_prefill(16, 4096, queries) for queries in (128, 64, 32, 16)),
+    *(replace(_prefill(1, 32768, 512), heads=16, head_dim=head_dim) for head_dim in (192, 256)),
+    replace(_prefill(16, 4096, 64), heads=64, head_dim=64),
     _listed_prefill(_msa(1, 1, "bf16"), "8192 queries over 32768 keys", 8192),
     _listed_prefill(_qsa(1, 32768), "4096 queries over 32768 keys", 4096),
 )

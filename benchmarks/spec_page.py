@@ -387,23 +387,27 @@ def pattern_options_row(kind: str, archs: Sequence[str], tried: str) -> list[str
 
 def options_with(model: Model, base: Fields, tried: Sequence[Fields]) -> list[str]:
     """The options that a kernel has, by themselves or with another one."""
-    found: dict[str, Fields] = {}
+    found: set[str] = set()
     for alone in (True, False):
-        others = [{}] if alone else list(found.values())
+        others = (
+            [{}]
+            if alone
+            else [{other: value} for other in model.options if other in found for value in values_on(model, other)]
+        )
         for name in model.options:
             types = {"dtype": FP8[0]} if name in FP8_OPTIONS and base["op"] in FP8_OPS else {}
             if types and not may_be_fp8(base, tried):
                 continue
             settings = ({name: value, **types, **other} for other in others for value in values_on(model, name))
-            if name not in found and (first := first_planned(base, settings, tried)) is not None:
-                found[name] = {name: first[name]}
+            if name not in found and has_some_kernel(base, settings, tried):
+                found.add(name)
     return [name for name in model.options if name in found]
 
 
-def first_planned(base: Fields, settings: Iterable[Fields], tried: Sequence[Fields]) -> Fields | None:
-    """The first settings with which one of the problems has a kernel."""
-    every = ((setting, {**base, **problem, **setting}) for setting in settings for problem in tried)
-    return next((setting for setting, fields in every if is_planned(json.dumps(fields, sort_keys=True))), None)
+def has_some_kernel(base: Fields, settings: Iterable[Fields], tried: Sequence[Fields]) -> bool:
+    """Whether one of the problems has a kernel with one of the settings."""
+    every = ({**base, **problem, **setting} for setting in settings for problem in tried)
+    return any(is_planned(json.dumps(fields, sort_keys=True)) for fields in every)
 
 
 @cache

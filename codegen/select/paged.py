@@ -158,6 +158,17 @@ class PagedCall:
         return self.pack > 1 and rows >= PACKED_ROWS and tiles >= ARCHS[self.arch].machine.sms / 2
 
 
+def queries_of_kernels(arch: str, group: int) -> tuple[int, ...]:
+    """Queries of one request whose calls, with one KV head, take each of the kernels of a layer without a window.
+
+    Args:
+        arch: architecture of the GPU.
+        group: query heads.
+    """
+    tiles = ARCHS[arch].machine.sms // 2 + 1  # too many for ``_has_few_tiles``
+    return 1, PREFILL_QUERIES, TILE_ROWS * -(-tiles // group)
+
+
 def decode_fields(arch: str, dtype: str, cache: str, head_dim: int) -> dict[str, Any]:
     """Fields of the spec of the decode kernel."""
     fields = {"op": "paged_attention", "arch": arch, "dtype": dtype, "head_dim": head_dim}

@@ -62,6 +62,9 @@ class PagedPrefillKernel(PagedKernel[AttentionSpec]):
         Args:
             device: device of the call.
 
+        Returns:
+            The bytes, which only the device and the kernel determine.
+
         Raises:
             DeviceError: if the device cannot be entered.
         """

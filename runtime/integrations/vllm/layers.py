@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 import torch
 
 from codegen.arch import ARCHS
-from codegen.select.paged import PREFILL_QUERIES, TILE_ROWS
+from codegen.select.paged import queries_of_kernels
 from runtime.errors import ArgumentError
 from runtime.integrations.vllm.policies import LayerCall, Policy
 from runtime.key_lists import KeyLists
+from runtime.ops.attention_choice import arch_of
 from runtime.ops.paged import paged_attention, paged_workspace
 from runtime.ops.paged_calls import HEAD_DIMS
 from runtime.patterns import Causal, Dense, Pattern, SlidingWindow
@@ -255,7 +256,7 @@ def _load(
     has_sink: bool,
     softcap: float | None,
 ) -> None:
-    """Load the kernels of layers of a kind, by calls of one request with few queries, more, and a tile of them."""
+    """Load the kernels of layers of a kind, by calls of one request."""
     where: dict[str, Any] = {"device": torch.device("cuda", device)}
     cache = torch.zeros(2, 1, PAGE_SIZES[0], head_size, dtype=torch.float8_e4m3fn if is_e4m3 else dtype, **where)
     table = torch.zeros(1, 1, dtype=torch.int32, **where)
@@ -266,6 +267,6 @@ def _load(
         "sink": torch.zeros(group, **where) if has_sink else None,
         "softcap": softcap,
     }
-    for queries in (1, PREFILL_QUERIES, TILE_ROWS):
+    for queries in queries_of_kernels(arch_of(where["device"]), group):
         query = torch.zeros(queries, group, head_size, dtype=dtype, **where)
         paged_attention(query, cache[:1], cache[1:], Causal(), **options)

@@ -7,7 +7,15 @@ from dataclasses import replace
 import pytest
 
 from codegen.library import find_spec, shipped_specs
-from codegen.select.paged import PACKS, PREFILL_KERNELS, PREFILL_TYPES, PagedCall, prefill_fields, split_fields
+from codegen.select.paged import (
+    PACKS,
+    PREFILL_KERNELS,
+    PREFILL_TYPES,
+    PagedCall,
+    prefill_fields,
+    queries_of_kernels,
+    split_fields,
+)
 
 CALL = PagedCall("sm_90a", "bf16", 128, 32, 8, 16 * 64, 16, 64, 4096)
 """16 requests with 64 queries each, on average, and 4 query heads for each of 8 KV heads."""
@@ -68,6 +76,16 @@ def test_heads_share_tiles_that_queries_do_not_fill(call: PagedCall, pack: int) 
 )
 def test_calls_with_few_queries_decode(call: PagedCall, decodes: bool) -> None:
     assert bool(call.decode_reason()) == decodes
+
+
+@pytest.mark.parametrize("group", [1, 2, 3, 4, 6, 8, 16, 128])
+def test_calls_of_each_kernel(group: int) -> None:
+    calls = [
+        of(queries, 1, same_queries=True, heads=group, kv_heads=1) for queries in queries_of_kernels("sm_90a", group)
+    ]
+    assert [bool(call.decode_reason()) for call in calls] == [True, False, False]
+    packs = next((pack for pack in PACKS if group % pack == 0), 1)
+    assert [call.pack for call in calls[1:]] == [packs, 1]
 
 
 def test_reasons_name_heads_and_options() -> None:

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_paged_prefill_d128_gqa4.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"layout":"paged","lse":true,"mma":"wgmma","op":"attention","pack_gqa":4,"pattern":{"kind":"sink_window","left":null,"right":null,"sink":null},"schedule":"ping_pong","split_kv":true,"stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 17253344267c0d457d7da822056f651b4f9b82b562b5bb764aa696b33a7c6fb3
-// seal: sha256 870339a2bcdf02e831038f82300c641b717e3623cf9e3613890b539a26e270ed
+// seal: sha256 1e050c66cbff05ed5b350dbb8810d7dc24f54313628bfba7c0483dc1c861814e
 
 // Attention forward for sm_90a over the visible keys of the pattern in each request's pages:
 //   O = softmax(scale * Q K^T) V
@@ -14,7 +14,7 @@
 //   warpgroups 1..   consumers. Each owns 64 query rows:
 //                    S = Q K^T, online softmax, O += P V, all in registers.
 //   The consumers of a tile share its key blocks and its rings.
-//   The keys of a tile are divided into up to p.splits parts, each a work tile. The last part to end adds their results.
+//   The keys of a tile are divided into up to p.splits parts, each a work tile. The last one to end adds results.
 //   kPackGqa query heads that share one K/V head are packed: row r of a warpgroup is head r % kPackGqa of the pack and
 //   query r / kPackGqa of the warpgroup. p.heads, p.heads_per_kv_head, Tile::head and the head strides of lists
 //   count packs.

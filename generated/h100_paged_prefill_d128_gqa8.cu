@@ -3,7 +3,7 @@
 //     codegen render specs/h100_paged_prefill_d128_gqa8.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"layout":"paged","lse":true,"mma":"wgmma","op":"attention","pack_gqa":8,"pattern":{"kind":"sink_window","left":null,"right":null,"sink":null},"schedule":"ping_pong","split_kv":true,"stages":2,"tile":{"m":128,"n":128}}
 // spec hash: e305b9892b98804f3fc06c918733b6799475f90626ad95777419617f0e8eaa5c
-// seal: sha256 dbbebec5565d7be3eeddb65156d89bc9cd8db94efa3eafd0b40cc4cfec739e32
+// seal: sha256 0610fa42d85f82f5be9b8535fb4869a52e2f703bee0c131eaf61bd382cceb93c
 
 // Attention forward for sm_90a over the visible keys of the pattern in each request's pages:
 //   O = softmax(scale * Q K^T) V
@@ -14,7 +14,7 @@
 //   warpgroups 1..   consumers. Each owns 64 query rows:
 //                    S = Q K^T, online softmax, O += P V, all in registers.
 //   The consumers of a tile share its key blocks and its rings.
-//   The keys of a tile are divided into up to p.splits parts, each a work tile. The last part to end adds their results.
+//   The keys of a tile are divided into up to p.splits parts, each a work tile. The last one to end adds results.
 //   kPackGqa query heads that share one K/V head are packed: row r of a warpgroup is head r % kPackGqa of the pack and
 //   query r / kPackGqa of the warpgroup. p.heads, p.heads_per_kv_head, Tile::head and the head strides of lists
 //   count packs.

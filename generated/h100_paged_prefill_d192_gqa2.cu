@@ -3,7 +3,7 @@
 //     codegen render specs/h100_paged_prefill_d192_gqa2.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":192,"layout":"paged","lse":true,"mma":"wgmma","op":"attention","pack_gqa":2,"pattern":{"kind":"sink_window","left":null,"right":null,"sink":null},"schedule":"ping_pong","split_kv":true,"stages":2,"tile":{"m":128,"n":64}}
 // spec hash: a40309cf09b3c65ab23c6bc2148bb6c7d6c1508238dc097ae87b9d410e0d707e
-// seal: sha256 ecec64d2f42c33f7fd555feb2112e7a4ca5f668c91f5e84263cd6a4bf8a814b0
+// seal: sha256 0cdd20e470cc287e0deea0ab3027d8337410c11d8cdd1fbcbb15646f8accb8ca
 
 // Attention forward for sm_90a over the visible keys of the pattern in each request's pages:
 //   O = softmax(scale * Q K^T) V
@@ -14,7 +14,7 @@
 //   warpgroups 1..   consumers. Each owns 64 query rows:
 //                    S = Q K^T, online softmax, O += P V, all in registers.
 //   The consumers of a tile share its key blocks and its rings.
-//   The keys of a tile are divided into up to p.splits parts, each a work tile. The last part to end adds their results.
+//   The keys of a tile are divided into up to p.splits parts, each a work tile. The last one to end adds results.
 //   kPackGqa query heads that share one K/V head are packed: row r of a warpgroup is head r % kPackGqa of the pack and
 //   query r / kPackGqa of the warpgroup. p.heads, p.heads_per_kv_head, Tile::head and the head strides of lists
 //   count packs.

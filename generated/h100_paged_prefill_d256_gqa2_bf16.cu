@@ -3,7 +3,7 @@
 //     codegen render specs/h100_paged_prefill_d256_gqa2_bf16.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","head_dim":256,"layout":"paged","lse":true,"mma":"wgmma","op":"attention","pack_gqa":2,"pattern":{"kind":"sink_window","left":null,"right":null,"sink":null},"schedule":"ping_pong","split_kv":true,"stages":2,"tile":{"m":128,"n":64}}
 // spec hash: 673a16fbfb3898021dad1206ac65ed9252049df42d32001874e3e6e53bcb71f0
-// seal: sha256 275e6f957030938083ce68bc6f15e843474da5febacd5f59f3342481c17d3bfb
+// seal: sha256 88756d1b77c61e40c074c6fef2d3999081c59464915c528f6f57cf434c233f82
 
 // Attention forward for sm_90a over the visible keys of the pattern in each request's pages:
 //   O = softmax(scale * Q K^T) V
@@ -14,7 +14,7 @@
 //   warpgroups 1..   consumers. Each owns 64 query rows:
 //                    S = Q K^T, online softmax, O += P V, all in registers.
 //   The consumers of a tile share its key blocks and its rings.
-//   The keys of a tile are divided into up to p.splits parts, each a work tile. The last part to end adds their results.
+//   The keys of a tile are divided into up to p.splits parts, each a work tile. The last one to end adds results.
 //   kPackGqa query heads that share one K/V head are packed: row r of a warpgroup is head r % kPackGqa of the pack and
 //   query r / kPackGqa of the warpgroup. p.heads, p.heads_per_kv_head, Tile::head and the head strides of lists
 //   count packs.

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_paged_prefill_d256_gqa2_softcap_bf16.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"bf16","head_dim":256,"layout":"paged","lse":true,"mma":"wgmma","op":"attention","pack_gqa":2,"pattern":{"kind":"sink_window","left":null,"right":null,"sink":null},"schedule":"ping_pong","softcap":50.0,"split_kv":true,"stages":2,"tile":{"m":128,"n":64}}
 // spec hash: b13b42f9829cabc2c7919dacf8fb565d5281a4ad83e374fb9eea5412fcd0195e
-// seal: sha256 8de54a20424460f91f276e4d0bac8981ef5922c3c46aaeda3a3d180baf4b270b
+// seal: sha256 fb7c8c04246ef42ee9c9c716ea82180de4437a02eb643a5ac295cbbe6f775d91
 
 // Attention forward for sm_90a over the visible keys of the pattern in each request's pages:
 //   O = softmax(c tanh(scale * Q K^T / c)) V, where c is the softcap
@@ -14,7 +14,7 @@
 //   warpgroups 1..   consumers. Each owns 64 query rows:
 //                    S = Q K^T, online softmax, O += P V, all in registers.
 //   The consumers of a tile share its key blocks and its rings.
-//   The keys of a tile are divided into up to p.splits parts, each a work tile. The last part to end adds their results.
+//   The keys of a tile are divided into up to p.splits parts, each a work tile. The last one to end adds results.
 //   kPackGqa query heads that share one K/V head are packed: row r of a warpgroup is head r % kPackGqa of the pack and
 //   query r / kPackGqa of the warpgroup. p.heads, p.heads_per_kv_head, Tile::head and the head strides of lists
 //   count packs.

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_paged_prefill_d64_gqa4.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"layout":"paged","lse":true,"mma":"wgmma","op":"attention","pack_gqa":4,"pattern":{"kind":"sink_window","left":null,"right":null,"sink":null},"schedule":"ping_pong","split_kv":true,"stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 1b48b0daf3ea8c72ba21326ff12f7383e137ebb7876cde12a607d995aba401e4
-// seal: sha256 229d40a5eae7e6684aa3b9c90fede72c2e2f6d53b47abbb5b417885453dcd06e
+// seal: sha256 38c4eb877e8a08e7a9ba2c77bd2897dbbef4fe9c7061535271792e5f6f29b365
 
 // Attention forward for sm_90a over the visible keys of the pattern in each request's pages:
 //   O = softmax(scale * Q K^T) V
@@ -14,7 +14,7 @@
 //   warpgroups 1..   consumers. Each owns 64 query rows:
 //                    S = Q K^T, online softmax, O += P V, all in registers.
 //   The consumers of a tile share its key blocks and its rings.
-//   The keys of a tile are divided into up to p.splits parts, each a work tile. The last part to end adds their results.
+//   The keys of a tile are divided into up to p.splits parts, each a work tile. The last one to end adds results.
 //   kPackGqa query heads that share one K/V head are packed: row r of a warpgroup is head r % kPackGqa of the pack and
 //   query r / kPackGqa of the warpgroup. p.heads, p.heads_per_kv_head, Tile::head and the head strides of lists
 //   count packs.

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_paged_prefill_d64_gqa8_sink.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"layout":"paged","lse":true,"mma":"wgmma","op":"attention","pack_gqa":8,"pattern":{"kind":"sink_window","left":null,"right":null,"sink":null},"schedule":"ping_pong","sink":true,"split_kv":true,"stages":2,"tile":{"m":128,"n":128}}
 // spec hash: d38384f4f95e1f84c3050c69b77acc2be8bce12a5cad191d5028206bf63c1feb
-// seal: sha256 5d8bbc1a18cf2325bf3e72c109547ef24ac152f89f64b8896235d8c7dc61beae
+// seal: sha256 f7b34567d45641076fa1cfb9920de582e39770854dc8a59072a178a7d998498f
 
 // Attention forward for sm_90a over the visible keys of the pattern in each request's pages:
 //   O = softmax(scale * Q K^T) V, where exp(sink of its head) joins each row's sum
@@ -14,7 +14,7 @@
 //   warpgroups 1..   consumers. Each owns 64 query rows:
 //                    S = Q K^T, online softmax, O += P V, all in registers.
 //   The consumers of a tile share its key blocks and its rings.
-//   The keys of a tile are divided into up to p.splits parts, each a work tile. The last part to end adds their results.
+//   The keys of a tile are divided into up to p.splits parts, each a work tile. The last one to end adds results.
 //   kPackGqa query heads that share one K/V head are packed: row r of a warpgroup is head r % kPackGqa of the pack and
 //   query r / kPackGqa of the warpgroup. p.heads, p.heads_per_kv_head, Tile::head and the head strides of lists
 //   count packs.

@@ -12,7 +12,13 @@ import paged_garbage  # noqa: E402
 
 from codegen.library import find_spec  # noqa: E402
 from codegen.paged_cases import PagedCase, cases_of, prefill_cases  # noqa: E402
-from runtime import ArgumentError, KeyLists, paged_attention, paged_workspace  # noqa: E402
+from runtime import (  # noqa: E402
+    ArgumentError,
+    KeyLists,
+    explain_paged_attention,
+    paged_attention,
+    paged_workspace,
+)
 from runtime.kernels.attention import AttentionResult  # noqa: E402
 from runtime.ops.attention_choice import arch_of  # noqa: E402
 from runtime.patterns import Causal, Dense, SinkWindow, SlidingWindow  # noqa: E402
@@ -22,6 +28,7 @@ from runtime.verify.common import max_error, tolerance  # noqa: E402
 HALF, BF16, E4M3 = torch.float16, torch.bfloat16, torch.float8_e4m3fn
 KINDS: tuple[tuple[str, str, int], ...] = (("bf16", "same", 128), ("fp16", "same", 64), ("bf16", "e4m3", 128))
 RUNS = 50
+EXPLAINED = ("q", "k_cache", "v_cache", "pattern", "block_table", "cu_seqlens_q")
 
 
 def spec_of(dtype: str, cache: str, d: int) -> Any:
@@ -107,6 +114,24 @@ def test_sinks_and_caps_take_tiles_of_queries(case: PagedCase) -> None:
     """Of 64 and 128 elements, so that a shipped kernel and one without a file are both tried."""
     for kind in KINDS[:2]:
         test_each_case_is_right(kind, case)
+
+
+@pytest.mark.parametrize("d", [64, 128, 192, 256])
+def test_parts_of_keys_have_the_same_sum_each_time(d: int) -> None:
+    """Few tiles, whose keys are divided between thread blocks; short requests have one part."""
+    given = decode((20000, 700, 1300, 5), d=d)
+    given["q"] = torch.randn(150, 16, d, device="cuda").to(BF16)
+    given["cu_seqlens_q"] = torch.tensor([0, 40, 100, 147, 150], dtype=torch.int32, device="cuda")
+    assert "prefill" in str(explain_paged_attention(**{name: given[name] for name in EXPLAINED}))
+    exact = paged_attention(**given, batch_invariant=True)
+    out = torch.empty_like(given["q"])
+    given |= {"out": out, "workspace": workspace(given)}
+    first = paged_attention(**given).clone()
+    torch.testing.assert_close(first.float(), exact.float(), atol=2e-2, rtol=2e-2)
+    for _ in range(RUNS):
+        out.fill_(float("nan"))
+        paged_attention(**given)
+        assert torch.equal(out, first)
 
 
 def test_prompts_take_tiles_of_queries_and_graphs_serve_other_lengths() -> None:

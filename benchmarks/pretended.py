@@ -18,7 +18,7 @@ import torch
 
 from codegen.library import NamedSpec, find_spec, shipped_specs
 from codegen.planning import plan_for
-from codegen.select.paged import prefill_fields, split_fields
+from codegen.select.paged import prefill_fields
 from runtime.driver import context, launch, streams, tensor_map, workspace
 from runtime.kernel import kernel_class
 from runtime.kernels import (
@@ -126,7 +126,7 @@ def pretended() -> Iterator[None]:
         put(paged_calls, "check_place", _nothing)
         put(paged_calls, "_kernel", cache(paged_kernel))
         put(paged_calls, "_prefill_kernel", cache(prefill_kernel))
-        put(paged_calls, "_split_kernel", cache(lambda index, d: kernel_object(find_spec(split_fields(ARCH, d)))))
+        put(paged_calls, "_dividing_kernels", lambda index, head_dim: ())
         put(paged_calls, "arch_of", lambda device: ARCH)
         put(paged_calls, "_launches", Launches())
         put(bsr_spgemm, "check_on_gpu", _nothing)

@@ -33,7 +33,8 @@ PREFILL_KERNELS: dict[tuple[int, int, bool, float | None], tuple[str, ...]] = {
     (256, 2, False, None): PREFILL_TYPES[256],
     (256, 2, False, 50.0): PREFILL_TYPES[256],
 }
-"""Types of q of the shipped prefill kernels, by head size, packed query heads, sink and softcap."""
+"""Types of q of the prefill kernels, by head size, packed query heads, sink and softcap. Calls take those that have a
+receipt."""
 PACKED_GAIN = 0.95
 """Most steps with packed heads, in those of tiles of one head, from which calls take them."""
 
@@ -60,7 +61,7 @@ class PagedCall:
         sink: whether there are sinks.
         softcap: cap of the logits, or None.
         batch_invariant: whether results may not depend on the other requests.
-        verified_only: whether kernels that are not shipped are refused.
+        verified: packed query heads of the kernels for such calls that have a receipt; 1: of those of one head.
     """
 
     arch: str
@@ -80,7 +81,7 @@ class PagedCall:
     sink: bool = False
     softcap: float | None = None
     batch_invariant: bool = False
-    verified_only: bool = False
+    verified: frozenset[int] = frozenset({1, *PACKS})
 
     @functools.cached_property
     def pack(self) -> int:
@@ -90,9 +91,7 @@ class PagedCall:
         """
         if not self.requests or not self.kv_heads:
             return 1
-        packs = [pack for pack in PACKS if self.heads // self.kv_heads % pack == 0]
-        shipped = [pack for pack in packs if self._is_shipped(pack)]
-        packs = shipped if shipped or self.verified_only else packs
+        packs = [pack for pack in PACKS if self.heads // self.kv_heads % pack == 0 and pack in self.verified]
         if not packs or self.sink or self.softcap is not None or self._has_few_tiles():
             return packs[0] if packs else 1
         return packs[0] if self._steps(packs[0]) < PACKED_GAIN * self._steps(1) else 1
@@ -100,7 +99,7 @@ class PagedCall:
     def decode_reason(self) -> str:
         """Reason for the decode kernel; "" if the call takes a prefill kernel."""
         few = not self.requests or (self.queries < PREFILL_QUERIES * self.requests and not self._has_full_packs())
-        unshipped = self.verified_only and not self._is_shipped(self.pack)
+        unverified = bool(self._options()) and self.pack not in self.verified
         odd_page = self.page_size is not None and self.page_size % PAGE_ROWS > 0
         count = f"it has {self.queries} queries for {self.requests} requests, fewer than {PREFILL_QUERIES} for each"
         reasons = {
@@ -113,7 +112,7 @@ class PagedCall:
             f"its pages have {self.page_size} tokens, no multiple of {PAGE_ROWS}": odd_page,
             f"a request has room for more than {MOST_KEYS} keys": self.max_keys > MOST_KEYS,
             "the GPU has no WGMMA": not ARCHS[self.arch].has_wgmma,
-            f"no prefill kernel {self._options()} is shipped, and others are refused": unshipped,
+            f"no prefill kernel {self._options()} has a receipt": unverified,
         }
         return next((reason for reason, holds in reasons.items() if holds), "")
 
@@ -131,11 +130,6 @@ class PagedCall:
         """The options of the kernel, in words."""
         words = ("a sink" if self.sink else "", "" if self.softcap is None else f"a softcap of {self.softcap:g}")
         return "with " + " and ".join(filter(None, words)) if any(words) else ""
-
-    def _is_shipped(self, pack: int) -> bool:
-        """Whether a prefill kernel for this call is shipped."""
-        key = self.head_dim, pack, self.sink, self.softcap
-        return self.dtype in PREFILL_KERNELS.get(key, ())
 
     def _tiles(self, pack: int) -> float:
         """Tiles of the average request and a KV head; one of several lengths fills half of its last tile on average."""
@@ -175,11 +169,13 @@ def decode_fields(arch: str, dtype: str, cache: str, head_dim: int) -> dict[str,
     return fields if cache == "same" else {**fields, "cache": cache}
 
 
-def split_fields(arch: str, head_dim: int) -> dict[str, Any]:
-    """Fields of a shipped prefill kernel that divides the keys of tiles."""
-    kind = next(kind for kind in PREFILL_KERNELS if kind[0] == head_dim and kind[1] > 1)
-    _, pack, sink, softcap = kind
-    return prefill_fields(arch, PREFILL_KERNELS[kind][0], head_dim, pack, sink=sink, softcap=softcap)
+def packed_kinds(head_dim: int) -> list[dict[str, Any]]:
+    """Options of the kernels of a head size that pack heads and divide the keys of tiles, and their types of q."""
+    return [
+        {"dtypes": dtypes, "pack": pack, "sink": sink, "softcap": softcap}
+        for (size, pack, sink, softcap), dtypes in PREFILL_KERNELS.items()
+        if size == head_dim and pack > 1
+    ]
 
 
 def prefill_fields(

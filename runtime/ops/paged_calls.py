@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from codegen.arch import ARCHS
-from codegen.select.paged import PagedCall, decode_fields, prefill_fields, split_fields
+from codegen.library import as_shipped, find_spec
+from codegen.select.paged import PACKS, PREFILL_KERNELS, PagedCall, decode_fields, packed_kinds, prefill_fields
 from codegen.wording import shown
 from runtime.checks import check_dense, refuse_capture
 from runtime.errors import ArgumentError
@@ -30,7 +31,8 @@ from runtime.key_lists import KeyLists
 from runtime.ops.attention_choice import DTYPES, arch_of
 from runtime.ops.attention_extras import check_softcap
 from runtime.patterns import Causal, Pattern, SinkWindow, SlidingWindow
-from runtime.receipts.mode import KERNELS_KEPT, is_on, kept_by_mode, mode
+from runtime.receipts.mode import KERNELS_KEPT, kept_by_mode, mode
+from runtime.receipts.permit import is_verified
 
 PATTERNS = ("dense", "causal", "sliding_window", "sink_window")
 HEAD_DIMS = {"same": (64, 128, 192, 256), "e4m3": (64, 128, 256)}
@@ -85,13 +87,30 @@ def _prefill_kernel(
     return kernel
 
 
+@functools.lru_cache(maxsize=KERNELS_KEPT)
+def verified_packs(arch: str, dtype: str, head_dim: int, *, sink: bool, softcap: float | None) -> frozenset[int]:
+    """Packed query heads of the prefill kernels of a kind that have a receipt; 1: of those of one head."""
+
+    def holds(pack: int) -> bool:
+        if dtype not in PREFILL_KERNELS.get((head_dim, pack, sink, softcap), ()):
+            return False
+        return is_verified(
+            as_shipped(find_spec(prefill_fields(arch, dtype, head_dim, pack, sink=sink, softcap=softcap)))
+        )
+
+    return frozenset(pack for pack in (1, *PACKS) if ARCHS[arch].has_wgmma and holds(pack))
+
+
 @kept_by_mode(KERNELS_KEPT)
-def _split_kernel(index: int, head_dim: int) -> PagedPrefillKernel:
-    """A kernel with the largest workspace of prefill kernels of a head size."""
-    device = torch.device("cuda", index)
-    kernel = load_kernel(split_fields(arch_of(device), head_dim), device=device)
-    assert isinstance(kernel, PagedPrefillKernel)
-    return kernel
+def _dividing_kernels(index: int, head_dim: int) -> tuple[PagedPrefillKernel, ...]:
+    """The prefill kernels of a head size that divide the keys of tiles and have a receipt, one for each pack."""
+    arch = arch_of(torch.device("cuda", index))
+    found = []
+    for kind in packed_kinds(head_dim):
+        dtype, pack = kind.pop("dtypes")[0], kind["pack"]
+        if pack in verified_packs(arch, dtype, head_dim, sink=kind["sink"], softcap=kind["softcap"]):
+            found.append(_prefill_kernel(index, dtype, head_dim, **kind))
+    return tuple(found)
 
 
 def paged_call(given: Given, options: Options, arch: str) -> PagedCall:
@@ -130,7 +149,7 @@ def paged_call(given: Given, options: Options, arch: str) -> PagedCall:
         sink=given[8] is not None,
         softcap=options.softcap,
         batch_invariant=options.batch_invariant,
-        verified_only=is_on(),
+        verified=verified_packs(arch, DTYPES[q.dtype], q.shape[2], sink=given[8] is not None, softcap=options.softcap),
     )
 
 
@@ -263,8 +282,7 @@ def bytes_of_workspace(device: torch.device, head_dim: int, sizes: dict[str, int
         for kernel in kernels
         for invariant in {False, batch_invariant}
     ]
-    if ARCHS[arch_of(device)].has_wgmma:
-        sizes_of.append(_split_kernel(device.index, head_dim).workspace_bytes(device))
+    sizes_of += [kernel.workspace_bytes(device) for kernel in _dividing_kernels(device.index, head_dim)]
     return functools.reduce(WorkspaceBytes.with_room_for, sizes_of).total
 
 

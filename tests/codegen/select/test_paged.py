@@ -6,15 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from codegen.library import find_spec, shipped_specs
+from codegen.library import find_spec
+from codegen.planning import plan_for
 from codegen.select.paged import (
     PACKS,
     PREFILL_KERNELS,
     PREFILL_TYPES,
     PagedCall,
+    packed_kinds,
     prefill_fields,
     queries_of_kernels,
-    split_fields,
 )
 
 CALL = PagedCall("sm_90a", "bf16", 128, 32, 8, 16 * 64, 16, 64, 4096)
@@ -43,14 +44,14 @@ def of(queries: float, requests: int = 16, **changes: object) -> PagedCall:
         (of(64, heads=48), 2),
         (of(64, heads=40), 1),
         (of(64, heads=8), 1),
-        (of(64, head_dim=64, heads=64), 4),
+        (of(64, head_dim=64, heads=64, verified=frozenset({1, 4})), 4),
         (of(64, head_dim=64, heads=64, sink=True), 8),
         (of(4096, head_dim=64, heads=64, sink=True), 8),
         (of(4096, heads=40, sink=True), 1),
         (of(4096, head_dim=256, heads=16, softcap=50.0), 2),
         (of(4096, softcap=30.0), 4),
         (of(64, heads=16), 2),
-        (of(64, heads=16, verified_only=True), 1),
+        (of(64, heads=16, verified=frozenset({1, 4, 8})), 1),
         (of(0, 0), 1),
     ],
 )
@@ -69,8 +70,8 @@ def test_heads_share_tiles_that_queries_do_not_fill(call: PagedCall, pack: int) 
         (of(8, heads=64), False),
         (of(16, heads=40), True),
         (of(64, sink=True, softcap=3.0), False),
-        (of(64, softcap=3.0, verified_only=True), True),
-        (of(64, head_dim=256, heads=16, softcap=50.0, verified_only=True), False),
+        (of(64, softcap=3.0, verified=frozenset()), True),
+        (of(64, head_dim=256, heads=16, softcap=50.0, verified=frozenset({2})), False),
         (of(0, 0), True),
     ],
 )
@@ -93,8 +94,8 @@ def test_reasons_name_heads_and_options() -> None:
     assert "4 query heads of a KV head share a tile: tiles of one head have more steps" in of(64).prefill_reason()
     assert "calls with a sink and a softcap of 3 pack heads" in of(64, sink=True, softcap=3.0).prefill_reason()
     assert "calls with few tiles pack heads" in of(512, 1, same_queries=True, heads=16).prefill_reason()
-    reason = of(64, heads=40, sink=True, verified_only=True).decode_reason()
-    assert reason == "no prefill kernel with a sink is shipped, and others are refused"
+    reason = of(64, heads=40, sink=True, verified=frozenset(PACKS)).decode_reason()
+    assert reason == "no prefill kernel with a sink has a receipt"
 
 
 def test_shipped_kernels_have_fields() -> None:
@@ -105,5 +106,6 @@ def test_shipped_kernels_have_fields() -> None:
     fields = prefill_fields("sm_90a", "bf16", 64, 8, sink=True, softcap=2.0)
     assert (fields["pack_gqa"], fields["sink"], fields["softcap"], fields["split_kv"]) == (8, True, 2.0, True)
     for head_dim in PREFILL_TYPES:
-        named = find_spec(split_fields("sm_90a", head_dim))
-        assert named.spec in [shipped.spec for shipped in shipped_specs()]
+        for kind in packed_kinds(head_dim):
+            for dtype in kind.pop("dtypes"):
+                plan_for(find_spec(prefill_fields("sm_90a", dtype, head_dim, **kind)))

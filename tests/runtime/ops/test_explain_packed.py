@@ -8,8 +8,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from runtime import KeyLists, explain_paged_attention, explain_varlen_attention, verified_only  # noqa: E402
+from runtime import KeyLists, explain_paged_attention, explain_varlen_attention  # noqa: E402
 from runtime.errors import ArgumentError  # noqa: E402
+from runtime.ops import paged_calls  # noqa: E402
 from runtime.patterns import Causal, Dense, SinkWindow, SlidingWindow  # noqa: E402
 
 HALF, BF16, E4M3 = torch.float16, torch.bfloat16, torch.float8_e4m3fn
@@ -65,13 +66,8 @@ def paged(queries: int = 1, requests: int = 4, page: int = 16, d: int = 128, cac
     [
         ({}, "h100_paged_d128_bf16", "it has 4 queries for 4 requests, fewer than 32 for each"),
         (dict(queries=128), "h100_paged_prefill_d128_bf16", "prefill kernel: the call has many queries per request, "),
-        (dict(queries=32), "h100_paged_prefill_d128_gqa4_bf16", "4 query heads of a KV head share a tile"),
-        (dict(queries=128, pattern=SinkWindow(4, 9)), "h100_paged_prefill_d128_gqa4_bf16", "of one head have more"),
-        (
-            dict(queries=128, cu_seqlens_q=meta(5, dtype=torch.int32)),
-            "h100_paged_prefill_d128_gqa4_bf16",
-            "of one head have more steps",
-        ),
+        (dict(queries=32), "h100_paged_prefill_d128_bf16", "which fill tiles of one head"),
+        (dict(queries=64, softcap=9.0), "h100_paged_d128_bf16", "no prefill kernel with a softcap of 9 has a receipt"),
         (dict(queries=64, cache=E4M3), "h100_paged_e4m3_d128_bf16", "its cache is e4m3"),
         (dict(queries=64, page=8), "h100_paged_d128_bf16", "its pages have 8 tokens, no multiple of 16"),
         (dict(queries=64, batch_invariant=True), "h100_paged_d128_bf16", "it is batch-invariant"),
@@ -96,17 +92,24 @@ def test_pages(call: dict[str, Any], name: str, reason: str) -> None:
     assert reason in str(found) and str(found).startswith("O: ")
 
 
-def test_sinks_and_caps_have_prefill_kernels_unless_others_than_shipped_are_refused() -> None:
-    capped, logits = dict(queries=64, softcap=9.0), meta(32, dtype=torch.float32)
-    spec: Any = paged(**capped).kernels["O"].spec
-    assert (spec.layout, spec.softcap, spec.sink, spec.pack_gqa) == ("paged", 9.0, False, 4)
-    assert "calls with a softcap of 9 pack heads" in str(paged(**capped))
-    spec = paged(queries=64, softcap=9.0, sink=logits).kernels["O"].spec
-    assert (spec.softcap, spec.sink) == (9.0, True)
-    with verified_only():
-        found = paged(**capped)
-    assert found.kernels["O"].stem == "h100_paged_d128_bf16"
-    assert "no prefill kernel with a softcap of 9 is shipped, and others are refused" in str(found)
+@pytest.mark.parametrize(
+    ("call", "pack", "reason"),
+    [
+        (dict(queries=32), 4, "4 query heads of a KV head share a tile"),
+        (dict(queries=128, pattern=SinkWindow(4, 9)), 4, "of one head have more"),
+        (dict(queries=128, cu_seqlens_q=meta(5, dtype=torch.int32)), 4, "of one head have more steps"),
+        (dict(queries=64, softcap=9.0), 4, "calls with a softcap of 9 pack heads"),
+        (dict(queries=64, softcap=9.0, sink=meta(32, dtype=torch.float32)), 4, "a sink and a softcap of 9"),
+    ],
+)
+def test_kernels_that_pack_heads_if_they_have_a_receipt(
+    call: dict[str, Any], pack: int, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(paged_calls, "verified_packs", lambda *kind, **options: frozenset({1, 2, 4}))
+    found = paged(**call)
+    spec: Any = found.kernels["O"].spec
+    assert (spec.layout, spec.pack_gqa, spec.softcap) == ("paged", pack, call.get("softcap"))
+    assert reason in str(found) and spec.sink == ("sink" in call)
 
 
 def test_heads_of_256_in_float16() -> None:

@@ -240,7 +240,9 @@ def test_a_workspace_serves_calls_of_its_sizes(launches: list[dict[str, Any]]) -
     assert len(launches) == 2
 
 
-def test_calls_that_share_a_workspace_leave_the_counters_of_each_other(launches: list[dict[str, Any]]) -> None:
+def test_calls_that_share_a_workspace_leave_the_counters_of_each_other(
+    launches: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No call writes sums where another has counters, whatever kinds and sizes share a workspace."""
     device = torch.device("cpu")
     many = {"batch": 40, "tokens": 300, "heads": HEADS, "kv_heads": KV_HEADS}
@@ -249,13 +251,16 @@ def test_calls_that_share_a_workspace_leave_the_counters_of_each_other(launches:
         patch("runtime.kernels.paged_prefill.entered", lambda index: nullcontext()),
         patch.object(paged_calls, "arch_of", lambda device: "sm_90a"),
     ):
+        divides = paged_calls._prefill_kernel(None, "fp16", D, 4, sink=False, softcap=None)
+        monkeypatch.setattr(paged_calls, "_dividing_kernels", lambda index, head_dim: (divides,))
+        monkeypatch.setattr(paged_calls, "verified_packs", lambda *kind, **options: frozenset({1, 4}))
         size = paged_calls.bytes_of_workspace(device, D, many, batch_invariant=True)
         parts = [
             paged_calls._kernel(None, "fp16", cache, D).workspace_bytes(device, **many, batch_invariant=invariant)
             for cache in ("same", "e4m3")
             for invariant in (False, True)
         ]
-        parts.append(paged_calls._split_kernel(None, D).workspace_bytes(device))
+        parts.append(divides.workspace_bytes(device))
     counters = max(part.counters for part in parts)
     memory = torch.zeros(size, dtype=torch.uint8)
     for invariant in (False, True):
@@ -586,7 +591,8 @@ def test_a_workspace_is_for_the_caches_of_its_device(
     monkeypatch.setattr(paged_calls, "arch_of", lambda device: arch)
     monkeypatch.setattr(paged_calls, "_kernel", kernel)
     split = SimpleNamespace(workspace_bytes=lambda device: WorkspaceBytes(32, 112))
-    monkeypatch.setattr(paged_calls, "_split_kernel", lambda index, head_dim: split)
+    found = (split,) if arch == "sm_90a" else ()
+    monkeypatch.setattr(paged_calls, "_dividing_kernels", lambda index, head_dim: found)
     partials = 112 if arch == "sm_90a" else 80
     sizes = {name: size for name, size in SIZES.items() if name != "head_dim"}
     assert paged_calls.bytes_of_workspace(torch.device("cuda", 0), 64, sizes, batch_invariant=False) == (

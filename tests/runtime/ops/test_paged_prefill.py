@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch")
 from codegen.errors import SpecError  # noqa: E402
 from codegen.library import find_spec, shipped_specs  # noqa: E402
 from codegen.planning import plan_for  # noqa: E402
-from codegen.select.paged import PREFILL_KERNELS, PREFILL_TYPES, prefill_fields  # noqa: E402
+from codegen.select.paged import PACKS, PREFILL_TYPES, prefill_fields  # noqa: E402
 from runtime import KeyLists, paged_attention  # noqa: E402
 from runtime.driver import launch  # noqa: E402
 from runtime.errors import ArgumentError  # noqa: E402
@@ -49,6 +49,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]]]:
     with imported("pretended") as module, module.pretended():
         monkeypatch.setattr(launch.LoadedKernel, "launch", launched)
         monkeypatch.setattr(paged_calls, "arch_of", lambda device: "sm_90a")
+        monkeypatch.setattr(paged_calls, "verified_packs", lambda *kind, **options: frozenset({1, *PACKS}))
         yield found
 
 
@@ -67,7 +68,7 @@ def call(dtype: Any = HALF, cache: Any = None, d: int = D, size: int = SIZE, **c
 
 def is_prefill(found: dict[str, Any]) -> bool:
     """Whether a launch is of the prefill kernel."""
-    assert ("prefill" in found["kernel"]) == ("query_tiles" in found)
+    assert ("paged_attention" not in found["kernel"]) or "query_tiles" not in found
     return "query_tiles" in found
 
 
@@ -115,8 +116,7 @@ def test_sinks_and_caps_are_of_the_kernel(launches: list[dict[str, Any]], sink: 
     (found,) = launches
     assert "query_tiles" in found and (sink is None or found["sink"] == sink.data_ptr())
     fields = prefill_fields("sm_90a", "fp16", D, 4, sink=sink is not None, softcap=softcap)
-    plain = sink is None and softcap is None
-    assert found["kernel"] == ("h100_paged_prefill_d64_gqa4" if plain else find_spec(fields).stem)
+    assert found["kernel"] == find_spec(fields).stem
 
 
 @pytest.mark.parametrize(
@@ -274,7 +274,7 @@ def test_what_a_kernel_object_refuses(launches: list[dict[str, Any]], changes: d
         ({}, r"^sink: is missing: float32 \(heads 8,\)"),
         ({"sink": torch.zeros(4)}, r"^sink: has shape \(4,\)"),
         ({"q": torch.randn(TOKENS, 8, D).half(), "sink": torch.zeros(8)}, r"^q: has 8 heads, 4 for each of k_cache: "),
-        ({"sink": torch.zeros(8), "softcap": 5.0}, r"^softcap: is 5.0, but h100_paged_prefill_d64_gqa8_sink has None"),
+        ({"sink": torch.zeros(8), "softcap": 5.0}, r"^softcap: is 5.0, but attention_sm_90a_\S+ has None"),
     ],
 )
 def test_what_a_kernel_of_packs_refuses(launches: list[dict[str, Any]], changes: dict[str, Any], message: str) -> None:
@@ -314,5 +314,11 @@ def test_gradients_have_no_pages() -> None:
 def test_shipped_kernels_serve_all_head_sizes_and_types() -> None:
     specs: list[Any] = [each.spec for each in shipped_specs() if getattr(each.spec, "layout", "") == "paged"]
     found = {(spec.head_dim, spec.pack_gqa, spec.sink, spec.softcap, spec.dtype) for spec in specs}
-    assert found == {(*kind, dtype) for kind, dtypes in PREFILL_KERNELS.items() for dtype in dtypes}
-    assert {kind[0]: dtypes for kind, dtypes in PREFILL_KERNELS.items()} == PREFILL_TYPES
+    assert found == {(d, 1, False, None, dtype) for d, dtypes in PREFILL_TYPES.items() for dtype in dtypes}
+
+
+def test_calls_take_no_kernel_of_packed_heads_without_a_receipt() -> None:
+    for softcap in (None, 50.0):
+        for sink in (False, True):
+            found = paged_calls.verified_packs("sm_90a", "bf16", 256, sink=sink, softcap=softcap)
+            assert found == ({1} if softcap is None and not sink else set())

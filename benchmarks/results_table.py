@@ -13,7 +13,7 @@ import json
 import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,6 @@ from records import (
     BACK_TO_BACK,
     DASH,
     OURS,
-    PLAIN,
     SINGLE,
     absent_peers,
     best_peer,
@@ -69,25 +68,20 @@ SELECTION = MEASURED / "selection_h100.json"
 TUNING = MEASURED / "tuning_h100.json"
 CELLS = MEASURED / "attention_data_h100.jsonl"
 MODELS = MEASURED / "models_h200.jsonl"
-COMPACT = tuple(OTHER_DEVICES.values())  # the overview is of the device of CELLS
 PICTURES = {theme: Path("docs", "notebook", f"speed-{theme}.svg") for theme in speed_picture.COLORS}
 HEADINGS = ("kernel", "workload", "TFLOPS", "best peer, same run", "its TFLOPS", "ratio", "worst error")
 UNVERIFIED = ["unverified", DASH, DASH, DASH, DASH, DASH]
-COMPACT_HEADINGS = (
-    *("kernel", "workload", "TFLOPS, single calls", "back to back", "best peer", "its TFLOPS", "ratio to the best"),
-    "worst over the data",
-)
-COMPACT_ALIGNMENT = ["---", "---", "---:", "---:", "---", "---:", "---:", "---:"]
 FULL_HEADINGS = ("row", "kernel", "workload", "ms", "TFLOPS", "error", "peers: TFLOPS (error)", "ratio to the best")
 FULL_ALIGNMENT = ["---", "---", "---", "---:", "---:", "---:", "---", "---:"]
-# One row of each kind for the overview, the slower ones too. Of several names the first one that was measured.
-HEADLINE_ROWS = (
-    *(("dense_8k", "dense"), ("causal_8k", "causal"), ("dense_8k_d64", "dense_d64"), ("causal_8k_d64", "causal_d64")),
-    *(("topk32",), ("topk32_d64",), ("topk32_b64",), ("topk32_d64_b64",), ("topk64_b128x64",), ("gqa_topk32_b64",)),
-    *(("window2k_h16", "window2k"), ("block_lists",)),
-    *(("spmm_b128",), ("spmm_b64",), ("spmm_b64_clustered",), ("spmm_b32",), ("spmm_b16_gathered",)),
-    *(("spgemm_b128_balanced",), ("sddmm_b128",)),
+OVERVIEW = (
+    *("flux1-dev-4608", "siglip-so400m-4096", "pixart-sigma-cross-4096x300-b2", "llama3-8b-8192", "phi2-2048-b4"),
+    *("gpt-oss-full-8192", "gemma3-12b-global-8192", "mistral-7b-16384", "gpt-oss-window-8192"),
+    *("llama3-8b-documents-8192", "vsa-wan21-1.3b-23296", "sta-hunyuanvideo-115200", "moba-llama3-8b-32768"),
+    *("minicpm4-8b-32768", "llama3-8b-up-b64-50-n512", "mistral-7b-up-b32-50-n1", "mistral-7b-down-b16-70-n64"),
+    *("llama3-8b-8192-backward", "dit-xl-2-1024-b16-backward", "mistral-7b-16384-backward"),
+    *("vsa-wan21-1.3b-23296-backward", "moba-llama3-8b-32768-backward"),
 )
+"""Rows of benchmarks/models.py in the first table: one of each kind, those behind a peer too."""
 # Whose errors stand beside ours and FA4's: the first of these that computes the row.
 OTHERS = ("SDPA cuDNN", "SDPA flash", "cuDNN BSA", "FlexAttention")
 NO_CELLS = "No cell has been measured."
@@ -193,63 +187,22 @@ def caption(verified: dict[str, Receipt], page_folder: Path) -> str:
     return text
 
 
-def compact_table(
-    reports: Sequence[Mapping[str, Any]],
-    measured: Mapping[data_cells.Key, data_cells.Cell],
-    names: Sequence[Sequence[str]] = HEADLINE_ROWS,
-) -> str:
-    """The table of one row of each kind.
-
-    Args:
-        reports: of the benchmarks.
-        measured: cells of benchmarks/data.py. Those on plain data stand for rows that are not in the reports, or that
-            have not been timed back to back there.
-        names: which rows, in this order; of several names the first one that was measured.
-
-    Raises:
-        SystemExit: if they are of several devices.
-    """
-    devices = {f"{source['device']}, driver {source['driver']}" for source in (*reports, *measured.values())}
-    if len({source["device"] for source in (*reports, *measured.values())}) > 1:
-        raise SystemExit(f"error: these rows are of {' and of '.join(sorted(devices))}; one device is allowed")
-    found = plain_rows(reports, measured)
-    rows = []
-    for alternatives in names:
-        record = next((found[name] for name in alternatives if name in found), None)
-        if record is None:
-            continue
-        own = record["results"].get(OURS, {})
-        peer = best_peer(record, BACK_TO_BACK) or best_peer(record)
-        stem = shipped_stem(record)
-        texts = [
-            f"`{stem}`" if stem else row_name(record),
-            workload(record),
-            speed(record),
-            f"{own[BACK_TO_BACK]:.0f}" if BACK_TO_BACK in own else DASH,
-            (peer or DASH).partition(",")[0],
-            speeds(record["results"].get(peer)),
-            ratios(record),
-            worst_ratio(record["name"], measured),
-        ]
-        rows.append(line(texts))
+def overview(rows: Mapping[str, Mapping[str, Any]]) -> str:
+    """The table of one row of each kind, from the rows of benchmarks/models.py."""
+    records = [rows[name] for name in OVERVIEW]
+    name = partial(models_page.row_name, is_current=models_page.is_current)
+    cells = [
+        [row[0], record["model"], record["dtype"], *row[1:]]
+        for record, row in zip(records, models_page.speed_rows(records, name), strict=True)
+    ]
+    devices = " and ".join(sorted({f"{record['device']}, driver {record['driver']}" for record in records}))
     text = (
-        f"{' and '.join(sorted(devices))}; effective TFLOPS, medians; pairs of figures are of single calls / back to "
-        "back ([how they are taken, what the names and the data are](measuring.md)). "
-        "The best peer is that of calls back to back; bold: behind a peer."
+        f"{devices}; medians in microseconds, single calls / back to back ([how they are taken](measuring.md)). A "
+        "ratio is the time of the best peer over ours; bold: behind a peer. [All rows of models](models.md)."
     )
-    return "\n".join([with_note(text, rows), "", line([*COMPACT_HEADINGS]), line(COMPACT_ALIGNMENT), *rows])
-
-
-def plain_rows(
-    reports: Sequence[Mapping[str, Any]], measured: Mapping[data_cells.Key, data_cells.Cell]
-) -> dict[str, Mapping[str, Any]]:
-    """The rows of reports by name, and fp16 cells on plain data where a row has no figures back to back."""
-    found = {record["name"]: record for report in reports for record in report["rows"]}
-    plain = {name: cell for (name, data, dtype), cell in measured.items() if (data, dtype) == (PLAIN, "fp16")}
-    for name, cell in plain.items():  # a row has more peers, but if it is older it lacks half of the figures
-        if name not in found or BACK_TO_BACK not in found[name]["results"].get(OURS, {}):
-            found[name] = cell
-    return found
+    lines = [line(row) for row in cells]
+    headings = ("row", "model", "dtype", "ours", "best peer", "its time", "ratio")
+    return "\n".join([with_note(text, lines), "", *models_page.table(headings, cells)])
 
 
 def readme_picture(rows: Mapping[str, Mapping[str, Any]]) -> str:
@@ -285,29 +238,6 @@ def ratios(record: Mapping[str, Any]) -> str:
     """Speedup over the best peer, in both modes; bold if we are slower."""
     found = [ratio_to_best(record, figure) for figure in (SINGLE, BACK_TO_BACK)]
     return emphasized(both(*found, ".2f"), found)
-
-
-def worst_ratio(name: str, measured: Mapping[data_cells.Key, data_cells.Cell]) -> str:
-    """The smallest ratio to the best peer that a row has on any data set, in either way, and which that is."""
-    every = [(name, data, dtype) for dtype, names in data_cells.DATA.items() for data in names]
-    found = {data_words(key): measured[key] for key in every if key in measured}
-    if not found:
-        return DASH
-    part = f", {len(found)} of {len(every)} measured" if len(found) < len(every) else ""
-    for words, cell in found.items():
-        if OURS not in cell["results"]:
-            return f"**{NO_TIME}** ({words}{part})"
-    of_data = [
-        (ratio, f"{words}, {way}")
-        for words, cell in found.items()
-        for figure, way in ((SINGLE, "single"), (BACK_TO_BACK, "back to back"))
-        if (ratio := ratio_to_best(cell, figure)) is not None
-    ]
-    if not of_data:
-        return DASH
-    ratio, where = min(of_data, key=lambda found: found[0])
-    mark = "" if all(map(is_current, found.values())) else OLDER
-    return f"{emphasized(f'{ratio:.2f}', [ratio])}{mark} ({where}{part})"
 
 
 def data_words(key: data_cells.Key) -> str:
@@ -555,14 +485,13 @@ def main() -> int:
     check = parser.parse_args().check
     specs, attention = shipped_specs(), json.loads(ATTENTION.read_text(encoding="utf-8"))
     bsr = json.loads(BSR.read_text(encoding="utf-8")) if BSR.is_file() else None
-    compact = [json.loads(path.read_text(encoding="utf-8")) for path in COMPACT]
     measured = data_cells.read(CELLS)
     models = model_rows()
     reference, notebook = (ROOT / "docs" / part for part in ("reference", "notebook"))
     pages = {
         ROOT / "README.md": {"picture": readme_picture(models)},
         notebook / "results.md": {
-            "overview": compact_table(compact, measured),
+            "overview": overview(models),
             "attention": full_table(attention),
             "bsr": full_table(bsr) if bsr else UNMEASURED,
             **{name: full_table(json.loads(path.read_text(encoding="utf-8"))) for name, path in OTHER_DEVICES.items()},

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_causal_d96_dq_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq_dkdv","head_dim":96,"mma":"wgmma","op":"attention_backward","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":80,"n":128}}
 // spec hash: e49d99ea53e936e4e06d821a5ec63487ecafdd97b3c0f602434edc36075162fe
-// seal: sha256 b4c8d0650b344926492456c1ee07545b7c09c853089bf6bbf6d40049f4be3c47
+// seal: sha256 fd8e422cf50b95ff08bbda42d3875a2edb5e9bd13064235c616ab869d759b2fc
 
 // Attention backward for sm_90a, gradients of Q, K and V
 // over the visible keys of the pattern:
@@ -808,8 +808,8 @@ __device__ __forceinline__ void issue_dq(float (&d)[kDqQueries / 2], uint32 k_tr
   warpgroup_fence_operand(d);
 }
 
-// Stages it in the layout of the accumulator: 16 bytes of each thread, next to those of its neighbors. The last part has
-// columns of the first threads only: those of the others are zeros behind the head.
+// Stages it in the layout of the accumulator: 16 bytes of each thread, next to those of its neighbors. The last part
+// has columns of the first threads only: those of the others are zeros behind the head.
 __device__ __forceinline__ void stage_dq(unsigned char* staging, const float (&d)[kDqQueries / 2], int part) {
   const int threads = part < kDqColumnParts - 1 ? kWarpgroupThreads : kLastDqThreads;
   const int thread = threadIdx.x % kWarpgroupThreads;

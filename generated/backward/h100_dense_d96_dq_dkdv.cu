@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_dense_d96_dq_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq_dkdv","head_dim":96,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"dense"},"schedule":"cooperative","stages":2,"tile":{"m":80,"n":128}}
 // spec hash: 5a6303e5f4a5bc31b59082a730f54cc8aba50f05f21490d1bfdf4481c905e775
-// seal: sha256 650eccb0d903a0be0424951ad8b3e5bc7331a60dbc969446a531e2d40b35323f
+// seal: sha256 f2f7eb535f36b8881b1a93a9d3080b3818c5baf8aebc00cd7c0a96661aae3cf9
 
 // Attention backward for sm_90a, gradients of Q, K and V
 // over the visible keys of the pattern:
@@ -774,8 +774,8 @@ __device__ __forceinline__ void issue_dq(float (&d)[kDqQueries / 2], uint32 k_tr
   warpgroup_fence_operand(d);
 }
 
-// Stages it in the layout of the accumulator: 16 bytes of each thread, next to those of its neighbors. The last part has
-// columns of the first threads only: those of the others are zeros behind the head.
+// Stages it in the layout of the accumulator: 16 bytes of each thread, next to those of its neighbors. The last part
+// has columns of the first threads only: those of the others are zeros behind the head.
 __device__ __forceinline__ void stage_dq(unsigned char* staging, const float (&d)[kDqQueries / 2], int part) {
   const int threads = part < kDqColumnParts - 1 ? kWarpgroupThreads : kLastDqThreads;
   const int thread = threadIdx.x % kWarpgroupThreads;

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_varlen_causal_d96_dq_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq_dkdv","head_dim":96,"layout":"varlen","mma":"wgmma","op":"attention_backward","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":80,"n":128}}
 // spec hash: 8a301dacd7d41fc828d252d9e0b045448530fc6cb334df58ae992932d7777fb9
-// seal: sha256 444c8a1f6a7133d7e16a08196973f9db0a9bb8ff7c9523bf4e2bfb506e761143
+// seal: sha256 f12c6553ad24477370311109ddd700a6dbec927573fa697ae8e8049764c1709e
 
 // Attention backward for sm_90a, gradients of Q, K and V
 // over the visible keys of the pattern in each sequence:
@@ -953,8 +953,8 @@ __device__ __forceinline__ void issue_dq(float (&d)[kDqQueries / 2], uint32 k_tr
   warpgroup_fence_operand(d);
 }
 
-// Stages it in the layout of the accumulator: 16 bytes of each thread, next to those of its neighbors. The last part has
-// columns of the first threads only: those of the others are zeros behind the head.
+// Stages it in the layout of the accumulator: 16 bytes of each thread, next to those of its neighbors. The last part
+// has columns of the first threads only: those of the others are zeros behind the head.
 __device__ __forceinline__ void stage_dq(unsigned char* staging, const float (&d)[kDqQueries / 2], int part) {
   const int threads = part < kDqColumnParts - 1 ? kWarpgroupThreads : kLastDqThreads;
   const int thread = threadIdx.x % kWarpgroupThreads;

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_varlen_dense_d96_dq_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq_dkdv","head_dim":96,"layout":"varlen","mma":"wgmma","op":"attention_backward","pattern":{"kind":"dense"},"schedule":"cooperative","stages":2,"tile":{"m":80,"n":128}}
 // spec hash: 67518420397b5d256cc12012bc5fdaf74755ed56693e37c36b92107b6eea149a
-// seal: sha256 628faa8ab197d9061f00baff2a3b5334c9feb2e0b7549d5ab964cc4840dec8ab
+// seal: sha256 05775bc066568e6aa245804538a95bf52232cb10c2328fcfdb994bb1243e4266
 
 // Attention backward for sm_90a, gradients of Q, K and V
 // over the visible keys of the pattern in each sequence:
@@ -918,8 +918,8 @@ __device__ __forceinline__ void issue_dq(float (&d)[kDqQueries / 2], uint32 k_tr
   warpgroup_fence_operand(d);
 }
 
-// Stages it in the layout of the accumulator: 16 bytes of each thread, next to those of its neighbors. The last part has
-// columns of the first threads only: those of the others are zeros behind the head.
+// Stages it in the layout of the accumulator: 16 bytes of each thread, next to those of its neighbors. The last part
+// has columns of the first threads only: those of the others are zeros behind the head.
 __device__ __forceinline__ void stage_dq(unsigned char* staging, const float (&d)[kDqQueries / 2], int part) {
   const int threads = part < kDqColumnParts - 1 ? kWarpgroupThreads : kLastDqThreads;
   const int thread = threadIdx.x % kWarpgroupThreads;

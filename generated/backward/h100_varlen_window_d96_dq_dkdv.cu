@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_varlen_window_d96_dq_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq_dkdv","head_dim":96,"layout":"varlen","mma":"wgmma","op":"attention_backward","pattern":{"kind":"sliding_window","left":null,"right":null},"schedule":"cooperative","stages":2,"tile":{"m":80,"n":128}}
 // spec hash: 64a971b8b999422a88d645e2519ff491a219e7415318ea0db5603cc69c096ecd
-// seal: sha256 e33c523340aa7b7571f9ed6472c5a86d73ed7bfba00c2074c955cfb2025f9a69
+// seal: sha256 7a756a2b57c33729cf4703b34c6b10202d302903433ebbf6d1965e9e7c85f1cb
 
 // Attention backward for sm_90a, gradients of Q, K and V
 // over the visible keys of the pattern in each sequence:
@@ -956,8 +956,8 @@ __device__ __forceinline__ void issue_dq(float (&d)[kDqQueries / 2], uint32 k_tr
   warpgroup_fence_operand(d);
 }
 
-// Stages it in the layout of the accumulator: 16 bytes of each thread, next to those of its neighbors. The last part has
-// columns of the first threads only: those of the others are zeros behind the head.
+// Stages it in the layout of the accumulator: 16 bytes of each thread, next to those of its neighbors. The last part
+// has columns of the first threads only: those of the others are zeros behind the head.
 __device__ __forceinline__ void stage_dq(unsigned char* staging, const float (&d)[kDqQueries / 2], int part) {
   const int threads = part < kDqColumnParts - 1 ? kWarpgroupThreads : kLastDqThreads;
   const int thread = threadIdx.x % kWarpgroupThreads;

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_window_d96_dq_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq_dkdv","head_dim":96,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"sliding_window","left":null,"right":null},"schedule":"cooperative","stages":2,"tile":{"m":80,"n":128}}
 // spec hash: e3984e0e235bd91f6e642a3b1214f2f6336eb3ce8d26ae5640cdf905533250a2
-// seal: sha256 5f4bb507a6bac5d7b908a82f8189d244d4a333fd09accdb8257529fc53f7671c
+// seal: sha256 3d14adf1dc40437e3090912abc19decafad24508a1ee4e5ec7a11390e8c97299
 
 // Attention backward for sm_90a, gradients of Q, K and V
 // over the visible keys of the pattern:
@@ -811,8 +811,8 @@ __device__ __forceinline__ void issue_dq(float (&d)[kDqQueries / 2], uint32 k_tr
   warpgroup_fence_operand(d);
 }
 
-// Stages it in the layout of the accumulator: 16 bytes of each thread, next to those of its neighbors. The last part has
-// columns of the first threads only: those of the others are zeros behind the head.
+// Stages it in the layout of the accumulator: 16 bytes of each thread, next to those of its neighbors. The last part
+// has columns of the first threads only: those of the others are zeros behind the head.
 __device__ __forceinline__ void stage_dq(unsigned char* staging, const float (&d)[kDqQueries / 2], int part) {
   const int threads = part < kDqColumnParts - 1 ? kWarpgroupThreads : kLastDqThreads;
   const int thread = threadIdx.x % kWarpgroupThreads;

@@ -134,24 +134,6 @@ BOTH = {  # the fast one is not the best back to back
 }
 
 
-def compact(*reports: dict[str, Any], measured: Any = None, names: Any = (("a",), ("b",))) -> str:
-    found: str = script.compact_table(reports, measured or {}, names)
-    return found
-
-
-def test_compact_table_has_rows_beside_their_best_peer_back_to_back() -> None:
-    found = rows(compact(report(record("b", "h100_topk64"), record("a", results=BOTH), record("c"))))
-    assert list(found)[2:] == ["h100_topk32", "h100_topk64"]  # as they are named, not as they were measured
-    assert found["h100_topk32"] == [SHAPE, "600", "500", "slow", "300 / 400", "1.20 / 1.25", "-"]
-    # Results that are older than calls back to back.
-    assert found["h100_topk64"][1:] == ["600", "-", "fast", "1200 / -", "**0.50 / -**", "-"]
-
-
-def test_of_several_names_the_first_that_was_measured_is_shown() -> None:
-    reports = report(record("a"), record("b", "h100_topk64"))
-    assert list(rows(compact(reports, names=[("none", "b", "a"), ("none",)])))[2:] == ["h100_topk64"]
-
-
 def cell(name: str = "a", data: str = "std1", dtype: str = "fp16", spec: str = "h100_topk32", **changes: Any) -> Any:
     """A cell of benchmarks/data.py, and what it is found by."""
     results = {label: {**result, "absolute_error": 1e-4} for label, result in BOTH.items()}
@@ -159,47 +141,13 @@ def cell(name: str = "a", data: str = "std1", dtype: str = "fp16", spec: str = "
     return (name, data, dtype), record(name, spec, **found)
 
 
-def behind(back_to_back: float) -> dict[str, Any]:
-    """Results of which the best peer has 400."""
-    return {
-        label: {**cell()[1]["results"][label], **({"back_to_back_tflops": back_to_back} if label == "ours" else {})}
-        for label in BOTH
-    }
-
-
-def test_worst_ratio_over_the_data() -> None:
-    def told(*cells: Any) -> str:
-        return rows(compact(report(record("a")), measured=dict(cells)))["h100_topk32"][-1]
-
-    every = [("a", data, dtype) for dtype, names in script.data_cells.DATA.items() for data in names]
-    assert told() == "-"
-    assert told(cell()) == "1.20 (std1, single, 1 of 14 measured)"
-    assert told(cell(), cell(data="heads", results=behind(380.0))) == "**0.95** (heads, back to back, 2 of 14 measured)"
-    assert told(*(cell(*key) for key in every)) == "1.20 (std1, single)"
-    slower = cell("a", "std4", "bf16", results=behind(440.0))
-    assert told(*(cell(*key) for key in every), slower) == "1.10 (std4, bf16, back to back)"
-    assert told(cell(), cell(data="sink", results={})) == "**no time** (sink, 2 of 14 measured)"
-    alone = {"ours": BOTH["ours"]}
-    assert told(cell(results=alone)) == "-"
-    assert told(cell(source_sha256="0" * 64)) == "1.20† (std1, single, 1 of 14 measured)"
-
-
-def test_cells_on_plain_data_stand_for_rows_that_lack_figures() -> None:
-    older, newer = record("a"), record("a", results={"ours": {**BOTH["ours"], "tflops": 650.0}})
-    measured = dict([cell(), cell(data="heads"), cell("b", spec="h100_topk64")])
-    assert rows(compact(report(older), measured=measured))["h100_topk32"][1:3] == ["600", "500"]
-    assert rows(compact(report(newer), measured=measured))["h100_topk32"][1:3] == ["650", "500"]
-    assert rows(compact(report(newer), measured=measured))["h100_topk64"][1:3] == ["600", "500"]
-
-
-def test_rows_of_two_devices_are_not_mixed() -> None:
-    another = report(record("b", "h100_topk64")) | {"device": "another"}
-    for given in (
-        {"reports": [report(record("a")), another], "measured": {}},
-        {"reports": [report(record("a"))], "measured": dict([cell(device="another")])},
-    ):
-        with pytest.raises(SystemExit, match=r"of a device, driver 580\.0 and of another, driver 580\.0; one device"):
-            script.compact_table(**given)
+def test_the_overview_has_one_row_of_each_kind() -> None:
+    models = script.model_rows()
+    found = rows(script.overview(models))
+    assert [name.strip("`") for name in list(found)[2:]] == list(script.OVERVIEW)
+    assert found["flux1-dev-4608"][:2] == ["FLUX.1 dev", "bf16"]
+    kinds = [(models[name]["backward"], str(models[name]["shape"].get("pattern"))) for name in script.OVERVIEW]
+    assert {True, False} == {backward for backward, _ in kinds}
 
 
 def test_tables_of_the_data_have_dashes_for_what_was_not_measured() -> None:
@@ -232,11 +180,13 @@ def test_a_table_that_is_too_wide_goes_on_in_another() -> None:
 
 def test_tables_of_the_data() -> None:
     first, second = script.data_cells.ROWS[:2]
+    behind = {label: {**result, "absolute_error": 1e-4} for label, result in BOTH.items()}
+    behind["ours"]["back_to_back_tflops"] = 380.0
     fa4 = {"FA4": {**BOTH["fast"], "absolute_error": 2e-4}, "SDPA cuDNN": {**BOTH["slow"], "absolute_error": 3e-4}}
     measured = dict(
         [
             cell(first),
-            cell(first, "std4", results=behind(380.0)),
+            cell(first, "std4", results=behind),
             cell(second, "std4", results={"ours": {**BOTH["ours"], "absolute_error": 1e-4}, **fa4}),
             cell(second, "rising", results={}, failed={"ours": "wrong result: off by 1"}, not_installed=["fa3"]),
             cell(second, "heads", "bf16", source_sha256="0" * 64),
@@ -267,24 +217,13 @@ def bsr_record(name: str, spec: str, **changes: Any) -> dict[str, Any]:
     return record(name, spec, **(shape | changes))
 
 
-def test_rows_of_bsr_products_have_no_other_data() -> None:
-    text = compact(report(record("a")), report(bsr_record("b", "h100_bsr_spmm_b64")))
-    assert rows(text)["h100_bsr_spmm_b64"] == [
-        *("M8192 K8192 N1024, 16 blocks 64x64 a row", "600", "-", "fast", "1200 / -", "**0.50 / -**", "-"),
-    ]
-    assert text.startswith("a device, driver 580.0; ")
-
-
 def test_a_row_of_a_spec_that_is_not_shipped_is_marked(tmp_path: Path) -> None:
     other = record("b")
     other["spec"] = json.loads(json.dumps(other["spec"]))
     other["spec"]["pattern"]["k"] = 33
-    for text, names in (
-        (script.full_table(report(record("a"), other)), ("| `a` | `h100_topk32` |", "| `b`‡ | - |")),
-        (compact(report(record("a"), other)), ("| `h100_topk32` |", "| `b`‡ |")),
-    ):
-        assert all(name in text for name in names)
-        assert "‡: a spec that is not shipped" in words(text)
+    text = script.full_table(report(record("a"), other))
+    assert all(name in text for name in ("| `a` | `h100_topk32` |", "| `b`‡ | - |"))
+    assert "‡: a spec that is not shipped" in words(text)
     assert "‡" not in script.full_table(report(record("a")))
 
 
@@ -345,7 +284,6 @@ def test_a_row_without_peers_has_no_ratio(tmp_path: Path) -> None:
     alone = record("a")
     alone["results"] = {"ours": alone["results"]["ours"]}
     assert rows(script.full_table(report(alone)))["a"][-2:] == ["-", "-"]
-    assert rows(compact(report(alone)))["h100_topk32"][1:] == ["600", "-", "-", "-", "-", "-"]
 
 
 def test_a_kernel_of_no_family_comes_last(tmp_path: Path) -> None:
@@ -381,7 +319,7 @@ def test_every_page_is_checked(changed: str, monkeypatch: pytest.MonkeyPatch) ->
         return int(page.name == changed)
 
     monkeypatch.setattr(script, "update", update)
-    monkeypatch.setattr(script, "compact_table", lambda *given: "")
+    monkeypatch.setattr(script, "overview", lambda *given: "")
     monkeypatch.setattr(script, "readme_picture", lambda *given: "")
     monkeypatch.setattr(script, "table", lambda *given: "")
     monkeypatch.setattr(script, "full_table", lambda report: "")
@@ -451,11 +389,6 @@ def test_markers_must_be_there_once(tmp_path: Path, text: str, capsys: pytest.Ca
     assert script.update(path, {"results": "new"}) == 1
     assert path.read_text() == text
     assert "must be there once each" in capsys.readouterr().out
-
-
-def test_the_overview_has_every_row_that_has_data() -> None:
-    shown = {name for names in script.HEADLINE_ROWS for name in names}
-    assert set(script.data_cells.ROWS) <= shown
 
 
 def test_the_pages_have_the_markers_that_are_written() -> None:

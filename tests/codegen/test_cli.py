@@ -143,7 +143,7 @@ def test_bad_spec_has_file_and_line(run: Run) -> None:
 MISTAKES = """op: attention
 arch: h100
 dtype: float16
-head_dim: 80
+head_dim: 72
 lse: yes
 schedul: multistage
 copy: tma-
@@ -160,7 +160,7 @@ def test_every_mistake_of_a_file_is_told_in_one_run(run: Run) -> None:
         "2: arch: is 'h100'",
         "3: dtype: is 'float16'",
         "7: copy: is 'tma-'",
-        "4: head_dim: is 80",
+        "4: head_dim: is 72",
         "8: pattern.kind: is 'sliding_windows'",
         "5: lse: is 'yes'",
     }
@@ -191,7 +191,7 @@ SUGGESTIONS = [
     ("arch: sm90", "; did you mean sm_90a?"),
     ("arch: sm_100a", "; data-center Blackwell GPUs (B200, B300, GB200: sm_100, sm_103) are not supported"),
     ("arch: GB200", "; data-center Blackwell GPUs (B200, B300, GB200: sm_100, sm_103) are not supported"),
-    ("head_dim: 80", "; calls with smaller heads use the next size, 96"),
+    ("head_dim: 72", "; calls with smaller heads use the next size, 80"),
     ("head_dim: 512", "128, 192 or 256"),
     ('head_dim: "128"', "; write 128 without quotes"),
     ("pattern: {kind: sliding_windows}", "; did you mean sliding_window?"),

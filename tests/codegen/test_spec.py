@@ -211,7 +211,7 @@ def test_canonical_json_reads_back(attention: Fields, spmm: Fields) -> None:
         ("arch", "sm_90", "is 'sm_90'; allowed: 'sm_80', 'sm_86', 'sm_89', 'sm_90a' or 'sm_120'"),
         ("arch", ["sm_90a"], "allowed: 'sm_80', 'sm_86', 'sm_89', 'sm_90a' or 'sm_120'"),
         ("dtype", "fp8", "allowed: 'fp16', 'bf16', 'e4m3' or 'e5m2'"),
-        ("head_dim", 80, "is 80; allowed: 64, 96, 128, 192 or 256"),
+        ("head_dim", 72, "is 72; allowed: 64, 80, 96, 128, 192 or 256"),
         ("head_dim", "128", "is '128'"),
         ("head_dim", 128.0, "is 128.0; expected an integer"),
         ("head_dim", True, "is True"),
@@ -479,7 +479,7 @@ def test_schema_lets_a_file_leave_out_what_is_filled_in() -> None:
         assert set(definition["required"]) == required
         assert definition["additionalProperties"] is False
         assert set(FILLED_IN) - {"lse", "stream_k_tail"} < set(definition["properties"])
-    assert schema["$defs"]["AttentionSpec"]["properties"]["head_dim"]["enum"] == [64, 96, 128, 192, 256]
+    assert schema["$defs"]["AttentionSpec"]["properties"]["head_dim"]["enum"] == [64, 80, 96, 128, 192, 256]
     assert schema["$defs"]["Block"]["properties"]["q"]["enum"] == [1, 2, 4, 8, 16, 32, 64, 128]
     assert schema["$defs"]["Block"]["properties"]["kv"]["enum"] == [16, 32, 64, 128]
 

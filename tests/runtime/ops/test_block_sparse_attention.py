@@ -207,7 +207,7 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_head_sizes_between_those_of_kernels_are_filled_up(loaded: Any) -> None:
-    assert_right(qkv(head_dim=80), Dense())
+    assert_right(qkv(head_dim=88), Dense())
     assert {kernel.spec.head_dim for kernel in loaded.values()} == {96}
 
 
@@ -425,14 +425,14 @@ def meta(heads: int = 16, kv_heads: int = 16, length: int = 8192, head_dim: int 
 
 
 def test_the_choice_is_explained_without_a_gpu() -> None:
-    told = explain_attention(*meta(head_dim=80), Causal(), arch="sm_90a", return_lse=True)
+    told = explain_attention(*meta(head_dim=88), Causal(), arch="sm_90a", return_lse=True)
     assert told.choice.spec.lse and told.shape_class.head_dim == 96  # type: ignore[union-attr]
-    assert told.padding == pytest.approx(1 / 6)
+    assert told.padding == pytest.approx(1 / 12)
     lines = str(told).splitlines()
     assert lines[0] == f"kernel: {told.choice.named.stem} (sm_90a, bf16, d 96)"
     assert lines[1:3] == told.provenance["O"].lines() and lines[3].startswith("rule: ")
     assert lines[4] == "class of shapes: batch 1, heads 16, kv_heads 16, q_len 8192, kv_len 8192"
-    assert lines[5] == "head size: 80 is filled up to 96: 17% of the products"
+    assert lines[5] == "head size: 88 is filled up to 96: 8% of the products"
     assert lines[-1].startswith("dense attention of a library: ")
 
 

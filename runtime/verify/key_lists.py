@@ -1,0 +1,192 @@
+"""Packed sequences whose queries have lists of key blocks: inputs, and the oracle of results and gradients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from itertools import accumulate
+from typing import NamedTuple
+
+import torch
+
+from codegen.key_list_cases import KeyListCase
+from runtime.verify.attention_backward import FLOAT_NOISE, Gradients
+from runtime.verify.common import generator
+
+LARGEST_ENTRY = 2**31 - 1
+
+
+class Inputs(NamedTuple):
+    """Tensors of a case.
+
+    Attributes:
+        q: (tokens, heads, head_dim).
+        k: (key tokens, kv_heads, head_dim).
+        v: as k.
+        cu_seqlens_q: int32 (sequences + 1,).
+        cu_seqlens_k: int32 (sequences + 1,).
+        lists: int32 (kv_heads or 1, tokens, entries).
+        counts: int32 (kv_heads or 1, tokens), or None.
+        dout: as q, the gradient of the result.
+        dlse: float32 (heads, tokens), the gradient of the log-sum-exp, or None.
+    """
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    cu_seqlens_q: torch.Tensor
+    cu_seqlens_k: torch.Tensor
+    lists: torch.Tensor
+    counts: torch.Tensor | None
+    dout: torch.Tensor
+    dlse: torch.Tensor | None
+
+
+class Exact(NamedTuple):
+    """A case in float64.
+
+    Attributes:
+        out: (tokens, heads, head_dim), the result; NaN for tokens of no sequence.
+        lse: (heads, tokens), its log-sum-exp, likewise; -inf for a query that sees no key.
+        gradients: dq, dk and dv, 0 for tokens of no sequence.
+        rounded: gradients with the roundings of a kernel, as ``attention_backward.Exact`` has them.
+        unseen: where a gradient is 0, because no pair is seen.
+        noise: the error floor of float32 arithmetic.
+    """
+
+    out: torch.Tensor
+    lse: torch.Tensor
+    gradients: Gradients
+    rounded: Gradients
+    unseen: dict[str, torch.Tensor]
+    noise: float
+
+
+def inputs_of(
+    case: KeyListCase, *, group: int, head_dim: int, keys: int, dtype: torch.dtype, device: torch.device
+) -> Inputs:
+    """Random inputs of a case: the same ones every time.
+
+    Args:
+        case: the case.
+        group: query heads per KV head.
+        head_dim: elements per head.
+        keys: keys of an entry.
+        dtype: of q, k and v.
+        device: of all tensors.
+    """
+    draw = generator(case.name, device)
+    tokens, key_tokens = (2 * case.before + sum(lengths) for lengths in (case.q_lens, case.kv_lens))
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=draw, device=device)
+
+    def integers(low: int, high: int, *shape: int) -> torch.Tensor:
+        return torch.randint(low, high, shape, generator=draw, device=device, dtype=torch.int32)
+
+    def bounds(lengths: tuple[int, ...]) -> torch.Tensor:
+        return torch.tensor([*accumulate(lengths, initial=case.before)], dtype=torch.int32, device=device)
+
+    heads = case.kv_heads * group
+    q = (case.spread * normal(tokens, heads, head_dim)).to(dtype)
+    k, v = (normal(key_tokens, case.kv_heads, head_dim).to(dtype) for _ in range(2))
+    shape = (case.kv_heads if case.head_lists else 1, tokens, case.entries)
+    lists = integers(-1, max(case.kv_lens) // keys + 2, *shape)
+    if case.shared_block:
+        lists[..., -1] = 0
+    if case.wild:
+        anything = integers(-LARGEST_ENTRY, LARGEST_ENTRY, *shape)
+        lists = torch.where(integers(0, 5, *shape) == 0, anything, lists)
+    counts = integers(-1, case.entries + 2, *shape[:2]) if case.counted else None
+    dout = normal(*q.shape).to(dtype)
+    dlse = normal(heads, tokens) if case.lse_gradient else None
+    return Inputs(q, k, v, bounds(case.q_lens), bounds(case.kv_lens), lists, counts, dout, dlse)
+
+
+def counts_of(inputs: Inputs, rows: slice, length: int, keys: int) -> torch.Tensor:
+    """How often each query of a sequence sees each key, float64 (kv_heads, queries, keys)."""
+    device, kv_heads = inputs.q.device, inputs.k.shape[1]
+    lists = inputs.lists[:, rows].long()
+    there = (lists >= 0) & (lists * keys < length)
+    if inputs.counts is not None:
+        there &= torch.arange(lists.shape[2], device=device) < inputs.counts[:, rows, None]
+    blocks = -(-length // keys)
+    listed = lists.where(there, blocks)
+    found = torch.zeros((*lists.shape[:2], blocks + 1), dtype=torch.float64, device=device)
+    found.scatter_add_(2, listed, there.double())
+    of_keys = found[..., :blocks].repeat_interleave(keys, 2)[..., :length]
+    position = torch.arange(length - lists.shape[1], length, device=device)[:, None]
+    return (of_keys * (torch.arange(length, device=device) <= position)).expand(kv_heads, -1, -1)
+
+
+def _sequences(case: KeyListCase) -> Iterator[tuple[slice, slice]]:
+    """Tokens of each sequence in q, and in k."""
+    q_at = k_at = case.before
+    for q_len, kv_len in zip(case.q_lens, case.kv_lens, strict=True):
+        yield slice(q_at, q_at + q_len), slice(k_at, k_at + kv_len)
+        q_at, k_at = q_at + q_len, k_at + kv_len
+
+
+def oracle(case: KeyListCase, inputs: Inputs, keys: int) -> Exact:
+    """Compute the result and the gradients of each sequence by formula."""
+    q, k, v = inputs.q, inputs.k, inputs.v
+    operands = {"dq": q, "dk": k, "dv": v}
+    exact = Exact(
+        torch.full(q.shape, math.nan, dtype=torch.float64, device=q.device),
+        torch.full((q.shape[1], q.shape[0]), math.nan, dtype=torch.float64, device=q.device),
+        {name: torch.zeros_like(t, dtype=torch.float64) for name, t in operands.items()},
+        {name: torch.zeros_like(t, dtype=torch.float64) for name, t in operands.items()},
+        {name: torch.ones(t.shape[:2], dtype=torch.bool, device=t.device) for name, t in operands.items()},
+        0.0,
+    )
+    noise = 0.0
+    for rows, columns in _sequences(case):
+        if rows.start == rows.stop:
+            continue
+        if columns.start == columns.stop:
+            exact.out[rows], exact.lse[:, rows] = 0.0, -math.inf
+            continue
+        noise = max(noise, _of_sequence(case, inputs, exact, (rows, columns), keys))
+    return exact._replace(noise=noise)
+
+
+def _of_sequence(case: KeyListCase, inputs: Inputs, exact: Exact, at: tuple[slice, slice], keys: int) -> float:
+    """Fill in one sequence; return the error floor of its gradients."""
+    rows, columns = at
+    dtype, kv_heads = inputs.q.dtype, case.kv_heads
+    scale = 1 / math.sqrt(inputs.q.shape[2]) if case.scale is None else case.scale
+    weight = counts_of(inputs, rows, columns.stop - columns.start, keys)[:, None]
+    q, do = (t[rows].double().unflatten(1, (kv_heads, -1)).permute(1, 2, 0, 3) for t in (inputs.q, inputs.dout))
+    k, v = (t[columns].double().transpose(0, 1)[:, None] for t in (inputs.k, inputs.v))
+    logits = q @ k.mT * scale
+    lse = (logits + weight.log()).logsumexp(-1)
+    finite = lse.nan_to_num(neginf=0.0)
+    dp = do @ v.mT
+    dlse = 0.0
+    if inputs.dlse is not None:
+        dlse = inputs.dlse[:, rows].double().unflatten(0, (kv_heads, -1))[..., None]
+
+    def weights(lse: torch.Tensor) -> torch.Tensor:
+        return torch.where(weight > 0, (logits - lse[..., None]).exp(), 0.0)
+
+    out = (weight * weights(finite)) @ v
+
+    def gradients(lse: torch.Tensor, round_: Callable[[torch.Tensor], torch.Tensor]) -> Gradients:
+        p = weights(lse)
+        ds = weight * round_(p * (dp - (do * round_(out)).sum(-1, keepdim=True) + dlse))
+        of_k, of_v = scale * (ds.mT @ q).sum(1), ((weight * round_(p)).mT @ do).sum(1)
+        of_q = (scale * (ds @ k)).permute(2, 0, 1, 3).flatten(1, 2)
+        return {"dq": round_(of_q), "dk": round_(of_k.transpose(0, 1)), "dv": round_(of_v.transpose(0, 1))}
+
+    off = torch.nextafter(finite.float(), torch.full_like(finite, math.inf).float()).double()
+    exact.out[rows] = out.permute(2, 0, 1, 3).flatten(1, 2)
+    exact.lse[:, rows] = lse.flatten(0, 1)
+    unseen = {"dq": weight.sum(-1) == 0, "dk": weight.sum(-2) == 0}
+    of_queries = unseen["dq"].expand(-1, q.shape[1], -1).flatten(0, 1).transpose(0, 1)
+    of_keys = unseen["dk"][:, 0].transpose(0, 1)
+    found, rounded = gradients(finite, lambda x: x), gradients(off, lambda x: x.to(dtype).double())
+    for name, part, none in (("dq", rows, of_queries), ("dk", columns, of_keys), ("dv", columns, of_keys)):
+        exact.gradients[name][part], exact.rounded[name][part] = found[name], rounded[name]
+        exact.unseen[name][part] = none
+    largest = float((do.abs() @ v.abs().mT).max()) * max(float(q.abs().max()), float(k.abs().max()))
+    return FLOAT_NOISE * scale * largest

@@ -23,6 +23,7 @@ from runtime.ops.varlen_calls import (
     check_out,
     without_tokens,
 )
+from runtime.prepare.key_lists import rising_bounds
 
 HEAD_DIMS = paged_calls.HEAD_DIMS["same"]
 """Head sizes of the kernels."""
@@ -85,8 +86,8 @@ def attend_key_lists(
 
 def key_places(cu_seqlens_k: torch.Tensor, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
     """First key of each sequence and number of its keys, int32, within the tensor whatever the bounds are."""
-    inside = cu_seqlens_k.clamp(0, tokens)
-    return inside[:-1], (inside[1:] - inside[:-1]).clamp_(min=0)
+    inside = rising_bounds(cu_seqlens_k, tokens)
+    return inside[:-1], inside[1:] - inside[:-1]
 
 
 def _options(lists: Lists, *, scale: float | None, softcap: float | None, lse: bool) -> Options:

@@ -162,6 +162,10 @@ QUANTIZE: Rows = (
     Row({"scales": "given", "rotary": ("half", "interleaved")}, (64,), (1,)),
     Row({}, (128,), (1,)),
 )
+KEY_LISTS_BACKWARD: Rows = (
+    Row({"keys": 64, "head_dim": 128}, (64, "keys"), (1,)),  # two thread blocks fit an SM
+    Row({}, (64, "keys"), (2,)),
+)
 PAGED_ATTENTION: Rows = (
     # At most 100 KB of rings where a block has no more; on sm_90a two thread blocks fit an SM, but for large heads.
     *(

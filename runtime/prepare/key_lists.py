@@ -35,16 +35,6 @@ class TransposedKeyLists(NamedTuple):
     turns: torch.Tensor
 
 
-def tiles_of_head(key_tokens: int, sequences: int, keys: int) -> int:
-    """Tiles of a KV head at most, wherever sequences begin."""
-    return key_tokens // keys + sequences
-
-
-def chunks_of(entries: int, tiles: int, chunk: int) -> int:
-    """Chunks of all heads at most: each tile with entries has at most one that is not full."""
-    return entries // chunk + min(tiles, entries)
-
-
 def rising_bounds(cu_seqlens: torch.Tensor, tokens: int) -> torch.Tensor:
     """Bounds within a tensor: one below an earlier one counts as that one."""
     return cu_seqlens.clamp(0, tokens).cummax(0).values
@@ -59,7 +49,9 @@ def transposed_key_lists(
     keys: int,
     kv_heads: int,
     key_tokens: int,
+    tiles: int,
     chunk: int,
+    chunks: int,
 ) -> TransposedKeyLists:
     """Transpose lists. The result has the same bits in every call; nothing synchronizes.
 
@@ -71,13 +63,14 @@ def transposed_key_lists(
         keys: keys of an entry.
         kv_heads: heads of K and V.
         key_tokens: tokens of k.
+        tiles: tiles of a head at most.
         chunk: entries of a chunk.
+        chunks: chunks of all heads at most.
     """
     tokens, device = indices.shape[1], indices.device
     sequences = cu_seqlens_q.shape[0] - 1
     of_q, of_k = rising_bounds(cu_seqlens_q, tokens), rising_bounds(cu_seqlens_k, key_tokens)
     lengths = of_k[1:] - of_k[:-1]
-    tiles = tiles_of_head(key_tokens, sequences, keys)
     bases = of_k[:-1] // keys + torch.arange(sequences, dtype=torch.int32, device=device)  # first tile of a sequence
     token = torch.arange(tokens, dtype=torch.int32, device=device)
     sequence = _place_in(of_q, token).clamp(0, sequences - 1)
@@ -94,7 +87,7 @@ def transposed_key_lists(
     offsets = torch.searchsorted(in_order, every, out_int32=True)
     chunk_begins = torch.zeros_like(every)
     torch.cumsum((offsets[1:] - offsets[:-1] + chunk - 1) // chunk, 0, out=chunk_begins[1:])
-    number = torch.arange(chunks_of(ids.numel(), kv_heads * tiles, chunk), dtype=torch.int32, device=device)
+    number = torch.arange(chunks, dtype=torch.int32, device=device)
     return TransposedKeyLists(
         entry.int(),
         offsets,

@@ -5,13 +5,24 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
-from codegen.key_list_cases import KeyListCase
-from runtime.verify.attention_backward import FLOAT_NOISE, Gradients
-from runtime.verify.common import generator
+from codegen.key_list_cases import CASES, KeyListCase, random_cases
+from runtime.kernels.arguments import TORCH_DTYPES
+from runtime.kernels.gradient_statistics import LOG2_E
+from runtime.kernels.key_lists_backward import KeyListsBackwardKernel
+from runtime.verify.attention_backward import FLOAT_NOISE, LEAST_NOISE, RELATIVE_LARGEST, Gradients, rms
+from runtime.verify.common import (
+    RELATIVE_TO_TORCH,
+    Outcome,
+    Verification,
+    generator,
+    max_error,
+    poisoned_memory,
+    worst,
+)
 
 LARGEST_ENTRY = 2**31 - 1
 
@@ -190,3 +201,59 @@ def _of_sequence(case: KeyListCase, inputs: Inputs, exact: Exact, at: tuple[slic
         exact.unseen[name][part] = none
     largest = float((do.abs() @ v.abs().mT).max()) * max(float(q.abs().max()), float(k.abs().max()))
     return FLOAT_NOISE * scale * largest
+
+
+def run_case(kernel: KeyListsBackwardKernel, case: KeyListCase, device: torch.device) -> Outcome:
+    """Run one case twice in poisoned memory and compare it with the oracle.
+
+    Errors are relative to the tolerance of each gradient, as those of attention over blocks.
+    """
+    spec = kernel.spec
+    dtype = TORCH_DTYPES[spec.dtype]
+    sizes = {"group": spec.group, "head_dim": spec.head_dim, "keys": spec.entry_keys}
+    inputs = inputs_of(case, **sizes, dtype=dtype, device=device)
+    exact = oracle(case, inputs, spec.entry_keys)
+    scale = 1 / math.sqrt(spec.head_dim) if case.scale is None else case.scale
+    factor = torch.tensor(scale * LOG2_E, dtype=torch.float32).double()  # as a forward rounds it
+    lse = (exact.lse * float(factor / LOG2_E / scale)).float().contiguous()
+    options: dict[str, Any] = {"out": exact.out.to(dtype), "dout": inputs.dout, "lse": lse, "dlse": inputs.dlse}
+    with poisoned_memory():
+        first, again = (kernel(*inputs[:7], **options, scale=case.scale)._asdict() for _ in range(2))
+    problems, used = [], [0.0]
+    for name, found in first.items():
+        right = exact.gradients[name]
+        if (spec.deterministic or name != "dq") and not torch.equal(found, again[name]):
+            problems.append(f"two runs of {name} differ")
+        if bool((found[exact.unseen[name]] != 0).any()):
+            problems.append(f"{name} is not 0 where no pair is seen")
+        shares = []
+        for share, error in ((RELATIVE_LARGEST, max_error), (RELATIVE_TO_TORCH, rms)):
+            allowed = max(exact.noise, LEAST_NOISE, share * error(exact.rounded[name], right))
+            shares.append(error(found, right) / allowed)
+        used.append(worst(shares))
+        if not used[-1] <= 1.0:
+            problems.append(_place_of(name, found, right))
+    return Outcome(
+        name=case.name,
+        description=f"{case.describe()}; errors as shares of what is allowed",
+        max_error=worst(used),
+        torch_error=None,
+        tolerance=1.0,
+        problem="; ".join(problems),
+    )
+
+
+def _place_of(name: str, found: torch.Tensor, right: torch.Tensor) -> str:
+    """Where a gradient is off by the most, in words."""
+    error = (found.double() - right).abs().nan_to_num(nan=math.inf)
+    token, head, column = (int(i) for i in torch.unravel_index(error.argmax(), error.shape))
+    values = f"{float(found[token, head, column]):.4g}, expected {float(right[token, head, column]):.4g}"
+    return f"{name}: {values} at token {token}, head {head}, column {column}"
+
+
+VERIFICATION = Verification(
+    oracle="float64 gradients over the listed keys of each sequence, on the GPU",
+    cases=lambda plan, spec: CASES,
+    run_case=run_case,
+    random_cases=lambda spec: random_cases(),
+)

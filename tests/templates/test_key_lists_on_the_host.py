@@ -91,15 +91,15 @@ def test_k_and_v_may_be_strided_and_bounds_may_hold_anything(
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"indices": torch.zeros(3, 111, 2, dtype=torch.int32)}, r"^pattern.indices: has shape \(3, 111, 2\), expected 2"),
-        ({"indices": torch.zeros(2, 110, 2, dtype=torch.int32)}, r"^pattern.indices: has shape \(2, 110, 2\), expected 2"),
-        ({"indices": torch.zeros(2, 111, 0, dtype=torch.int32)}, r"^pattern.indices: has 0 entries per list"),
+        ({"indices": (3, 111, 2)}, r"^pattern.indices: has shape \(3, 111, 2\), expected 2"),
+        ({"indices": (2, 110, 2)}, r"^pattern.indices: has shape \(2, 110, 2\), expected 2"),
+        ({"indices": (2, 111, 0)}, r"^pattern.indices: has 0 entries per list"),
         ({"head_dim": 96}, r"^q: has head_dim 96, expected 64, 128, 192, 256 with KeyLists"),
     ],
-)  # fmt: skip
+)
 def test_bad_lists_are_named(kernel: host_paged.HostKernel, changes: dict[str, Any], says: str) -> None:
     d = changes.pop("head_dim", 64)
     q, k = torch.randn(111, 8, d).half(), torch.randn(111, 2, d).half()
-    lists = KeyLists(changes.get("indices", torch.zeros(2, 111, 2, dtype=torch.int32)), keys=64)
+    lists = KeyLists(torch.zeros(changes.get("indices", (2, 111, 2)), dtype=torch.int32), keys=64)
     with pytest.raises(ArgumentError, match=says):
         varlen_attention(q, k, k, lists, cu_seqlens_q=torch.tensor([0, 111], dtype=torch.int32))

@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch")
 from key_list_walk import walked  # noqa: E402
 
 from codegen.key_list_cases import CASES, KeyListCase, random_cases  # noqa: E402
+from codegen.plans.backward.key_lists import chunks_of, tiles_of_head  # noqa: E402
 from runtime.prepare.key_lists import transposed_key_lists  # noqa: E402
 from runtime.verify import key_lists as verified  # noqa: E402
 
@@ -18,7 +19,10 @@ CPU = torch.device("cpu")
 
 
 def transposed(inputs: verified.Inputs, *, keys: int, chunk: int) -> Any:
-    sizes = {"kv_heads": inputs.k.shape[1], "key_tokens": inputs.k.shape[0]}
+    kv_heads, key_tokens = inputs.k.shape[1], inputs.k.shape[0]
+    tiles = tiles_of_head(key_tokens, len(inputs.cu_seqlens_q) - 1, keys)
+    chunks = chunks_of(kv_heads * inputs.lists[0].numel(), kv_heads * tiles, chunk)
+    sizes = {"kv_heads": kv_heads, "key_tokens": key_tokens, "tiles": tiles, "chunks": chunks}
     given = inputs.lists, inputs.counts, inputs.cu_seqlens_q, inputs.cu_seqlens_k
     return transposed_key_lists(*given, keys=keys, chunk=chunk, **sizes)
 

@@ -93,6 +93,7 @@ def random_cases() -> tuple[KeyListCase, ...]:
     def case(number: int) -> KeyListCase:
         count = draw.randint(1, 5)
         q_lens = tuple(draw.choice((0, draw.randint(1, 300), 64 * draw.randint(1, 4))) for _ in range(count))
+        q_lens = q_lens if any(q_lens) else (7, *q_lens[1:])
         longer = draw.random() < 0.5
         kv_lens = tuple(length + draw.randint(0, 200) if longer else length for length in q_lens)
         return KeyListCase(

@@ -74,11 +74,11 @@ class KeyListsBackwardKernel(BoundCall[KeyListsBackwardSpec]):
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
+        *,
         cu_seqlens_q: torch.Tensor,
         cu_seqlens_k: torch.Tensor,
         lists: torch.Tensor,
         counts: torch.Tensor | None = None,
-        *,
         out: torch.Tensor,
         dout: torch.Tensor,
         lse: torch.Tensor,
@@ -109,12 +109,13 @@ class KeyListsBackwardKernel(BoundCall[KeyListsBackwardSpec]):
         Raises:
             ArgumentError: naming the argument, before anything is launched.
         """
-        options: dict[str, Any] = {"out": out, "dout": dout, "lse": lse, "dlse": dlse, "scale": scale}
+        rows = {"out": out, "dout": dout, "lse": lse, "dlse": dlse}
+        indices = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k, "lists": lists, "counts": counts}
         if is_elsewhere(q):
             with entered(q.device.index):
-                return self(q, k, v, cu_seqlens_q, cu_seqlens_k, lists, counts, **options)
-        given = {"q": q, "k": k, "v": v, "out": out, "dout": dout, "lse": lse, "dlse": dlse}
-        indices = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k, "lists": lists, "counts": counts}
+                options: dict[str, Any] = {**indices, **rows, "scale": scale}
+                return self(q, k, v, **options)
+        given = {"q": q, "k": k, "v": v, **rows}
         key = (scale, call_key(*given.values(), *indices.values()))
         signature = self._bound(key)
         if signature is None:

@@ -90,7 +90,7 @@ def varlen_attention(
     options: dict[str, Any] = {"scale": scale, "softcap": softcap, "sink": sink, "lse": return_lse}
     options["validate"] = validate
     if isinstance(pattern, KeyLists):
-        listed = key_list_operator(q, k, v, bounds, pattern, **options, out=out)
+        listed = key_list_operator(q, k, v, bounds, pattern, **options, deterministic=deterministic, out=out)
         return listed if return_lse else listed.out
     tensors = (q, k, v, *bounds, sink, out)
     plain = not traced and _is_plain(tensors)

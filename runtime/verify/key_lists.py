@@ -217,8 +217,9 @@ def run_case(kernel: KeyListsBackwardKernel, case: KeyListCase, device: torch.de
     factor = torch.tensor(scale * LOG2_E, dtype=torch.float32).double()  # as a forward rounds it
     lse = (exact.lse * float(factor / LOG2_E / scale)).float().contiguous()
     options: dict[str, Any] = {"out": exact.out.to(dtype), "dout": inputs.dout, "lse": lse, "dlse": inputs.dlse}
+    options |= {name: getattr(inputs, name) for name in ("cu_seqlens_q", "cu_seqlens_k", "lists", "counts")}
     with poisoned_memory():
-        first, again = (kernel(*inputs[:7], **options, scale=case.scale)._asdict() for _ in range(2))
+        first, again = (kernel(inputs.q, inputs.k, inputs.v, **options, scale=case.scale)._asdict() for _ in range(2))
     problems, used = [], [0.0]
     for name, found in first.items():
         right = exact.gradients[name]

@@ -163,8 +163,11 @@ QUANTIZE: Rows = (
     Row({}, (128,), (1,)),
 )
 KEY_LISTS_BACKWARD: Rows = (
-    Row({"keys": 64, "head_dim": 128}, (64, "keys"), (1,)),  # two thread blocks fit an SM
-    Row({}, (64, "keys"), (2,)),
+    # Rows of a step: the most that fit registers and shared memory; of blocks of 64 keys, two thread blocks fit an SM.
+    Row({"keys": 128, "head_dim": 128}, (80, "keys"), (2,)),
+    Row({"keys": 128, "head_dim": 64}, (128, "keys"), (2,)),
+    Row({"head_dim": 128}, (48, "keys"), (1,)),
+    Row({"head_dim": 64}, (64, "keys"), (2,)),
 )
 PAGED_ATTENTION: Rows = (
     # At most 100 KB of rings where a block has no more; on sm_90a two thread blocks fit an SM, but for large heads.

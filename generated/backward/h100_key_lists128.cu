@@ -1,9 +1,9 @@
 // Generated from specs/backward/h100_key_lists128.yaml. Do not edit:
 // change the spec or a template, then run
 //     codegen render specs/backward/h100_key_lists128.yaml
-// spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","entry_keys":128,"group":16,"head_dim":128,"mma":"wgmma","op":"key_lists_backward","schedule":"cooperative","stages":2,"tile":{"m":64,"n":128}}
-// spec hash: 0d321d935d35d4a53fadbeeeccbad79e680077afc25ab2a4336a7aa9e651dc44
-// seal: sha256 d3a769924bd65e069dd4eb1521d067ef2abff050670dd3bfdce73f3cccba8271
+// spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","entry_keys":128,"group":16,"head_dim":128,"mma":"wgmma","op":"key_lists_backward","schedule":"cooperative","stages":2,"tile":{"m":80,"n":128}}
+// spec hash: 3eecd9e726ea21ef9fb99cd72fea3324dfe903c0a1913ba08098c1b9138f683d
+// seal: sha256 a9dd34e2fd4937b963155e77fec286451c68fea60e348e61ddfe768e3e608fb5
 
 // Gradients of Q, K and V for sm_90a, of attention of packed sequences over lists of key blocks: each query and KV head
 // has its own list.
@@ -49,42 +49,42 @@ struct alignas(64) TensorMap {
 struct RowStats;
 constexpr int kHeadDim = 128;  // elements per head
 constexpr int kGroup = 16;  // query heads per KV head
-constexpr int kTileM = 64;  // rows per step
+constexpr int kTileM = 80;  // rows per step
 constexpr int kTileN = 128;  // keys of a tile
-constexpr int kStepQueries = 4;  // queries per step
+constexpr int kStepQueries = 5;  // queries per step
 constexpr int kStages = 2;  // depth of the ring
 constexpr int kConsumerWarpgroups = 2;  // warpgroups that compute, 64 keys each
 constexpr int kThreads = 384;  // warpgroup 0 produces, the others consume
 constexpr int kDqWarps = 2;  // warps that add to dQ
-constexpr int kProducerRegisters = 40;  // registers per producer thread
-constexpr int kConsumerRegisters = 232;  // registers per consumer thread
+constexpr int kProducerRegisters = 24;  // registers per producer thread
+constexpr int kConsumerRegisters = 240;  // registers per consumer thread
 constexpr int kGroupColumns = 64;  // columns of a group: one 128-byte swizzled row
 constexpr int kGroups = 2;  // column groups per head
-constexpr int kQGroupBytes = 8192;  // bytes of one column group of Q, of dO, or of dS
+constexpr int kQGroupBytes = 10240;  // bytes of one column group of Q, of dO, or of dS
 constexpr int kKvGroupBytes = 16384;  // bytes of one column group of K or V
-constexpr int kQBytes = 16384;  // bytes of Q, or of dO, of a step
+constexpr int kQBytes = 20480;  // bytes of Q, or of dO, of a step
 constexpr int kKvBytes = 32768;  // bytes of K, or of V, of a tile
-constexpr int kDsBytes = 16384;  // bytes of dS of a step
-constexpr int kStatsBytes = 512;  // bytes of the statistics of a step
+constexpr int kDsBytes = 20480;  // bytes of dS of a step
+constexpr int kStatsBytes = 640;  // bytes of the statistics of a step
 constexpr int kDqColumnParts = 2;  // parts of 64 columns of dQ, indexed by warpgroup
 constexpr int kDqParts = 1;  // such parts of a warpgroup
-constexpr int kDqQueries = 64;  // rows of a warpgroup's part of dQ
+constexpr int kDqQueries = 80;  // rows of a warpgroup's part of dQ
 constexpr int kPartBytes = 8192;  // bytes of a query's part of dQ, in fp32
 constexpr int kSumFloats = 16384;  // elements of dK, or of dV, of a chunk
 constexpr int kRowThreads = 256;  // threads per block of the prologue, and of the epilogue
 constexpr int kRowLanes = 16;  // threads per row in the prologue, 16 bytes each
 
-// Dynamic shared memory: 197740 bytes. Byte offsets:
+// Dynamic shared memory: 230772 bytes. Byte offsets:
 constexpr int kKOffset = 0;  // 32768 bytes: K of the tile in column groups
 constexpr int kVOffset = 32768;  // 32768 bytes: V of the tile
-constexpr int kQOffset = 65536;  // 32768 bytes: Q ring
-constexpr int kDoutOffset = 98304;  // 32768 bytes: dO ring
-constexpr int kDsOffset = 131072;  // 32768 bytes: dS of a step, and of the previous one: column groups of 64 keys
-constexpr int kDqOffset = 163840;  // 32768 bytes: staging of a step's part of dQ, query by query
-constexpr int kStatsOffset = 196608;  // 1024 bytes: statistics of the rows in the ring
-constexpr int kBarriersOffset = 197632;  // 64 bytes: mbarriers
-constexpr int kLastKeysOffset = 197696;  // 40 bytes: last key that each query of the ring sees; whether one sees fewer
-constexpr int kChunkIndexOffset = 197736;  // 4 bytes: index of the thread block's chunk
+constexpr int kQOffset = 65536;  // 40960 bytes: Q ring
+constexpr int kDoutOffset = 106496;  // 40960 bytes: dO ring
+constexpr int kDsOffset = 147456;  // 40960 bytes: dS of a step, and of the previous one: column groups of 64 keys
+constexpr int kDqOffset = 188416;  // 40960 bytes: staging of a step's part of dQ, query by query
+constexpr int kStatsOffset = 229376;  // 1280 bytes: statistics of the rows in the ring
+constexpr int kBarriersOffset = 230656;  // 64 bytes: mbarriers
+constexpr int kLastKeysOffset = 230720;  // 48 bytes: last key that each query of the ring sees; whether one sees fewer
+constexpr int kChunkIndexOffset = 230768;  // 4 bytes: index of the thread block's chunk
 
 constexpr int kQFullBarrier = kBarriersOffset;
 constexpr int kQEmptyBarrier = kQFullBarrier + 8 * kStages;
@@ -99,7 +99,7 @@ constexpr uint32 kAllLanes = 0xFFFFFFFF;
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
 constexpr float kLog2E = 1.44269504088896f;
 
-// Launch: 384 threads per block, 197740 bytes of dynamic shared memory.
+// Launch: 384 threads per block, 230772 bytes of dynamic shared memory.
 // Grid: one thread block for each chunk: at most 32768 rows of a tile.
 // Prologue, with the same parameters: h100_key_lists128_prologue, 256 threads per block.
 // Epilogue, with the same parameters: h100_key_lists128_convert, 256 threads per block.
@@ -261,50 +261,54 @@ __device__ __forceinline__ uint32 wgmma_descriptor(uint32 address, int group_byt
   return (address & 0x3FFFF) >> 4 | static_cast<uint32>(group_bytes >> 4) << 16;
 }
 
-// wgmma.mma_async m64n64k16: D = A B, + D if `accumulate`; A in shared memory, K-major, B K-major.
+// wgmma.mma_async m64n80k16: D = A B, + D if `accumulate`; A in shared memory, K-major, B K-major.
 // After p come scale factors of 1 for A and B, then whether A and B are MN-major (PTX ISA, "wgmma.mma_async")
-__device__ __forceinline__ void wgmma_m64n64k16_shared_k_major(
-    float (&d)[32], uint32 a, uint32 b, int accumulate) {
+__device__ __forceinline__ void wgmma_m64n80k16_shared_k_major(
+    float (&d)[40], uint32 a, uint32 b, int accumulate) {
   asm volatile(
       "{\n"
       ".reg .pred p;\n"
       ".reg .b64 a, b;\n"
-      "setp.ne.b32 p, %34, 0;\n"
-      "mov.b64 a, { %32, %35 };\n"
-      "mov.b64 b, { %33, %35 };\n"
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
+      "setp.ne.b32 p, %42, 0;\n"
+      "mov.b64 a, { %40, %43 };\n"
+      "mov.b64 b, { %41, %43 };\n"
+      "wgmma.mma_async.sync.aligned.m64n80k16.f32.f16.f16 {"
       "%0, %1, %2, %3, %4, %5, %6, %7, "
       "%8, %9, %10, %11, %12, %13, %14, %15, "
       "%16, %17, %18, %19, %20, %21, %22, %23, "
-      "%24, %25, %26, %27, %28, %29, %30, %31"
+      "%24, %25, %26, %27, %28, %29, %30, %31, "
+      "%32, %33, %34, %35, %36, %37, %38, %39"
       "}, a, b, p, 1, 1, 0, 0;\n"
       "}\n"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
         "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
         "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
-        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
+        "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39])
       : "r"(a), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf));
 }
 
 // The same without D as an input, so that its registers are free for the compiler until here; A in shared memory, both
 // K-major.
-__device__ __forceinline__ void wgmma_m64n64k16_shared_k_major_first(float (&d)[32], uint32 a, uint32 b) {
+__device__ __forceinline__ void wgmma_m64n80k16_shared_k_major_first(float (&d)[40], uint32 a, uint32 b) {
   asm volatile(
       "{\n"
       ".reg .b64 a, b;\n"
-      "mov.b64 a, { %32, %34 };\n"
-      "mov.b64 b, { %33, %34 };\n"
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
+      "mov.b64 a, { %40, %42 };\n"
+      "mov.b64 b, { %41, %42 };\n"
+      "wgmma.mma_async.sync.aligned.m64n80k16.f32.f16.f16 {"
       "%0, %1, %2, %3, %4, %5, %6, %7, "
       "%8, %9, %10, %11, %12, %13, %14, %15, "
       "%16, %17, %18, %19, %20, %21, %22, %23, "
-      "%24, %25, %26, %27, %28, %29, %30, %31"
+      "%24, %25, %26, %27, %28, %29, %30, %31, "
+      "%32, %33, %34, %35, %36, %37, %38, %39"
       "}, a, b, 0, 1, 1, 0, 0;\n"
       "}\n"
       : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3]), "=f"(d[4]), "=f"(d[5]), "=f"(d[6]), "=f"(d[7]),
         "=f"(d[8]), "=f"(d[9]), "=f"(d[10]), "=f"(d[11]), "=f"(d[12]), "=f"(d[13]), "=f"(d[14]), "=f"(d[15]),
         "=f"(d[16]), "=f"(d[17]), "=f"(d[18]), "=f"(d[19]), "=f"(d[20]), "=f"(d[21]), "=f"(d[22]), "=f"(d[23]),
-        "=f"(d[24]), "=f"(d[25]), "=f"(d[26]), "=f"(d[27]), "=f"(d[28]), "=f"(d[29]), "=f"(d[30]), "=f"(d[31])
+        "=f"(d[24]), "=f"(d[25]), "=f"(d[26]), "=f"(d[27]), "=f"(d[28]), "=f"(d[29]), "=f"(d[30]), "=f"(d[31]),
+        "=f"(d[32]), "=f"(d[33]), "=f"(d[34]), "=f"(d[35]), "=f"(d[36]), "=f"(d[37]), "=f"(d[38]), "=f"(d[39])
       : "r"(a), "r"(b), "n"(kDescriptorUpperHalf));
 }
 
@@ -340,50 +344,54 @@ __device__ __forceinline__ void wgmma_m64n128k16_registers_mn_major(
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf));
 }
 
-// wgmma.mma_async m64n64k16: D = A B, + D if `accumulate`; A in shared memory, M-major, B K-major.
+// wgmma.mma_async m64n80k16: D = A B, + D if `accumulate`; A in shared memory, M-major, B K-major.
 // After p come scale factors of 1 for A and B, then whether A and B are MN-major (PTX ISA, "wgmma.mma_async")
-__device__ __forceinline__ void wgmma_m64n64k16_shared_m_major_k_major(
-    float (&d)[32], uint32 a, uint32 b, int accumulate) {
+__device__ __forceinline__ void wgmma_m64n80k16_shared_m_major_k_major(
+    float (&d)[40], uint32 a, uint32 b, int accumulate) {
   asm volatile(
       "{\n"
       ".reg .pred p;\n"
       ".reg .b64 a, b;\n"
-      "setp.ne.b32 p, %34, 0;\n"
-      "mov.b64 a, { %32, %35 };\n"
-      "mov.b64 b, { %33, %35 };\n"
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
+      "setp.ne.b32 p, %42, 0;\n"
+      "mov.b64 a, { %40, %43 };\n"
+      "mov.b64 b, { %41, %43 };\n"
+      "wgmma.mma_async.sync.aligned.m64n80k16.f32.f16.f16 {"
       "%0, %1, %2, %3, %4, %5, %6, %7, "
       "%8, %9, %10, %11, %12, %13, %14, %15, "
       "%16, %17, %18, %19, %20, %21, %22, %23, "
-      "%24, %25, %26, %27, %28, %29, %30, %31"
+      "%24, %25, %26, %27, %28, %29, %30, %31, "
+      "%32, %33, %34, %35, %36, %37, %38, %39"
       "}, a, b, p, 1, 1, 1, 0;\n"
       "}\n"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
         "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
         "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
-        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
+        "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39])
       : "r"(a), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf));
 }
 
 // The same without D as an input, so that its registers are free for the compiler until here; A in shared memory,
 // M-major, B K-major.
-__device__ __forceinline__ void wgmma_m64n64k16_shared_m_major_k_major_first(float (&d)[32], uint32 a, uint32 b) {
+__device__ __forceinline__ void wgmma_m64n80k16_shared_m_major_k_major_first(float (&d)[40], uint32 a, uint32 b) {
   asm volatile(
       "{\n"
       ".reg .b64 a, b;\n"
-      "mov.b64 a, { %32, %34 };\n"
-      "mov.b64 b, { %33, %34 };\n"
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
+      "mov.b64 a, { %40, %42 };\n"
+      "mov.b64 b, { %41, %42 };\n"
+      "wgmma.mma_async.sync.aligned.m64n80k16.f32.f16.f16 {"
       "%0, %1, %2, %3, %4, %5, %6, %7, "
       "%8, %9, %10, %11, %12, %13, %14, %15, "
       "%16, %17, %18, %19, %20, %21, %22, %23, "
-      "%24, %25, %26, %27, %28, %29, %30, %31"
+      "%24, %25, %26, %27, %28, %29, %30, %31, "
+      "%32, %33, %34, %35, %36, %37, %38, %39"
       "}, a, b, 0, 1, 1, 1, 0;\n"
       "}\n"
       : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3]), "=f"(d[4]), "=f"(d[5]), "=f"(d[6]), "=f"(d[7]),
         "=f"(d[8]), "=f"(d[9]), "=f"(d[10]), "=f"(d[11]), "=f"(d[12]), "=f"(d[13]), "=f"(d[14]), "=f"(d[15]),
         "=f"(d[16]), "=f"(d[17]), "=f"(d[18]), "=f"(d[19]), "=f"(d[20]), "=f"(d[21]), "=f"(d[22]), "=f"(d[23]),
-        "=f"(d[24]), "=f"(d[25]), "=f"(d[26]), "=f"(d[27]), "=f"(d[28]), "=f"(d[29]), "=f"(d[30]), "=f"(d[31])
+        "=f"(d[24]), "=f"(d[25]), "=f"(d[26]), "=f"(d[27]), "=f"(d[28]), "=f"(d[29]), "=f"(d[30]), "=f"(d[31]),
+        "=f"(d[32]), "=f"(d[33]), "=f"(d[34]), "=f"(d[35]), "=f"(d[36]), "=f"(d[37]), "=f"(d[38]), "=f"(d[39])
       : "r"(a), "r"(b), "n"(kDescriptorUpperHalf));
 }
 
@@ -636,9 +644,9 @@ __device__ __forceinline__ void issue_scores(float (&d)[kTileM / 2], uint32 a, u
     const uint32 keys = a + ((group * kKvGroupBytes + in_group) >> 4);
     const uint32 queries = b + ((group * kQGroupBytes + in_group) >> 4);
     if (k == 0) {
-      wgmma_m64n64k16_shared_k_major_first(d, keys, queries);
+      wgmma_m64n80k16_shared_k_major_first(d, keys, queries);
     } else {
-      wgmma_m64n64k16_shared_k_major(d, keys, queries, 1);
+      wgmma_m64n80k16_shared_k_major(d, keys, queries, 1);
     }
   }
   wgmma_commit();
@@ -737,9 +745,9 @@ __device__ __forceinline__ void issue_dq(float (&d)[kDqQueries / 2], uint32 k_tr
   for (int k = 0; k < kTileN / 16; ++k) {
     const uint32 a = k_transposed + (k * 16 * kRowBytes >> 4), b = ds + ((k / 4 * kQGroupBytes + k % 4 * 32) >> 4);
     if (k == 0) {
-      wgmma_m64n64k16_shared_m_major_k_major_first(d, a, b);
+      wgmma_m64n80k16_shared_m_major_k_major_first(d, a, b);
     } else {
-      wgmma_m64n64k16_shared_m_major_k_major(d, a, b, 1);
+      wgmma_m64n80k16_shared_m_major_k_major(d, a, b, 1);
     }
   }
   wgmma_commit();

@@ -635,14 +635,10 @@ class KeyListsBackwardFlags(Flags):
     """Template parameters of key_lists_backward/sm90a.cu.j2.
 
     Attributes:
-        consumers: warpgroups that compute.
         dq_queries: rows of a step whose dQ one product has.
-        dq_parts: such products of a warpgroup, each for 64 columns of a head.
     """
 
-    consumers: int
     dq_queries: int
-    dq_parts: int
 
 
 @dataclass(frozen=True)

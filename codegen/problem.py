@@ -248,7 +248,6 @@ class KeyListsShape:
         sequences: packed sequences.
         tokens: queries of all sequences.
         key_tokens: keys of all sequences.
-        heads: query heads, a multiple of ``kv_heads``.
         kv_heads: heads of K and V.
         list_length: entries per list.
     """
@@ -256,7 +255,6 @@ class KeyListsShape:
     sequences: int
     tokens: int
     key_tokens: int
-    heads: int
     kv_heads: int
     list_length: int
 

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 from codegen.key_list_cases import CASES
-from codegen.operators.record import Operator, Sizes, Unit
+from codegen.operators.record import Operator
 from codegen.plans.backward import key_lists
 from codegen.problem import KeyListsShape
 from codegen.select.default_tables import KEY_LISTS_BACKWARD
 from codegen.spec import KeyListsBackwardSpec
-
-
-def _units(spec: KeyListsBackwardSpec, sizes: Sizes) -> list[Unit]:
-    return [("heads", spec.group * sizes["kv_heads"], f"{spec.group} heads for each KV head")]
-
 
 KEY_LISTS_BACKWARD_OPERATOR = Operator(
     model=KeyListsBackwardSpec,
@@ -23,8 +18,6 @@ KEY_LISTS_BACKWARD_OPERATOR = Operator(
     stem=lambda spec: [f"d{spec.head_dim}", f"b{spec.entry_keys}", f"g{spec.group}"],
     title=lambda spec: f"gradients over lists of {spec.entry_keys} keys, d {spec.head_dim}, groups of {spec.group}",
     computes=lambda spec: ("dtype", "head_dim", "entry_keys", "group"),
-    units=_units,
-    smallest=lambda plan, spec: {"sequences": 1, "list_length": 1},
     cases=lambda plan, spec: [case.name for case in CASES],
     random_shapes=True,
     tolerance=1.0,  # errors are fractions of the allowed error

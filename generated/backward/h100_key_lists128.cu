@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_key_lists128.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","entry_keys":128,"group":16,"head_dim":128,"mma":"wgmma","op":"key_lists_backward","schedule":"cooperative","stages":2,"tile":{"m":80,"n":128}}
 // spec hash: 3eecd9e726ea21ef9fb99cd72fea3324dfe903c0a1913ba08098c1b9138f683d
-// seal: sha256 a9dd34e2fd4937b963155e77fec286451c68fea60e348e61ddfe768e3e608fb5
+// seal: sha256 c189869f89139cda2a8a7626ead89953fa25cd96637e997965d61f4cea5153a6
 
 // Gradients of Q, K and V for sm_90a, of attention of packed sequences over lists of key blocks: each query and KV head
 // has its own list.
@@ -123,7 +123,6 @@ struct Params {
   const int* chunk_begins;  // first chunk of each tile, then the number of chunks
   const int* chunk_tiles;  // tile of each chunk; none behind the last one
   const int* positions;  // position of each query (tokens,)
-  const int* turns;  // entries that each query sees, (kv_heads, tokens)
   unsigned short* dq;  // dQ, as O
   int64 dq_head_stride;  // head stride, in elements
   int64 dq_row_stride;  // row stride, in elements
@@ -135,6 +134,7 @@ struct Params {
   int64 dv_row_stride;  // row stride, in elements
   float* dq_accum;  // sums of dQ, (kv_heads, tokens, kPartBytes / 4)
   float* partials;  // dK and dV of each chunk
+  const int* turns;  // entries that each query sees, (kv_heads, tokens)
   int* dq_semaphore;  // turns that have passed of each query, (kv_heads, tokens)
   int* scheduler;  // chunks that thread blocks have taken
   int tokens;  // queries of all sequences

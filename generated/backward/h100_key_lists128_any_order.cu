@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_key_lists128_any_order.yaml
 // spec: {"arch":"sm_90a","copy":"tma","deterministic":false,"dtype":"fp16","entry_keys":128,"group":16,"head_dim":128,"mma":"wgmma","op":"key_lists_backward","schedule":"cooperative","stages":2,"tile":{"m":80,"n":128}}
 // spec hash: 2cac9777dafdd6a58e8e5cfc61f2bd1c79bb9b641cf984157969578fc518b237
-// seal: sha256 86a9af2353fd8511e764ad92eeae43b63377602828df2d1fbe8085905c2afe4b
+// seal: sha256 a03fc7e157dd866b85353e838d75348bea7e00a9d059a37e336d1fce916fb8f7
 
 // Gradients of Q, K and V for sm_90a, of attention of packed sequences over lists of key blocks: each query and KV head
 // has its own list.
@@ -121,7 +121,6 @@ struct Params {
   const int* chunk_begins;  // first chunk of each tile, then the number of chunks
   const int* chunk_tiles;  // tile of each chunk; none behind the last one
   const int* positions;  // position of each query (tokens,)
-  const int* turns;  // entries that each query sees, (kv_heads, tokens)
   unsigned short* dq;  // dQ, as O
   int64 dq_head_stride;  // head stride, in elements
   int64 dq_row_stride;  // row stride, in elements

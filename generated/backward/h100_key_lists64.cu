@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_key_lists64.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","entry_keys":64,"group":16,"head_dim":128,"mma":"wgmma","op":"key_lists_backward","schedule":"cooperative","stages":1,"tile":{"m":48,"n":64}}
 // spec hash: b6a5e8db23d02ca81d875a3ae6dee5e8544674948129e116f7761b2ca8dd7313
-// seal: sha256 369591d47c1337150409455388485a0465f174ad1f56dec2e34104fe15f55677
+// seal: sha256 d207c0d4950781c90c6a199720cfd096d42288ca6479f3f554cdfb9fd05948d8
 
 // Gradients of Q, K and V for sm_90a, of attention of packed sequences over lists of key blocks: each query and KV head
 // has its own list.
@@ -123,7 +123,6 @@ struct Params {
   const int* chunk_begins;  // first chunk of each tile, then the number of chunks
   const int* chunk_tiles;  // tile of each chunk; none behind the last one
   const int* positions;  // position of each query (tokens,)
-  const int* turns;  // entries that each query sees, (kv_heads, tokens)
   unsigned short* dq;  // dQ, as O
   int64 dq_head_stride;  // head stride, in elements
   int64 dq_row_stride;  // row stride, in elements
@@ -135,6 +134,7 @@ struct Params {
   int64 dv_row_stride;  // row stride, in elements
   float* dq_accum;  // sums of dQ, (kv_heads, tokens, kPartBytes / 4)
   float* partials;  // dK and dV of each chunk
+  const int* turns;  // entries that each query sees, (kv_heads, tokens)
   int* dq_semaphore;  // turns that have passed of each query, (kv_heads, tokens)
   int* scheduler;  // chunks that thread blocks have taken
   int tokens;  // queries of all sequences

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_key_lists64_d64.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","entry_keys":64,"group":16,"head_dim":64,"mma":"wgmma","op":"key_lists_backward","schedule":"cooperative","stages":2,"tile":{"m":64,"n":64}}
 // spec hash: c850769e4150ca2993cafb3c32e52d2c2924906656e172294d90217dab703dc5
-// seal: sha256 5fb5fa82ee622e30e7aa6f8dbbe4fb5e8aab01067a7cb253bc48ec4f825d1567
+// seal: sha256 40956ed15c7320e291e430eebf42db362ee0ffb7eb951f3fab9638fef85f62ca
 
 // Gradients of Q, K and V for sm_90a, of attention of packed sequences over lists of key blocks: each query and KV head
 // has its own list.
@@ -123,7 +123,6 @@ struct Params {
   const int* chunk_begins;  // first chunk of each tile, then the number of chunks
   const int* chunk_tiles;  // tile of each chunk; none behind the last one
   const int* positions;  // position of each query (tokens,)
-  const int* turns;  // entries that each query sees, (kv_heads, tokens)
   unsigned short* dq;  // dQ, as O
   int64 dq_head_stride;  // head stride, in elements
   int64 dq_row_stride;  // row stride, in elements
@@ -135,6 +134,7 @@ struct Params {
   int64 dv_row_stride;  // row stride, in elements
   float* dq_accum;  // sums of dQ, (kv_heads, tokens, kPartBytes / 4)
   float* partials;  // dK and dV of each chunk
+  const int* turns;  // entries that each query sees, (kv_heads, tokens)
   int* dq_semaphore;  // turns that have passed of each query, (kv_heads, tokens)
   int* scheduler;  // chunks that thread blocks have taken
   int tokens;  // queries of all sequences

@@ -143,12 +143,13 @@ class KeyListsBackwardKernel(BoundCall[KeyListsBackwardSpec]):
         """Check a call of a new signature and prepare it."""
         self._check_operands(given)
         q, k = given["q"], given["k"]
-        (tokens, heads, d), (key_tokens, kv_heads, _) = q.shape, k.shape
+        tokens, _, d = q.shape
+        key_tokens, kv_heads, _ = k.shape
         self._check_indices(indices, q, kv_heads)
         sequences, list_length = indices["cu_seqlens_q"].shape[0] - 1, indices["lists"].shape[2]
         if kv_heads * tokens * list_length >= MOST:
             raise ArgumentError("lists", f"has {kv_heads * tokens * list_length} entries of all heads, expected fewer")
-        shape = KeyListsShape(sequences, tokens, key_tokens, heads, kv_heads, list_length)
+        shape = KeyListsShape(sequences, tokens, key_tokens, kv_heads, list_length)
         args = self._plan.problem(shape)
         if max(args.tiles, args.prologue_grid, args.epilogue_grid) >= MOST:
             raise ArgumentError("q", f"has shape {tuple(q.shape)}: 2^31 thread blocks or more, which is too many")

@@ -95,7 +95,7 @@ def plan(spec: KeyListsBackwardSpec, stem: str) -> Plan:
         params=_params(spec),
         tensor_maps=_tensor_maps(spec),
         constants=_constants(spec, producer=producer, consumer=consumer),
-        flags=KeyListsBackwardFlags(consumers, m // _divided(spec), _dq_parts(spec)),
+        flags=KeyListsBackwardFlags(m // _divided(spec)),
         grid_summary=f"one thread block for each chunk: at most {CHUNK_ROWS} rows of a tile",
         summary=(
             ("tile", f"{n} keys, {m // spec.group} queries of {spec.group} heads a step"),
@@ -144,6 +144,7 @@ def _strided(name: str, doc: str, *, writes: bool = False) -> tuple[Param, ...]:
 def _params(spec: KeyListsBackwardSpec) -> tuple[Param, ...]:
     """Parameters of the kernel."""
     turns = (
+        pointer("turns", "int", "entries that each query sees, (kv_heads, tokens)"),
         pointer("dq_semaphore", "int", "turns that have passed of each query, (kv_heads, tokens)", writes=True),
         pointer("scheduler", "int", "chunks that thread blocks have taken", writes=True),
     )
@@ -160,7 +161,6 @@ def _params(spec: KeyListsBackwardSpec) -> tuple[Param, ...]:
         pointer("chunk_begins", "int", "first chunk of each tile, then the number of chunks"),
         pointer("chunk_tiles", "int", "tile of each chunk; none behind the last one"),
         pointer("positions", "int", "position of each query (tokens,)"),
-        pointer("turns", "int", "entries that each query sees, (kv_heads, tokens)"),
         *_strided("dq", "dQ, as O", writes=True),
         *_strided("dk", "dK (key tokens, kv_heads, head_dim)", writes=True),
         *_strided("dv", "dV, as K", writes=True),
@@ -245,14 +245,14 @@ def _arguments(plan: Plan, shape: KeyListsShape, slots: int) -> LaunchArgs:
     return LaunchArgs(
         {
             "tokens": shape.tokens,
-            "heads": shape.heads,
+            "heads": shape.kv_heads * spec.group,
             "kv_heads": shape.kv_heads,
             "tiles": tiles,
             "chunk_entries": chunk,
             "dq_blocks": dq_blocks,
         },
         chunks,
-        prologue_grid=-(-shape.tokens * shape.heads // rows),
+        prologue_grid=-(-shape.tokens * shape.kv_heads * spec.group // rows),
         counters={"dq_semaphore": pairs, "scheduler": 1} if spec.deterministic else {},
         scratch={
             "partials": chunks * 2 * spec.entry_keys * spec.head_dim * FLOAT,

@@ -33,6 +33,7 @@ from runtime.kernels.block_mask import BlockMaskKernel
 from runtime.kernels.bsr_sddmm import BsrSddmmKernel
 from runtime.kernels.bsr_spgemm import BsrSpgemmKernel
 from runtime.kernels.bsr_spmm import ACTIVATIONS, BsrSpmmKernel
+from runtime.kernels.key_lists_backward import KeyListsBackwardKernel
 from runtime.kernels.paged_attention import PagedAttentionKernel
 from runtime.kernels.paged_prefill import PagedPrefillKernel
 from runtime.kernels.pattern_numbers import numbers_for
@@ -556,6 +557,33 @@ def backward_workload(kernel: AttentionBackwardKernel, length: int = 8192, heads
         shape=f"H{heads} S{length} d{spec.head_dim}, {forward.pattern.describe()}",
         flops=2.0 * products * heads * pairs * spec.head_dim,
         call=lambda: kernel(q, k, v, *lists, out=out, dout=dout, lse=lse, **options),
+        peers={},
+        peer_flops={},
+    )
+
+
+def key_lists_workload(
+    kernel: KeyListsBackwardKernel, length: int = 8192, kv_heads: int = 4, topk: int = 16
+) -> Workload:
+    """The reference workload of gradients over lists of keys: each query sees random blocks, and all of its own."""
+    spec = kernel.spec
+    dtype, d, keys = TORCH_DTYPES[spec.dtype], spec.head_dim, spec.entry_keys
+    heads = kv_heads * spec.group
+    q, dout = (torch.randn((length, heads, d), device="cuda", dtype=dtype) for _ in range(2))
+    k, v = (torch.randn((length, kv_heads, d), device="cuda", dtype=dtype) for _ in range(2))
+    bounds = torch.tensor([0, length], dtype=torch.int32, device="cuda")
+    position = torch.arange(length, device="cuda")[:, None]
+    block = torch.arange(length // keys, device="cuda")
+    score = torch.rand((kv_heads, length, len(block)), device="cuda") + (block == position // keys)
+    best = score.masked_fill(block > position // keys, -1.0).topk(topk, -1)
+    lists = torch.where(best.values < 0, -1, best.indices).int()
+    seen = (position + 1 - lists * keys).clamp(0, keys).where(lists >= 0, 0).sum(dtype=torch.float64)
+    lse = torch.full((heads, length), math.log(topk * keys), device="cuda")  # of the right magnitude, which is enough
+    options: dict[str, Any] = {"cu_seqlens_q": bounds, "cu_seqlens_k": bounds, "lists": lists}
+    return Workload(
+        shape=f"H{heads}:{kv_heads} S{length} d{d}, top {topk} of {keys} keys for each query",
+        flops=2.0 * 5 * spec.group * float(seen) * d,
+        call=lambda: kernel(q, k, v, **options, out=dout, dout=dout, lse=lse),
         peers={},
         peer_flops={},
     )

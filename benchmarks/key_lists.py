@@ -31,7 +31,10 @@ from rich.console import Console
 from rich.table import Table
 
 from codegen.json_rows import json_rows
-from codegen.plans.backward.key_lists import CHUNK_ROWS, chunks_of, tiles_of_head
+from codegen.library import find_spec
+from codegen.planning import plan_for
+from codegen.problem import KeyListsShape
+from codegen.select.key_lists import gradient_fields
 from runtime import KeyLists, varlen_attention
 from runtime.ops.key_list_calls import Lists
 from runtime.ops.key_list_gradients import attend_key_lists_backward
@@ -176,9 +179,10 @@ def calls_of(row: Row, problem: Problem) -> dict[str, Call]:
     """Our calls by label."""
     q, k, v, dout, indices, bounds, out, lse = problem
     lists, both = Lists(indices, None, row.keys), Bounds(bounds, bounds)
-    chunk, tiles = CHUNK_ROWS // row.group, tiles_of_head(row.length, 1, row.keys)
-    sizes = {"kv_heads": row.kv_heads, "key_tokens": row.length, "tiles": tiles, "chunk": chunk}
-    sizes["chunks"] = chunks_of(indices.numel(), row.kv_heads * tiles, chunk)
+    fields = gradient_fields("sm_90a", "bf16", head_dim=row.head_dim, entry_keys=row.keys, group=row.group)
+    args = plan_for(find_spec(fields)).problem(KeyListsShape(1, row.length, row.length, row.kv_heads, indices.shape[2]))
+    sizes = {"tiles": args.numbers["tiles"], "chunk": args.numbers["chunk_entries"], "chunks": args.tiles}
+    sizes |= {"kv_heads": row.kv_heads, "key_tokens": row.length}
 
     def backward(deterministic: bool) -> Call:
         rows = {"dout": dout, "out": out, "lse": lse, "deterministic": deterministic}

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_key_lists128_any_order.yaml
 // spec: {"arch":"sm_90a","copy":"tma","deterministic":false,"dtype":"fp16","entry_keys":128,"group":16,"head_dim":128,"mma":"wgmma","op":"key_lists_backward","schedule":"cooperative","stages":2,"tile":{"m":80,"n":128}}
 // spec hash: 2cac9777dafdd6a58e8e5cfc61f2bd1c79bb9b641cf984157969578fc518b237
-// seal: sha256 a03fc7e157dd866b85353e838d75348bea7e00a9d059a37e336d1fce916fb8f7
+// seal: sha256 9edcb3856181282fae3cf352e937338b8256173deb6a7663d2f920df9438d1cc
 
 // Gradients of Q, K and V for sm_90a, of attention of packed sequences over lists of key blocks: each query and KV head
 // has its own list.
@@ -23,7 +23,7 @@
 // Barriers (full: the data has arrived; empty: the buffer may be overwritten)
 //   kv_full                  K and V of the tile
 //   q_full[i], q_empty[i]    stage i of the ring: Q, dO, their statistics and the last keys that they see
-//   dq_full[i], dq_empty     a step's part of dQ; i: the warp that adds it
+//   part_full[i], part_empty a step's part of dQ; i: the warp that adds it
 //
 // Symbols
 //   row         a query head of a query: the heads of one KV head are adjacent
@@ -54,7 +54,7 @@ constexpr int kStepQueries = 5;  // queries per step
 constexpr int kStages = 2;  // depth of the ring
 constexpr int kConsumerWarpgroups = 2;  // warpgroups that compute, 64 keys each
 constexpr int kThreads = 384;  // warpgroup 0 produces, the others consume
-constexpr int kDqWarps = 2;  // warps that add to dQ
+constexpr int kAddWarps = 2;  // warps that add to dQ
 constexpr int kProducerRegisters = 24;  // registers per producer thread
 constexpr int kConsumerRegisters = 240;  // registers per consumer thread
 constexpr int kGroupColumns = 64;  // columns of a group: one 128-byte swizzled row
@@ -79,7 +79,7 @@ constexpr int kVOffset = 32768;  // 32768 bytes: V of the tile
 constexpr int kQOffset = 65536;  // 40960 bytes: Q ring
 constexpr int kDoutOffset = 106496;  // 40960 bytes: dO ring
 constexpr int kDsOffset = 147456;  // 40960 bytes: dS of a step, and of the previous one: column groups of 64 keys
-constexpr int kDqOffset = 188416;  // 40960 bytes: staging of a step's part of dQ, query by query
+constexpr int kPartsOffset = 188416;  // 40960 bytes: staging of a step's part of dQ, query by query
 constexpr int kStatsOffset = 229376;  // 1280 bytes: statistics of the rows in the ring
 constexpr int kBarriersOffset = 230656;  // 64 bytes: mbarriers
 constexpr int kLastKeysOffset = 230720;  // 48 bytes: last key that each query of the ring sees; whether one sees fewer
@@ -87,8 +87,8 @@ constexpr int kLastKeysOffset = 230720;  // 48 bytes: last key that each query o
 constexpr int kQFullBarrier = kBarriersOffset;
 constexpr int kQEmptyBarrier = kQFullBarrier + 8 * kStages;
 constexpr int kKvFullBarrier = kQEmptyBarrier + 8 * kStages;
-constexpr int kDqFullBarrier = kKvFullBarrier + 8;
-constexpr int kDqEmptyBarrier = kDqFullBarrier + 8 * kDqWarps;
+constexpr int kPartFullBarrier = kKvFullBarrier + 8;
+constexpr int kPartEmptyBarrier = kPartFullBarrier + 8 * kAddWarps;
 constexpr int kWarpgroupThreads = 128, kWarpsPerWarpgroup = 4;
 constexpr int kWarpgroupRows = 64;  // rows of one wgmma: keys
 constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared memory: the span of the swizzle
@@ -130,7 +130,7 @@ struct Params {
   unsigned short* dv;  // dV, as K
   int64 dv_head_stride;  // head stride, in elements
   int64 dv_row_stride;  // row stride, in elements
-  float* dq_accum;  // sums of dQ, (kv_heads, tokens, kPartBytes / 4)
+  float* accum;  // sums of dQ, (kv_heads, tokens, kPartBytes / 4)
   float* partials;  // dK and dV of each chunk
   int tokens;  // queries of all sequences
   int heads;  // query heads
@@ -489,27 +489,30 @@ __device__ __forceinline__ int take_chunk(const Params& p, unsigned char* shared
 __device__ __forceinline__ bool has_sum(const Params& p, int64 place) { return true; }
 
 // Adds a step's parts, one query of each lane.
-__device__ __forceinline__ void add_parts(const Params& p, uint32 base, int64 place, int turn, bool exists) {
+__device__ __forceinline__ void add_step(
+    const Params& p, uint32 parts, uint32 empty, int64 place, int turn, bool exists) {
   const int lane = threadIdx.x % 32;
   if (exists) {
-    tma_reduce_add(p.dq_accum + place * (kPartBytes / 4), base + kDqOffset + lane * kPartBytes, kPartBytes);
+    tma_reduce_add(p.accum + place * (kPartBytes / 4), parts + lane * kPartBytes, kPartBytes);
     tma_store_commit();
     tma_store_wait_read<0>();
   }
   __syncwarp();
-  if (lane == 0) mbarrier_arrive(base + kDqEmptyBarrier);
+  if (lane == 0) mbarrier_arrive(empty);
 }
 
-// Adds the chunk's parts of dQ to the accumulator, for every other step: one warp of two.
-__device__ __forceinline__ void add_dq(const Params& p, uint32 base, const Chunk& chunk, int warp) {
+// Adds the chunk's parts to the accumulator, for every other step: one warp of two.
+__device__ __forceinline__ void add_parts(const Params& p, uint32 base, const Chunk& chunk, int warp) {
   const int lane = threadIdx.x % 32;
+  const uint32 full = base + kPartFullBarrier + 8 * warp, empty = base + kPartEmptyBarrier;
+  const uint32 parts = base + kPartsOffset;
 #pragma unroll 1
-  for (int step = warp; step < chunk.steps(); step += kDqWarps) {
+  for (int step = warp; step < chunk.steps(); step += kAddWarps) {
     const int index = chunk.first + step * kStepQueries + lane;
     const bool exists = lane < kStepQueries && index < chunk.end;
     const int2 entry = exists ? __ldg(p.entries + index) : make_int2(-1, 0);  // token, turn
-    mbarrier_wait(base + kDqFullBarrier + 8 * warp, step / kDqWarps % 2);
-    add_parts(p, base, static_cast<int64>(chunk.kv_head) * p.tokens + entry.x, entry.y, exists);
+    mbarrier_wait(full, step / kAddWarps % 2);
+    add_step(p, parts, empty, static_cast<int64>(chunk.kv_head) * p.tokens + entry.x, entry.y, exists);
   }
 }
 
@@ -758,12 +761,12 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     warpgroup_fence_operand(dv);
 #pragma unroll
     for (int part = 0; part < kDqParts; ++part) warpgroup_fence_operand(dq[part]);
-    mbarrier_wait(base + kDqEmptyBarrier, i % 2 ^ 1);
+    mbarrier_wait(base + kPartEmptyBarrier, i % 2 ^ 1);
 #pragma unroll
-    for (int part = 0; part < kDqParts; ++part) stage_dq(shared + kDqOffset, dq[part], first_part + part, first_row);
+    for (int part = 0; part < kDqParts; ++part) stage_dq(shared + kPartsOffset, dq[part], first_part + part, first_row);
     fence_proxy_async();
     __syncwarp();
-    if (lane == 0) mbarrier_arrive(base + kDqFullBarrier + i % kDqWarps * 8);
+    if (lane == 0) mbarrier_arrive(base + kPartFullBarrier + i % kAddWarps * 8);
     wgmma_wait<0>();
     warpgroup_fence_operand(dv);
     warpgroup_fence_operand(dk);
@@ -788,10 +791,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       mbarrier_init(base + kQFullBarrier + 8 * i, 1);
       mbarrier_init(base + kQEmptyBarrier + 8 * i, kConsumerWarpgroups * kWarpgroupThreads);
     }
-    for (int i = 0; i < kDqWarps; ++i) {
-      mbarrier_init(base + kDqFullBarrier + 8 * i, kConsumerWarpgroups * kWarpsPerWarpgroup);
+    for (int i = 0; i < kAddWarps; ++i) {
+      mbarrier_init(base + kPartFullBarrier + 8 * i, kConsumerWarpgroups * kWarpsPerWarpgroup);
     }
-    mbarrier_init(base + kDqEmptyBarrier, 1);
+    mbarrier_init(base + kPartEmptyBarrier, 1);
     fence_mbarrier_init();
     prefetch_tensormap(&p.q_map);
     prefetch_tensormap(&p.k_map);
@@ -805,8 +808,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     setmaxnreg_dec<kProducerRegisters>();
     if (warp == 0) {
       produce(p, shared, base, chunk);
-    } else if (warp <= kDqWarps) {
-      add_dq(p, base, chunk, warp - 1);
+    } else if (warp <= kAddWarps) {
+      add_parts(p, base, chunk, warp - 1);
     }
   } else {
     setmaxnreg_inc<kConsumerRegisters>();
@@ -829,7 +832,7 @@ __device__ __forceinline__ void convert_dq(const Params& p) {
     const int part = four / kWarpgroupThreads % kDqColumnParts, thread = four % kWarpgroupThreads, lane = thread % 32;
     const int column = part * 64 + thread / 32 * 16 + lane / 4;
     const int row = four / (kWarpgroupThreads * kDqColumnParts) * 8 + lane % 4 * 2;
-    const float4* from = reinterpret_cast<const float4*>(p.dq_accum) + place * kPartFours + four;
+    const float4* from = reinterpret_cast<const float4*>(p.accum) + place * kPartFours + four;
     const float4 found = has_sum(p, place) ? *from : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     const uint32 left = pack(found.x * p.scale, found.y * p.scale), right = pack(found.z * p.scale, found.w * p.scale);
     unsigned short* to = &rows[i / kPartFours * kGroup + row][column];

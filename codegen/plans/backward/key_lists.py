@@ -30,7 +30,7 @@ from codegen.problem import COUNTER_BYTES, KeyListsShape, LaunchArgs
 from codegen.spec import KeyListsBackwardSpec
 from codegen.tile_rules import OneOf, Rule, check_tile, multiples
 
-DQ_WARPS = 2  # warps that add to dQ, in alternate steps
+ADD_WARPS = 2  # warps that add to dQ, in alternate steps
 THREADS_OF_ROWS = 256  # per block of the prologue, and of the epilogue
 OVERHEAD_REGISTERS = 12  # addresses, loop state, statistics, like the kernel of all gradients
 FLOAT = 4  # bytes
@@ -125,9 +125,9 @@ def _shared(spec: KeyListsBackwardSpec) -> SharedLayout:
     shared.add("Q", stages * q_bytes, "Q ring", ring=ring)
     shared.add("Dout", stages * q_bytes, "dO ring", ring=ring)
     shared.add("Ds", 2 * m * spec.tile.n * element, "dS of a step, and of the previous one: column groups of 64 keys")
-    shared.add("Dq", m * spec.head_dim * FLOAT, "staging of a step's part of dQ, query by query", stores=True)
+    shared.add("Parts", m * spec.head_dim * FLOAT, "staging of a step's part of dQ, query by query", stores=True)
     shared.add("Stats", stages * m * STATS_BYTES, "statistics of the rows in the ring", align=16)
-    shared.add("Barriers", 8 * (2 * stages + 2 + DQ_WARPS), "mbarriers", align=8)
+    shared.add("Barriers", 8 * (2 * stages + 2 + ADD_WARPS), "mbarriers", align=8)
     last_keys = stages * (m // spec.group + 1) * 4
     shared.add("LastKeys", last_keys, "last key that each query of the ring sees; whether one sees fewer", align=4)
     if spec.deterministic:
@@ -145,7 +145,7 @@ def _params(spec: KeyListsBackwardSpec) -> tuple[Param, ...]:
     """Parameters of the kernel."""
     turns = (
         pointer("turns", "int", "entries that each query sees, (kv_heads, tokens)"),
-        pointer("dq_semaphore", "int", "turns that have passed of each query, (kv_heads, tokens)", writes=True),
+        pointer("semaphore", "int", "turns that have passed of each query, (kv_heads, tokens)", writes=True),
         pointer("scheduler", "int", "chunks that thread blocks have taken", writes=True),
     )
     return (
@@ -164,7 +164,7 @@ def _params(spec: KeyListsBackwardSpec) -> tuple[Param, ...]:
         *_strided("dq", "dQ, as O", writes=True),
         *_strided("dk", "dK (key tokens, kv_heads, head_dim)", writes=True),
         *_strided("dv", "dV, as K", writes=True),
-        pointer("dq_accum", "float", "sums of dQ, (kv_heads, tokens, kPartBytes / 4)", writes=True),
+        pointer("accum", "float", "sums of dQ, (kv_heads, tokens, kPartBytes / 4)", writes=True),
         pointer("partials", "float", "dK and dV of each chunk", writes=True),
         *(turns if spec.deterministic else ()),
         i32("tokens", "queries of all sequences"),
@@ -198,7 +198,7 @@ def _constants(spec: KeyListsBackwardSpec, *, producer: int, consumer: int) -> t
         Constant("kStages", spec.stages, "depth of the ring"),
         Constant("kConsumerWarpgroups", consumers, "warpgroups that compute, 64 keys each"),
         Constant("kThreads", WARPGROUP * (1 + consumers), "warpgroup 0 produces, the others consume"),
-        Constant("kDqWarps", DQ_WARPS, "warps that add to dQ"),
+        Constant("kAddWarps", ADD_WARPS, "warps that add to dQ"),
         Constant("kProducerRegisters", producer, "registers per producer thread"),
         Constant("kConsumerRegisters", consumer, "registers per consumer thread"),
         Constant("kGroupColumns", columns, "columns of a group: one 128-byte swizzled row"),
@@ -241,7 +241,7 @@ def _arguments(plan: Plan, shape: KeyListsShape, slots: int) -> LaunchArgs:
     pairs = shape.kv_heads * shape.tokens
     dq_blocks = -(-pairs // (spec.tile.m // spec.group))
     rows = THREADS_OF_ROWS // (spec.head_dim // 8)
-    dq_accum = {"dq_accum": pairs * spec.group * spec.head_dim * FLOAT}
+    accum = {"accum": pairs * spec.group * spec.head_dim * FLOAT}
     return LaunchArgs(
         {
             "tokens": shape.tokens,
@@ -253,11 +253,11 @@ def _arguments(plan: Plan, shape: KeyListsShape, slots: int) -> LaunchArgs:
         },
         chunks,
         prologue_grid=-(-shape.tokens * shape.kv_heads * spec.group // rows),
-        counters={"dq_semaphore": pairs, "scheduler": 1} if spec.deterministic else {},
+        counters={"semaphore": pairs, "scheduler": 1} if spec.deterministic else {},
         scratch={
             "partials": chunks * 2 * spec.entry_keys * spec.head_dim * FLOAT,
-            **(dq_accum if spec.deterministic else {}),
+            **(accum if spec.deterministic else {}),
         },
         epilogue_grid=dq_blocks + all_tiles,
-        sums={} if spec.deterministic else dq_accum,
+        sums={} if spec.deterministic else accum,
     )

@@ -642,6 +642,17 @@ class KeyListsBackwardFlags(Flags):
 
 
 @dataclass(frozen=True)
+class KeyListsForwardFlags(Flags):
+    """Template parameters of key_lists_forward/sm90a.cu.j2.
+
+    Attributes:
+        of_out: whether the kernel computes the result, and not the log-sum-exp.
+    """
+
+    of_out: bool
+
+
+@dataclass(frozen=True)
 class LookedFlags:
     """A part of a mask that is evaluated as a whole, as templates print it.
 

@@ -534,6 +534,29 @@ class KeyListsBackwardSpec(SpecBase):
     options: ClassVar[tuple[str, ...]] = ("deterministic",)
 
 
+class KeyListsForwardTile(SpecModel):
+    """Tile of attention over lists of keys."""
+
+    m: int = Field(description="rows of a step: the query heads of its queries")
+    n: int = Field(description="keys of a tile: those of an entry")
+
+
+class KeyListsForwardSpec(SpecBase):
+    """Attention of many queries of packed sequences in which each query has a list of key blocks, for each KV head.
+
+    Lists, bounds and the scale are arguments of a call.
+    """
+
+    op: Literal["key_lists_forward"] = Field(description="operator")
+    computes: Literal["lse", "out"] = Field(
+        description="what the kernel computes: the log-sum-exp; or the result, for a given log-sum-exp"
+    )
+    head_dim: Annotated[Literal[64, 128], StrictInt] = Field(description="elements per head")
+    entry_keys: Annotated[Literal[64, 128], StrictInt] = Field(description="keys of an entry of a list")
+    group: Annotated[Literal[4, 8, 16], StrictInt] = Field(description="query heads per KV head")
+    tile: KeyListsForwardTile = Field(description="tile of a thread block, and the size of a step")
+
+
 class QuantizeTile(SpecModel):
     """Tile of a thread block of a quantize kernel."""
 
@@ -576,6 +599,7 @@ Spec = (
     | BsrSddmmSpec
     | BsrSpgemmSpec
     | KeyListsBackwardSpec
+    | KeyListsForwardSpec
     | PagedAttentionSpec
     | QuantizeSpec
     | SelectTopkSpec
@@ -587,6 +611,7 @@ UnchosenSpec = (
     AttentionBackwardSpec
     | BlockMaskSpec
     | KeyListsBackwardSpec
+    | KeyListsForwardSpec
     | PagedAttentionSpec
     | QuantizeSpec
     | SelectTopkSpec
@@ -618,6 +643,7 @@ def json_schema() -> dict[str, Any]:
         GemmTile,
         CopyTile,
         KeyListsBackwardTile,
+        KeyListsForwardTile,
         PagedTile,
         QuantizeTile,
         SelectTile,
@@ -644,6 +670,8 @@ __all__ = [
     "GemmTile",
     "KeyListsBackwardSpec",
     "KeyListsBackwardTile",
+    "KeyListsForwardSpec",
+    "KeyListsForwardTile",
     "PagedAttentionSpec",
     "PagedTile",
     "QuantizeSpec",

@@ -34,6 +34,7 @@ from runtime.kernels.bsr_sddmm import BsrSddmmKernel
 from runtime.kernels.bsr_spgemm import BsrSpgemmKernel
 from runtime.kernels.bsr_spmm import BsrSpmmKernel
 from runtime.kernels.key_lists_backward import KeyListsBackwardKernel
+from runtime.kernels.key_lists_forward import KeyListsForwardKernel
 from runtime.kernels.paged_attention import PagedAttentionKernel
 from runtime.kernels.paged_prefill import PagedPrefillKernel
 from runtime.kernels.quantize import QuantizeKernel
@@ -53,6 +54,7 @@ Kernel = (
     | BsrSpgemmKernel
     | QuantizeKernel
     | KeyListsBackwardKernel
+    | KeyListsForwardKernel
     | PagedAttentionKernel
     | PagedPrefillKernel
     | SelectTopkKernel
@@ -93,6 +95,7 @@ def load_kernel(
         :class:`~runtime.kernels.block_mask.BlockMaskKernel`,
         :class:`~runtime.kernels.bsr_spgemm.BsrSpgemmKernel`,
         :class:`~runtime.kernels.key_lists_backward.KeyListsBackwardKernel`,
+        :class:`~runtime.kernels.key_lists_forward.KeyListsForwardKernel`,
         :class:`~runtime.kernels.paged_attention.PagedAttentionKernel`,
         :class:`~runtime.kernels.paged_prefill.PagedPrefillKernel`,
         :class:`~runtime.kernels.quantize.QuantizeKernel`,

@@ -94,6 +94,11 @@ OPERATORS: dict[str, Operator] = {
         verification="runtime.verify.key_lists:VERIFICATION",
         workload="runtime.tools.bench.measurement:key_lists_workload",
     ),
+    "key_lists_forward": Operator(
+        kernel="runtime.kernels.key_lists_forward:KeyListsForwardKernel",
+        verification="runtime.verify.key_lists:FORWARD_VERIFICATION",
+        workload="runtime.tools.bench.measurement:key_lists_forward_workload",
+    ),
     "paged_attention": Operator(
         kernel="runtime.kernels.paged_attention:PagedAttentionKernel",
         verification="runtime.verify.paged_attention:VERIFICATION",

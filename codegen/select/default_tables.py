@@ -169,6 +169,7 @@ KEY_LISTS_BACKWARD: Rows = (
     Row({"head_dim": 128}, (48, "keys"), (1,)),
     Row({"head_dim": 64}, (64, "keys"), (2,)),
 )
+KEY_LISTS_FORWARD: Rows = (Row({}, (64, "keys"), (4,)),)
 PAGED_ATTENTION: Rows = (
     # At most 100 KB of rings where a block has no more; on sm_90a two thread blocks fit an SM, but for large heads.
     *(

@@ -145,7 +145,7 @@ class KeyListsBackwardKernel(BoundCall[KeyListsBackwardSpec]):
         q, k = given["q"], given["k"]
         tokens, _, d = q.shape
         key_tokens, kv_heads, _ = k.shape
-        self._check_indices(indices, q, kv_heads)
+        check_indices(indices, q, kv_heads)
         sequences, list_length = indices["cu_seqlens_q"].shape[0] - 1, indices["lists"].shape[2]
         if kv_heads * tokens * list_length >= MOST:
             raise ArgumentError("lists", f"has {kv_heads * tokens * list_length} entries of all heads, expected fewer")
@@ -205,20 +205,25 @@ class KeyListsBackwardKernel(BoundCall[KeyListsBackwardSpec]):
             if not tensor.is_contiguous():
                 raise ArgumentError(name, f"has strides {tensor.stride()}, expected a contiguous tensor")
 
-    def _check_indices(self, indices: dict[str, Any], q: torch.Tensor, kv_heads: int) -> None:
-        """Check bounds and lists."""
-        for name, rank in (("cu_seqlens_q", 1), ("cu_seqlens_k", 1), ("lists", 3), ("counts", 2)):
-            if name == "counts" and indices[name] is None:
-                continue
-            check_tensor(name, indices[name], torch.int32, rank, q.device)
-        bounds = indices["cu_seqlens_q"].shape[0]
-        if bounds < 2:
-            raise ArgumentError("cu_seqlens_q", f"has {bounds} entries, expected 2 or more")
-        check_shape("cu_seqlens_k", indices["cu_seqlens_k"].shape, [("as cu_seqlens_q", (bounds,))])
-        heads = ("kv_heads", tuple(sorted({1, kv_heads})))
-        check_shape("lists", indices["lists"].shape, [heads, ("tokens", (q.shape[0],)), ("entries", None)])
-        if indices["lists"].shape[2] == 0:
-            raise ArgumentError("lists", "has no entries, expected 1 per list or more")
-        if indices["counts"] is not None:
-            of_lists = ("heads of lists", (indices["lists"].shape[0],))
-            check_shape("counts", indices["counts"].shape, [of_lists, ("tokens", (q.shape[0],))])
+
+def check_indices(indices: dict[str, Any], q: torch.Tensor, kv_heads: int) -> None:
+    """Check bounds and lists.
+
+    Raises:
+        ArgumentError: for the first thing that is wrong.
+    """
+    for name, rank in (("cu_seqlens_q", 1), ("cu_seqlens_k", 1), ("lists", 3), ("counts", 2)):
+        if name == "counts" and indices[name] is None:
+            continue
+        check_tensor(name, indices[name], torch.int32, rank, q.device)
+    bounds = indices["cu_seqlens_q"].shape[0]
+    if bounds < 2:
+        raise ArgumentError("cu_seqlens_q", f"has {bounds} entries, expected 2 or more")
+    check_shape("cu_seqlens_k", indices["cu_seqlens_k"].shape, [("as cu_seqlens_q", (bounds,))])
+    heads = ("kv_heads", tuple(sorted({1, kv_heads})))
+    check_shape("lists", indices["lists"].shape, [heads, ("tokens", (q.shape[0],)), ("entries", None)])
+    if indices["lists"].shape[2] == 0:
+        raise ArgumentError("lists", "has no entries, expected 1 per list or more")
+    if indices["counts"] is not None:
+        of_lists = ("heads of lists", (indices["lists"].shape[0],))
+        check_shape("counts", indices["counts"].shape, [of_lists, ("tokens", (q.shape[0],))])

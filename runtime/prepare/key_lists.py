@@ -6,6 +6,9 @@ from typing import NamedTuple
 
 import torch
 
+NO_SEQUENCE = -(2**31)
+"""Position of a token of no sequence."""
+
 
 class TransposedKeyLists(NamedTuple):
     """The queries of each key block, on the device of the lists.
@@ -22,7 +25,8 @@ class TransposedKeyLists(NamedTuple):
             the number of its keys, and 0.
         chunk_begins: int32 (kv_heads * tiles + 1,): first chunk of each tile, then the number of chunks.
         chunk_tiles: int32 (chunks at most,): tile of each chunk; kv_heads * tiles behind the last one.
-        positions: int32 (tokens,): position of each query, below 0 if it sees no key.
+        positions: int32 (tokens,): position of each query, below 0 if it sees no key; ``NO_SEQUENCE`` for a token of no
+            sequence.
         turns: int32 (kv_heads, tokens): entries that the query sees.
     """
 
@@ -76,7 +80,7 @@ def transposed_key_lists(
     sequence = _place_in(of_q, token).clamp(0, sequences - 1)
     behind = lengths[sequence] - of_q[sequence + 1]
     inside = (token >= of_q[0]) & (token < of_q[-1])
-    positions = torch.where(inside, behind + token, -1)
+    positions = torch.where(inside, behind + token, NO_SEQUENCE)
     seen = (indices >= 0) & (indices <= (positions // keys)[:, None])
     if counts is not None:
         seen &= torch.arange(indices.shape[2], device=device) < counts[..., None]

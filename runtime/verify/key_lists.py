@@ -9,10 +9,12 @@ from typing import Any, NamedTuple
 
 import torch
 
+from codegen.cases import ABSOLUTE
 from codegen.key_list_cases import CASES, KeyListCase, random_cases
 from runtime.kernels.arguments import TORCH_DTYPES
 from runtime.kernels.gradient_statistics import LOG2_E
 from runtime.kernels.key_lists_backward import KeyListsBackwardKernel
+from runtime.kernels.key_lists_forward import KeyListsForwardKernel
 from runtime.verify.attention_backward import FLOAT_NOISE, LEAST_NOISE, RELATIVE_LARGEST, Gradients, rms
 from runtime.verify.common import (
     RELATIVE_TO_TORCH,
@@ -25,6 +27,7 @@ from runtime.verify.common import (
 )
 
 LARGEST_ENTRY = 2**31 - 1
+LSE_TOLERANCE = 2e-3
 
 
 class Inputs(NamedTuple):
@@ -252,6 +255,46 @@ def _place_of(name: str, found: torch.Tensor, right: torch.Tensor) -> str:
     return f"{name}: {values} at token {token}, head {head}, column {column}"
 
 
+def run_forward_case(kernel: KeyListsForwardKernel, case: KeyListCase, device: torch.device) -> Outcome:
+    """Run one case twice in poisoned memory; the bits must agree. Tokens of no sequence must not be written."""
+    spec = kernel.spec
+    dtype = TORCH_DTYPES[spec.dtype]
+    sizes = {"group": spec.group, "head_dim": spec.head_dim, "keys": spec.entry_keys}
+    inputs = inputs_of(case, **sizes, dtype=dtype, device=device)
+    exact = oracle(case, inputs, spec.entry_keys)
+    options: dict[str, Any] = {"scale": case.scale}
+    options |= {name: getattr(inputs, name) for name in ("cu_seqlens_q", "cu_seqlens_k", "lists", "counts")}
+    of_out = spec.computes == "out"
+    if of_out:
+        options["row_lse"] = (exact.lse.T * LOG2_E).float().contiguous()
+    with poisoned_memory():
+        found, other = (_rows(kernel, inputs, options) for _ in range(2))
+    right = exact.out if of_out else exact.lse.T
+    inside = slice(case.before, inputs.q.shape[0] - case.before)
+    problems = [] if torch.equal(found[inside], other[inside]) else ["two runs differ"]
+    if of_out and not all(part.isnan().all() for part in (found[: case.before], found[inside.stop :])):
+        problems.append("a token of no sequence was written")
+    off = torch.where(found[inside].double() == right[inside], 0.0, (found[inside].double() - right[inside]).abs())
+    error = float(off.max()) if off.numel() else 0.0
+    limit = ABSOLUTE[spec.dtype] if of_out else LSE_TOLERANCE
+    return Outcome(case.name, case.describe(), error, None, limit, "; ".join(problems))
+
+
+def _rows(kernel: KeyListsForwardKernel, inputs: Inputs, options: dict[str, Any]) -> torch.Tensor:
+    """What a kernel computes, by token: the result, NaN where it does not write, or the log-sum-exp."""
+    out = torch.full_like(inputs.q, math.nan) if kernel.spec.computes == "out" else None
+    rows = kernel(inputs.q, inputs.k, inputs.v, **options, out=out)
+    found = rows.lse.T if rows.lse is not None else rows.out
+    assert found is not None
+    return found
+
+
+FORWARD_VERIFICATION = Verification(
+    oracle="float64 softmax over the listed keys of each sequence, on the GPU",
+    cases=lambda plan, spec: CASES,
+    run_case=run_forward_case,
+    random_cases=lambda spec: random_cases(),
+)
 VERIFICATION = Verification(
     oracle="float64 gradients over the listed keys of each sequence, on the GPU",
     cases=lambda plan, spec: CASES,

@@ -1,4 +1,4 @@
-"""Gradients of attention over lists of keys, which run on the host, thread by thread: see host_sm90a.py."""
+"""Kernels of attention over lists of keys, and of its gradients, on the host, thread by thread: see host_sm90a.py."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from host_gradients import PROGRAM, for_the_host
 from host_sm90a import compiled, host_map
 
 from codegen.library import NamedSpec
-from codegen.plan import Plan
+from codegen.plan import Plan, Prologue
 from codegen.render import generate
 from runtime.kernels.key_lists_backward import KeyListsBackwardKernel
+from runtime.kernels.key_lists_forward import KeyListsForwardKernel
 
 WAITS = """\
 #include "hopper.h"
@@ -39,13 +40,16 @@ class HostLoaded(host_launch.HostLoaded):
     """
 
     def __init__(self, source: str, plan: Plan, folder: Path) -> None:
-        assert plan.prologue is not None and plan.epilogue is not None
+        assert plan.epilogue is not None
+        before = plan.prologue or Prologue("", 32)
         program = PROGRAM % {
-            "prologue": plan.prologue.symbol,
-            "prologue_threads": plan.prologue.threads,
+            "prologue": before.symbol,
+            "prologue_threads": before.threads,
             "epilogue": plan.epilogue.symbol,
             "epilogue_threads": plan.epilogue.threads,
         }
+        if plan.prologue is None:
+            program = program.replace("  run_grid(grids[0], 32, [&] { (p); });\n", "")
         program = program.replace('#include "hopper.h"\n', WAITS)
         super().__init__(compiled(for_the_host(source), plan, folder, program).run, plan)
         self.late = True
@@ -62,6 +66,19 @@ class HostLoaded(host_launch.HostLoaded):
 
 class HostKernel(KeyListsBackwardKernel):
     """A kernel that takes tensors of the CPU.
+
+    Attributes:
+        host: how it is run.
+    """
+
+    def __init__(self, named: NamedSpec, folder: Path) -> None:
+        generated = generate(named)
+        self.host = HostLoaded(generated.source, generated.plan, folder)
+        super().__init__(SimpleNamespace(named=named, plan=generated.plan), self.host)  # type: ignore[arg-type]
+
+
+class HostForward(KeyListsForwardKernel):
+    """A kernel of the log-sum-exp or of the result that takes tensors of the CPU.
 
     Attributes:
         host: how it is run.

@@ -141,6 +141,18 @@ def _strided(name: str, doc: str, *, writes: bool = False) -> tuple[Param, ...]:
     return (pointer(name, ELEMENT, doc, writes=writes), *strides)
 
 
+def list_params() -> tuple[Param, ...]:
+    """Parameters of transposed lists."""
+    return (
+        pointer("entries", "int2", "token and turn of each entry, by tile"),
+        pointer("offsets", "int", "first entry of each tile, then the end of the last one"),
+        pointer("places", "int4", "first token in K of each tile of a head, its position, and keys there"),
+        pointer("chunk_begins", "int", "first chunk of each tile, then the number of chunks"),
+        pointer("chunk_tiles", "int", "tile of each chunk; none behind the last one"),
+        pointer("positions", "int", "position of each query (tokens,)"),
+    )
+
+
 def _params(spec: KeyListsBackwardSpec) -> tuple[Param, ...]:
     """Parameters of the kernel."""
     turns = (
@@ -155,12 +167,7 @@ def _params(spec: KeyListsBackwardSpec) -> tuple[Param, ...]:
         pointer("lse", "float", "log-sum-exp of the forward, (heads, tokens) contiguous"),
         pointer("dlse", "float", "gradient of the log-sum-exp, as lse; 0 if null"),
         pointer("stats", "RowStats", "statistics of all rows, (tokens, heads)", writes=True),
-        pointer("entries", "int2", "token and turn of each entry, by tile"),
-        pointer("offsets", "int", "first entry of each tile, then the end of the last one"),
-        pointer("places", "int4", "first token in K of each tile of a head, its position, and keys there"),
-        pointer("chunk_begins", "int", "first chunk of each tile, then the number of chunks"),
-        pointer("chunk_tiles", "int", "tile of each chunk; none behind the last one"),
-        pointer("positions", "int", "position of each query (tokens,)"),
+        *list_params(),
         *_strided("dq", "dQ, as O", writes=True),
         *_strided("dk", "dK (key tokens, kv_heads, head_dim)", writes=True),
         *_strided("dv", "dV, as K", writes=True),
@@ -229,15 +236,19 @@ def chunks_of(entries: int, tiles: int, chunk: int) -> int:
     return entries // chunk + min(tiles, entries)
 
 
+def chunk_sizes(shape: KeyListsShape, entry_keys: int, group: int) -> tuple[dict[str, int], int]:
+    """Tiles of a head and entries of a chunk, by parameter, and the chunks of all heads at most."""
+    chunk, tiles = CHUNK_ROWS // group, tiles_of_head(shape.key_tokens, shape.sequences, entry_keys)
+    entries = shape.kv_heads * shape.tokens * shape.list_length
+    return {"tiles": tiles, "chunk_entries": chunk}, chunks_of(entries, shape.kv_heads * tiles, chunk)
+
+
 def _arguments(plan: Plan, shape: KeyListsShape, slots: int) -> LaunchArgs:
     """Launch arguments, with one thread block per chunk."""
     del slots
     spec = plan.spec
     assert isinstance(spec, KeyListsBackwardSpec)
-    chunk = CHUNK_ROWS // spec.group
-    tiles = tiles_of_head(shape.key_tokens, shape.sequences, spec.entry_keys)
-    all_tiles, entries = shape.kv_heads * tiles, shape.kv_heads * shape.tokens * shape.list_length
-    chunks = chunks_of(entries, all_tiles, chunk)
+    sizes, chunks = chunk_sizes(shape, spec.entry_keys, spec.group)
     pairs = shape.kv_heads * shape.tokens
     dq_blocks = -(-pairs // (spec.tile.m // spec.group))
     rows = THREADS_OF_ROWS // (spec.head_dim // 8)
@@ -247,8 +258,7 @@ def _arguments(plan: Plan, shape: KeyListsShape, slots: int) -> LaunchArgs:
             "tokens": shape.tokens,
             "heads": shape.kv_heads * spec.group,
             "kv_heads": shape.kv_heads,
-            "tiles": tiles,
-            "chunk_entries": chunk,
+            **sizes,
             "dq_blocks": dq_blocks,
         },
         chunks,
@@ -258,6 +268,6 @@ def _arguments(plan: Plan, shape: KeyListsShape, slots: int) -> LaunchArgs:
             "partials": chunks * 2 * spec.entry_keys * spec.head_dim * FLOAT,
             **(accum if spec.deterministic else {}),
         },
-        epilogue_grid=dq_blocks + all_tiles,
+        epilogue_grid=dq_blocks + shape.kv_heads * sizes["tiles"],
         sums={} if spec.deterministic else accum,
     )

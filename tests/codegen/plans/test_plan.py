@@ -80,6 +80,7 @@ def test_what_a_launch_is_given_are_parameters(named: NamedSpec) -> None:
         "bsr_sddmm": SddmmShape(1024, 1024, 1000, 10),
         "bsr_spgemm": SpgemmShape(1024, 1024, 1024, 10),
         "key_lists_backward": KeyListsShape(3, 1000, 1000, 4, 16),
+        "key_lists_forward": KeyListsShape(3, 1000, 1000, 4, 16),
         "paged_attention": PagedShape(3, 100, 64, 8, 4096),
         "quantize": QuantizeShape(2, 64, 1000, 8),
         "select_topk": SelectShape(2, 64, 1, 1000, 1000, 72, 128, 64),

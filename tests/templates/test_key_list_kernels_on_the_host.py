@@ -1,4 +1,4 @@
-"""Gradients of attention over lists of keys without a GPU: generated sources run on the host, thread by thread."""
+"""Attention over lists of keys and its gradients without a GPU: generated sources run on the host, thread by thread."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from codegen.key_list_cases import KeyListCase  # noqa: E402
 from codegen.library import find_spec  # noqa: E402
 from codegen.plans.backward import key_lists as plans  # noqa: E402
 from codegen.render import generate  # noqa: E402
-from runtime.kernels import key_lists_backward  # noqa: E402
+from runtime.kernels import key_lists_backward, key_lists_forward  # noqa: E402
 from runtime.verify import key_lists as verified  # noqa: E402
 
 RUNS = platform.machine() == "x86_64" and shutil.which("g++") is not None
@@ -45,7 +45,8 @@ KERNELS: dict[str, dict[str, Any]] = {
 @pytest.fixture(autouse=True)
 def _on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend_stream(monkeypatch)
-    monkeypatch.setattr(key_lists_backward, "check_tensor", lambda *arguments: None)
+    for module in (key_lists_backward, key_lists_forward):
+        monkeypatch.setattr(module, "check_tensor", lambda *arguments: None)
     monkeypatch.setattr(plans, "CHUNK_ROWS", 640)
 
 
@@ -57,4 +58,25 @@ def test_gradients_are_those_of_the_definition(name: str, recorded: Callable[...
     for order, (case, late) in enumerate(product(CASES, (True, False))):
         kernel.host.late, kernel.host.order = late, order
         outcome = verified.run_case(kernel, case, CPU)
+        assert outcome.passed, outcome
+
+
+FORWARD: dict[str, dict[str, Any]] = {
+    "groups of 16": {"dtype": "bf16", "head_dim": 128, "entry_keys": 128, "group": 16},
+    "groups of 8, blocks of 64": {"dtype": "fp16", "head_dim": 128, "entry_keys": 64, "group": 8},
+    "groups of 4, heads of 64": {"dtype": "fp16", "head_dim": 64, "entry_keys": 64, "group": 4},
+}
+
+
+@pytest.mark.parametrize("computes", ["lse", "out"])
+@pytest.mark.parametrize("name", FORWARD)
+def test_results_are_those_of_the_definition(
+    name: str, computes: str, recorded: Callable[..., None], tmp_path: Path
+) -> None:
+    named = find_spec({"op": "key_lists_forward", "arch": "sm_90a", "computes": computes, **FORWARD[name]})
+    recorded(generate(named).source, repr(CASES))
+    kernel = host_key_lists.HostForward(named, tmp_path)
+    for order, (case, late) in enumerate(product(CASES, (True, False))):
+        kernel.host.late, kernel.host.order = late, order
+        outcome = verified.run_forward_case(kernel, case, CPU)
         assert outcome.passed, outcome

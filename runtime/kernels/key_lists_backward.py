@@ -99,7 +99,7 @@ class KeyListsBackwardKernel(BoundCall[KeyListsBackwardSpec]):
             out: as q, the result of the forward.
             dout: as q, the gradient of out.
             lse: float32 (heads, tokens), contiguous, the forward's log-sum-exp.
-            dlse: its gradient, contiguous, where the loss depends on it.
+            dlse: float32 (heads, tokens), its gradient, contiguous, where the loss depends on it.
             scale: softmax scale of the forward, from 1e-37 to 1e38; by default 1 / sqrt(head_dim).
 
         Returns:

@@ -1,4 +1,4 @@
-"""Attention of packed sequences over lists of keys on real tensors: checks, and the call of a kernel."""
+"""Attention of packed sequences over lists of keys on real tensors: checks, the choice of kernels, and their calls."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ from typing import Any, NamedTuple
 
 import torch
 
-from runtime.checks import check_dense
-from runtime.errors import ArgumentError
+from codegen.select.key_lists import KeyListsCall
+from runtime.checks import check_dense, refuse_capture
+from runtime.errors import ArgumentError, UnverifiedError
+from runtime.kernel import load_kernel
 from runtime.kernels.arguments import MAX_EXTENT, check_scale, check_sink
 from runtime.kernels.attention import AttentionResult
+from runtime.kernels.key_lists_forward import KeyListsForwardKernel
 from runtime.kernels.paged_attention import Options, Window
 from runtime.ops import paged_calls
 from runtime.ops.attention_checks import check_no_overlap
-from runtime.ops.attention_choice import DTYPES
+from runtime.ops.attention_choice import DTYPES, arch_of
 from runtime.ops.attention_extras import check_softcap
 from runtime.ops.varlen_calls import (
     Bounds,
@@ -24,9 +27,14 @@ from runtime.ops.varlen_calls import (
     without_tokens,
 )
 from runtime.prepare.key_lists import rising_bounds
+from runtime.receipts.mode import KERNELS_KEPT, kept_by_mode
 
 HEAD_DIMS = paged_calls.HEAD_DIMS["same"]
 """Head sizes of the kernels."""
+
+
+Kernels = tuple[KeyListsForwardKernel, KeyListsForwardKernel]
+"""Kernels of the log-sum-exp and of the result."""
 
 
 class Lists(NamedTuple):
@@ -59,12 +67,10 @@ def attend_key_lists(
 ) -> AttentionResult:
     """Compute attention of packed sequences in which each query has a list of keys.
 
-    The kernel is the one of decoding over pages. Each sequence is a request whose keys lie in one page.
-
     Raises:
         ArgumentError: before anything is launched.
     """
-    options = _options(lists, scale=scale, softcap=softcap, lse=lse)
+    options = options_of(lists, scale=scale, softcap=softcap, lse=lse)
     check_list_call(q, k, v, bounds, lists, sink=sink)
     if out is not None:
         check_out(q, out)
@@ -76,6 +82,68 @@ def attend_key_lists(
     if q.shape[0] == 0 or k.shape[0] == 0:
         return without_tokens(q, sink, out, lse=lse)
     paged_calls.check_place(q)
+    call = KeyListsCall(
+        arch_of(q.device),
+        DTYPES[q.dtype],
+        head_dim=q.shape[2],
+        entry_keys=lists.keys,
+        group=q.shape[1] // k.shape[1],
+        queries=q.shape[0],
+        keys=k.shape[0],
+        entries=lists.indices.shape[2],
+        options=softcap is not None or sink is not None,
+    )
+    kernels = _kernels(q.device.index, call.kernel()) if call.by_keys() else None
+    if kernels is not None:
+        return attend_by_keys(kernels, q, k, v, bounds=bounds, lists=lists, scale=scale, out=out)
+    return attend_by_queries(q, k, v, bounds, lists, options=options, sink=sink, out=out)
+
+
+@kept_by_mode(KERNELS_KEPT)
+def _kernels(index: int, fields: tuple[tuple[str, Any], ...]) -> Kernels | None:
+    """Kernels of calls of a kind; None if kernels without a receipt are refused, and one has none."""
+    device = torch.device("cuda", index)
+    refuse_capture("q", device)
+    try:
+        of_lse, of_out = (load_kernel({**dict(fields), "computes": part}, device=device) for part in ("lse", "out"))
+    except UnverifiedError:
+        return None
+    assert isinstance(of_lse, KeyListsForwardKernel) and isinstance(of_out, KeyListsForwardKernel)
+    return of_lse, of_out
+
+
+def attend_by_keys(
+    kernels: Kernels,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    bounds: Bounds,
+    lists: Lists,
+    scale: float | None = None,
+    out: torch.Tensor | None = None,
+) -> AttentionResult:
+    """Compute checked calls by key blocks: each is loaded once for all queries that list it."""
+    of_lse, of_out = kernels
+    options: dict[str, Any] = {**bounds._asdict(), "lists": lists.indices, "counts": lists.counts, "scale": scale}
+    rows = of_lse(q, k, v, **options)
+    found = of_out(q, k, v, **options, row_lse=rows.row_lse, transposed=rows.transposed, out=out)
+    assert found.out is not None
+    return AttentionResult(found.out, rows.lse)
+
+
+def attend_by_queries(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    bounds: Bounds,
+    lists: Lists,
+    *,
+    options: Options,
+    sink: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+) -> AttentionResult:
+    """Compute checked calls by the kernel of decoding over pages: a sequence is a request with its keys in one page."""
     kernel = paged_calls._kernel(q.device.index, DTYPES[q.dtype], "same", q.shape[2])
     if k.stride() != v.stride():
         k, v = k.contiguous(), v.contiguous()
@@ -90,7 +158,7 @@ def key_places(cu_seqlens_k: torch.Tensor, tokens: int) -> tuple[torch.Tensor, t
     return inside[:-1], inside[1:] - inside[:-1]
 
 
-def _options(lists: Lists, *, scale: float | None, softcap: float | None, lse: bool) -> Options:
+def options_of(lists: Lists, *, scale: float | None = None, softcap: float | None = None, lse: bool = False) -> Options:
     """What a call has besides its tensors."""
     if scale is not None:
         check_scale(scale)

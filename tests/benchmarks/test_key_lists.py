@@ -45,7 +45,7 @@ def test_right_results_pass_and_wrong_ones_do_not(script: ModuleType) -> None:
     right = verified.oracle(case, inputs, 16)
     given = script.Problem(*inputs[:3], inputs.dout, lists, inputs.cu_seqlens_q, right.out, right.lse)
     error = script.error_of(row, given)
-    assert error(script.FORWARD, right.out) < 1e-6 < 0.1 < error(script.FORWARD, 2 * right.out)
+    assert error(script.BY_KEYS, right.out) < 1e-6 < 0.1 < error(script.BY_KEYS, 2 * right.out)
     gradients = tuple(right.gradients[name] for name in ("dq", "dk", "dv"))
     assert error(script.OURS, gradients) < 1e-5
     for place in range(3):
@@ -56,7 +56,7 @@ def test_right_results_pass_and_wrong_ones_do_not(script: ModuleType) -> None:
 
 def test_a_table_is_shown(script: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     times = {"milliseconds": 2.0, "back_to_back_milliseconds": 1.0, script.SINGLE: 100.0, script.BACK_TO_BACK: 200.0}
-    record = {"name": "row", "results": {script.OURS: times}, "failed": {script.FORWARD: "why"}}
+    record = {"name": "row", "results": {script.OURS: times}, "failed": {script.BY_KEYS: "why"}}
     script.show({"device": "H", "driver": "1", "date": "today", "rows": [record]})
     shown = capsys.readouterr().out
-    assert "100 / 200" in shown and "row: forward has no time: why" in shown
+    assert "100 / 200" in shown and "row: forward, by key blocks has no time: why" in shown

@@ -20,7 +20,7 @@ from codegen.library import find_spec  # noqa: E402
 from codegen.render import generate  # noqa: E402
 from runtime import KeyLists, varlen_attention  # noqa: E402
 from runtime.errors import ArgumentError  # noqa: E402
-from runtime.ops import paged_calls, varlen_calls  # noqa: E402
+from runtime.ops import key_list_calls, paged_calls, varlen_calls  # noqa: E402
 from runtime.verify import key_lists as verified  # noqa: E402
 
 RUNS = platform.machine() == "x86_64" and shutil.which("g++") is not None
@@ -44,6 +44,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> host_paged.HostKe
     monkeypatch.setattr(varlen_calls, "check_tensor", lambda *given: None)
     monkeypatch.setattr(paged_calls, "check_place", lambda q: None)
     monkeypatch.setattr(paged_calls, "_kernel", lambda *given: kernel)
+    monkeypatch.setattr(key_list_calls, "arch_of", lambda device: "sm_89")
     return kernel
 
 

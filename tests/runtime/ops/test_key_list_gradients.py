@@ -21,10 +21,11 @@ from codegen.errors import SpecError  # noqa: E402
 from codegen.key_list_cases import KeyListCase  # noqa: E402
 from codegen.library import find_spec  # noqa: E402
 from codegen.render import generate  # noqa: E402
+from codegen.select import key_lists as select  # noqa: E402
 from runtime import KeyLists, varlen_attention  # noqa: E402
 from runtime.errors import ArgumentError  # noqa: E402
-from runtime.kernels import key_lists_backward  # noqa: E402
-from runtime.ops import key_list_gradients, paged_calls, varlen_calls  # noqa: E402
+from runtime.kernels import key_lists_backward, key_lists_forward  # noqa: E402
+from runtime.ops import key_list_calls, key_list_gradients, paged_calls, varlen_calls  # noqa: E402
 from runtime.verify import key_lists as verified  # noqa: E402
 
 RUNS = platform.machine() == "x86_64" and shutil.which("g++") is not None
@@ -39,31 +40,43 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensors of the CPU pass for those of a Hopper GPU."""
     pretend_stream(monkeypatch)
     host_paged.on_cpu(monkeypatch)
-    for module in (varlen_calls, key_lists_backward):
+    for module in (varlen_calls, key_lists_backward, key_lists_forward):
         monkeypatch.setattr(module, "check_tensor", lambda *given: None)
     monkeypatch.setattr(paged_calls, "check_place", lambda q: None)
-    monkeypatch.setattr(key_list_gradients, "arch_of", lambda device: "sm_90a")
+    for module in (key_list_calls, key_list_gradients):
+        monkeypatch.setattr(module, "arch_of", lambda device: "sm_90a")
 
 
 @pytest.mark.skipif(not RUNS, reason="needs g++, and the registers of an x86-64")
-@pytest.mark.parametrize("deterministic", [True, False])
+@pytest.mark.parametrize(("deterministic", "by_keys"), [(True, True), (False, False)])
 def test_a_step_has_the_gradients_of_the_definition(
     deterministic: bool,
+    by_keys: bool,
     on_cpu: None,
     monkeypatch: pytest.MonkeyPatch,
     recorded: Callable[..., None],
     tmp_path: Path,
 ) -> None:
     forward = find_spec({"op": "paged_attention", "arch": "sm_90a", "dtype": "fp16", "head_dim": 64})
+    sizes = {"dtype": "fp16", "entry_keys": 64, **SIZES}
+    parts = [
+        find_spec({"op": "key_lists_forward", "arch": "sm_90a", "computes": part, **sizes}) for part in ("lse", "out")
+    ]
     fields = {"op": "key_lists_backward", "arch": "sm_90a", "dtype": "fp16", "entry_keys": 64, **SIZES}
     backward = find_spec(fields if deterministic else {**fields, "deterministic": False})
-    recorded(generate(forward).source, generate(backward).source, repr(CASE))
-    for name in ("forward", "backward"):
+    recorded(*(generate(named).source for named in (forward, backward, *parts)), repr(CASE))
+    for name in ("forward", "backward", "lse", "out"):
         (tmp_path / name).mkdir()
     attends = host_paged.HostKernel(forward, tmp_path / "forward")
     differentiates = host_key_lists.HostKernel(backward, tmp_path / "backward")
     asked: list[Any] = []
-    monkeypatch.setattr(paged_calls, "_kernel", lambda *given: attends)
+    if by_keys:
+        kernels = [host_key_lists.HostForward(named, tmp_path / named.spec.computes) for named in parts]
+        monkeypatch.setattr(key_list_calls, "_kernels", lambda *given: kernels)
+        monkeypatch.setattr(select, "LEAST_QUERIES", 0)
+    else:
+        monkeypatch.setattr(select, "LEAST_QUERIES", 1000)
+        monkeypatch.setattr(paged_calls, "_kernel", lambda *given: attends)
     monkeypatch.setattr(key_list_gradients, "_kernel", lambda *given: asked.append(given) or differentiates)
     inputs = verified.inputs_of(CASE, **SIZES, keys=64, dtype=torch.float16, device=CPU)
     right = verified.oracle(CASE, inputs, 64)
@@ -112,7 +125,8 @@ def test_what_has_no_gradient_is_named(on_cpu: None, given: dict[str, Any], says
 
 
 def test_other_architectures_have_no_gradient(on_cpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(key_list_gradients, "arch_of", lambda device: "sm_89")
+    for module in (key_list_calls, key_list_gradients):
+        monkeypatch.setattr(module, "arch_of", lambda device: "sm_89")
     with pytest.raises(SpecError, match=r"^arch: is sm_89; gradients over lists of keys support sm_90a"):
         varlen_attention(**call())
 

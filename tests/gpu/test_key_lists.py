@@ -14,7 +14,8 @@ torch = pytest.importorskip("torch")
 from codegen.arch import ARCHS  # noqa: E402
 from codegen.key_list_cases import CASES, KeyListCase  # noqa: E402
 from codegen.library import find_spec  # noqa: E402
-from codegen.select.key_lists import gradient_archs, gradient_fields  # noqa: E402
+from codegen.select import key_lists as select  # noqa: E402
+from codegen.select.key_lists import FORWARD, gradient_archs, gradient_fields  # noqa: E402
 from runtime import KeyLists, varlen_attention  # noqa: E402
 from runtime.kernel import load_kernel  # noqa: E402
 from runtime.verify import key_lists as verified  # noqa: E402
@@ -81,6 +82,30 @@ def test_all_cases(kind: dict[str, int], deterministic: bool) -> None:
     kernel = load_kernel(find_spec(gradient_fields("sm_90a", "bf16", **sizes, deterministic=deterministic)))
     failed = [outcome for case in CASES if not (outcome := run_case(kernel, case, CUDA)).passed]
     assert not failed
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=name_of)
+@pytest.mark.parametrize("computes", ["lse", "out"])
+def test_all_cases_of_the_forward(kind: dict[str, int], computes: str) -> None:
+    sizes = {"head_dim": kind["head_dim"], "entry_keys": kind["keys"], "group": kind["group"]}
+    kernel = load_kernel(find_spec({"op": FORWARD, "arch": "sm_90a", "dtype": "bf16", "computes": computes, **sizes}))
+    failed = [outcome for case in CASES if not (outcome := run_case(kernel, case, CUDA)).passed]
+    assert not failed
+
+
+@pytest.mark.parametrize("least", [0, 1 << 40], ids=["by key blocks", "by queries"])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_both_ways_of_a_forward_have_the_results_of_the_definition(
+    case: KeyListCase, least: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(select, "LEAST_QUERIES", least)
+    inputs = inputs_of(case, KINDS[0])
+    right = verified.oracle(case, inputs, 128)
+    inside = slice(case.before, inputs.q.shape[0] - case.before)
+    with torch.no_grad():
+        _, found = attend(inputs, 128, return_lse=True, scale=case.scale)
+    torch.testing.assert_close(found.out[inside].double(), right.out[inside], atol=2e-2, rtol=2e-2)
+    torch.testing.assert_close(found.lse[:, inside].double(), right.lse[:, inside], atol=2e-3, rtol=1e-3)
 
 
 def test_gradients_have_the_same_bits_beside_a_busy_stream() -> None:

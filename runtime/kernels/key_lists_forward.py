@@ -95,7 +95,8 @@ class KeyListsForwardKernel(BoundCall[KeyListsForwardSpec]):
             cu_seqlens_k: the same of k and v.
             lists: int32 (kv_heads or 1, tokens, entries): the key blocks that each query sees.
             counts: int32 (kv_heads or 1, tokens): entries of each list that count, from the first one on.
-            row_lse: float32 (tokens, heads), what a kernel with ``computes: lse`` returned for the same arguments; only for ``computes: out``.
+            row_lse: float32 (tokens, heads), what a kernel with ``computes: lse`` returned for the same arguments; only
+                for ``computes: out``.
             transposed: likewise; by default, the call transposes the lists.
             scale: softmax scale, from 1e-37 to 1e38; by default 1 / sqrt(head_dim).
             out: (tokens, heads, head_dim), where to write the result.

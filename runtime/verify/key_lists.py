@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from codegen.cases import ABSOLUTE
 from codegen.key_list_cases import CASES, KeyListCase, random_cases
 from runtime.kernels.arguments import TORCH_DTYPES
 from runtime.kernels.gradient_statistics import LOG2_E
@@ -61,6 +60,7 @@ class Exact(NamedTuple):
 
     Attributes:
         out: (tokens, heads, head_dim), the result; NaN for tokens of no sequence.
+        rounded_out: the result with weights and itself rounded to the kernel's dtype.
         lse: (heads, tokens), its log-sum-exp, likewise; -inf for a query that sees no key.
         gradients: dq, dk and dv, 0 for tokens of no sequence.
         rounded: gradients with the roundings of a kernel, as ``attention_backward.Exact`` has them.
@@ -69,6 +69,7 @@ class Exact(NamedTuple):
     """
 
     out: torch.Tensor
+    rounded_out: torch.Tensor
     lse: torch.Tensor
     gradients: Gradients
     rounded: Gradients
@@ -147,6 +148,7 @@ def oracle(case: KeyListCase, inputs: Inputs, keys: int) -> Exact:
     operands = {"dq": q, "dk": k, "dv": v}
     exact = Exact(
         torch.full(q.shape, math.nan, dtype=torch.float64, device=q.device),
+        torch.full(q.shape, math.nan, dtype=torch.float64, device=q.device),
         torch.full((q.shape[1], q.shape[0]), math.nan, dtype=torch.float64, device=q.device),
         {name: torch.zeros_like(t, dtype=torch.float64) for name, t in operands.items()},
         {name: torch.zeros_like(t, dtype=torch.float64) for name, t in operands.items()},
@@ -158,7 +160,7 @@ def oracle(case: KeyListCase, inputs: Inputs, keys: int) -> Exact:
         if rows.start == rows.stop:
             continue
         if columns.start == columns.stop:
-            exact.out[rows], exact.lse[:, rows] = 0.0, -math.inf
+            exact.out[rows], exact.rounded_out[rows], exact.lse[:, rows] = 0.0, 0.0, -math.inf
             continue
         noise = max(noise, _of_sequence(case, inputs, exact, (rows, columns), keys))
     return exact._replace(noise=noise)
@@ -194,6 +196,8 @@ def _of_sequence(case: KeyListCase, inputs: Inputs, exact: Exact, at: tuple[slic
 
     off = torch.nextafter(finite.float(), torch.full_like(finite, math.inf).float()).double()
     exact.out[rows] = out.permute(2, 0, 1, 3).flatten(1, 2)
+    rounded_out = (weight * weights(off).to(dtype).double()) @ v
+    exact.rounded_out[rows] = rounded_out.permute(2, 0, 1, 3).flatten(1, 2).to(dtype).double()
     exact.lse[:, rows] = lse.flatten(0, 1)
     unseen = {"dq": weight.sum(-1) == 0, "dk": weight.sum(-2) == 0}
     of_queries = unseen["dq"].expand(-1, q.shape[1], -1).flatten(0, 1).transpose(0, 1)
@@ -256,7 +260,10 @@ def _place_of(name: str, found: torch.Tensor, right: torch.Tensor) -> str:
 
 
 def run_forward_case(kernel: KeyListsForwardKernel, case: KeyListCase, device: torch.device) -> Outcome:
-    """Run one case twice in poisoned memory; the bits must agree. Tokens of no sequence must not be written."""
+    """Run one case twice in poisoned memory; the bits must agree. Tokens of no sequence must not be written.
+
+    Errors are relative to the tolerance: of the result, multiples of what rounding costs, as of gradients.
+    """
     spec = kernel.spec
     dtype = TORCH_DTYPES[spec.dtype]
     sizes = {"group": spec.group, "head_dim": spec.head_dim, "keys": spec.entry_keys}
@@ -274,10 +281,18 @@ def run_forward_case(kernel: KeyListsForwardKernel, case: KeyListCase, device: t
     problems = [] if torch.equal(found[inside], other[inside]) else ["two runs differ"]
     if of_out and not all(part.isnan().all() for part in (found[: case.before], found[inside.stop :])):
         problems.append("a token of no sequence was written")
-    off = torch.where(found[inside].double() == right[inside], 0.0, (found[inside].double() - right[inside]).abs())
-    error = float(off.max()) if off.numel() else 0.0
-    limit = ABSOLUTE[spec.dtype] if of_out else LSE_TOLERANCE
-    return Outcome(case.name, case.describe(), error, None, limit, "; ".join(problems))
+    off = torch.where(found[inside] == right[inside], 0.0, found[inside].double() - right[inside])  # both may be -inf
+    limits = [(LSE_TOLERANCE, max_error)]
+    if of_out:
+        rounded, exactly = exact.rounded_out[inside], right[inside]
+        limits = [
+            (max(LEAST_NOISE, share * error(rounded, exactly)), error)
+            for share, error in ((RELATIVE_LARGEST, max_error), (RELATIVE_TO_TORCH, rms))
+        ]
+    used = worst(error(off, torch.zeros_like(off)) / limit for limit, error in limits)
+    return Outcome(
+        case.name, f"{case.describe()}; errors as shares of what is allowed", used, None, 1.0, "; ".join(problems)
+    )
 
 
 def _rows(kernel: KeyListsForwardKernel, inputs: Inputs, options: dict[str, Any]) -> torch.Tensor:

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_key_lists128_lse.yaml
 // spec: {"arch":"sm_90a","computes":"lse","copy":"tma","dtype":"fp16","entry_keys":128,"group":16,"head_dim":128,"mma":"wgmma","op":"key_lists_forward","schedule":"cooperative","stages":4,"tile":{"m":64,"n":128}}
 // spec hash: 7b64287beeee177dd7da57676a9cb8748f6896f33a9ea2e9c9dedc4d5d7a234f
-// seal: sha256 6e599ac4ada85aa1adeb95c4a9b1ae26a0d2d9fbb480709652b50778adb1dedc
+// seal: sha256 fd53edda310b005aec00f2a7c0ccebe71fcc1c73e88be7846a2e09e500bd7cd2
 
 // Log-sum-exp for sm_90a of attention of packed sequences over lists of key blocks, for many queries: each query and KV
 // head has its own list. The first of two kernels.
@@ -23,7 +23,7 @@
 //   entry       a query that lists the tile
 //   tile        the keys of one block and KV head
 //   chunk       entries of a tile, in descending order of queries, processed by one thread block
-//   step        kTileM rows: kStepQueries entries of the chunk
+//   step        64 rows: kStepQueries entries of the chunk
 //   s           S: 64 rows x kTileN keys. A thread holds rows r and r + 8 of its warp's 16 (r = lane / 4), and keys
 //               8 j + 2 (lane % 4) + {0, 1}
 

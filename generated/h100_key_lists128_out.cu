@@ -3,7 +3,7 @@
 //     codegen render specs/h100_key_lists128_out.yaml
 // spec: {"arch":"sm_90a","computes":"out","copy":"tma","dtype":"fp16","entry_keys":128,"group":16,"head_dim":128,"mma":"wgmma","op":"key_lists_forward","schedule":"cooperative","stages":4,"tile":{"m":64,"n":128}}
 // spec hash: 92f9f7c763285a25debae49749783e807cdedc29c20c64349190b86db2a148d6
-// seal: sha256 6c01584804826b2be9bbfa20b3e286feeada690a84e1219be56b75c4f2841b16
+// seal: sha256 d5935068e8f8da921f06a7f359a92cc0b45b76130036236a6bdd263f2617a194
 
 // Attention for sm_90a of packed sequences over lists of key blocks, for many queries: each query and KV head has its
 // own list. The second of two kernels: O = exp(scale * Q K^T - LSE) V, for the log-sum-exp of the first one.
@@ -27,7 +27,7 @@
 //   entry       a query that lists the tile
 //   tile        the keys of one block and KV head
 //   chunk       entries of a tile, in descending order of queries, processed by one thread block
-//   step        kTileM rows: kStepQueries entries of the chunk
+//   step        64 rows: kStepQueries entries of the chunk
 //   s           S: 64 rows x kTileN keys. A thread holds rows r and r + 8 of its warp's 16 (r = lane / 4), and keys
 //               8 j + 2 (lane % 4) + {0, 1}; of O, columns instead of keys
 
@@ -43,13 +43,11 @@ struct alignas(64) TensorMap {
 
 constexpr int kHeadDim = 128;  // elements per head
 constexpr int kGroup = 16;  // query heads per KV head
-constexpr int kTileM = 64;  // rows per step
 constexpr int kTileN = 128;  // keys of a tile
 constexpr int kStepQueries = 4;  // queries per step
 constexpr int kStages = 4;  // depth of the ring
 constexpr int kConsumerWarpgroups = 2;  // warpgroups that compute, in alternate steps
 constexpr int kThreads = 384;  // warpgroup 0 produces, the others consume
-constexpr int kAddWarps = 2;  // warps that add to O, one for each consumer
 constexpr int kProducerRegisters = 40;  // registers per producer thread
 constexpr int kConsumerRegisters = 232;  // registers per consumer thread
 constexpr int kGroupColumns = 64;  // columns of a group: one 128-byte swizzled row
@@ -58,8 +56,10 @@ constexpr int kQGroupBytes = 8192;  // bytes of one column group of Q
 constexpr int kKvGroupBytes = 16384;  // bytes of one column group of K or V
 constexpr int kQBytes = 16384;  // bytes of Q of a step
 constexpr int kKvBytes = 32768;  // bytes of K, or of V, of a tile
-constexpr int kPartBytes = 8192;  // bytes of a query's part of O, in fp32
 constexpr int kRowThreads = 256;  // threads per block of the epilogue
+constexpr int kTileM = 64;  // rows per step
+constexpr int kAddWarps = 2;  // warps that add to O, one for each consumer
+constexpr int kPartBytes = 8192;  // bytes of a query's part of O, in fp32
 
 // Dynamic shared memory: 197820 bytes. Byte offsets:
 constexpr int kKOffset = 0;  // 32768 bytes: K of the tile in column groups

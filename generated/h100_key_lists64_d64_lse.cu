@@ -3,7 +3,7 @@
 //     codegen render specs/h100_key_lists64_d64_lse.yaml
 // spec: {"arch":"sm_90a","computes":"lse","copy":"tma","dtype":"fp16","entry_keys":64,"group":16,"head_dim":64,"mma":"wgmma","op":"key_lists_forward","schedule":"cooperative","stages":4,"tile":{"m":64,"n":64}}
 // spec hash: 70611ecf9e847ded3ec682eedc7a2f0b339ab0bf41b9a1b742abe9cf93fc6dff
-// seal: sha256 26d2e365ef403d8b0b949d35e0fe45dbb3f683fd75961fb0f81bc38a83f7a9e3
+// seal: sha256 8fe97ae8bc8bf9d342d83db0d52e08e8044a15d60e884aad2b9036483162843b
 
 // Log-sum-exp for sm_90a of attention of packed sequences over lists of key blocks, for many queries: each query and KV
 // head has its own list. The first of two kernels.
@@ -23,7 +23,7 @@
 //   entry       a query that lists the tile
 //   tile        the keys of one block and KV head
 //   chunk       entries of a tile, in descending order of queries, processed by one thread block
-//   step        kTileM rows: kStepQueries entries of the chunk
+//   step        64 rows: kStepQueries entries of the chunk
 //   s           S: 64 rows x kTileN keys. A thread holds rows r and r + 8 of its warp's 16 (r = lane / 4), and keys
 //               8 j + 2 (lane % 4) + {0, 1}
 

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_key_lists64_d64_out.yaml
 // spec: {"arch":"sm_90a","computes":"out","copy":"tma","dtype":"fp16","entry_keys":64,"group":16,"head_dim":64,"mma":"wgmma","op":"key_lists_forward","schedule":"cooperative","stages":4,"tile":{"m":64,"n":64}}
 // spec hash: d8c0cdb9fbe69fd1e32a712da83e66fd15a9a8537d55c049b0304ba5bf4cd549
-// seal: sha256 ef1727ad71afa8dc24c3d58f3ac66778d2db249972e44749da29d94442815d71
+// seal: sha256 cd1c95efce2b622938097c21ba2686547f42cfd86b3f7adcb5f83911a85ad90c
 
 // Attention for sm_90a of packed sequences over lists of key blocks, for many queries: each query and KV head has its
 // own list. The second of two kernels: O = exp(scale * Q K^T - LSE) V, for the log-sum-exp of the first one.
@@ -27,7 +27,7 @@
 //   entry       a query that lists the tile
 //   tile        the keys of one block and KV head
 //   chunk       entries of a tile, in descending order of queries, processed by one thread block
-//   step        kTileM rows: kStepQueries entries of the chunk
+//   step        64 rows: kStepQueries entries of the chunk
 //   s           S: 64 rows x kTileN keys. A thread holds rows r and r + 8 of its warp's 16 (r = lane / 4), and keys
 //               8 j + 2 (lane % 4) + {0, 1}; of O, columns instead of keys
 
@@ -43,13 +43,11 @@ struct alignas(64) TensorMap {
 
 constexpr int kHeadDim = 64;  // elements per head
 constexpr int kGroup = 16;  // query heads per KV head
-constexpr int kTileM = 64;  // rows per step
 constexpr int kTileN = 64;  // keys of a tile
 constexpr int kStepQueries = 4;  // queries per step
 constexpr int kStages = 4;  // depth of the ring
 constexpr int kConsumerWarpgroups = 2;  // warpgroups that compute, in alternate steps
 constexpr int kThreads = 384;  // warpgroup 0 produces, the others consume
-constexpr int kAddWarps = 2;  // warps that add to O, one for each consumer
 constexpr int kProducerRegisters = 40;  // registers per producer thread
 constexpr int kConsumerRegisters = 232;  // registers per consumer thread
 constexpr int kGroupColumns = 64;  // columns of a group: one 128-byte swizzled row
@@ -58,8 +56,10 @@ constexpr int kQGroupBytes = 8192;  // bytes of one column group of Q
 constexpr int kKvGroupBytes = 8192;  // bytes of one column group of K or V
 constexpr int kQBytes = 8192;  // bytes of Q of a step
 constexpr int kKvBytes = 8192;  // bytes of K, or of V, of a tile
-constexpr int kPartBytes = 4096;  // bytes of a query's part of O, in fp32
 constexpr int kRowThreads = 256;  // threads per block of the epilogue
+constexpr int kTileM = 64;  // rows per step
+constexpr int kAddWarps = 2;  // warps that add to O, one for each consumer
+constexpr int kPartBytes = 4096;  // bytes of a query's part of O, in fp32
 
 // Dynamic shared memory: 83132 bytes. Byte offsets:
 constexpr int kKOffset = 0;  // 8192 bytes: K of the tile in column groups

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_key_lists64_lse.yaml
 // spec: {"arch":"sm_90a","computes":"lse","copy":"tma","dtype":"fp16","entry_keys":64,"group":16,"head_dim":128,"mma":"wgmma","op":"key_lists_forward","schedule":"cooperative","stages":4,"tile":{"m":64,"n":64}}
 // spec hash: b81a4196946280b487a36f1c9cf9d8f7b1643fe1a26f1a517f16a82abee28ba7
-// seal: sha256 1d201d49aa2e6b449164b0764e35db757b76d513aa4a4ddaa83aad458549c73b
+// seal: sha256 c2dd793c1c9c7fea9790e9f2990b6638e0c88c1b559052e148bfcd26cce479a6
 
 // Log-sum-exp for sm_90a of attention of packed sequences over lists of key blocks, for many queries: each query and KV
 // head has its own list. The first of two kernels.
@@ -23,7 +23,7 @@
 //   entry       a query that lists the tile
 //   tile        the keys of one block and KV head
 //   chunk       entries of a tile, in descending order of queries, processed by one thread block
-//   step        kTileM rows: kStepQueries entries of the chunk
+//   step        64 rows: kStepQueries entries of the chunk
 //   s           S: 64 rows x kTileN keys. A thread holds rows r and r + 8 of its warp's 16 (r = lane / 4), and keys
 //               8 j + 2 (lane % 4) + {0, 1}
 

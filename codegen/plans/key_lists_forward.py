@@ -155,16 +155,19 @@ def _tensor_maps(spec: KeyListsForwardSpec) -> dict[str, TensorMap]:
 def _constants(spec: KeyListsForwardSpec) -> tuple[Constant, ...]:
     """Constants of the source."""
     m, n, d, columns, element = spec.tile.m, spec.tile.n, spec.head_dim, _columns(spec), DTYPES[spec.dtype].bytes
+    of_out = (
+        Constant("kTileM", m, "rows per step"),
+        Constant("kAddWarps", CONSUMERS, "warps that add to O, one for each consumer"),
+        Constant("kPartBytes", spec.group * d * FLOAT, "bytes of a query's part of O, in fp32"),
+    )
     return (
         Constant("kHeadDim", d, "elements per head"),
         Constant("kGroup", spec.group, "query heads per KV head"),
-        Constant("kTileM", m, "rows per step"),
         Constant("kTileN", n, "keys of a tile"),
         Constant("kStepQueries", m // spec.group, "queries per step"),
         Constant("kStages", spec.stages, "depth of the ring"),
         Constant("kConsumerWarpgroups", CONSUMERS, "warpgroups that compute, in alternate steps"),
         Constant("kThreads", WARPGROUP * (1 + CONSUMERS), "warpgroup 0 produces, the others consume"),
-        Constant("kAddWarps", CONSUMERS, "warps that add to O, one for each consumer"),
         Constant("kProducerRegisters", REGISTERS[0], "registers per producer thread"),
         Constant("kConsumerRegisters", REGISTERS[1], "registers per consumer thread"),
         Constant("kGroupColumns", columns, "columns of a group: one 128-byte swizzled row"),
@@ -173,8 +176,8 @@ def _constants(spec: KeyListsForwardSpec) -> tuple[Constant, ...]:
         Constant("kKvGroupBytes", n * SWIZZLE, "bytes of one column group of K or V"),
         Constant("kQBytes", m * d * element, "bytes of Q of a step"),
         Constant("kKvBytes", n * d * element, "bytes of K, or of V, of a tile"),
-        Constant("kPartBytes", spec.group * d * FLOAT, "bytes of a query's part of O, in fp32"),
         Constant("kRowThreads", THREADS_OF_ROWS, "threads per block of the epilogue"),
+        *(of_out if spec.computes == "out" else ()),
     )
 
 

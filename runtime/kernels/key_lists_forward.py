@@ -167,7 +167,7 @@ class KeyListsForwardKernel(BoundCall[KeyListsForwardSpec]):
         return self._signature(q.device, args, values, maps, _Bound(sizes, Memory.of(args)))
 
     def _check_operands(self, given: dict[str, Any]) -> None:
-        """Check q, k, v and, where there are some, out and the log-sum-exp: types, shapes, strides."""
+        """Check types, shapes and strides of q, k and v, and of out and the log-sum-exp if they are given."""
         q, k, group, row_lse = given["q"], given["k"], self.spec.group, given["row_lse"]
         check_tensor("q", q, self._dtype, 3)
         for name in ("k", "v"):

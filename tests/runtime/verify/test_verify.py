@@ -73,6 +73,8 @@ TABLES = [
     "h100_bsr_spmm_b64",
     "l4_bsr_spmm_b64",
     "l4_bsr_spmm_wmma_b16",
+    "h100_key_lists128",
+    "h100_key_lists128_out",
     "h100_paged_d128",
     "l4_paged_e4m3_d64",
     "h100_quantise_k",

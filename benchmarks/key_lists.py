@@ -82,6 +82,7 @@ ROWS = (
     Row(32768),
     Row(32768, kind="sink"),
     Row(4096),
+    Row(1024),
     Row(32768, keys=64),
     Row(32768, head_dim=64, keys=64),
 )

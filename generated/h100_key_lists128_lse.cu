@@ -3,7 +3,7 @@
 //     codegen render specs/h100_key_lists128_lse.yaml
 // spec: {"arch":"sm_90a","computes":"lse","copy":"tma","dtype":"fp16","entry_keys":128,"group":16,"head_dim":128,"mma":"wgmma","op":"key_lists_forward","schedule":"cooperative","stages":4,"tile":{"m":64,"n":128}}
 // spec hash: 7b64287beeee177dd7da57676a9cb8748f6896f33a9ea2e9c9dedc4d5d7a234f
-// seal: sha256 fd53edda310b005aec00f2a7c0ccebe71fcc1c73e88be7846a2e09e500bd7cd2
+// seal: sha256 eb70e97a5b5d05383c34683a9bc6244e6f7fa4fcdee7f9ea69730576866e57c8
 
 // Log-sum-exp for sm_90a of attention of packed sequences over lists of key blocks, for many queries: each query and KV
 // head has its own list. The first of two kernels.
@@ -72,7 +72,7 @@ constexpr float kLn2 = 0.6931471805599453f;
 constexpr int kNoSequence = -2147483647 - 1;  // position of a token of no sequence
 
 // Launch: 384 threads per block, 98584 bytes of dynamic shared memory.
-// Grid: one thread block for each chunk: at most 32768 rows of a tile.
+// Grid: one thread block for each chunk of a tile's queries.
 // Epilogue, with the same parameters: h100_key_lists128_lse_combine, 256 threads per block.
 struct Params {
   TensorMap q_map;  // Q (head_dim, q_len, heads, batch): box 64 x 1 x 16 x 1, swizzle 128

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_key_lists128_out.yaml
 // spec: {"arch":"sm_90a","computes":"out","copy":"tma","dtype":"fp16","entry_keys":128,"group":16,"head_dim":128,"mma":"wgmma","op":"key_lists_forward","schedule":"cooperative","stages":4,"tile":{"m":64,"n":128}}
 // spec hash: 92f9f7c763285a25debae49749783e807cdedc29c20c64349190b86db2a148d6
-// seal: sha256 d5935068e8f8da921f06a7f359a92cc0b45b76130036236a6bdd263f2617a194
+// seal: sha256 2b8ea3ea1826e940dde09a96cc8fbb4596c824309eaf6f7e1a96a5f213f1fc52
 
 // Attention for sm_90a of packed sequences over lists of key blocks, for many queries: each query and KV head has its
 // own list. The second of two kernels: O = exp(scale * Q K^T - LSE) V, for the log-sum-exp of the first one.
@@ -84,7 +84,7 @@ constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
 constexpr int kNoSequence = -2147483647 - 1;  // position of a token of no sequence
 
 // Launch: 384 threads per block, 197820 bytes of dynamic shared memory.
-// Grid: one thread block for each chunk: at most 32768 rows of a tile.
+// Grid: one thread block for each chunk of a tile's queries.
 // Epilogue, with the same parameters: h100_key_lists128_out_convert, 256 threads per block.
 struct Params {
   TensorMap q_map;  // Q (head_dim, q_len, heads, batch): box 64 x 1 x 16 x 1, swizzle 128

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_key_lists64_d64_lse.yaml
 // spec: {"arch":"sm_90a","computes":"lse","copy":"tma","dtype":"fp16","entry_keys":64,"group":16,"head_dim":64,"mma":"wgmma","op":"key_lists_forward","schedule":"cooperative","stages":4,"tile":{"m":64,"n":64}}
 // spec hash: 70611ecf9e847ded3ec682eedc7a2f0b339ab0bf41b9a1b742abe9cf93fc6dff
-// seal: sha256 8fe97ae8bc8bf9d342d83db0d52e08e8044a15d60e884aad2b9036483162843b
+// seal: sha256 5fc3ef3330594b39eb0f14d3133e78ae5df33ae7c0cdfb672dd51280172e55a1
 
 // Log-sum-exp for sm_90a of attention of packed sequences over lists of key blocks, for many queries: each query and KV
 // head has its own list. The first of two kernels.
@@ -72,7 +72,7 @@ constexpr float kLn2 = 0.6931471805599453f;
 constexpr int kNoSequence = -2147483647 - 1;  // position of a token of no sequence
 
 // Launch: 384 threads per block, 41240 bytes of dynamic shared memory.
-// Grid: one thread block for each chunk: at most 32768 rows of a tile.
+// Grid: one thread block for each chunk of a tile's queries.
 // Epilogue, with the same parameters: h100_key_lists64_d64_lse_combine, 256 threads per block.
 struct Params {
   TensorMap q_map;  // Q (head_dim, q_len, heads, batch): box 64 x 1 x 16 x 1, swizzle 128

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_key_lists64_d64_out.yaml
 // spec: {"arch":"sm_90a","computes":"out","copy":"tma","dtype":"fp16","entry_keys":64,"group":16,"head_dim":64,"mma":"wgmma","op":"key_lists_forward","schedule":"cooperative","stages":4,"tile":{"m":64,"n":64}}
 // spec hash: d8c0cdb9fbe69fd1e32a712da83e66fd15a9a8537d55c049b0304ba5bf4cd549
-// seal: sha256 cd1c95efce2b622938097c21ba2686547f42cfd86b3f7adcb5f83911a85ad90c
+// seal: sha256 049fd12441393690232c5a874c99f385869bd05ac540f49c4ddd6acda6f1df5f
 
 // Attention for sm_90a of packed sequences over lists of key blocks, for many queries: each query and KV head has its
 // own list. The second of two kernels: O = exp(scale * Q K^T - LSE) V, for the log-sum-exp of the first one.
@@ -84,7 +84,7 @@ constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
 constexpr int kNoSequence = -2147483647 - 1;  // position of a token of no sequence
 
 // Launch: 384 threads per block, 83132 bytes of dynamic shared memory.
-// Grid: one thread block for each chunk: at most 32768 rows of a tile.
+// Grid: one thread block for each chunk of a tile's queries.
 // Epilogue, with the same parameters: h100_key_lists64_d64_out_convert, 256 threads per block.
 struct Params {
   TensorMap q_map;  // Q (head_dim, q_len, heads, batch): box 64 x 1 x 16 x 1, swizzle 128

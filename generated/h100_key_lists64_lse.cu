@@ -3,7 +3,7 @@
 //     codegen render specs/h100_key_lists64_lse.yaml
 // spec: {"arch":"sm_90a","computes":"lse","copy":"tma","dtype":"fp16","entry_keys":64,"group":16,"head_dim":128,"mma":"wgmma","op":"key_lists_forward","schedule":"cooperative","stages":4,"tile":{"m":64,"n":64}}
 // spec hash: b81a4196946280b487a36f1c9cf9d8f7b1643fe1a26f1a517f16a82abee28ba7
-// seal: sha256 c2dd793c1c9c7fea9790e9f2990b6638e0c88c1b559052e148bfcd26cce479a6
+// seal: sha256 aa6608440dbc0bf611dcd262097043c1eefb118893c9fceff2ecf566df1865e9
 
 // Log-sum-exp for sm_90a of attention of packed sequences over lists of key blocks, for many queries: each query and KV
 // head has its own list. The first of two kernels.
@@ -72,7 +72,7 @@ constexpr float kLn2 = 0.6931471805599453f;
 constexpr int kNoSequence = -2147483647 - 1;  // position of a token of no sequence
 
 // Launch: 384 threads per block, 82200 bytes of dynamic shared memory.
-// Grid: one thread block for each chunk: at most 32768 rows of a tile.
+// Grid: one thread block for each chunk of a tile's queries.
 // Epilogue, with the same parameters: h100_key_lists64_lse_combine, 256 threads per block.
 struct Params {
   TensorMap q_map;  // Q (head_dim, q_len, heads, batch): box 64 x 1 x 16 x 1, swizzle 128

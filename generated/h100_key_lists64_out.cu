@@ -3,7 +3,7 @@
 //     codegen render specs/h100_key_lists64_out.yaml
 // spec: {"arch":"sm_90a","computes":"out","copy":"tma","dtype":"fp16","entry_keys":64,"group":16,"head_dim":128,"mma":"wgmma","op":"key_lists_forward","schedule":"cooperative","stages":4,"tile":{"m":64,"n":64}}
 // spec hash: 4d2bea134cfa92bb54e81ffeb37c05a31560c08268e3c173ce273148672c8e43
-// seal: sha256 36f3d9ee508e3e4c8ffa86385680db516c16619d30ad95c33dc5443b7ffdb23c
+// seal: sha256 f542e009d0983fd5965632fe39cf2b015c45f771c4da71f6036a51091bb4be05
 
 // Attention for sm_90a of packed sequences over lists of key blocks, for many queries: each query and KV head has its
 // own list. The second of two kernels: O = exp(scale * Q K^T - LSE) V, for the log-sum-exp of the first one.
@@ -84,7 +84,7 @@ constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
 constexpr int kNoSequence = -2147483647 - 1;  // position of a token of no sequence
 
 // Launch: 384 threads per block, 165052 bytes of dynamic shared memory.
-// Grid: one thread block for each chunk: at most 32768 rows of a tile.
+// Grid: one thread block for each chunk of a tile's queries.
 // Epilogue, with the same parameters: h100_key_lists64_out_convert, 256 threads per block.
 struct Params {
   TensorMap q_map;  // Q (head_dim, q_len, heads, batch): box 64 x 1 x 16 x 1, swizzle 128

@@ -70,7 +70,7 @@ def plan(spec: KeyListsForwardSpec, stem: str) -> Plan:
         tensor_maps=_tensor_maps(spec),
         constants=_constants(spec),
         flags=KeyListsForwardFlags(of_out=of_out),
-        grid_summary=f"one thread block for each chunk: at most {backward.CHUNK_ROWS} rows of a tile",
+        grid_summary="one thread block for each chunk of a tile's queries",
         summary=(
             ("tile", f"{n} keys, {m // spec.group} queries of {spec.group} heads a step"),
             ("schedule", f"{spec.schedule}: a TMA producer, {CONSUMERS} consumers with alternate steps"),

@@ -10,9 +10,9 @@ from codegen.errors import SpecError
 from codegen.spec import KeyListsBackwardSpec
 
 OP, FORWARD = "key_lists_backward", "key_lists_forward"
-LEAST_QUERIES = 32
-"""Queries that list a key block, on average, from which calls take the kernels by key blocks. Estimated: these load
-keys once for all of them, but add each query's parts of the result in device memory."""
+LEAST_QUERIES, LEAST_OF_BLOCK = 1024, 32
+"""Queries, and queries that list a key block on average, from which calls take the kernels by key blocks. Estimated:
+these load keys once for all of them, but add each query's parts of the result in device memory."""
 
 
 def _sizes(field: str) -> tuple[int, ...]:
@@ -76,8 +76,9 @@ class KeyListsCall:
         """Whether a call takes the kernels by key blocks; otherwise it takes the decode kernel."""
         sizes = {"head_dim": self.head_dim, "entry_keys": self.entry_keys, "group": self.group}
         fits = all(size in LIMITS[name] for name, size in sizes.items())
-        dense = self.queries * self.entries * self.entry_keys >= LEAST_QUERIES * self.keys
-        return bool(ARCHS[self.arch].of(FORWARD)) and fits and dense and not self.options
+        dense = self.queries * self.entries * self.entry_keys >= LEAST_OF_BLOCK * self.keys
+        many = self.queries >= LEAST_QUERIES and dense
+        return bool(ARCHS[self.arch].of(FORWARD)) and fits and many and not self.options
 
     def kernel(self) -> tuple[tuple[str, Any], ...]:
         """Fields that the specs of the log-sum-exp and of the result share; ``computes`` differs."""

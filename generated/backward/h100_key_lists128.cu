@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_key_lists128.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","entry_keys":128,"group":16,"head_dim":128,"mma":"wgmma","op":"key_lists_backward","schedule":"cooperative","stages":2,"tile":{"m":80,"n":128}}
 // spec hash: 3eecd9e726ea21ef9fb99cd72fea3324dfe903c0a1913ba08098c1b9138f683d
-// seal: sha256 d596373f3e6076ebe8cda3ae52242d7c9f7681647a4315821e8a4cadd81eaca9
+// seal: sha256 2cd380f80ba499ef2b31af5a6966679cab28b190dfd777851abb1a6ab87dcb54
 
 // Gradients of Q, K and V for sm_90a, of attention of packed sequences over lists of key blocks: each query and KV head
 // has its own list.
@@ -100,7 +100,7 @@ constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
 constexpr float kLog2E = 1.44269504088896f;
 
 // Launch: 384 threads per block, 230772 bytes of dynamic shared memory.
-// Grid: one thread block for each chunk: at most 32768 rows of a tile.
+// Grid: one thread block for each chunk of a tile's queries.
 // Prologue, with the same parameters: h100_key_lists128_prologue, 256 threads per block.
 // Epilogue, with the same parameters: h100_key_lists128_convert, 256 threads per block.
 struct Params {

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_key_lists128_any_order.yaml
 // spec: {"arch":"sm_90a","copy":"tma","deterministic":false,"dtype":"fp16","entry_keys":128,"group":16,"head_dim":128,"mma":"wgmma","op":"key_lists_backward","schedule":"cooperative","stages":2,"tile":{"m":80,"n":128}}
 // spec hash: 2cac9777dafdd6a58e8e5cfc61f2bd1c79bb9b641cf984157969578fc518b237
-// seal: sha256 9edcb3856181282fae3cf352e937338b8256173deb6a7663d2f920df9438d1cc
+// seal: sha256 cceeaa7f2563bba5be5b07db3c964073d93bbd8a44a77011cb62962b10ba91ea
 
 // Gradients of Q, K and V for sm_90a, of attention of packed sequences over lists of key blocks: each query and KV head
 // has its own list.
@@ -98,7 +98,7 @@ constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
 constexpr float kLog2E = 1.44269504088896f;
 
 // Launch: 384 threads per block, 230768 bytes of dynamic shared memory.
-// Grid: one thread block for each chunk: at most 32768 rows of a tile.
+// Grid: one thread block for each chunk of a tile's queries.
 // Prologue, with the same parameters: h100_key_lists128_any_order_prologue, 256 threads per block.
 // Epilogue, with the same parameters: h100_key_lists128_any_order_convert, 256 threads per block.
 struct Params {

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_key_lists64.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","entry_keys":64,"group":16,"head_dim":128,"mma":"wgmma","op":"key_lists_backward","schedule":"cooperative","stages":1,"tile":{"m":48,"n":64}}
 // spec hash: b6a5e8db23d02ca81d875a3ae6dee5e8544674948129e116f7761b2ca8dd7313
-// seal: sha256 2b85b16c727e3d6c72af9679425b854c2917b04c050e2c7c16e5330a8c14fe94
+// seal: sha256 51b0325b97105d918a00ddc520a8722ec86e07ee40006c5b61ae718ea82f4baa
 
 // Gradients of Q, K and V for sm_90a, of attention of packed sequences over lists of key blocks: each query and KV head
 // has its own list.
@@ -100,7 +100,7 @@ constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
 constexpr float kLog2E = 1.44269504088896f;
 
 // Launch: 256 threads per block, 94660 bytes of dynamic shared memory.
-// Grid: one thread block for each chunk: at most 32768 rows of a tile.
+// Grid: one thread block for each chunk of a tile's queries.
 // Prologue, with the same parameters: h100_key_lists64_prologue, 256 threads per block.
 // Epilogue, with the same parameters: h100_key_lists64_convert, 256 threads per block.
 struct Params {

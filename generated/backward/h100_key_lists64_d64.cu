@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_key_lists64_d64.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","entry_keys":64,"group":16,"head_dim":64,"mma":"wgmma","op":"key_lists_backward","schedule":"cooperative","stages":2,"tile":{"m":64,"n":64}}
 // spec hash: c850769e4150ca2993cafb3c32e52d2c2924906656e172294d90217dab703dc5
-// seal: sha256 17cb8d1677676ad52b57287983c6c040995ee2b9ada127eeb1471627508368ad
+// seal: sha256 6839f80577577146668e4714b69e5a13128107d0673b842734be0e1d3655523b
 
 // Gradients of Q, K and V for sm_90a, of attention of packed sequences over lists of key blocks: each query and KV head
 // has its own list.
@@ -100,7 +100,7 @@ constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
 constexpr float kLog2E = 1.44269504088896f;
 
 // Launch: 256 threads per block, 83052 bytes of dynamic shared memory.
-// Grid: one thread block for each chunk: at most 32768 rows of a tile.
+// Grid: one thread block for each chunk of a tile's queries.
 // Prologue, with the same parameters: h100_key_lists64_d64_prologue, 256 threads per block.
 // Epilogue, with the same parameters: h100_key_lists64_d64_convert, 256 threads per block.
 struct Params {

@@ -30,7 +30,7 @@ KINDS = [
     {"head_dim": head_dim, "keys": keys, "group": group}
     for head_dim, keys, group in ((128, 128, 16), (128, 128, 4), (128, 64, 8), (64, 128, 8), (64, 64, 4), (64, 64, 16))
 ]
-STEP = KeyListCase("step", (700, 0, 129, 1), (900, 9, 129, 33), entries=6, before=11, shared_block=True)
+STEP = KeyListCase("step", (1000, 0, 129, 1), (1200, 9, 129, 33), entries=6, before=11, shared_block=True)
 
 
 def name_of(kind: dict[str, int]) -> str:

@@ -34,9 +34,9 @@ ADD_WARPS = 2  # warps that add to dQ, in alternate steps
 THREADS_OF_ROWS = 256  # per block of the prologue, and of the epilogue
 OVERHEAD_REGISTERS = 12  # addresses, loop state, statistics, like the kernel of all gradients
 FLOAT = 4  # bytes
-CHUNK_ROWS = 1 << 15
+CHUNK_ROWS = 1 << 14
 """Rows of a chunk, the part of a tile's queries that one thread block takes: lists of some key blocks are far longer
-than of others. Each chunk has its own sums of dK and dV."""
+than of others. Each chunk has its own sums of dK and dV. Estimated, and an argument of a launch."""
 REGISTER_SPLITS = {1: ((40, 216), (24, 232)), 2: ((40, 232), (24, 240))}
 """Registers per producer and per consumer thread, by consumer warpgroups; the first split that fits is used. Those of
 one consumer are for two thread blocks per SM."""
@@ -96,7 +96,7 @@ def plan(spec: KeyListsBackwardSpec, stem: str) -> Plan:
         tensor_maps=_tensor_maps(spec),
         constants=_constants(spec, producer=producer, consumer=consumer),
         flags=KeyListsBackwardFlags(m // _divided(spec)),
-        grid_summary=f"one thread block for each chunk: at most {CHUNK_ROWS} rows of a tile",
+        grid_summary="one thread block for each chunk of a tile's queries",
         summary=(
             ("tile", f"{n} keys, {m // spec.group} queries of {spec.group} heads a step"),
             ("schedule", f"{spec.schedule}: a TMA producer, two warps that add to dQ, {consumers} consumers"),

@@ -213,6 +213,8 @@ ARCHS = {
                 Combination("bsr_sddmm", "mma", "cp_async", "multistage"),
                 Combination("bsr_spgemm", "wgmma", "tma", "cooperative"),
                 Combination("bsr_spgemm", "mma", "cp_async", "multistage"),
+                Combination("key_lists_backward", "wgmma", "tma", "cooperative"),
+                Combination("key_lists_forward", "wgmma", "tma", "cooperative"),
                 Combination("paged_attention", "mma", "cp_async", "multistage"),
                 Combination("quantize", "none", "ld_global", "multistage"),
                 Combination("select_topk", "none", "ld_global", "multistage"),

@@ -631,6 +631,28 @@ class PagedFlags(Flags):
 
 
 @dataclass(frozen=True)
+class KeyListsBackwardFlags(Flags):
+    """Template parameters of key_lists_backward/sm90a.cu.j2.
+
+    Attributes:
+        dq_queries: rows of a step whose dQ one product has.
+    """
+
+    dq_queries: int
+
+
+@dataclass(frozen=True)
+class KeyListsForwardFlags(Flags):
+    """Template parameters of key_lists_forward/sm90a.cu.j2.
+
+    Attributes:
+        of_out: whether the kernel computes the result, and not the log-sum-exp.
+    """
+
+    of_out: bool
+
+
+@dataclass(frozen=True)
 class LookedFlags:
     """A part of a mask that is evaluated as a whole, as templates print it.
 

@@ -240,6 +240,25 @@ class PagedShape:
     most_parts: int = 0
 
 
+@dataclass(frozen=True)
+class KeyListsShape:
+    """The shape of attention of packed sequences over lists of keys.
+
+    Attributes:
+        sequences: packed sequences.
+        tokens: queries of all sequences.
+        key_tokens: keys of all sequences.
+        kv_heads: heads of K and V.
+        list_length: entries per list.
+    """
+
+    sequences: int
+    tokens: int
+    key_tokens: int
+    kv_heads: int
+    list_length: int
+
+
 Shape = (
     AttentionShape
     | SpmmShape
@@ -248,6 +267,7 @@ Shape = (
     | CopyShape
     | SelectShape
     | BlockMaskShape
+    | KeyListsShape
     | PagedShape
     | QuantizeShape
 )

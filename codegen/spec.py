@@ -512,6 +512,51 @@ class PagedAttentionSpec(SpecBase):
     options: ClassVar[tuple[str, ...]] = ("cache",)
 
 
+class KeyListsBackwardTile(SpecModel):
+    """Tile of the gradients of attention over lists of keys."""
+
+    m: int = Field(description="rows of a step: the query heads of its queries")
+    n: int = Field(description="keys of a tile: those of an entry")
+
+
+class KeyListsBackwardSpec(SpecBase):
+    """Gradients of attention of packed sequences in which each query has a list of key blocks, for each KV head.
+
+    Lists, bounds, the scale and the gradient of the log-sum-exp are arguments of a call.
+    """
+
+    op: Literal["key_lists_backward"] = Field(description="operator")
+    head_dim: Annotated[Literal[64, 128], StrictInt] = Field(description="elements per head")
+    entry_keys: Annotated[Literal[64, 128], StrictInt] = Field(description="keys of an entry of a list")
+    group: Annotated[Literal[4, 8, 16], StrictInt] = Field(description="query heads per KV head")
+    tile: KeyListsBackwardTile = Field(description="tile of a thread block, and the size of a step")
+    deterministic: bool = Field(default=True, description="bitwise reproducible; false: tiles add to dQ in any order")
+    options: ClassVar[tuple[str, ...]] = ("deterministic",)
+
+
+class KeyListsForwardTile(SpecModel):
+    """Tile of attention over lists of keys."""
+
+    m: int = Field(description="rows of a step: the query heads of its queries")
+    n: int = Field(description="keys of a tile: those of an entry")
+
+
+class KeyListsForwardSpec(SpecBase):
+    """Attention of many queries of packed sequences in which each query has a list of key blocks, for each KV head.
+
+    Lists, bounds and the scale are arguments of a call.
+    """
+
+    op: Literal["key_lists_forward"] = Field(description="operator")
+    computes: Literal["lse", "out"] = Field(
+        description="what the kernel computes: the log-sum-exp; or the result, for a given log-sum-exp"
+    )
+    head_dim: Annotated[Literal[64, 128], StrictInt] = Field(description="elements per head")
+    entry_keys: Annotated[Literal[64, 128], StrictInt] = Field(description="keys of an entry of a list")
+    group: Annotated[Literal[4, 8, 16], StrictInt] = Field(description="query heads per KV head")
+    tile: KeyListsForwardTile = Field(description="tile of a thread block, and the size of a step")
+
+
 class QuantizeTile(SpecModel):
     """Tile of a thread block of a quantize kernel."""
 
@@ -553,6 +598,8 @@ Spec = (
     | BsrSpmmSpec
     | BsrSddmmSpec
     | BsrSpgemmSpec
+    | KeyListsBackwardSpec
+    | KeyListsForwardSpec
     | PagedAttentionSpec
     | QuantizeSpec
     | SelectTopkSpec
@@ -560,7 +607,16 @@ Spec = (
 )
 MODELS: tuple[type[SpecBase], ...] = get_args(Spec)
 OPS: tuple[str, ...] = tuple(get_args(model.model_fields["op"].annotation)[0] for model in MODELS)
-UnchosenSpec = AttentionBackwardSpec | BlockMaskSpec | PagedAttentionSpec | QuantizeSpec | SelectTopkSpec | TileCopySpec
+UnchosenSpec = (
+    AttentionBackwardSpec
+    | BlockMaskSpec
+    | KeyListsBackwardSpec
+    | KeyListsForwardSpec
+    | PagedAttentionSpec
+    | QuantizeSpec
+    | SelectTopkSpec
+    | TileCopySpec
+)
 """Operators whose kernel follows from the arguments of a call, without ``codegen.select``."""
 SPEC_ADAPTER: TypeAdapter[Spec] = TypeAdapter(Annotated[Spec, Field(discriminator="op")])
 FILLED_IN = ("mma", "copy", "schedule", "stages", "tile")
@@ -586,6 +642,8 @@ def json_schema() -> dict[str, Any]:
         BlockMaskTile,
         GemmTile,
         CopyTile,
+        KeyListsBackwardTile,
+        KeyListsForwardTile,
         PagedTile,
         QuantizeTile,
         SelectTile,
@@ -610,6 +668,10 @@ __all__ = [
     "CopyTile",
     "Epilogue",
     "GemmTile",
+    "KeyListsBackwardSpec",
+    "KeyListsBackwardTile",
+    "KeyListsForwardSpec",
+    "KeyListsForwardTile",
     "PagedAttentionSpec",
     "PagedTile",
     "QuantizeSpec",

@@ -33,6 +33,8 @@ from runtime.kernels.block_mask import BlockMaskKernel
 from runtime.kernels.bsr_sddmm import BsrSddmmKernel
 from runtime.kernels.bsr_spgemm import BsrSpgemmKernel
 from runtime.kernels.bsr_spmm import BsrSpmmKernel
+from runtime.kernels.key_lists_backward import KeyListsBackwardKernel
+from runtime.kernels.key_lists_forward import KeyListsForwardKernel
 from runtime.kernels.paged_attention import PagedAttentionKernel
 from runtime.kernels.paged_prefill import PagedPrefillKernel
 from runtime.kernels.quantize import QuantizeKernel
@@ -51,6 +53,8 @@ Kernel = (
     | BsrSddmmKernel
     | BsrSpgemmKernel
     | QuantizeKernel
+    | KeyListsBackwardKernel
+    | KeyListsForwardKernel
     | PagedAttentionKernel
     | PagedPrefillKernel
     | SelectTopkKernel
@@ -90,6 +94,8 @@ def load_kernel(
         :class:`~runtime.kernels.attention_backward.AttentionBackwardKernel`,
         :class:`~runtime.kernels.block_mask.BlockMaskKernel`,
         :class:`~runtime.kernels.bsr_spgemm.BsrSpgemmKernel`,
+        :class:`~runtime.kernels.key_lists_backward.KeyListsBackwardKernel`,
+        :class:`~runtime.kernels.key_lists_forward.KeyListsForwardKernel`,
         :class:`~runtime.kernels.paged_attention.PagedAttentionKernel`,
         :class:`~runtime.kernels.paged_prefill.PagedPrefillKernel`,
         :class:`~runtime.kernels.quantize.QuantizeKernel`,

@@ -89,6 +89,16 @@ OPERATORS: dict[str, Operator] = {
         inputs="runtime.tools.tune.data:SpgemmInputs",
         example="runtime.tools.report.patterns:product_example",
     ),
+    "key_lists_backward": Operator(
+        kernel="runtime.kernels.key_lists_backward:KeyListsBackwardKernel",
+        verification="runtime.verify.key_lists:VERIFICATION",
+        workload="runtime.tools.bench.measurement:key_lists_workload",
+    ),
+    "key_lists_forward": Operator(
+        kernel="runtime.kernels.key_lists_forward:KeyListsForwardKernel",
+        verification="runtime.verify.key_lists:FORWARD_VERIFICATION",
+        workload="runtime.tools.bench.measurement:key_lists_forward_workload",
+    ),
     "paged_attention": Operator(
         kernel="runtime.kernels.paged_attention:PagedAttentionKernel",
         verification="runtime.verify.paged_attention:VERIFICATION",

@@ -10,6 +10,8 @@ from codegen.operators.block_mask import BLOCK_MASK_OPERATOR
 from codegen.operators.bsr_sddmm import BSR_SDDMM_OPERATOR
 from codegen.operators.bsr_spgemm import BSR_SPGEMM_OPERATOR
 from codegen.operators.bsr_spmm import BSR_SPMM_OPERATOR
+from codegen.operators.key_lists_backward import KEY_LISTS_BACKWARD_OPERATOR
+from codegen.operators.key_lists_forward import KEY_LISTS_FORWARD_OPERATOR
 from codegen.operators.paged_attention import PAGED_ATTENTION_OPERATOR
 from codegen.operators.quantize import QUANTIZE_OPERATOR
 from codegen.operators.record import Operator
@@ -26,6 +28,8 @@ OPERATORS: dict[str, Operator[Any]] = {
         BSR_SPMM_OPERATOR,
         BSR_SDDMM_OPERATOR,
         BSR_SPGEMM_OPERATOR,
+        KEY_LISTS_BACKWARD_OPERATOR,
+        KEY_LISTS_FORWARD_OPERATOR,
         PAGED_ATTENTION_OPERATOR,
         QUANTIZE_OPERATOR,
         SELECT_TOPK_OPERATOR,

@@ -24,7 +24,7 @@ WORKSPACE_ALIGNMENT = 256
 """Alignment in bytes that cuMemAlloc guarantees; more than any kernel requires."""
 # Element type of a pointer parameter -> alignment of its address, in bytes. Kernels load matrix elements and copy row
 # statistics in units of 16 bytes.
-_POINTEES = {"int": 4, "float": 4, "int2": 8, "int64": 8, "unsigned char": 1}
+_POINTEES = {"int": 4, "float": 4, "float2": 8, "int2": 8, "int64": 8, "unsigned char": 1}
 _POINTEES |= dict.fromkeys(
     ("int4", "uint4", "uint32", "unsigned short", "RowStats", "RowRanges", "ColumnRanges", "Code"), 16
 )

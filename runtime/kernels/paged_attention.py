@@ -42,6 +42,8 @@ from runtime.kernels.paged_values import check_paged_values
 S = TypeVar("S", AttentionSpec, PagedAttentionSpec)
 CHUNK_BYTES = 16
 """Unit of the strides of a cache: the bytes of one copy."""
+PACKED_RANK = 3
+"""Dimensions of packed K and V: (tokens, kv_heads, head_dim)."""
 UNBOUNDED = 2**29
 """Keys of a window without a bound; no window has more."""
 UNPAGED_SHIFT = 31
@@ -200,9 +202,10 @@ class PagedKernel(BoundCall[S]):
                 elements.
             k_cache: (pages, page_size, kv_heads, head_dim), q's dtype or e4m3, as the spec has it; any strides that are
                 multiples of 16 bytes. page_size is a power of two. Without ``block_table``: (batch, keys, kv_heads,
-                head_dim).
+                head_dim). Packed: (key tokens, kv_heads, head_dim), with ``seq_lens`` and ``cu_seqlens_q``.
             v_cache: as k_cache, with the same strides.
-            block_table: int32 (batch, most pages of a request): the pages of each request; its rows are contiguous.
+            block_table: int32 (batch, most pages of a request): the pages of each request; its rows are contiguous. For
+                packed K int32 (batch,): the first key of each request.
             seq_lens: int32 (batch,), contiguous: keys of each request; by default all that its row has room for.
             cu_seqlens_q: int32 (batch + 1,), contiguous: first token of each request, then the end of the last one; by
                 default all requests have the same number of tokens.
@@ -403,9 +406,13 @@ class PagedAttentionKernel(PagedKernel[PagedAttentionSpec]):
         check_strides("q", q)
         softcap = check_paged_options(options)
         cache = TORCH_DTYPES["e4m3"] if self.spec.cache == "e4m3" else self._dtype
+        packed = isinstance(k_cache, torch.Tensor) and k_cache.dim() == PACKED_RANK
+        if packed:
+            tensors = _as_one_page(tensors)
+            k_cache = tensors["k_cache"]
         strides = check_cache(q, k_cache, tensors["v_cache"], cache)
-        pages, page_size, kv_heads, _ = k_cache.shape
-        batch, max_keys = check_requests(tensors)
+        kv_heads = k_cache.shape[2]
+        batch, max_keys = _check_packed(tensors) if packed else check_requests(tensors)
         lists = _check_lists(tensors["lists"], tensors["counts"], options.entry_keys, q, kv_heads)
         if tensors["sink"] is not None:
             check_sink(tensors["sink"], heads, q.device)
@@ -433,10 +440,7 @@ class PagedAttentionKernel(PagedKernel[PagedAttentionSpec]):
             **token_strides("q", q),
             **(token_strides("out", out) if out is not None else {"out_token_stride": heads * d, "out_head_stride": d}),
             **strides,
-            "pages": pages,
-            "page_shift": UNPAGED_SHIFT if table is None else page_size.bit_length() - 1,
-            "page_mask": 2**31 - 1 if table is None else page_size - 1,
-            "table_stride": 0 if table is None else table.stride(0),
+            **_page_numbers(k_cache, table, strides, packed=packed),
             "max_keys": max_keys,
             "request_queries": tokens // batch,
             "window_left": options.window.left,
@@ -448,6 +452,39 @@ class PagedAttentionKernel(PagedKernel[PagedAttentionSpec]):
             **scales,
         }
         return self._signature(q.device, args, values, extra=Bound(memory, places))
+
+
+def _as_one_page(tensors: dict[str, Any]) -> dict[str, Any]:
+    """Packed K and V as one page that has the tokens of all requests."""
+    of_one = {name: tensors[name][None] for name in ("k_cache", "v_cache") if isinstance(tensors[name], torch.Tensor)}
+    return {**tensors, **of_one}
+
+
+def _check_packed(tensors: dict[str, Any]) -> tuple[int, int]:
+    """Check the bounds of packed K and V; return the number of requests and the keys of one at most."""
+    q, starts = tensors["q"], tensors["block_table"]
+    _check_integers("block_table", starts, q, [("batch", None)])
+    batch = int(starts.shape[0])
+    for name, words, size in (("seq_lens", "batch", batch), ("cu_seqlens_q", "batch + 1:", batch + 1)):
+        _check_integers(name, tensors[name], q, [(words, (size,))])
+    return batch, int(tensors["k_cache"].shape[1])
+
+
+def _page_numbers(k_cache: torch.Tensor, table: Any, strides: dict[str, int], *, packed: bool) -> dict[str, int]:
+    """What the kernel's addresses of keys depend on, besides strides of heads and tokens.
+
+    Packed K is one where each token begins a page without an end: the table has the page of each request's first key.
+    """
+    pages, page_size = k_cache.shape[:2]
+    if packed:
+        numbers = {"pages": page_size, "page_chunks": strides["token_chunks"], "table_stride": 1}
+        return {**numbers, "page_shift": UNPAGED_SHIFT, "page_mask": 2**31 - 1}
+    return {
+        "pages": pages,
+        "page_shift": UNPAGED_SHIFT if table is None else page_size.bit_length() - 1,
+        "page_mask": 2**31 - 1 if table is None else page_size - 1,
+        "table_stride": 0 if table is None else table.stride(0),
+    }
 
 
 def given_of(given: Given) -> tuple[tuple[bool, ...], tuple[torch.Tensor, ...]]:

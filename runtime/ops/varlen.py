@@ -10,7 +10,9 @@ from codegen.patterns import PATTERNS
 from runtime.checks import check_flag
 from runtime.errors import ArgumentError
 from runtime.kernels.attention import AttentionResult
+from runtime.key_lists import KeyLists
 from runtime.ops.attention_checks import refuse_transformed
+from runtime.ops.key_list_operator import key_list_operator
 from runtime.ops.modes import PLAIN, any_autocast, autocast, is_watched
 from runtime.ops.varlen_calls import Bounds, attend_varlen
 from runtime.ops.varlen_differentiated import attend_varlen_with_gradients
@@ -24,7 +26,7 @@ def varlen_attention(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    pattern: Pattern,
+    pattern: Pattern | KeyLists,
     *,
     cu_seqlens_q: torch.Tensor,
     cu_seqlens_k: torch.Tensor | None = None,
@@ -52,7 +54,9 @@ def varlen_attention(
         k: (key tokens, kv_heads, head_dim); heads is a multiple of kv_heads.
         v: as k. Where a sequence ends within a tile of keys, the kernel multiplies the values behind it by 0: they
             must be finite. Of a call with gradients this holds for q, k, v and the gradient of the result.
-        pattern: ``Dense``, ``Causal``, ``SlidingWindow`` or ``SinkWindow`` of ``runtime.patterns``.
+        pattern: ``Dense``, ``Causal``, ``SlidingWindow`` or ``SinkWindow`` of ``runtime.patterns``; or ``KeyLists``: of
+            the keys up to its own position, each query sees those of its list. Entries count from the first key of a
+            sequence. head_dim is then 64, 128, 192 or 256.
         cu_seqlens_q: int32 (sequences + 1,), contiguous: where each sequence begins in q, and where the last one ends.
             Rising; sequences may be empty. Tokens before the first sequence and behind the last one are not written.
         cu_seqlens_k: the same of k and v; by default ``cu_seqlens_q``.
@@ -76,15 +80,18 @@ def varlen_attention(
     """
     for name, flag in (("return_lse", return_lse), ("validate", validate), ("deterministic", deterministic)):
         check_flag(name, flag)
-    if not isinstance(pattern, Pattern) or pattern.kind not in PACKED:
+    if not isinstance(pattern, KeyLists) and (not isinstance(pattern, Pattern) or pattern.kind not in PACKED):
         what = pattern.kind if isinstance(pattern, Pattern) else type(pattern).__name__
-        raise ArgumentError("pattern", f"is {what}; allowed for packed sequences: {', '.join(PACKED)}")
+        raise ArgumentError("pattern", f"is {what}; allowed for packed sequences: {', '.join(PACKED)}, or KeyLists")
     bounds = Bounds(cu_seqlens_q, cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k)
     traced = torch.compiler.is_dynamo_compiling()
     if traced or any_autocast():
         q, k, v = autocast(q, k, v)
     options: dict[str, Any] = {"scale": scale, "softcap": softcap, "sink": sink, "lse": return_lse}
     options["validate"] = validate
+    if isinstance(pattern, KeyLists):
+        listed = key_list_operator(q, k, v, bounds, pattern, **options, deterministic=deterministic, out=out)
+        return listed if return_lse else listed.out
     tensors = (q, k, v, *bounds, sink, out)
     plain = not traced and _is_plain(tensors)
     result: Any

@@ -172,11 +172,11 @@ def attend_varlen(
         if out is not None:
             check_no_overlap(out, {"q": q, "k": k, "v": v, **bounds._asdict(), "sink": sink})
         if validate:
-            _check_values("cu_seqlens_q", bounds.cu_seqlens_q, q.shape[0])
-            _check_values("cu_seqlens_k", bounds.cu_seqlens_k, k.shape[0])
+            check_bound_values("cu_seqlens_q", bounds.cu_seqlens_q, q.shape[0])
+            check_bound_values("cu_seqlens_k", bounds.cu_seqlens_k, k.shape[0])
         if q.shape[0] == 0 or k.shape[0] == 0:
             _check(q, k, v, bounds, sink=sink, out=out)
-            return _without_tokens(q, sink, out, lse=lse)
+            return without_tokens(q, sink, out, lse=lse)
         heads_first = [t.transpose(0, 1).unsqueeze(0) for t in (q, k, v)]
         result = route.kernel(
             *heads_first,
@@ -207,7 +207,7 @@ def check_call(q: Any, k: Any, v: Any, bounds: Bounds, *, scale: Any, softcap: A
     return checked
 
 
-def _without_tokens(q: torch.Tensor, sink: Any, out: torch.Tensor | None, *, lse: bool) -> AttentionResult:
+def without_tokens(q: torch.Tensor, sink: Any, out: torch.Tensor | None, *, lse: bool) -> AttentionResult:
     """The result of a call without queries, or without keys."""
     out = torch.zeros_like(q) if out is None else out.zero_()
     if not lse:
@@ -277,14 +277,27 @@ def _check(q: Any, k: Any, v: Any, bounds: Bounds, *, sink: Any, out: Any) -> No
     if sink is not None:
         check_sink(sink, q.shape[1], q.device)
     if out is not None:
-        check_tensor("out", out, q.dtype, RANK, q.device)
-        if out.shape != q.shape:
-            raise ArgumentError("out", f"has shape {tuple(out.shape)}, q has {tuple(q.shape)}: expected the same")
-        check_strides("out", out.unsqueeze(0))
+        check_out(q, out)
 
 
-def _check_values(name: str, bounds: torch.Tensor, tokens: int) -> None:
-    """Check that bounds rise, from 0 or more to the number of tokens or less (synchronizes)."""
+def check_out(q: torch.Tensor, out: Any) -> None:
+    """Check the tensor to write into.
+
+    Raises:
+        ArgumentError: for the first thing that is wrong.
+    """
+    check_tensor("out", out, q.dtype, RANK, q.device)
+    if out.shape != q.shape:
+        raise ArgumentError("out", f"has shape {tuple(out.shape)}, q has {tuple(q.shape)}: expected the same")
+    check_strides("out", out.unsqueeze(0))
+
+
+def check_bound_values(name: str, bounds: torch.Tensor, tokens: int) -> None:
+    """Check that bounds rise, from 0 or more to the number of tokens or less (synchronizes).
+
+    Raises:
+        ArgumentError: naming the entry that falls.
+    """
     values = bounds.tolist()
     for place, (one, other) in enumerate(zip([0, *values], [*values, tokens], strict=True)):
         if one > other:

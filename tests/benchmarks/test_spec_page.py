@@ -39,7 +39,7 @@ def rows_of(text: str) -> list[list[str]]:
         if cells[0]:
             rows.append(cells)
         else:
-            rows[-1][-1] += f" {cells[-1]}"
+            rows[-1][-1] = f"{rows[-1][-1]} {cells[-1]}".strip()
     return rows
 
 

@@ -11,7 +11,7 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -22,7 +22,7 @@ from codegen.expressions.nodes import Aux
 from codegen.patterns.block_lists import BlockLists
 from codegen.patterns.topk import TopK
 from codegen.receipts import MeasurementRecord
-from codegen.spec import AttentionSpec, BlockShape, Spec
+from codegen.spec import AttentionSpec, BlockShape, KeyListsBackwardSpec, KeyListsForwardSpec, Spec
 from runtime.expressions.draw import draw_aux
 from runtime.expressions.dtypes import TORCH_DTYPES as AUX_DTYPES
 from runtime.kernel import Kernel
@@ -33,6 +33,8 @@ from runtime.kernels.block_mask import BlockMaskKernel
 from runtime.kernels.bsr_sddmm import BsrSddmmKernel
 from runtime.kernels.bsr_spgemm import BsrSpgemmKernel
 from runtime.kernels.bsr_spmm import ACTIVATIONS, BsrSpmmKernel
+from runtime.kernels.key_lists_backward import KeyListsBackwardKernel
+from runtime.kernels.key_lists_forward import KeyListsForwardKernel
 from runtime.kernels.paged_attention import PagedAttentionKernel
 from runtime.kernels.paged_prefill import PagedPrefillKernel
 from runtime.kernels.pattern_numbers import numbers_for
@@ -559,6 +561,69 @@ def backward_workload(kernel: AttentionBackwardKernel, length: int = 8192, heads
         peers={},
         peer_flops={},
     )
+
+
+def key_lists_forward_workload(kernel: KeyListsForwardKernel) -> Workload:
+    """The reference workload of attention over lists of keys, as of its gradients. Lists are transposed before."""
+    of_out = kernel.spec.computes == "out"
+    problem = _key_lists(kernel.spec)
+    row_lse = problem.lse.T.contiguous()
+    options: dict[str, Any] = {**problem.options, "row_lse": row_lse if of_out else None}
+    once = {**options, "transposed": kernel(problem.q, problem.k, problem.v, **options).transposed}
+    return Workload(
+        shape=problem.shape,
+        flops=2.0 * (2 if of_out else 1) * problem.pairs * kernel.spec.head_dim,
+        call=lambda: kernel(problem.q, problem.k, problem.v, **once),
+        peers={},
+        peer_flops={},
+    )
+
+
+def key_lists_workload(kernel: KeyListsBackwardKernel) -> Workload:
+    """The reference workload of gradients over lists of keys: each query sees random blocks, and all of its own."""
+    problem = _key_lists(kernel.spec)
+    rows: dict[str, Any] = {"out": problem.dout, "dout": problem.dout, "lse": problem.lse}
+    return Workload(
+        shape=problem.shape,
+        flops=2.0 * 5 * problem.pairs * kernel.spec.head_dim,
+        call=lambda: kernel(problem.q, problem.k, problem.v, **problem.options, **rows),
+        peers={},
+        peer_flops={},
+    )
+
+
+class _KeyLists(NamedTuple):
+    """Attention over random lists of keys: pairs that are seen, and tensors."""
+
+    shape: str
+    pairs: float
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    dout: torch.Tensor
+    lse: torch.Tensor
+    options: dict[str, Any]
+
+
+def _key_lists(
+    spec: KeyListsBackwardSpec | KeyListsForwardSpec, length: int = 8192, kv_heads: int = 4, topk: int = 16
+) -> _KeyLists:
+    """One sequence whose queries list random blocks, and their own."""
+    dtype, d, keys = TORCH_DTYPES[spec.dtype], spec.head_dim, spec.entry_keys
+    heads = kv_heads * spec.group
+    q, dout = (torch.randn((length, heads, d), device="cuda", dtype=dtype) for _ in range(2))
+    k, v = (torch.randn((length, kv_heads, d), device="cuda", dtype=dtype) for _ in range(2))
+    bounds = torch.tensor([0, length], dtype=torch.int32, device="cuda")
+    position = torch.arange(length, device="cuda")[:, None]
+    block = torch.arange(length // keys, device="cuda")
+    score = torch.rand((kv_heads, length, len(block)), device="cuda") + (block == position // keys)
+    best = score.masked_fill(block > position // keys, -1.0).topk(topk, -1)
+    lists = torch.where(best.values < 0, -1, best.indices).int()
+    seen = (position + 1 - lists * keys).clamp(0, keys).where(lists >= 0, 0).sum(dtype=torch.float64)
+    lse = torch.full((heads, length), math.log(topk * keys), device="cuda")  # of the right magnitude, which is enough
+    options: dict[str, Any] = {"cu_seqlens_q": bounds, "cu_seqlens_k": bounds, "lists": lists}
+    shape = f"H{heads}:{kv_heads} S{length} d{d}, top {topk} of {keys} keys for each query"
+    return _KeyLists(shape, spec.group * float(seen), q, k, v, dout, lse, options)
 
 
 def sddmm_workload(kernel: BsrSddmmKernel, size: int = 8192, row_blocks: int = 16, depth: int = 8192) -> Workload:

@@ -1,0 +1,273 @@
+"""Plan of the gradients of attention over lists of keys on sm_90a: tiles are key blocks, steps the queries that list
+them; five products; dQ is summed in fixed or any order."""
+
+from __future__ import annotations
+
+from codegen.arch import ARCHS, KIB
+from codegen.dtypes import DTYPES
+from codegen.flags import KeyListsBackwardFlags
+from codegen.plan import (
+    Constant,
+    Epilogue,
+    Param,
+    Plan,
+    Prologue,
+    Registers,
+    Ring,
+    SharedLayout,
+    TensorMap,
+    check_budget,
+    f32,
+    i32,
+    i64,
+    pointer,
+    require,
+)
+from codegen.plans.attention.rows import SWIZZLE, WARPGROUP_ROWS
+from codegen.plans.backward.parts import ELEMENT, STATS_BYTES
+from codegen.plans.backward.wgmma import OPERANDS, WARPGROUP
+from codegen.problem import COUNTER_BYTES, KeyListsShape, LaunchArgs
+from codegen.spec import KeyListsBackwardSpec
+from codegen.tile_rules import OneOf, Rule, check_tile, multiples
+
+ADD_WARPS = 2  # warps that add to dQ, in alternate steps
+THREADS_OF_ROWS = 256  # per block of the prologue, and of the epilogue
+OVERHEAD_REGISTERS = 12  # addresses, loop state, statistics, like the kernel of all gradients
+FLOAT = 4  # bytes
+CHUNK_ROWS = 1 << 14
+"""Rows of a chunk, the part of a tile's queries that one thread block takes: lists of some key blocks are far longer
+than of others. Each chunk has its own sums of dK and dV. Estimated, and an argument of a launch."""
+REGISTER_SPLITS = {1: ((40, 216), (24, 232)), 2: ((40, 232), (24, 240))}
+"""Registers per producer and per consumer thread, by consumer warpgroups; the first split that fits is used. Those of
+one consumer are for two thread blocks per SM."""
+
+
+def _steps(spec: KeyListsBackwardSpec) -> range:
+    """Legal rows per step: whole queries; if a warpgroup computes dQ of half of them, whole instructions."""
+    step = 16 if _divided(spec) == 1 else 32
+    return range(step, 129, step)
+
+
+TILE: tuple[Rule[KeyListsBackwardSpec], ...] = (
+    OneOf("m", _steps, lambda spec, sizes: f"allowed: {multiples(_steps(spec))}"),
+    OneOf("n", lambda spec: (spec.entry_keys,), lambda spec, sizes: f"allowed: {sizes}, the keys of an entry"),
+)
+
+
+def _columns(spec: KeyListsBackwardSpec) -> int:
+    """Columns of a group: those of one swizzled row."""
+    return SWIZZLE // DTYPES[spec.dtype].bytes
+
+
+def _divided(spec: KeyListsBackwardSpec) -> int:
+    """Parts of the rows of a step whose dQ different warpgroups compute."""
+    return max(1, spec.entry_keys // WARPGROUP_ROWS // (spec.head_dim // _columns(spec)))
+
+
+def plan(spec: KeyListsBackwardSpec, stem: str) -> Plan:
+    """Plan of the kernel of a spec."""
+    require(not spec.is_fp8, "dtype", f"is {spec.dtype}; allowed: fp16, bf16")
+    check_tile(spec, TILE)
+    m, n, d = spec.tile.m, spec.tile.n, spec.head_dim
+    consumers = n // WARPGROUP_ROWS
+    shared = _shared(spec)
+    # Per thread and column of 64 rows: half a register for a product, a quarter for a 16-bit operand. dK, dV; S^T and
+    # dP^T, or dQ in their place; P^T.
+    accumulators = d + m + m // 4
+    needed = accumulators + OVERHEAD_REGISTERS
+    splits = REGISTER_SPLITS[consumers]
+    producer, consumer = next((split for split in splits if needed <= split[1]), splits[-1])
+    registers = Registers(accumulators, OVERHEAD_REGISTERS, consumer)
+    check_budget(spec, shared.size, registers)
+    fits_twice = 2 * (shared.size + KIB) <= ARCHS[spec.arch].shared_memory_per_sm
+    return Plan(
+        spec=spec,
+        stem=stem,
+        template="key_lists_backward/sm90a.cu.j2",
+        threads=WARPGROUP * (1 + consumers),
+        ctas_per_sm=2 if consumers == 1 and fits_twice else 1,
+        persistent=False,
+        dynamic_scheduler=spec.deterministic,
+        workspace_bytes={"scheduler": str(COUNTER_BYTES)} if spec.deterministic else {},
+        shared=tuple(shared.regions),
+        shared_bytes=shared.size,
+        registers=registers,
+        params=_params(spec),
+        tensor_maps=_tensor_maps(spec),
+        constants=_constants(spec, producer=producer, consumer=consumer),
+        flags=KeyListsBackwardFlags(m // _divided(spec)),
+        grid_summary="one thread block for each chunk of a tile's queries",
+        summary=(
+            ("tile", f"{n} keys, {m // spec.group} queries of {spec.group} heads a step"),
+            ("schedule", f"{spec.schedule}: a TMA producer, two warps that add to dQ, {consumers} consumers"),
+        ),
+        flops=2 * d * m * n * 5,
+        bytes=2 * m * d * DTYPES[spec.dtype].bytes + FLOAT * m * d,
+        arguments=_arguments,
+        prologue=Prologue(f"{stem}_prologue", THREADS_OF_ROWS),
+        epilogue=Epilogue(f"{stem}_convert", THREADS_OF_ROWS),
+    )
+
+
+def _dq_parts(spec: KeyListsBackwardSpec) -> int:
+    """Products of dQ of a warpgroup: each for one group of columns."""
+    return max(1, spec.head_dim // _columns(spec) // (spec.entry_keys // WARPGROUP_ROWS))
+
+
+def _shared(spec: KeyListsBackwardSpec) -> SharedLayout:
+    """Shared memory layout: operands of the tile, the ring of its steps, and results that steps pass on."""
+    stages, m, element = spec.stages, spec.tile.m, DTYPES[spec.dtype].bytes
+    q_bytes, kv_bytes = m * spec.head_dim * element, spec.tile.n * spec.head_dim * element
+    shared = SharedLayout()
+    shared.add("K", kv_bytes, "K of the tile in column groups")
+    shared.add("V", kv_bytes, "V of the tile")
+    ring = Ring(stages, "q_full[i]", "q_empty[i]")
+    shared.add("Q", stages * q_bytes, "Q ring", ring=ring)
+    shared.add("Dout", stages * q_bytes, "dO ring", ring=ring)
+    shared.add("Ds", 2 * m * spec.tile.n * element, "dS of a step, and of the previous one: column groups of 64 keys")
+    shared.add("Parts", m * spec.head_dim * FLOAT, "staging of a step's part of dQ, query by query", stores=True)
+    shared.add("Stats", stages * m * STATS_BYTES, "statistics of the rows in the ring", align=16)
+    shared.add("Barriers", 8 * (2 * stages + 2 + ADD_WARPS), "mbarriers", align=8)
+    last_keys = stages * (m // spec.group + 1) * 4
+    shared.add("LastKeys", last_keys, "last key that each query of the ring sees; whether one sees fewer", align=4)
+    if spec.deterministic:
+        shared.add("ChunkIndex", 4, "index of the thread block's chunk", align=4)
+    return shared
+
+
+def _strided(name: str, doc: str, *, writes: bool = False) -> tuple[Param, ...]:
+    """Address and strides of a tensor (tokens, heads, head_dim)."""
+    strides = (i64(f"{name}_{axis}_stride", f"{axis} stride, in elements") for axis in ("head", "row"))
+    return (pointer(name, ELEMENT, doc, writes=writes), *strides)
+
+
+def list_params() -> tuple[Param, ...]:
+    """Parameters of transposed lists."""
+    return (
+        pointer("entries", "int2", "token and turn of each entry, by tile"),
+        pointer("offsets", "int", "first entry of each tile, then the end of the last one"),
+        pointer("places", "int4", "first token in K of each tile of a head, its position, and keys there"),
+        pointer("chunk_begins", "int", "first chunk of each tile, then the number of chunks"),
+        pointer("chunk_tiles", "int", "tile of each chunk; none behind the last one"),
+        pointer("positions", "int", "position of each query (tokens,)"),
+    )
+
+
+def _params(spec: KeyListsBackwardSpec) -> tuple[Param, ...]:
+    """Parameters of the kernel."""
+    turns = (
+        pointer("turns", "int", "entries that each query sees, (kv_heads, tokens)"),
+        pointer("semaphore", "int", "turns that have passed of each query, (kv_heads, tokens)", writes=True),
+        pointer("scheduler", "int", "chunks that thread blocks have taken", writes=True),
+    )
+    return (
+        *OPERANDS,
+        *_strided("out", "O (tokens, heads, head_dim)"),
+        *_strided("dout", "dO, as O"),
+        pointer("lse", "float", "log-sum-exp of the forward, (heads, tokens) contiguous"),
+        pointer("dlse", "float", "gradient of the log-sum-exp, as lse; 0 if null"),
+        pointer("stats", "RowStats", "statistics of all rows, (tokens, heads)", writes=True),
+        *list_params(),
+        *_strided("dq", "dQ, as O", writes=True),
+        *_strided("dk", "dK (key tokens, kv_heads, head_dim)", writes=True),
+        *_strided("dv", "dV, as K", writes=True),
+        pointer("accum", "float", "sums of dQ, (kv_heads, tokens, kPartBytes / 4)", writes=True),
+        pointer("partials", "float", "dK and dV of each chunk", writes=True),
+        *(turns if spec.deterministic else ()),
+        i32("tokens", "queries of all sequences"),
+        i32("heads", "query heads"),
+        i32("kv_heads", "heads of K and V"),
+        i32("tiles", "tiles of a head"),
+        i32("chunk_entries", "entries of a chunk"),
+        i32("dq_blocks", "thread blocks of the epilogue that convert dQ; the others add up dK and dV"),
+        f32("scale_log2", "scale * log2(e); the host checks that it is positive"),
+        f32("scale", "the softmax scale"),
+    )
+
+
+def _tensor_maps(spec: KeyListsBackwardSpec) -> dict[str, TensorMap]:
+    """Tensor maps of the operands: the heads of one query, and the keys of a tile."""
+    q = TensorMap((_columns(spec), 1, spec.group, 1), SWIZZLE)
+    kv = TensorMap((_columns(spec), spec.tile.n, 1, 1), SWIZZLE)
+    return {"q_map": q, "k_map": kv, "v_map": kv, "dout_map": q}
+
+
+def _constants(spec: KeyListsBackwardSpec, *, producer: int, consumer: int) -> tuple[Constant, ...]:
+    """Constants of the source."""
+    m, n, d, columns, element = spec.tile.m, spec.tile.n, spec.head_dim, _columns(spec), DTYPES[spec.dtype].bytes
+    consumers = n // WARPGROUP_ROWS
+    return (
+        Constant("kHeadDim", d, "elements per head"),
+        Constant("kGroup", spec.group, "query heads per KV head"),
+        Constant("kTileM", m, "rows per step"),
+        Constant("kTileN", n, "keys of a tile"),
+        Constant("kStepQueries", m // spec.group, "queries per step"),
+        Constant("kStages", spec.stages, "depth of the ring"),
+        Constant("kConsumerWarpgroups", consumers, "warpgroups that compute, 64 keys each"),
+        Constant("kThreads", WARPGROUP * (1 + consumers), "warpgroup 0 produces, the others consume"),
+        Constant("kAddWarps", ADD_WARPS, "warps that add to dQ"),
+        Constant("kProducerRegisters", producer, "registers per producer thread"),
+        Constant("kConsumerRegisters", consumer, "registers per consumer thread"),
+        Constant("kGroupColumns", columns, "columns of a group: one 128-byte swizzled row"),
+        Constant("kGroups", d // columns, "column groups per head"),
+        Constant("kQGroupBytes", m * SWIZZLE, "bytes of one column group of Q, of dO, or of dS"),
+        Constant("kKvGroupBytes", n * SWIZZLE, "bytes of one column group of K or V"),
+        Constant("kQBytes", m * d * element, "bytes of Q, or of dO, of a step"),
+        Constant("kKvBytes", n * d * element, "bytes of K, or of V, of a tile"),
+        Constant("kDsBytes", m * n * element, "bytes of dS of a step"),
+        Constant("kStatsBytes", m * STATS_BYTES, "bytes of the statistics of a step"),
+        Constant("kDqColumnParts", d // columns, "parts of 64 columns of dQ, indexed by warpgroup"),
+        Constant("kDqParts", _dq_parts(spec), "such parts of a warpgroup"),
+        Constant("kDqQueries", m // _divided(spec), "rows of a warpgroup's part of dQ"),
+        Constant("kPartBytes", spec.group * d * FLOAT, "bytes of a query's part of dQ, in fp32"),
+        Constant("kSumFloats", n * d, "elements of dK, or of dV, of a chunk"),
+        Constant("kRowThreads", THREADS_OF_ROWS, "threads per block of the prologue, and of the epilogue"),
+        Constant("kRowLanes", d // 8, "threads per row in the prologue, 16 bytes each"),
+    )
+
+
+def tiles_of_head(key_tokens: int, sequences: int, keys: int) -> int:
+    """Tiles of a KV head at most, wherever sequences begin."""
+    return key_tokens // keys + sequences
+
+
+def chunks_of(entries: int, tiles: int, chunk: int) -> int:
+    """Chunks of all heads at most: each tile with entries has at most one that is not full."""
+    return entries // chunk + min(tiles, entries)
+
+
+def chunk_sizes(shape: KeyListsShape, entry_keys: int, group: int) -> tuple[dict[str, int], int]:
+    """Tiles of a head and entries of a chunk, by parameter, and the chunks of all heads at most."""
+    chunk, tiles = CHUNK_ROWS // group, tiles_of_head(shape.key_tokens, shape.sequences, entry_keys)
+    entries = shape.kv_heads * shape.tokens * shape.list_length
+    return {"tiles": tiles, "chunk_entries": chunk}, chunks_of(entries, shape.kv_heads * tiles, chunk)
+
+
+def _arguments(plan: Plan, shape: KeyListsShape, slots: int) -> LaunchArgs:
+    """Launch arguments, with one thread block per chunk."""
+    del slots
+    spec = plan.spec
+    assert isinstance(spec, KeyListsBackwardSpec)
+    sizes, chunks = chunk_sizes(shape, spec.entry_keys, spec.group)
+    pairs = shape.kv_heads * shape.tokens
+    dq_blocks = -(-pairs // (spec.tile.m // spec.group))
+    rows = THREADS_OF_ROWS // (spec.head_dim // 8)
+    accum = {"accum": pairs * spec.group * spec.head_dim * FLOAT}
+    return LaunchArgs(
+        {
+            "tokens": shape.tokens,
+            "heads": shape.kv_heads * spec.group,
+            "kv_heads": shape.kv_heads,
+            **sizes,
+            "dq_blocks": dq_blocks,
+        },
+        chunks,
+        prologue_grid=-(-shape.tokens * shape.kv_heads * spec.group // rows),
+        counters={"semaphore": pairs, "scheduler": 1} if spec.deterministic else {},
+        scratch={
+            "partials": chunks * 2 * spec.entry_keys * spec.head_dim * FLOAT,
+            **(accum if spec.deterministic else {}),
+        },
+        epilogue_grid=dq_blocks + shape.kv_heads * sizes["tiles"],
+        sums={} if spec.deterministic else accum,
+    )

@@ -1,0 +1,125 @@
+"""Transposition of lists of key blocks: for each key block, the queries that list it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+NO_SEQUENCE = -(2**31)
+"""Position of a token of no sequence."""
+
+
+class TransposedKeyLists(NamedTuple):
+    """The queries of each key block, on the device of the lists.
+
+    A tile is a key block of a KV head. Tiles of a head come in ascending order of keys, sequence after sequence. A
+    chunk is a part of a tile's entries that one thread block takes. Sizes depend on shapes alone.
+
+    Attributes:
+        entries: int32 (kv_heads * tokens * list length, 2): token and turn of each entry, by tile. The entries of a
+            tile have falling tokens. The turn is the number of entries of the same query and head in earlier tiles, or
+            before it in its own. Entries that no query sees come last.
+        offsets: int32 (kv_heads * tiles + 1,): first entry of each tile, then the end of the last one.
+        places: int32 (tiles, 4): of each tile of a head its first token in k, that token's position in its sequence,
+            the number of its keys, and 0.
+        chunk_begins: int32 (kv_heads * tiles + 1,): first chunk of each tile, then the number of chunks.
+        chunk_tiles: int32 (chunks at most,): tile of each chunk; kv_heads * tiles behind the last one.
+        positions: int32 (tokens,): position of each query, below 0 if it sees no key; ``NO_SEQUENCE`` for a token of no
+            sequence.
+        turns: int32 (kv_heads, tokens): entries that the query sees.
+    """
+
+    entries: torch.Tensor
+    offsets: torch.Tensor
+    places: torch.Tensor
+    chunk_begins: torch.Tensor
+    chunk_tiles: torch.Tensor
+    positions: torch.Tensor
+    turns: torch.Tensor
+
+
+def rising_bounds(cu_seqlens: torch.Tensor, tokens: int) -> torch.Tensor:
+    """Bounds within a tensor: one below an earlier one counts as that one."""
+    return cu_seqlens.clamp(0, tokens).cummax(0).values
+
+
+def transposed_key_lists(
+    indices: torch.Tensor,
+    counts: torch.Tensor | None,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    *,
+    keys: int,
+    kv_heads: int,
+    key_tokens: int,
+    tiles: int,
+    chunk: int,
+    chunks: int,
+) -> TransposedKeyLists:
+    """Transpose lists. The result has the same bits in every call; nothing synchronizes.
+
+    Args:
+        indices: int32 (kv_heads or 1, tokens, list length), as of ``KeyLists``.
+        counts: int32 (kv_heads or 1, tokens), or None.
+        cu_seqlens_q: int32 (sequences + 1,): bounds of the sequences in q.
+        cu_seqlens_k: int32 (sequences + 1,): those in k.
+        keys: keys of an entry.
+        kv_heads: heads of K and V.
+        key_tokens: tokens of k.
+        tiles: tiles of a head at most.
+        chunk: entries of a chunk.
+        chunks: chunks of all heads at most.
+    """
+    tokens, device = indices.shape[1], indices.device
+    sequences = cu_seqlens_q.shape[0] - 1
+    of_q, of_k = rising_bounds(cu_seqlens_q, tokens), rising_bounds(cu_seqlens_k, key_tokens)
+    lengths = of_k[1:] - of_k[:-1]
+    bases = of_k[:-1] // keys + torch.arange(sequences, dtype=torch.int32, device=device)  # first tile of a sequence
+    token = torch.arange(tokens, dtype=torch.int32, device=device)
+    sequence = _place_in(of_q, token).clamp(0, sequences - 1)
+    behind = lengths[sequence] - of_q[sequence + 1]
+    inside = (token >= of_q[0]) & (token < of_q[-1])
+    positions = torch.where(inside, behind + token, NO_SEQUENCE)
+    seen = (indices >= 0) & (indices <= (positions // keys)[:, None])
+    if counts is not None:
+        seen &= torch.arange(indices.shape[2], device=device) < counts[..., None]
+    ids = _ids(indices, seen, bases[sequence], kv_heads, tiles)
+    in_order, found = ids.flip(1).flatten().sort(stable=True)
+    entry = torch.stack((tokens - 1 - found // ids.shape[2] % tokens, found % ids.shape[2]), 1)
+    every = torch.arange(kv_heads * tiles + 1, dtype=torch.int32, device=device)
+    offsets = torch.searchsorted(in_order, every, out_int32=True)
+    chunk_begins = torch.zeros_like(every)
+    torch.cumsum((offsets[1:] - offsets[:-1] + chunk - 1) // chunk, 0, out=chunk_begins[1:])
+    number = torch.arange(chunks, dtype=torch.int32, device=device)
+    return TransposedKeyLists(
+        entry.int(),
+        offsets,
+        _places(bases, of_k, every[:tiles], keys),
+        chunk_begins,
+        torch.searchsorted(chunk_begins[1:], number, right=True, out_int32=True),
+        positions,
+        seen.sum(2, dtype=torch.int32).expand(kv_heads, -1).contiguous(),
+    )
+
+
+def _place_in(bounds: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+    """Last bound at or before each number; -1 before the first one."""
+    return torch.searchsorted(bounds, numbers, right=True, out_int32=True) - 1
+
+
+def _ids(indices: torch.Tensor, seen: torch.Tensor, base: torch.Tensor, kv_heads: int, tiles: int) -> torch.Tensor:
+    """Tile of each entry, int32 (kv_heads, tokens, list length), rising in each list; kv_heads * tiles if unseen."""
+    head = torch.arange(0, kv_heads * tiles, tiles, dtype=torch.int32, device=indices.device)
+    ids = torch.where(seen, indices + base[:, None] + head[:, None, None], kv_heads * tiles)
+    return ids.sort(2).values if ids.shape[2] > 1 else ids
+
+
+def _places(bases: torch.Tensor, of_k: torch.Tensor, tile: torch.Tensor, keys: int) -> torch.Tensor:
+    """Where the keys of the tiles of a head are, int32 (tiles, 4)."""
+    sequence = _place_in(bases, tile)
+    there = sequence.clamp(min=0)
+    position = (tile - bases[there]) * keys
+    number = (of_k[there + 1] - of_k[there] - position).clamp(0, keys)
+    number = torch.where(sequence < 0, 0, number)
+    return torch.stack((of_k[there] + position, position, number, torch.zeros_like(number)), 1)

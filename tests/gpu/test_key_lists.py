@@ -1,0 +1,163 @@
+"""Lists of single queries on a GPU: results and gradients beside float64, bit for bit, and under torch's machinery.
+
+pytest -n 8 tests/gpu/test_key_lists.py
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from codegen.arch import ARCHS  # noqa: E402
+from codegen.key_list_cases import CASES, KeyListCase  # noqa: E402
+from codegen.library import find_spec  # noqa: E402
+from codegen.select import key_lists as select  # noqa: E402
+from codegen.select.key_lists import FORWARD, gradient_archs, gradient_fields  # noqa: E402
+from runtime import KeyLists, varlen_attention  # noqa: E402
+from runtime.kernel import load_kernel  # noqa: E402
+from runtime.verify import key_lists as verified  # noqa: E402
+from runtime.verify.common import poisoned_memory  # noqa: E402
+from runtime.verify.run import run_case  # noqa: E402
+
+WRITTEN = [ARCHS[name].compute_capability for name in gradient_archs()]
+HERE = torch.cuda.get_device_capability() if torch.cuda.is_available() else WRITTEN[0]
+pytestmark = pytest.mark.skipif(HERE not in WRITTEN, reason=f"gradients are written for {', '.join(gradient_archs())}")
+CUDA = torch.device("cuda")
+KINDS = [
+    {"head_dim": head_dim, "keys": keys, "group": group}
+    for head_dim, keys, group in ((128, 128, 16), (128, 128, 4), (128, 64, 8), (64, 128, 8), (64, 64, 4), (64, 64, 16))
+]
+STEP = KeyListCase("step", (1000, 0, 129, 1), (1200, 9, 129, 33), entries=6, before=11, shared_block=True)
+
+
+def name_of(kind: dict[str, int]) -> str:
+    return "d{head_dim}-b{keys}-g{group}".format(**kind)
+
+
+def inputs_of(case: KeyListCase, kind: dict[str, int], dtype: Any = torch.bfloat16) -> verified.Inputs:
+    return verified.inputs_of(case, **kind, dtype=dtype, device=CUDA)
+
+
+def attend(inputs: verified.Inputs, keys: int, **options: Any) -> tuple[list[Any], Any]:
+    """Operands that require gradients, and what a call returns for them."""
+    operands = [t.clone().requires_grad_() for t in inputs[:3]]
+    bounds = {"cu_seqlens_q": inputs.cu_seqlens_q, "cu_seqlens_k": inputs.cu_seqlens_k}
+    pattern = KeyLists(inputs.lists, inputs.counts, keys)
+    return operands, varlen_attention(*operands, pattern, **bounds, **options)
+
+
+def step(inputs: verified.Inputs, case: KeyListCase, keys: int, **options: Any) -> tuple[Any, ...]:
+    """Result and gradients of a training step, of tokens in sequences."""
+    operands, found = attend(inputs, keys, **options)
+    inside = slice(case.before, inputs.q.shape[0] - case.before)
+    return (found.detach()[inside], *torch.autograd.grad(found[inside], operands, inputs.dout[inside]))
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=name_of)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_a_step_has_the_gradients_of_the_definition(kind: dict[str, int], dtype: Any, deterministic: bool) -> None:
+    inputs = inputs_of(STEP, kind, dtype)
+    right = verified.oracle(STEP, inputs, kind["keys"])
+    with poisoned_memory():
+        out, *gradients = step(inputs, STEP, kind["keys"], deterministic=deterministic)
+    expected = right.out[STEP.before : -STEP.before]
+    torch.testing.assert_close(out.double(), expected, atol=2e-2, rtol=2e-2)
+    for name, found in zip(("dq", "dk", "dv"), gradients, strict=True):
+        exact = right.gradients[name]
+        close = float(exact.abs().max()) * 2e-2
+        torch.testing.assert_close(
+            found.double(), exact, atol=close, rtol=2e-2, msg=lambda text, name=name: f"{name}: {text}"
+        )
+        assert not found[right.unseen[name]].any()
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=name_of)
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_all_cases(kind: dict[str, int], deterministic: bool) -> None:
+    sizes = {"head_dim": kind["head_dim"], "entry_keys": kind["keys"], "group": kind["group"]}
+    kernel = load_kernel(find_spec(gradient_fields("sm_90a", "bf16", **sizes, deterministic=deterministic)))
+    failed = [outcome for case in CASES if not (outcome := run_case(kernel, case, CUDA)).passed]
+    assert not failed
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=name_of)
+@pytest.mark.parametrize("computes", ["lse", "out"])
+def test_all_cases_of_the_forward(kind: dict[str, int], computes: str) -> None:
+    sizes = {"head_dim": kind["head_dim"], "entry_keys": kind["keys"], "group": kind["group"]}
+    kernel = load_kernel(find_spec({"op": FORWARD, "arch": "sm_90a", "dtype": "bf16", "computes": computes, **sizes}))
+    failed = [outcome for case in CASES if not (outcome := run_case(kernel, case, CUDA)).passed]
+    assert not failed
+
+
+@pytest.mark.parametrize("least", [0, 1 << 40], ids=["by key blocks", "by queries"])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_both_ways_of_a_forward_have_the_results_of_the_definition(
+    case: KeyListCase, least: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(select, "LEAST_QUERIES", least)
+    inputs = inputs_of(case, KINDS[0])
+    right = verified.oracle(case, inputs, 128)
+    inside = slice(case.before, inputs.q.shape[0] - case.before)
+    with torch.no_grad():
+        _, found = attend(inputs, 128, return_lse=True, scale=case.scale)
+    torch.testing.assert_close(found.out[inside].double(), right.out[inside], atol=2e-2, rtol=2e-2)
+    torch.testing.assert_close(found.lse[:, inside].double(), right.lse[:, inside], atol=2e-3, rtol=1e-3)
+
+
+def test_gradients_have_the_same_bits_beside_a_busy_stream() -> None:
+    kind = KINDS[0]
+    case = KeyListCase("bits", (4000, 300), (4000, 300), entries=16, shared_block=True)
+    inputs = inputs_of(case, kind)
+    first = step(inputs, case, kind["keys"])
+    other, work = torch.cuda.Stream(), torch.randn(2048, 2048, device="cuda")
+    for _ in range(100):
+        with torch.cuda.stream(other):
+            for _ in range(5):
+                work = torch.tanh(work @ work)
+        assert all(map(torch.equal, first, step(inputs, case, kind["keys"])))
+
+
+def test_steps_compile_and_are_captured() -> None:
+    kind = KINDS[0]
+    case = KeyListCase("captured", (500, 200), (500, 200), entries=5)
+    inputs = inputs_of(case, kind)
+    first = step(inputs, case, kind["keys"])
+    torch._dynamo.reset()
+    pattern = KeyLists(inputs.lists, None, kind["keys"])
+    operands = [t.clone().requires_grad_() for t in inputs[:3]]
+
+    @torch.compile(fullgraph=True)
+    def attended(q: Any, k: Any, v: Any) -> Any:
+        return varlen_attention(q, k, v, pattern, cu_seqlens_q=inputs.cu_seqlens_q)
+
+    out = attended(*operands)
+    assert all(map(torch.equal, first, (out.detach(), *torch.autograd.grad(out, operands, inputs.dout))))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = step(inputs, case, kind["keys"])
+    other = inputs_of(KeyListCase("others", case.q_lens, case.kv_lens, entries=5), kind)
+    for mine, its in zip(inputs, other, strict=True):
+        if mine is not None:
+            mine.copy_(its)
+    graph.replay()
+    assert all(map(torch.equal, found, step(other, case, kind["keys"])))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_bounds_and_lists_may_hold_anything(seed: int) -> None:
+    """Nothing hangs, and what is read and written lies in tensors."""
+    kind = KINDS[seed % len(KINDS)]
+    case = KeyListCase(f"garbage {seed}", (300, 100), (300, 100), entries=9, wild=True, counted=True)
+    inputs = inputs_of(case, kind)
+    draw = torch.Generator(device="cuda").manual_seed(seed)
+    wide = torch.randint(-(2**31), 2**31 - 1, (2, 3), generator=draw, device="cuda").int()
+    near = torch.randint(-50, 500, (2, 3), generator=draw, device="cuda").int()
+    of_q, of_k = wide if seed % 2 else near
+    odd = inputs._replace(cu_seqlens_q=of_q, cu_seqlens_k=of_k)
+    operands, out = attend(odd, kind["keys"])
+    torch.autograd.grad(out, operands, inputs.dout)
+    torch.cuda.synchronize()

@@ -1,0 +1,79 @@
+"""Transposed lists of key blocks: gradients by plain torch over them are those of the definition."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from key_list_walk import walked  # noqa: E402
+
+from codegen.key_list_cases import CASES, KeyListCase, random_cases  # noqa: E402
+from codegen.plans.backward.key_lists import chunks_of, tiles_of_head  # noqa: E402
+from runtime.prepare.key_lists import transposed_key_lists  # noqa: E402
+from runtime.verify import key_lists as verified  # noqa: E402
+
+CPU = torch.device("cpu")
+
+
+def transposed(inputs: verified.Inputs, *, keys: int, chunk: int) -> Any:
+    kv_heads, key_tokens = inputs.k.shape[1], inputs.k.shape[0]
+    tiles = tiles_of_head(key_tokens, len(inputs.cu_seqlens_q) - 1, keys)
+    chunks = chunks_of(kv_heads * inputs.lists[0].numel(), kv_heads * tiles, chunk)
+    sizes = {"kv_heads": kv_heads, "key_tokens": key_tokens, "tiles": tiles, "chunks": chunks}
+    given = inputs.lists, inputs.counts, inputs.cu_seqlens_q, inputs.cu_seqlens_k
+    return transposed_key_lists(*given, keys=keys, chunk=chunk, **sizes)
+
+
+@pytest.mark.parametrize("case", [*CASES, *random_cases()[:12]], ids=lambda case: case.name)
+def test_gradients_over_them_are_those_of_the_definition(case: KeyListCase) -> None:
+    keys, chunk = 64, 48
+    inputs = verified.inputs_of(case, group=2, head_dim=16, keys=keys, dtype=torch.float64, device=CPU)
+    right = verified.oracle(case, inputs, keys)
+    found = walked(inputs, right, transposed(inputs, keys=keys, chunk=chunk), chunk=chunk, scale=case.scale)
+    for name, gradient in found.items():
+        torch.testing.assert_close(gradient, right.gradients[name], atol=1e-5, rtol=1e-5)
+
+
+def test_the_oracle_has_the_gradients_of_autograd() -> None:
+    case, keys = KeyListCase("small", (9, 0, 30), (9, 5, 44), entries=3, counted=True, lse_gradient=True), 8
+    inputs = verified.inputs_of(case, group=2, head_dim=8, keys=keys, dtype=torch.float64, device=CPU)
+    q, k, v = (t.clone().requires_grad_() for t in inputs[:3])
+    right = verified.oracle(case, inputs, keys)
+    q_at = k_at = 0
+    assert inputs.dlse is not None
+    for q_len, kv_len in zip(case.q_lens, case.kv_lens, strict=True):
+        rows, columns = slice(q_at, q_at + q_len), slice(k_at, k_at + kv_len)
+        q_at, k_at = rows.stop, columns.stop
+        if not q_len:
+            continue
+        weight = verified.counts_of(inputs, rows, kv_len, keys)[:, None]
+        logits = q[rows].unflatten(1, (2, 2)).permute(1, 2, 0, 3) @ k[columns].transpose(0, 1)[:, None].mT / 8**0.5
+        sees = weight.sum(-1) > 0
+        logits = torch.where(sees[..., None], logits + weight.log(), 0.0)
+        out = sees[..., None] * logits.softmax(-1) @ v[columns].transpose(0, 1)[:, None]
+        lse = torch.where(sees, logits.logsumexp(-1), 0.0).flatten(0, 1)
+        loss = (out.permute(2, 0, 1, 3).flatten(1, 2) * inputs.dout[rows]).sum() + (lse * inputs.dlse[:, rows]).sum()
+        loss.backward()
+    for name, operand in {"dq": q, "dk": k, "dv": v}.items():
+        torch.testing.assert_close(right.gradients[name], operand.grad, atol=1e-6, rtol=1e-6)
+
+
+def test_bounds_may_hold_anything() -> None:
+    case, keys = CASES[1], 64
+    inputs = verified.inputs_of(case, group=2, head_dim=16, keys=keys, dtype=torch.float64, device=CPU)
+    tokens, key_tokens = inputs.q.shape[0], inputs.k.shape[0]
+    for bounds in ([-5, 3, 2, 900, 7], [2**31 - 1, -(2**31), 5, 5, 5], [0, 0, 0, 0, 1000], [9, 8, 7, 6, 5]):
+        odd = torch.tensor(bounds, dtype=torch.int32)
+        for changes in ({"cu_seqlens_k": odd}, {"cu_seqlens_q": odd}, {"cu_seqlens_q": odd, "cu_seqlens_k": odd}):
+            found = transposed(inputs._replace(**changes), keys=keys, chunk=16)
+            first, _, number, _ = found.places.unbind(1)
+            assert bool((number >= 0).all()) and bool((number <= keys).all())
+            assert bool(((first >= 0) & (first + number <= key_tokens))[number > 0].all())
+            seen = found.entries[: int(found.offsets[-1])]
+            assert bool((seen[:, 0] < tokens).all()) and int(found.turns.sum()) == len(seen)
+            assert bool((found.offsets[1:] >= found.offsets[:-1]).all())
+            used = found.places[:, 2].repeat(2)[(found.offsets[1:] > found.offsets[:-1])]
+            assert bool((used > 0).all())

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import torch
 
+from codegen.library import as_shipped, find_spec
 from codegen.select.key_lists import KeyListsCall
 from runtime.checks import check_dense, refuse_capture
-from runtime.errors import ArgumentError, UnverifiedError
+from runtime.errors import ArgumentError
 from runtime.kernel import load_kernel
 from runtime.kernels.arguments import MAX_EXTENT, check_scale, check_sink
 from runtime.kernels.attention import AttentionResult
@@ -28,6 +30,7 @@ from runtime.ops.varlen_calls import (
 )
 from runtime.prepare.key_lists import rising_bounds
 from runtime.receipts.mode import KERNELS_KEPT, kept_by_mode
+from runtime.receipts.permit import is_verified
 
 HEAD_DIMS = paged_calls.HEAD_DIMS["same"]
 """Head sizes of the kernels."""
@@ -99,15 +102,21 @@ def attend_key_lists(
     return attend_by_queries(q, k, v, bounds, lists, options=options, sink=sink, out=out)
 
 
+@functools.lru_cache(maxsize=KERNELS_KEPT)
+def has_receipt(fields: tuple[tuple[str, Any], ...]) -> bool:
+    """Whether a kernel has a receipt, in the package or in the user's folder."""
+    return is_verified(as_shipped(find_spec(dict(fields))))
+
+
 @kept_by_mode(KERNELS_KEPT)
 def _kernels(index: int, fields: tuple[tuple[str, Any], ...]) -> Kernels | None:
-    """Kernels of calls of a kind; None if kernels without a receipt are refused, and one has none."""
+    """Kernels of calls of a kind; None if one has no receipt."""
+    parts = [(*fields, ("computes", part)) for part in ("lse", "out")]
+    if not all(map(has_receipt, parts)):
+        return None
     device = torch.device("cuda", index)
     refuse_capture("q", device)
-    try:
-        of_lse, of_out = (load_kernel({**dict(fields), "computes": part}, device=device) for part in ("lse", "out"))
-    except UnverifiedError:
-        return None
+    of_lse, of_out = (load_kernel(dict(part), device=device) for part in parts)
     assert isinstance(of_lse, KeyListsForwardKernel) and isinstance(of_out, KeyListsForwardKernel)
     return of_lse, of_out
 

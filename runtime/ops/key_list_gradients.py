@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from runtime.kernel import load_kernel
 from runtime.kernels.key_lists_backward import KeyListGradients, KeyListsBackwardKernel
 from runtime.ops.attention_choice import DTYPES, arch_of
 from runtime.ops.attention_gradients import addressable
-from runtime.ops.key_list_calls import Lists, check_list_call
+from runtime.ops.key_list_calls import Lists, check_list_call, has_receipt
 from runtime.ops.varlen_calls import Bounds
 from runtime.receipts.mode import KERNELS_KEPT, kept_by_mode
 
@@ -35,7 +36,10 @@ def check_gradients(q: torch.Tensor, k: torch.Tensor, lists: Lists, *, softcap: 
     for name, value in (("softcap", softcap), ("sink", sink)):
         if value is not None:
             raise ArgumentError(name, "is given, and KeyLists have no gradient with it: call under torch.no_grad()")
-    _fields(q, k, lists, deterministic=True)
+    fields = _fields(q, k, lists, deterministic=True)
+    if not has_receipt(tuple(fields.items())):
+        how = f"run codegen verify '{json.dumps(fields)}' on this GPU, or call under torch.no_grad()"
+        raise ArgumentError("pattern", f"is KeyLists, whose kernel of gradients for these sizes has no receipt: {how}")
 
 
 def _fields(q: torch.Tensor, k: torch.Tensor, lists: Lists, *, deterministic: bool) -> dict[str, Any]:

@@ -45,6 +45,7 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paged_calls, "check_place", lambda q: None)
     for module in (key_list_calls, key_list_gradients):
         monkeypatch.setattr(module, "arch_of", lambda device: "sm_90a")
+        monkeypatch.setattr(module, "has_receipt", lambda fields: True)
 
 
 @pytest.mark.skipif(not RUNS, reason="needs g++, and the registers of an x86-64")
@@ -152,3 +153,21 @@ def test_without_tokens_gradients_are_zeros(on_cpu: None) -> None:
     out: Any = varlen_attention(**{**given, **empty}, cu_seqlens_k=none)
     out.sum().backward()
     assert not given["q"].grad.any()
+
+
+def test_without_a_receipt_a_call_decodes_and_has_no_gradient(on_cpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (key_list_calls, key_list_gradients):
+        monkeypatch.setattr(module, "has_receipt", lambda fields: False)
+    fields = select.KeyListsCall("sm_90a", "fp16", 64, 64, 4, queries=4096, keys=4096, entries=8).kernel()
+    assert key_list_calls._kernels(0, fields) is None
+    q, k, v = (torch.randn(10, heads, 64).half().requires_grad_() for heads in (4, 1, 1))
+    lists = KeyLists(torch.zeros(1, 10, 2, dtype=torch.int32), keys=64)
+    with pytest.raises(
+        ArgumentError, match=r"^pattern: is KeyLists, whose kernel of gradients .* has no receipt: run "
+    ):
+        varlen_attention(q, k, v, lists, cu_seqlens_q=BOUNDS)
+
+
+def test_a_kernel_that_is_not_shipped_has_no_receipt() -> None:
+    fields = select.gradient_fields("sm_90a", "bf16", head_dim=128, entry_keys=64, group=8)
+    assert not key_list_calls.has_receipt(tuple(fields.items()))

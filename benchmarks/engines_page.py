@@ -34,7 +34,7 @@ PAGES = {
     "diffusers": "integrations.md",
 }
 """Page of each table. ``measured-NAME`` are its markers."""
-HEADINGS = ["layer", "ours, us", "tokens/s", "beside", "its us", "ratio", "eager, ours / other"]
+HEADINGS = ["layer", "ours, us", "tokens/s", "other", "other, us", "ratio", "eager, us: ours / other"]
 STALE = "its table differs from the measurements; run: python benchmarks/engines.py --page FILE"
 UNMEASURED = "This layer has not been measured yet."
 
@@ -111,8 +111,10 @@ def models_of(records: Sequence[Record]) -> str:
         heads, kv_heads, head_dim = record["heads"]
         shared = "" if kv_heads == heads else f", {kv_heads} of K and V"
         layers = "" if record["layers"] is None else f", {record['layers']} layers"
+        pages = {each["shape"].get("page") for each in records if each["model"] == record["model"] and "shape" in each}
+        paged = f", pages of {pages.pop()} tokens" if len(pages) == 1 and pages != {None} else ""
         found[record["model"]] = (
-            f"[{record['model']}]({record['source']}) ({heads} heads of {head_dim}{shared}{layers})"
+            f"[{record['model']}]({record['source']}) ({heads} heads of {head_dim}{shared}{layers}{paged})"
         )
     return ", ".join(found.values())
 
@@ -133,7 +135,7 @@ def text_of(records: Sequence[Record], is_current: Callable[[Record], bool]) -> 
     parts = [
         wrapped(f"{about.pop()}; {', '.join(sorted({record['dtype'] for record in records}))}. {models_of(records)}."),
         "\n".join(table(HEADINGS, shown)),
-        wrapped(f"Called: {'; '.join(entries)}."),
+        wrapped(f"Timed as ours: {'; '.join(entries)}."),
     ]
     marks = {
         OLDER: "measured with an earlier source of the kernel.",

@@ -111,10 +111,8 @@ def models_of(records: Sequence[Record]) -> str:
         heads, kv_heads, head_dim = record["heads"]
         shared = "" if kv_heads == heads else f", {kv_heads} of K and V"
         layers = "" if record["layers"] is None else f", {record['layers']} layers"
-        pages = {each["shape"].get("page") for each in records if each["model"] == record["model"] and "shape" in each}
-        paged = f", pages of {pages.pop()} tokens" if len(pages) == 1 and pages != {None} else ""
         found[record["model"]] = (
-            f"[{record['model']}]({record['source']}) ({heads} heads of {head_dim}{shared}{layers}{paged})"
+            f"[{record['model']}]({record['source']}) ({heads} heads of {head_dim}{shared}{layers})"
         )
     return ", ".join(found.values())
 

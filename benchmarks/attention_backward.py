@@ -300,9 +300,10 @@ def page_table(report: Fields) -> str:
     timed_labels = {label for record in report["rows"] for label in record["results"]}
     labels = [ANY_ORDER, *ALWAYS, *sorted(timed_labels - {OURS, ANY_ORDER, *ALWAYS})]
     lines = [
-        f"{report['device']}, driver {report['driver']}, {report['date']}, bf16; TFLOPS of five products, of a single",
-        "call / back to back. std1, std4: the standard deviation of the logits. What determinism costs: how much less",
-        "ours reach than in any order.",
+        f"{report['device']}, driver {report['driver']}, {report['date']}, bf16. TFLOPS of five products: single calls",
+        "/ calls back to back. B, H, S, d: batch size, heads, length, head_dim. std1, std4: the logits have a standard",
+        'deviation of 1, of 4. What determinism costs: by how much "ours" is slower than "ours, any order"; it is',
+        "negative if ours is faster.",
         "",
         f"| workload | data | ours | what determinism costs | {' | '.join(labels)} |",
         f"| --- | --- |{' ---: |' * (2 + len(labels))}",

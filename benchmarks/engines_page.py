@@ -34,7 +34,7 @@ PAGES = {
     "diffusers": "integrations.md",
 }
 """Page of each table. ``measured-NAME`` are its markers."""
-HEADINGS = ["layer", "ours, us", "tokens/s", "beside", "its us", "ratio", "eager, ours / other"]
+HEADINGS = ["layer", "ours, us", "tokens/s", "other", "other, us", "ratio", "eager, us: ours / other"]
 STALE = "its table differs from the measurements; run: python benchmarks/engines.py --page FILE"
 UNMEASURED = "This layer has not been measured yet."
 
@@ -133,7 +133,7 @@ def text_of(records: Sequence[Record], is_current: Callable[[Record], bool]) -> 
     parts = [
         wrapped(f"{about.pop()}; {', '.join(sorted({record['dtype'] for record in records}))}. {models_of(records)}."),
         "\n".join(table(HEADINGS, shown)),
-        wrapped(f"Called: {'; '.join(entries)}."),
+        wrapped(f"Timed as ours: {'; '.join(entries)}."),
     ]
     marks = {
         OLDER: "measured with an earlier source of the kernel.",

@@ -92,14 +92,14 @@ def caption(records: Mapping[str, Mapping[str, Any]], *, changed: bool) -> str:
     every = {peer: [_ratio(bars(row), peer) for row in shown.values()] for peer in ("FA4", "FlexAttention")}
     ratios = {peer: [ratio for ratio in found if ratio] for peer, found in every.items()}
     text = (
-        f"TFLOPS of calls of `block_sparse_attention`, {_words(dtypes)}, on one {_words(devices)}; calls back to back, "
-        f"medians. The ratio to FlashAttention 4 is {_range(ratios['FA4'])}, to FlexAttention "
-        f"{_range(ratios['FlexAttention'])}. "
+        f"TFLOPS of calls of `block_sparse_attention`, {_words(dtypes)}, on one {_words(devices)}: medians of calls "
+        f"back to back. They are {_range(ratios['FA4'])} times those of FlashAttention 4, and "
+        f"{_range(ratios['FlexAttention'])} times those of FlexAttention. "
     )
     if changed:
         text += "The sources of some of these kernels have changed since they were measured. "
     return text + (
-        "[All rows](docs/notebook/models.md), also those where a peer is faster; "
+        "[All rows](docs/notebook/models.md), with dates, also those where another library is faster; "
         "[how they were measured](docs/notebook/measuring.md)."
     )
 

@@ -198,7 +198,9 @@ def test_a_table_has_a_row_for_each_other_call(script: ModuleType, page: Any) ->
     assert "[Llama 3 8B](https://huggingface.co/meta-llama/Meta-Llama-3-8B/blob/main/config.json) (32 heads of 128" in (
         text.replace("\n", " ")
     )
-    assert "No time: FA3, all keys in vllm: Llama 3 8B" in text.replace("\n", " ") and "Called: an entry." in text
+    assert (
+        "No time: FA3, all keys in vllm: Llama 3 8B" in text.replace("\n", " ") and "Timed as ours: an entry." in text
+    )
     two = {"ours": (50.0, 60.0), "FA3": (60.0, 80.0), "SDPA over gathered keys": (500.0, 510.0)}
     text = page.text_of([made_up(batch, two)], lambda record: True)
     assert "|  |  |  | SDPA over gathered keys | 500 | 10.00 | 60.0 / 510 |" in text

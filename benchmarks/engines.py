@@ -18,9 +18,6 @@ single call after a pause, and of eager calls back to back.
 from __future__ import annotations
 
 import argparse
-import datetime
-import fnmatch
-import json
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -34,7 +31,7 @@ import engines_page
 import torch
 from engines_page import BACK_TO_BACK, GRAPH, SINGLE
 from engines_rows import ROWS, Problem, Row, make_problem
-from harness import Fields, check_calls, environment, free_memory, reason
+from harness import Fields, check_calls, environment, free_memory, matching, reason, run_rows
 from records import OURS
 from serving import SECONDS, TOLERANCE, graph_times
 from serving_peers import check_folder
@@ -168,41 +165,28 @@ def record_of(row: Row, folder: Path | None, seconds: float, device: str = "cuda
     }
 
 
-def failed_record(row: Row, error: Exception) -> Fields:
-    """The record of a row whose inputs could not be made."""
+def shape_of(row: Row) -> Fields:
+    """Fields of a record whose inputs could not be made."""
     about = {"name": row.name, "page": row.page, "model": row.model.name, "source": row.model.source}
     about |= {"layers": row.model.layers, "text": row.text, "dtype": "bf16", "tokens": row.tokens, "adapter": None}
-    return {**about, "kernels": [], "results": {}, "failed": {OURS: reason(error)}}
-
-
-def chosen_rows(options: argparse.Namespace) -> list[Row]:
-    """The rows that the command line asks for."""
-    globs = options.only or ["*"]
-    return [row for row in ROWS if any(fnmatch.fnmatch(row.name, glob) for glob in globs)]
+    return about
 
 
 @torch.no_grad()
 def measure(options: argparse.Namespace, record: Callable[..., Fields] = record_of) -> None:
-    """Run rows until the budget is spent; each is appended to the file when it is done."""
+    """Run the rows that the command line names."""
     if options.peers:
         check_folder(options.peers)
-    began = time.monotonic()
-    about = {**environment(PACKAGES), "date": datetime.datetime.now(datetime.UTC).date().isoformat()}
-    wanted = chosen_rows(options)
-    for number, row in enumerate(wanted):
-        if options.budget is not None and time.monotonic() - began > options.budget:
-            print(f"not run: {', '.join(each.name for each in wanted[number:])}")
-            break
-        try:
-            found = {**record(row, options.peers, options.seconds), **about}
-        except Exception as error:  # the other rows are run
-            found = {**failed_record(row, error), **about}
-        if options.json:
-            with options.json.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(found, allow_nan=False) + "\n")
-        print(engines_page.line(found), flush=True)
-        free_memory()
-    print(f"{time.monotonic() - began:.0f} s")
+    run_rows(
+        matching(ROWS, options.only),
+        lambda row: record(row, options.peers, options.seconds),
+        shape_of,
+        line=engines_page.line,
+        about=environment(PACKAGES),
+        path=options.json,
+        budget=options.budget,
+        after=lambda row: free_memory(),
+    )
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -227,7 +211,7 @@ def main() -> None:
     if options.page:
         raise SystemExit(engines_page.write(options.page, check=options.check))
     if options.list:
-        print("\n".join(row.name for row in chosen_rows(options)))
+        print("\n".join(row.name for row in matching(ROWS, options.only)))
     elif not torch.cuda.is_available():
         raise SystemExit("error: torch sees no GPU; --page FILE writes the tables of an earlier run")
     else:

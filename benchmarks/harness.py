@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import fnmatch
 import gc
 import importlib.metadata
 import importlib.util
@@ -180,6 +181,62 @@ def free_memory() -> None:
     torch._dynamo.reset()
     gc.collect()
     torch.cuda.empty_cache()
+
+
+class Of(Protocol):
+    """What ``run_rows`` needs of a row."""
+
+    @property
+    def name(self) -> str: ...
+
+
+AnyNamed = TypeVar("AnyNamed", bound=Of)
+
+
+def matching(rows: Sequence[AnyNamed], globs: Sequence[str] | None) -> list[AnyNamed]:
+    """The rows whose names match one of the globs; all of them without globs."""
+    return [row for row in rows if any(fnmatch.fnmatch(row.name, glob) for glob in globs or ["*"])]
+
+
+def run_rows(
+    rows: Sequence[AnyNamed],
+    record: Callable[[AnyNamed], Fields],
+    failed: Callable[[AnyNamed], Fields],
+    *,
+    line: Callable[[Fields], str],
+    about: Fields,
+    path: Path | None,
+    budget: float | None,
+    after: Callable[[AnyNamed], None],
+) -> None:
+    """Run rows until the budget is spent; each is appended to the file when it is done.
+
+    Args:
+        rows: rows of a benchmark.
+        record: measures a row. If it raises an error, the other rows run.
+        failed: fields of a record whose inputs could not be made, without its results.
+        line: a record in a line, which is printed.
+        about: conditions of the measurement, which each record gets.
+        path: a file of JSON lines, or None.
+        budget: seconds after which no row starts, or None.
+        after: called behind each row.
+    """
+    began = time.monotonic()
+    about = {**about, "date": datetime.datetime.now(datetime.UTC).date().isoformat()}
+    for number, row in enumerate(rows):
+        if budget is not None and time.monotonic() - began > budget:
+            print(f"not run: {', '.join(each.name for each in rows[number:])}")
+            break
+        try:
+            found = {**record(row), **about}
+        except Exception as error:
+            found = {**failed(row), "kernels": [], "results": {}, "failed": {OURS: reason(error)}, **about}
+        if path:
+            with path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(found, allow_nan=False) + "\n")
+        print(line(found), flush=True)
+        after(row)
+    print(f"{time.monotonic() - began:.0f} s")
 
 
 def environment(packages: Sequence[str]) -> Fields:

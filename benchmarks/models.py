@@ -23,10 +23,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import datetime
-import fnmatch
 import itertools
-import json
 import os
 import subprocess
 import sys
@@ -40,7 +37,7 @@ from typing import Any
 import models_page
 import records
 import torch
-from harness import Fields, check_calls, environment, free_memory, reason
+from harness import Fields, check_calls, environment, free_memory, matching, reason, run_rows
 from host import host_microseconds
 from model_peers import PEERS
 from model_problems import AttentionInputs, AttentionRow, ProductInputs, Row, rows
@@ -369,8 +366,7 @@ def call_once(row: Row, *, every: bool) -> dict[str, str]:
 def chosen_rows(options: argparse.Namespace) -> list[Row]:
     """The rows that the command line asks for, without those that its file has."""
     wanted = [row for row in rows() if options.all or options.only or row.size.headline]
-    if options.only:
-        wanted = [row for row in wanted if any(fnmatch.fnmatch(row.name, glob) for glob in options.only)]
+    wanted = matching(wanted, options.only)
     if options.forward or options.backward:
         wanted = [row for row in wanted if row.backward == options.backward]
     i, n = options.part
@@ -391,24 +387,22 @@ def measure(options: argparse.Namespace) -> None:
     import torch._functorch.config
 
     torch._functorch.config.donated_buffer = False  # a gradient is taken many times
-    began = time.monotonic()
-    about = {**environment(PACKAGES), "date": datetime.datetime.now(datetime.UTC).date().isoformat()}
-    wanted = chosen_rows(options)
-    for number, row in enumerate(wanted):
-        if options.budget is not None and time.monotonic() - began > options.budget:
-            print(f"not run: {', '.join(each.name for each in wanted[number:])}")
-            break
-        try:
-            record = {**record_of(row, every=options.all_peers, seconds=options.seconds), **about}
-        except Exception as error:  # of making the row's inputs: the others are run
-            record = {**shape_of(row), **about, "kernels": [], "results": {}, "failed": {OURS: reason(error)}}
-        if options.json:
-            with options.json.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(record, allow_nan=False) + "\n")
-        print(models_page.line(record), flush=True)
+
+    def check(row: Row) -> None:
         if is_lost():
             raise SystemExit(f"error: a call of {row.name} broke the CUDA context; run again, rows in the file stay")
         free_memory()
+
+    run_rows(
+        chosen_rows(options),
+        lambda row: record_of(row, every=options.all_peers, seconds=options.seconds),
+        shape_of,
+        line=models_page.line,
+        about=environment(PACKAGES),
+        path=options.json,
+        budget=options.budget,
+        after=check,
+    )
 
 
 def is_lost() -> bool:

@@ -20,8 +20,6 @@ from there.
 from __future__ import annotations
 
 import argparse
-import datetime
-import fnmatch
 import json
 import os
 import time
@@ -32,7 +30,7 @@ from typing import Any
 
 import serving_page
 import torch
-from harness import Fields, check_calls, environment, free_memory, reason
+from harness import Fields, check_calls, environment, free_memory, matching, reason, run_rows
 from host import host_microseconds
 from records import OURS
 from serving_page import BACK_TO_BACK, FLOP_RATE, GRAPH, HOST, INVARIANT, RATE, SINGLE
@@ -218,40 +216,26 @@ def record_of(row: Row, folder: Path | None, seconds: float, device: str = "cuda
     }
 
 
-def failed_record(row: Row, error: Exception) -> Fields:
-    """The record of a row whose inputs could not be made."""
-    about = {"name": row.name, "work": row.work, "shape": row.shape, "bytes": 0}
-    return {**about, "kernels": [], "results": {}, "failed": {OURS: reason(error)}}
-
-
-def chosen_rows(options: argparse.Namespace) -> list[Row]:
-    """The rows that the command line asks for."""
-    globs = options.only or ["*"]
-    return [row for row in ROWS if any(fnmatch.fnmatch(row.name, glob) for glob in globs)]
+def shape_of(row: Row) -> Fields:
+    """Fields of a record whose inputs could not be made."""
+    return {"name": row.name, "work": row.work, "shape": row.shape, "bytes": 0}
 
 
 @torch.no_grad()
 def measure(options: argparse.Namespace, record: Callable[..., Fields] = record_of) -> None:
-    """Run rows until the budget is spent; each is appended to the file when it is done."""
+    """Run the rows that the command line names."""
     if options.peers:
         check_folder(options.peers)
-    began = time.monotonic()
-    about = {**environment(PACKAGES), "date": datetime.datetime.now(datetime.UTC).date().isoformat()}
-    wanted = chosen_rows(options)
-    for number, row in enumerate(wanted):
-        if options.budget is not None and time.monotonic() - began > options.budget:
-            print(f"not run: {', '.join(each.name for each in wanted[number:])}")
-            break
-        try:
-            found = {**record(row, options.peers, options.seconds), **about}
-        except Exception as error:  # the other rows are run
-            found = {**failed_record(row, error), **about}
-        if options.json:
-            with options.json.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(found, allow_nan=False) + "\n")
-        print(serving_page.line(found), flush=True)
-        free_memory()
-    print(f"{time.monotonic() - began:.0f} s")
+    run_rows(
+        matching(ROWS, options.only),
+        lambda row: record(row, options.peers, options.seconds),
+        shape_of,
+        line=serving_page.line,
+        about=environment(PACKAGES),
+        path=options.json,
+        budget=options.budget,
+        after=lambda row: free_memory(),
+    )
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -277,7 +261,7 @@ def main() -> None:
     if options.page:
         serving_page.write(options.page)
     elif options.list:
-        print("\n".join(row.name for row in chosen_rows(options)))
+        print("\n".join(row.name for row in matching(ROWS, options.only)))
     elif not torch.cuda.is_available():
         raise SystemExit("error: torch sees no GPU; --page FILE shows an earlier run")
     else:

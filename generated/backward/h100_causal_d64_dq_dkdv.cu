@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_causal_d64_dq_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq_dkdv","head_dim":64,"mma":"wgmma","op":"attention_backward","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: b5c449e76e6dba0f3cddbff0dc9e886c6938f11328400ebe24aea9d605eb2aa3
-// seal: sha256 1fabe660802809a3d97bd52e57be706c9eca03cc37da46757331465942b528e7
+// seal: sha256 ea567cf2382f34f679e39393ebc0cbe81fbdac2821fe268e7dfe19d2dd726b11
 
 // Attention backward for sm_90a, gradients of Q, K and V
 // over the visible keys of the pattern:
@@ -632,8 +632,7 @@ __device__ __forceinline__ void add_part(const Params& p, uint32 base, const Til
   store_release(p.dq_semaphore + place, turn.is_last ? 0 : turn.number + 1);  // 0: for the next launch
 }
 
-// Producer: one warp. Steps come in descending order, each for all query heads in turn: tiles add to dQ in index
-// order, so a short tile would wait for longer ones at each head if the steps came head by head.
+// Producer: one warp. Steps come in descending order, each for all query heads in turn.
 __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, uint32 base, const Tile& tile) {
   if (threadIdx.x % 32 != 0) return;
   const uint32 kv_full = base + kKvFullBarrier;

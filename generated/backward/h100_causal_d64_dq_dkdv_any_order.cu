@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_causal_d64_dq_dkdv_any_order.yaml
 // spec: {"arch":"sm_90a","copy":"tma","deterministic":false,"dtype":"fp16","gradients":"dq_dkdv","head_dim":64,"mma":"wgmma","op":"attention_backward","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 981721f747e4c5be3668e12ef3c0959fa0bcda572481d7db6264fba24115908f
-// seal: sha256 9234ef033d27cad4940cd7aaee2722afd779c2eb0da1f600b865b7faef3e72dc
+// seal: sha256 8747871c50e8417f3ee565cf5bb2c7cc1c375033fa12dcaddcb99ea78e6bbc33
 
 // Attention backward for sm_90a, gradients of Q, K and V
 // over the visible keys of the pattern:
@@ -550,8 +550,7 @@ __device__ __forceinline__ void add_part(const Params& p, uint32 base, const Til
   mbarrier_arrive(base + kDqEmptyBarrier);
 }
 
-// Producer: one warp. Steps come in descending order, each for all query heads in turn: tiles add to dQ in index
-// order, so a short tile would wait for longer ones at each head if the steps came head by head.
+// Producer: one warp. Steps come in descending order, each for all query heads in turn.
 __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, uint32 base, const Tile& tile) {
   if (threadIdx.x % 32 != 0) return;
   const uint32 kv_full = base + kKvFullBarrier;

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_causal_d96_dq_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq_dkdv","head_dim":96,"mma":"wgmma","op":"attention_backward","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":80,"n":128}}
 // spec hash: e49d99ea53e936e4e06d821a5ec63487ecafdd97b3c0f602434edc36075162fe
-// seal: sha256 fd8e422cf50b95ff08bbda42d3875a2edb5e9bd13064235c616ab869d759b2fc
+// seal: sha256 099a115108e95eea98d037b5543feabed5cf6e955a3baf38c0d0cd4292471e0f
 
 // Attention backward for sm_90a, gradients of Q, K and V
 // over the visible keys of the pattern:
@@ -630,8 +630,7 @@ __device__ __forceinline__ void add_part(const Params& p, uint32 base, const Til
   store_release(p.dq_semaphore + place, turn.is_last ? 0 : turn.number + 1);  // 0: for the next launch
 }
 
-// Producer: one warp. Steps come in descending order, each for all query heads in turn: tiles add to dQ in index
-// order, so a short tile would wait for longer ones at each head if the steps came head by head.
+// Producer: one warp. Steps come in descending order, each for all query heads in turn.
 __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, uint32 base, const Tile& tile) {
   if (threadIdx.x % 32 != 0) return;
   const uint32 kv_full = base + kKvFullBarrier;

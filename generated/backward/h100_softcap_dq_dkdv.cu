@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_softcap_dq_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq_dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","softcap":30.0,"stages":2,"tile":{"m":80,"n":128}}
 // spec hash: 761efecc9db3db4ffcecc23d892da81fc5a8b2e22d716e609c25dff6e8da5763
-// seal: sha256 1139fa20a1fe3467f5705eafe69fa879702c2dc5ae7e549c38cce222a8ebe989
+// seal: sha256 c3bdef4e32446fa11fc60468203c2bc8e89b02b30d9578b1182861fafc88df4a
 
 // Attention backward for sm_90a, gradients of Q, K and V
 // over the visible keys of the pattern:
@@ -642,8 +642,7 @@ __device__ __forceinline__ void add_part(const Params& p, uint32 base, const Til
   store_release(p.dq_semaphore + place, turn.is_last ? 0 : turn.number + 1);  // 0: for the next launch
 }
 
-// Producer: one warp. Steps come in descending order, each for all query heads in turn: tiles add to dQ in index
-// order, so a short tile would wait for longer ones at each head if the steps came head by head.
+// Producer: one warp. Steps come in descending order, each for all query heads in turn.
 __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, uint32 base, const Tile& tile) {
   if (threadIdx.x % 32 != 0) return;
   const uint32 kv_full = base + kKvFullBarrier;

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_varlen_causal_d64_dq_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq_dkdv","head_dim":64,"layout":"varlen","mma":"wgmma","op":"attention_backward","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 69d0321ac1ac3961d44c217d8fefc91fe0d8993a01a39965762b46c267286cd8
-// seal: sha256 ced0352c83d79360ddd875286d04be34b07f42bf292d28833faab2810a42f735
+// seal: sha256 65c6a28f347687ada9fc88867e94d7b879c16b7c8dbd4693beba42b143ec80a0
 
 // Attention backward for sm_90a, gradients of Q, K and V
 // over the visible keys of the pattern in each sequence:
@@ -742,8 +742,7 @@ __device__ __forceinline__ void add_part(const Params& p, uint32 base, const Til
   store_release(p.dq_semaphore + place, turn.is_last ? 0 : turn.number + 1);  // 0: for the next launch
 }
 
-// Producer: one warp. Steps come in descending order, each for all query heads in turn: tiles add to dQ in index
-// order, so a short tile would wait for longer ones at each head if the steps came head by head.
+// Producer: one warp. Steps come in descending order, each for all query heads in turn.
 __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, uint32 base, const Tile& tile) {
   if (threadIdx.x % 32 != 0) return;
   const Segment& segment = tile_segment();

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_varlen_causal_d64_dq_dkdv_any_order.yaml
 // spec: {"arch":"sm_90a","copy":"tma","deterministic":false,"dtype":"fp16","gradients":"dq_dkdv","head_dim":64,"layout":"varlen","mma":"wgmma","op":"attention_backward","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: ed47f5e0d6a516baaa8efd8563535c78ac15a2847225f54310ee34d5f85bc9c8
-// seal: sha256 d8f9088c12d24510e4e56e683e5f54288cb846356afba705eaa8d45fb0592a0a
+// seal: sha256 13df3068430bd7f9bbc46f675f02e319f92dea6a80b07e1ef0bd79f2eb59da2e
 
 // Attention backward for sm_90a, gradients of Q, K and V
 // over the visible keys of the pattern in each sequence:
@@ -627,8 +627,7 @@ __device__ __forceinline__ void add_part(const Params& p, uint32 base, const Til
   mbarrier_arrive(base + kDqEmptyBarrier);
 }
 
-// Producer: one warp. Steps come in descending order, each for all query heads in turn: tiles add to dQ in index
-// order, so a short tile would wait for longer ones at each head if the steps came head by head.
+// Producer: one warp. Steps come in descending order, each for all query heads in turn.
 __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, uint32 base, const Tile& tile) {
   if (threadIdx.x % 32 != 0) return;
   const Segment& segment = tile_segment();

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_varlen_causal_d96_dq_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq_dkdv","head_dim":96,"layout":"varlen","mma":"wgmma","op":"attention_backward","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":80,"n":128}}
 // spec hash: 8a301dacd7d41fc828d252d9e0b045448530fc6cb334df58ae992932d7777fb9
-// seal: sha256 f12c6553ad24477370311109ddd700a6dbec927573fa697ae8e8049764c1709e
+// seal: sha256 31daf84efe9e9135d4dc20fa1d47b571a8b2d87aa91a98139bb7498e7593a6b3
 
 // Attention backward for sm_90a, gradients of Q, K and V
 // over the visible keys of the pattern in each sequence:
@@ -740,8 +740,7 @@ __device__ __forceinline__ void add_part(const Params& p, uint32 base, const Til
   store_release(p.dq_semaphore + place, turn.is_last ? 0 : turn.number + 1);  // 0: for the next launch
 }
 
-// Producer: one warp. Steps come in descending order, each for all query heads in turn: tiles add to dQ in index
-// order, so a short tile would wait for longer ones at each head if the steps came head by head.
+// Producer: one warp. Steps come in descending order, each for all query heads in turn.
 __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, uint32 base, const Tile& tile) {
   if (threadIdx.x % 32 != 0) return;
   const Segment& segment = tile_segment();

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_varlen_causal_dq_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq_dkdv","head_dim":128,"layout":"varlen","mma":"wgmma","op":"attention_backward","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":80,"n":128}}
 // spec hash: d5f8981f1f4328d6a04090598fee56596ed0785a1068094050cece73b9a5caf6
-// seal: sha256 9a6b630c883cb62f873e247a006a0537e11118f3980ec9c72d5932974281877d
+// seal: sha256 c104d35e629bba9042013e6369946805005938789cceddd480882afb2e9fd3a8
 
 // Attention backward for sm_90a, gradients of Q, K and V
 // over the visible keys of the pattern in each sequence:
@@ -742,8 +742,7 @@ __device__ __forceinline__ void add_part(const Params& p, uint32 base, const Til
   store_release(p.dq_semaphore + place, turn.is_last ? 0 : turn.number + 1);  // 0: for the next launch
 }
 
-// Producer: one warp. Steps come in descending order, each for all query heads in turn: tiles add to dQ in index
-// order, so a short tile would wait for longer ones at each head if the steps came head by head.
+// Producer: one warp. Steps come in descending order, each for all query heads in turn.
 __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, uint32 base, const Tile& tile) {
   if (threadIdx.x % 32 != 0) return;
   const Segment& segment = tile_segment();

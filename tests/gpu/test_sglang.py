@@ -57,6 +57,23 @@ def test_prompts_and_steps_are_right(
         close(out, stand_in.right(runner, layer, q, ROWS, LENGTHS, queries))
 
 
+@pytest.mark.parametrize("window", [-1, 100])
+@pytest.mark.parametrize("lengths", [[200, 90, 5], [300, 90, 200]], ids=["without a prefix", "behind a prefix"])
+@pytest.mark.parametrize(("dtype", "d"), [(BF16, 128), (HALF, 64), (BF16, 256)])
+def test_prompts_in_small_pages_are_right(
+    monkeypatch: pytest.MonkeyPatch, dtype: Any, d: int, lengths: list[int], window: int
+) -> None:
+    """They are computed as packed sequences."""
+    layer = stand_in.RadixAttention(HEADS, KV_HEADS, d, sliding_window_size=window, scaling=d**-0.5)
+    backend, runner = backend_of(monkeypatch, [layer], 1, dtype=dtype)
+    queries = [200, 90, 5]
+    batch, (q, k, v) = stand_in.batch_of(runner, ROWS, lengths, queries), operands(sum(queries), d, dtype)
+    backend.init_forward_metadata(batch)
+    assert backend.forward_metadata.packed is not None
+    out = backend.forward_extend(q, k, v, layer, batch)
+    close(out, stand_in.right(runner, layer, q, ROWS, lengths, queries))
+
+
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_sinks_and_softcaps_are_right(monkeypatch: pytest.MonkeyPatch, deterministic: bool) -> None:
     layer = stand_in.RadixAttention(HEADS, KV_HEADS, 64, logit_cap=20.0)

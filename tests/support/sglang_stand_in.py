@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import sys
 from dataclasses import dataclass
 from types import ModuleType, SimpleNamespace
@@ -215,8 +216,22 @@ def batch_of(runner: Any, rows: list[int], lengths: list[int], queries: list[int
         seq_lens=torch.tensor(counted, dtype=torch.long, device=table.device),
         spec_info=None,
         extend_seq_lens=None if is_decode else torch.tensor(queries, dtype=torch.int32, device=table.device),
+        extend_seq_lens_cpu=None if is_decode else list(queries),
+        extend_prefix_lens_cpu=None if is_decode else [n - m for n, m in zip(lengths, queries, strict=True)],
         out_cache_loc=torch.cat(places).long() if places else torch.zeros(0, dtype=torch.long, device=table.device),
     )
+
+
+def attend_packed(q: Any, k: Any, v: Any, pattern: Any, **given: Any) -> None:
+    """``varlen_attention`` by its definition, into ``out``."""
+    window = getattr(pattern, "left", k.shape[0])
+    queries, keys = (list(itertools.pairwise(given[name].tolist())) for name in ("cu_seqlens_q", "cu_seqlens_k"))
+    for (first, end), (begin, stop) in zip(queries, keys, strict=True):
+        k_rows, v_rows = (t[begin:stop].float().repeat_interleave(q.shape[1] // k.shape[1], 1) for t in (k, v))
+        logits = torch.einsum("qhd,khd->hqk", q[first:end].float(), k_rows) * given["scale"]
+        away = torch.arange(stop - begin - (end - first), stop - begin)[:, None] - torch.arange(stop - begin)
+        logits.masked_fill_((away < 0) | (away > window), float("-inf"))
+        given["out"][first:end] = torch.einsum("hqk,khd->qhd", logits.softmax(-1), v_rows).to(q.dtype)
 
 
 def right(

@@ -19,11 +19,14 @@ from runtime.errors import ArgumentError
 from runtime.integrations.sglang.layers import (
     ELSEWHERE,
     Layer,
+    PackedKeys,
     Requests,
     Server,
     attend,
+    attend_packed,
     in_pages,
     layer_of,
+    packed_slots,
     sink_of,
     write_page_table,
 )
@@ -102,7 +105,11 @@ class PagedBackend(AttentionBackend):  # type: ignore[misc] # SGLang has no type
             bounds = torch.nn.functional.pad(ends, (1, 0))
         requests = self._memory(count, forward_batch.seq_lens.device)._replace(ahead=self._ahead(forward_batch))
         self._write(forward_batch, requests)
-        self.forward_metadata = requests._replace(cu_seqlens_q=bounds, window_slots=self._window_slots(forward_batch))
+        self.forward_metadata = requests._replace(
+            cu_seqlens_q=bounds,
+            window_slots=self._window_slots(forward_batch),
+            packed=None if bounds is None else self._packed(forward_batch, bounds),
+        )
 
     def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
         """Allocate the metadata that CUDA graphs read.
@@ -205,9 +212,13 @@ class PagedBackend(AttentionBackend):  # type: ignore[misc] # SGLang has no type
             slots = requests.window_slots if self._step is None else self._window_slots(forward_batch)
             places = KVWriteLoc(forward_batch.out_cache_loc, slots)
             pool.set_kv_buffer(layer, places, k, v, layer.k_scale, layer.v_scale)
-        buffers = zip(("k_buffer", "v_buffer"), pool.get_kv_buffer(layer.layer_id), strict=True)
-        k_cache, v_cache = (in_pages(name, each, mine, self.page_size) for name, each in buffers)
         keeps_window = layer.layer_id in self._window_layers
+        buffers = pool.get_kv_buffer(layer.layer_id)
+        rows = _packed_rows(requests.packed, k, v, buffers, keeps_window=keeps_window)
+        if rows is not None:
+            return attend_packed(mine, q, rows, requests, sink=sink)
+        named = zip(("k_buffer", "v_buffer"), buffers, strict=True)
+        k_cache, v_cache = (in_pages(name, each, mine, self.page_size) for name, each in named)
         table: Any = requests.window_table if keeps_window else requests.block_table
         return attend(
             mine,
@@ -265,6 +276,19 @@ class PagedBackend(AttentionBackend):  # type: ignore[misc] # SGLang has no type
         if requests.window_table is not None:
             slots = self.token_to_kv_pool.translate_loc_from_full_to_swa(slots)
             write_page_table(slots, self.page_size, requests.window_table)
+
+    def _packed(self, forward_batch: Any, bounds: torch.Tensor) -> PackedKeys | None:
+        """Keys of a batch of prompts, if layers compute it over packed keys."""
+        counts, prefixes = forward_batch.extend_seq_lens_cpu, forward_batch.extend_prefix_lens_cpu
+        if counts is None or prefixes is None or self._batch_invariant:
+            return None
+        requests, queries, before = forward_batch.batch_size, sum(counts), sum(prefixes)
+        if not self._server.packs(requests=requests, queries=queries, keys=queries + before):
+            return None
+        if not before:
+            return PackedKeys(bounds, None)
+        rows, lengths = forward_batch.req_pool_indices[:requests], forward_batch.seq_lens[:requests]
+        return packed_slots(self.req_to_token, rows, lengths, queries + before)
 
     def _window_slots(self, forward_batch: Any) -> torch.Tensor | None:
         """Where layers that keep a window write K and V."""
@@ -360,3 +384,22 @@ def _window_layers(pool: Any) -> frozenset[int]:
     if not isinstance(pool, BaseSWAKVPool):
         return frozenset()
     return frozenset(layer for layer, (_, is_window) in pool.layers_mapping.items() if is_window)
+
+
+def _packed_rows(
+    packed: PackedKeys | None, k: Any, v: Any, buffers: tuple[torch.Tensor, torch.Tensor], *, keeps_window: bool
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """K and V of packed keys; None for a layer that reads pages.
+
+    Args:
+        packed: keys of the batch; None if it reads pages.
+        k, v: of the queries; None for a layer that reads the cache of another.
+        buffers: K and V of the token pool.
+        keeps_window: whether the pool keeps a window of the layer's keys.
+    """
+    if packed is None or (packed.slots is None and k is None) or (packed.slots is not None and keeps_window):
+        return None
+    if packed.slots is None:
+        return k, v
+    k_buffer, v_buffer = (each.index_select(0, packed.slots) for each in buffers)
+    return k_buffer, v_buffer

@@ -8,14 +8,19 @@ from typing import Any, NamedTuple
 import torch
 
 from codegen.arch import ARCHS
+from codegen.problem import PAGE_ROWS
+from codegen.select.paged import PREFILL_QUERIES
 from runtime.errors import ArgumentError
 from runtime.ops.paged import paged_attention
 from runtime.ops.paged_calls import HEAD_DIMS
+from runtime.ops.varlen import varlen_attention
 from runtime.patterns import Causal, Pattern, SlidingWindow
 
 NAME = "block_sparse"
 """Name of the backend in SGLang."""
 ELSEWHERE = "select another --attention-backend, such as fa3, for this model"
+MOST_PACKED = 2**17
+"""Keys of a batch of prompts that are copied out of pages, 0.5 GB in a layer with 8 K/V heads of 128."""
 CACHES = ("auto", "bf16", "bfloat16", "fp8_e4m3")
 """Values of ``--kv-cache-dtype``."""
 _HEAD_SIZES = "head sizes are {}, with an e4m3 cache {}".format(
@@ -68,6 +73,35 @@ class Server:
         """Whether the cache is e4m3."""
         return self.cache == torch.float8_e4m3fn
 
+    @property
+    def has_fast_prompts(self) -> bool:
+        """Whether a prefill kernel reads the pages of prompts."""
+        hopper = any(arch.has_wgmma and arch.compute_capability == self.capability for arch in ARCHS.values())
+        return hopper and self.page_size >= PAGE_ROWS
+
+    def packs(self, *, requests: int, queries: int, keys: int) -> bool:
+        """Whether a batch of prompts is computed over packed keys, as packed sequences.
+
+        Args:
+            requests: of the batch.
+            queries: of all requests.
+            keys: of all requests.
+        """
+        many = queries >= PREFILL_QUERIES * requests and keys <= MOST_PACKED
+        return many and not self.is_e4m3 and not self.has_fast_prompts
+
+
+class PackedKeys(NamedTuple):
+    """Keys of prompts in one tensor, sequence after sequence.
+
+    Attributes:
+        cu_seqlens: int32 (batch + 1,), first key of each request, then the end of the last one.
+        slots: int64 (keys,), their places in the token pool; None if they are the tokens of the prompts.
+    """
+
+    cu_seqlens: torch.Tensor
+    slots: torch.Tensor | None
+
 
 class Requests(NamedTuple):
     """The requests of a batch.
@@ -80,6 +114,7 @@ class Requests(NamedTuple):
         window_table: as block_table, pages of layers that keep only a window of keys; None without such layers.
         window_slots: (tokens,), where such layers write K and V; None without such layers.
         ahead: keys of each request that SGLang's batch does not count, and ``seq_lens`` does.
+        packed: keys of prompts whose pages no kernel reads fast; None where layers read pages.
     """
 
     block_table: torch.Tensor
@@ -88,6 +123,7 @@ class Requests(NamedTuple):
     window_table: torch.Tensor | None = None
     window_slots: torch.Tensor | None = None
     ahead: int = 0
+    packed: PackedKeys | None = None
 
 
 class Layer(NamedTuple):
@@ -249,4 +285,63 @@ def attend(
             batch_invariant=batch_invariant,
             **factors,
         )
+    return out.flatten(1)
+
+
+def packed_slots(req_to_token: torch.Tensor, rows: torch.Tensor, seq_lens: torch.Tensor, keys: int) -> PackedKeys:
+    """Places of the keys of requests, without a synchronization.
+
+    Args:
+        req_to_token: integers (requests of the pool, tokens), slots of SGLang's requests.
+        rows: (batch,), rows of the requests in it.
+        seq_lens: (batch,), keys of each request.
+        keys: of all requests. Those behind the last request have any slot.
+    """
+    ends = torch.cumsum(seq_lens, 0, dtype=torch.int32)
+    cu_seqlens = torch.nn.functional.pad(ends, (1, 0))
+    key = torch.arange(keys, dtype=torch.int32, device=rows.device)
+    request = torch.searchsorted(ends, key, right=True).clamp(max=rows.shape[0] - 1)
+    positions = (key - cu_seqlens[request]).clamp(max=req_to_token.shape[1] - 1)
+    return PackedKeys(cu_seqlens, req_to_token[rows[request], positions].long())
+
+
+def attend_packed(
+    layer: Layer,
+    query: torch.Tensor,
+    rows: tuple[torch.Tensor, torch.Tensor],
+    requests: Requests,
+    *,
+    sink: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Compute a call of prompts as packed sequences.
+
+    Args:
+        layer: the layer.
+        query: (tokens, heads * head_size).
+        rows: K and V of ``requests.packed``, (keys, kv_heads, head_size), in the same order.
+        requests: of the tokens.
+        sink: as for ``attend``.
+
+    Returns:
+        (tokens, heads * head_size). Tokens of no request are not written.
+
+    Raises:
+        ArgumentError: naming the argument, before anything is launched.
+    """
+    assert requests.packed is not None and requests.cu_seqlens_q is not None
+    q = query.view(-1, layer.heads, layer.head_size)
+    k, v = (each.view(-1, layer.kv_heads, layer.head_size) for each in rows)
+    out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    varlen_attention(
+        q,
+        k,
+        v,
+        layer.pattern,
+        cu_seqlens_q=requests.cu_seqlens_q,
+        cu_seqlens_k=requests.packed.cu_seqlens,
+        scale=layer.scale,
+        softcap=layer.softcap,
+        sink=sink,
+        out=out,
+    )
     return out.flatten(1)

@@ -79,6 +79,90 @@ def test_prompts_and_steps_are_those_of_the_definition(
     assert isinstance(prompts["pattern"], kind) and "k_scale" not in prompts and prompts["batch_invariant"] is False
 
 
+@pytest.mark.parametrize("window", [-1, 33])
+@pytest.mark.parametrize("lengths", [[90, 70, 5], [300, 70, 5]], ids=["without a prefix", "behind a prefix"])
+def test_prompts_in_small_pages_are_packed(
+    calls: Any, monkeypatch: pytest.MonkeyPatch, lengths: list[int], window: int
+) -> None:
+    packed: list[Any] = []
+    monkeypatch.setattr(
+        layers, "varlen_attention", lambda *given, **more: packed.append(stand_in.attend_packed(*given, **more))
+    )
+    module, layer = stand_in.install(monkeypatch), layer_of(sliding_window_size=window)
+    runner = stand_in.runner_of([layer], 1, slots=4097)
+    backend, queries = module.PagedBackend(runner), [90, 70, 5]
+    batch = stand_in.batch_of(runner, ROWS, lengths, queries)
+    q, k, v = operands(sum(queries))
+    backend.init_forward_metadata(batch)
+    out = backend.forward_extend(q, k, v, layer, batch)
+    expected = stand_in.right(runner, layer, q, ROWS, lengths, queries)
+    torch.testing.assert_close(out.float(), expected, atol=2e-2, rtol=2e-2)
+    assert len(packed) == 1 and not calls
+    # A layer that reads the cache of another has no K of its own.
+    again = backend.forward_extend(q, None, None, layer, batch)
+    torch.testing.assert_close(again.float(), expected, atol=2e-2, rtol=2e-2)
+    assert (len(packed), len(calls)) == ((1, 1) if lengths == queries else (2, 0))
+
+
+@pytest.mark.parametrize("prefix", [0, 30])
+def test_a_window_of_keys_is_read_in_pages_behind_a_prefix(
+    calls: Any, monkeypatch: pytest.MonkeyPatch, prefix: int
+) -> None:
+    """The pool may have dropped older keys."""
+    packed: list[Any] = []
+    monkeypatch.setattr(
+        layers, "varlen_attention", lambda *given, **more: packed.append(stand_in.attend_packed(*given, **more))
+    )
+    module = stand_in.install(monkeypatch)
+    model = [layer_of(), layer_of(layer_id=1, sliding_window_size=40)]
+    runner = stand_in.runner_of(model, 1, pool=stand_in.WindowPool)
+    backend, batch = module.PagedBackend(runner), stand_in.batch_of(runner, [1], [60 + prefix], [60])
+    backend.init_forward_metadata(batch)
+    q, k, v = operands(60)
+    for layer in model:
+        out = backend.forward_extend(q, k, v, layer, batch)
+        expected = stand_in.right(runner, layer, q, [1], [60 + prefix], [60])
+        torch.testing.assert_close(out.float(), expected, atol=2e-2, rtol=2e-2)
+    assert (len(packed), len(calls)) == ((1, 1) if prefix else (2, 0))
+
+
+@pytest.mark.parametrize(
+    ("fields", "settings", "capability"),
+    [
+        ({"page_size": 16}, {}, (9, 0)),
+        ({"page_size": 1, "cache": E4M3}, {}, (9, 0)),
+        ({"page_size": 1}, {"deterministic": True}, (9, 0)),
+    ],
+    ids=["large pages", "an e4m3 cache", "deterministic inference"],
+)
+def test_other_prompts_read_pages(
+    calls: Any, monkeypatch: pytest.MonkeyPatch, fields: Any, settings: Any, capability: tuple[int, int]
+) -> None:
+    module, layer = stand_in.install(monkeypatch, **settings), layer_of()
+    runner = stand_in.runner_of([layer], slots=4096, **fields)
+    backend, batch = module.PagedBackend(runner), stand_in.batch_of(runner, [1], [200], [100])
+    backend.init_forward_metadata(batch)
+    backend.forward_extend(*operands(100), layer, batch)
+    assert len(calls) == 1 and backend.forward_metadata.packed is None
+
+
+def test_which_prompts_are_packed() -> None:
+    def packs(capability: tuple[int, int] = (9, 0), page: int = 1, **given: int) -> bool:
+        server = layers.Server(BF16, BF16, "auto", page, capability, {})
+        return server.packs(**{"requests": 2, "queries": 64, "keys": 64} | given)
+
+    assert packs() and packs(page=8) and not packs(page=16) and packs((8, 9), page=64)
+    assert not packs(queries=63) and packs(keys=layers.MOST_PACKED) and not packs(keys=layers.MOST_PACKED + 1)
+
+
+def test_places_of_keys_need_no_exact_number_of_them() -> None:
+    """A batch that is padded may count more keys than its requests have."""
+    table = torch.arange(40).view(4, 10).int()
+    found = layers.packed_slots(table, torch.tensor([2, 0, 1]), torch.tensor([3, 0, 2]), 7)
+    assert found.cu_seqlens.tolist() == [0, 3, 3, 5] and found.slots is not None
+    assert found.slots[:5].tolist() == [20, 21, 22, 10, 11] and found.slots.shape == (7,)
+
+
 def test_a_layer_without_k_reads_the_cache_alone(calls: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     module, layer = stand_in.install(monkeypatch), layer_of()
     runner = stand_in.runner_of([layer], 16)
@@ -128,8 +212,8 @@ def test_layers_that_keep_a_window_have_slots_of_their_own(
     order = torch.randperm(1024 // page_size)[:, None] * page_size + torch.arange(page_size)
     runner.token_to_kv_pool.mapping[:-1] = order.flatten()
     backend = module.PagedBackend(runner)
-    rows, lengths, queries = [1], [120], [60]
-    batch, (q, k, v) = stand_in.batch_of(runner, rows, lengths, queries), operands(60)
+    rows, lengths, queries = [1], [120], [20]
+    batch, (q, k, v) = stand_in.batch_of(runner, rows, lengths, queries), operands(20)
     backend.init_forward_metadata(batch)
     for layer in model:
         out = backend.forward_extend(q, k, v, layer, batch)

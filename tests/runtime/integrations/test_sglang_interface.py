@@ -28,6 +28,7 @@ absent.without_torchvision()
 
 import paged_oracle  # noqa: E402
 import sglang_selections as cases  # noqa: E402
+import sglang_stand_in  # noqa: E402
 from sglang.srt import plugins, runtime_context  # noqa: E402
 from sglang.srt.arg_groups import choices  # noqa: E402
 from sglang.srt.layers.attention import attention_registry  # noqa: E402
@@ -68,7 +69,7 @@ def unregistered() -> Iterator[None]:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]]]:
-    """Calls of ``paged_attention`` by the definition, on an H100 that there need not be, with default settings."""
+    """Calls of ``paged_attention`` and ``varlen_attention`` by the definition, on an H100 that there need not be, with default settings."""
     torch.manual_seed(0)
     found: list[dict[str, Any]] = []
 
@@ -76,7 +77,12 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]]]:
         found.append({"q": q, "k_cache": k_cache, "pattern": pattern, **given})
         return paged_oracle.attend(q, k_cache, v_cache, pattern, **given)
 
+    def attend_packed(*tensors: Any, **given: Any) -> None:
+        found.append(given)
+        sglang_stand_in.attend_packed(*tensors, **given)
+
     monkeypatch.setattr(layers, "paged_attention", attend)
+    monkeypatch.setattr(layers, "varlen_attention", attend_packed)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *device: (9, 0))
     with runtime_context.get_context().override_server_args():  # SGLang's default settings
         yield found
@@ -246,6 +252,8 @@ def batch_of(runner: Any, rows: list[int], lengths: list[int], queries: list[int
         seq_lens_sum=sum(lengths),
         extend_seq_lens=None if is_decode else torch.tensor(queries, dtype=torch.int32),
         extend_prefix_lens=None if is_decode else torch.tensor(prefixes, dtype=torch.int32),
+        extend_seq_lens_cpu=None if is_decode else queries,
+        extend_prefix_lens_cpu=None if is_decode else prefixes,
     )
 
 

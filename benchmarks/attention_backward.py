@@ -290,13 +290,13 @@ def show(report: Fields) -> None:
         console.print(f"{'; '.join(dict.fromkeys(names))}: {label} has no time: {why}", markup=False, soft_wrap=True)
 
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "guide" / "training.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "notebook" / "results.md"
 MARKERS = "<!-- gradients:begin -->", "<!-- gradients:end -->"
 ALWAYS = ("SDPA cuDNN", "SDPA flash", "FlexAttention")  # the first columns of peers
 
 
 def page_table(report: Fields) -> str:
-    """The table of docs/guide/training.md."""
+    """The table of docs/notebook/results.md."""
     timed_labels = {label for record in report["rows"] for label in record["results"]}
     labels = [ANY_ORDER, *ALWAYS, *sorted(timed_labels - {OURS, ANY_ORDER, *ALWAYS})]
     lines = [
@@ -340,7 +340,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--from", dest="earlier", type=Path, metavar="FILE", help="show an earlier run's JSON")
     parser.add_argument("--rows", default="", metavar="TEXT", help="rows whose names contain this text")
     parser.add_argument("--all-peers", action="store_true", help="stop at once if a peer cannot be imported")
-    parser.add_argument("--page", action="store_true", help="with --from: write the table of docs/guide/training.md")
+    parser.add_argument("--page", action="store_true", help="with --from: write the table of docs/notebook/results.md")
     parser.add_argument("--prologue", action="store_true", help=f"time what is no main kernel: {LONG.name}")
     options = parser.parse_args(arguments)
     if options.earlier and options.prologue:

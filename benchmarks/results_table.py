@@ -187,9 +187,15 @@ def caption(verified: dict[str, Receipt], page_folder: Path) -> str:
     return text
 
 
-def overview(rows: Mapping[str, Mapping[str, Any]]) -> str:
-    """The table of one row of each kind, from the rows of benchmarks/models.py."""
-    records = [rows[name] for name in OVERVIEW]
+def overview(rows: Mapping[str, Mapping[str, Any]], names: Sequence[str] = OVERVIEW, notebook: str = "") -> str:
+    """A table of rows of benchmarks/models.py.
+
+    Args:
+        rows: all rows by name.
+        names: those of the table.
+        notebook: path of docs/notebook from the page of the table, with a slash at its end.
+    """
+    records = [rows[name] for name in names]
     name = partial(models_page.row_name, is_current=models_page.is_current)
     cells = [
         [row[0], record["model"], record["dtype"], *row[1:]]
@@ -197,12 +203,18 @@ def overview(rows: Mapping[str, Mapping[str, Any]]) -> str:
     ]
     devices = " and ".join(sorted({f"{record['device']}, driver {record['driver']}" for record in records}))
     text = (
-        f"{devices}; medians in microseconds, single calls / back to back ([how they are taken](measuring.md)). A "
-        "ratio is the time of the best peer over ours; bold: behind a peer. [All rows of models](models.md)."
+        f"{devices}; medians in microseconds, single calls / back to back ([how they are "
+        f"taken]({notebook}measuring.md)). A ratio is the time of the best peer over ours; bold: behind a peer. [All "
+        f"rows of models]({notebook}models.md)."
     )
     lines = [line(row) for row in cells]
     headings = ("row", "model", "dtype", "ours", "best peer", "its time", "ratio")
     return "\n".join([with_note(text, lines), "", *models_page.table(headings, cells)])
+
+
+def gradients_of_models(rows: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Names of the rows that are gradients of attention."""
+    return [name for name, record in rows.items() if record["backward"] and "pattern" in record["shape"]]
 
 
 def readme_picture(rows: Mapping[str, Mapping[str, Any]]) -> str:
@@ -497,6 +509,9 @@ def main() -> int:
             **{name: full_table(json.loads(path.read_text(encoding="utf-8"))) for name, path in OTHER_DEVICES.items()},
             **data_tables(measured),
             "results": table(specs, GENERATED, notebook),
+        },
+        ROOT / "docs" / "guide" / "training.md": {
+            "model-gradients": overview(models, gradients_of_models(models), "../notebook/")
         },
         notebook / "measuring.md": {
             "host": host_page.table(read(HOST)),

@@ -328,6 +328,7 @@ def test_every_page_is_checked(changed: str, monkeypatch: pytest.MonkeyPatch) ->
     assert checked == [
         ("README.md", ["picture"], True),
         ("docs/notebook/results.md", sorted([*PAGE, "results"]), True),
+        ("docs/guide/training.md", ["model-gradients"], True),
         ("docs/notebook/measuring.md", ["few-columns", "host", "host-calls"], True),
         ("docs/reference/expressions.md", ["speed"], True),
         ("docs/notebook/fp8.md", ["fp8-speed"], True),

@@ -106,6 +106,27 @@ def test_prompts_behind_steps_are_right(dtype: Any, d: int, page: int, window: i
     assert out[:7].isnan().all()
 
 
+@pytest.mark.parametrize("window", [None, 100])
+@pytest.mark.parametrize(("dtype", "d"), [(BF16, 128), (HALF, 64)])
+def test_new_prompts_with_sinks_are_packed(dtype: Any, d: int, window: int | None) -> None:
+    """No prefill kernel over pages has sinks. K and V of the tokens are read, and pages are not."""
+    batch = batch_of((300, 200), (300, 200))._replace(tokens=slice(7, 507), are_new=True)
+    layer, sink = Layer(HEADS, KV_HEADS, d, d**-0.5, window), torch.randn(HEADS, device="cuda")
+    layer.prepare(dtype, sink)
+    q, (k, v) = queries_of(d, dtype, 507), torch.randn(2, 507, KV_HEADS, d, device="cuda").to(dtype)
+    cache, out, one = cache_of(90, 16, d, dtype), torch.full_like(q, float("nan")), torch.tensor(1.0, device="cuda")
+    layer.attend("layer", q, cache.fill_(float("nan")), batch, out, k_scale=one, v_scale=one, new=(k, v))
+    for first, length in ((7, 300), (307, 200)):
+        rows = slice(first, first + length)
+        keys, values = (t[rows].float().repeat_interleave(HEADS // KV_HEADS, 1) for t in (k, v))
+        logits = torch.einsum("qhd,khd->hqk", q[rows].float(), keys) * layer.scale
+        away = torch.arange(length, device="cuda")[:, None] - torch.arange(length, device="cuda")
+        logits.masked_fill_((away < 0) | (away >= (window or length)), float("-inf"))
+        weights = torch.cat([logits, sink[:, None, None].expand(-1, length, 1)], -1).softmax(-1)[..., :-1]
+        expected = torch.einsum("hqk,khd->qhd", weights, values)
+        torch.testing.assert_close(out[rows].float(), expected, atol=1e-2, rtol=1e-2)
+
+
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("window", [None, 100])
 def test_windows_sinks_and_softcaps_are_right(window: int | None, causal: bool) -> None:

@@ -96,6 +96,7 @@ def common_metadata(bounds: list[int], lengths: Any, table: Any) -> Any:
         query_start_loc=on_cpu.to(lengths.device),
         query_start_loc_cpu=on_cpu,
         seq_lens=lengths,
+        seq_lens_cpu_upper_bound=lengths.cpu(),
         num_reqs=len(bounds) - 1,
         num_actual_tokens=bounds[-1],
         max_query_len=int(on_cpu.diff().max()),

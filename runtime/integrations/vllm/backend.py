@@ -35,6 +35,7 @@ from runtime.integrations.vllm.layers import (
     Layer,
     Most,
     Requests,
+    are_new,
     explained,
     unserved,
 )
@@ -183,6 +184,7 @@ class PagedMetadataBuilder(AttentionMetadataBuilder[PagedMetadata]):  # type: ig
             raise ArgumentError("causal", reason)
         few, _, few_tokens, many_tokens = split_decodes_and_prefills(batch, self.reorder_batch_threshold)
         bounds, parts = batch.query_start_loc, []
+        most = getattr(batch, "seq_lens_cpu_upper_bound", None)
         for first, end, first_token, tokens in (
             (0, few, 0, few_tokens),
             (few, batch.num_reqs, few_tokens, many_tokens),
@@ -197,6 +199,8 @@ class PagedMetadataBuilder(AttentionMetadataBuilder[PagedMetadata]):  # type: ig
                 min(batch.max_query_len, self.reorder_batch_threshold) if end == few else batch.max_query_len,
                 batch.causal,
                 slice(first_token, first_token + tokens),
+                end > few
+                and are_new(batch.query_start_loc_cpu.diff()[first:end], None if most is None else most[first:end]),
             )
             parts.append(part)
         return PagedMetadata(tuple(parts), batch.slot_mapping)
@@ -280,7 +284,7 @@ class PagedImpl(AttentionImpl[PagedMetadata]):  # type: ignore[misc]
         Args:
             layer: vLLM's layer, with the factors of an e4m3 cache.
             query: (tokens, num_heads, head_size).
-            key, value: not read.
+            key, value: (tokens, num_kv_heads, head_size); read for prompts that have no fast kernel over pages.
             kv_cache: (pages, num_kv_heads, page_size, 2 * head_size).
             attn_metadata: metadata of the batch; None in a run that measures memory, whose result is 0.
             output: (tokens, num_heads, head_size), where to write the result.
@@ -298,8 +302,9 @@ class PagedImpl(AttentionImpl[PagedMetadata]):  # type: ignore[misc]
         if attn_metadata is None:
             return output.fill_(0)
         scales = {"k_scale": layer._k_scale, "v_scale": layer._v_scale}
+        new = None if key is None or self.kv_sharing_target_layer_name is not None else (key, value)
         for part in attn_metadata.parts:
-            self._layer.attend(layer.layer_name, query, kv_cache, part, output, **scales)
+            self._layer.attend(layer.layer_name, query, kv_cache, part, output, new=new, **scales)
         return output
 
     def do_kv_cache_update(

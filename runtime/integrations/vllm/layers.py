@@ -9,13 +9,14 @@ from typing import Any, NamedTuple
 import torch
 
 from codegen.arch import ARCHS
-from codegen.select.paged import queries_of_kernels
+from codegen.select.paged import PREFILL_QUERIES, PagedCall, queries_of_kernels
 from runtime.errors import ArgumentError
 from runtime.integrations.vllm.policies import LayerCall, Policy
 from runtime.key_lists import KeyLists
-from runtime.ops.attention_choice import arch_of
+from runtime.ops.attention_choice import DTYPES, arch_of
 from runtime.ops.paged import paged_attention, paged_workspace
-from runtime.ops.paged_calls import HEAD_DIMS
+from runtime.ops.paged_calls import HEAD_DIMS, verified_packs
+from runtime.ops.varlen import varlen_attention
 from runtime.patterns import Causal, Dense, Pattern, SlidingWindow
 
 NAME = "CUSTOM"
@@ -43,6 +44,21 @@ HINTS = {
     "PCP": "context parallelism divides the keys of a request: --prefill-context-parallel-size 1",
 }
 """What is served, by the beginning of vLLM's reason."""
+
+
+_PROMPT = 4096
+"""Tokens of a long prompt."""
+
+
+def are_new(queries: torch.Tensor, keys: torch.Tensor | None) -> bool:
+    """Whether requests are prompts without earlier keys, of many queries on average.
+
+    Args:
+        queries: (requests,), queries of each request, on the CPU.
+        keys: (requests,), keys of each request or more, on the CPU; None if not known there.
+    """
+    many = int(queries.sum()) >= PREFILL_QUERIES * queries.shape[0]
+    return keys is not None and many and bool((queries == keys).all())
 
 
 def explained(reasons: list[str]) -> list[str]:
@@ -90,6 +106,7 @@ class Requests(NamedTuple):
         max_query_len: queries of a request at most.
         causal: whether a query sees no later keys.
         tokens: their tokens in the batch, and padding behind them.
+        are_new: whether they are prompts without earlier keys, of many queries each.
     """
 
     block_table: torch.Tensor
@@ -98,6 +115,7 @@ class Requests(NamedTuple):
     max_query_len: int
     causal: bool
     tokens: slice
+    are_new: bool = False
 
 
 class Most(NamedTuple):
@@ -150,6 +168,7 @@ class Layer:
         left = None if self.window is None else self.window - 1
         self._causal: Pattern = Causal() if left is None else SlidingWindow(left)
         self._all: Pattern = Dense() if left is None else SlidingWindow(left, left)
+        self._packs = False
 
     def prepare(self, dtype: torch.dtype, sink: torch.Tensor | None) -> None:
         """Allocate memory and load the kernel, on the current GPU. Called again, it clears the memory.
@@ -168,8 +187,24 @@ class Layer:
             sizes = (batch, self.most.tokens, self.heads, self.kv_heads)
         if not self.batch_invariant or self.most is not None:
             self.workspace = _workspace(device, self.head_size, sizes, self.batch_invariant).zero_()
+        self._packs = self._has_slow_prompts(arch_of(torch.device("cuda", device)), dtype)
         group, has_sink = self.heads // self.kv_heads, sink is not None
         _load(device, dtype, self.head_size, group, is_e4m3=self.is_e4m3, has_sink=has_sink, softcap=self.softcap)
+
+    def _has_slow_prompts(self, arch: str, dtype: torch.dtype) -> bool:
+        """Whether no prefill kernel computes prompts of the layer, and packed sequences have its results."""
+        options: dict[str, Any] = {"sink": self.sink is not None, "softcap": self.softcap}
+        name = DTYPES[dtype]
+        call = PagedCall(
+            *(arch, name, self.head_size, self.heads, self.kv_heads),
+            queries=_PROMPT,
+            requests=1,
+            page_size=PAGE_SIZES[0],
+            max_keys=_PROMPT,
+            verified=verified_packs(arch, name, self.head_size, **options),
+            **options,
+        )
+        return bool(call.decode_reason()) and not self.is_e4m3 and not self.batch_invariant
 
     def caches(self, kv_cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """K and V (pages, kv_heads, page_size, head_size) of vLLM's cache, whose rows have both."""
@@ -188,6 +223,7 @@ class Layer:
         *,
         k_scale: torch.Tensor,
         v_scale: torch.Tensor,
+        new: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> None:
         """Compute a call.
 
@@ -199,6 +235,8 @@ class Layer:
             out: (tokens, heads, head_size), where to write the result.
             k_scale: float32 of 1 or kv_heads elements: K is an e4m3 cache times k_scale.
             v_scale: the same for V.
+            new: K and V (tokens, kv_heads, head_size) of the batch's tokens; None for a layer that reads the cache of
+                another.
 
         Raises:
             ArgumentError: naming the argument, before anything is launched.
@@ -211,6 +249,11 @@ class Layer:
             call = LayerCall(name, query, k_cache, v_cache, *requests[:4])
             chosen = self.policy(call)
             pattern = pattern if chosen is None else chosen
+        if self._packs and requests.are_new and new is not None and isinstance(pattern, Pattern):
+            k, v = (rows[requests.tokens] for rows in new)
+            options: dict[str, Any] = {"scale": self.scale, "softcap": self.softcap, "sink": self.sink}
+            varlen_attention(query, k, v, pattern, cu_seqlens_q=requests.cu_seqlens_q, out=out, **options)
+            return
         paged_attention(
             query,
             k_cache,

@@ -101,6 +101,57 @@ def test_a_batch_of_prompts_and_steps_is_that_of_torch(calls: Any, window: int |
     assert calls[0]["out"].data_ptr() == out.data_ptr() and calls[0]["layout"] == "HND"
 
 
+def test_prompts_without_a_prefill_kernel_are_packed(calls: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If all of their keys are new, and no policy chooses among these."""
+    packed: list[Any] = []
+
+    def attend_packed(*tensors: Any, **given: Any) -> None:
+        packed.append((*tensors, given))
+
+    monkeypatch.setattr(layers, "varlen_attention", attend_packed)
+    layer, tokens = Layer(8, 2, 64, 0.2, softcap=30.0, sink=torch.zeros(8)), 70
+    layer._packs = layer._has_slow_prompts("sm_90a", BF16)
+    batch = requests(16)._replace(tokens=slice(1, 1 + tokens), are_new=True)
+    cache, one = cache_of(batch, 16), torch.tensor(1.0)
+    q, k, v = (torch.randn(sum(QUERIES), heads, 64).bfloat16() for heads in (8, 2, 2))
+    out = torch.zeros_like(q)
+    scales: dict[str, Any] = {"k_scale": one, "v_scale": one}
+    layer.attend("model.layers.3.attn", q, cache, batch, out, new=(k, v), **scales)
+    ((*tensors, pattern, options),) = packed
+    assert all(torch.equal(found, whole[1:71]) for found, whole in zip(tensors, (q, k, v), strict=True))
+    assert isinstance(pattern, Causal) and options["out"].data_ptr() == out[1:].data_ptr()
+    assert (options["softcap"], options["scale"], options["sink"]) == (30.0, 0.2, layer.sink)
+    plain = Layer(8, 2, 64, 0.2)
+    plain._packs = True
+    for is_new, rows in ((False, (k, v)), (True, None)):
+        plain.attend("layer", q, cache, requests(16)._replace(are_new=is_new), out, new=rows, **scales)
+    assert len(packed) == 1 and len(calls) == 2
+
+
+@pytest.mark.parametrize(
+    ("layer", "arch", "packs"),
+    [
+        (Layer(8, 2, 64, 0.2), "sm_90a", False),
+        (Layer(8, 2, 64, 0.2), "sm_89", True),
+        (Layer(8, 2, 64, 0.2, sink=torch.zeros(8)), "sm_90a", True),
+        (Layer(8, 2, 64, 0.2, softcap=30.0), "sm_90a", True),
+        (Layer(8, 2, 64, 0.2, is_e4m3=True), "sm_89", False),
+        (Layer(8, 2, 64, 0.2, batch_invariant=True), "sm_89", False),
+    ],
+    ids=["fast prompts", "Ada", "sinks", "softcap", "e4m3", "batch-invariant"],
+)
+def test_which_layers_pack_prompts(layer: Layer, arch: str, packs: bool) -> None:
+    assert layer._has_slow_prompts(arch, BF16) == packs
+
+
+def test_prompts_whose_keys_are_all_new() -> None:
+    def new(queries: list[int], keys: list[int] | None) -> bool:
+        return layers.are_new(torch.tensor(queries), None if keys is None else torch.tensor(keys))
+
+    assert new([40, 60], [40, 60]) and new([1, 63], [1, 63])
+    assert not new([40, 60], [40, 61]) and not new([1, 62], [1, 62]) and not new([40], None)
+
+
 @pytest.mark.parametrize("scales", [(0.5, 0.75), ([0.5, 0.5], [0.75, 0.75])], ids=["one", "of heads"])
 def test_factors_of_an_e4m3_cache_are_the_layers(calls: Any, scales: Any) -> None:
     """vLLM keeps e4m3 as uint8, and a factor without dimensions or one for each KV head."""
@@ -142,6 +193,7 @@ def test_preparing_allocates_memory_once_and_clears_it_again(monkeypatch: pytest
     layers._workspace.cache_clear()
     monkeypatch.setattr(layers, "paged_workspace", allocate)
     monkeypatch.setattr(layers, "_load", lambda *args, **options: None)
+    monkeypatch.setattr(layers, "arch_of", lambda device: "sm_90a")
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     one, other = (Layer(8, 2, 64, 0.2) for _ in range(2))
     one.prepare(BF16, torch.ones(8, dtype=BF16))

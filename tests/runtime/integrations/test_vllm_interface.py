@@ -239,6 +239,7 @@ def common(lengths: list[int], queries: list[int], page: int = PAGE, padding: in
         block_table_tensor=table,
         slot_mapping=torch.cat([*slots, torch.full((padding,), -1)]),
         causal=causal,
+        seq_lens_cpu_upper_bound=torch.tensor([*lengths, *[0] * padding], dtype=torch.int32),
     )
 
 
@@ -252,11 +253,19 @@ def test_metadata_of_steps_are_vllms_own_tensors() -> None:
     made = builder()
     for found in (made.build(0, batch), made.build_for_cudagraph_capture(batch), made.build_for_drafting(batch, 0)):
         assert found.slot_mapping is batch.slot_mapping
-        ((table, lengths, bounds, longest, causal, tokens),) = found.parts
+        ((table, lengths, bounds, longest, causal, tokens, are_new),) = found.parts
         pairs = ((table, batch.block_table_tensor), (lengths, batch.seq_lens), (bounds, batch.query_start_loc))
         assert all(ours.data_ptr() == theirs.data_ptr() and ours.shape == theirs.shape for ours, theirs in pairs)
-        assert (longest, causal, tokens) == (1, True, slice(0, 4))
+        assert (longest, causal, tokens, are_new) == (1, True, slice(0, 4), False)
         made.update_draft_decode_metadata(found)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "queries", "found"),
+    [([80, 70], [80, 70], True), ([90, 70], [80, 70], False), ([30, 5], [30, 5], False), ([40, 80], [1, 80], True)],
+)
+def test_prompts_without_earlier_keys_are_known(lengths: list[int], queries: list[int], found: bool) -> None:
+    assert builder().build(0, common(lengths, queries)).parts[-1].are_new == found
 
 
 def test_steps_and_prompts_are_two_parts() -> None:

@@ -203,7 +203,7 @@ def overview(rows: Mapping[str, Mapping[str, Any]], names: Sequence[str] = OVERV
     ]
     devices = " and ".join(sorted({f"{record['device']}, driver {record['driver']}" for record in records}))
     text = (
-        f"{devices}; medians in microseconds, single calls / back to back ([how they are "
+        f"{devices}; normal inputs; medians in microseconds, single calls / back to back ([how they are "
         f"taken]({notebook}measuring.md)). A ratio is the time of the best peer over ours; bold: behind a peer. [All "
         f"rows of models]({notebook}models.md)."
     )

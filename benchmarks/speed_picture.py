@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any, NamedTuple
 
+from models_page import written
 from records import BACK_TO_BACK, OURS
 
 from runtime.tools.report.svg import Drawing
@@ -92,8 +93,9 @@ def caption(records: Mapping[str, Mapping[str, Any]], *, changed: bool) -> str:
     every = {peer: [_ratio(bars(row), peer) for row in shown.values()] for peer in ("FA4", "FlexAttention")}
     ratios = {peer: [ratio for ratio in found if ratio] for peer, found in every.items()}
     text = (
-        f"TFLOPS of calls of `block_sparse_attention`, {_words(dtypes)}, on one {_words(devices)}: medians of calls "
-        f"back to back. They are {_range(ratios['FA4'])} times those of FlashAttention 4, and "
+        f"TFLOPS of calls of `block_sparse_attention`, and of one backward pass, in {_words(dtypes)} on one "
+        f"{_words(devices)}: medians of calls back to back, normal inputs. "
+        f"They are {_range(ratios['FA4'])} times those of FlashAttention 4, and "
         f"{_range(ratios['FlexAttention'])} times those of FlexAttention. "
     )
     if changed:
@@ -114,7 +116,7 @@ def _ratio(row: Sequence[Bar], peer: str) -> float | None:
 
 
 def _range(ratios: Sequence[float]) -> str:
-    return f"{min(ratios):.2f} to {max(ratios):.2f}"
+    return f"{written(min(ratios))} to {written(max(ratios))}"
 
 
 def _legend(drawing: Drawing) -> None:

@@ -142,6 +142,10 @@ CU_SEQLENS = (
 )
 
 
+NARROW_HEADS = 80
+"""Head size of kernels by WGMMA with 16-bit operands alone, for some patterns."""
+
+
 class AttentionSpec(SpecBase):
     """softmax(scale * Q K^T) V over the key blocks that ``pattern`` selects."""
 

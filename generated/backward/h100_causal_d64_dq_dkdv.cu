@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_causal_d64_dq_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq_dkdv","head_dim":64,"mma":"wgmma","op":"attention_backward","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: b5c449e76e6dba0f3cddbff0dc9e886c6938f11328400ebe24aea9d605eb2aa3
-// seal: sha256 ea567cf2382f34f679e39393ebc0cbe81fbdac2821fe268e7dfe19d2dd726b11
+// seal: sha256 5992c89daad153d153586c447ef13bf5b77a5d0506726ceb21531f2c4d4e9e31
 
 // Attention backward for sm_90a, gradients of Q, K and V
 // over the visible keys of the pattern:
@@ -633,6 +633,7 @@ __device__ __forceinline__ void add_part(const Params& p, uint32 base, const Til
 }
 
 // Producer: one warp. Steps come in descending order, each for all query heads in turn.
+// So a tile with few steps waits for one step of a longer tile before it, not for all of them at each head.
 __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, uint32 base, const Tile& tile) {
   if (threadIdx.x % 32 != 0) return;
   const uint32 kv_full = base + kKvFullBarrier;

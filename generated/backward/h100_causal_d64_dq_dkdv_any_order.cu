@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_causal_d64_dq_dkdv_any_order.yaml
 // spec: {"arch":"sm_90a","copy":"tma","deterministic":false,"dtype":"fp16","gradients":"dq_dkdv","head_dim":64,"mma":"wgmma","op":"attention_backward","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 981721f747e4c5be3668e12ef3c0959fa0bcda572481d7db6264fba24115908f
-// seal: sha256 8747871c50e8417f3ee565cf5bb2c7cc1c375033fa12dcaddcb99ea78e6bbc33
+// seal: sha256 4996bea1d02e60978a7177dffdb8a7ce50edb132388a228d65a115c9d72fb3ed
 
 // Attention backward for sm_90a, gradients of Q, K and V
 // over the visible keys of the pattern:
@@ -551,6 +551,7 @@ __device__ __forceinline__ void add_part(const Params& p, uint32 base, const Til
 }
 
 // Producer: one warp. Steps come in descending order, each for all query heads in turn.
+// So a tile with few steps waits for one step of a longer tile before it, not for all of them at each head.
 __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, uint32 base, const Tile& tile) {
   if (threadIdx.x % 32 != 0) return;
   const uint32 kv_full = base + kKvFullBarrier;

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_causal_d96_dq_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq_dkdv","head_dim":96,"mma":"wgmma","op":"attention_backward","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":80,"n":128}}
 // spec hash: e49d99ea53e936e4e06d821a5ec63487ecafdd97b3c0f602434edc36075162fe
-// seal: sha256 099a115108e95eea98d037b5543feabed5cf6e955a3baf38c0d0cd4292471e0f
+// seal: sha256 8388b835c46575211aea47cd7e9ec24aef3edbb7104953b0be79ecb2eee9dff3
 
 // Attention backward for sm_90a, gradients of Q, K and V
 // over the visible keys of the pattern:
@@ -631,6 +631,7 @@ __device__ __forceinline__ void add_part(const Params& p, uint32 base, const Til
 }
 
 // Producer: one warp. Steps come in descending order, each for all query heads in turn.
+// So a tile with few steps waits for one step of a longer tile before it, not for all of them at each head.
 __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, uint32 base, const Tile& tile) {
   if (threadIdx.x % 32 != 0) return;
   const uint32 kv_full = base + kKvFullBarrier;

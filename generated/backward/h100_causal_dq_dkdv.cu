@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_causal_dq_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq_dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":80,"n":128}}
 // spec hash: 7f6e4a1419a2e1df1d34a241c11684d14633c6913618fb67744aae5f89bf70a9
-// seal: sha256 8961eaa3dbe1095723f0f227641fc9651d59a404643fb0e98f244354614352b0
+// seal: sha256 0afcf97559203cf86b60f168f5d5bba6b694a60003df673b9b4ce1fb76f4abe1
 
 // Attention backward for sm_90a, gradients of Q, K and V
 // over the visible keys of the pattern:
@@ -633,6 +633,7 @@ __device__ __forceinline__ void add_part(const Params& p, uint32 base, const Til
 }
 
 // Producer: one warp. Steps come in descending order, each for all query heads in turn.
+// So a tile with few steps waits for one step of a longer tile before it, not for all of them at each head.
 __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, uint32 base, const Tile& tile) {
   if (threadIdx.x % 32 != 0) return;
   const uint32 kv_full = base + kKvFullBarrier;

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_softcap_dq_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq_dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","softcap":30.0,"stages":2,"tile":{"m":80,"n":128}}
 // spec hash: 761efecc9db3db4ffcecc23d892da81fc5a8b2e22d716e609c25dff6e8da5763
-// seal: sha256 c3bdef4e32446fa11fc60468203c2bc8e89b02b30d9578b1182861fafc88df4a
+// seal: sha256 00c113fdf536ff98a845cd678e378255fac96981b6c13d087f7d44d802201c45
 
 // Attention backward for sm_90a, gradients of Q, K and V
 // over the visible keys of the pattern:
@@ -643,6 +643,7 @@ __device__ __forceinline__ void add_part(const Params& p, uint32 base, const Til
 }
 
 // Producer: one warp. Steps come in descending order, each for all query heads in turn.
+// So a tile with few steps waits for one step of a longer tile before it, not for all of them at each head.
 __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, uint32 base, const Tile& tile) {
   if (threadIdx.x % 32 != 0) return;
   const uint32 kv_full = base + kKvFullBarrier;

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_varlen_causal_d64_dq_dkdv_any_order.yaml
 // spec: {"arch":"sm_90a","copy":"tma","deterministic":false,"dtype":"fp16","gradients":"dq_dkdv","head_dim":64,"layout":"varlen","mma":"wgmma","op":"attention_backward","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: ed47f5e0d6a516baaa8efd8563535c78ac15a2847225f54310ee34d5f85bc9c8
-// seal: sha256 13df3068430bd7f9bbc46f675f02e319f92dea6a80b07e1ef0bd79f2eb59da2e
+// seal: sha256 1cbf576d0366180679dc7f78d7c90af5bddcfa7b6192dc84f44ee3dd46cb89e5
 
 // Attention backward for sm_90a, gradients of Q, K and V
 // over the visible keys of the pattern in each sequence:
@@ -628,6 +628,7 @@ __device__ __forceinline__ void add_part(const Params& p, uint32 base, const Til
 }
 
 // Producer: one warp. Steps come in descending order, each for all query heads in turn.
+// So a tile with few steps waits for one step of a longer tile before it, not for all of them at each head.
 __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, uint32 base, const Tile& tile) {
   if (threadIdx.x % 32 != 0) return;
   const Segment& segment = tile_segment();

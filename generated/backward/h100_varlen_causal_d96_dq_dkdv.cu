@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_varlen_causal_d96_dq_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq_dkdv","head_dim":96,"layout":"varlen","mma":"wgmma","op":"attention_backward","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":80,"n":128}}
 // spec hash: 8a301dacd7d41fc828d252d9e0b045448530fc6cb334df58ae992932d7777fb9
-// seal: sha256 31daf84efe9e9135d4dc20fa1d47b571a8b2d87aa91a98139bb7498e7593a6b3
+// seal: sha256 46bd6ee771ebbbd001d874dddb92b45218a261926f60e354aae9fdee00725c24
 
 // Attention backward for sm_90a, gradients of Q, K and V
 // over the visible keys of the pattern in each sequence:
@@ -741,6 +741,7 @@ __device__ __forceinline__ void add_part(const Params& p, uint32 base, const Til
 }
 
 // Producer: one warp. Steps come in descending order, each for all query heads in turn.
+// So a tile with few steps waits for one step of a longer tile before it, not for all of them at each head.
 __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, uint32 base, const Tile& tile) {
   if (threadIdx.x % 32 != 0) return;
   const Segment& segment = tile_segment();

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_varlen_causal_dq_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq_dkdv","head_dim":128,"layout":"varlen","mma":"wgmma","op":"attention_backward","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":80,"n":128}}
 // spec hash: d5f8981f1f4328d6a04090598fee56596ed0785a1068094050cece73b9a5caf6
-// seal: sha256 c104d35e629bba9042013e6369946805005938789cceddd480882afb2e9fd3a8
+// seal: sha256 8292eb957a7c68dafa1daebbc9591060f43da0d438d549ac36e0dad8b0a0a582
 
 // Attention backward for sm_90a, gradients of Q, K and V
 // over the visible keys of the pattern in each sequence:
@@ -743,6 +743,7 @@ __device__ __forceinline__ void add_part(const Params& p, uint32 base, const Til
 }
 
 // Producer: one warp. Steps come in descending order, each for all query heads in turn.
+// So a tile with few steps waits for one step of a longer tile before it, not for all of them at each head.
 __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, uint32 base, const Tile& tile) {
   if (threadIdx.x % 32 != 0) return;
   const Segment& segment = tile_segment();

@@ -21,7 +21,7 @@ from codegen.patterns import PatternBase
 from codegen.scored_pattern import ScoredPattern
 from codegen.select import Choice, choose
 from codegen.select.shipped import Verified
-from codegen.spec import AttentionSpec
+from codegen.spec import NARROW_HEADS, AttentionSpec
 from codegen.wording import alternatives
 from runtime.errors import ArgumentError, DeviceError, UnverifiedError
 from runtime.kernels.arguments import TORCH_DTYPES
@@ -31,8 +31,6 @@ from runtime.receipts import mode, permit
 
 HEAD_DIMS = (64, 96, 128, 192, 256)
 """Head sizes that kernels are made for: others are filled up to the next."""
-NARROW_HEADS = 80
-"""Head size between them, of kernels for some patterns: heads of 72 and 80 take it where such a kernel is shipped."""
 DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 _NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 CLASSES_KEPT = 256

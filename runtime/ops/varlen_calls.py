@@ -292,6 +292,11 @@ def check_out(q: torch.Tensor, out: Any) -> None:
     check_strides("out", out.unsqueeze(0))
 
 
+def refuses_unverified() -> bool:
+    """Whether kernels without a receipt are refused."""
+    return is_on()
+
+
 def check_bound_values(name: str, bounds: torch.Tensor, tokens: int) -> None:
     """Check that bounds rise, from 0 or more to the number of tokens or less (synchronizes).
 

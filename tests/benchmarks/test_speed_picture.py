@@ -50,7 +50,7 @@ def test_a_result_without_calls_back_to_back_has_no_bar() -> None:
 @pytest.mark.parametrize("changed", [True, False])
 def test_the_caption_says_what_was_measured(changed: bool) -> None:
     text = script.caption(RECORDS, changed=changed)
-    assert ", bf16, on one NVIDIA H200:" in text
+    assert " in bf16 on one NVIDIA H200:" in text
     assert "1.20 to 1.50 times those of FlashAttention 4, and 3.00 to 3.00 times those of FlexAttention" in text
     assert ("have changed since they were measured" in text) == changed
 

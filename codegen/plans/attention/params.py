@@ -9,13 +9,9 @@ from codegen.patterns import Block
 from codegen.plan import Constant, Param, f32, i32, i64, pointer, require
 from codegen.plans.attention.expressions import aux_params, expressions_summary
 from codegen.plans.lengths import length_params, lengths_of
-from codegen.spec import AttentionBackwardSpec, AttentionSpec
+from codegen.spec import NARROW_HEADS, AttentionBackwardSpec, AttentionSpec
 
 WARPGROUP_ROWS = 64  # rows of one wgmma
-
-
-NARROW_HEADS = 80
-"""Head size of kernels by WGMMA with 16-bit operands alone."""
 
 
 def check_head_dim(spec: AttentionSpec, option: str) -> None:

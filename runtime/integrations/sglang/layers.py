@@ -14,6 +14,7 @@ from runtime.errors import ArgumentError
 from runtime.ops.paged import paged_attention
 from runtime.ops.paged_calls import HEAD_DIMS
 from runtime.ops.varlen import varlen_attention
+from runtime.ops.varlen_calls import refuses_unverified
 from runtime.patterns import Causal, Pattern, SlidingWindow
 
 NAME = "block_sparse"
@@ -88,7 +89,8 @@ class Server:
             keys: of all requests.
         """
         many = queries >= PREFILL_QUERIES * requests and keys <= MOST_PACKED
-        return many and not self.is_e4m3 and not self.has_fast_prompts
+        # With verified_only, kernels of packed sequences without a receipt are refused; those over pages have receipts.
+        return many and not self.is_e4m3 and not self.has_fast_prompts and not refuses_unverified()
 
 
 class PackedKeys(NamedTuple):

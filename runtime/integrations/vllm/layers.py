@@ -17,6 +17,7 @@ from runtime.ops.attention_choice import DTYPES, arch_of
 from runtime.ops.paged import paged_attention, paged_workspace
 from runtime.ops.paged_calls import HEAD_DIMS, verified_packs
 from runtime.ops.varlen import varlen_attention
+from runtime.ops.varlen_calls import refuses_unverified
 from runtime.patterns import Causal, Dense, Pattern, SlidingWindow
 
 NAME = "CUSTOM"
@@ -190,6 +191,15 @@ class Layer:
         self._packs = self._has_slow_prompts(arch_of(torch.device("cuda", device)), dtype)
         group, has_sink = self.heads // self.kv_heads, sink is not None
         _load(device, dtype, self.head_size, group, is_e4m3=self.is_e4m3, has_sink=has_sink, softcap=self.softcap)
+        if self._packs:
+            self._load_packed(torch.device("cuda", device), dtype)
+
+    def _load_packed(self, device: torch.device, dtype: torch.dtype) -> None:
+        """Load the kernel of packed prompts, by a call."""
+        q, k = (torch.zeros(1, n, self.head_size, dtype=dtype, device=device) for n in (self.heads, self.kv_heads))
+        bounds = torch.tensor([0, 1], dtype=torch.int32, device=device)
+        options: dict[str, Any] = {"scale": self.scale, "softcap": self.softcap, "sink": self.sink}
+        varlen_attention(q, k, k, self._causal, cu_seqlens_q=bounds, **options)
 
     def _has_slow_prompts(self, arch: str, dtype: torch.dtype) -> bool:
         """Whether no prefill kernel computes prompts of the layer, and packed sequences have its results."""
@@ -204,7 +214,10 @@ class Layer:
             verified=verified_packs(arch, name, self.head_size, **options),
             **options,
         )
-        return bool(call.decode_reason()) and not self.is_e4m3 and not self.batch_invariant
+        keeps_pages = (
+            self.is_e4m3 or self.batch_invariant or refuses_unverified()
+        )  # kernels over pages have receipts for all options
+        return bool(call.decode_reason()) and not keeps_pages
 
     def caches(self, kv_cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """K and V (pages, kv_heads, page_size, head_size) of vLLM's cache, whose rows have both."""

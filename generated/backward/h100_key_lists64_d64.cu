@@ -1,0 +1,952 @@
+// Generated from specs/backward/h100_key_lists64_d64.yaml. Do not edit:
+// change the spec or a template, then run
+//     codegen render specs/backward/h100_key_lists64_d64.yaml
+// spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","entry_keys":64,"group":16,"head_dim":64,"mma":"wgmma","op":"key_lists_backward","schedule":"cooperative","stages":2,"tile":{"m":64,"n":64}}
+// spec hash: c850769e4150ca2993cafb3c32e52d2c2924906656e172294d90217dab703dc5
+// seal: sha256 6839f80577577146668e4714b69e5a13128107d0673b842734be0e1d3655523b
+
+// Gradients of Q, K and V for sm_90a, of attention of packed sequences over lists of key blocks: each query and KV head
+// has its own list.
+//   P = exp(scale * Q K^T - LSE),  dS = P (dO V^T - delta),
+//   dV = P^T dO,  dK = scale * dS^T Q,  dQ = scale * dS K
+// A thread block has the keys of one block and gathers the queries that list it. A query sees no key behind its own.
+// It adds its part of a query's dQ to an accumulator in device memory when the query's turn has come: results are
+// bitwise reproducible.
+//
+// Roles
+//   warpgroup 0      warp 0 fills the ring of queries by TMA, one query of each lane, and loads K and V. Warps 1 and 2
+//                    add to dQ's accumulator, one query of each lane, every other step each.
+//   warpgroups 1..   consumers. Each owns 64 keys: S^T = K Q^T and dP^T = V dO^T from shared memory,
+//                    dV += P^T dO and dK += dS^T Q with P^T and dS^T in registers, as A operands. dS also goes to
+//                    shared memory: dQ^T = K^T dS^T of a step needs all keys of the tile.
+//
+// Barriers (full: the data has arrived; empty: the buffer may be overwritten)
+//   kv_full                  K and V of the tile
+//   q_full[i], q_empty[i]    stage i of the ring: Q, dO, their statistics and the last keys that they see
+//   part_full[i], part_empty a step's part of dQ; i: the warp that adds it
+//   semaphore[query]         in device memory: number of entries whose part of the query's dQ has been added
+//
+// Symbols
+//   row         a query head of a query: the heads of one KV head are adjacent
+//   entry       a query that lists the tile
+//   tile        the keys of one block and KV head
+//   chunk       entries of a tile, in descending order of queries, processed by one thread block
+//   step        kTileM rows: kStepQueries entries of the chunk
+//   s, dp       S^T and dP^T: 64 keys of the warpgroup x kTileM rows; p_frag, ds_frag: P^T and dS^T in 16 bits
+//   A thread holds keys r and r + 8 of its warp's 16 (r = lane / 4), rows 8 j + 2 (lane % 4) + {0, 1}; of dQ^T, it
+//   holds columns r and r + 8 instead of keys.
+
+using int64 = long long;
+using uint32 = unsigned int;
+
+// Stands for CUtensorMap: 128 opaque bytes (PTX ISA, "Tensor-Map"), 64-byte aligned (driver API,
+// cuTensorMapEncodeTiled). The comments of parameters of this type give the dimensions, innermost first, the box of one
+// copy, and the bytes of the swizzle.
+struct alignas(64) TensorMap {
+  unsigned char bytes[128];
+};
+
+struct RowStats;
+constexpr int kHeadDim = 64;  // elements per head
+constexpr int kGroup = 16;  // query heads per KV head
+constexpr int kTileM = 64;  // rows per step
+constexpr int kTileN = 64;  // keys of a tile
+constexpr int kStepQueries = 4;  // queries per step
+constexpr int kStages = 2;  // depth of the ring
+constexpr int kConsumerWarpgroups = 1;  // warpgroups that compute, 64 keys each
+constexpr int kThreads = 256;  // warpgroup 0 produces, the others consume
+constexpr int kAddWarps = 2;  // warps that add to dQ
+constexpr int kProducerRegisters = 40;  // registers per producer thread
+constexpr int kConsumerRegisters = 216;  // registers per consumer thread
+constexpr int kGroupColumns = 64;  // columns of a group: one 128-byte swizzled row
+constexpr int kGroups = 1;  // column groups per head
+constexpr int kQGroupBytes = 8192;  // bytes of one column group of Q, of dO, or of dS
+constexpr int kKvGroupBytes = 8192;  // bytes of one column group of K or V
+constexpr int kQBytes = 8192;  // bytes of Q, or of dO, of a step
+constexpr int kKvBytes = 8192;  // bytes of K, or of V, of a tile
+constexpr int kDsBytes = 8192;  // bytes of dS of a step
+constexpr int kStatsBytes = 512;  // bytes of the statistics of a step
+constexpr int kDqColumnParts = 1;  // parts of 64 columns of dQ, indexed by warpgroup
+constexpr int kDqParts = 1;  // such parts of a warpgroup
+constexpr int kDqQueries = 64;  // rows of a warpgroup's part of dQ
+constexpr int kPartBytes = 4096;  // bytes of a query's part of dQ, in fp32
+constexpr int kSumFloats = 4096;  // elements of dK, or of dV, of a chunk
+constexpr int kRowThreads = 256;  // threads per block of the prologue, and of the epilogue
+constexpr int kRowLanes = 8;  // threads per row in the prologue, 16 bytes each
+
+// Dynamic shared memory: 83052 bytes. Byte offsets:
+constexpr int kKOffset = 0;  // 8192 bytes: K of the tile in column groups
+constexpr int kVOffset = 8192;  // 8192 bytes: V of the tile
+constexpr int kQOffset = 16384;  // 16384 bytes: Q ring
+constexpr int kDoutOffset = 32768;  // 16384 bytes: dO ring
+constexpr int kDsOffset = 49152;  // 16384 bytes: dS of a step, and of the previous one: column groups of 64 keys
+constexpr int kPartsOffset = 65536;  // 16384 bytes: staging of a step's part of dQ, query by query
+constexpr int kStatsOffset = 81920;  // 1024 bytes: statistics of the rows in the ring
+constexpr int kBarriersOffset = 82944;  // 64 bytes: mbarriers
+constexpr int kLastKeysOffset = 83008;  // 40 bytes: last key that each query of the ring sees; whether one sees fewer
+constexpr int kChunkIndexOffset = 83048;  // 4 bytes: index of the thread block's chunk
+
+constexpr int kQFullBarrier = kBarriersOffset;
+constexpr int kQEmptyBarrier = kQFullBarrier + 8 * kStages;
+constexpr int kKvFullBarrier = kQEmptyBarrier + 8 * kStages;
+constexpr int kPartFullBarrier = kKvFullBarrier + 8;
+constexpr int kPartEmptyBarrier = kPartFullBarrier + 8 * kAddWarps;
+constexpr int kWarpgroupThreads = 128, kWarpsPerWarpgroup = 4;
+constexpr int kWarpgroupRows = 64;  // rows of one wgmma: keys
+constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared memory: the span of the swizzle
+constexpr int kConsumerBarrier = 1;  // named barrier of all consumers; this + 1 + w: of warpgroup w; 0: __syncthreads
+constexpr uint32 kAllLanes = 0xFFFFFFFF;
+constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
+constexpr float kLog2E = 1.44269504088896f;
+
+// Launch: 256 threads per block, 83052 bytes of dynamic shared memory.
+// Grid: one thread block for each chunk of a tile's queries.
+// Prologue, with the same parameters: h100_key_lists64_d64_prologue, 256 threads per block.
+// Epilogue, with the same parameters: h100_key_lists64_d64_convert, 256 threads per block.
+struct Params {
+  TensorMap q_map;  // Q (head_dim, q_len, heads, batch): box 64 x 1 x 16 x 1, swizzle 128
+  TensorMap k_map;  // K (head_dim, kv_len, kv_heads, batch): box 64 x 64 x 1 x 1, swizzle 128
+  TensorMap v_map;  // V, as K: box 64 x 64 x 1 x 1, swizzle 128
+  TensorMap dout_map;  // dO, as Q: box 64 x 1 x 16 x 1, swizzle 128
+  const unsigned short* out;  // O (tokens, heads, head_dim)
+  int64 out_head_stride;  // head stride, in elements
+  int64 out_row_stride;  // row stride, in elements
+  const unsigned short* dout;  // dO, as O
+  int64 dout_head_stride;  // head stride, in elements
+  int64 dout_row_stride;  // row stride, in elements
+  const float* lse;  // log-sum-exp of the forward, (heads, tokens) contiguous
+  const float* dlse;  // gradient of the log-sum-exp, as lse; 0 if null
+  RowStats* stats;  // statistics of all rows, (tokens, heads)
+  const int2* entries;  // token and turn of each entry, by tile
+  const int* offsets;  // first entry of each tile, then the end of the last one
+  const int4* places;  // first token in K of each tile of a head, its position, and keys there
+  const int* chunk_begins;  // first chunk of each tile, then the number of chunks
+  const int* chunk_tiles;  // tile of each chunk; none behind the last one
+  const int* positions;  // position of each query (tokens,)
+  unsigned short* dq;  // dQ, as O
+  int64 dq_head_stride;  // head stride, in elements
+  int64 dq_row_stride;  // row stride, in elements
+  unsigned short* dk;  // dK (key tokens, kv_heads, head_dim)
+  int64 dk_head_stride;  // head stride, in elements
+  int64 dk_row_stride;  // row stride, in elements
+  unsigned short* dv;  // dV, as K
+  int64 dv_head_stride;  // head stride, in elements
+  int64 dv_row_stride;  // row stride, in elements
+  float* accum;  // sums of dQ, (kv_heads, tokens, kPartBytes / 4)
+  float* partials;  // dK and dV of each chunk
+  const int* turns;  // entries that each query sees, (kv_heads, tokens)
+  int* semaphore;  // turns that have passed of each query, (kv_heads, tokens)
+  int* scheduler;  // chunks that thread blocks have taken
+  int tokens;  // queries of all sequences
+  int heads;  // query heads
+  int kv_heads;  // heads of K and V
+  int tiles;  // tiles of a head
+  int chunk_entries;  // entries of a chunk
+  int dq_blocks;  // thread blocks of the epilogue that convert dQ; the others add up dK and dV
+  float scale_log2;  // scale * log2(e); the host checks that it is positive
+  float scale;  // the softmax scale
+};
+
+// mbarrier.init: sets the number of arrivals that complete a phase (PTX ISA, "mbarrier.init")
+__device__ __forceinline__ void mbarrier_init(uint32 barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+
+// fence.mbarrier_init: orders this thread's mbarrier.init before its later operations (PTX ISA, "membar / fence")
+__device__ __forceinline__ void fence_mbarrier_init() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+// mbarrier.arrive: one arrival; waiting threads then see this thread's earlier writes (PTX ISA, "mbarrier.arrive")
+__device__ __forceinline__ void mbarrier_arrive(uint32 barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+// mbarrier.arrive.expect_tx: one arrival; the phase also needs `bytes` bytes from the copy engine to complete. They may
+// come earlier: the phase does not complete without the arrival (PTX ISA, "mbarrier.arrive")
+__device__ __forceinline__ void mbarrier_arrive_expect_tx(uint32 barrier, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
+// mbarrier.try_wait.parity: waits until the phase of this parity has completed (PTX ISA, "mbarrier.try_wait")
+__device__ __forceinline__ void mbarrier_wait(uint32 barrier, int parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "WAIT:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@done bra DONE;\n"
+      "bra WAIT;\n"
+      "DONE:\n"
+      "}\n" ::"r"(barrier), "r"(parity) : "memory");
+}
+
+// prefetch.tensormap: prefetches a descriptor (PTX ISA, "prefetch")
+__device__ __forceinline__ void prefetch_tensormap(const TensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+// cp.async.bulk.tensor.4d: copies the tensor box at (c0, ...) to shared memory, counted by an mbarrier. Elements
+// outside the tensor, even before its first element, are zero-filled and counted (PTX ISA, "cp.async.bulk.tensor")
+__device__ __forceinline__ void tma_load_4d(
+    uint32 to, const TensorMap* map, uint32 barrier, int c0, int c1, int c2, int c3) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];"
+      ::"r"(to), "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3) : "memory");
+}
+
+// cp.async.bulk: copies `bytes` bytes to shared memory, counted by an mbarrier; addresses and bytes are multiples of 16
+// (PTX ISA, "cp.async.bulk")
+__device__ __forceinline__ void tma_load_bytes(uint32 to, const void* from, int bytes, uint32 barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+      ::"r"(to), "l"(from), "r"(bytes), "r"(barrier) : "memory");
+}
+
+// cp.async.bulk.commit_group: commits the stores as a group (PTX ISA, "cp.async.bulk.commit_group")
+__device__ __forceinline__ void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+
+// cp.async.bulk.wait_group.read: at most kPending groups have yet to read their shared memory (PTX ISA,
+// "cp.async.bulk.wait_group")
+template <int kPending>
+__device__ __forceinline__ void tma_store_wait_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
+}
+
+// fence.proxy.async: makes generic shared-memory writes visible to the async proxy (PTX ISA, "membar / fence")
+__device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// cp.reduce.async.bulk: adds `bytes` bytes of floats in shared memory to those in device memory, elementwise (PTX ISA,
+// "cp.reduce.async.bulk")
+__device__ __forceinline__ void tma_reduce_add(float* to, uint32 from, int bytes) {
+  asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;"
+      ::"l"(to), "r"(from), "r"(bytes) : "memory");
+}
+
+// setmaxnreg: .dec releases registers of this warpgroup to the thread block, .inc waits until enough are free (PTX ISA,
+// "setmaxnreg")
+template <int kRegisters>
+__device__ __forceinline__ void setmaxnreg_dec() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+template <int kRegisters>
+__device__ __forceinline__ void setmaxnreg_inc() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+// wgmma.fence, CUTLASS' warpgroup_arrive: orders register accesses before the first wgmma (PTX ISA, "wgmma.fence")
+__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+// wgmma.commit_group, warpgroup_commit_batch: commits wgmmas as a group (PTX ISA, "wgmma.commit_group")
+__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+// wgmma.wait_group, warpgroup_wait: waits until at most kPending groups are running (PTX ISA, "wgmma.wait_group")
+template <int kPending>
+__device__ __forceinline__ void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+}
+
+// Keeps the compiler from moving accesses to the registers of a running wgmma across this point.
+template <int kCount>
+__device__ __forceinline__ void warpgroup_fence_operand(float (&registers)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(registers[i])::"memory");
+}
+
+// Matrix descriptor of a 128-byte swizzled tile in shared memory (PTX ISA, "Asynchronous Warpgroup Level Matrix
+// Instructions", "Matrix Descriptor Format"). The upper half is constant: 128-byte swizzle, 1024 bytes from 8 rows to
+// the next 8 (SBO, the stride byte offset). Descriptors are therefore passed and advanced as their lower halves: the
+// address and, for an MN-major tile of several groups of 64 columns, the bytes from one group to the next (LBO, the
+// leading byte offset), else 0; both in units of 16 bytes.
+constexpr uint32 kDescriptorUpperHalf = 0x40000040;
+
+__device__ __forceinline__ uint32 wgmma_descriptor(uint32 address, int group_bytes) {
+  return (address & 0x3FFFF) >> 4 | static_cast<uint32>(group_bytes >> 4) << 16;
+}
+
+// wgmma.mma_async m64n64k16: D = A B, + D if `accumulate`; A in shared memory, K-major, B K-major.
+// After p come scale factors of 1 for A and B, then whether A and B are MN-major (PTX ISA, "wgmma.mma_async")
+__device__ __forceinline__ void wgmma_m64n64k16_shared_k_major(
+    float (&d)[32], uint32 a, uint32 b, int accumulate) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      ".reg .b64 a, b;\n"
+      "setp.ne.b32 p, %34, 0;\n"
+      "mov.b64 a, { %32, %35 };\n"
+      "mov.b64 b, { %33, %35 };\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, "
+      "%8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, "
+      "%24, %25, %26, %27, %28, %29, %30, %31"
+      "}, a, b, p, 1, 1, 0, 0;\n"
+      "}\n"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+        "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+        "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+      : "r"(a), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf));
+}
+
+// The same without D as an input, so that its registers are free for the compiler until here; A in shared memory, both
+// K-major.
+__device__ __forceinline__ void wgmma_m64n64k16_shared_k_major_first(float (&d)[32], uint32 a, uint32 b) {
+  asm volatile(
+      "{\n"
+      ".reg .b64 a, b;\n"
+      "mov.b64 a, { %32, %34 };\n"
+      "mov.b64 b, { %33, %34 };\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, "
+      "%8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, "
+      "%24, %25, %26, %27, %28, %29, %30, %31"
+      "}, a, b, 0, 1, 1, 0, 0;\n"
+      "}\n"
+      : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3]), "=f"(d[4]), "=f"(d[5]), "=f"(d[6]), "=f"(d[7]),
+        "=f"(d[8]), "=f"(d[9]), "=f"(d[10]), "=f"(d[11]), "=f"(d[12]), "=f"(d[13]), "=f"(d[14]), "=f"(d[15]),
+        "=f"(d[16]), "=f"(d[17]), "=f"(d[18]), "=f"(d[19]), "=f"(d[20]), "=f"(d[21]), "=f"(d[22]), "=f"(d[23]),
+        "=f"(d[24]), "=f"(d[25]), "=f"(d[26]), "=f"(d[27]), "=f"(d[28]), "=f"(d[29]), "=f"(d[30]), "=f"(d[31])
+      : "r"(a), "r"(b), "n"(kDescriptorUpperHalf));
+}
+
+// wgmma.mma_async m64n64k16: D = A B, + D if `accumulate`; A in registers, B MN-major.
+// After p come scale factors of 1 for A and B, then whether B is MN-major (PTX ISA, "wgmma.mma_async")
+__device__ __forceinline__ void wgmma_m64n64k16_registers_mn_major(
+    float (&d)[32], const uint32 (&a)[4], uint32 b, int accumulate) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      ".reg .b64 b;\n"
+      "setp.ne.b32 p, %37, 0;\n"
+      "mov.b64 b, { %36, %38 };\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, "
+      "%8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, "
+      "%24, %25, %26, %27, %28, %29, %30, %31"
+      "}, { %32, %33, %34, %35 }, b, p, 1, 1, 1;\n"
+      "}\n"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+        "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+        "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf));
+}
+
+// wgmma.mma_async m64n64k16: D = A B, + D if `accumulate`; A in shared memory, M-major, B K-major.
+// After p come scale factors of 1 for A and B, then whether A and B are MN-major (PTX ISA, "wgmma.mma_async")
+__device__ __forceinline__ void wgmma_m64n64k16_shared_m_major_k_major(
+    float (&d)[32], uint32 a, uint32 b, int accumulate) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      ".reg .b64 a, b;\n"
+      "setp.ne.b32 p, %34, 0;\n"
+      "mov.b64 a, { %32, %35 };\n"
+      "mov.b64 b, { %33, %35 };\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, "
+      "%8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, "
+      "%24, %25, %26, %27, %28, %29, %30, %31"
+      "}, a, b, p, 1, 1, 1, 0;\n"
+      "}\n"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+        "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+        "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+      : "r"(a), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf));
+}
+
+// The same without D as an input, so that its registers are free for the compiler until here; A in shared memory,
+// M-major, B K-major.
+__device__ __forceinline__ void wgmma_m64n64k16_shared_m_major_k_major_first(float (&d)[32], uint32 a, uint32 b) {
+  asm volatile(
+      "{\n"
+      ".reg .b64 a, b;\n"
+      "mov.b64 a, { %32, %34 };\n"
+      "mov.b64 b, { %33, %34 };\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, "
+      "%8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, "
+      "%24, %25, %26, %27, %28, %29, %30, %31"
+      "}, a, b, 0, 1, 1, 1, 0;\n"
+      "}\n"
+      : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3]), "=f"(d[4]), "=f"(d[5]), "=f"(d[6]), "=f"(d[7]),
+        "=f"(d[8]), "=f"(d[9]), "=f"(d[10]), "=f"(d[11]), "=f"(d[12]), "=f"(d[13]), "=f"(d[14]), "=f"(d[15]),
+        "=f"(d[16]), "=f"(d[17]), "=f"(d[18]), "=f"(d[19]), "=f"(d[20]), "=f"(d[21]), "=f"(d[22]), "=f"(d[23]),
+        "=f"(d[24]), "=f"(d[25]), "=f"(d[26]), "=f"(d[27]), "=f"(d[28]), "=f"(d[29]), "=f"(d[30]), "=f"(d[31])
+      : "r"(a), "r"(b), "n"(kDescriptorUpperHalf));
+}
+
+// bar.sync: waits at named barrier `id` of `threads` threads (PTX ISA, "bar")
+__device__ __forceinline__ void bar_sync(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// ex2.approx.ftz: 2^x, relative error 2^-22 (PTX ISA, "ex2")
+__device__ __forceinline__ float ex2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// cvt.rn.f16x2.f32: converts two floats to a pair of fp16, `low` in the lower half (PTX ISA, "cvt")
+__device__ __forceinline__ uint32 pack(float low, float high) {
+  uint32 pair;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+
+// stmatrix.x4.trans: stores four 8 x 8 matrices of 16-bit elements, each transposed; each lane holds the address of one
+// row in memory, that is, of one column of a matrix (PTX ISA, "stmatrix")
+__device__ __forceinline__ void stmatrix_x4_trans(uint32 address, uint32 a, uint32 b, uint32 c, uint32 d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], { %1, %2, %3, %4 };"
+      ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+
+// Statistics of a row for the main kernel: log-sum-exp times log2(e), and delta, the sum of dO O over the row, minus
+// the gradient of the log-sum-exp. A query that sees no key has infinity and 0: its weights are 2^-inf = 0.
+struct RowStats {
+  float lse_log2, delta;
+};
+
+// Unpacks two 16-bit elements to floats.
+__device__ __forceinline__ float2 unpack(uint32 pair) {
+  float2 found;
+  asm("{\n"
+      ".reg .b16 low, high;\n"
+      "mov.b32 { low, high }, %2;\n"
+      "cvt.f32.f16 %0, low;\n"
+      "cvt.f32.f16 %1, high;\n"
+      "}\n" : "=f"(found.x), "=f"(found.y) : "r"(pair));
+  return found;
+}
+
+// One thread per 16 bytes of a row, kRowLanes adjacent threads per row; rows of a token are adjacent.
+extern "C" __global__ void __launch_bounds__(kRowThreads)
+    h100_key_lists64_d64_prologue(const __grid_constant__ Params p) {
+  const int64 row = (static_cast<int64>(blockIdx.x) * kRowThreads + threadIdx.x) / kRowLanes;
+  const int64 token = row / p.heads;
+  if (token >= p.tokens) return;  // whole rows: kRowLanes divides a warp
+  const int chunk = threadIdx.x % kRowLanes, head = row % p.heads;
+  const uint4 o =
+      *reinterpret_cast<const uint4*>(p.out + head * p.out_head_stride + token * p.out_row_stride + chunk * 8);
+  const uint4 d =
+      *reinterpret_cast<const uint4*>(p.dout + head * p.dout_head_stride + token * p.dout_row_stride + chunk * 8);
+  const uint32 o_pairs[4] = {o.x, o.y, o.z, o.w}, d_pairs[4] = {d.x, d.y, d.z, d.w};
+  float delta = 0.0f;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float2 a = unpack(o_pairs[i]), b = unpack(d_pairs[i]);
+    delta += a.x * b.x + a.y * b.y;
+  }
+#pragma unroll
+  for (int lanes = kRowLanes / 2; lanes > 0; lanes /= 2) delta += __shfl_xor_sync(kAllLanes, delta, lanes);
+  if (chunk == 0) {
+    const int64 place = static_cast<int64>(head) * p.tokens + token;
+    const float lse = p.lse[place];
+    if (p.dlse != nullptr) delta -= p.dlse[place];
+    p.stats[row] = lse > kMinusInfinity ? RowStats{lse * kLog2E, delta} : RowStats{-kMinusInfinity, 0.0f};
+  }
+}
+
+// A thread block's part of the entries of a tile. Chunks of a KV head come in ascending order of keys.
+struct Chunk {
+  int kv_head, first_token, first_position, keys;  // of the tile; the token is in K, the position in the sequence
+  int first, end;  // entries
+
+  __device__ __forceinline__ Chunk(const Params& p, int index, int tile) {
+    kv_head = tile / p.tiles;
+    const int4 place = __ldg(p.places + tile % p.tiles);
+    first_token = place.x;
+    first_position = place.y;
+    keys = place.z;
+    first = __ldg(p.offsets + tile) + (index - __ldg(p.chunk_begins + tile)) * p.chunk_entries;
+    end = min(first + p.chunk_entries, __ldg(p.offsets + tile + 1));
+  }
+  __device__ __forceinline__ int steps() const { return (end - first + kStepQueries - 1) / kStepQueries; }
+};
+
+// cp.async.bulk: copies `bytes` bytes from shared to device memory; all three are multiples of 16 (PTX ISA,
+// "cp.async.bulk")
+__device__ __forceinline__ void tma_store_bytes(void* to, uint32 from, int bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;"
+      ::"l"(to), "r"(from), "r"(bytes) : "memory");
+}
+
+// cp.async.bulk.wait_group: at most kPending groups are still incomplete (PTX ISA, "cp.async.bulk.wait_group")
+template <int kPending>
+__device__ __forceinline__ void tma_store_wait() {
+  asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+// fence.proxy.async: orders generic accesses of device memory and the async proxy's (PTX ISA, "membar / fence")
+__device__ __forceinline__ void fence_proxy_async_global() {
+  asm volatile("fence.proxy.async.global;" ::: "memory");
+}
+
+// ld.acquire.gpu: writes of the thread that stored this value with a release are visible after it (PTX ISA, "ld")
+__device__ __forceinline__ int load_acquire(const int* from) {
+  int value;
+  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
+  return value;
+}
+
+// st.release.gpu: a thread that loads this value with an acquire sees everything visible to this thread (PTX ISA, "st")
+__device__ __forceinline__ void store_release(int* to, int value) {
+  asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
+}
+
+// Index of the thread block's chunk, returned to all its threads after a barrier. Thread blocks need not start in the
+// order of their own indices, so they draw chunks in the order of the turns. A chunk that waits for a turn then waits
+// only for chunks drawn before it.
+__device__ __forceinline__ int take_chunk(const Params& p, unsigned char* shared) {
+  int* index = reinterpret_cast<int*>(shared + kChunkIndexOffset);
+  if (threadIdx.x == 0) {
+    *index = atomicAdd(p.scheduler, 1);
+    if (*index == gridDim.x - 1) *p.scheduler = 0;  // for the next launch
+  }
+  __syncthreads();
+  return *index;
+}
+
+// Whether the accumulator holds a sum for a query: it is undefined for a query that sees no entry.
+__device__ __forceinline__ bool has_sum(const Params& p, int64 place) { return __ldg(p.turns + place) > 0; }
+
+// Begins to add a query's part when its turn has come. The first part is stored, so the accumulator need not be
+// cleared. Returns when the part's shared memory has been read.
+__device__ __forceinline__ void begin_part(const Params& p, uint32 part, int64 place, int turn) {
+  float* to = p.accum + place * (kPartBytes / 4);
+  if (turn == 0) {
+    tma_store_bytes(to, part, kPartBytes);
+  } else {
+    while (load_acquire(p.semaphore + place) != turn) {
+    }
+    fence_proxy_async_global();  // makes the previous parts visible to the async proxy
+    tma_reduce_add(to, part, kPartBytes);
+  }
+  tma_store_commit();
+  tma_store_wait_read<0>();
+}
+
+// Waits until a part has been added, and passes the turn on.
+__device__ __forceinline__ void finish_part(const Params& p, int64 place, int turn) {
+  tma_store_wait<0>();
+  fence_proxy_async_global();
+  const bool is_last = turn + 1 == __ldg(p.turns + place);
+  store_release(p.semaphore + place, is_last ? 0 : turn + 1);  // 0: for the next launch
+}
+
+// Adds a step's parts, one query of each lane. A list may repeat a key block: the lanes of one query go one by one.
+__device__ __forceinline__ void add_step(
+    const Params& p, uint32 parts, uint32 empty, int64 place, int turn, bool exists) {
+  const int lane = threadIdx.x % 32;
+  const uint32 part = parts + lane * kPartBytes;
+  const bool repeated = place == __shfl_up_sync(kAllLanes, place, 1) && lane > 0 && exists;
+  if (!__any_sync(kAllLanes, repeated)) {
+    if (exists) begin_part(p, part, place, turn);
+    __syncwarp();
+    if (lane == 0) mbarrier_arrive(empty);
+    if (exists) finish_part(p, place, turn);
+    __syncwarp();
+    return;
+  }
+#pragma unroll 1
+  for (int i = 0; i < kStepQueries; ++i) {
+    if (lane == i && exists) {
+      begin_part(p, part, place, turn);
+      finish_part(p, place, turn);
+    }
+    __syncwarp();
+  }
+  if (lane == 0) mbarrier_arrive(empty);
+}
+
+// Adds the chunk's parts to the accumulator, for every other step: one warp of two.
+__device__ __forceinline__ void add_parts(const Params& p, uint32 base, const Chunk& chunk, int warp) {
+  const int lane = threadIdx.x % 32;
+  const uint32 full = base + kPartFullBarrier + 8 * warp, empty = base + kPartEmptyBarrier;
+  const uint32 parts = base + kPartsOffset;
+#pragma unroll 1
+  for (int step = warp; step < chunk.steps(); step += kAddWarps) {
+    const int index = chunk.first + step * kStepQueries + lane;
+    const bool exists = lane < kStepQueries && index < chunk.end;
+    const int2 entry = exists ? __ldg(p.entries + index) : make_int2(-1, 0);  // token, turn
+    mbarrier_wait(full, step / kAddWarps % 2);
+    add_step(p, parts, empty, static_cast<int64>(chunk.kv_head) * p.tokens + entry.x, entry.y, exists);
+  }
+}
+
+// Producer: one warp, with one query of a step for each lane. Lanes behind the last entry repeat it, for no key: what
+// they load is finite, and has no weight.
+__device__ __forceinline__ void produce(const Params& p, unsigned char* shared, uint32 base, const Chunk& chunk) {
+  const int lane = threadIdx.x % 32, first_head = chunk.kv_head * kGroup;
+  if (lane == 0) {
+    const uint32 kv_full = base + kKvFullBarrier;
+    mbarrier_arrive_expect_tx(kv_full, 2 * kKvBytes);
+#pragma unroll
+    for (int group = 0; group < kGroups; ++group) {
+      const int column = group * kGroupColumns, offset = group * kKvGroupBytes;
+      tma_load_4d(base + kKOffset + offset, &p.k_map, kv_full, column, chunk.first_token, chunk.kv_head, 0);
+      tma_load_4d(base + kVOffset + offset, &p.v_map, kv_full, column, chunk.first_token, chunk.kv_head, 0);
+    }
+  }
+  int* last_keys = reinterpret_cast<int*>(shared + kLastKeysOffset);
+#pragma unroll 1
+  for (int step = 0; step < chunk.steps(); ++step) {
+    const int stage = step % kStages, index = chunk.first + step * kStepQueries + lane;
+    const int token = __ldg(p.entries + min(index, chunk.end - 1)).x;
+    const int position = __ldg(p.positions + token) - chunk.first_position;
+    const int last = index < chunk.end ? min(position, chunk.keys - 1) : -1;
+    const bool sees_fewer = __any_sync(kAllLanes, lane < kStepQueries && last < kTileN - 1);
+    const uint32 full = base + kQFullBarrier + 8 * stage;
+    mbarrier_wait(base + kQEmptyBarrier + 8 * stage, step / kStages % 2 ^ 1);
+    if (lane < kStepQueries) last_keys[stage * (kStepQueries + 1) + lane] = last;
+    if (lane == 0) last_keys[stage * (kStepQueries + 1) + kStepQueries] = sees_fewer;
+    __syncwarp();
+    if (lane == 0) mbarrier_arrive_expect_tx(full, 2 * kQBytes + kStatsBytes);
+    if (lane < kStepQueries) {
+#pragma unroll
+      for (int group = 0; group < kGroups; ++group) {
+        const int column = group * kGroupColumns;
+        const int offset = stage * kQBytes + group * kQGroupBytes + lane * (kGroup * kRowBytes);
+        tma_load_4d(base + kQOffset + offset, &p.q_map, full, column, token, first_head, 0);
+        tma_load_4d(base + kDoutOffset + offset, &p.dout_map, full, column, token, first_head, 0);
+      }
+      constexpr int kBytes = kStatsBytes / kStepQueries;
+      tma_load_bytes(base + kStatsOffset + stage * kStatsBytes + lane * kBytes,
+          p.stats + static_cast<int64>(token) * p.heads + first_head, kBytes, full);
+    }
+  }
+}
+
+// The products of K or V with the queries of a step (asynchronous): d = A B^T, 64 keys x kTileM queries.
+__device__ __forceinline__ void issue_scores(float (&d)[kTileM / 2], uint32 a, uint32 b) {
+  wgmma_fence();
+#pragma unroll
+  for (int k = 0; k < kHeadDim / 16; ++k) {
+    // 16 columns are 32 bytes of a 128-byte row; after four of them the next column group begins.
+    const int in_group = k % 4 * 32, group = k / 4;
+    const uint32 keys = a + ((group * kKvGroupBytes + in_group) >> 4);
+    const uint32 queries = b + ((group * kQGroupBytes + in_group) >> 4);
+    if (k == 0) {
+      wgmma_m64n64k16_shared_k_major_first(d, keys, queries);
+    } else {
+      wgmma_m64n64k16_shared_k_major(d, keys, queries, 1);
+    }
+  }
+  wgmma_commit();
+  warpgroup_fence_operand(d);
+}
+
+// d += A B for the queries of a step (asynchronous): A is P^T or dS^T, B dO or Q.
+__device__ __forceinline__ void issue_gradient(float (&d)[kHeadDim / 2], const uint32 (&a)[kTileM / 16][4], uint32 b) {
+  warpgroup_fence_operand(d);
+  wgmma_fence();
+#pragma unroll
+  for (int k = 0; k < kTileM / 16; ++k) {
+    wgmma_m64n64k16_registers_mn_major(d, a[k], b + (k * 16 * kRowBytes >> 4), 1);
+  }
+  wgmma_commit();
+  warpgroup_fence_operand(d);
+}
+
+// dS^T = P^T (dP^T - delta), packed to 16 bits.
+__device__ __forceinline__ void score_gradients(uint32 (&ds_frag)[kTileM / 16][4], const float (&weights)[kTileM / 2],
+    const float (&dp)[kTileM / 2], const RowStats* stats) {
+#pragma unroll
+  for (int k = 0; k < kTileM / 16; ++k) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int query = k * 16 + i / 2 * 8, at = k * 8 + i * 2;
+      ds_frag[k][i] = pack(weights[at] * (dp[at] - stats[query].delta),
+          weights[at + 1] * (dp[at + 1] - stats[query + 1].delta));
+    }
+  }
+}
+
+// P^T: the weights of a step, in place, and packed to 16 bits. The accumulator layout of S^T is the A-operand layout.
+__device__ __forceinline__ void weights(uint32 (&p_frag)[kTileM / 16][4], float (&s)[kTileM / 2],
+    const RowStats* stats, float scale_log2) {
+#pragma unroll
+  for (int k = 0; k < kTileM / 16; ++k) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int row = k * 16 + i / 2 * 8, at = k * 8 + i * 2;
+      s[at] = ex2(s[at] * scale_log2 - stats[row].lse_log2);
+      s[at + 1] = ex2(s[at + 1] * scale_log2 - stats[row + 1].lse_log2);
+      p_frag[k][i] = pack(s[at], s[at + 1]);
+    }
+  }
+}
+
+// Masks the keys behind the last one that a query sees. `key` is this thread's first.
+__device__ __forceinline__ void hide_keys(float (&s)[kTileM / 2], const int* last_keys, int key) {
+#pragma unroll
+  for (int j = 0; j < kTileM / 8; ++j) {
+    const int last = last_keys[(j * 8 + static_cast<int>(threadIdx.x) % 4 * 2) / kGroup] - key;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (i / 2 * 8 > last) s[j * 4 + i] = kMinusInfinity;
+    }
+  }
+}
+
+// Zero-fills the warpgroup's rows of K and V past the end of the batch's keys, so that not even NaN there has an effect
+// on dQ. `keys`: number of keys of the tile in range.
+__device__ __forceinline__ void clear_hidden_rows(unsigned char* shared, int keys, int warpgroup) {
+  constexpr int kRowChunks = kRowBytes / 16;
+  const int thread = threadIdx.x % kWarpgroupThreads, end = (warpgroup + 1) * kWarpgroupRows;
+#pragma unroll 1
+  for (int row = max(keys, end - kWarpgroupRows) + thread / kRowChunks; row < end;
+      row += kWarpgroupThreads / kRowChunks) {
+#pragma unroll
+    for (int group = 0; group < kGroups; ++group) {
+      unsigned char* place = shared + group * kKvGroupBytes + row * kRowBytes + thread % kRowChunks * 16;
+      *reinterpret_cast<uint4*>(place + kKOffset) = make_uint4(0, 0, 0, 0);
+      *reinterpret_cast<uint4*>(place + kVOffset) = make_uint4(0, 0, 0, 0);
+    }
+  }
+  fence_proxy_async();
+  bar_sync(kConsumerBarrier + 1 + warpgroup, kWarpgroupThreads);
+}
+
+// Stages dS of the warpgroup's keys, transposed back: rows are queries, in a column group of its 64 keys (128-byte
+// swizzle).
+__device__ __forceinline__ void stage_score_gradients(uint32 staging, const uint32 (&ds_frag)[kTileM / 16][4]) {
+  const int lane = threadIdx.x % 32, chunk = threadIdx.x / 32 % kWarpsPerWarpgroup * 2 + lane / 8 % 2;
+#pragma unroll
+  for (int k = 0; k < kTileM / 16; ++k) {
+    const int query = k * 16 + lane / 16 * 8 + lane % 8;
+    stmatrix_x4_trans(staging + query * kRowBytes + (chunk ^ query % 8) * 16, ds_frag[k][0], ds_frag[k][1],
+        ds_frag[k][2], ds_frag[k][3]);
+  }
+}
+
+// The warpgroup's half of dQ^T of a step (asynchronous), over all keys of the tile: d = K^T dS^T, 64 columns of a head
+// x kDqQueries queries.
+__device__ __forceinline__ void issue_dq(float (&d)[kDqQueries / 2], uint32 k_transposed, uint32 ds) {
+  wgmma_fence();
+#pragma unroll
+  for (int k = 0; k < kTileN / 16; ++k) {
+    const uint32 a = k_transposed + (k * 16 * kRowBytes >> 4), b = ds + ((k / 4 * kQGroupBytes + k % 4 * 32) >> 4);
+    if (k == 0) {
+      wgmma_m64n64k16_shared_m_major_k_major_first(d, a, b);
+    } else {
+      wgmma_m64n64k16_shared_m_major_k_major(d, a, b, 1);
+    }
+  }
+  wgmma_commit();
+  warpgroup_fence_operand(d);
+}
+
+// Stages a part of dQ^T, query by query in the layout of the accumulator: 16 bytes of each thread, next to those of its
+// neighbors. `part` has 64 columns of a head; `first_row` is the first of the part's rows.
+__device__ __forceinline__ void stage_dq(unsigned char* staging, const float (&d)[kDqQueries / 2], int part,
+    int first_row) {
+  const int thread = threadIdx.x % kWarpgroupThreads, lane = thread % 32;
+#pragma unroll
+  for (int j = 0; j < kDqQueries / 8; ++j) {
+    const int eight = first_row / 8 + j;  // rows of the step
+    const int place = (eight * kDqColumnParts + part) * kWarpgroupThreads + thread;
+    reinterpret_cast<float4*>(staging)[place] = make_float4(d[j * 4], d[j * 4 + 1], d[j * 4 + 2], d[j * 4 + 3]);
+  }
+}
+
+// Stores dK or dV of the warpgroup's keys: 16 bytes of each thread, next to those of its neighbors.
+__device__ __forceinline__ void store_sums(float* sums, const float (&d)[kHeadDim / 2], int warpgroup) {
+  float4* to = reinterpret_cast<float4*>(sums) + warpgroup * (kHeadDim / 8) * kWarpgroupThreads;
+#pragma unroll
+  for (int j = 0; j < kHeadDim / 8; ++j) {
+    to[j * kWarpgroupThreads + threadIdx.x % kWarpgroupThreads] =
+        make_float4(d[j * 4], d[j * 4 + 1], d[j * 4 + 2], d[j * 4 + 3]);
+  }
+}
+
+__device__ __forceinline__ void consume(const Params& p, unsigned char* shared, uint32 base, const Chunk& chunk,
+    int index, int warpgroup) {
+  const int lane = threadIdx.x % 32;
+  const int key = warpgroup * kWarpgroupRows + threadIdx.x / 32 % kWarpsPerWarpgroup * 16 + lane / 4;
+  const int first_part = warpgroup % kDqColumnParts, first_row = warpgroup / kDqColumnParts * kDqQueries;
+  const uint32 my_rows = warpgroup * kWarpgroupRows * kRowBytes;
+  // The shuffles keep the compiler from recomputing the descriptors in each step.
+  const uint32 k_descriptor = __shfl_sync(kAllLanes, wgmma_descriptor(base + kKOffset + my_rows, 0), 0);
+  const uint32 v_descriptor = __shfl_sync(kAllLanes, wgmma_descriptor(base + kVOffset + my_rows, 0), 0);
+  const uint32 q_descriptors = __shfl_sync(kAllLanes, wgmma_descriptor(base + kQOffset, 0), 0);
+  const uint32 dout_descriptors = __shfl_sync(kAllLanes, wgmma_descriptor(base + kDoutOffset, 0), 0);
+  const uint32 k_transposed =
+      __shfl_sync(kAllLanes, wgmma_descriptor(base + kKOffset + first_part * kKvGroupBytes, 0), 0);
+  const uint32 ds_descriptors =
+      __shfl_sync(kAllLanes, wgmma_descriptor(base + kDsOffset + first_row * kRowBytes, 0), 0);
+  const uint32 mn_major = wgmma_descriptor(0, kQGroupBytes);  // added to a descriptor for an MN-major operand
+  float dk[kHeadDim / 2] = {}, dv[kHeadDim / 2] = {};
+  warpgroup_fence_operand(dk);
+  warpgroup_fence_operand(dv);
+  mbarrier_wait(base + kKvFullBarrier, 0);
+  if (chunk.keys < kTileN) clear_hidden_rows(shared, chunk.keys, warpgroup);
+  const uint32 steps = chunk.steps();
+#pragma unroll 1
+  for (uint32 i = 0; i < steps; ++i) {
+    const int stage = i % kStages;
+    const uint32 q_descriptor = q_descriptors + (stage * kQBytes >> 4);
+    const uint32 dout_descriptor = dout_descriptors + (stage * kQBytes >> 4);
+    const RowStats* stats =
+        reinterpret_cast<const RowStats*>(shared + kStatsOffset + stage * kStatsBytes) + lane % 4 * 2;
+    const int* last_keys = reinterpret_cast<const int*>(shared + kLastKeysOffset) + stage * (kStepQueries + 1);
+    float s[kTileM / 2], dp[kTileM / 2];
+    uint32 p_frag[kTileM / 16][4], ds_frag[kTileM / 16][4];
+    mbarrier_wait(base + kQFullBarrier + 8 * stage, i / kStages % 2);
+    issue_scores(s, k_descriptor, q_descriptor);
+    issue_scores(dp, v_descriptor, dout_descriptor);
+    wgmma_wait<1>();
+    warpgroup_fence_operand(s);
+    if (last_keys[kStepQueries]) hide_keys(s, last_keys, key);
+    weights(p_frag, s, stats, p.scale_log2);
+    wgmma_wait<0>();
+    warpgroup_fence_operand(dp);
+    score_gradients(ds_frag, s, dp, stats);
+    // One barrier per step is enough, because dS has two buffers: a warpgroup that gets here has finished dQ of the
+    // previous step.
+    const int ds_place = i % 2 * kDsBytes;
+    stage_score_gradients(base + kDsOffset + ds_place + warpgroup * kQGroupBytes, ds_frag);
+    issue_gradient(dv, p_frag, dout_descriptor | mn_major);
+    fence_proxy_async();
+    bar_sync(kConsumerBarrier, kConsumerWarpgroups * kWarpgroupThreads);
+    float dq[kDqParts][kDqQueries / 2];
+#pragma unroll
+    for (int part = 0; part < kDqParts; ++part) {
+      issue_dq(dq[part], k_transposed + (part * kKvGroupBytes >> 4), ds_descriptors + (ds_place >> 4));
+    }
+    issue_gradient(dk, ds_frag, q_descriptor | mn_major);
+    wgmma_wait<1>();
+    warpgroup_fence_operand(dv);
+#pragma unroll
+    for (int part = 0; part < kDqParts; ++part) warpgroup_fence_operand(dq[part]);
+    mbarrier_wait(base + kPartEmptyBarrier, i % 2 ^ 1);
+#pragma unroll
+    for (int part = 0; part < kDqParts; ++part) stage_dq(shared + kPartsOffset, dq[part], first_part + part, first_row);
+    fence_proxy_async();
+    __syncwarp();
+    if (lane == 0) mbarrier_arrive(base + kPartFullBarrier + i % kAddWarps * 8);
+    wgmma_wait<0>();
+    warpgroup_fence_operand(dv);
+    warpgroup_fence_operand(dk);
+    mbarrier_arrive(base + kQEmptyBarrier + 8 * stage);
+  }
+  float* sums = p.partials + static_cast<int64>(index) * (2 * kSumFloats);
+  store_sums(sums, dk, warpgroup);
+  store_sums(sums + kSumFloats, dv, warpgroup);
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, 2)
+    h100_key_lists64_d64(const __grid_constant__ Params p) {
+  // TMA swizzles by address, with a period of 1024 bytes: swizzled buffers are aligned to that.
+  extern __shared__ __align__(1024) unsigned char shared[];
+  const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
+  // The shuffle proves to the compiler that both are warp-uniform, so values derived from them go to uniform registers
+  // (CUTLASS' canonical_warp_idx_sync).
+  const int warp = __shfl_sync(kAllLanes, threadIdx.x / 32, 0), warpgroup = warp / kWarpsPerWarpgroup;
+  if (threadIdx.x == 0) {
+    mbarrier_init(base + kKvFullBarrier, 1);
+    for (int i = 0; i < kStages; ++i) {
+      mbarrier_init(base + kQFullBarrier + 8 * i, 1);
+      mbarrier_init(base + kQEmptyBarrier + 8 * i, kConsumerWarpgroups * kWarpgroupThreads);
+    }
+    for (int i = 0; i < kAddWarps; ++i) {
+      mbarrier_init(base + kPartFullBarrier + 8 * i, kConsumerWarpgroups * kWarpsPerWarpgroup);
+    }
+    mbarrier_init(base + kPartEmptyBarrier, 1);
+    fence_mbarrier_init();
+    prefetch_tensormap(&p.q_map);
+    prefetch_tensormap(&p.k_map);
+    prefetch_tensormap(&p.v_map);
+    prefetch_tensormap(&p.dout_map);
+  }
+  const int index = take_chunk(p, shared), tile = __ldg(p.chunk_tiles + index);
+  if (tile >= p.tiles * p.kv_heads) return;  // there are fewer chunks than thread blocks
+  const Chunk chunk(p, index, tile);
+  if (warpgroup == 0) {
+    setmaxnreg_dec<kProducerRegisters>();
+    if (warp == 0) {
+      produce(p, shared, base, chunk);
+    } else if (warp <= kAddWarps) {
+      add_parts(p, base, chunk, warp - 1);
+    }
+  } else {
+    setmaxnreg_inc<kConsumerRegisters>();
+    consume(p, shared, base, chunk, index, warpgroup - 1);
+  }
+}
+
+// dQ of kStepQueries queries from the accumulator, times the softmax scale, in 16 bits. Queries that see no key have 0.
+__device__ __forceinline__ void convert_dq(const Params& p) {
+  constexpr int kPadding = 8;  // padding of a row in shared memory: eight rows start in different banks
+  constexpr int kRowChunks = kHeadDim / 8, kPartFours = kPartBytes / 16;  // 16 bytes each
+  __shared__ __align__(16) unsigned short rows[kTileM][kHeadDim + kPadding];
+  const int64 first = static_cast<int64>(blockIdx.x) * kStepQueries;  // of all heads' queries
+  const int64 queries = static_cast<int64>(p.kv_heads) * p.tokens;
+  for (int i = threadIdx.x; i < kTileM * kHeadDim / 4; i += kRowThreads) {
+    const int64 place = first + i / kPartFours;
+    if (place >= queries) break;
+    // The layout of stage_dq.
+    const int four = i % kPartFours;
+    const int part = four / kWarpgroupThreads % kDqColumnParts, thread = four % kWarpgroupThreads, lane = thread % 32;
+    const int column = part * 64 + thread / 32 * 16 + lane / 4;
+    const int row = four / (kWarpgroupThreads * kDqColumnParts) * 8 + lane % 4 * 2;
+    const float4* from = reinterpret_cast<const float4*>(p.accum) + place * kPartFours + four;
+    const float4 found = has_sum(p, place) ? *from : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    const uint32 left = pack(found.x * p.scale, found.y * p.scale), right = pack(found.z * p.scale, found.w * p.scale);
+    unsigned short* to = &rows[i / kPartFours * kGroup + row][column];
+    to[0] = left;
+    to[kHeadDim + kPadding] = left >> 16;
+    to[8] = right;
+    to[kHeadDim + kPadding + 8] = right >> 16;
+  }
+  __syncthreads();
+  for (int i = threadIdx.x; i < kTileM * kRowChunks; i += kRowThreads) {
+    const int row = i / kRowChunks, chunk = i % kRowChunks;
+    const int64 place = first + row / kGroup;
+    if (place >= queries) break;
+    const int64 head = place / p.tokens * kGroup + row % kGroup, token = place % p.tokens;
+    *reinterpret_cast<uint4*>(p.dq + head * p.dq_head_stride + token * p.dq_row_stride + chunk * 8) =
+        *reinterpret_cast<const uint4*>(&rows[row][chunk * 8]);
+  }
+}
+
+// Adds up dK or dV of the chunks of a tile, in order, and converts the sum to 16 bits; 0 without chunks.
+__device__ __forceinline__ void add_chunks(const Params& p, int tile, int4 place, bool of_dv) {
+  const int first = __ldg(p.chunk_begins + tile), end = __ldg(p.chunk_begins + tile + 1);
+  const int64 head_stride = of_dv ? p.dv_head_stride : p.dk_head_stride;
+  const int64 row_stride = of_dv ? p.dv_row_stride : p.dk_row_stride;
+  unsigned short* to = (of_dv ? p.dv : p.dk) + tile / p.tiles * head_stride + place.x * row_stride;
+  const float factor = of_dv ? 1.0f : p.scale;
+  for (int i = threadIdx.x; i < kSumFloats / 4; i += kRowThreads) {
+    float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    for (int chunk = first; chunk < end; ++chunk) {
+      const float* from = p.partials + (static_cast<int64>(chunk) * 2 + of_dv) * kSumFloats;
+      const float4 part = reinterpret_cast<const float4*>(from)[i];
+      sum = make_float4(sum.x + part.x, sum.y + part.y, sum.z + part.z, sum.w + part.w);
+    }
+    // The layout of store_sums.
+    const int thread = i % kWarpgroupThreads, eight = i / kWarpgroupThreads;
+    const int column = eight % (kHeadDim / 8) * 8 + thread % 4 * 2;
+    const int row = eight / (kHeadDim / 8) * kWarpgroupRows + thread / 32 * 16 + thread % 32 / 4;
+    uint32* place_of_row = reinterpret_cast<uint32*>(to + row * row_stride + column);
+    if (row < place.z) *place_of_row = pack(sum.x * factor, sum.y * factor);
+    if (row + 8 < place.z) place_of_row[row_stride * 4] = pack(sum.z * factor, sum.w * factor);
+  }
+}
+
+// One thread block for kStepQueries queries, then one for each tile.
+extern "C" __global__ void __launch_bounds__(kRowThreads)
+    h100_key_lists64_d64_convert(const __grid_constant__ Params p) {
+  if (blockIdx.x < p.dq_blocks) {
+    convert_dq(p);
+    return;
+  }
+  const int tile = blockIdx.x - p.dq_blocks;
+  const int4 place = __ldg(p.places + tile % p.tiles);
+  add_chunks(p, tile, place, false);
+  add_chunks(p, tile, place, true);
+}

@@ -17,10 +17,6 @@ import torch
 
 from codegen.problem import COUNTER_BYTES
 from runtime.driver import workspace
-from runtime.kernels.attention import AttentionResult
-from runtime.kernels.attention_backward import AttentionGradients
-from runtime.kernels.block_mask import BlockMaskLists
-from runtime.kernels.quantize import Quantized
 from runtime.prepare.prepared import PreparedBsr
 
 BAND = 1 << 16  # bytes: a tile of 128 rows of 256 elements
@@ -134,12 +130,8 @@ class _Call:
         """Copy outputs back, and return the result with the caller's tensors in it."""
         for tensor, inside in self._outs:
             _span(tensor).copy_(inside)
-        if isinstance(result, AttentionResult):
-            return AttentionResult(self._callers(result.out), result.lse)
-        if isinstance(result, Quantized):
-            return Quantized(self._callers(result.codes), self._callers(result.scales), result.mean, result.product)
-        if isinstance(result, AttentionGradients | BlockMaskLists):
-            return result
+        if isinstance(result, tuple):
+            return type(result)(*(self._callers(part) if isinstance(part, torch.Tensor) else part for part in result))
         if result.layout == torch.sparse_bsr:
             crow, col, values = result.crow_indices(), result.col_indices(), self._callers(result.values())
             return torch.sparse_bsr_tensor(

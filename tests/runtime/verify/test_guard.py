@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pkgutil
 import re
+from importlib import import_module
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 
@@ -12,11 +14,12 @@ from codegen.library import find_spec
 
 torch = pytest.importorskip("torch")
 
+import runtime.kernels  # noqa: E402
 from runtime.driver import workspace  # noqa: E402
 from runtime.driver.allocate import allocator, contiguous  # noqa: E402
 from runtime.kernels.attention import AttentionResult  # noqa: E402
 from runtime.prepare.prepared import PreparedBsr  # noqa: E402
-from runtime.verify import run, tile_copy  # noqa: E402
+from runtime.verify import guard, run, tile_copy  # noqa: E402
 from runtime.verify.guard import BAND, Guarded  # noqa: E402
 
 CPU = torch.device("cpu")
@@ -155,3 +158,32 @@ def test_a_case_fails_by_a_fault(writes: bool) -> None:
     outcome = run.run_case(kernel, tile_copy.Case("one_tile", 32, 64), CPU)
     assert outcome.passed is not writes
     assert outcome.problem == ("wrote 2 bytes before argument 0, the nearest 0 bytes away" if writes else "")
+
+
+def results() -> list[type]:
+    """Every kind of named result that calls of kernels return."""
+    modules = [
+        import_module(f"runtime.kernels.{found.name}") for found in pkgutil.iter_modules(runtime.kernels.__path__)
+    ]
+    return [
+        get_type_hints(kernel.__call__)["return"]
+        for module in modules
+        for kernel in vars(module).values()
+        if isinstance(kernel, type) and kernel.__module__ == module.__name__ and "__call__" in vars(kernel)
+        if hasattr(get_type_hints(kernel.__call__)["return"], "_fields")
+    ]
+
+
+def test_named_results_have_the_tensors_of_the_caller() -> None:
+    kinds = results()
+    assert len(kinds) >= 5
+    for kind in kinds:
+        call, out = guard._Call(), torch.zeros(4)
+        copy = call.copy("out", out, written=True)
+        copy.fill_(2.0)
+        other = torch.ones(1)
+        result = call.finish(kind(copy, *([other] * (len(kind._fields) - 1))))
+        assert type(result) is kind
+        assert result[0] is out
+        assert out.tolist() == [2.0] * 4
+        assert all(part is other for part in result[1:])

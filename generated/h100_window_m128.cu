@@ -1,9 +1,9 @@
 // Generated from specs/h100_window_m128.yaml. Do not edit:
 // change the spec or a template, then run
 //     codegen render specs/h100_window_m128.yaml
-// spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"sliding_window","left":null,"right":null},"schedule":"ping_pong","stages":4,"stream_k_tail":true,"tile":{"m":128,"n":96}}
-// spec hash: 464c0f1bf55ce9e782c3ad1de69a21849f89df34f93c177d7d20f0658c7ae0b9
-// seal: sha256 d56b05aefeea979e84a4bca8a47a709cc7eab22c31685690baf41ce34167e3c8
+// spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"sliding_window","left":null,"right":null},"schedule":"cooperative","stages":2,"stream_k_tail":true,"tile":{"m":128,"n":128}}
+// spec hash: 7806bd56339b72c247c18d194ac5a0477f6760a86552430a843e8e800e5baaa2
+// seal: sha256 c4e677c0018070a608943a22a7f0312de6e48b05a892887e1af9c7475b8c3093
 
 // Attention forward for sm_90a over the visible keys of the pattern:
 //   O = softmax(scale * Q K^T) V
@@ -20,17 +20,14 @@
 //   q_full[i], q_empty[i]        entry i of the ring of work tiles: tile, work units, its steps, its Q
 //   k_full[i], k_empty[i]        stage i of the K ring, and the metadata of its loads
 //   v_full[i], v_empty[i]        stage i of the V ring
-//   named barrier kWarpSchedulerBarrier + w  consumer warpgroup w's turn to issue products
 //   named barrier kWarpgroupBarrier + w  consumer warpgroup w, around its store of O
 //
-// The slices of Q that fit into registers are loaded once per tile, as A operands of Q K^T: fewer shared-memory reads
-// in each step.
+// Q is loaded into registers once per tile, as the A operand of Q K^T: fewer shared-memory reads in each step.
 //
 // Pipeline of a consumer: S of step i and P V of step i - 1 are issued together (FlashAttention-3's IntraWGOverlap).
 // The mask and the maxima of step i overlap that P V; its exponentials overlap the products of
 // other warpgroups.
-// Ping-pong: the consumers take turns issuing, so that one's softmax overlaps the others' matrix products
-// (warp_scheduler_barrier in FlashAttention-3). They share a tile; in CUTLASS' ping-pong each has its own.
+// Cooperative: the consumers share a tile, and their matrix products are unordered.
 //
 // Stream-K tail: tiles that do not fill a last wave of thread blocks come first, and their work units are split among
 // thread blocks; a unit is a step. Each part stores its unfinished O in global memory. The last part to
@@ -59,10 +56,9 @@ struct alignas(64) TensorMap {
 
 constexpr int kHeadDim = 128;  // elements per head
 constexpr int kTileM = 128;  // query rows of a tile
-constexpr int kTileN = 96;  // keys of one step; registers: 164 of s, p_frag, o, q + 32 = 196 of 224
-constexpr int kStages = 4;  // depth of the K ring and of the V ring
-constexpr int kTileStages = 1;  // Q buffers; the ring of work tiles has two entries
-constexpr int kQSlices = 7;  // slices of 16 columns of Q in registers; the others stay in shared memory
+constexpr int kTileN = 128;  // keys of one step; registers: 192 of s, p_frag, o, q + 32 = 224 of 224
+constexpr int kStages = 2;  // depth of the K ring and of the V ring
+constexpr int kTileStages = 2;  // depth of the ring of work tiles and of Q
 constexpr int kSubTileRows = 128;  // query rows of a sub-tile, here a whole tile
 constexpr int kConsumerWarpgroups = 2;  // warpgroups that compute, 64 rows each
 constexpr int kThreads = 384;  // warpgroup 0 produces, the others consume
@@ -71,20 +67,21 @@ constexpr int kConsumerRegisters = 224;  // registers per consumer thread; 56 + 
 constexpr int kGroupColumns = 64;  // columns of a group: one 128-byte swizzled row
 constexpr int kGroups = 2;  // column groups of a head
 constexpr int kQGroupBytes = 16384;  // bytes of one column group of Q
-constexpr int kKvGroupBytes = 12288;  // bytes of one column group of K or V
-constexpr int kOGroupBytes = 16384;  // stride between column groups of a warpgroup's O, in bytes
+constexpr int kKvGroupBytes = 16384;  // bytes of one column group of K or V
+constexpr int kOGroupBytes = 8192;  // bytes of one column group of a warpgroup's O
 constexpr int kQBytes = 32768;  // bytes of a Q tile
-constexpr int kKvBytes = 24576;  // bytes of K, or of V, of one step
+constexpr int kKvBytes = 32768;  // bytes of K, or of V, of one step
 constexpr int kPartialFloats = 8704;  // floats of a warpgroup's partial result
 
-// Dynamic shared memory: 229576 bytes. Byte offsets:
-constexpr int kQOffset = 0;  // 32768 bytes: ring of Q tiles, 128 rows in column groups of 64, then O
-constexpr int kKOffset = 32768;  // 98304 bytes: K ring
-constexpr int kVOffset = 131072;  // 98304 bytes: V ring
-constexpr int kBarriersOffset = 229376;  // 144 bytes: mbarriers
-constexpr int kWorkTilesOffset = 229520;  // 32 bytes: ring of work tiles: index, begin, end, number of steps
-constexpr int kBlockMetaOffset = 229552;  // 16 bytes: metadata of the loads in the K rings
-constexpr int kIsLastOffset = 229568;  // 8 bytes: whether a warpgroup stored the last partial result
+// Dynamic shared memory: 229520 bytes. Byte offsets:
+constexpr int kQOffset = 0;  // 65536 bytes: ring of Q tiles, 128 rows in column groups of 64
+constexpr int kKOffset = 65536;  // 65536 bytes: K ring
+constexpr int kVOffset = 131072;  // 65536 bytes: V ring
+constexpr int kOOffset = 196608;  // 32768 bytes: staging of the O tile
+constexpr int kBarriersOffset = 229376;  // 96 bytes: mbarriers
+constexpr int kWorkTilesOffset = 229472;  // 32 bytes: ring of work tiles: index, begin, end, number of steps
+constexpr int kBlockMetaOffset = 229504;  // 8 bytes: metadata of the loads in the K rings
+constexpr int kIsLastOffset = 229512;  // 8 bytes: whether a warpgroup stored the last partial result
 
 constexpr int kQFullBarrier = kBarriersOffset;
 constexpr int kQEmptyBarrier = kQFullBarrier + 8 * kTileStages;
@@ -97,21 +94,18 @@ constexpr int kWarpgroupThreads = 128, kWarpsPerWarpgroup = 4;
 constexpr int kWarpgroupRows = 64;  // rows of one wgmma
 constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared memory: the span of the swizzle
 constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer warpgroup w: this + w; 0 is __syncthreads
-// Named barrier for warpgroup w's turn: this + w.
-constexpr int kWarpSchedulerBarrier = kWarpgroupBarrier + kConsumerWarpgroups;
-constexpr int kWarpSchedulerThreads = 2 * kWarpgroupThreads;  // the warpgroup whose turn it is, and the previous one
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
 // Initial row_max: finite, so that differences are defined. A row whose logits are all below it counts as a row without
 // keys.
 constexpr float kLeastLogit = -1e30f;
 constexpr float kLn2 = 0.693147180559945f;
 
-// Launch: 384 threads per block, 229576 bytes of dynamic shared memory.
+// Launch: 384 threads per block, 229520 bytes of dynamic shared memory.
 // Grid: one thread block per SM, looping over tiles (persistent).
 struct Params {
   TensorMap q_map;  // Q (head_dim, q_len, heads, batch): box 64 x 128 x 1 x 1, swizzle 128
-  TensorMap k_map;  // K (head_dim, kv_len, kv_heads, batch): box 64 x 96 x 1 x 1, swizzle 128
-  TensorMap v_map;  // V, as K: box 64 x 96 x 1 x 1, swizzle 128
+  TensorMap k_map;  // K (head_dim, kv_len, kv_heads, batch): box 64 x 128 x 1 x 1, swizzle 128
+  TensorMap v_map;  // V, as K: box 64 x 128 x 1 x 1, swizzle 128
   TensorMap o_map;  // O, as Q: box 64 x 64 x 1 x 1, swizzle 128
   float* lse;  // log-sum-exp, (batch, heads, q_len) contiguous; not stored if null
   int window_left;  // keys seen before the query's own position
@@ -270,61 +264,36 @@ __device__ __forceinline__ void ldmatrix_x4(uint32 (&m)[4], uint32 address) {
       : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(address) : "memory");
 }
 
-// wgmma.mma_async m64n96k16: D = A B, + D if `accumulate`; A in registers, B K-major.
+// wgmma.mma_async m64n128k16: D = A B, + D if `accumulate`; A in registers, B K-major.
 // After p come scale factors of 1 for A and B, then whether B is MN-major (PTX ISA, "wgmma.mma_async")
-__device__ __forceinline__ void wgmma_m64n96k16_registers_k_major(
-    float (&d)[48], const uint32 (&a)[4], uint32 b, int accumulate) {
+__device__ __forceinline__ void wgmma_m64n128k16_registers_k_major(
+    float (&d)[64], const uint32 (&a)[4], uint32 b, int accumulate) {
   asm volatile(
       "{\n"
       ".reg .pred p;\n"
       ".reg .b64 b;\n"
-      "setp.ne.b32 p, %53, 0;\n"
-      "mov.b64 b, { %52, %54 };\n"
-      "wgmma.mma_async.sync.aligned.m64n96k16.f32.f16.f16 {"
+      "setp.ne.b32 p, %69, 0;\n"
+      "mov.b64 b, { %68, %70 };\n"
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
       "%0, %1, %2, %3, %4, %5, %6, %7, "
       "%8, %9, %10, %11, %12, %13, %14, %15, "
       "%16, %17, %18, %19, %20, %21, %22, %23, "
       "%24, %25, %26, %27, %28, %29, %30, %31, "
       "%32, %33, %34, %35, %36, %37, %38, %39, "
-      "%40, %41, %42, %43, %44, %45, %46, %47"
-      "}, { %48, %49, %50, %51 }, b, p, 1, 1, 0;\n"
+      "%40, %41, %42, %43, %44, %45, %46, %47, "
+      "%48, %49, %50, %51, %52, %53, %54, %55, "
+      "%56, %57, %58, %59, %60, %61, %62, %63"
+      "}, { %64, %65, %66, %67 }, b, p, 1, 1, 0;\n"
       "}\n"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
         "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
         "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
         "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
         "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
-        "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47])
+        "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
+        "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
+        "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf));
-}
-
-// wgmma.mma_async m64n96k16: D = A B, + D if `accumulate`; A in shared memory, K-major, B K-major.
-// After p come scale factors of 1 for A and B, then whether A and B are MN-major (PTX ISA, "wgmma.mma_async")
-__device__ __forceinline__ void wgmma_m64n96k16_shared_k_major(
-    float (&d)[48], uint32 a, uint32 b, int accumulate) {
-  asm volatile(
-      "{\n"
-      ".reg .pred p;\n"
-      ".reg .b64 a, b;\n"
-      "setp.ne.b32 p, %50, 0;\n"
-      "mov.b64 a, { %48, %51 };\n"
-      "mov.b64 b, { %49, %51 };\n"
-      "wgmma.mma_async.sync.aligned.m64n96k16.f32.f16.f16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, "
-      "%8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, "
-      "%24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, "
-      "%40, %41, %42, %43, %44, %45, %46, %47"
-      "}, a, b, p, 1, 1, 0, 0;\n"
-      "}\n"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
-        "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
-        "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
-        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
-        "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
-        "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47])
-      : "r"(a), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf));
 }
 
 // wgmma.mma_async m64n128k16: D = A B, + D if `accumulate`; A in registers, B MN-major.
@@ -362,11 +331,6 @@ __device__ __forceinline__ void wgmma_m64n128k16_registers_mn_major(
 // bar.sync: waits at named barrier `id` of `threads` threads (PTX ISA, "bar")
 __device__ __forceinline__ void bar_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-
-// bar.arrive: counts this thread at named barrier `id` without waiting (PTX ISA, "bar")
-__device__ __forceinline__ void bar_arrive(int id, int threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
 // ex2.approx.ftz: 2^x, relative error 2^-22 (PTX ISA, "ex2")
@@ -562,7 +526,7 @@ __device__ __forceinline__ WorkTile read_work_tile(const int* info) {
 __device__ __forceinline__ void publish_work_tile(const Params& p, int* entries, uint32 base,
     const PipelineState<kTileStages>& state, const WorkTile& work) {
   const uint32 full = base + kQFullBarrier + 8 * state.index;
-  int* info = entries + state.phase * kWorkTileWords;
+  int* info = entries + state.index * kWorkTileWords;
   mbarrier_wait(base + kQEmptyBarrier + 8 * state.index, state.phase ^ 1);
   info[0] = work.index;
   if (work.index >= p.tiles) {
@@ -604,7 +568,7 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
 
   while (true) {
     const PipelineState<kTileStages> tile_state{work_tiles};
-    const WorkTile work = read_work_tile(entries + tile_state.phase * kWorkTileWords);
+    const WorkTile work = read_work_tile(entries + tile_state.index * kWorkTileWords);
     ++work_tiles;
     if (work.index >= p.tiles) break;
     const Tile tile(p, work.index);
@@ -644,12 +608,12 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
   }
 }
 
-// Loads this warp's 16 rows of the first slices of Q as A operands of 16 columns each.
-__device__ __forceinline__ void load_q_fragments(uint32 (&q)[kQSlices][4], uint32 q_tile, int warpgroup) {
+// Loads this warp's 16 rows of Q as A operands of 16 columns each.
+__device__ __forceinline__ void load_q_fragments(uint32 (&q)[kHeadDim / 16][4], uint32 q_tile, int warpgroup) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % kWarpsPerWarpgroup;
   const int row = warpgroup * kWarpgroupRows + warp * 16 + lane % 16;
 #pragma unroll
-  for (int k = 0; k < kQSlices; ++k) {
+  for (int k = 0; k < kHeadDim / 16; ++k) {
     const int chunk = k % 4 * 2 + lane / 16;  // 16 bytes = 8 columns; swizzled to chunk ^ row % 8
     ldmatrix_x4(q[k], q_tile + k / 4 * kQGroupBytes + row * kRowBytes + (chunk ^ row % 8) * 16);
   }
@@ -657,7 +621,7 @@ __device__ __forceinline__ void load_q_fragments(uint32 (&q)[kQSlices][4], uint3
 
 // s = Q K^T for this warpgroup's 64 rows and the keys of one step (asynchronous).
 __device__ __forceinline__ void issue_qk_gemm(float (&s)[kTileN / 2],
-    const uint32 (&q)[kQSlices][4], uint32 q_descriptor, uint32 k_descriptor) {
+    const uint32 (&q)[kHeadDim / 16][4], uint32 k_descriptor) {
   warpgroup_fence_operand(s);
   wgmma_fence();
 #pragma unroll
@@ -665,11 +629,7 @@ __device__ __forceinline__ void issue_qk_gemm(float (&s)[kTileN / 2],
     // 16 columns are 32 bytes of a 128-byte row; after four of them the next column group begins.
     const int in_group = k % 4 * 32, group = k / 4;
     const uint32 keys = k_descriptor + ((group * kKvGroupBytes + in_group) >> 4);
-    if (k < kQSlices) {
-      wgmma_m64n96k16_registers_k_major(s, q[k], keys, k > 0);
-    } else {
-      wgmma_m64n96k16_shared_k_major(s, q_descriptor + ((group * kQGroupBytes + in_group) >> 4), keys, k > 0);
-    }
+    wgmma_m64n128k16_registers_k_major(s, q[k], keys, k > 0);
   }
   wgmma_commit();
   warpgroup_fence_operand(s);
@@ -873,8 +833,9 @@ __device__ __forceinline__ void store_tile(const Params& p, const Tile& tile, in
     inverse[row] = sums[row] == 0.0f ? 0.0f : rcp(sums[row]);
   }
 
-  // O is staged in place of this warpgroup's rows of Q: all its warps must have finished with them.
+  // The previous tile's store must have finished reading the staging buffer.
   const bool sender = threadIdx.x % kWarpgroupThreads == 0;
+  if (sender) tma_store_wait_read<0>();
   bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
   const int row = warp_row + lane % 16;
 #pragma unroll
@@ -902,7 +863,6 @@ __device__ __forceinline__ void store_tile(const Params& p, const Tile& tile, in
       store_lse(p, tile, first_query, warp_row + lane / 4 + row * 8, lse);
     }
   }
-  if (sender) tma_store_wait_read<0>();  // before the next Q may arrive here
 }
 
 // A work tile as a consumer sees it: index of the tile, and the steps.
@@ -914,7 +874,7 @@ struct WorkTileInfo {
 __device__ __forceinline__ WorkTileInfo read_work_tile_info(const int* entries, uint32 base,
     const PipelineState<kTileStages>& state) {
   mbarrier_wait(base + kQFullBarrier + 8 * state.index, state.phase);
-  const int* words = entries + state.phase * kWorkTileWords;
+  const int* words = entries + state.index * kWorkTileWords;
   return {read_work_tile(words), read_by_leader(words + 3)};
 }
 
@@ -926,20 +886,14 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
   const int* entries = reinterpret_cast<const int*>(shared + kWorkTilesOffset);
   const int* block_meta = reinterpret_cast<const int*>(shared + kBlockMetaOffset);
   // Descriptors of stage 0 of the rings. The shuffles keep the compiler from recomputing them in each step.
-  const uint32 q_descriptors =
-      __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kQOffset + warpgroup * kWarpgroupRows * kRowBytes, 0), 0);
   const uint32 k_descriptors =
       __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kKOffset, 0), 0);
   const uint32 v_descriptors =
       __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kVOffset, kKvGroupBytes), 0);
   int* const is_last = reinterpret_cast<int*>(shared + kIsLastOffset) + warpgroup;
+  const uint32 staging = base + kOOffset + warpgroup * kGroups * kOGroupBytes;
   PipelineState<kTileStages> tile_state;
   PipelineState<kStages> k_state, v_state;
-  const int my_barrier = kWarpSchedulerBarrier + warpgroup;
-  const int next_barrier = kWarpSchedulerBarrier + (warpgroup + 1) % kConsumerWarpgroups;
-  // Warpgroup 0 has the first turn.
-  if (warpgroup == kConsumerWarpgroups - 1) bar_arrive(kWarpSchedulerBarrier, kWarpSchedulerThreads);
-  bool fresh = true;  // whether this warpgroup has yet to run a step
 
   while (true) {
     const WorkTileInfo info = read_work_tile_info(entries, base, tile_state);
@@ -948,22 +902,19 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     float o[kHeadDim / 2] = {}, s[kTileN / 2];
     uint32 p_frag[kTileN / 16][4];
     float row_max[2] = {kLeastLogit, kLeastLogit}, row_sum[2] = {}, step_max[2], rescale[2];
-    const uint32 q_descriptor = q_descriptors + (tile_state.index * kQBytes >> 4);
-    uint32 q[kQSlices][4];
+    uint32 q[kHeadDim / 16][4];
     load_q_fragments(q, base + kQOffset + tile_state.index * kQBytes, warpgroup);
+    // Q's buffer is free for another tile when all lanes have loaded.
+    __syncwarp();
+    if (warp_leader) mbarrier_arrive(base + kQEmptyBarrier + 8 * tile_state.index);
 
     if (info.count > 0) {
       // First step: scores and softmax.
       mbarrier_wait(base + kKFullBarrier + 8 * k_state.index, k_state.phase);
       BlockMeta step(block_meta, k_state.index, warp_leader);
-      // All warpgroups begin their first tile at the same time, so they take turns from the first products on.
-      // Later tiles are already staggered.
-      if (fresh) bar_sync(my_barrier, kWarpSchedulerThreads);
-      issue_qk_gemm(s, q, q_descriptor, k_descriptors + (k_state.index * kKvBytes >> 4));
+      issue_qk_gemm(s, q, k_descriptors + (k_state.index * kKvBytes >> 4));
       wgmma_wait<0>();
       warpgroup_fence_operand(s);
-      if (fresh) bar_arrive(next_barrier, kWarpSchedulerThreads);
-      fresh = false;
       if (warp_leader) mbarrier_arrive(base + kKEmptyBarrier + 8 * k_state.index);
       k_state.advance();
       if (step.needs_mask()) apply_mask(s, p, step, tile.batch, tile.first_query + first_row);
@@ -975,11 +926,9 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
       // Scores of step i, together with the output of step i - 1.
       for (int i = 1; i < info.count; ++i) {
         step = BlockMeta(block_meta, k_state.index, warp_leader);
-        bar_sync(my_barrier, kWarpSchedulerThreads);
-        issue_qk_gemm(s, q, q_descriptor, k_descriptors + (k_state.index * kKvBytes >> 4));
+        issue_qk_gemm(s, q, k_descriptors + (k_state.index * kKvBytes >> 4));
         mbarrier_wait(base + kVFullBarrier + 8 * v_state.index, v_state.phase);
         issue_pv_gemm(o, p_frag, v_descriptors + (v_state.index * kKvBytes >> 4));
-        bar_arrive(next_barrier, kWarpSchedulerThreads);
         wgmma_wait<1>();
         warpgroup_fence_operand(s);
         if (warp_leader) mbarrier_arrive(base + kKEmptyBarrier + 8 * k_state.index);
@@ -1010,15 +959,11 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
       if (warp_leader) mbarrier_arrive(base + kVEmptyBarrier + 8 * v_state.index);
       v_state.advance();
     }
-    const uint32 staging = base + kQOffset + tile_state.index * kQBytes + warpgroup * kWarpgroupRows * kRowBytes;
     if (info.work.end == 0 || combine_partials(p, info.work, warpgroup, is_last, o, row_max, row_sum)) {
       store_tile(p, tile, tile.first_query + warpgroup * kWarpgroupRows, staging, warpgroup, o, row_max, row_sum);
     }
-    // This warp has finished with Q's buffer; the sender's warp gets here only after O, if stored, has left it.
-    if (warp_leader) mbarrier_arrive(base + kQEmptyBarrier + 8 * tile_state.index);
     tile_state.advance();
   }
-  if (warpgroup == 0) bar_sync(kWarpSchedulerBarrier, kWarpSchedulerThreads);  // last turn, which no warpgroup takes
   // Shared memory must outlive the stores that read it.
   if (threadIdx.x % kWarpgroupThreads == 0) tma_store_wait_read<0>();
 }

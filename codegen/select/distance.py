@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from codegen.dtypes import FP8
 from codegen.select.problem import Problem
 
 OPTIONS_APART = 4.0  # additional distance of a measured problem with other options, in factors of two
 ANOTHER_TYPE = 64.0  # larger than any distance within a type
+TWIN_TYPE = 0.5  # additional distance of a problem in the other 16-bit type, whose kernels take about the same time
 NEAR = 1e-6
 
 
@@ -14,4 +16,6 @@ def distance(problem: Problem, measured: Problem) -> float:
     axes, others = problem.places(), measured.places()
     away = sum(abs(a - b) for name, a in axes.items() if a is not None and (b := others.get(name)) is not None)
     away += OPTIONS_APART * (problem.options() != measured.options())
-    return away + ANOTHER_TYPE * (problem.dtype != measured.dtype)
+    if problem.dtype == measured.dtype:
+        return away
+    return away + (ANOTHER_TYPE if {problem.dtype, measured.dtype} & set(FP8) else TWIN_TYPE)

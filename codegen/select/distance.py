@@ -7,8 +7,8 @@ from codegen.select.problem import Problem
 
 OPTIONS_APART = 4.0  # additional distance of a measured problem with other options, in factors of two
 ANOTHER_TYPE = 64.0  # larger than any distance within a type
-TWIN_TYPE = 0.5  # additional distance of a problem in the other 16-bit type, whose kernels take about the same time
 NEAR = 1e-6
+TWIN_TYPE = NEAR / 2  # a problem in the other 16-bit type, whose kernels take about the same time: after one of its own
 
 
 def distance(problem: Problem, measured: Problem) -> float:

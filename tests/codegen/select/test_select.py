@@ -283,13 +283,14 @@ def test_a_dense_product_that_is_faster_is_told() -> None:
     assert choose(parse_problem({**SPMM, **SIZES, "n": 8192}), rows=rows).dense == ""
 
 
-def test_another_type_is_asked_where_its_own_was_not_measured() -> None:
-    rows = (row({NARROW: 5.0}), row({WIDE: 50.0}, n=8192, dtype="bf16"))
+def test_a_row_of_the_other_16_bit_type_counts_after_one_of_the_own_type() -> None:
+    twin, far = row({NARROW: 5.0}), row({WIDE: 50.0}, n=8192, dtype="bf16")
+    own = row({WIDE: 5.0}, dtype="bf16")
     bf16 = parse_problem({**SPMM, **SIZES, "dtype": "bf16"})
-    assert tuning_of(choose(bf16, rows=rows).spec) == tuning_of(find_spec(WIDE).spec)  # far, but of its type
-    choice = choose(bf16, rows=rows[:1])
-    assert tuning_of(choice.spec) == tuning_of(find_spec(NARROW).spec) and choice.spec.dtype == "bf16"
-    assert choice.rule == "nearest"
+    for rows, kernel in (((twin,), NARROW), ((twin, far), NARROW), ((twin, own), WIDE)):
+        choice = choose(bf16, rows=rows)
+        assert tuning_of(choice.spec) == tuning_of(find_spec(kernel).spec) and choice.spec.dtype == "bf16"
+        assert choice.rule == "measured"
 
 
 def test_other_blocks_are_not_compared() -> None:

@@ -210,10 +210,13 @@ def _paged(spec: PagedAttentionSpec | AttentionSpec, draw: Any, device: str) -> 
     if decodes:
         given["lists"] = torch.randint(-1, most, (1, tokens * len(lengths), LISTED)).int()
     named: dict[str, Any] = {name: tensor.to(device) for name, tensor in given.items()}
-    named |= {"window": Window(left=137, sink=5), "return_lse": True}
+    named |= {"window": Window(left=137, sink=5), "return_lse": True, "softcap": None if decodes else spec.softcap}
+    heads = HEADS * (4 if decodes else max(4, spec.pack_gqa))
     if decodes:
-        named |= {"entry_keys": page, "sink": draw(4 * HEADS, dtype=torch.float32)}
-    return [draw(tokens * len(lengths), 4 * HEADS, spec.head_dim), *caches], named
+        named |= {"entry_keys": page}
+    if decodes or spec.sink:
+        named |= {"sink": draw(heads, dtype=torch.float32)}
+    return [draw(tokens * len(lengths), heads, spec.head_dim), *caches], named
 
 
 def _bsr(

@@ -210,12 +210,13 @@ def _paged(spec: PagedAttentionSpec | AttentionSpec, draw: Any, device: str) -> 
     if decodes:
         given["lists"] = torch.randint(-1, most, (1, tokens * len(lengths), LISTED)).int()
     named: dict[str, Any] = {name: tensor.to(device) for name, tensor in given.items()}
-    named |= {"window": Window(left=137, sink=5), "return_lse": True, "softcap": None if decodes else spec.softcap}
-    heads = HEADS * (4 if decodes else max(4, spec.pack_gqa))
-    if decodes:
-        named |= {"entry_keys": page}
-    if decodes or spec.sink:
-        named |= {"sink": draw(heads, dtype=torch.float32)}
+    named |= {"window": Window(left=137, sink=5), "return_lse": True}
+    heads = 4 * HEADS
+    if isinstance(spec, PagedAttentionSpec):
+        named |= {"entry_keys": page, "sink": draw(heads, dtype=torch.float32)}
+    else:
+        heads = HEADS * max(4, spec.pack_gqa)
+        named |= {"softcap": spec.softcap, "sink": draw(heads, dtype=torch.float32) if spec.sink else None}
     return [draw(tokens * len(lengths), heads, spec.head_dim), *caches], named
 
 

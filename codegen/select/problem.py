@@ -139,15 +139,18 @@ class AttentionProblem(_Problem):
         return (self.lse, self.softcap is not None, self.score is not None, self.sink, self.kv_lengths, self.pad_heads)
 
     def places(self) -> dict[str, float | None]:
-        """Coordinate of the problem on each axis, in factors of two; None if unknown."""
+        """Coordinate of the problem on each axis, in factors of two; None if unknown.
+
+        Sizes are rounded as those of calls are: calls of a class share a kernel.
+        """
         pattern = self.pattern
         listed = pattern.list_length or self.list_length
         return {
-            "batch x heads": _log(self.batch, self.heads),
-            "q_len": _log(self.q_len),
-            "kv_len": _log(self.kv_len),
+            "batch x heads": _log(_class(self.batch), self.heads),
+            "q_len": _log(_class(self.q_len)),
+            "kv_len": _log(_class(self.kv_len)),
             "heads / kv_heads": None if None in (self.heads, self.kv_heads) else _log(self.heads) - _log(self.kv_heads),  # type: ignore[operator]
-            "list": _log(listed),
+            "list": _log(_class(listed)),
             "window": _log(pattern.window),
             "pack_gqa": _log(self.pack_gqa),
             "overlap": None if self.overlap is None else OVERLAP_WEIGHT * self.overlap,
@@ -252,7 +255,7 @@ class BsrProblem(_Problem):
         """Coordinate of the problem on each axis, in factors of two; None if unknown."""
         return {
             "m": _log(self.m),
-            "n": _log(self.n),
+            "n": _log(_class(self.n)),
             "k": _log(self.k),
             "density": _log(self.density or None),
             "evenness": _log(self.longest_row),
@@ -276,6 +279,17 @@ _BY_OP: Mapping[str, type[_Problem]] = {
     op: model for model in (AttentionProblem, BsrProblem) for op in get_args(model.model_fields["op"].annotation)
 }
 PROBLEM_ADAPTER: TypeAdapter[Problem] = TypeAdapter(Annotated[Problem, Field(discriminator="op")])
+
+
+def rounded(size: int) -> int:
+    """Least of 1, 2, 3, 4, 6, 8, 12, 16, 24, ... that is not below ``size``: calls up to it share a kernel."""
+    power = 1 << max(0, size - 1).bit_length()
+    return power * 3 // 4 if power >= 4 and size <= power * 3 // 4 else power
+
+
+def _class(size: int | None) -> int | None:
+    """Size that stands for those of calls that share a kernel; None if unknown."""
+    return None if size is None else rounded(size)
 
 
 def _log(*factors: float | None) -> float | None:

@@ -20,6 +20,7 @@ from codegen.errors import SpecError
 from codegen.patterns import PatternBase
 from codegen.scored_pattern import ScoredPattern
 from codegen.select import Choice, choose
+from codegen.select.problem import rounded
 from codegen.select.shipped import Verified
 from codegen.spec import NARROW_HEADS, AttentionSpec
 from codegen.wording import alternatives
@@ -189,12 +190,6 @@ def placed(pattern: PatternBase, kernel: PatternBase) -> Callable[[Tensors], Ten
         return None
     places = [own.index(name) if name in own else None for name in names]
     return lambda tensors: tuple(None if place is None else tensors[place] for place in places)
-
-
-def rounded(size: int) -> int:
-    """The least of 1, 2, 3, 4, 6, 8, 12, 16, 24, ... that is not below ``size``."""
-    power = 1 << max(0, size - 1).bit_length()
-    return power * 3 // 4 if power >= 4 and size <= power * 3 // 4 else power
 
 
 def arch_of(device: torch.device) -> str:

@@ -12,6 +12,7 @@ from codegen.errors import CodegenError
 from codegen.library import NamedSpec
 from codegen.plain import json_value
 from codegen.select.choice import STRIDED_COLUMNS
+from codegen.select.problem import rounded
 from codegen.wording import shown
 from runtime.checks import refuse_capture
 from runtime.errors import ArgumentError
@@ -24,7 +25,7 @@ from runtime.kernels.bsr_spmm import ACTIVATIONS, BsrSpmmKernel
 from runtime.kernels.product_launch import ProductLaunch
 from runtime.log import logger
 from runtime.ops.attention_calls import KERNELS_KEPT
-from runtime.ops.attention_choice import DTYPES, arch_of, rounded
+from runtime.ops.attention_choice import DTYPES, arch_of
 from runtime.ops.bsr_checks import check_added, check_matrix, check_operand, check_place
 from runtime.ops.bsr_choice import Product, resolve, takes_order
 from runtime.ops.bsr_layout import by_rows, is_by_columns, readable, width_of

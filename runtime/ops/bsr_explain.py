@@ -10,9 +10,9 @@ import torch
 from codegen.arch import ARCHS
 from codegen.provenance import Provenance
 from codegen.select import Choice
+from codegen.select.problem import rounded
 from runtime.checks import check_flag, check_word
 from runtime.errors import ArgumentError
-from runtime.ops.attention_choice import rounded
 from runtime.ops.bsr import Activation, matrix_of
 from runtime.ops.bsr_calls import product_of, sampled_product
 from runtime.ops.bsr_checks import check_added, check_matrix, check_operand, check_options

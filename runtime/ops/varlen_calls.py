@@ -13,6 +13,7 @@ from codegen.arch import ARCHS
 from codegen.library import NamedSpec
 from codegen.scored_pattern import ScoredPattern
 from codegen.select.choice import Choice, choose
+from codegen.select.problem import rounded
 from codegen.select.shipped import Verified
 from runtime.checks import check_dense, refuse_capture
 from runtime.errors import ArgumentError
@@ -28,7 +29,6 @@ from runtime.ops.attention_choice import (
     HEAD_DIMS,
     arch_of,
     kernel_head_dim,
-    rounded,
 )
 from runtime.ops.attention_extras import check_softcap
 from runtime.receipts import permit

@@ -19,6 +19,7 @@ import oracle_kernel  # noqa: E402
 from codegen.errors import SpecError  # noqa: E402
 from codegen.patterns.block_lists import BlockLists as BlockListsSpec  # noqa: E402
 from codegen.select import choose  # noqa: E402
+from codegen.select.problem import rounded  # noqa: E402
 from codegen.spec import AttentionSpec  # noqa: E402
 from runtime import ArgumentError, DeviceError, explain_attention, patterns  # noqa: E402
 from runtime.kernels import arguments  # noqa: E402
@@ -195,7 +196,7 @@ def test_classes_with_the_same_spec_share_a_kernel_of_a_device(monkeypatch: pyte
 
 
 def test_sizes_are_rounded_up_in_two_steps_to_an_octave() -> None:
-    sizes = [attention_choice.rounded(size) for size in (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 4096, 4097, 6145)]
+    sizes = [rounded(size) for size in (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 4096, 4097, 6145)]
     assert sizes == [1, 2, 3, 4, 6, 6, 8, 8, 12, 12, 16, 4096, 6144, 8192]
 
 

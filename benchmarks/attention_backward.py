@@ -31,7 +31,7 @@ import harness
 import torch
 from backward_peers import Problem
 from harness import Fields, check_calls, environment, free_memory, time_calls
-from records import BACK_TO_BACK, SINGLE
+from records import BACK_TO_BACK, DETERMINISTIC, SINGLE
 from rich.console import Console
 from rich.table import Table
 
@@ -267,7 +267,7 @@ def table_rows(report: Fields) -> list[list[str]]:
             own = results.get(OURS, {}).get(figure)
             peers = {label: result[figure] for label, result in results.items() if label not in (OURS, ANY_ORDER)}
             best = max(peers, key=lambda label, of=peers: of[label], default=None)
-            steady = peers.get(backward_peers.DETERMINISTIC)
+            steady = peers.get(DETERMINISTIC)
             cells.append("-" if own is None else f"{own:.0f}")
             cells.append("-" if best is None else f"{peers[best]:.0f} {best}")
             cells.append("-" if own is None or best is None else f"{own / peers[best]:.2f}")

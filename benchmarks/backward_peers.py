@@ -13,12 +13,11 @@ from typing import Any
 
 import torch
 from harness import Fields, reason
+from records import DETERMINISTIC
 
 from codegen.spec import AttentionSpec
 from runtime.tools.bench.measurement import flex_mask
 from runtime.tools.bench.timing import Call
-
-DETERMINISTIC = "FA4 deterministic"
 
 
 @dataclass(frozen=True)

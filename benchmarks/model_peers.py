@@ -26,6 +26,7 @@ from model_problems import (
     Tiles,
     Window,
 )
+from records import DETERMINISTIC
 
 from runtime.tools.bench.measurement import flex_call
 from runtime.tools.bench.timing import Call
@@ -188,11 +189,13 @@ def transposed(lists: Lists, keys: int) -> Lists:
     return Lists(lists.block, order.int().contiguous(), counts, lists.diagonal)
 
 
-def fa4(inputs: AttentionInputs) -> Call:
+def fa4(inputs: AttentionInputs, *, deterministic: bool = False) -> Call:
     """FlashAttention 4, which takes (batch, length, heads, head_dim)."""
     module, pattern = find_fa4(), inputs.problem.pattern
     tensors = leaves(inputs, lambda t: t.transpose(1, 2).contiguous())
     options: Fields = {} if inputs.sink is None else {"learnable_sink": inputs.sink}
+    if deterministic:
+        options["deterministic"] = True
     if isinstance(pattern, Documents):
         forward = packed(inputs, module.flash_attn_varlen_func, tensors, options)
         return differentiated(inputs, tensors, forward, _swapped)
@@ -349,6 +352,7 @@ class Peer:
         usual: whether it is run without --all-peers on dense and causal rows too.
         dense: whether it computes the whole product, of blocks that are not stored too.
         dtype: the only type that it has, if it is one.
+        gradients: whether it is run on gradients alone.
     """
 
     label: str
@@ -357,11 +361,14 @@ class Peer:
     usual: bool = True
     dense: bool = False
     dtype: str | None = None
+    gradients: bool = False
 
     def computes(self, inputs: AttentionInputs | ProductInputs, *, every: bool) -> bool:
         """Whether a row is run with this peer."""
         if isinstance(inputs, ProductInputs):
             return not self.patterns
+        if self.gradients and inputs.dout is None:
+            return False
         pattern = inputs.problem.pattern
         # FlexAttention beside three libraries of dense attention takes its time and is never the fastest; where none
         # of those computes the row, it is the peer that there is.
@@ -376,6 +383,7 @@ PEERS = (
     Peer("SDPA cuDNN", partial(sdpa, backend="CUDNN_ATTENTION"), WHOLE),
     Peer("FA3 (bf16)", fa3, (*WHOLE, Window, Documents), dtype="bf16"),
     Peer("FA4", fa4, (*WHOLE, Window, Documents, RandomBlocks, Tiles, CausalBlocks)),
+    Peer(DETERMINISTIC, partial(fa4, deterministic=True), (*WHOLE, Window, Documents), gradients=True),
     Peer("cuDNN BSA", cudnn_bsa, LISTED),
     Peer("FlexAttention", flex, ANY, usual=False),
     Peer("FlexAttention FLASH", partial(flex, backend="FLASH"), ANY, usual=False),

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from records import DASH, OURS, failures
+from records import DASH, DETERMINISTIC, OURS, failures
 from stale_rows import is_current as is_current_row
 
 from runtime.tools.report.svg import Drawing
@@ -50,7 +50,8 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 def best_peer(record: Record, figure: str) -> str | None:
     """The peer with the least time of a kind, if one has it."""
-    times = {label: times[figure] for label, times in record["results"].items() if label != OURS and figure in times}
+    others = {label: times for label, times in record["results"].items() if label not in (OURS, DETERMINISTIC)}
+    times = {label: times[figure] for label, times in others.items() if figure in times}
     return min(times, key=lambda label: times[label], default=None)
 
 
@@ -175,6 +176,17 @@ def host_rows(records: Sequence[Record], name: Callable[[Record], str]) -> list[
     return rows
 
 
+def deterministic_rows(records: Sequence[Record], name: Callable[[Record], str]) -> list[list[str]]:
+    """Cells of the table of gradients beside FlashAttention 4's deterministic ones."""
+    rows = []
+    for record in records:
+        own, theirs = (record["results"].get(label, {}) for label in (OURS, DETERMINISTIC))
+        if own and theirs:
+            ratios = " / ".join(written(theirs[figure] / own[figure]) for figure in (SINGLE, BACK_TO_BACK))
+            rows.append([name(record), pair(record, OURS), pair(record, DETERMINISTIC), ratios])
+    return rows
+
+
 def summary(records: Sequence[Record]) -> str:
     """How many rows are ahead, and which are not."""
     timed = [record for record in records if OURS in record["results"] and best_peer(record, SINGLE)]
@@ -251,6 +263,15 @@ def text_of(
     lines = [*map(wrapped, parts), "## Speed", "\n".join(table(speed, speed_rows(headline, name)))]
     if others:
         lines += ["Other sizes:", "\n".join(table(speed, speed_rows(others, name)))]
+    if steady := deterministic_rows(records, name):
+        lines += [
+            "## Deterministic gradients",
+            wrapped(
+                "Ours are deterministic in every row. FlashAttention 4's are with an option, which the tables above "
+                "do not have."
+            ),
+            "\n".join(table(("row", "ours", DETERMINISTIC, "ratio"), steady)),
+        ]
     lines += [
         "## In a CUDA graph, and on the host",
         wrapped("Gradients are not captured. The host time of a call is the time until it returns, in microseconds."),

@@ -7,6 +7,7 @@ from typing import Any
 
 OURS = "ours"
 DASH = "-"
+DETERMINISTIC = "FA4 deterministic"  # a peer of gradients
 PLAIN = "std1"  # the data set of rows that name none
 SINGLE, BACK_TO_BACK = "tflops", "back_to_back_tflops"  # the figures of a result; older ones have the first alone
 

@@ -92,7 +92,8 @@ def sdpa(inputs: AttentionInputs, backend: str) -> Call:
     return differentiated(inputs, (q, k, v), forward)
 
 
-def _swapped(t: torch.Tensor) -> torch.Tensor:
+def swapped(t: torch.Tensor) -> torch.Tensor:
+    """Heads and tokens exchanged."""
     return t.transpose(1, 2)
 
 
@@ -198,7 +199,7 @@ def fa4(inputs: AttentionInputs, *, deterministic: bool = False) -> Call:
         options["deterministic"] = True
     if isinstance(pattern, Documents):
         forward = packed(inputs, module.flash_attn_varlen_func, tensors, options)
-        return differentiated(inputs, tensors, forward, _swapped)
+        return differentiated(inputs, tensors, forward, swapped)
     if inputs.lists is not None:
         lists = inputs.lists.of_heads(inputs.problem.heads)
         options["block_sparse_tensors"] = fa4_lists(lists)
@@ -210,7 +211,7 @@ def fa4(inputs: AttentionInputs, *, deterministic: bool = False) -> Call:
             options["block_sparse_tensors_bwd"] = fa4_lists(transposed(lists, inputs.size.keys))
     else:
         options |= flash_options(inputs)
-    return differentiated(inputs, tensors, lambda: _first(module.flash_attn_func(*tensors, **options)), _swapped)
+    return differentiated(inputs, tensors, lambda: _first(module.flash_attn_func(*tensors, **options)), swapped)
 
 
 def cudnn_bsa(inputs: AttentionInputs) -> Call:

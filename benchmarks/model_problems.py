@@ -17,9 +17,10 @@ import torch
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, HttpUrl, PositiveInt
 
-from runtime import convert, explain_attention, explain_matmul
+from runtime import convert, explain_attention, explain_matmul, explain_varlen_attention
 from runtime.ops.bsr_explain import MatmulExplanation
 from runtime.ops.explain import Explanation
+from runtime.ops.explain_packed import KernelsExplanation
 from runtime.patterns import BlockLists, Causal, Dense, Pattern, SinkWindow, SlidingWindow, TopK
 from runtime.prepare.bsr_matrix import BsrMatrix, prepare_bsr
 
@@ -120,12 +121,17 @@ class BandWithSink(_Pattern):
 
 
 class Documents(_Pattern):
-    """Packed documents: of ``tokens`` tokens, or of lengths that are drawn around that mean."""
+    """Packed documents: of ``tokens`` tokens, or of lengths that are drawn around that mean.
+
+    Attributes:
+        packed: whether our call is ``varlen_attention`` of packed sequences; otherwise it has lists of blocks.
+    """
 
     kind: Literal["documents"]
     tokens: PositiveInt
     equal: bool = True
     causal: bool = True
+    packed: bool = False
 
     def boundaries(self, total: int) -> torch.Tensor:
         """int32 (documents + 1,) on the CPU: where documents begin, and the end of the last one."""
@@ -406,8 +412,23 @@ class AttentionInputs:
         )
         return self.size.batch * self.problem.heads * of_head
 
-    def explain(self, *, gradients: bool, arch: str | None = None) -> Explanation:
+    def is_packed(self) -> bool:
+        """Whether our call is ``varlen_attention``."""
+        return isinstance(self.problem.pattern, Documents) and self.problem.pattern.packed
+
+    def packed_call(self, function: Callable[..., Any], tensors: Sequence[torch.Tensor], **options: Any) -> Any:
+        """What ``varlen_attention`` or its explanation returns for tensors (1, length, heads, head_dim)."""
+        assert isinstance(self.problem.pattern, Documents)
+        pattern = Causal() if self.problem.pattern.causal else Dense()
+        return function(*(t[0] for t in tensors), pattern, cu_seqlens_q=self.cu_seqlens, **options)
+
+    def explain(self, *, gradients: bool, arch: str | None = None) -> Explanation | KernelsExplanation:
         """The kernels that the front door takes."""
+        if self.is_packed():
+            tensors = [t.transpose(1, 2) for t in (self.q, self.k, self.v)]
+            found = self.packed_call(explain_varlen_attention, tensors, gradients=gradients, arch=arch)
+            assert isinstance(found, KernelsExplanation)
+            return found
         inputs = (self.q, self.k, self.v, self.pattern)
         return explain_attention(*inputs, sink=self.sink, gradients=gradients, arch=arch)
 

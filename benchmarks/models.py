@@ -39,15 +39,16 @@ import records
 import torch
 from harness import Fields, check_calls, environment, free_memory, matching, reason, run_rows
 from host import host_microseconds
-from model_peers import PEERS
+from model_peers import PEERS, differentiated, leaves, swapped
 from model_problems import AttentionInputs, AttentionRow, ProductInputs, Row, rows
 from models_page import BACK_TO_BACK, GRAPH, HOST, SINGLE
 from records import OURS
 
 from codegen.library import NamedSpec
-from runtime import block_sparse_attention, bsr_matmul
+from runtime import block_sparse_attention, bsr_matmul, varlen_attention
 from runtime.ops.bsr_explain import MatmulExplanation
 from runtime.ops.explain import Explanation
+from runtime.ops.explain_packed import KernelsExplanation
 from runtime.tools.bench.timing import Call, back_to_back, captured, median, single_calls
 from runtime.verify.rows import kernel_fields
 
@@ -85,6 +86,9 @@ def ours(inputs: Inputs) -> Call:
     """The front door's call."""
     if isinstance(inputs, ProductInputs):
         return _product(inputs)
+    if inputs.is_packed():
+        tensors = leaves(inputs, lambda t: swapped(t).contiguous())
+        return differentiated(inputs, tensors, lambda: inputs.packed_call(varlen_attention, tensors)[None], swapped)
     pattern, sink = inputs.pattern, inputs.sink
     if inputs.dout is None:
         q, k, v = inputs.q, inputs.k, inputs.v
@@ -254,8 +258,10 @@ def times_of(calls: dict[str, Call], *, graphs: bool, seconds: float) -> tuple[d
     return results, failed
 
 
-def kernels_of(found: Explanation | MatmulExplanation, *, backward: bool) -> dict[str, NamedSpec]:
+def kernels_of(found: Explanation | KernelsExplanation | MatmulExplanation, *, backward: bool) -> dict[str, NamedSpec]:
     """The kernels that a timed call runs, by their result."""
+    if isinstance(found, KernelsExplanation):
+        return {what: named for what, named in found.kernels.items() if backward == (what != "O")}
     if isinstance(found, MatmulExplanation):
         return {what: each.choice.named for what, each in found.products.items() if backward == (what != "C")}
     if not backward:
@@ -267,7 +273,7 @@ def kernels_of(found: Explanation | MatmulExplanation, *, backward: bool) -> dic
     return {"dQ alone": gradients.dq, "dK and dV alone": gradients.dkdv}
 
 
-def kernel_records(row: Row, found: Explanation | MatmulExplanation, *, ran: bool) -> list[Fields]:
+def kernel_records(row: Row, found: Explanation | KernelsExplanation | MatmulExplanation, *, ran: bool) -> list[Fields]:
     """A record's data about its kernels: names, whether they have receipts, and the fields that ``codegen migrate``
     needs."""
     return [

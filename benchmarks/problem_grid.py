@@ -24,6 +24,7 @@ from model_problems import Row, rows
 from codegen.library import NamedSpec
 from runtime import explain_attention, explain_matmul
 from runtime.ops.explain import Explanation
+from runtime.ops.explain_packed import KernelsExplanation
 from runtime.patterns import BlockLists, Causal, Dense, Pattern, SlidingWindow, TopK
 
 ARCHS = ("sm_90a", "sm_89")
@@ -158,6 +159,8 @@ class ModelCall:
         found = self.row.inputs(torch.device("meta")).explain(gradients=backward, arch=self.arch)
         if isinstance(found, Explanation):
             return _attention_kernels(found)
+        if isinstance(found, KernelsExplanation):
+            return list(found.kernels.values())
         return [each.choice.named for each in found.products.values()]
 
 

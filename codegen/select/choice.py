@@ -17,7 +17,7 @@ from codegen.parse import parse_spec
 from codegen.planning import plan_of
 from codegen.select.calibration import deviations, predicted
 from codegen.select.default_tables import GATHERED_ROWS
-from codegen.select.distance import NEAR, distance
+from codegen.select.distance import MEASURED, NEAR, distance
 from codegen.select.estimate import estimate
 from codegen.select.problem import (
     AttentionProblem,
@@ -290,9 +290,9 @@ def _chosen(kernels: _Kernels, device: str | None, rows: Sequence[Measurement] |
         return Choice(_named(parse_spec(written)), "default", reason)
     for away, group in _by_distance(problem, table):
         own = [row for row in group if row.device == device]
-        if away > NEAR and (choice := _predicted(kernels, every, group)):
+        if away > MEASURED and (choice := _predicted(kernels, every, group)):
             return choice
-        if found := _winner(kernels, own or group, measured=away <= NEAR):
+        if found := _winner(kernels, own or group, measured=away <= MEASURED):
             kernel, dense = found
             return _told(kernel, problem, own or group, away, dense)
     if not table and not in_fp8 and (choice := _predicted(kernels, every, ())):
@@ -413,10 +413,10 @@ def _told(kernel: _Kernel, problem: Problem, rows: Sequence[Measurement], away: 
     timed = _timed(kernel.named, first, timing)
     where = f"{figures} on {first.device}, {first.date}, {first.source}"
     where += "" if timed is None else f"; the time is {timed}"
-    if away <= NEAR and len(rows) == 1:
+    if away <= MEASURED and len(rows) == 1:
         rule: Rule = "measured"
         reason = f"measured: {where}"
-    elif away <= NEAR:
+    elif away <= MEASURED:
         rule = "measured"
         reason = f"best on average over {len(rows)} matching measurements; one of them: {first.problem}: {where}"
     else:

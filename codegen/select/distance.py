@@ -7,8 +7,9 @@ from codegen.select.problem import Problem
 
 OPTIONS_APART = 4.0  # additional distance of a measured problem with other options, in factors of two
 ANOTHER_TYPE = 64.0  # larger than any distance within a type
-NEAR = 1e-6
-TWIN_TYPE = NEAR / 2  # a problem in the other 16-bit type, whose kernels take about the same time: after one of its own
+NEAR = 1e-6  # rows at distances that differ by less count together
+TWIN_TYPE = 2 * NEAR  # of the other 16-bit type, whose kernels take about the same time: after rows of the own type
+MEASURED = 3 * NEAR  # up to it a row is of the same problem
 
 
 def distance(problem: Problem, measured: Problem) -> float:

@@ -139,10 +139,7 @@ class AttentionProblem(_Problem):
         return (self.lse, self.softcap is not None, self.score is not None, self.sink, self.kv_lengths, self.pad_heads)
 
     def places(self) -> dict[str, float | None]:
-        """Coordinate of the problem on each axis, in factors of two; None if unknown.
-
-        Sizes are rounded as those of calls are: calls of a class share a kernel.
-        """
+        """Coordinate of the problem on each axis, in factors of two; None if unknown. Sizes are those of a class."""
         pattern = self.pattern
         listed = pattern.list_length or self.list_length
         return {

@@ -15,13 +15,14 @@ from __future__ import annotations
 
 import argparse
 import io
+import re
 import struct
 import subprocess
 import sys
 import tarfile
 import zipfile
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 SUFFIXES = (".py", ".json", "METADATA", "entry_points.txt", ".pyi.in", ".jinja", ".toml")
@@ -30,6 +31,8 @@ GLIBC = (5, 12, 17, 24, 26, 27, 28, 31, 34)
 """Minor versions of glibc 2 whose wheels the machine runs."""
 CONTAINER, CUBIN, PTX = 0xBA55ED50, 2, 1
 """First word of a container of kernels, and kinds of its entries."""
+OTHER = 120
+"""Architecture of the entry of a container without kernels: CUDA refuses an empty container."""
 
 
 @dataclass(frozen=True)
@@ -38,19 +41,20 @@ class Pack:
 
     Attributes:
         packages: those that the engine imports, and a machine with torch, Triton and transformers lacks.
-        libraries: extensions of the engine.
+        libraries: extensions of the engine, each with parts of names of kernels that are left out.
         left_out: folders of the engine that its attention and a small model do not import.
     """
 
     packages: tuple[str, ...]
-    libraries: tuple[str, ...] = ()
+    libraries: Mapping[str, Sequence[bytes]] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
 
 
 SHARED = (
-    *("annotated-types", "apache-tvm-ffi", "distro", "dill", "fastapi", "gguf", "interegular", "jiter", "llguidance"),
-    *("loguru", "msgspec", "openai", "orjson", "partial-json-parser", "pybase64", "pydantic", "pydantic-core"),
-    *("python-multipart", "pyzmq", "setproctitle", "sniffio", "starlette", "typing-inspection", "uvicorn", "xgrammar"),
+    *("annotated-types", "apache-tvm-ffi", "distro", "dill", "fastapi<0.137", "gguf", "interegular", "jiter"),
+    *("llguidance", "loguru", "msgspec", "openai<3", "orjson", "partial-json-parser", "pybase64", "pydantic"),
+    *("pydantic-core", "python-multipart", "pyzmq", "setproctitle", "sniffio", "starlette<2", "typing-inspection"),
+    *("uvicorn", "xgrammar"),
 )
 PACKS = {
     "vllm": Pack(
@@ -59,25 +63,36 @@ PACKS = {
             *("astor", "blake3", "cachetools", "cbor2", "depyf", "ijson", "jsonschema", "jsonschema-specifications"),
             *("lark", "openai-harmony", "python-json-logger", "referencing", "rpds-py", "watchfiles"),
         ),
-        ("vllm/_C_stable_libtorch.abi3.so",),
+        {
+            "vllm/_C_stable_libtorch.abi3.so": (),
+            "vllm/vllm_flash_attn/_vllm_fa3_C.abi3.so": (b"float_e4m3_t", b"half_t"),
+        },
         ("vllm/third_party/fmha_sm100", "vllm/third_party/tml_fa4", "vllm/third_party/deep_gemm/include"),
     ),
     "sglang": Pack(
         (
             *SHARED,
             *("addict", "compressed-tensors", "ipython", "decorator", "pytz", "jedi", "parso", "traitlets"),
-            *("prompt-toolkit", "wcwidth", "stack-data", "executing", "asttokens", "pure-eval", "pexpect", "ptyprocess"),
+            *(
+                "prompt-toolkit",
+                "wcwidth",
+                "stack-data",
+                "executing",
+                "asttokens",
+                "pure-eval",
+                "pexpect",
+                "ptyprocess",
+            ),
             *("matplotlib-inline",),
         ),
-        (),
-        ("sglang/multimodal_gen/test", "sglang/test"),
+        left_out=("sglang/multimodal_gen/test", "sglang/test"),
     ),
 }
 
 
 def _downloaded(requirement: str, folder: Path, python: str) -> Path:
     """The wheel of a package for the GPU machine, downloaded unless it is there."""
-    place = folder / requirement.replace("=", "-")
+    place = folder / re.sub(r"[^\w.]+", "-", requirement)
     if not list(place.glob("*.whl")):
         platforms = [f"--platform=manylinux_2_{minor}_x86_64" for minor in GLIBC]
         options = ["--no-deps", "--only-binary=:all:", "--python-version", python, "--implementation", "cp"]
@@ -119,19 +134,26 @@ def _kernels_at(data: bytes) -> tuple[int, int]:
     raise ValueError("the library has no section .nv_fatbin")
 
 
-def of_one_architecture(library: bytes, arch: int) -> bytes:
+def of_one_architecture(library: bytes, arch: int, without: Sequence[bytes] = ()) -> bytes:
     """A library without the kernels of other architectures: zeros behind the others, which compress to nothing.
 
     Args:
         library: an ELF file.
         arch: ten times the major number plus the minor number of the compute capability, such as 90.
+        without: parts of names of kernels. Machine code with one of them is left out too, if it is not compressed.
     """
     data = bytearray(library)
-    for first, end in list(_containers(data, *_kernels_at(library))):
-        entries = list(_entries(data, first, end))
-        kept = [each for kind, of, each in entries if kind == CUBIN and of == arch]
-        kept = kept or [each for kind, of, each in entries if kind == PTX and of <= arch]
-        content = b"".join(kept)
+    containers = {
+        (first, end): list(_entries(data, first, end)) for first, end in _containers(data, *_kernels_at(library))
+    }
+    smallest = min((each for entries in containers.values() for _, _, each in entries), key=len)
+    nothing = smallest[:28] + struct.pack("<I", OTHER) + smallest[32:]
+    for (first, end), entries in containers.items():
+        cubins = [each for kind, of, each in entries if kind == CUBIN and of == arch]
+        kept = [each for each in cubins if not any(name in each for name in without)]
+        if not cubins:
+            kept = [each for kind, of, each in entries if kind == PTX and of <= arch]
+        content = b"".join(kept) or nothing
         data[first:end] = content + bytes(end - first - len(content))
         struct.pack_into("<Q", data, first - 8, len(content))
     return bytes(data)
@@ -146,8 +168,8 @@ def _members(requirement: str, folder: Path, python: str, arch: int) -> Iterator
         for each in archive.namelist():
             if each.endswith(SUFFIXES) and not each.startswith(pack.left_out):
                 yield each, archive.read(each)
-        for each in pack.libraries:
-            yield each, of_one_architecture(archive.read(each), arch)
+        for each, without in pack.libraries.items():
+            yield each, of_one_architecture(archive.read(each), arch, without)
     for package in pack.packages:
         with zipfile.ZipFile(_downloaded(package, wheels, python)) as archive:
             for each in archive.namelist():

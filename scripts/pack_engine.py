@@ -25,8 +25,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
-SUFFIXES = (".py", ".json", "METADATA", "entry_points.txt", ".pyi.in", ".jinja", ".toml")
-"""Ends of the names of packed files of an engine."""
+SUFFIXES = (".py", ".json", "METADATA", "entry_points.txt", ".cuh", ".h")
+"""Ends of the names of packed files of an engine. SGLang looks for its headers when it is imported."""
 GLIBC = (5, 12, 17, 24, 26, 27, 28, 31, 34)
 """Minor versions of glibc 2 whose wheels the machine runs."""
 CONTAINER, CUBIN, PTX = 0xBA55ED50, 2, 1

@@ -36,6 +36,8 @@ BF16, E4M3 = torch.bfloat16, torch.float8_e4m3fn
 DEVICE = "cuda"
 NAME, OURS = "model.layers.0.self_attn.attn", "CUSTOM"
 HEADS, KV_HEADS, D = 8, 2, 128
+WORST = 0.3
+"""Error of vLLM's backend, which rounds queries to e4m3 beside an e4m3 cache."""
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = {
     "prompts": (300, 128, 40, 5),
@@ -205,7 +207,7 @@ def test_a_layer_computes_what_it_does_on_vllms_backend(
         true = exact(theirs, table, lengths, queries, q)
         errors = [(each.double() - true).abs().max().item() for each in (found, right)]
         record_property(step, f"largest error against float64 {errors[0]:.2e}, of {backend} {errors[1]:.2e}")
-        assert errors[0] <= 2 * errors[1] + 1e-3, (step, errors)
+        assert errors[0] <= 2 * errors[1] + 1e-3 and errors[1] < WORST, (step, errors)
         torch.testing.assert_close(found.double(), true, atol=2e-2, rtol=2e-2)
 
 

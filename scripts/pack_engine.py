@@ -8,7 +8,7 @@ the engine, the packages that they import and a machine with torch and transform
 small model needs, with kernels of one architecture. On the GPU machine:
 
     mkdir -p /tmp/site && tar -xJf vllm-0.33.0.tar.xz -C /tmp/site
-    PYTHONPATH=/tmp/site python -m pytest tests/gpu/test_vllm_backends.py
+    PYTHONPATH=/tmp/site python -m pytest tests/gpu/test_vllm_engine.py
 """
 
 from __future__ import annotations

@@ -215,9 +215,9 @@ def test_a_layer_computes_what_it_does_on_vllms_backend(
 
 
 ENGINE = """
-import gc, json, sys, traceback
-import torch
+import gc, json, sys
 from vllm import LLM, SamplingParams
+from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 from vllm.plugins import load_general_plugins
 load_general_plugins()
 from runtime.integrations.vllm.registration import register_vllm
@@ -233,7 +233,7 @@ for backend in backends:
     print("FOUND" + json.dumps(found), flush=True)
     del llm
     gc.collect()
-    torch.cuda.empty_cache()
+    cleanup_dist_env_and_memory()
 """
 FAST: dict[str, Any] = {
     "compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [1, 2, 4]}
@@ -241,11 +241,20 @@ FAST: dict[str, Any] = {
 """CUDA graphs of decoding steps, without a compilation of the model."""
 
 
+ALONE = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_HOST_IP": "127.0.0.1",
+    "HF_HUB_OFFLINE": "1",
+}
+"""The engine in one process, without a network."""
+
+
 def generated(folder: Path, backends: list[str], options: dict[str, Any]) -> list[Any]:
     """Tokens and log-probabilities of three prompts on each backend, in one process."""
     command = [sys.executable, "-c", ENGINE, str(folder), json.dumps(backends), json.dumps(options)]
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    environment = os.environ | {"PYTHONPATH": path, "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1"}
+    environment = os.environ | {"PYTHONPATH": path, **ALONE}
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=900, env=environment)
     assert done.returncode == 0, f"{done.stdout[-6000:]}\n{done.stderr[-8000:]}"
     found = [line.removeprefix("FOUND") for line in done.stdout.splitlines() if line.startswith("FOUND")]

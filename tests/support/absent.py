@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import importlib.abc
 import importlib.machinery
 import importlib.util
 import sys
 from types import ModuleType
 from typing import Any
+
+
+class _Kind(type):
+    """Classes whose attributes are None."""
+
+    def __getattr__(cls, name: str) -> None:
+        if name.startswith("__"):
+            raise AttributeError(name)
 
 
 class Absent(ModuleType):
@@ -17,19 +26,36 @@ class Absent(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return type(name, (), {})
+        return _Kind(name, (), {})
+
+
+class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds such modules in place of a package and all that is in it."""
+
+    def __init__(self, package: str) -> None:
+        self.package = package
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
+        if name.partition(".")[0] != self.package:
+            return None
+        return importlib.machinery.ModuleSpec(name, self, is_package=True)
+
+    def create_module(self, spec: Any) -> Any:
+        return Absent(spec.name)
+
+    def exec_module(self, module: Any) -> None:
+        """Nothing to execute."""
+
+
+def without(package: str) -> None:
+    """Put such modules in place of a package, unless it is installed."""
+    if importlib.util.find_spec(package) is None:
+        sys.meta_path.append(_Finder(package))
 
 
 def without_torchvision() -> None:
     """Put such modules in place of torchvision, unless it is installed."""
-    if importlib.util.find_spec("torchvision") is not None:
-        return
     import transformers.utils
 
-    assert not transformers.utils.is_torchvision_available()  # kept by transformers
-    for absent in ("torchvision", *(f"torchvision.{name}" for name in ("io", "transforms", "transforms.functional"))):
-        sys.modules[absent] = Absent(absent)
-        sys.modules[absent].__spec__ = importlib.machinery.ModuleSpec(absent, None)
-        parent, _, own = absent.rpartition(".")
-        if parent:
-            setattr(sys.modules[parent], own, sys.modules[absent])
+    transformers.utils.is_torchvision_available()  # kept by transformers
+    without("torchvision")

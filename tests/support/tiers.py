@@ -178,8 +178,17 @@ GROUPS: dict[str, Group] = {
         ("scripts", "Dockerfile", ".dockerignore", ".ci/run", "pyproject.toml", "tests/stress/clean_install.py"),
     ),
     "integrations": Group(
-        tests_in("runtime/integrations", "integrations", "snippets", "vllm", "sglang", "sglang_diffusion", "engines"),
-        ("runtime/integrations", "runtime/video", "docs/guide/integrations.md", "scripts/engines.py"),
+        tests_in(
+            "runtime/integrations",
+            "integrations",
+            "snippets",
+            "vllm",
+            "sglang",
+            "sglang_diffusion",
+            "engines",
+            "pack_engine",
+        ),
+        ("runtime/integrations", "runtime/video", "docs/guide/integrations.md", "scripts/*engine*.py"),
     ),
     "training on ranks": Group(
         tests_in("runtime/integrations", "training_on_ranks"),

@@ -152,7 +152,9 @@ TILE: tuple[Rule[BsrSpmmSpec], ...] = (
         lambda spec: [rows for rows in (64, 128) if spec.block.rows % rows == 0],
         lambda spec, sizes: f"a tile has 64 or 128 rows of one block row: {sizes}",
     ),
-    OneOf("n", lambda spec: WIDTHS, lambda spec, sizes: f"allowed with b_layout column_major: {sizes}, or a wider tile"),
+    OneOf(
+        "n", lambda spec: WIDTHS, lambda spec, sizes: f"allowed with b_layout column_major: {sizes}, or a wider tile"
+    ),
     OneOf(
         "k",
         lambda spec: (group_columns(spec),),

@@ -6,8 +6,6 @@ product is wasted, and several thread blocks divide a block row where tiles are 
 
 from __future__ import annotations
 
-from codegen.arch import ARCHS
-from codegen.dtypes import DTYPES
 from codegen.flags import SpmmFlags
 from codegen.plan import Constant, Param, Plan, SharedLayout, TensorMap, i32, i64, pointer, require, tensor_map
 from codegen.plan import require_left_out as left_out
@@ -49,7 +47,7 @@ def is_narrow(spec: BsrSpmmSpec) -> bool:
 def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
     """Plan of the kernel of a spec."""
     _check(spec)
-    dtype, block = DTYPES[spec.dtype], spec.block
+    block = spec.block
     m, n, k = spec.tile.m, spec.tile.n, spec.tile.k
     warpgroups, accumulators = m // WARPGROUP_ROWS, n // 2
     threads = warpgroups * WARPGROUP + WARP
@@ -172,4 +170,3 @@ def _check(spec: BsrSpmmSpec) -> None:
     check_tile(spec, TILE)
     left_out(spec, ("accumulate", "scheduler"), where)
     require(spec.stages >= 2, "stages", "is 1; a warpgroup reads one stage while it waits for the next: 2 or more")
-    assert ARCHS[spec.arch].has_wgmma

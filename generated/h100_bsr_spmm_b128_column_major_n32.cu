@@ -3,7 +3,7 @@
 //     codegen render specs/h100_bsr_spmm_b128_column_major_n32.yaml
 // spec: {"arch":"sm_90a","b_layout":"column_major","block":{"cols":128,"rows":128},"copy":"tma","ctas_per_sm":2,"dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":8,"tile":{"k":64,"m":64,"n":32}}
 // spec hash: b7382633031fbb7f5e97577f7146a4c6c55101dba99d99cc89bb380017dd5616
-// seal: sha256 37b4a47cf8c6a5553e0e02d57a61a1bf3acece275ac64cdb6f30484321da6381
+// seal: sha256 aed819ad516b14f70c7995a9f32d8ead23956f802732479cab4ebd067dc384dd
 
 // BSR x dense for sm_90a and few columns: C = A B with A in block-sparse rows and B, C dense, B stored by columns and C
 // by rows. The stored result is A B, computed in fp32.
@@ -248,11 +248,27 @@ struct Work {
   }
 };
 
-// Producer: one warp fills the ring. Its lanes hold block columns; one of them issues the copies. Columns beyond B are
-// zero-filled and count toward the transaction bytes.
+constexpr int kBlockSteps = kBlockCols / kTileK;
+
+// Announces the copies of a step to an empty stage, and copies its A tile.
+__device__ __forceinline__ void load_a(const Params& p, uint32 base, const Work& work, int stage, int step) {
+  const uint32 full = base + kFullBarrier + 8 * stage;
+  mbarrier_arrive_expect_tx(full, kABytes + kBBytes);
+  tma_load_3d(base + kAOffset + stage * kABytes, &p.a_map, full, step % kBlockSteps * kTileK, work.row % kBlockRows,
+      work.first + step / kBlockSteps);
+}
+
+// Producer: one warp fills the ring. Its lanes hold block columns; one of them issues the copies. Those of A for the
+// first steps do not wait for block columns. Columns beyond B are zero-filled and count toward the transaction bytes.
 __device__ __forceinline__ void produce(const Params& p, uint32 base, const Work& work) {
+  const bool issues = threadIdx.x % 32 == 0;
+  int columns = 0, next_columns = work.load_columns(p, work.first), step = 0;
+  if (issues) {
+    const int steps = min((work.end - work.first) * kBlockSteps, kStages);
+#pragma unroll 1
+    for (int i = 0; i < steps; ++i) load_a(p, base, work, i, i);
+  }
   PipelineState state;
-  int columns = 0, next_columns = work.load_columns(p, work.first);
 #pragma unroll 1
   for (int block = work.first; block < work.end; ++block) {
     const int i = (block - work.first) % 32;
@@ -263,13 +279,15 @@ __device__ __forceinline__ void produce(const Params& p, uint32 base, const Work
     const int b_row = __shfl_sync(0xFFFFFFFF, columns, i) * kBlockCols;
 #pragma unroll
     for (int k = 0; k < kBlockCols; k += kTileK) {
-      if (threadIdx.x % 32 == 0) {
-        const uint32 full = base + kFullBarrier + 8 * state.index;
-        mbarrier_wait(base + kEmptyBarrier + 8 * state.index, state.phase ^ 1);
-        mbarrier_arrive_expect_tx(full, kABytes + kBBytes);
-        tma_load_3d(base + kAOffset + state.index * kABytes, &p.a_map, full, k, work.row % kBlockRows, block);
-        tma_load_2d(base + kBOffset + state.index * kBBytes, &p.b_map, full, b_row + k, work.column);
+      if (issues) {
+        if (step >= kStages) {
+          mbarrier_wait(base + kEmptyBarrier + 8 * state.index, state.phase ^ 1);
+          load_a(p, base, work, state.index, step);
+        }
+        tma_load_2d(base + kBOffset + state.index * kBBytes, &p.b_map, base + kFullBarrier + 8 * state.index, b_row + k,
+            work.column);
       }
+      ++step;
       state.advance();
     }
     __syncwarp();
@@ -386,7 +404,7 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, const Work
   Accumulators accumulators;
 #pragma unroll
   for (int i = 0; i < kAccumulators; ++i) accumulators[i] = 0.0f;
-  multiply(accumulators, base, state, a_descriptor, b_descriptor, (work.end - work.first) * (kBlockCols / kTileK));
+  multiply(accumulators, base, state, a_descriptor, b_descriptor, (work.end - work.first) * kBlockSteps);
   if (p.row_parts > 1 && !combine_parts(p, work, warpgroup, accumulators)) return;
   store_c(p, accumulators, work.row + warpgroup * kWarpgroupRows, work.column);
 }

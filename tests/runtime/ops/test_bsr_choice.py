@@ -1,4 +1,4 @@
-"""Which kernel computes a product: one for few columns of a B by columns, and none without a receipt where one has it."""
+"""Which kernel computes a product: narrow tiles for few columns, and none without a receipt if another has one."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import pytest
 
 pytest.importorskip("torch")
 
-from codegen.library import NamedSpec  # noqa: E402
-from codegen.spec import BsrSpmmSpec  # noqa: E402
-from runtime.ops import bsr_choice  # noqa: E402
-from runtime.ops.bsr_choice import Product  # noqa: E402
+from codegen.library import NamedSpec
+from codegen.spec import BsrSpmmSpec
+from runtime.ops import bsr_choice
+from runtime.ops.bsr_choice import Product
 
 
 def product(block: int, width: int, **changes: Any) -> Product:

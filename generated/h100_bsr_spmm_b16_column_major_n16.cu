@@ -3,14 +3,14 @@
 //     codegen render specs/h100_bsr_spmm_b16_column_major_n16.yaml
 // spec: {"arch":"sm_90a","b_layout":"column_major","block":{"cols":16,"rows":16},"copy":"ld_global","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"multistage","stages":2,"tile":{"k":16,"m":16,"n":16}}
 // spec hash: 537e09bbdc3f375faf8fc13ad8157799495401cae6844968feb87579684f475a
-// seal: sha256 0782d558a5a6d3d47af869e3afaffb5a6d5efde9798ee5a32556fee47c3382bd
+// seal: sha256 ae6917786ba8df9f3ecfa9ebab926e6bfe807f93cfcbe268de344089afb46e42
 
-// BSR x dense for few columns, by mma.sync: C = A B with A in block-sparse rows and
-// B, C dense, B stored by columns and C by rows.
+// BSR x dense for few columns, by mma.sync: C = A B with A in block-sparse rows and B, C dense, B stored by columns and
+// C by rows.
 //
 // The kernel is bound by reading A's blocks, so they are read once for each column tile, in their memory layout. Only
-// the final sums pass through shared memory: A and B go from global memory straight to the registers of mma.sync. B,
-// which is reread for each block row, comes from the L1 and the L2.
+// the final sums pass through shared memory: A and B go from global memory straight to the registers of mma.sync. B's
+// rows, which are reread for each block row, come from the L1 and the L2.
 //
 // Roles: a thread block computes one tile of C. Its warps, whose number the launch sets, take the steps of the block
 // row in turn (sliced-K); then their partial sums are added through shared memory, in the order of warps.
@@ -102,7 +102,7 @@ __device__ __forceinline__ int load_index(const Params& p, const int* indices, i
 
 // A lane's part of a step.
 struct Step {
-  uint32 a[kMmasM][kAWords];  // row r of each 8 rows of A
+  uint32 a[kMmasM][kAWords];        // row r of each 8 rows of A
   uint32 b[kLaneColumns][kAWords];  // columns of B
   bool in_b;  // whether these rows of B are in range; otherwise the block counts as zeros. Warp-uniform
 

@@ -3,14 +3,14 @@
 //     codegen render specs/h100_bsr_spmm_b16_column_major_n32.yaml
 // spec: {"arch":"sm_90a","b_layout":"column_major","block":{"cols":16,"rows":16},"copy":"ld_global","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"multistage","stages":2,"tile":{"k":16,"m":16,"n":32}}
 // spec hash: bb240c74efc135bcfe49ed76a800ef9b7acfa36c73169a7b2e0a18b22ec9aadb
-// seal: sha256 b26d1cb40170ed75b4ba185f577120a511a7d4bdccf453d081affaabd52f6997
+// seal: sha256 b0278c73426f37a96d0949e02bc6255c341830ac87e059b3c9e9b30aade832a6
 
-// BSR x dense for few columns, by mma.sync: C = A B with A in block-sparse rows and
-// B, C dense, B stored by columns and C by rows.
+// BSR x dense for few columns, by mma.sync: C = A B with A in block-sparse rows and B, C dense, B stored by columns and
+// C by rows.
 //
 // The kernel is bound by reading A's blocks, so they are read once for each column tile, in their memory layout. Only
-// the final sums pass through shared memory: A and B go from global memory straight to the registers of mma.sync. B,
-// which is reread for each block row, comes from the L1 and the L2.
+// the final sums pass through shared memory: A and B go from global memory straight to the registers of mma.sync. B's
+// rows, which are reread for each block row, come from the L1 and the L2.
 //
 // Roles: a thread block computes one tile of C. Its warps, whose number the launch sets, take the steps of the block
 // row in turn (sliced-K); then their partial sums are added through shared memory, in the order of warps.
@@ -102,7 +102,7 @@ __device__ __forceinline__ int load_index(const Params& p, const int* indices, i
 
 // A lane's part of a step.
 struct Step {
-  uint32 a[kMmasM][kAWords];  // row r of each 8 rows of A
+  uint32 a[kMmasM][kAWords];        // row r of each 8 rows of A
   uint32 b[kLaneColumns][kAWords];  // columns of B
   bool in_b;  // whether these rows of B are in range; otherwise the block counts as zeros. Warp-uniform
 

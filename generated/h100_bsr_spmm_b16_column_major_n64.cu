@@ -3,14 +3,14 @@
 //     codegen render specs/h100_bsr_spmm_b16_column_major_n64.yaml
 // spec: {"arch":"sm_90a","b_layout":"column_major","block":{"cols":16,"rows":16},"copy":"ld_global","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"multistage","stages":2,"tile":{"k":16,"m":16,"n":64}}
 // spec hash: a782430786b63e33923557111bcf2eb47aae9ac2079d6219e5e85e1f64562780
-// seal: sha256 b7074b55b33dc56c9b6f41fee777b213e375bfa561093fbc103a87bf6a3d848a
+// seal: sha256 e5dc7e02cdb6a37073ad80c0529acdde779d10cae21e5c1d2688b8ea20717c30
 
-// BSR x dense for few columns, by mma.sync: C = A B with A in block-sparse rows and
-// B, C dense, B stored by columns and C by rows.
+// BSR x dense for few columns, by mma.sync: C = A B with A in block-sparse rows and B, C dense, B stored by columns and
+// C by rows.
 //
 // The kernel is bound by reading A's blocks, so they are read once for each column tile, in their memory layout. Only
-// the final sums pass through shared memory: A and B go from global memory straight to the registers of mma.sync. B,
-// which is reread for each block row, comes from the L1 and the L2.
+// the final sums pass through shared memory: A and B go from global memory straight to the registers of mma.sync. B's
+// rows, which are reread for each block row, come from the L1 and the L2.
 //
 // Roles: a thread block computes one tile of C. Its warps, whose number the launch sets, take the steps of the block
 // row in turn (sliced-K); then their partial sums are added through shared memory, in the order of warps.
@@ -102,7 +102,7 @@ __device__ __forceinline__ int load_index(const Params& p, const int* indices, i
 
 // A lane's part of a step.
 struct Step {
-  uint32 a[kMmasM][kAWords];  // row r of each 8 rows of A
+  uint32 a[kMmasM][kAWords];        // row r of each 8 rows of A
   uint32 b[kLaneColumns][kAWords];  // columns of B
   bool in_b;  // whether these rows of B are in range; otherwise the block counts as zeros. Warp-uniform
 

@@ -3,14 +3,14 @@
 //     codegen render specs/h100_bsr_spmm_b32_column_major_n32.yaml
 // spec: {"arch":"sm_90a","b_layout":"column_major","block":{"cols":32,"rows":32},"copy":"ld_global","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"multistage","stages":2,"tile":{"k":32,"m":32,"n":32}}
 // spec hash: 02367d1b16a499072063ca35f67c99113481bc1e804dfb20964f7c4f2bc83232
-// seal: sha256 e3f1e742f59f4d7ee867fc407a3518a0f262e4336cc88f302a27d685a030d817
+// seal: sha256 dd3597bc63a996202e7d5478604d620c664e5fe47a0e86e238d4197f77daafc1
 
-// BSR x dense for few columns, by mma.sync: C = A B with A in block-sparse rows and
-// B, C dense, B stored by columns and C by rows.
+// BSR x dense for few columns, by mma.sync: C = A B with A in block-sparse rows and B, C dense, B stored by columns and
+// C by rows.
 //
 // The kernel is bound by reading A's blocks, so they are read once for each column tile, in their memory layout. Only
-// the final sums pass through shared memory: A and B go from global memory straight to the registers of mma.sync. B,
-// which is reread for each block row, comes from the L1 and the L2.
+// the final sums pass through shared memory: A and B go from global memory straight to the registers of mma.sync. B's
+// rows, which are reread for each block row, come from the L1 and the L2.
 //
 // Roles: a thread block computes one tile of C. Its warps, whose number the launch sets, take the steps of the block
 // row in turn (sliced-K); then their partial sums are added through shared memory, in the order of warps.
@@ -104,7 +104,7 @@ __device__ __forceinline__ int load_index(const Params& p, const int* indices, i
 
 // A lane's part of a step.
 struct Step {
-  uint32 a[kMmasM][kAWords];  // row r of each 8 rows of A
+  uint32 a[kMmasM][kAWords];        // row r of each 8 rows of A
   uint32 b[kLaneColumns][kAWords];  // columns of B
   bool in_b;  // whether these rows of B are in range; otherwise the block counts as zeros. Warp-uniform
 

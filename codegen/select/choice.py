@@ -330,7 +330,7 @@ def _allowed(timing: Timing, problem: Problem) -> bool:
     """Whether a kernel applies: A has the form of its measurement, and a kernel for few columns gets few."""
     if isinstance(problem, AttentionProblem):
         return True
-    if (problem.n or 0) > FEW_COLUMNS and _is_for_few_columns(timing.tuning):
+    if problem.op == "bsr_spmm" and (problem.n or 0) > FEW_COLUMNS and _is_for_few_columns(timing.tuning):
         return False
     if timing.prepared is None:
         return True

@@ -471,11 +471,14 @@ class SpmmFewColumnsFlags(Flags):
 
     Attributes:
         a_words: 32-bit words of a row of A that a lane loads for a step: 2 or 4.
-        b_words: 32-bit words of a row of B that a lane loads for a step: 1, 2 or 4.
+        b_words: 32-bit words of B of one load of a lane, of a row or, if it is stored by columns, of a column: 1, 2 or
+            4.
+        by_columns: whether B is stored by columns.
     """
 
     a_words: int
     b_words: int
+    by_columns: bool
 
 
 @dataclass(frozen=True)

@@ -317,6 +317,7 @@ class Plan:
         headers: CUDA headers that the source includes.
         cluster: thread blocks per cluster; a grid has whole clusters.
         sized_by_launch: whether a launch may have smaller thread blocks (``LaunchArgs.block``).
+        divides_tiles: whether several thread blocks divide the steps of a tile where tiles are few.
         dynamic_scheduler: whether thread blocks take tiles from a counter in device memory.
         stream_k: division of tiles into work units, if the kernel has one.
         tile_queries: queries per tile, in attention.
@@ -350,6 +351,7 @@ class Plan:
     headers: tuple[str, ...] = ()
     cluster: int = 1
     sized_by_launch: bool = False
+    divides_tiles: bool = False
     dynamic_scheduler: bool = False
     stream_k: StreamK | None = None
     tile_queries: int = 0

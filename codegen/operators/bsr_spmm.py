@@ -12,6 +12,7 @@ from codegen.plans.bsr import spmm_sm90a as bsr_spmm_sm90a
 from codegen.plans.bsr import spmm_sm90a_fp8 as bsr_spmm_sm90a_fp8
 from codegen.plans.bsr import spmm_sm90a_gathered as bsr_spmm_sm90a_gathered
 from codegen.plans.bsr import spmm_sm90a_gathered_mma as bsr_spmm_sm90a_gathered_mma
+from codegen.plans.bsr import spmm_sm90a_narrow as bsr_spmm_sm90a_narrow
 from codegen.plans.bsr import spmm_sm90a_pairs as bsr_spmm_sm90a_pairs
 from codegen.plans.bsr import spmm_sm90a_swap_ab as bsr_spmm_sm90a_swap_ab
 from codegen.plans.bsr import spmm_sm90a_transposed as bsr_spmm_sm90a_transposed
@@ -60,6 +61,8 @@ def _kernel(spec: BsrSpmmSpec) -> Kernel:
 def _kernel_wgmma(spec: BsrSpmmSpec) -> Kernel:
     if not spec.transpose_a and spec.block.rows in bsr_spmm_sm90a_swap_ab.SIZES:
         return bsr_spmm_sm90a_swap_ab
+    if bsr_spmm_sm90a_narrow.is_narrow(spec):
+        return bsr_spmm_sm90a_narrow
     _require_one_cta(spec)
     if spec.transpose_a:
         return bsr_spmm_sm90a_transposed

@@ -44,7 +44,7 @@ WORTH = 1.02
 STRIDED_COLUMNS = 8
 """Columns of B up to which a kernel reads B and writes C with any strides."""
 FEW_COLUMNS_COPY = "ld_global"
-"""Copy instruction of the kernel for at most FEW_COLUMNS columns."""
+"""Copy instruction of a kernel for at most FEW_COLUMNS columns; another one has narrow tiles of wgmma."""
 WHOLE = ("tile", "stages")
 """Fields of a mapping with nothing to choose: rules fill in the rest."""
 
@@ -330,13 +330,19 @@ def _allowed(timing: Timing, problem: Problem) -> bool:
     """Whether a kernel applies: A has the form of its measurement, and a kernel for few columns gets few."""
     if isinstance(problem, AttentionProblem):
         return True
-    if timing.tuning.get("copy") == FEW_COLUMNS_COPY and (problem.n or 0) > FEW_COLUMNS:
+    if problem.op == "bsr_spmm" and (problem.n or 0) > FEW_COLUMNS and _is_for_few_columns(timing.tuning):
         return False
     if timing.prepared is None:
         return True
     if problem.prepared is None:  # kernels that gather block rows require a prepared A; others do not
         return bool(timing.tuning["tile"]["m"] != GATHERED_ROWS)
     return problem.prepared in ("packed", timing.prepared)
+
+
+def _is_for_few_columns(tuning: Fields) -> bool:
+    """Whether a kernel of BSR x dense is for at most FEW_COLUMNS columns."""
+    narrow = tuning.get("mma") == "wgmma" and tuning["tile"].get("n", FEW_COLUMNS) < FEW_COLUMNS
+    return tuning.get("copy") == FEW_COLUMNS_COPY or narrow
 
 
 def _winner(kernels: _Kernels, rows: Sequence[Measurement], *, measured: bool) -> tuple[_Kernel, str] | None:

@@ -50,6 +50,8 @@ def estimate(plan: Plan, problem: Problem, sms: int | None = None) -> Estimate |
         busy = min(math.ceil(waves) * steps, max(spread, min(1.0, waves) * steps))
         split = plan.row_cutting is not None or plan.stream_k is not None
         busy = busy if split else max(busy, longest)
+    elif plan.divides_tiles and tiles < (sms or machine.sms):
+        busy = longest / ((sms or machine.sms) // tiles)
     else:
         busy = max(math.ceil(waves) * steps, (math.ceil(waves) - 1) * steps + longest)
     time = busy * step + math.ceil(waves) * TILE_US

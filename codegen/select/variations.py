@@ -13,7 +13,7 @@ from codegen.select.problem import AttentionProblem, BsrProblem, Fields
 UNEVEN = 1.2
 """Ratio of longest to mean row from which a dynamic scheduler is tried on large products; small products always try it,
 as it splits rows."""
-FEW_COLUMNS = 128  # of B; up to this number, the kernel for few columns is tried
+FEW_COLUMNS = 128  # of B; up to this number, the kernels for few columns are tried
 FEW_TILES = 4096 * 2048  # elements of C
 WGMMA: Fields = {"mma": "wgmma", "copy": "tma", "schedule": "cooperative"}
 MMA: Fields = {"mma": "mma", "copy": "cp_async", "schedule": "multistage"}
@@ -66,6 +66,7 @@ def spmm_variations(problem: BsrProblem) -> Iterator[Fields]:
     if arch.has_kernel(problem.op, **few) and (problem.n is None or problem.n <= FEW_COLUMNS):
         for m, n, k in itertools.product((16, 32, 64), (16, 32, 64), (16, 32)):
             yield {**few, "stages": 2, "tile": {"m": m, "n": n, "k": k}}
+    yield from _narrow(problem)
     heights = [rows, 128] if rows == 64 else [rows]
     schedulers = ["static", "dynamic"] if _may_be_uneven(problem) else ["static"]
     axes = _instructions(problem), heights, WIDTHS, _depths(problem), _resident(problem), schedulers
@@ -73,6 +74,14 @@ def spmm_variations(problem: BsrProblem) -> Iterator[Fields]:
         yield {**how, "tile": {"m": m, "n": n, "k": k}, "ctas_per_sm": ctas, "scheduler": scheduler}
     if problem.prepared in ("rows", "packed") and rows in (16, 32) and arch.has_kernel(problem.op, *GATHERING):
         yield {"tile": {"m": GATHERED_ROWS}}
+
+
+def _narrow(problem: BsrProblem) -> Iterator[Fields]:
+    """Tunings for few columns of a B stored by columns, with blocks of 64 and 128."""
+    few = problem.n is None or problem.n <= FEW_COLUMNS
+    if few and ARCHS[problem.arch].has_wgmma and problem.b_layout == "column_major" and problem.block.rows >= 64:
+        for m, n, ctas in itertools.product((64, 128), (16, 32, 64, 128), (1, 2, 3)):
+            yield {**WGMMA, "tile": {"m": m, "n": n, "k": 64}, "ctas_per_sm": ctas}
 
 
 def _instructions(problem: BsrProblem) -> list[Fields]:

@@ -53,8 +53,9 @@ def bsr_matmul(
             computes the product.
         b: (K, N), or (batch, K, N), a's type. Up to 8 columns may have any strides, unless ``transpose_a`` is set. Of
             more, rows or columns are contiguous, other strides multiples of 8 elements. Columns are copied by rows
-            where blocks have 16 or 32 rows. A launch multiplies with many matrices of a batch: those that do not lie
-            side by side are copied, if they have 8 MiB at most; larger ones have a launch each. Nothing else is copied.
+            where blocks have 16 or 32 rows, unless the kernel of few columns is chosen. A launch multiplies with many
+            matrices of a batch: those that do not lie side by side are copied, if they have 8 MiB at most; larger ones
+            have a launch each. Nothing else is copied.
         bias: (M,), contiguous, one element for each row of C.
         activation: of each element: ``relu``, ``gelu`` (by erf) or ``silu``.
         c: as the result, what is added. Up to 8 columns may have any strides, as those of b; of more, rows are

@@ -7,6 +7,7 @@ blocks.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -165,7 +166,7 @@ def _ways(product: Product) -> Iterator[tuple[Product, bool, bool]]:
 
 
 def _chosen(product: Product) -> Choice:
-    """Choose the kernel of a product as it is.
+    """Choose the kernel of a product as it is: no shipped kernel without a receipt where another one has one.
 
     Raises:
         SpecError: if there is none.
@@ -182,7 +183,13 @@ def _chosen(product: Product) -> Choice:
     def choice(verified: Verified | None) -> Choice:
         return planned(choose(problem, device=product.device_name, verified=verified))
 
-    return permit.chosen(choice) if product.verified_only else choice(None)
+    if product.verified_only:
+        return permit.chosen(choice)
+    found = choice(None)
+    if found.named.is_shipped and not permit.is_verified(found.named):
+        with contextlib.suppress(UnverifiedError):  # then no other kernel has a receipt either
+            return permit.chosen(choice)
+    return found
 
 
 def takes_order(choice: Choice) -> bool:

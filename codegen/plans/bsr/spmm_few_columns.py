@@ -9,7 +9,7 @@ from __future__ import annotations
 from codegen.arch import ARCHS, REGISTER_UNIT
 from codegen.dtypes import DTYPES
 from codegen.flags import SpmmFewColumnsFlags
-from codegen.plan import Constant, Plan, Registers, SharedLayout, check_budget, i32, i64, pointer, require
+from codegen.plan import Constant, Param, Plan, Registers, SharedLayout, check_budget, i32, i64, pointer, require
 from codegen.plan import require_left_out as left_out
 from codegen.problem import BlockSize, LaunchArgs, SpmmShape
 from codegen.spec import BsrSpmmSpec
@@ -31,12 +31,14 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
     arch, dtype, block, tile = ARCHS[spec.arch], DTYPES[spec.dtype], spec.block, spec.tile
     threads = 32 * WARPS[0]
     strips = tile.m // STRIP_ROWS
-    a_words, b_words = tile.k // 8, tile.n // 16  # 32-bit words of a lane's part of a row
+    by_columns = spec.b_layout == "column_major"
+    a_words = tile.k // 8  # 32-bit words of a lane's part of a row of A, or of a column of B
+    b_words = a_words if by_columns else tile.n // 16  # of B, in one load
 
     shared = SharedLayout()
     stride = tile.n + PADDING
     shared.add("Partial", WARPS[0] * tile.m * stride * 4, "fp32 partial sums of a tile of C, for each warp", align=128)
-    used = strips * tile.n // 2 + spec.stages * (strips * 2 * a_words + tile.k // 4 * b_words)
+    used = strips * tile.n // 2 + spec.stages * (strips * 2 * a_words + tile.k * tile.n // 64)
     needed = -(-(used + OVERHEAD_REGISTERS) // REGISTER_UNIT) * REGISTER_UNIT
     registers = Registers(accumulators=used, overhead=OVERHEAD_REGISTERS, limit=min(needed, arch.registers_per_thread))
     ctas_per_sm = max(1, arch.blocks_for(threads, registers.limit))
@@ -56,7 +58,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
             pointer("a", element, "stored blocks of A (nnz, rows, cols), contiguous"),
             pointer("b", element, "B (K, N)"),
             pointer("c", element, "C (M, N)", writes=True),
-            i64("b_row_stride", "row stride of B, in elements"),
+            _b_stride(by_columns),
             i64("c_row_stride", "row stride of C, in elements"),
             pointer("crow_indices", "int", "row offsets: first block of each block row, then the end of the last"),
             pointer("col_indices", "int", "block column of each stored block"),
@@ -79,7 +81,7 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
             Constant("kStages", spec.stages, "steps of a warp in registers or in flight; a divisor of 32"),
             Constant("kPartialStride", stride, "row stride of the partial sums, in floats"),
         ),
-        flags=SpmmFewColumnsFlags(a_words=a_words, b_words=b_words),
+        flags=SpmmFewColumnsFlags(a_words=a_words, b_words=b_words, by_columns=by_columns),
         grid_summary="one thread block per C tile, (M / tile m) * ceil(N / tile n), with 1 to 8 warps",
         summary=(
             ("blocks of A", f"{block.rows} x {block.cols}"),
@@ -92,6 +94,13 @@ def plan(spec: BsrSpmmSpec, stem: str) -> Plan:
         sized_by_launch=True,
         arguments=_arguments,
     )
+
+
+def _b_stride(by_columns: bool) -> Param:
+    """Parameter of the layout of B."""
+    if by_columns:
+        return i64("b_column_stride", "column stride of B, in elements; its rows are adjacent")
+    return i64("b_row_stride", "row stride of B, in elements")
 
 
 def _arguments(plan: Plan, shape: SpmmShape, slots: int) -> LaunchArgs:
@@ -128,7 +137,8 @@ TILE: tuple[Rule[BsrSpmmSpec], ...] = (
 
 def _check(spec: BsrSpmmSpec) -> None:
     """Reject specs that the kernel does not support."""
-    left_out(spec, spec.options, f"{spec.arch} with mma and ld_global")
+    others = [option for option in spec.options if option != "b_layout"]
+    left_out(spec, others, f"{spec.arch} with mma and ld_global")
     check_tile(spec, TILE)
     stages = f"is {spec.stages}; allowed with mma and ld_global: {listed(STAGES)}"
     require(spec.stages in STAGES, "stages", stages)

@@ -34,7 +34,6 @@ def plan_of(rows: int = 16, cols: int = 16, **changes: Any) -> Plan:
         ("tile", {"rows": 64, "cols": 64, "tile": {"m": 64, "n": 64, "k": 32}, "stages": 4}),  # registers
         ("epilogue", {"epilogue": {"bias": True}}),
         ("transpose_a", {"transpose_a": True}),
-        ("b_layout", {"b_layout": "column_major"}),
         ("scheduler", {"scheduler": "dynamic"}),
         ("accumulate", {"accumulate": True}),
         ("ctas_per_sm", {"ctas_per_sm": 2}),
@@ -67,6 +66,14 @@ def test_a_launch_covers_the_product(block: tuple[int, int], rows: int, columns:
     # All tiles run at once, if they can, and could not with twice as many warps each.
     assert args.tiles <= sms * plan.arch.blocks_for(32 * warps, plan.registers.limit) or warps == 1
     assert warps == WARPS[0] or args.tiles > sms * plan.arch.blocks_for(64 * warps, plan.registers.limit)
+
+
+def test_a_lane_has_words_of_columns_where_b_is_stored_so() -> None:
+    tile = {"m": 32, "n": 64, "k": 32}
+    by_rows, by_columns = (plan_of(32, 32, tile=tile, b_layout=layout) for layout in ("row_major", "column_major"))
+    assert by_rows.registers == by_columns.registers
+    names = [{param.name for param in plan.params} for plan in (by_rows, by_columns)]
+    assert names[0] ^ names[1] == {"b_row_stride", "b_column_stride"}
 
 
 def test_registers_have_room() -> None:

@@ -643,13 +643,7 @@ class KeyListsBackwardFlags(Flags):
 
 @dataclass(frozen=True)
 class KeyListsForwardFlags(Flags):
-    """Template parameters of key_lists_forward/sm90a.cu.j2.
-
-    Attributes:
-        of_out: whether the kernel computes the result, and not the log-sum-exp.
-    """
-
-    of_out: bool
+    """Template parameters of key_lists_forward/sm90a.cu.j2: none beyond those of the plan."""
 
 
 @dataclass(frozen=True)

@@ -250,6 +250,7 @@ class KeyListsShape:
         key_tokens: keys of all sequences.
         kv_heads: heads of K and V.
         list_length: entries per list.
+        slice: the slice of the queries that a launch computes, if the kernel divides them.
     """
 
     sequences: int
@@ -257,6 +258,7 @@ class KeyListsShape:
     key_tokens: int
     kv_heads: int
     list_length: int
+    slice: int = 0
 
 
 Shape = (

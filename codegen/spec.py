@@ -552,9 +552,6 @@ class KeyListsForwardSpec(SpecBase):
     """
 
     op: Literal["key_lists_forward"] = Field(description="operator")
-    computes: Literal["lse", "out"] = Field(
-        description="what the kernel computes: the log-sum-exp; or the result, for a given log-sum-exp"
-    )
     head_dim: Annotated[Literal[64, 128], StrictInt] = Field(description="elements per head")
     entry_keys: Annotated[Literal[64, 128], StrictInt] = Field(description="keys of an entry of a list")
     group: Annotated[Literal[4, 8, 16], StrictInt] = Field(description="query heads per KV head")

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 
+from codegen.plans.key_lists_forward import slices_of
 from codegen.problem import KeyListsShape
 from codegen.spec import KeyListsForwardSpec
 from runtime.driver.allocate import allocator, contiguous
 from runtime.driver.context import entered, is_elsewhere
 from runtime.driver.enqueue import enqueue
 from runtime.driver.launch import Signature
-from runtime.driver.workspace import Memory
+from runtime.driver.workspace import Memory, reserve
 from runtime.errors import ArgumentError
 from runtime.kernels.arguments import (
     call_key,
@@ -37,27 +39,26 @@ class KeyListRows(NamedTuple):
     """What a call returns.
 
     Attributes:
-        out: (tokens, heads, head_dim), the result; None from a kernel of the log-sum-exp.
-        lse: float32 (heads, tokens), the log-sum-exp; None from a kernel of the result.
-        row_lse: float32 (tokens, heads), the same to base 2, which the kernel of the result takes.
-        transposed: the lists, which it takes too.
+        out: (tokens, heads, head_dim), the result.
+        lse: float32 (heads, tokens), its log-sum-exp.
+        transposed: the lists, which later calls with the same lists may take.
     """
 
-    out: torch.Tensor | None
-    lse: torch.Tensor | None
-    row_lse: torch.Tensor
+    out: torch.Tensor
+    lse: torch.Tensor
     transposed: TransposedKeyLists
 
 
 class _Bound(NamedTuple):
-    """What later calls of a signature need: sizes of the transposed lists, and workspaces."""
+    """What later calls of a signature need: sizes of the transposed lists, workspaces, and signatures of launches."""
 
     sizes: dict[str, int]
     memory: Memory
+    launches: tuple[Signature, ...]
 
 
 class KeyListsForwardKernel(BoundCall[KeyListsForwardSpec]):
-    """Attention of packed sequences in which each query has a list of key blocks: its log-sum-exp, or its result.
+    """Attention of packed sequences in which each query has a list of key blocks.
 
     Calls run on torch's current stream, do not synchronize and can be captured in a CUDA graph. The same arguments give
     the same bits in every call.
@@ -79,12 +80,11 @@ class KeyListsForwardKernel(BoundCall[KeyListsForwardSpec]):
         cu_seqlens_k: torch.Tensor,
         lists: torch.Tensor,
         counts: torch.Tensor | None = None,
-        row_lse: torch.Tensor | None = None,
         transposed: TransposedKeyLists | None = None,
         scale: float | None = None,
         out: torch.Tensor | None = None,
     ) -> KeyListRows:
-        """Compute the log-sum-exp, or the result for a given log-sum-exp.
+        """Compute attention.
 
         Args:
             q: (tokens, heads, head_dim), the spec's dtype; the last dimension contiguous, other strides any multiple of
@@ -95,26 +95,23 @@ class KeyListsForwardKernel(BoundCall[KeyListsForwardSpec]):
             cu_seqlens_k: the same of k and v.
             lists: int32 (kv_heads or 1, tokens, entries): the key blocks that each query sees.
             counts: int32 (kv_heads or 1, tokens): entries of each list that count, from the first one on.
-            row_lse: float32 (tokens, heads), what a kernel with ``computes: lse`` returned for the same arguments; only
-                for ``computes: out``.
-            transposed: likewise; by default, the call transposes the lists.
+            transposed: what an earlier call with the same shapes, bounds and lists returned; by default, the call
+                transposes the lists.
             scale: softmax scale, from 1e-37 to 1e38; by default 1 / sqrt(head_dim).
             out: (tokens, heads, head_dim), where to write the result.
 
         Returns:
-            The result, 0 for a query without keys, or the log-sum-exp, minus infinity for such a query. Tokens of no
+            The result, 0 for a query without keys, and the log-sum-exp, minus infinity for such a query. Tokens of no
             sequence are not written.
 
         Raises:
             ArgumentError: naming the argument, before anything is launched.
         """
-        of_out = self.spec.computes == "out"
         indices = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k, "lists": lists, "counts": counts}
         if is_elsewhere(q):
             with entered(q.device.index):
-                options: dict[str, Any] = {**indices, "row_lse": row_lse, "transposed": transposed, "scale": scale}
-                return self(q, k, v, **options, out=out)
-        given = {"q": q, "k": k, "v": v, "row_lse": row_lse, "out": out}
+                return self(q, k, v, **indices, transposed=transposed, scale=scale, out=out)  # type: ignore[arg-type]
+        given = {"q": q, "k": k, "v": v, "out": out}
         key = (scale, call_key(*given.values(), *indices.values()))
         signature = self._bound(key)
         if signature is None:
@@ -124,21 +121,23 @@ class KeyListsForwardKernel(BoundCall[KeyListsForwardSpec]):
             keys = self.spec.entry_keys
             transposed = transposed_key_lists(lists, counts, cu_seqlens_q, cu_seqlens_k, keys=keys, **bound.sizes)
         allocate, (tokens, heads, _) = allocator(q.device), q.shape
-        made: dict[str, torch.Tensor] = {}
-        if of_out:
-            assert row_lse is not None
-            made["out"] = allocate(*contiguous(q.shape), q.dtype) if out is None else written(out)
-        else:
-            row_lse = allocate(*contiguous((tokens, heads)), torch.float32)
-            made["lse"] = allocate(*contiguous((heads, tokens)), torch.float32)
-        tensors = {"q": q, "k": k, "v": v, "row_lse": row_lse, **made, **transposed._asdict()}
+        made = {
+            "out": allocate(*contiguous(q.shape), q.dtype) if out is None else written(out),
+            "lse": allocate(*contiguous((heads, tokens)), torch.float32),
+        }
+        tensors = {"q": q, "k": k, "v": v, **made, **transposed._asdict()}
         addresses = {name: tensor.data_ptr() for name, tensor in tensors.items()}
         check_addresses({name: addresses[name] for name in ("q", "k", "v", *made)})
-        enqueue(self._loaded, signature, addresses, q.device, bound.memory)
-        return KeyListRows(made.get("out"), made.get("lse"), row_lse, transposed)
+        held = reserve(q.device, 0, bound.memory, addresses)  # of all launches, and without counters
+        for launch in (signature, *bound.launches):
+            enqueue(self._loaded, launch, addresses, q.device)
+            for mine, earlier in (("parts", "earlier_parts"), ("part_lse", "earlier_lse")):
+                addresses[mine], addresses[earlier] = addresses[earlier], addresses[mine]
+        del held  # kept until here: freed memory could be allocated again
+        return KeyListRows(made["out"], made["lse"], transposed)
 
     def _check(self, given: dict[str, Any], indices: dict[str, Any], scale: Any) -> Signature:
-        """Check a call of a new signature and prepare it."""
+        """Check a call of a new signature and prepare its launches."""
         self._check_operands(given)
         q, k = given["q"], given["k"]
         tokens, _, d = q.shape
@@ -147,8 +146,11 @@ class KeyListsForwardKernel(BoundCall[KeyListsForwardSpec]):
         sequences, list_length = indices["cu_seqlens_q"].shape[0] - 1, indices["lists"].shape[2]
         if kv_heads * tokens * list_length >= MOST:
             raise ArgumentError("lists", f"has {kv_heads * tokens * list_length} entries of all heads, expected fewer")
-        args = self._plan.problem(KeyListsShape(sequences, tokens, key_tokens, kv_heads, list_length))
-        if max(args.tiles, args.epilogue_grid) >= MOST:
+        shape = KeyListsShape(sequences, tokens, key_tokens, kv_heads, list_length)
+        slices, each = slices_of(self.spec, shape)
+        args = [self._plan.problem(replace(shape, slice=i)) for i in range(slices)]
+        tiles, chunks = args[0].numbers["tiles"], sum(of_slice.tiles for of_slice in args)
+        if max(chunks, slices * kv_heads * tiles) >= MOST:
             raise ArgumentError("q", f"has shape {tuple(q.shape)}: 2^31 thread blocks or more, which is too many")
         factor = 1 / math.sqrt(d) if scale is None else check_scale(scale)
         out = torch.empty(q.shape, dtype=q.dtype, device="meta") if given["out"] is None else given["out"]
@@ -162,13 +164,14 @@ class KeyListsForwardKernel(BoundCall[KeyListsForwardSpec]):
         values["scale_log2"] = factor * LOG2_E
         maps = {name: (tuple(view.shape), view.stride()) for name, view in views.items()}
         check_memory(**{name: tensor for name, tensor in given.items() if tensor is not None})
-        sizes = {"tiles": args.numbers["tiles"], "chunk": args.numbers["chunk_entries"], "chunks": args.tiles}
+        sizes = {"tiles": tiles, "chunk": args[0].numbers["chunk_entries"], "chunks": chunks, "slice_tokens": each}
         sizes |= {"kv_heads": kv_heads, "key_tokens": key_tokens}
-        return self._signature(q.device, args, values, maps, _Bound(sizes, Memory.of(args)))
+        later = tuple(self._signature(q.device, of_slice, values, maps) for of_slice in args[1:])
+        return self._signature(q.device, args[0], values, maps, _Bound(sizes, Memory.of(args[0]), later))
 
     def _check_operands(self, given: dict[str, Any]) -> None:
-        """Check types, shapes and strides of q, k and v, and of out and the log-sum-exp if they are given."""
-        q, k, group, row_lse = given["q"], given["k"], self.spec.group, given["row_lse"]
+        """Check types, shapes and strides of q, k and v, and of out if it is given."""
+        q, k, group = given["q"], given["k"], self.spec.group
         check_tensor("q", q, self._dtype, 3)
         for name in ("k", "v"):
             check_tensor(name, given[name], self._dtype, 3, q.device)
@@ -182,14 +185,6 @@ class KeyListsForwardKernel(BoundCall[KeyListsForwardSpec]):
         check_shape("v", given["v"].shape, [("key tokens", (k.shape[0],)), *of_k[1:]])
         for name in ("q", "k", "v"):
             check_strides(name, given[name])
-        if (row_lse is None) == (self.spec.computes == "out"):
-            what = "is missing" if row_lse is None else "is given"
-            raise ArgumentError("row_lse", f"{what}; the kernel computes {self.spec.computes}")
-        if row_lse is not None:
-            check_tensor("row_lse", row_lse, torch.float32, 2, q.device)
-            check_shape("row_lse", row_lse.shape, [("tokens", (tokens,)), ("heads", (heads,))])
-            if not row_lse.is_contiguous():
-                raise ArgumentError("row_lse", f"has strides {row_lse.stride()}, expected a contiguous tensor")
         if given["out"] is not None:
             out = given["out"]
             check_tensor("out", out, self._dtype, 3, q.device)

@@ -78,7 +78,7 @@ class HostKernel(KeyListsBackwardKernel):
 
 
 class HostForward(KeyListsForwardKernel):
-    """A kernel of the log-sum-exp or of the result that takes tensors of the CPU.
+    """A kernel of attention that takes tensors of the CPU.
 
     Attributes:
         host: how it is run.

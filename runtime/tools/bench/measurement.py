@@ -565,14 +565,11 @@ def backward_workload(kernel: AttentionBackwardKernel, length: int = 8192, heads
 
 def key_lists_forward_workload(kernel: KeyListsForwardKernel) -> Workload:
     """The reference workload of attention over lists of keys, as of its gradients. Lists are transposed before."""
-    of_out = kernel.spec.computes == "out"
     problem = _key_lists(kernel.spec)
-    row_lse = problem.lse.T.contiguous()
-    options: dict[str, Any] = {**problem.options, "row_lse": row_lse if of_out else None}
-    once = {**options, "transposed": kernel(problem.q, problem.k, problem.v, **options).transposed}
+    once = {**problem.options, "transposed": kernel(problem.q, problem.k, problem.v, **problem.options).transposed}
     return Workload(
         shape=problem.shape,
-        flops=2.0 * (2 if of_out else 1) * problem.pairs * kernel.spec.head_dim,
+        flops=2.0 * 2 * problem.pairs * kernel.spec.head_dim,
         call=lambda: kernel(problem.q, problem.k, problem.v, **once),
         peers={},
         peer_flops={},

@@ -285,7 +285,12 @@ def run_forward_case(kernel: KeyListsForwardKernel, case: KeyListCase, device: t
     for share, error in ((RELATIVE_LARGEST, max_error), (RELATIVE_TO_TORCH, rms)):
         used.append(error(out[inside], right) / max(LEAST_NOISE, share * error(rounded, right)))
     return Outcome(
-        case.name, f"{case.describe()}; errors as shares of what is allowed", worst(used), None, 1.0, "; ".join(problems)
+        case.name,
+        f"{case.describe()}; errors as shares of what is allowed",
+        worst(used),
+        None,
+        1.0,
+        "; ".join(problems),
     )
 
 

@@ -14,10 +14,12 @@ torch = pytest.importorskip("torch")
 from codegen.arch import ARCHS  # noqa: E402
 from codegen.key_list_cases import CASES, KeyListCase  # noqa: E402
 from codegen.library import find_spec  # noqa: E402
+from codegen.plans import key_lists_forward as forward_plans  # noqa: E402
 from codegen.select import key_lists as select  # noqa: E402
 from codegen.select.key_lists import FORWARD, gradient_archs, gradient_fields  # noqa: E402
 from runtime import KeyLists, varlen_attention  # noqa: E402
 from runtime.kernel import load_kernel  # noqa: E402
+from runtime.kernels.arguments import Signatures  # noqa: E402
 from runtime.ops import key_list_calls, key_list_gradients  # noqa: E402
 from runtime.verify import key_lists as verified  # noqa: E402
 from runtime.verify.common import poisoned_memory  # noqa: E402
@@ -92,13 +94,37 @@ def test_all_cases(kind: dict[str, int], deterministic: bool) -> None:
     assert not failed
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=name_of)
-@pytest.mark.parametrize("computes", ["lse", "out"])
-def test_all_cases_of_the_forward(kind: dict[str, int], computes: str) -> None:
+def forward_kernel(kind: dict[str, int]) -> Any:
     sizes = {"head_dim": kind["head_dim"], "entry_keys": kind["keys"], "group": kind["group"]}
-    kernel = load_kernel(find_spec({"op": FORWARD, "arch": "sm_90a", "dtype": "bf16", "computes": computes, **sizes}))
+    return load_kernel(find_spec({"op": FORWARD, "arch": "sm_90a", "dtype": "bf16", **sizes}))
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=name_of)
+@pytest.mark.parametrize("slice_bytes", [forward_plans.SLICE_BYTES, 1 << 21], ids=["one slice", "slices"])
+def test_all_cases_of_the_forward(kind: dict[str, int], slice_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forward_plans, "SLICE_BYTES", slice_bytes)
+    kernel = forward_kernel(kind)
+    kernel._signatures = Signatures()
     failed = [outcome for case in CASES if not (outcome := run_case(kernel, case, CUDA)).passed]
+    kernel._signatures = Signatures()
     assert not failed
+
+
+@pytest.mark.parametrize("kind", KINDS[:2], ids=name_of)
+def test_results_have_the_same_bits_for_any_slices(kind: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of many thread blocks at a time, whose spare warps read what the launch before has written."""
+    kernel = forward_kernel(kind)
+    inputs = inputs_of(KeyListCase("slices", (9000, 300), (9000, 300), entries=16, shared_block=True), kind)
+    options = {name: getattr(inputs, name) for name in ("cu_seqlens_q", "cu_seqlens_k", "lists")}
+    found = []
+    for slice_bytes in (1 << 40, 1 << 26, 1 << 24, 1 << 26):
+        monkeypatch.setattr(forward_plans, "SLICE_BYTES", slice_bytes)
+        kernel._signatures = Signatures()
+        with poisoned_memory():
+            found.append(kernel(inputs.q, inputs.k, inputs.v, **options))
+    kernel._signatures = Signatures()
+    for rows in found[1:]:
+        assert torch.equal(rows.out, found[0].out) and torch.equal(rows.lse, found[0].lse)
 
 
 @pytest.mark.parametrize("least", [0, 1 << 40], ids=["by key blocks", "by queries"])

@@ -5,9 +5,9 @@
     python benchmarks/key_lists.py --rows 4096  # one row
 
 Effective TFLOPS are of two products (forward) and of five (backward) over the pairs that the lists and the causal mask
-show. A forward by key blocks is all that a call does: transposed lists and the result; "transposed before" is the result
-alone. A backward is all too: transposed lists, statistics, dQ, dK and dV. "any order" is what `deterministic=False`
-takes. "transposition" is the part of a backward that transposes lists, and has no TFLOPS.
+show. A forward by key blocks is all that a call does: transposed lists and the result. So is a backward: transposed
+lists, statistics, dQ, dK and dV. "any order" is what `deterministic=False` takes. "transposition" is the part of a
+backward that transposes lists, and has no TFLOPS.
 
 Each query lists its own block and different random earlier ones, for each KV head; `sink` also has block 0 and the
 block before its own in every list. Lists of a model are less random: adjacent queries share blocks.
@@ -46,7 +46,6 @@ from runtime.tools.bench.timing import Call
 
 PACKAGES = ("torch",)
 BY_KEYS, BY_QUERIES = "forward, by key blocks", "forward, decode kernel"
-TRANSPOSED = "forward, transposed before"
 OURS, ANY_ORDER, TRANSPOSITION = "backward", "backward, any order", "transposition"
 SAMPLES = 8  # queries and keys that are checked
 REPEATS = 11
@@ -168,7 +167,7 @@ def error_of(row: Row, problem: Problem) -> Callable[[str, Any], float]:
     def error(label: str, found: Any) -> float:
         if label == TRANSPOSITION:
             return 0.0
-        if label in (BY_KEYS, BY_QUERIES, TRANSPOSED):
+        if label in (BY_KEYS, BY_QUERIES):
             return off(_of_group(found, group)[:, some], out)
         of_k, of_v = (gradient[some, -1].double() for gradient in found[1:])
         return max(off(_of_group(found[0], group)[:, some], exact[0]), off(of_k, exact[1]), off(of_v, exact[2]))
@@ -192,8 +191,6 @@ def calls_of(row: Row, problem: Problem) -> dict[str, Call]:
     common = {"arch": "sm_90a", "dtype": "bf16", "head_dim": row.head_dim, "entry_keys": row.keys, "group": row.group}
     kernel = load_kernel({"op": FORWARD, **common})
     assert isinstance(kernel, KeyListsForwardKernel)
-    given = {"cu_seqlens_q": bounds, "cu_seqlens_k": bounds, "lists": indices}
-    transposed = kernel(q, k, v, **given).transposed
 
     def backward(deterministic: bool) -> Call:
         rows = {"dout": dout, "out": out, "lse": lse, "deterministic": deterministic}
@@ -201,7 +198,6 @@ def calls_of(row: Row, problem: Problem) -> dict[str, Call]:
 
     return {
         BY_KEYS: lambda: attend_by_keys(kernel, q, k, v, bounds=both, lists=lists).out,
-        TRANSPOSED: lambda: kernel(q, k, v, **given, transposed=transposed).out,
         BY_QUERIES: lambda: attend_by_queries(q, k, v, both, lists, options=options_of(lists)).out,
         OURS: backward(True),
         ANY_ORDER: backward(False),
@@ -220,7 +216,7 @@ def measure(rows: Sequence[Row], path: Path | None) -> Fields:
         errors, failed = check_calls(calls, error_of(row, problem))
         results: Fields = {}
         for label in errors:
-            products = {BY_KEYS: 2, BY_QUERIES: 2, TRANSPOSED: 2, TRANSPOSITION: 0}.get(label, 5)
+            products = {BY_KEYS: 2, BY_QUERIES: 2, TRANSPOSITION: 0}.get(label, 5)
             work = 2.0 * products * row.head_dim * pairs_of(row, problem.lists)
             results |= time_calls({label: calls[label]}, work, REPEATS)
         report["rows"].append({"name": row.name, "results": results, "failed": failed})

@@ -3,14 +3,14 @@
 //     codegen render specs/h100_key_lists64_d64_forward.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","entry_keys":64,"group":16,"head_dim":64,"mma":"wgmma","op":"key_lists_forward","schedule":"cooperative","stages":4,"tile":{"m":64,"n":64}}
 // spec hash: 9b7419d1b59bf8b9d5df71ccf660df6110f45982bb6e3619fe8e65a9166d5141
-// seal: sha256 dddfa8118afd5c48dd8335f0a5a31445fd9bf3ac52f5f3a22a020adb6ac37d29
+// seal: sha256 e3444ad81c1056018dcfa10afb43434be830076b989b48247a86fb8d320dfff6
 
 // Attention for sm_90a of packed sequences over lists of key blocks, for many queries: each query and KV head has its
 // own list. A thread block has the keys of one block and gathers the queries that list it. A query sees no key behind
 // its own. Each entry's part of O goes to device memory in 16 bits, with its log-sum-exp, at a place of its own.
-// A call has a launch for each slice of its queries, which bounds that memory. Spare warps of a launch combine the
-// parts of the slice before it; a kernel after the last launch combines those of the last slice. Results are bitwise
-// reproducible.
+// A call has a launch for each slice of its queries, which bounds that memory. A kernel before the first launch
+// transposes the lists. Spare warps of a launch combine the parts of the slice before it, and a kernel after the last
+// launch those of the last slice. Results are bitwise reproducible.
 //
 // Roles
 //   warpgroup 0      warp 0 fills the ring of queries by TMA, one query of each lane, and loads K and V. The other
@@ -49,8 +49,8 @@ constexpr int kTileN = 64;  // keys of a tile
 constexpr int kStepQueries = 4;  // queries per step
 constexpr int kStages = 4;  // depth of the ring
 constexpr int kThreads = 256;  // warpgroup 0 produces and combines, the other one consumes
-constexpr int kProducerRegisters = 64;  // registers per thread of warpgroup 0
-constexpr int kConsumerRegisters = 192;  // registers per consumer thread
+constexpr int kProducerRegisters = 72;  // registers per thread of warpgroup 0
+constexpr int kConsumerRegisters = 184;  // registers per consumer thread
 constexpr int kGroupColumns = 64;  // columns of a group: one 128-byte swizzled row
 constexpr int kGroups = 1;  // column groups per head
 constexpr int kQGroupBytes = 8192;  // bytes of one column group of Q
@@ -61,7 +61,9 @@ constexpr int kPartBytes = 2048;  // bytes of an entry's part of O
 constexpr int kPieceBytes = 512;  // bytes of a part that a warp combines
 constexpr int kCombineWarps = 3;  // warps of warpgroup 0 that combine
 constexpr int kTurnBatch = 8;  // entries of a query whose loads overlap
-constexpr int kRowThreads = 256;  // threads per block of the epilogue
+constexpr int kRowThreads = 256;  // threads per block of the prologue, and of the epilogue
+constexpr int kBatchQueries = 64;  // queries of a thread block of the prologue, of all heads'
+constexpr int kThreadTiles = 8;  // tiles of a thread that finds the first entries of tiles
 
 // Dynamic shared memory: 49368 bytes. Byte offsets:
 constexpr int kKOffset = 0;  // 8192 bytes: K of the tile in column groups
@@ -84,18 +86,32 @@ constexpr int kNoSequence = -2147483647 - 1;  // position of a token of no seque
 
 // Launch: 256 threads per block, 49368 bytes of dynamic shared memory.
 // Grid: one thread block for each chunk of a tile's queries.
+// Prologue, with the same parameters: h100_key_lists64_d64_forward_transpose, 256 threads per block.
 // Epilogue, with the same parameters: h100_key_lists64_d64_forward_combine, 256 threads per block.
 struct Params {
   TensorMap q_map;  // Q (head_dim, q_len, heads, batch): box 64 x 1 x 16 x 1, swizzle 128
   TensorMap k_map;  // K (head_dim, kv_len, kv_heads, batch): box 64 x 64 x 1 x 1, swizzle 128
   TensorMap v_map;  // V, as K: box 64 x 64 x 1 x 1, swizzle 128
-  const int2* entries;  // token and turn of each entry, by tile
-  const int* offsets;  // first entry of each tile, then the end of the last one
-  const int4* places;  // first token in K of each tile of a head, its position, and keys there
-  const int* chunk_begins;  // first chunk of each tile, then the number of chunks
-  const int* chunk_tiles;  // tile of each chunk; none behind the last one
-  const int* positions;  // position of each query (tokens,)
-  const int* turns;  // entries that each query sees, (kv_heads, tokens)
+  const int* lists;  // blocks of each list, (kv_heads or 1, tokens, list_length)
+  int64 lists_head_stride;  // head stride; of heads 0 if they share lists
+  int64 lists_row_stride;  // row stride; of heads 0 if they share lists
+  const int* counts;  // entries that count, (kv_heads or 1, tokens); all if null
+  int64 counts_head_stride;  // head stride, likewise
+  int64 counts_row_stride;  // row stride, likewise
+  const int* cu_seqlens_q;  // first query of each sequence, then the end of the last one
+  const int* cu_seqlens_k;  // the same of keys
+  int* sync;  // progress of the transposition; 0 between launches
+  int* tile_counts;  // entries of each tile; 0 between launches
+  int* bounds;  // rising bounds of the sequences in q, then those in k
+  int2* carry;  // entries and chunks of the tiles that have been scanned
+  int* ranks;  // rank of each entry in its tile, (kv_heads, tokens, list_length); -1 if it is not seen
+  int2* entries;  // token and turn of each entry, by tile; tiles by slice, head and keys
+  int* offsets;  // first entry of each tile, then the end of the last one
+  int4* places;  // first token in K of each tile of a head, its position, and keys there
+  int* chunk_begins;  // first chunk of each tile, then the number of chunks
+  int* chunk_tiles;  // tile of each chunk
+  int* positions;  // position of each query (tokens,)
+  int* turns;  // entries that each query sees, (kv_heads, tokens)
   uint4* parts;  // parts of O of the slice, (kv_heads, slice_tokens, list_length)
   float* part_lse;  // their log-sum-exps to base 2, (..., list_length, group)
   uint4* earlier_parts;  // parts of the slice before; anything without one
@@ -106,6 +122,8 @@ struct Params {
   float* lse;  // log-sum-exp, (heads, tokens)
   int slice;  // slice of the queries that the launch computes
   int slice_tokens;  // queries of a slice
+  int sequences;  // packed sequences
+  int key_tokens;  // keys of all sequences
   int tokens;  // queries of all sequences
   int kv_heads;  // heads of K and V
   int list_length;  // entries of a list
@@ -524,8 +542,9 @@ __device__ __forceinline__ float2 unpack(uint32 pair) {
   return found;
 }
 
-// Combines a piece of a query's parts in the order of its turns, with a warp: kPieceBytes of each part, 16 bytes of each
-// lane. A query that sees no key has O = 0 and a log-sum-exp of minus infinity. Tokens of no sequence are left out.
+// Combines a piece of a query's parts in the order of its turns, with a warp: kPieceBytes of each part, 16 bytes of
+// each lane. A query that sees no key has O = 0 and a log-sum-exp of minus infinity. Tokens of no sequence are left
+// out.
 __device__ __forceinline__ void combine_piece(
     const Params& p, const uint4* parts, const float* part_lse, int slice, int index) {
   constexpr int kPieces = kPartBytes / kPieceBytes;
@@ -600,6 +619,215 @@ extern "C" __global__ void __launch_bounds__(kRowThreads)
     h100_key_lists64_d64_forward_combine(const __grid_constant__ Params p) {
   const int index = blockIdx.x * (kRowThreads / 32) + threadIdx.x / 32;
   if (index < pieces_of(p, p.slice)) combine_piece(p, p.parts, p.part_lse, p.slice, index);
+}
+
+// ld.acquire.gpu: writes of the thread that stored this value with a release are visible after it (PTX ISA, "ld")
+__device__ __forceinline__ int load_acquire(const int* from) {
+  int value;
+  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
+  return value;
+}
+
+// atom.add.acq_rel.gpu: adds to an integer, and returns it as it was. Everything visible to this thread becomes visible
+// to the thread that adds next (PTX ISA, "atom")
+__device__ __forceinline__ int atomic_add_acq_rel(int* to, int x) {
+  int before;
+  asm volatile("atom.add.acq_rel.gpu.global.s32 %0, [%1], %2;" : "=r"(before) : "l"(to), "r"(x) : "memory");
+  return before;
+}
+
+// Phases of the transposition, in the order in which thread blocks draw them: rising bounds of the sequences; the
+// entries of each tile, counted; first entry and first chunk of each tile; entries, written. A thread block waits only
+// for those that drew before it. Counters in p.sync: what is drawn, then what is done of each phase.
+constexpr int kDrawn = 0, kBounds = 1, kCounted = 2, kScanned = 3, kWritten = 4, kCounters = 5;
+constexpr int kRowWarps = kRowThreads / 32, kScanTiles = kRowThreads * kThreadTiles;
+
+// Waits until `number` thread blocks have done a phase.
+__device__ __forceinline__ void wait_for(const Params& p, int phase, int number) {
+  if (threadIdx.x == 0) {
+    while (load_acquire(p.sync + phase) < number) {
+    }
+  }
+  __syncthreads();
+}
+
+// Bounds within the tokens: one below an earlier one counts as that one. One warp.
+__device__ __forceinline__ void rising_bounds(const int* from, int* to, int number, int tokens) {
+  int before = 0;
+  for (int first = 0; first < number; first += 32) {
+    const int i = first + threadIdx.x % 32;
+    int bound = i < number ? min(max(__ldg(from + i), 0), tokens) : 0;
+#pragma unroll
+    for (int lanes = 1; lanes < 32; lanes *= 2) bound = max(bound, __shfl_up_sync(kAllLanes, bound, lanes));
+    bound = max(bound, before);
+    if (i < number) to[i] = bound;
+    before = __shfl_sync(kAllLanes, bound, 31);
+  }
+}
+
+// Last sequence that begins at or before `number`, by ascending begins; -1 before the first one.
+template <typename Begin>
+__device__ __forceinline__ int sequence_at(int sequences, int number, Begin begin) {
+  int low = 0, high = sequences;
+  while (low < high) {
+    const int middle = (low + high) / 2;
+    if (begin(middle) <= number) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  return low - 1;
+}
+
+// A query and KV head whose list is transposed.
+struct Query {
+  int token, position, tile;  // position in the sequence; first tile of that in its slice
+  int64 place;  // of its list among all
+
+  __device__ __forceinline__ Query(const Params& p, int index) {
+    const int kv_head = index / p.tokens;
+    token = index % p.tokens;
+    place = static_cast<int64>(index) * p.list_length;
+    const int* of_q = p.bounds;
+    const int* of_k = p.bounds + p.sequences + 1;
+    const int sequence = max(sequence_at(p.sequences, token, [of_q](int i) { return __ldcg(of_q + i); }), 0);
+    const int first_key = __ldcg(of_k + sequence), end = __ldcg(of_q + sequence + 1);
+    const bool inside = token >= __ldcg(of_q) && token < end;
+    position = inside ? __ldcg(of_k + sequence + 1) - first_key - end + token : kNoSequence;
+    tile = (token / p.slice_tokens * p.kv_heads + kv_head) * p.tiles + first_key / kTileN + sequence;
+  }
+};
+
+// Counts the entries of a query in their tiles, and keeps the rank of each among those of its tile; -1: not seen. One
+// warp.
+__device__ __forceinline__ void count_entries(const Params& p, int index) {
+  const Query query(p, index);
+  const int lane = threadIdx.x % 32, kv_head = index / p.tokens;
+  const int* list = p.lists + kv_head * p.lists_head_stride + query.token * p.lists_row_stride;
+  const int counted = p.counts == nullptr
+      ? p.list_length
+      : __ldg(p.counts + kv_head * p.counts_head_stride + query.token * p.counts_row_stride);
+  int turns = 0;
+  for (int i = lane; i - lane < min(p.list_length, counted); i += 32) {
+    const int entry = i < min(p.list_length, counted) ? __ldg(list + i) : -1;
+    const bool sees = entry >= 0 && query.position >= 0 && entry <= query.position / kTileN;
+    if (i < p.list_length) p.ranks[query.place + i] = sees ? atomicAdd(p.tile_counts + query.tile + entry, 1) : -1;
+    turns += __popc(__ballot_sync(kAllLanes, sees));
+  }
+  if (lane > 0) return;
+  p.turns[index] = turns;
+  if (kv_head == 0) p.positions[query.token] = query.position;
+}
+
+// Where the keys of a tile of a head are.
+__device__ __forceinline__ int4 place_of(const Params& p, int tile) {
+  const int* of_k = p.bounds + p.sequences + 1;
+  const int sequence = sequence_at(p.sequences, tile, [of_k](int i) { return __ldcg(of_k + i) / kTileN + i; });
+  if (sequence < 0) return make_int4(0, 0, 0, 0);
+  const int first_key = __ldcg(of_k + sequence), position = (tile - first_key / kTileN - sequence) * kTileN;
+  const int keys = __ldcg(of_k + sequence + 1) - first_key - position;
+  return make_int4(first_key + position, position, max(min(keys, kTileN), 0), 0);
+}
+
+// First entry and first chunk of kScanTiles tiles, which continue those of the tiles before. Counts are 0 afterwards.
+__device__ __forceinline__ void scan_tiles(const Params& p, int index, int tiles) {
+  __shared__ int2 sums[kRowWarps];
+  __shared__ int2 before;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, first = index * kScanTiles + threadIdx.x * kThreadTiles;
+  const int end = min(first + kThreadTiles, tiles);
+  int entries = 0, chunks = 0;
+  for (int tile = first; tile < end; ++tile) {
+    const int count = __ldcg(p.tile_counts + tile);
+    entries += count;
+    chunks += (count + p.chunk_entries - 1) / p.chunk_entries;
+  }
+  int2 until = make_int2(entries, chunks);
+#pragma unroll
+  for (int lanes = 1; lanes < 32; lanes *= 2) {
+    const int x = __shfl_up_sync(kAllLanes, until.x, lanes), y = __shfl_up_sync(kAllLanes, until.y, lanes);
+    if (lane >= lanes) until = make_int2(until.x + x, until.y + y);
+  }
+  if (lane == 31) sums[warp] = until;
+  wait_for(p, kScanned, index);
+  if (threadIdx.x == 0) before = index == 0 ? make_int2(0, 0) : __ldcg(p.carry);
+  __syncthreads();
+  int entry = before.x + until.x - entries, chunk = before.y + until.y - chunks;
+  for (int i = 0; i < warp; ++i) {
+    entry += sums[i].x;
+    chunk += sums[i].y;
+  }
+  for (int tile = first; tile < end; ++tile) {
+    const int count = __ldcg(p.tile_counts + tile);
+    p.tile_counts[tile] = 0;  // for the next launch
+    p.offsets[tile] = entry;
+    p.chunk_begins[tile] = chunk;
+    if (tile < p.tiles) p.places[tile] = place_of(p, tile);
+    for (int rest = count; rest > 0; rest -= p.chunk_entries) p.chunk_tiles[chunk++] = tile;
+    entry += count;
+  }
+  if (threadIdx.x == kRowThreads - 1) {
+    *p.carry = make_int2(entry, chunk);
+    if (index == (tiles - 1) / kScanTiles) {
+      p.offsets[tiles] = entry;
+      p.chunk_begins[tiles] = chunk;
+    }
+  }
+}
+
+// Writes the entries of a query to their places. Its turns are in the order of its list. One warp.
+__device__ __forceinline__ void write_entries(const Params& p, int index) {
+  const Query query(p, index);
+  const int lane = threadIdx.x % 32, kv_head = index / p.tokens;
+  const int* list = p.lists + kv_head * p.lists_head_stride + query.token * p.lists_row_stride;
+  const int turns = __ldcg(p.turns + index);
+  int turn = 0;
+  for (int i = lane; turn < turns; i += 32) {
+    const int rank = i < p.list_length ? __ldcg(p.ranks + query.place + i) : -1;
+    const uint32 seen = __ballot_sync(kAllLanes, rank >= 0);
+    if (rank >= 0) {
+      const int offset = __ldcg(p.offsets + query.tile + __ldg(list + i));
+      p.entries[offset + rank] = make_int2(query.token, turn + __popc(seen & (1u << lane) - 1));
+    }
+    turn += __popc(seen);
+  }
+}
+
+// One thread block for each ticket.
+extern "C" __global__ void __launch_bounds__(kRowThreads)
+    h100_key_lists64_d64_forward_transpose(const __grid_constant__ Params p) {
+  __shared__ int drawn;
+  const int warp = threadIdx.x / 32, queries = p.kv_heads * p.tokens;
+  const int tiles = (p.tokens + p.slice_tokens - 1) / p.slice_tokens * p.kv_heads * p.tiles;
+  const int batches = (queries + kBatchQueries - 1) / kBatchQueries, scans = (tiles + kScanTiles - 1) / kScanTiles;
+  if (threadIdx.x == 0) drawn = atomicAdd(p.sync + kDrawn, 1);
+  __syncthreads();
+  const int index = drawn - 1, batch = index < batches ? index : index - batches - scans;
+  int phase = kBounds;
+  if (index < 0) {
+    if (warp == 0) rising_bounds(p.cu_seqlens_q, p.bounds, p.sequences + 1, p.tokens);
+    if (warp == 1) rising_bounds(p.cu_seqlens_k, p.bounds + p.sequences + 1, p.sequences + 1, p.key_tokens);
+  } else if (index < batches || index >= batches + scans) {
+    phase = index < batches ? kCounted : kWritten;
+    wait_for(p, phase - 1, phase == kCounted ? 1 : scans);
+    for (int i = warp; i < kBatchQueries && batch * kBatchQueries + i < queries; i += kRowWarps) {
+      if (phase == kCounted) {
+        count_entries(p, batch * kBatchQueries + i);
+      } else {
+        write_entries(p, batch * kBatchQueries + i);
+      }
+    }
+  } else {
+    phase = kScanned;
+    wait_for(p, kCounted, batches);
+    scan_tiles(p, index - batches, tiles);
+  }
+  __syncthreads();
+  if (threadIdx.x > 0) return;
+  const int before = atomic_add_acq_rel(p.sync + phase, 1);
+  if (phase == kWritten && before == batches - 1) {
+    for (int i = 0; i < kCounters; ++i) p.sync[i] = 0;  // for the next launch
+  }
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 2)

@@ -11,10 +11,12 @@ from codegen.plan import (
     Epilogue,
     Param,
     Plan,
+    Prologue,
     Registers,
     Ring,
     SharedLayout,
     TensorMap,
+    aligned,
     check_budget,
     f32,
     i32,
@@ -31,10 +33,14 @@ from codegen.problem import KeyListsShape, LaunchArgs
 from codegen.spec import KeyListsForwardSpec
 from codegen.tile_rules import OneOf, Rule, check_tile
 
-THREADS_OF_ROWS = 256  # per block of the epilogue
-REGISTERS = 64, 192  # per producer and per consumer thread, of two thread blocks per SM
+THREADS_OF_ROWS = 256  # per block of the prologue and of the epilogue
+BATCH_QUERIES = 64  # of a thread block of the prologue
+THREAD_TILES = 8  # of a thread that scans tiles
+COUNTERS = 5  # of the prologue's phases
+REGISTERS = 72, 184  # per producer and per consumer thread, of two thread blocks per SM: 64 spill in warps that combine
 OVERHEAD_REGISTERS = 24  # addresses, loop state, statistics: an allowance
-FLOAT = 4  # bytes
+FLOAT = INT = 4  # bytes
+SCRATCH_ALIGNMENT = 256  # bytes
 COMBINE_WARPS = 3  # of the producer's warpgroup
 TURN_BATCH = 8  # entries whose loads overlap: 40 of the registers of a warp that combines
 PIECE_BYTES = 512  # of a part, combined by one warp: 16 bytes of each lane
@@ -83,6 +89,7 @@ def plan(spec: KeyListsForwardSpec, stem: str) -> Plan:
         flops=4 * d * m * n,
         bytes=2 * m * d * DTYPES[spec.dtype].bytes,
         arguments=_arguments,
+        prologue=Prologue(f"{stem}_transpose", THREADS_OF_ROWS),
         epilogue=Epilogue(f"{stem}_combine", THREADS_OF_ROWS),
     )
 
@@ -119,8 +126,7 @@ def _params() -> tuple[Param, ...]:
         tensor_map("q_map", "Q", Q_DIMS),
         tensor_map("k_map", "K", KV_DIMS),
         tensor_map("v_map", "V", KV_DIMS, like="K"),
-        *backward.list_params(),
-        pointer("turns", "int", "entries that each query sees, (kv_heads, tokens)"),
+        *_list_params(),
         pointer("parts", "uint4", "parts of O of the slice, (kv_heads, slice_tokens, list_length)", writes=True),
         pointer("part_lse", "float", "their log-sum-exps to base 2, (..., list_length, group)", writes=True),
         pointer("earlier_parts", "uint4", "parts of the slice before; anything without one", writes=True),
@@ -130,12 +136,41 @@ def _params() -> tuple[Param, ...]:
         pointer("lse", "float", "log-sum-exp, (heads, tokens)", writes=True),
         i32("slice", "slice of the queries that the launch computes"),
         i32("slice_tokens", "queries of a slice"),
+        i32("sequences", "packed sequences"),
+        i32("key_tokens", "keys of all sequences"),
         i32("tokens", "queries of all sequences"),
         i32("kv_heads", "heads of K and V"),
         i32("list_length", "entries of a list"),
         i32("tiles", "tiles of a head"),
         i32("chunk_entries", "entries of a chunk"),
         f32("scale_log2", "scale * log2(e); the host checks that it is positive"),
+    )
+
+
+def _list_params() -> tuple[Param, ...]:
+    """Parameters of the lists, and of what the kernel before the main one makes of them."""
+    written = (
+        ("sync", "int", "progress of the transposition; 0 between launches"),
+        ("tile_counts", "int", "entries of each tile; 0 between launches"),
+        ("bounds", "int", "rising bounds of the sequences in q, then those in k"),
+        ("carry", "int2", "entries and chunks of the tiles that have been scanned"),
+        ("ranks", "int", "rank of each entry in its tile, (kv_heads, tokens, list_length); -1 if it is not seen"),
+        ("entries", "int2", "token and turn of each entry, by tile; tiles by slice, head and keys"),
+        ("offsets", "int", "first entry of each tile, then the end of the last one"),
+        ("places", "int4", "first token in K of each tile of a head, its position, and keys there"),
+        ("chunk_begins", "int", "first chunk of each tile, then the number of chunks"),
+        ("chunk_tiles", "int", "tile of each chunk"),
+        ("positions", "int", "position of each query (tokens,)"),
+        ("turns", "int", "entries that each query sees, (kv_heads, tokens)"),
+    )
+    return (
+        pointer("lists", "int", "blocks of each list, (kv_heads or 1, tokens, list_length)"),
+        *(i64(f"lists_{axis}_stride", f"{axis} stride; of heads 0 if they share lists") for axis in ("head", "row")),
+        pointer("counts", "int", "entries that count, (kv_heads or 1, tokens); all if null"),
+        *(i64(f"counts_{axis}_stride", f"{axis} stride, likewise") for axis in ("head", "row")),
+        pointer("cu_seqlens_q", "int", "first query of each sequence, then the end of the last one"),
+        pointer("cu_seqlens_k", "int", "the same of keys"),
+        *(pointer(name, element, doc, writes=True) for name, element, doc in written),
     )
 
 
@@ -167,7 +202,9 @@ def _constants(spec: KeyListsForwardSpec) -> tuple[Constant, ...]:
         Constant("kPieceBytes", PIECE_BYTES, "bytes of a part that a warp combines"),
         Constant("kCombineWarps", COMBINE_WARPS, "warps of warpgroup 0 that combine"),
         Constant("kTurnBatch", TURN_BATCH, "entries of a query whose loads overlap"),
-        Constant("kRowThreads", THREADS_OF_ROWS, "threads per block of the epilogue"),
+        Constant("kRowThreads", THREADS_OF_ROWS, "threads per block of the prologue, and of the epilogue"),
+        Constant("kBatchQueries", BATCH_QUERIES, "queries of a thread block of the prologue, of all heads'"),
+        Constant("kThreadTiles", THREAD_TILES, "tiles of a thread that finds the first entries of tiles"),
     )
 
 
@@ -185,24 +222,49 @@ def _arguments(plan: Plan, shape: KeyListsShape, slots: int) -> LaunchArgs:
     spec = plan.spec
     assert isinstance(spec, KeyListsForwardSpec)
     slices, each = slices_of(spec, shape)
-    tokens = min(each, shape.tokens - shape.slice * each)
     tiles, chunk = backward.tiles_of_head(shape.key_tokens, shape.sequences, spec.entry_keys), CHUNK_ROWS // spec.group
-    chunks = backward.chunks_of(shape.kv_heads * tokens * shape.list_length, shape.kv_heads * tiles, chunk)
-    parts = each * shape.kv_heads * shape.list_length
-    sizes = {"parts": parts * _part_bytes(spec), "part_lse": parts * spec.group * FLOAT}
-    earlier = {"earlier_parts": sizes["parts"], "earlier_lse": sizes["part_lse"]}
+
+    def of_slice(index: int) -> tuple[int, int]:
+        """Queries of a slice, and its chunks at most."""
+        tokens = min(each, shape.tokens - index * each)
+        entries = shape.kv_heads * tokens * shape.list_length
+        return tokens, backward.chunks_of(entries, shape.kv_heads * tiles, chunk)
+
+    tokens, chunks = of_slice(shape.slice)
+    queries, of_all, parts = shape.kv_heads * shape.tokens, slices * shape.kv_heads * tiles, each * shape.kv_heads
+    batches, scans = -(-queries // BATCH_QUERIES), -(-of_all // (THREADS_OF_ROWS * THREAD_TILES))
+    scratch = {
+        "parts": parts * shape.list_length * _part_bytes(spec),
+        "part_lse": parts * shape.list_length * spec.group * FLOAT,
+        "bounds": 2 * INT * (shape.sequences + 1),
+        "carry": 2 * INT,
+        "ranks": INT * queries * shape.list_length,
+        "entries": 2 * INT * queries * shape.list_length,
+        "offsets": INT * (of_all + 1),
+        "places": 4 * INT * tiles,
+        "chunk_begins": INT * (of_all + 1),
+        "chunk_tiles": INT * ((slices - 1) * of_slice(0)[1] + of_slice(slices - 1)[1]),
+        "positions": INT * shape.tokens,
+        "turns": INT * queries,
+    }
+    of_two = slices > 1
+    scratch |= {"earlier_parts": of_two * scratch["parts"], "earlier_lse": of_two * scratch["part_lse"]}
     pieces = tokens * shape.kv_heads * (_part_bytes(spec) // PIECE_BYTES)
     return LaunchArgs(
         {
             "slice": shape.slice,
             "slice_tokens": each,
+            "sequences": shape.sequences,
             "tokens": shape.tokens,
+            "key_tokens": shape.key_tokens,
             "kv_heads": shape.kv_heads,
             "list_length": shape.list_length,
             "tiles": tiles,
             "chunk_entries": chunk,
         },
         chunks,
-        scratch={**sizes, **(earlier if slices > 1 else dict.fromkeys(earlier, 0))},
+        prologue_grid=1 + 2 * batches + scans,
+        counters={"sync": COUNTERS, "tile_counts": of_all},
+        scratch={name: aligned(size, SCRATCH_ALIGNMENT) for name, size in scratch.items()},
         epilogue_grid=-(-pieces // (THREADS_OF_ROWS // 32)) if shape.slice == slices - 1 else 0,
     )

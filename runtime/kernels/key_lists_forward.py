@@ -15,6 +15,7 @@ from runtime.driver.allocate import allocator, contiguous
 from runtime.driver.context import entered, is_elsewhere
 from runtime.driver.enqueue import enqueue
 from runtime.driver.launch import Signature
+from runtime.driver.streams import current_stream
 from runtime.driver.workspace import Memory, reserve
 from runtime.errors import ArgumentError
 from runtime.kernels.arguments import (
@@ -29,30 +30,15 @@ from runtime.kernels.arguments import (
     row_strides,
     written,
 )
+from runtime.kernels.attention import AttentionResult
 from runtime.kernels.bound_call import BoundCall
 from runtime.kernels.gradient_statistics import LOG2_E
 from runtime.kernels.key_lists_backward import MOST, check_indices
-from runtime.prepare.key_lists import TransposedKeyLists, transposed_key_lists
-
-
-class KeyListRows(NamedTuple):
-    """What a call returns.
-
-    Attributes:
-        out: (tokens, heads, head_dim), the result.
-        lse: float32 (heads, tokens), its log-sum-exp.
-        transposed: the lists, which later calls with the same lists may take.
-    """
-
-    out: torch.Tensor
-    lse: torch.Tensor
-    transposed: TransposedKeyLists
 
 
 class _Bound(NamedTuple):
-    """What later calls of a signature need: sizes of the transposed lists, workspaces, and signatures of launches."""
+    """What later calls of a signature need: workspaces of a call, and signatures of its launches after the first."""
 
-    sizes: dict[str, int]
     memory: Memory
     launches: tuple[Signature, ...]
 
@@ -80,10 +66,9 @@ class KeyListsForwardKernel(BoundCall[KeyListsForwardSpec]):
         cu_seqlens_k: torch.Tensor,
         lists: torch.Tensor,
         counts: torch.Tensor | None = None,
-        transposed: TransposedKeyLists | None = None,
         scale: float | None = None,
         out: torch.Tensor | None = None,
-    ) -> KeyListRows:
+    ) -> AttentionResult:
         """Compute attention.
 
         Args:
@@ -95,8 +80,6 @@ class KeyListsForwardKernel(BoundCall[KeyListsForwardSpec]):
             cu_seqlens_k: the same of k and v.
             lists: int32 (kv_heads or 1, tokens, entries): the key blocks that each query sees.
             counts: int32 (kv_heads or 1, tokens): entries of each list that count, from the first one on.
-            transposed: what an earlier call with the same shapes, bounds and lists returned; by default, the call
-                transposes the lists.
             scale: softmax scale, from 1e-37 to 1e38; by default 1 / sqrt(head_dim).
             out: (tokens, heads, head_dim), where to write the result.
 
@@ -110,31 +93,28 @@ class KeyListsForwardKernel(BoundCall[KeyListsForwardSpec]):
         indices = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k, "lists": lists, "counts": counts}
         if is_elsewhere(q):
             with entered(q.device.index):
-                return self(q, k, v, **indices, transposed=transposed, scale=scale, out=out)  # type: ignore[arg-type]
+                return self(q, k, v, **indices, scale=scale, out=out)  # type: ignore[arg-type]
         given = {"q": q, "k": k, "v": v, "out": out}
         key = (scale, call_key(*given.values(), *indices.values()))
         signature = self._bound(key)
         if signature is None:
             signature = self._signatures.keep(key, self._check(given, indices, scale))
         bound: _Bound = signature.extra
-        if transposed is None:
-            keys = self.spec.entry_keys
-            transposed = transposed_key_lists(lists, counts, cu_seqlens_q, cu_seqlens_k, keys=keys, **bound.sizes)
         allocate, (tokens, heads, _) = allocator(q.device), q.shape
         made = {
             "out": allocate(*contiguous(q.shape), q.dtype) if out is None else written(out),
             "lse": allocate(*contiguous((heads, tokens)), torch.float32),
         }
-        tensors = {"q": q, "k": k, "v": v, **made, **transposed._asdict()}
-        addresses = {name: tensor.data_ptr() for name, tensor in tensors.items()}
+        tensors = {"q": q, "k": k, "v": v, **made, **indices}
+        addresses = {name: 0 if tensor is None else tensor.data_ptr() for name, tensor in tensors.items()}
         check_addresses({name: addresses[name] for name in ("q", "k", "v", *made)})
-        held = reserve(q.device, 0, bound.memory, addresses)  # of all launches, and without counters
+        held = reserve(q.device, current_stream(q.device), bound.memory, addresses)  # of all launches
         for launch in (signature, *bound.launches):
-            enqueue(self._loaded, launch, addresses, q.device)
+            enqueue(self._loaded, launch, addresses, q.device, prologue=launch is signature)
             for mine, earlier in (("parts", "earlier_parts"), ("part_lse", "earlier_lse")):
                 addresses[mine], addresses[earlier] = addresses[earlier], addresses[mine]
         del held  # kept until here: freed memory could be allocated again
-        return KeyListRows(made["out"], made["lse"], transposed)
+        return AttentionResult(made["out"], made["lse"])
 
     def _check(self, given: dict[str, Any], indices: dict[str, Any], scale: Any) -> Signature:
         """Check a call of a new signature and prepare its launches."""
@@ -143,14 +123,16 @@ class KeyListsForwardKernel(BoundCall[KeyListsForwardSpec]):
         tokens, _, d = q.shape
         key_tokens, kv_heads, _ = k.shape
         check_indices(indices, q, kv_heads)
+        if indices["lists"].shape[2] > 1 and indices["lists"].stride(2) != 1:
+            raise ArgumentError("lists", f"has stride {indices['lists'].stride(2)} between entries, expected 1")
         sequences, list_length = indices["cu_seqlens_q"].shape[0] - 1, indices["lists"].shape[2]
         if kv_heads * tokens * list_length >= MOST:
             raise ArgumentError("lists", f"has {kv_heads * tokens * list_length} entries of all heads, expected fewer")
         shape = KeyListsShape(sequences, tokens, key_tokens, kv_heads, list_length)
-        slices, each = slices_of(self.spec, shape)
+        slices, _ = slices_of(self.spec, shape)
         args = [self._plan.problem(replace(shape, slice=i)) for i in range(slices)]
-        tiles, chunks = args[0].numbers["tiles"], sum(of_slice.tiles for of_slice in args)
-        if max(chunks, slices * kv_heads * tiles) >= MOST:
+        chunks, tiles = sum(of_slice.tiles for of_slice in args), slices * kv_heads * args[0].numbers["tiles"]
+        if max(chunks, tiles, args[0].prologue_grid) >= MOST:
             raise ArgumentError("q", f"has shape {tuple(q.shape)}: 2^31 thread blocks or more, which is too many")
         factor = 1 / math.sqrt(d) if scale is None else check_scale(scale)
         out = torch.empty(q.shape, dtype=q.dtype, device="meta") if given["out"] is None else given["out"]
@@ -162,12 +144,11 @@ class KeyListsForwardKernel(BoundCall[KeyListsForwardSpec]):
         names = (param.name for param in self._plan.params)
         values: dict[str, int | float] = {name: strides[name] for name in names if name in strides}
         values["scale_log2"] = factor * LOG2_E
+        values |= _list_strides(indices)
         maps = {name: (tuple(view.shape), view.stride()) for name, view in views.items()}
         check_memory(**{name: tensor for name, tensor in given.items() if tensor is not None})
-        sizes = {"tiles": tiles, "chunk": args[0].numbers["chunk_entries"], "chunks": chunks, "slice_tokens": each}
-        sizes |= {"kv_heads": kv_heads, "key_tokens": key_tokens}
         later = tuple(self._signature(q.device, of_slice, values, maps) for of_slice in args[1:])
-        return self._signature(q.device, args[0], values, maps, _Bound(sizes, Memory.of(args[0]), later))
+        return self._signature(q.device, args[0], values, maps, _Bound(Memory.of(args[0]), later))
 
     def _check_operands(self, given: dict[str, Any]) -> None:
         """Check types, shapes and strides of q, k and v, and of out if it is given."""
@@ -191,3 +172,14 @@ class KeyListsForwardKernel(BoundCall[KeyListsForwardSpec]):
             check_shape("out", out.shape, [("tokens", (tokens,)), ("heads", (heads,)), ("head_dim", (d,))])
             check_strides("out", out)
             check_output("out", out)
+
+
+def _list_strides(indices: dict[str, Any]) -> dict[str, int]:
+    """Strides of lists and counts by kernel parameter; lists that all heads share have one head."""
+    found: dict[str, int] = {}
+    for name in ("lists", "counts"):
+        tensor = indices[name]
+        of_head, of_row = (0, 0) if tensor is None else tensor.stride()[:2]
+        found |= {f"{name}_head_stride": 0 if tensor is None or tensor.shape[0] == 1 else of_head}
+        found |= {f"{name}_row_stride": of_row}
+    return found

@@ -128,9 +128,8 @@ def attend_by_keys(
     out: torch.Tensor | None = None,
 ) -> AttentionResult:
     """Compute checked calls by key blocks: each is loaded once for all queries that list it."""
-    indices = {"lists": lists.indices, "counts": lists.counts}
-    rows = kernel(q, k, v, **bounds._asdict(), **indices, scale=scale, out=out)
-    return AttentionResult(rows.out, rows.lse)
+    indices: dict[str, Any] = {**bounds._asdict(), "lists": lists.indices, "counts": lists.counts}
+    return kernel(q, k, v, **indices, scale=scale, out=out)
 
 
 def attend_by_queries(

@@ -13,19 +13,18 @@ NO_SEQUENCE = -(2**31)
 class TransposedKeyLists(NamedTuple):
     """The queries of each key block, on the device of the lists.
 
-    A tile is a key block of a KV head, for the queries of a slice. Tiles of a head come in ascending order of keys,
-    sequence after sequence; the tiles of all heads for one slice come before those for the next one. A chunk is a part
-    of a tile's entries that one thread block takes. Sizes depend on shapes alone.
+    A tile is a key block of a KV head. Tiles of a head come in ascending order of keys, sequence after sequence. A
+    chunk is a part of a tile's entries that one thread block takes. Sizes depend on shapes alone.
 
     Attributes:
         entries: int32 (kv_heads * tokens * list length, 2): token and turn of each entry, by tile. The entries of a
             tile have falling tokens. The turn is the number of entries of the same query and head in earlier tiles, or
             before it in its own. Entries that no query sees come last.
-        offsets: int32 (slices * kv_heads * tiles + 1,): first entry of each tile, then the end of the last one.
+        offsets: int32 (kv_heads * tiles + 1,): first entry of each tile, then the end of the last one.
         places: int32 (tiles, 4): of each tile of a head its first token in k, that token's position in its sequence,
             the number of its keys, and 0.
-        chunk_begins: int32 (slices * kv_heads * tiles + 1,): first chunk of each tile, then the number of chunks.
-        chunk_tiles: int32 (chunks at most,): tile of each chunk; slices * kv_heads * tiles behind the last one.
+        chunk_begins: int32 (kv_heads * tiles + 1,): first chunk of each tile, then the number of chunks.
+        chunk_tiles: int32 (chunks at most,): tile of each chunk; kv_heads * tiles behind the last one.
         positions: int32 (tokens,): position of each query, below 0 if it sees no key; ``NO_SEQUENCE`` for a token of no
             sequence.
         turns: int32 (kv_heads, tokens): entries that the query sees.
@@ -57,7 +56,6 @@ def transposed_key_lists(
     tiles: int,
     chunk: int,
     chunks: int,
-    slice_tokens: int | None = None,
 ) -> TransposedKeyLists:
     """Transpose lists. The result has the same bits in every call; nothing synchronizes.
 
@@ -71,8 +69,7 @@ def transposed_key_lists(
         key_tokens: tokens of k.
         tiles: tiles of a head at most.
         chunk: entries of a chunk.
-        chunks: chunks of all heads and slices at most.
-        slice_tokens: queries of a slice; None for one slice of all.
+        chunks: chunks of all heads at most.
     """
     tokens, device = indices.shape[1], indices.device
     sequences = cu_seqlens_q.shape[0] - 1
@@ -87,15 +84,10 @@ def transposed_key_lists(
     seen = (indices >= 0) & (indices <= (positions // keys)[:, None])
     if counts is not None:
         seen &= torch.arange(indices.shape[2], device=device) < counts[..., None]
-    of_slice, base = kv_heads * tiles, bases[sequence]
-    slices = 1
-    if slice_tokens is not None and slice_tokens < tokens:
-        slices = -(-tokens // slice_tokens)
-        base = base + token // slice_tokens * of_slice
-    ids = _ids(indices, seen, base, kv_heads, tiles, slices * of_slice)
+    ids = _ids(indices, seen, bases[sequence], kv_heads, tiles)
     in_order, found = ids.flip(1).flatten().sort(stable=True)
     entry = torch.stack((tokens - 1 - found // ids.shape[2] % tokens, found % ids.shape[2]), 1)
-    every = torch.arange(slices * of_slice + 1, dtype=torch.int32, device=device)
+    every = torch.arange(kv_heads * tiles + 1, dtype=torch.int32, device=device)
     offsets = torch.searchsorted(in_order, every, out_int32=True)
     chunk_begins = torch.zeros_like(every)
     torch.cumsum((offsets[1:] - offsets[:-1] + chunk - 1) // chunk, 0, out=chunk_begins[1:])
@@ -116,12 +108,10 @@ def _place_in(bounds: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
     return torch.searchsorted(bounds, numbers, right=True, out_int32=True) - 1
 
 
-def _ids(
-    indices: torch.Tensor, seen: torch.Tensor, base: torch.Tensor, kv_heads: int, tiles: int, unseen: int
-) -> torch.Tensor:
-    """Tile of each entry, int32 (kv_heads, tokens, list length), rising in each list; ``unseen`` if no query sees it."""
+def _ids(indices: torch.Tensor, seen: torch.Tensor, base: torch.Tensor, kv_heads: int, tiles: int) -> torch.Tensor:
+    """Tile of each entry, int32 (kv_heads, tokens, list length), rising in each list; kv_heads * tiles if unseen."""
     head = torch.arange(0, kv_heads * tiles, tiles, dtype=torch.int32, device=indices.device)
-    ids = torch.where(seen, indices + base[:, None] + head[:, None, None], unseen)
+    ids = torch.where(seen, indices + base[:, None] + head[:, None, None], kv_heads * tiles)
     return ids.sort(2).values if ids.shape[2] > 1 else ids
 
 

@@ -274,6 +274,7 @@ def run_forward_case(kernel: KeyListsForwardKernel, case: KeyListCase, device: t
     out, again = (torch.full_like(inputs.q, math.nan) for _ in range(2))
     with poisoned_memory():
         lse, lse_again = (kernel(inputs.q, inputs.k, inputs.v, **options, out=to).lse for to in (out, again))
+    assert lse is not None and lse_again is not None
     inside = slice(case.before, inputs.q.shape[0] - case.before)
     same = torch.equal(out[inside], again[inside]) and torch.equal(lse[:, inside], lse_again[:, inside])
     problems = [] if same else ["two runs differ"]

@@ -91,7 +91,7 @@ def test_bits_do_not_depend_on_slices(
     named = find_spec({"op": "key_lists_forward", "arch": "sm_90a", **FORWARD["groups of 4, heads of 64"]})
     recorded(generate(named).source)
     kernel = host_key_lists.HostForward(named, tmp_path)
-    case = KeyListCase("slices", (40, 70), (40, 20), entries=3, before=3)
+    case = KeyListCase("slices", (40, 70), (340, 400), entries=3, before=3)  # several scans of tiles
     inputs = verified.inputs_of(case, group=4, head_dim=64, keys=64, dtype=torch.float16, device=CPU)
     options = {name: getattr(inputs, name) for name in ("cu_seqlens_q", "cu_seqlens_k", "lists")}
     found = []

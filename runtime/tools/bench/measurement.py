@@ -564,13 +564,12 @@ def backward_workload(kernel: AttentionBackwardKernel, length: int = 8192, heads
 
 
 def key_lists_forward_workload(kernel: KeyListsForwardKernel) -> Workload:
-    """The reference workload of attention over lists of keys, as of its gradients. Lists are transposed before."""
+    """The reference workload of attention over lists of keys, as of its gradients."""
     problem = _key_lists(kernel.spec)
-    once = {**problem.options, "transposed": kernel(problem.q, problem.k, problem.v, **problem.options).transposed}
     return Workload(
         shape=problem.shape,
         flops=2.0 * 2 * problem.pairs * kernel.spec.head_dim,
-        call=lambda: kernel(problem.q, problem.k, problem.v, **once),
+        call=lambda: kernel(problem.q, problem.k, problem.v, **problem.options),
         peers={},
         peer_flops={},
     )

@@ -299,6 +299,7 @@ class LaunchArgs:
         epilogue_grid: thread blocks of the plan's epilogue.
         sums: bytes of device memory that must be 0 before each launch, by pointer parameter.
         units: units of work at most, if the kernel counts them in 32 bits.
+        launches: launches of a call, if each computes a slice of its queries.
     """
 
     numbers: Mapping[str, int]
@@ -311,3 +312,4 @@ class LaunchArgs:
     epilogue_grid: int = 0
     sums: Mapping[str, int] = field(default_factory=dict)
     units: int = 0
+    launches: int = 1

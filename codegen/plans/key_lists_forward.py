@@ -267,4 +267,5 @@ def _arguments(plan: Plan, shape: KeyListsShape, slots: int) -> LaunchArgs:
         counters={"sync": COUNTERS, "tile_counts": of_all},
         scratch={name: aligned(size, SCRATCH_ALIGNMENT) for name, size in scratch.items()},
         epilogue_grid=-(-pieces // (THREADS_OF_ROWS // 32)) if shape.slice == slices - 1 else 0,
+        launches=slices,
     )

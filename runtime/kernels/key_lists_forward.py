@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from codegen.plans.key_lists_forward import slices_of
 from codegen.problem import KeyListsShape
 from codegen.spec import KeyListsForwardSpec
 from runtime.driver.allocate import allocator, contiguous
@@ -129,7 +128,7 @@ class KeyListsForwardKernel(BoundCall[KeyListsForwardSpec]):
         if kv_heads * tokens * list_length >= MOST:
             raise ArgumentError("lists", f"has {kv_heads * tokens * list_length} entries of all heads, expected fewer")
         shape = KeyListsShape(sequences, tokens, key_tokens, kv_heads, list_length)
-        slices, _ = slices_of(self.spec, shape)
+        slices = self._plan.problem(shape).launches
         args = [self._plan.problem(replace(shape, slice=i)) for i in range(slices)]
         chunks, tiles = sum(of_slice.tiles for of_slice in args), slices * kv_heads * args[0].numbers["tiles"]
         if max(chunks, tiles, args[0].prologue_grid) >= MOST:

@@ -643,7 +643,13 @@ class KeyListsBackwardFlags(Flags):
 
 @dataclass(frozen=True)
 class KeyListsForwardFlags(Flags):
-    """Template parameters of key_lists_forward/sm90a.cu.j2: none beyond those of the plan."""
+    """Template parameters of key_lists_forward/sm90a.cu.j2.
+
+    Attributes:
+        paged: whether K and V are in pages.
+    """
+
+    paged: bool
 
 
 @dataclass(frozen=True)

@@ -247,7 +247,7 @@ class KeyListsShape:
     Attributes:
         sequences: packed sequences.
         tokens: queries of all sequences.
-        key_tokens: keys of all sequences.
+        key_tokens: keys of all sequences; over pages, those that a request has room for.
         kv_heads: heads of K and V.
         list_length: entries per list.
         slice: the slice of the queries that a launch computes, if the kernel divides them.

@@ -555,7 +555,11 @@ class KeyListsForwardSpec(SpecBase):
     head_dim: Annotated[Literal[64, 128], StrictInt] = Field(description="elements per head")
     entry_keys: Annotated[Literal[64, 128], StrictInt] = Field(description="keys of an entry of a list")
     group: Annotated[Literal[4, 8, 16], StrictInt] = Field(description="query heads per KV head")
+    layout: Literal["varlen", "paged"] = Field(
+        default="varlen", description="K and V: varlen: packed sequences; paged: in the pages of a cache"
+    )
     tile: KeyListsForwardTile = Field(description="tile of a thread block, and the size of a step")
+    options: ClassVar[tuple[str, ...]] = ("layout",)
 
 
 class QuantizeTile(SpecModel):

@@ -26,10 +26,11 @@ from codegen.plan import (
     tensor_map,
 )
 from codegen.plans.attention.rows import KV_DIMS, Q_DIMS, SWIZZLE, WARPGROUP_ROWS
+from codegen.plans.attention.sm90a_text import PAGE_DIMS
 from codegen.plans.backward import key_lists as backward
 from codegen.plans.backward.parts import ELEMENT
 from codegen.plans.backward.wgmma import WARPGROUP
-from codegen.problem import KeyListsShape, LaunchArgs
+from codegen.problem import PAGE_ROWS, KeyListsShape, LaunchArgs
 from codegen.spec import KeyListsForwardSpec
 from codegen.tile_rules import OneOf, Rule, check_tile
 
@@ -77,10 +78,10 @@ def plan(spec: KeyListsForwardSpec, stem: str) -> Plan:
         shared=tuple(shared.regions),
         shared_bytes=shared.size,
         registers=registers,
-        params=_params(),
+        params=_params(paged=spec.layout == "paged"),
         tensor_maps=_tensor_maps(spec),
         constants=_constants(spec),
-        flags=KeyListsForwardFlags(),
+        flags=KeyListsForwardFlags(spec.layout == "paged"),
         grid_summary="one thread block for each chunk of a tile's queries",
         summary=(
             ("tile", f"{n} keys, {m // spec.group} queries of {spec.group} heads a step"),
@@ -117,16 +118,32 @@ def _shared(spec: KeyListsForwardSpec) -> SharedLayout:
     last_keys = stages * (queries + 1) * 4
     shared.add("LastKeys", last_keys, "last key that each query of the ring sees; whether one sees fewer", align=4)
     shared.add("Places", stages * queries * 4, "place of the part of each query of the ring", align=4)
+    if spec.layout == "paged":
+        shared.add("HiddenPages", 4, "keys of the tile in pages outside of the cache, kPageRows for each bit", align=4)
     return shared
 
 
-def _params() -> tuple[Param, ...]:
+def _params(*, paged: bool) -> tuple[Param, ...]:
     """Parameters of the kernel."""
+    of_keys = (
+        (
+            pointer("block_table", "int", "pages of each request; if null, each has a page of its own"),
+            i32("table_stride", "row stride of the table"),
+            i32("pages", "pages of the cache"),
+            i32("page_shift", "log2 of the keys of a page"),
+            i32("page_mask", "keys of a page, less 1"),
+            i32("request_queries", "queries of each request without bounds"),
+            i32("max_keys", "keys that a request has room for"),
+            i32("request_tiles", "tiles of a request and head"),
+        )
+        if paged
+        else (i32("key_tokens", "keys of all sequences"),)
+    )
     return (
         tensor_map("q_map", "Q", Q_DIMS),
-        tensor_map("k_map", "K", KV_DIMS),
-        tensor_map("v_map", "V", KV_DIMS, like="K"),
-        *_list_params(),
+        tensor_map("k_map", "K", PAGE_DIMS if paged else KV_DIMS),
+        tensor_map("v_map", "V", PAGE_DIMS if paged else KV_DIMS, like="K"),
+        *_list_params(paged=paged),
         pointer("parts", "uint4", "parts of O of the slice, (kv_heads, slice_tokens, list_length)", writes=True),
         pointer("part_lse", "float", "their log-sum-exps to base 2, (..., list_length, group)", writes=True),
         pointer("earlier_parts", "uint4", "parts of the slice before; anything without one", writes=True),
@@ -136,8 +153,8 @@ def _params() -> tuple[Param, ...]:
         pointer("lse", "float", "log-sum-exp, (heads, tokens)", writes=True),
         i32("slice", "slice of the queries that the launch computes"),
         i32("slice_tokens", "queries of a slice"),
-        i32("sequences", "packed sequences"),
-        i32("key_tokens", "keys of all sequences"),
+        i32("sequences", "sequences"),
+        *of_keys,
         i32("tokens", "queries of all sequences"),
         i32("kv_heads", "heads of K and V"),
         i32("list_length", "entries of a list"),
@@ -147,17 +164,18 @@ def _params() -> tuple[Param, ...]:
     )
 
 
-def _list_params() -> tuple[Param, ...]:
+def _list_params(*, paged: bool) -> tuple[Param, ...]:
     """Parameters of the lists, and of what the kernel before the main one makes of them."""
+    first = "request" if paged else "first token in K"
     written = (
         ("sync", "int", "progress of the transposition; 0 between launches"),
         ("tile_counts", "int", "entries of each tile; 0 between launches"),
-        ("bounds", "int", "rising bounds of the sequences in q, then those in k"),
+        ("bounds", "int", f"rising bounds of the sequences in q, then {'their keys' if paged else 'those in k'}"),
         ("carry", "int2", "entries and chunks of the tiles that have been scanned"),
         ("ranks", "int", "rank of each entry in its tile, (kv_heads, tokens, list_length); -1 if it is not seen"),
         ("entries", "int2", "token and turn of each entry, by tile; tiles by slice, head and keys"),
         ("offsets", "int", "first entry of each tile, then the end of the last one"),
-        ("places", "int4", "first token in K of each tile of a head, its position, and keys there"),
+        ("places", "int4", f"{first} of each tile of a head, its first position, and keys there"),
         ("chunk_begins", "int", "first chunk of each tile, then the number of chunks"),
         ("chunk_tiles", "int", "tile of each chunk"),
         ("positions", "int", "position of each query (tokens,)"),
@@ -168,15 +186,17 @@ def _list_params() -> tuple[Param, ...]:
         *(i64(f"lists_{axis}_stride", f"{axis} stride; of heads 0 if they share lists") for axis in ("head", "row")),
         pointer("counts", "int", "entries that count, (kv_heads or 1, tokens); all if null"),
         *(i64(f"counts_{axis}_stride", f"{axis} stride, likewise") for axis in ("head", "row")),
-        pointer("cu_seqlens_q", "int", "first query of each sequence, then the end of the last one"),
-        pointer("cu_seqlens_k", "int", "the same of keys"),
+        pointer("cu_seqlens_q", "int", "first query of each sequence, then the end of the last; none if null"),
+        pointer("seq_lens", "int", "keys of each request; all if null")
+        if paged
+        else pointer("cu_seqlens_k", "int", "the same of keys"),
         *(pointer(name, element, doc, writes=True) for name, element, doc in written),
     )
 
 
 def _tensor_maps(spec: KeyListsForwardSpec) -> dict[str, TensorMap]:
     """Tensor maps of the operands: the heads of one query, and the keys of a tile."""
-    kv = TensorMap((_columns(spec), spec.tile.n, 1, 1), SWIZZLE)
+    kv = TensorMap((_columns(spec), PAGE_ROWS if spec.layout == "paged" else spec.tile.n, 1, 1), SWIZZLE)
     return {"q_map": TensorMap((_columns(spec), 1, spec.group, 1), SWIZZLE), "k_map": kv, "v_map": kv}
 
 
@@ -204,6 +224,7 @@ def _constants(spec: KeyListsForwardSpec) -> tuple[Constant, ...]:
         Constant("kTurnBatch", TURN_BATCH, "entries of a query whose loads overlap"),
         Constant("kRowThreads", THREADS_OF_ROWS, "threads per block of the prologue, and of the epilogue"),
         Constant("kBatchQueries", BATCH_QUERIES, "queries of a thread block of the prologue, of all heads'"),
+        *((Constant("kPageRows", PAGE_ROWS, "keys per copy from a page"),) if spec.layout == "paged" else ()),
         Constant("kThreadTiles", THREAD_TILES, "tiles of a thread that finds the first entries of tiles"),
     )
 
@@ -222,7 +243,12 @@ def _arguments(plan: Plan, shape: KeyListsShape, slots: int) -> LaunchArgs:
     spec = plan.spec
     assert isinstance(spec, KeyListsForwardSpec)
     slices, each = slices_of(spec, shape)
-    tiles, chunk = backward.tiles_of_head(shape.key_tokens, shape.sequences, spec.entry_keys), CHUNK_ROWS // spec.group
+    paged, chunk = spec.layout == "paged", CHUNK_ROWS // spec.group
+    request_tiles = -(-shape.key_tokens // spec.entry_keys)
+    if paged:
+        tiles = shape.sequences * request_tiles
+    else:
+        tiles = backward.tiles_of_head(shape.key_tokens, shape.sequences, spec.entry_keys)
 
     def of_slice(index: int) -> tuple[int, int]:
         """Queries of a slice, and its chunks at most."""
@@ -256,7 +282,8 @@ def _arguments(plan: Plan, shape: KeyListsShape, slots: int) -> LaunchArgs:
             "slice_tokens": each,
             "sequences": shape.sequences,
             "tokens": shape.tokens,
-            "key_tokens": shape.key_tokens,
+            **({"max_keys": shape.key_tokens, "request_tiles": request_tiles} if paged else {}),
+            **({} if paged else {"key_tokens": shape.key_tokens}),
             "kv_heads": shape.kv_heads,
             "list_length": shape.list_length,
             "tiles": tiles,

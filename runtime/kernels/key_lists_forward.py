@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 
-from codegen.problem import KeyListsShape
+from codegen.plan import Plan
+from codegen.problem import KeyListsShape, LaunchArgs
 from codegen.spec import KeyListsForwardSpec
 from runtime.driver.allocate import allocator, contiguous
 from runtime.driver.context import entered, is_elsewhere
 from runtime.driver.enqueue import enqueue
-from runtime.driver.launch import Signature
+from runtime.driver.launch import LoadedKernel, Signature
 from runtime.driver.streams import current_stream
 from runtime.driver.workspace import Memory, reserve
 from runtime.errors import ArgumentError
@@ -33,6 +35,58 @@ from runtime.kernels.attention import AttentionResult
 from runtime.kernels.bound_call import BoundCall
 from runtime.kernels.gradient_statistics import LOG2_E
 from runtime.kernels.key_lists_backward import MOST, check_indices
+
+
+def enqueue_slices(
+    loaded: LoadedKernel,
+    launches: Sequence[Signature],
+    addresses: dict[str, int],
+    device: torch.device,
+    memory: Memory,
+) -> None:
+    """Launch the slices of a call on torch's current stream. They share their workspaces.
+
+    Args:
+        loaded: the kernel.
+        launches: signature of each slice.
+        addresses: addresses of the call's tensors by name; workspaces are added.
+        device: device of the tensors; its primary context is current.
+        memory: workspaces of the call.
+    """
+    held = reserve(device, current_stream(device), memory, addresses)
+    for i, launch in enumerate(launches):
+        enqueue(loaded, launch, addresses, device, prologue=i == 0)
+        for mine, earlier in (("parts", "earlier_parts"), ("part_lse", "earlier_lse")):
+            addresses[mine], addresses[earlier] = addresses[earlier], addresses[mine]
+    del held  # kept until here: freed memory could be allocated again
+
+
+def arguments_of_slices(plan: Plan, shape: KeyListsShape) -> list[LaunchArgs]:
+    """Launch arguments of each slice of a call.
+
+    Raises:
+        ArgumentError: if there are too many.
+    """
+    entries = shape.kv_heads * shape.tokens * shape.list_length
+    if entries >= MOST:
+        raise ArgumentError("lists", f"has {entries} entries of all heads, expected less than {MOST}")
+    slices = plan.problem(shape).launches
+    args = [plan.problem(replace(shape, slice=i)) for i in range(slices)]
+    chunks, tiles = sum(of_slice.tiles for of_slice in args), slices * shape.kv_heads * args[0].numbers["tiles"]
+    if max(chunks, tiles, args[0].prologue_grid) >= MOST:
+        raise ArgumentError("q", f"has {shape.tokens} tokens: 2^31 thread blocks or more, which is too many")
+    return args
+
+
+def list_strides(indices: Mapping[str, Any]) -> dict[str, int]:
+    """Strides of lists and counts by kernel parameter; lists that all heads share have one head."""
+    found: dict[str, int] = {}
+    for name in ("lists", "counts"):
+        tensor = indices[name]
+        of_head, of_row = (0, 0) if tensor is None else tensor.stride()[:2]
+        found |= {f"{name}_head_stride": 0 if tensor is None or tensor.shape[0] == 1 else of_head}
+        found |= {f"{name}_row_stride": of_row}
+    return found
 
 
 class _Bound(NamedTuple):
@@ -107,12 +161,7 @@ class KeyListsForwardKernel(BoundCall[KeyListsForwardSpec]):
         tensors = {"q": q, "k": k, "v": v, **made, **indices}
         addresses = {name: 0 if tensor is None else tensor.data_ptr() for name, tensor in tensors.items()}
         check_addresses({name: addresses[name] for name in ("q", "k", "v", *made)})
-        held = reserve(q.device, current_stream(q.device), bound.memory, addresses)  # of all launches
-        for launch in (signature, *bound.launches):
-            enqueue(self._loaded, launch, addresses, q.device, prologue=launch is signature)
-            for mine, earlier in (("parts", "earlier_parts"), ("part_lse", "earlier_lse")):
-                addresses[mine], addresses[earlier] = addresses[earlier], addresses[mine]
-        del held  # kept until here: freed memory could be allocated again
+        enqueue_slices(self._loaded, (signature, *bound.launches), addresses, q.device, bound.memory)
         return AttentionResult(made["out"], made["lse"])
 
     def _check(self, given: dict[str, Any], indices: dict[str, Any], scale: Any) -> Signature:
@@ -125,14 +174,9 @@ class KeyListsForwardKernel(BoundCall[KeyListsForwardSpec]):
         if indices["lists"].shape[2] > 1 and indices["lists"].stride(2) != 1:
             raise ArgumentError("lists", f"has stride {indices['lists'].stride(2)} between entries, expected 1")
         sequences, list_length = indices["cu_seqlens_q"].shape[0] - 1, indices["lists"].shape[2]
-        if kv_heads * tokens * list_length >= MOST:
-            raise ArgumentError("lists", f"has {kv_heads * tokens * list_length} entries of all heads, expected fewer")
-        shape = KeyListsShape(sequences, tokens, key_tokens, kv_heads, list_length)
-        slices = self._plan.problem(shape).launches
-        args = [self._plan.problem(replace(shape, slice=i)) for i in range(slices)]
-        chunks, tiles = sum(of_slice.tiles for of_slice in args), slices * kv_heads * args[0].numbers["tiles"]
-        if max(chunks, tiles, args[0].prologue_grid) >= MOST:
-            raise ArgumentError("q", f"has shape {tuple(q.shape)}: 2^31 thread blocks or more, which is too many")
+        args = arguments_of_slices(
+            self._plan, KeyListsShape(sequences, tokens, key_tokens, kv_heads, list_length)
+        )
         factor = 1 / math.sqrt(d) if scale is None else check_scale(scale)
         out = torch.empty(q.shape, dtype=q.dtype, device="meta") if given["out"] is None else given["out"]
         views = {
@@ -143,7 +187,7 @@ class KeyListsForwardKernel(BoundCall[KeyListsForwardSpec]):
         names = (param.name for param in self._plan.params)
         values: dict[str, int | float] = {name: strides[name] for name in names if name in strides}
         values["scale_log2"] = factor * LOG2_E
-        values |= _list_strides(indices)
+        values |= list_strides(indices)
         maps = {name: (tuple(view.shape), view.stride()) for name, view in views.items()}
         check_memory(**{name: tensor for name, tensor in given.items() if tensor is not None})
         later = tuple(self._signature(q.device, of_slice, values, maps) for of_slice in args[1:])
@@ -172,13 +216,3 @@ class KeyListsForwardKernel(BoundCall[KeyListsForwardSpec]):
             check_strides("out", out)
             check_output("out", out)
 
-
-def _list_strides(indices: dict[str, Any]) -> dict[str, int]:
-    """Strides of lists and counts by kernel parameter; lists that all heads share have one head."""
-    found: dict[str, int] = {}
-    for name in ("lists", "counts"):
-        tensor = indices[name]
-        of_head, of_row = (0, 0) if tensor is None else tensor.stride()[:2]
-        found |= {f"{name}_head_stride": 0 if tensor is None or tensor.shape[0] == 1 else of_head}
-        found |= {f"{name}_row_stride": of_row}
-    return found

@@ -14,6 +14,7 @@ from runtime.kernels.arguments import TORCH_DTYPES
 from runtime.kernels.gradient_statistics import LOG2_E
 from runtime.kernels.key_lists_backward import KeyListsBackwardKernel
 from runtime.kernels.key_lists_forward import KeyListsForwardKernel
+from runtime.kernels.key_lists_paged import KeyListsPagedKernel
 from runtime.verify.attention_backward import FLOAT_NOISE, LEAST_NOISE, RELATIVE_LARGEST, Gradients, rms
 from runtime.verify.common import (
     RELATIVE_TO_TORCH,
@@ -27,6 +28,10 @@ from runtime.verify.common import (
 
 LARGEST_ENTRY = 2**31 - 1
 LSE_TOLERANCE = 2e-3
+PAGE_SIZES = (16, 64, 128, 32, 256)
+"""Tokens of the pages of cases over pages."""
+SPARE_PAGES = 3
+"""Pages of no sequence."""
 
 
 class Inputs(NamedTuple):
@@ -259,7 +264,61 @@ def _place_of(name: str, found: torch.Tensor, right: torch.Tensor) -> str:
     return f"{name}: {values} at token {token}, head {head}, column {column}"
 
 
-def run_forward_case(kernel: KeyListsForwardKernel, case: KeyListCase, device: torch.device) -> Outcome:
+class Pages(NamedTuple):
+    """K and V of a case in pages.
+
+    Attributes:
+        k: (pages, page_size, kv_heads, head_dim), NaN where no key is.
+        v: as k.
+        table: int32 (sequences, most pages of a sequence), any integers behind the last page.
+        lengths: int32 (sequences,): keys of each sequence.
+    """
+
+    k: torch.Tensor
+    v: torch.Tensor
+    table: torch.Tensor
+    lengths: torch.Tensor
+
+
+def pages_of(case: KeyListCase, inputs: Inputs, page_size: int) -> Pages:
+    """Put K and V of a case into pages in random order."""
+    device = inputs.k.device
+    lengths = torch.tensor(case.kv_lens, dtype=torch.int32, device=device)
+    needed = [-(-length // page_size) for length in case.kv_lens]
+    pages = sum(needed) + SPARE_PAGES
+    order = torch.randperm(pages, generator=generator(f"pages of {case.name}", device), device=device).int()
+    k, v = (torch.full((pages, page_size, *t.shape[1:]), math.nan, dtype=t.dtype, device=device) for t in inputs[1:3])
+    table = torch.full((len(needed), max(needed) + 1), LARGEST_ENTRY, dtype=torch.int32, device=device)
+    first_page, first_key = 0, case.before
+    for sequence, (number, length) in enumerate(zip(needed, case.kv_lens, strict=True)):
+        table[sequence, :number] = order[first_page : first_page + number]
+        position = torch.arange(length, device=device)
+        page = table[sequence].long()[position // page_size]
+        for cache, rows in ((k, inputs.k), (v, inputs.v)):
+            cache[page, position % page_size] = rows[first_key : first_key + length]
+        first_page, first_key = first_page + number, first_key + length
+    return Pages(k, v, table, lengths)
+
+
+def _attend(
+    kernel: KeyListsForwardKernel | KeyListsPagedKernel, case: KeyListCase, inputs: Inputs, out: torch.Tensor
+) -> torch.Tensor:
+    """Compute a case into ``out``; return the log-sum-exp."""
+    options: dict[str, Any] = {"scale": case.scale, "out": out, "cu_seqlens_q": inputs.cu_seqlens_q}
+    options |= {"lists": inputs.lists, "counts": inputs.counts}
+    if isinstance(kernel, KeyListsPagedKernel):
+        found = pages_of(case, inputs, PAGE_SIZES[len(case.name) % len(PAGE_SIZES)])
+        options |= {"block_table": found.table, "seq_lens": found.lengths, "return_lse": True}
+        lse = kernel(inputs.q, found.k, found.v, **options, entry_keys=kernel.spec.entry_keys).lse
+    else:
+        lse = kernel(inputs.q, inputs.k, inputs.v, **options, cu_seqlens_k=inputs.cu_seqlens_k).lse
+    assert lse is not None
+    return lse
+
+
+def run_forward_case(
+    kernel: KeyListsForwardKernel | KeyListsPagedKernel, case: KeyListCase, device: torch.device
+) -> Outcome:
     """Run one case twice in poisoned memory; the bits must agree. Tokens of no sequence must not be written.
 
     Errors are relative to the tolerance: of the result, multiples of what rounding costs, as of gradients.
@@ -269,12 +328,9 @@ def run_forward_case(kernel: KeyListsForwardKernel, case: KeyListCase, device: t
     sizes = {"group": spec.group, "head_dim": spec.head_dim, "keys": spec.entry_keys}
     inputs = inputs_of(case, **sizes, dtype=dtype, device=device)
     exact = oracle(case, inputs, spec.entry_keys)
-    options: dict[str, Any] = {"scale": case.scale}
-    options |= {name: getattr(inputs, name) for name in ("cu_seqlens_q", "cu_seqlens_k", "lists", "counts")}
     out, again = (torch.full_like(inputs.q, math.nan) for _ in range(2))
     with poisoned_memory():
-        lse, lse_again = (kernel(inputs.q, inputs.k, inputs.v, **options, out=to).lse for to in (out, again))
-    assert lse is not None and lse_again is not None
+        lse, lse_again = (_attend(kernel, case, inputs, to) for to in (out, again))
     inside = slice(case.before, inputs.q.shape[0] - case.before)
     same = torch.equal(out[inside], again[inside]) and torch.equal(lse[:, inside], lse_again[:, inside])
     problems = [] if same else ["two runs differ"]

@@ -16,6 +16,7 @@ from codegen.plan import Plan
 from codegen.render import generate
 from runtime.kernels.key_lists_backward import KeyListsBackwardKernel
 from runtime.kernels.key_lists_forward import KeyListsForwardKernel
+from runtime.kernels.key_lists_paged import KeyListsPagedKernel
 
 WAITS = """\
 #include "hopper.h"
@@ -75,6 +76,23 @@ class HostKernel(KeyListsBackwardKernel):
         generated = generate(named)
         self.host = HostLoaded(generated.source, generated.plan, folder)
         super().__init__(SimpleNamespace(named=named, plan=generated.plan), self.host)  # type: ignore[arg-type]
+
+
+class HostPaged(KeyListsPagedKernel):
+    """A kernel of attention over pages that takes tensors of the CPU.
+
+    Attributes:
+        host: how it is run.
+    """
+
+    def __init__(self, named: NamedSpec, folder: Path) -> None:
+        generated = generate(named)
+        self.host = HostLoaded(generated.source, generated.plan, folder)
+        super().__init__(SimpleNamespace(named=named, plan=generated.plan), self.host)  # type: ignore[arg-type]
+
+    def attend(self, given: Any, options: Any) -> Any:
+        """Compute attention, with the checks of a first call each time."""
+        return self.attend_checked(given, options)[1]
 
 
 class HostForward(KeyListsForwardKernel):

@@ -35,6 +35,7 @@ from runtime.kernels.bsr_spgemm import BsrSpgemmKernel
 from runtime.kernels.bsr_spmm import ACTIVATIONS, BsrSpmmKernel
 from runtime.kernels.key_lists_backward import KeyListsBackwardKernel
 from runtime.kernels.key_lists_forward import KeyListsForwardKernel
+from runtime.kernels.key_lists_paged import KeyListsPagedKernel
 from runtime.kernels.paged_attention import PagedAttentionKernel
 from runtime.kernels.paged_prefill import PagedPrefillKernel
 from runtime.kernels.pattern_numbers import numbers_for
@@ -570,6 +571,21 @@ def key_lists_forward_workload(kernel: KeyListsForwardKernel) -> Workload:
         shape=problem.shape,
         flops=2.0 * 2 * problem.pairs * kernel.spec.head_dim,
         call=lambda: kernel(problem.q, problem.k, problem.v, **problem.options),
+        peers={},
+        peer_flops={},
+    )
+
+
+def key_lists_paged_workload(kernel: KeyListsPagedKernel, page_size: int = 64) -> Workload:
+    """The same with K and V in pages, in order: what matters is where pages end."""
+    problem = _key_lists(kernel.spec)
+    caches = [t.unflatten(0, (-1, page_size)) for t in (problem.k, problem.v)]
+    table = torch.arange(caches[0].shape[0], dtype=torch.int32, device="cuda")[None]
+    options = {"lists": problem.options["lists"], "entry_keys": kernel.spec.entry_keys, "block_table": table}
+    return Workload(
+        shape=f"{problem.shape}, pages of {page_size}",
+        flops=2.0 * 2 * problem.pairs * kernel.spec.head_dim,
+        call=lambda: kernel(problem.q, *caches, **options),
         peers={},
         peer_flops={},
     )

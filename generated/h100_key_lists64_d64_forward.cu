@@ -3,11 +3,12 @@
 //     codegen render specs/h100_key_lists64_d64_forward.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","entry_keys":64,"group":16,"head_dim":64,"mma":"wgmma","op":"key_lists_forward","schedule":"cooperative","stages":4,"tile":{"m":64,"n":64}}
 // spec hash: 9b7419d1b59bf8b9d5df71ccf660df6110f45982bb6e3619fe8e65a9166d5141
-// seal: sha256 e3444ad81c1056018dcfa10afb43434be830076b989b48247a86fb8d320dfff6
+// seal: sha256 c83af88f583ea5933528186d50a79c7c04e93a6357a1773745f8d7b7517a1e39
 
 // Attention for sm_90a of packed sequences over lists of key blocks, for many queries: each query and KV head has its
-// own list. A thread block has the keys of one block and gathers the queries that list it. A query sees no key behind
-// its own. Each entry's part of O goes to device memory in 16 bits, with its log-sum-exp, at a place of its own.
+// own list.
+// A thread block has the keys of one block and gathers the queries that list it. A query sees no key behind its own.
+// Each entry's part of O goes to device memory in 16 bits, with its log-sum-exp, at a place of its own.
 // A call has a launch for each slice of its queries, which bounds that memory. A kernel before the first launch
 // transposes the lists. Spare warps of a launch combine the parts of the slice before it, and a kernel after the last
 // launch those of the last slice. Results are bitwise reproducible.
@@ -98,7 +99,7 @@ struct Params {
   const int* counts;  // entries that count, (kv_heads or 1, tokens); all if null
   int64 counts_head_stride;  // head stride, likewise
   int64 counts_row_stride;  // row stride, likewise
-  const int* cu_seqlens_q;  // first query of each sequence, then the end of the last one
+  const int* cu_seqlens_q;  // first query of each sequence, then the end of the last; none if null
   const int* cu_seqlens_k;  // the same of keys
   int* sync;  // progress of the transposition; 0 between launches
   int* tile_counts;  // entries of each tile; 0 between launches
@@ -107,7 +108,7 @@ struct Params {
   int* ranks;  // rank of each entry in its tile, (kv_heads, tokens, list_length); -1 if it is not seen
   int2* entries;  // token and turn of each entry, by tile; tiles by slice, head and keys
   int* offsets;  // first entry of each tile, then the end of the last one
-  int4* places;  // first token in K of each tile of a head, its position, and keys there
+  int4* places;  // first token in K of each tile of a head, its first position, and keys there
   int* chunk_begins;  // first chunk of each tile, then the number of chunks
   int* chunk_tiles;  // tile of each chunk
   int* positions;  // position of each query (tokens,)
@@ -122,7 +123,7 @@ struct Params {
   float* lse;  // log-sum-exp, (heads, tokens)
   int slice;  // slice of the queries that the launch computes
   int slice_tokens;  // queries of a slice
-  int sequences;  // packed sequences
+  int sequences;  // sequences
   int key_tokens;  // keys of all sequences
   int tokens;  // queries of all sequences
   int kv_heads;  // heads of K and V
@@ -453,20 +454,25 @@ __device__ __forceinline__ void hide_keys(float (&s)[kTileN / 2], const int* las
   }
 }
 
-// P, packed to 16 bits, with the maximum and the sum of each row. The accumulator layout of S is the A-operand layout.
+// P, packed to 16 bits, with the maximum and the sum of each row: 0 if all keys are hidden. The accumulator layout of S
+// is the A-operand layout.
 __device__ __forceinline__ void weights(
     uint32 (&p_frag)[kTileN / 16][4], const float (&s)[kTileN / 2], float (&top)[2], float (&sum)[2], float scale) {
 #pragma unroll
   for (int i = 0; i < kTileN / 2; ++i) top[i / 2 % 2] = fmaxf(top[i / 2 % 2], s[i]);
   quad_max(top);
+  float shift[2];
 #pragma unroll
-  for (int i = 0; i < 2; ++i) top[i] *= scale;
+  for (int i = 0; i < 2; ++i) {
+    top[i] *= scale;
+    shift[i] = top[i] == kMinusInfinity ? 0.0f : top[i];
+  }
 #pragma unroll
   for (int k = 0; k < kTileN / 16; ++k) {
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const int at = k * 8 + j * 2;
-      const float left = ex2(s[at] * scale - top[j % 2]), right = ex2(s[at + 1] * scale - top[j % 2]);
+      const float left = ex2(s[at] * scale - shift[j % 2]), right = ex2(s[at + 1] * scale - shift[j % 2]);
       sum[j % 2] += left + right;
       p_frag[k][j] = pack(left, right);
     }
@@ -524,7 +530,8 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
       if (place[i] < 0) continue;
       const int64 part = place[i];
       const int row_of_part = (row + i * 8) % kGroup;
-      store_part(p.parts + part * (kPartBytes / 16) + row_of_part * 4 + lane % 4, o, i, rcp(sum[i]));
+      store_part(p.parts + part * (kPartBytes / 16) + row_of_part * 4 + lane % 4, o, i,
+          sum[i] == 0.0f ? 0.0f : rcp(sum[i]));
       if (lane % 4 == 0) p.part_lse[part * kGroup + row_of_part] = top[i] + lg2(sum[i]);
     }
   }
@@ -572,14 +579,14 @@ __device__ __forceinline__ void combine_piece(
     float next = top;
 #pragma unroll
     for (int i = 0; i < kTurnBatch; ++i) next = fmaxf(next, lse[i]);
-    const float kept = ex2(top - next);
+    const float shift = next == kMinusInfinity ? 0.0f : next, kept = ex2(top - shift);
     top = next;
     sum *= kept;
 #pragma unroll
     for (int i = 0; i < 8; ++i) o[i] *= kept;
 #pragma unroll
     for (int i = 0; i < kTurnBatch; ++i) {
-      const float weight = ex2(lse[i] - top);
+      const float weight = ex2(lse[i] - shift);
       const float2 pairs[4] = {unpack(found[i].x), unpack(found[i].y), unpack(found[i].z), unpack(found[i].w)};
       sum += weight;
 #pragma unroll
@@ -589,13 +596,13 @@ __device__ __forceinline__ void combine_piece(
       }
     }
   }
-  const float factor = turns > 0 ? rcp(sum) : 0.0f;
+  const float factor = sum == 0.0f ? 0.0f : rcp(sum);
   unsigned short* to = p.out + head * p.out_head_stride + token * p.out_row_stride + column;
 #pragma unroll
   for (int pair = 0; pair < 4; ++pair) {
     *reinterpret_cast<uint32*>(to + pair * 8) = pack(o[pair * 2] * factor, o[pair * 2 + 1] * factor);
   }
-  const float lse_log2 = turns > 0 ? top + lg2(sum) : kMinusInfinity;
+  const float lse_log2 = sum == 0.0f ? kMinusInfinity : top + lg2(sum);
   if (column == 0) p.lse[static_cast<int64>(head) * p.tokens + token] = lse_log2 * kLn2;
 }
 
@@ -651,12 +658,13 @@ __device__ __forceinline__ void wait_for(const Params& p, int phase, int number)
   __syncthreads();
 }
 
-// Bounds within the tokens: one below an earlier one counts as that one. One warp.
-__device__ __forceinline__ void rising_bounds(const int* from, int* to, int number, int tokens) {
+// Bounds within the tokens: one below an earlier one counts as that one. Without bounds, each sequence has `each`. One
+// warp.
+__device__ __forceinline__ void rising_bounds(const int* from, int* to, int number, int tokens, int each) {
   int before = 0;
   for (int first = 0; first < number; first += 32) {
     const int i = first + threadIdx.x % 32;
-    int bound = i < number ? min(max(__ldg(from + i), 0), tokens) : 0;
+    int bound = i >= number ? 0 : from == nullptr ? i * each : min(max(__ldg(from + i), 0), tokens);
 #pragma unroll
     for (int lanes = 1; lanes < 32; lanes *= 2) bound = max(bound, __shfl_up_sync(kAllLanes, bound, lanes));
     bound = max(bound, before);
@@ -692,10 +700,12 @@ struct Query {
     const int* of_q = p.bounds;
     const int* of_k = p.bounds + p.sequences + 1;
     const int sequence = max(sequence_at(p.sequences, token, [of_q](int i) { return __ldcg(of_q + i); }), 0);
-    const int first_key = __ldcg(of_k + sequence), end = __ldcg(of_q + sequence + 1);
+    const int end = __ldcg(of_q + sequence + 1);
     const bool inside = token >= __ldcg(of_q) && token < end;
+    tile = (token / p.slice_tokens * p.kv_heads + kv_head) * p.tiles;
+    const int first_key = __ldcg(of_k + sequence);
     position = inside ? __ldcg(of_k + sequence + 1) - first_key - end + token : kNoSequence;
-    tile = (token / p.slice_tokens * p.kv_heads + kv_head) * p.tiles + first_key / kTileN + sequence;
+    tile += first_key / kTileN + sequence;
   }
 };
 
@@ -720,7 +730,7 @@ __device__ __forceinline__ void count_entries(const Params& p, int index) {
   if (kv_head == 0) p.positions[query.token] = query.position;
 }
 
-// Where the keys of a tile of a head are.
+// Where the keys of a tile of a head are: first key, or request; position; keys.
 __device__ __forceinline__ int4 place_of(const Params& p, int tile) {
   const int* of_k = p.bounds + p.sequences + 1;
   const int sequence = sequence_at(p.sequences, tile, [of_k](int i) { return __ldcg(of_k + i) / kTileN + i; });
@@ -805,8 +815,8 @@ extern "C" __global__ void __launch_bounds__(kRowThreads)
   const int index = drawn - 1, batch = index < batches ? index : index - batches - scans;
   int phase = kBounds;
   if (index < 0) {
-    if (warp == 0) rising_bounds(p.cu_seqlens_q, p.bounds, p.sequences + 1, p.tokens);
-    if (warp == 1) rising_bounds(p.cu_seqlens_k, p.bounds + p.sequences + 1, p.sequences + 1, p.key_tokens);
+    if (warp == 0) rising_bounds(p.cu_seqlens_q, p.bounds, p.sequences + 1, p.tokens, 0);
+    if (warp == 1) rising_bounds(p.cu_seqlens_k, p.bounds + p.sequences + 1, p.sequences + 1, p.key_tokens, 0);
   } else if (index < batches || index >= batches + scans) {
     phase = index < batches ? kCounted : kWritten;
     wait_for(p, phase - 1, phase == kCounted ? 1 : scans);

@@ -15,7 +15,12 @@ KEY_LISTS_FORWARD_OPERATOR = Operator(
     kernel=lambda spec: key_lists_forward,
     rows=KEY_LISTS_FORWARD,
     features=lambda spec: (None, {"keys": spec.entry_keys}),
-    stem=lambda spec: [*(["paged"] if spec.layout == "paged" else []), f"d{spec.head_dim}", f"b{spec.entry_keys}", f"g{spec.group}"],
+    stem=lambda spec: [
+        *(["paged"] if spec.layout == "paged" else []),
+        f"d{spec.head_dim}",
+        f"b{spec.entry_keys}",
+        f"g{spec.group}",
+    ],
     title=lambda spec: (
         f"attention over lists of {spec.entry_keys} keys{' in pages' if spec.layout == 'paged' else ''}, "
         f"d {spec.head_dim}, groups of {spec.group}"

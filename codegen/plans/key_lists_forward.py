@@ -119,7 +119,7 @@ def _shared(spec: KeyListsForwardSpec) -> SharedLayout:
     shared.add("LastKeys", last_keys, "last key that each query of the ring sees; whether one sees fewer", align=4)
     shared.add("Places", stages * queries * 4, "place of the part of each query of the ring", align=4)
     if spec.layout == "paged":
-        shared.add("HiddenPages", 4, "keys of the tile in pages outside of the cache, kPageRows for each bit", align=4)
+        shared.add("HiddenPages", 4, "keys of the tile outside of the cache, kPageRows for each bit", align=4)
     return shared
 
 

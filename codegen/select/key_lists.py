@@ -59,7 +59,8 @@ class KeyListsCall:
         queries: queries of all sequences.
         keys: keys of all sequences.
         entries: entries of a list.
-        options: whether there are sinks or a softcap.
+        options: whether there is anything else that the kernel by key blocks does not take.
+        layout: of K and V: varlen or paged; keys are then those that requests have room for.
     """
 
     arch: str
@@ -71,6 +72,7 @@ class KeyListsCall:
     keys: int
     entries: int
     options: bool = False
+    layout: str = "varlen"
 
     def by_keys(self) -> bool:
         """Whether a call takes the kernel by key blocks; otherwise it takes the decode kernel."""
@@ -83,4 +85,5 @@ class KeyListsCall:
     def kernel(self) -> tuple[tuple[str, Any], ...]:
         """Fields of the spec of the kernel by key blocks."""
         sizes = {"head_dim": self.head_dim, "entry_keys": self.entry_keys, "group": self.group}
-        return tuple({"op": FORWARD, "arch": self.arch, "dtype": self.dtype, **sizes}.items())
+        layout = {} if self.layout == "varlen" else {"layout": self.layout}
+        return tuple({"op": FORWARD, "arch": self.arch, "dtype": self.dtype, **sizes, **layout}.items())

@@ -174,9 +174,7 @@ class KeyListsForwardKernel(BoundCall[KeyListsForwardSpec]):
         if indices["lists"].shape[2] > 1 and indices["lists"].stride(2) != 1:
             raise ArgumentError("lists", f"has stride {indices['lists'].stride(2)} between entries, expected 1")
         sequences, list_length = indices["cu_seqlens_q"].shape[0] - 1, indices["lists"].shape[2]
-        args = arguments_of_slices(
-            self._plan, KeyListsShape(sequences, tokens, key_tokens, kv_heads, list_length)
-        )
+        args = arguments_of_slices(self._plan, KeyListsShape(sequences, tokens, key_tokens, kv_heads, list_length))
         factor = 1 / math.sqrt(d) if scale is None else check_scale(scale)
         out = torch.empty(q.shape, dtype=q.dtype, device="meta") if given["out"] is None else given["out"]
         views = {
@@ -215,4 +213,3 @@ class KeyListsForwardKernel(BoundCall[KeyListsForwardSpec]):
             check_shape("out", out.shape, [("tokens", (tokens,)), ("heads", (heads,)), ("head_dim", (d,))])
             check_strides("out", out)
             check_output("out", out)
-

@@ -78,7 +78,9 @@ class KeyListsPagedKernel(PagedKernel[KeyListsForwardSpec]):
             check_paged_out(out, q)
         check_memory(**{name: tensor for name, tensor in tensors.items() if tensor is not None})
         args = arguments_of_slices(self._plan, KeyListsShape(batch, tokens, max_keys, kv_heads, lists.shape[2]))
-        strides = token_strides("out", out) if out is not None else {"out_token_stride": heads * d, "out_head_stride": d}
+        strides = (
+            token_strides("out", out) if out is not None else {"out_token_stride": heads * d, "out_head_stride": d}
+        )
         scale = 1 / math.sqrt(d) if options.scale is None else check_scale(options.scale)
         values: dict[str, int | float] = {
             "out_head_stride": strides["out_head_stride"],

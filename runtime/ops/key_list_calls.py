@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any, NamedTuple
 
 import torch
 
-from codegen.library import as_shipped, find_spec
 from codegen.select.key_lists import KeyListsCall
 from runtime.checks import check_dense, refuse_capture
 from runtime.errors import ArgumentError
@@ -20,6 +18,7 @@ from runtime.ops import paged_calls
 from runtime.ops.attention_checks import check_no_overlap
 from runtime.ops.attention_choice import DTYPES, arch_of
 from runtime.ops.attention_extras import check_softcap
+from runtime.ops.paged_calls import has_receipt
 from runtime.ops.varlen_calls import (
     Bounds,
     check_bound_values,
@@ -30,7 +29,6 @@ from runtime.ops.varlen_calls import (
 )
 from runtime.prepare.key_lists import rising_bounds
 from runtime.receipts.mode import KERNELS_KEPT, kept_by_mode
-from runtime.receipts.permit import is_verified
 
 HEAD_DIMS = paged_calls.HEAD_DIMS["same"]
 """Head sizes of the kernels."""
@@ -96,12 +94,6 @@ def attend_key_lists(
     if kernel is not None:
         return attend_by_keys(kernel, q, k, v, bounds=bounds, lists=lists, scale=scale, out=out)
     return attend_by_queries(q, k, v, bounds, lists, options=options, sink=sink, out=out)
-
-
-@functools.lru_cache(maxsize=KERNELS_KEPT)
-def has_receipt(fields: tuple[tuple[str, Any], ...]) -> bool:
-    """Whether a kernel has a receipt, in the package or in the user's folder."""
-    return is_verified(as_shipped(find_spec(dict(fields))))
 
 
 @kept_by_mode(KERNELS_KEPT)

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_key_lists128_d64_forward.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","entry_keys":128,"group":16,"head_dim":64,"mma":"wgmma","op":"key_lists_forward","schedule":"cooperative","stages":4,"tile":{"m":64,"n":128}}
 // spec hash: 179b8755eaadfe6b654540d8538ee86e69c29842bea0e22e284fa565383c1acf
-// seal: sha256 5e0cd136949b03f0cf52973017a695bba3b697937096262e903a6c38e25fe04d
+// seal: sha256 a901443aab1ac4fe8e4ed07e2fb0855c21f939e99e8bbecd694262b8ce828285
 
 // Attention for sm_90a of packed sequences over lists of key blocks, for many queries: each query and KV head has its
 // own list.
@@ -50,8 +50,8 @@ constexpr int kTileN = 128;  // keys of a tile
 constexpr int kStepQueries = 4;  // queries per step
 constexpr int kStages = 4;  // depth of the ring
 constexpr int kThreads = 256;  // warpgroup 0 produces and combines, the other one consumes
-constexpr int kProducerRegisters = 72;  // registers per thread of warpgroup 0
-constexpr int kConsumerRegisters = 184;  // registers per consumer thread
+constexpr int kProducerRegisters = 104;  // registers per thread of warpgroup 0
+constexpr int kConsumerRegisters = 152;  // registers per consumer thread
 constexpr int kGroupColumns = 64;  // columns of a group: one 128-byte swizzled row
 constexpr int kGroups = 1;  // column groups per head
 constexpr int kQGroupBytes = 8192;  // bytes of one column group of Q
@@ -61,7 +61,7 @@ constexpr int kKvBytes = 16384;  // bytes of K, or of V, of a tile
 constexpr int kPartBytes = 2048;  // bytes of an entry's part of O
 constexpr int kPieceBytes = 512;  // bytes of a part that a warp combines
 constexpr int kCombineWarps = 3;  // warps of warpgroup 0 that combine
-constexpr int kTurnBatch = 8;  // entries of a query whose loads overlap
+constexpr int kTurnBatch = 16;  // entries of a query whose loads overlap
 constexpr int kRowThreads = 256;  // threads per block of the prologue, and of the epilogue
 constexpr int kBatchQueries = 64;  // queries of a thread block of the prologue, of all heads'
 constexpr int kThreadTiles = 8;  // tiles of a thread that finds the first entries of tiles
@@ -309,6 +309,14 @@ __device__ __forceinline__ void wgmma_m64n64k16_registers_mn_major(
         "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf));
 }
+
+// griddepcontrol.launch_dependents: the next kernel, if it may overlap this one, can start once all thread blocks have
+// executed this (PTX ISA, "griddepcontrol")
+__device__ __forceinline__ void launch_dependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+
+// griddepcontrol.wait: waits until the kernels that this one overlaps have completed and their writes are visible (PTX
+// ISA, "griddepcontrol")
+__device__ __forceinline__ void wait_for_prerequisites() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
 // bar.sync: waits at named barrier `id` of `threads` threads (PTX ISA, "bar")
 __device__ __forceinline__ void bar_sync(int id, int threads) {
@@ -589,8 +597,8 @@ __device__ __forceinline__ void combine_piece(
 #pragma unroll
     for (int i = 0; i < kTurnBatch; ++i) {
       const bool exists = turn + i < turns;
-      lse[i] = exists ? __ldcs(lse_from + (turn + i) * kGroup) : kMinusInfinity;
-      found[i] = exists ? __ldcs(from + static_cast<int64>(turn + i) * (kPartBytes / 16)) : make_uint4(0, 0, 0, 0);
+      lse[i] = exists ? __ldcg(lse_from + (turn + i) * kGroup) : kMinusInfinity;
+      found[i] = exists ? __ldcg(from + static_cast<int64>(turn + i) * (kPartBytes / 16)) : make_uint4(0, 0, 0, 0);
     }
     float next = top;
 #pragma unroll
@@ -631,6 +639,8 @@ __device__ __forceinline__ int pieces_of(const Params& p, int slice) {
 // of `number`.
 __device__ __forceinline__ void combine_earlier(const Params& p, int index, int number) {
   const int warp = index * kCombineWarps + threadIdx.x / 32 - 1, pieces = pieces_of(p, p.slice - 1);
+  wait_for_prerequisites();  // the launch of that slice
+  launch_dependents();  // its parts are not those that this launch reads or writes
 #pragma unroll 1
   for (int i = warp; i < pieces; i += number * kCombineWarps) {
     combine_piece(p, p.earlier_parts, p.earlier_lse, p.slice - 1, i);
@@ -864,6 +874,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   // The shuffle proves to the compiler that it is warp-uniform, so values derived from it go to uniform registers
   // (CUTLASS' canonical_warp_idx_sync).
   const int warp = __shfl_sync(kAllLanes, threadIdx.x / 32, 0);
+  // A launch begins while the one before it ends. The first one needs all of the transposition; of the others, only the
+  // warps that combine need the launch before.
+  if (p.slice == 0) wait_for_prerequisites();
   const int tiles = p.tiles * p.kv_heads, first_chunk = __ldg(p.chunk_begins + p.slice * tiles);
   const int chunks = __ldg(p.chunk_begins + (p.slice + 1) * tiles) - first_chunk;
   // Thread blocks without a chunk have nothing to do, unless none has one: then all combine.
@@ -884,7 +897,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   if (warp < kWarpsPerWarpgroup) {
     setmaxnreg_dec<kProducerRegisters>();
     if (warp > 0) {
-      if (p.slice > 0) combine_earlier(p, blockIdx.x, number);
+      if (p.slice > 0) {
+        combine_earlier(p, blockIdx.x, number);
+      } else {
+        launch_dependents();
+      }
     } else if (chunks > 0) {
       produce(p, shared, base, chunk_at(p, first_chunk + blockIdx.x));
     }

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_key_lists64_d64_forward.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","entry_keys":64,"group":16,"head_dim":64,"mma":"wgmma","op":"key_lists_forward","schedule":"cooperative","stages":4,"tile":{"m":64,"n":64}}
 // spec hash: 9b7419d1b59bf8b9d5df71ccf660df6110f45982bb6e3619fe8e65a9166d5141
-// seal: sha256 c83af88f583ea5933528186d50a79c7c04e93a6357a1773745f8d7b7517a1e39
+// seal: sha256 9f94bfc4145fbb593c98ccda2cdc3f7a6a82fab70111a0d70b2daed051419c94
 
 // Attention for sm_90a of packed sequences over lists of key blocks, for many queries: each query and KV head has its
 // own list.
@@ -50,8 +50,8 @@ constexpr int kTileN = 64;  // keys of a tile
 constexpr int kStepQueries = 4;  // queries per step
 constexpr int kStages = 4;  // depth of the ring
 constexpr int kThreads = 256;  // warpgroup 0 produces and combines, the other one consumes
-constexpr int kProducerRegisters = 72;  // registers per thread of warpgroup 0
-constexpr int kConsumerRegisters = 184;  // registers per consumer thread
+constexpr int kProducerRegisters = 104;  // registers per thread of warpgroup 0
+constexpr int kConsumerRegisters = 152;  // registers per consumer thread
 constexpr int kGroupColumns = 64;  // columns of a group: one 128-byte swizzled row
 constexpr int kGroups = 1;  // column groups per head
 constexpr int kQGroupBytes = 8192;  // bytes of one column group of Q
@@ -61,7 +61,7 @@ constexpr int kKvBytes = 8192;  // bytes of K, or of V, of a tile
 constexpr int kPartBytes = 2048;  // bytes of an entry's part of O
 constexpr int kPieceBytes = 512;  // bytes of a part that a warp combines
 constexpr int kCombineWarps = 3;  // warps of warpgroup 0 that combine
-constexpr int kTurnBatch = 8;  // entries of a query whose loads overlap
+constexpr int kTurnBatch = 16;  // entries of a query whose loads overlap
 constexpr int kRowThreads = 256;  // threads per block of the prologue, and of the epilogue
 constexpr int kBatchQueries = 64;  // queries of a thread block of the prologue, of all heads'
 constexpr int kThreadTiles = 8;  // tiles of a thread that finds the first entries of tiles
@@ -293,6 +293,14 @@ __device__ __forceinline__ void wgmma_m64n64k16_registers_mn_major(
         "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf));
 }
+
+// griddepcontrol.launch_dependents: the next kernel, if it may overlap this one, can start once all thread blocks have
+// executed this (PTX ISA, "griddepcontrol")
+__device__ __forceinline__ void launch_dependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+
+// griddepcontrol.wait: waits until the kernels that this one overlaps have completed and their writes are visible (PTX
+// ISA, "griddepcontrol")
+__device__ __forceinline__ void wait_for_prerequisites() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
 // bar.sync: waits at named barrier `id` of `threads` threads (PTX ISA, "bar")
 __device__ __forceinline__ void bar_sync(int id, int threads) {
@@ -573,8 +581,8 @@ __device__ __forceinline__ void combine_piece(
 #pragma unroll
     for (int i = 0; i < kTurnBatch; ++i) {
       const bool exists = turn + i < turns;
-      lse[i] = exists ? __ldcs(lse_from + (turn + i) * kGroup) : kMinusInfinity;
-      found[i] = exists ? __ldcs(from + static_cast<int64>(turn + i) * (kPartBytes / 16)) : make_uint4(0, 0, 0, 0);
+      lse[i] = exists ? __ldcg(lse_from + (turn + i) * kGroup) : kMinusInfinity;
+      found[i] = exists ? __ldcg(from + static_cast<int64>(turn + i) * (kPartBytes / 16)) : make_uint4(0, 0, 0, 0);
     }
     float next = top;
 #pragma unroll
@@ -615,6 +623,8 @@ __device__ __forceinline__ int pieces_of(const Params& p, int slice) {
 // of `number`.
 __device__ __forceinline__ void combine_earlier(const Params& p, int index, int number) {
   const int warp = index * kCombineWarps + threadIdx.x / 32 - 1, pieces = pieces_of(p, p.slice - 1);
+  wait_for_prerequisites();  // the launch of that slice
+  launch_dependents();  // its parts are not those that this launch reads or writes
 #pragma unroll 1
   for (int i = warp; i < pieces; i += number * kCombineWarps) {
     combine_piece(p, p.earlier_parts, p.earlier_lse, p.slice - 1, i);
@@ -848,6 +858,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   // The shuffle proves to the compiler that it is warp-uniform, so values derived from it go to uniform registers
   // (CUTLASS' canonical_warp_idx_sync).
   const int warp = __shfl_sync(kAllLanes, threadIdx.x / 32, 0);
+  // A launch begins while the one before it ends. The first one needs all of the transposition; of the others, only the
+  // warps that combine need the launch before.
+  if (p.slice == 0) wait_for_prerequisites();
   const int tiles = p.tiles * p.kv_heads, first_chunk = __ldg(p.chunk_begins + p.slice * tiles);
   const int chunks = __ldg(p.chunk_begins + (p.slice + 1) * tiles) - first_chunk;
   // Thread blocks without a chunk have nothing to do, unless none has one: then all combine.
@@ -868,7 +881,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   if (warp < kWarpsPerWarpgroup) {
     setmaxnreg_dec<kProducerRegisters>();
     if (warp > 0) {
-      if (p.slice > 0) combine_earlier(p, blockIdx.x, number);
+      if (p.slice > 0) {
+        combine_earlier(p, blockIdx.x, number);
+      } else {
+        launch_dependents();
+      }
     } else if (chunks > 0) {
       produce(p, shared, base, chunk_at(p, first_chunk + blockIdx.x));
     }

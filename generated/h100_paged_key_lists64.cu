@@ -3,7 +3,7 @@
 //     codegen render specs/h100_paged_key_lists64.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","entry_keys":64,"group":16,"head_dim":128,"layout":"paged","mma":"wgmma","op":"key_lists_forward","schedule":"cooperative","stages":4,"tile":{"m":64,"n":64}}
 // spec hash: 487d583c39fbab8940bd806c12e4bc3f4cb1564318a62ec10903e6092575ef35
-// seal: sha256 2fc4b59c66758a12b79eedf9b3fe3eb5e788b8cd94ccba74ee075ada55c881dd
+// seal: sha256 fe5efc4300932ca441398477a45bb3e1a77ebd4c4151432a1a7324fb497d91d3
 
 // Attention for sm_90a over lists of key blocks, for many queries, with K and V in pages: each query and KV head has
 // its own list. A sequence is a request.
@@ -50,8 +50,8 @@ constexpr int kTileN = 64;  // keys of a tile
 constexpr int kStepQueries = 4;  // queries per step
 constexpr int kStages = 4;  // depth of the ring
 constexpr int kThreads = 256;  // warpgroup 0 produces and combines, the other one consumes
-constexpr int kProducerRegisters = 72;  // registers per thread of warpgroup 0
-constexpr int kConsumerRegisters = 184;  // registers per consumer thread
+constexpr int kProducerRegisters = 104;  // registers per thread of warpgroup 0
+constexpr int kConsumerRegisters = 152;  // registers per consumer thread
 constexpr int kGroupColumns = 64;  // columns of a group: one 128-byte swizzled row
 constexpr int kGroups = 2;  // column groups per head
 constexpr int kQGroupBytes = 8192;  // bytes of one column group of Q
@@ -61,7 +61,7 @@ constexpr int kKvBytes = 16384;  // bytes of K, or of V, of a tile
 constexpr int kPartBytes = 4096;  // bytes of an entry's part of O
 constexpr int kPieceBytes = 512;  // bytes of a part that a warp combines
 constexpr int kCombineWarps = 3;  // warps of warpgroup 0 that combine
-constexpr int kTurnBatch = 8;  // entries of a query whose loads overlap
+constexpr int kTurnBatch = 16;  // entries of a query whose loads overlap
 constexpr int kRowThreads = 256;  // threads per block of the prologue, and of the epilogue
 constexpr int kBatchQueries = 64;  // queries of a thread block of the prologue, of all heads'
 constexpr int kPageRows = 16;  // keys per copy from a page
@@ -311,6 +311,14 @@ __device__ __forceinline__ void wgmma_m64n128k16_registers_mn_major(
         "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf));
 }
+
+// griddepcontrol.launch_dependents: the next kernel, if it may overlap this one, can start once all thread blocks have
+// executed this (PTX ISA, "griddepcontrol")
+__device__ __forceinline__ void launch_dependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+
+// griddepcontrol.wait: waits until the kernels that this one overlaps have completed and their writes are visible (PTX
+// ISA, "griddepcontrol")
+__device__ __forceinline__ void wait_for_prerequisites() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
 // bar.sync: waits at named barrier `id` of `threads` threads (PTX ISA, "bar")
 __device__ __forceinline__ void bar_sync(int id, int threads) {
@@ -619,8 +627,8 @@ __device__ __forceinline__ void combine_piece(
 #pragma unroll
     for (int i = 0; i < kTurnBatch; ++i) {
       const bool exists = turn + i < turns;
-      lse[i] = exists ? __ldcs(lse_from + (turn + i) * kGroup) : kMinusInfinity;
-      found[i] = exists ? __ldcs(from + static_cast<int64>(turn + i) * (kPartBytes / 16)) : make_uint4(0, 0, 0, 0);
+      lse[i] = exists ? __ldcg(lse_from + (turn + i) * kGroup) : kMinusInfinity;
+      found[i] = exists ? __ldcg(from + static_cast<int64>(turn + i) * (kPartBytes / 16)) : make_uint4(0, 0, 0, 0);
     }
     float next = top;
 #pragma unroll
@@ -661,6 +669,8 @@ __device__ __forceinline__ int pieces_of(const Params& p, int slice) {
 // of `number`.
 __device__ __forceinline__ void combine_earlier(const Params& p, int index, int number) {
   const int warp = index * kCombineWarps + threadIdx.x / 32 - 1, pieces = pieces_of(p, p.slice - 1);
+  wait_for_prerequisites();  // the launch of that slice
+  launch_dependents();  // its parts are not those that this launch reads or writes
 #pragma unroll 1
   for (int i = warp; i < pieces; i += number * kCombineWarps) {
     combine_piece(p, p.earlier_parts, p.earlier_lse, p.slice - 1, i);
@@ -898,6 +908,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   // The shuffle proves to the compiler that it is warp-uniform, so values derived from it go to uniform registers
   // (CUTLASS' canonical_warp_idx_sync).
   const int warp = __shfl_sync(kAllLanes, threadIdx.x / 32, 0);
+  // A launch begins while the one before it ends. The first one needs all of the transposition; of the others, only the
+  // warps that combine need the launch before.
+  if (p.slice == 0) wait_for_prerequisites();
   const int tiles = p.tiles * p.kv_heads, first_chunk = __ldg(p.chunk_begins + p.slice * tiles);
   const int chunks = __ldg(p.chunk_begins + (p.slice + 1) * tiles) - first_chunk;
   // Thread blocks without a chunk have nothing to do, unless none has one: then all combine.
@@ -918,7 +931,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   if (warp < kWarpsPerWarpgroup) {
     setmaxnreg_dec<kProducerRegisters>();
     if (warp > 0) {
-      if (p.slice > 0) combine_earlier(p, blockIdx.x, number);
+      if (p.slice > 0) {
+        combine_earlier(p, blockIdx.x, number);
+      } else {
+        launch_dependents();
+      }
     } else if (chunks > 0) {
       produce(p, shared, base, chunk_at(p, first_chunk + blockIdx.x));
     }

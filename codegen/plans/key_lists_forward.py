@@ -38,19 +38,20 @@ THREADS_OF_ROWS = 256  # per block of the prologue and of the epilogue
 BATCH_QUERIES = 64  # of a thread block of the prologue
 THREAD_TILES = 8  # of a thread that scans tiles
 COUNTERS = 5  # of the prologue's phases
-REGISTERS = 72, 184  # per producer and per consumer thread, of two thread blocks per SM: 64 spill in warps that combine
+REGISTERS = 104, 152  # per thread of the producer's warpgroup and of the consumer, of two thread blocks per SM
 OVERHEAD_REGISTERS = 24  # addresses, loop state, statistics: an allowance
 FLOAT = INT = 4  # bytes
 SCRATCH_ALIGNMENT = 256  # bytes
 COMBINE_WARPS = 3  # of the producer's warpgroup
-TURN_BATCH = 8  # entries whose loads overlap: 40 of the registers of a warp that combines
+TURN_BATCH = 16  # entries whose loads overlap: 80 of the registers of a warp that combines
 PIECE_BYTES = 512  # of a part, combined by one warp: 16 bytes of each lane
 CHUNK_ROWS = 1 << 12
 """Rows of a chunk, the part of a tile's queries that one thread block takes: shorter chunks load keys more often, and
 longer ones end a launch less evenly. Estimated, and an argument of a launch."""
-SLICE_BYTES = 1 << 29
-"""Bytes of the parts of a slice of queries. A call with several slices has memory for two of them, one query of each at
-least. Estimated: larger slices have more queries for each tile, and fewer launches."""
+SLICES_AT_A_TIME = 3  # whose parts a launch writes, combines, and the launch before it still combines
+SLICE_BYTES = (1 << 30) // SLICES_AT_A_TIME
+"""Bytes of the parts of a slice of queries, one query at least. Estimated: larger slices have more queries for each
+tile, and fewer launches."""
 
 TILE: tuple[Rule[KeyListsForwardSpec], ...] = (
     OneOf("m", lambda spec: (WARPGROUP_ROWS,), lambda spec, sizes: f"allowed: {sizes} (rows of a warpgroup)"),
@@ -64,8 +65,8 @@ def plan(spec: KeyListsForwardSpec, stem: str) -> Plan:
     check_tile(spec, TILE)
     m, n, d = spec.tile.m, spec.tile.n, spec.head_dim
     shared = _shared(spec)
-    # Per thread and column of 64 rows: half a register for a product, a quarter for a 16-bit operand.
-    registers = Registers(n // 2 + n // 4 + d // 2, OVERHEAD_REGISTERS, REGISTERS[1])
+    # Per thread and column of 64 rows: half a register for a product, a quarter for a 16-bit operand. S ends before O.
+    registers = Registers(n // 4 + max(n, d) // 2, OVERHEAD_REGISTERS, REGISTERS[1])
     check_budget(spec, shared.size, registers)
     fits_twice = 2 * (shared.size + KIB) <= ARCHS[spec.arch].shared_memory_per_sm
     return Plan(
@@ -90,7 +91,7 @@ def plan(spec: KeyListsForwardSpec, stem: str) -> Plan:
         flops=4 * d * m * n,
         bytes=2 * m * d * DTYPES[spec.dtype].bytes,
         arguments=_arguments,
-        prologue=Prologue(f"{stem}_transpose", THREADS_OF_ROWS),
+        prologue=Prologue(f"{stem}_transpose", THREADS_OF_ROWS, overlaps=True),
         epilogue=Epilogue(f"{stem}_combine", THREADS_OF_ROWS),
     )
 
@@ -273,8 +274,9 @@ def _arguments(plan: Plan, shape: KeyListsShape, slots: int) -> LaunchArgs:
         "positions": INT * shape.tokens,
         "turns": INT * queries,
     }
-    of_two = slices > 1
-    scratch |= {"earlier_parts": of_two * scratch["parts"], "earlier_lse": of_two * scratch["part_lse"]}
+    others = min(slices, SLICES_AT_A_TIME) - 1
+    scratch = {name: aligned(size, SCRATCH_ALIGNMENT) for name, size in scratch.items()}
+    scratch |= {"earlier_parts": others * scratch["parts"], "earlier_lse": others * scratch["part_lse"]}
     pieces = tokens * shape.kv_heads * (_part_bytes(spec) // PIECE_BYTES)
     return LaunchArgs(
         {
@@ -292,7 +294,7 @@ def _arguments(plan: Plan, shape: KeyListsShape, slots: int) -> LaunchArgs:
         chunks,
         prologue_grid=1 + 2 * batches + scans,
         counters={"sync": COUNTERS, "tile_counts": of_all},
-        scratch={name: aligned(size, SCRATCH_ALIGNMENT) for name, size in scratch.items()},
+        scratch=scratch,
         epilogue_grid=-(-pieces // (THREADS_OF_ROWS // 32)) if shape.slice == slices - 1 else 0,
         launches=slices,
     )

@@ -36,15 +36,23 @@ from runtime.kernels.bound_call import BoundCall
 from runtime.kernels.gradient_statistics import LOG2_E
 from runtime.kernels.key_lists_backward import MOST, check_indices
 
+PARTS = {"parts": "earlier_parts", "part_lse": "earlier_lse"}
+"""Workspaces of the parts of a slice, and of those of the slices before."""
+
 
 def enqueue_slices(
     loaded: LoadedKernel,
     launches: Sequence[Signature],
     addresses: dict[str, int],
     device: torch.device,
+    *,
     memory: Memory,
+    sizes: Mapping[str, int],
 ) -> None:
-    """Launch the slices of a call on torch's current stream. They share their workspaces.
+    """Launch the slices of a call on torch's current stream.
+
+    They share their workspaces. Of parts there are those of three slices: a launch writes its own, and combines those
+    of the slice before, while the launch before it may still combine older ones.
 
     Args:
         loaded: the kernel.
@@ -52,12 +60,16 @@ def enqueue_slices(
         addresses: addresses of the call's tensors by name; workspaces are added.
         device: device of the tensors; its primary context is current.
         memory: workspaces of the call.
+        sizes: bytes of each workspace, by name.
     """
     held = reserve(device, current_stream(device), memory, addresses)
+    rings = {}
+    for mine, others in PARTS.items():
+        rings[mine, others] = addresses[mine], addresses[others], addresses[others] + sizes[mine]
     for i, launch in enumerate(launches):
+        for (mine, earlier), ring in rings.items():
+            addresses[mine], addresses[earlier] = ring[i % len(ring)], ring[(i - 1) % len(ring)]
         enqueue(loaded, launch, addresses, device, prologue=i == 0)
-        for mine, earlier in (("parts", "earlier_parts"), ("part_lse", "earlier_lse")):
-            addresses[mine], addresses[earlier] = addresses[earlier], addresses[mine]
     del held  # kept until here: freed memory could be allocated again
 
 
@@ -93,6 +105,7 @@ class _Bound(NamedTuple):
     """What later calls of a signature need: workspaces of a call, and signatures of its launches after the first."""
 
     memory: Memory
+    sizes: Mapping[str, int]
     launches: tuple[Signature, ...]
 
 
@@ -161,7 +174,9 @@ class KeyListsForwardKernel(BoundCall[KeyListsForwardSpec]):
         tensors = {"q": q, "k": k, "v": v, **made, **indices}
         addresses = {name: 0 if tensor is None else tensor.data_ptr() for name, tensor in tensors.items()}
         check_addresses({name: addresses[name] for name in ("q", "k", "v", *made)})
-        enqueue_slices(self._loaded, (signature, *bound.launches), addresses, q.device, bound.memory)
+        enqueue_slices(
+            self._loaded, (signature, *bound.launches), addresses, q.device, memory=bound.memory, sizes=bound.sizes
+        )
         return AttentionResult(made["out"], made["lse"])
 
     def _check(self, given: dict[str, Any], indices: dict[str, Any], scale: Any) -> Signature:
@@ -189,7 +204,7 @@ class KeyListsForwardKernel(BoundCall[KeyListsForwardSpec]):
         maps = {name: (tuple(view.shape), view.stride()) for name, view in views.items()}
         check_memory(**{name: tensor for name, tensor in given.items() if tensor is not None})
         later = tuple(self._signature(q.device, of_slice, values, maps) for of_slice in args[1:])
-        return self._signature(q.device, args[0], values, maps, _Bound(Memory.of(args[0]), later))
+        return self._signature(q.device, args[0], values, maps, _Bound(Memory.of(args[0]), args[0].scratch, later))
 
     def _check_operands(self, given: dict[str, Any]) -> None:
         """Check types, shapes and strides of q, k and v, and of out if it is given."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -37,6 +38,7 @@ class _Bound(NamedTuple):
     """What later calls of a signature need: workspaces of a call, and signatures of its launches after the first."""
 
     memory: Memory
+    sizes: Mapping[str, int]
     launches: tuple[Signature, ...]
     places: tuple[tuple[str, str, int], ...] = PLACES
 
@@ -94,7 +96,7 @@ class KeyListsPagedKernel(PagedKernel[KeyListsForwardSpec]):
         maps = {"q": (tuple(of_rows.shape), of_rows.stride())}
         maps |= dict.fromkeys(("k", "v"), (tuple(of_cache.shape), of_cache.stride()))
         later = tuple(self._signature(q.device, of_slice, values, maps) for of_slice in args[1:])
-        return self._signature(q.device, args[0], values, maps, _Bound(Memory.of(args[0]), later))
+        return self._signature(q.device, args[0], values, maps, _Bound(Memory.of(args[0]), args[0].scratch, later))
 
     def _refuse(self, tensors: dict[str, Any], options: Options) -> None:
         """Refuse what other kernels over pages compute."""
@@ -115,4 +117,6 @@ class KeyListsPagedKernel(PagedKernel[KeyListsForwardSpec]):
     def _submit(self, signature: Signature, addresses: dict[str, int], device: torch.device) -> None:
         """Launch the slices of a call."""
         bound: _Bound = signature.extra
-        enqueue_slices(self._loaded, (signature, *bound.launches), addresses, device, bound.memory)
+        enqueue_slices(
+            self._loaded, (signature, *bound.launches), addresses, device, memory=bound.memory, sizes=bound.sizes
+        )

@@ -21,10 +21,7 @@ KEY_LISTS_FORWARD_OPERATOR = Operator(
         f"b{spec.entry_keys}",
         f"g{spec.group}",
     ],
-    title=lambda spec: (
-        f"attention over lists of {spec.entry_keys} keys{' in pages' if spec.layout == 'paged' else ''}, "
-        f"d {spec.head_dim}, groups of {spec.group}"
-    ),
+    title=lambda spec: f"attention over lists of {spec.entry_keys} keys, d {spec.head_dim}, groups of {spec.group}",
     computes=lambda spec: ("dtype", "layout", "head_dim", "entry_keys", "group"),
     cases=lambda plan, spec: [case.name for case in CASES],
     random_shapes=True,

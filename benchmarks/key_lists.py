@@ -5,9 +5,9 @@
     python benchmarks/key_lists.py --rows 4096  # one row
 
 Effective TFLOPS are of two products (forward) and of five (backward) over the pairs that the lists and the causal mask
-show. A forward by key blocks is all that a call does: transposed lists, the log-sum-exp, the result. So is a backward:
-transposed lists, statistics, dQ, dK and dV. "any order" is what `deterministic=False` takes. "transposition" is the
-part of both that transposes lists, and has no TFLOPS.
+show. A forward by key blocks is all that a call does: transposed lists and the result. So is a backward: transposed
+lists, statistics, dQ, dK and dV. "any order" is what `deterministic=False` takes. "transposition" is the part of a
+backward that transposes lists, and has no TFLOPS.
 
 Each query lists its own block and different random earlier ones, for each KV head; `sink` also has block 0 and the
 block before its own in every list. Lists of a model are less random: adjacent queries share blocks.
@@ -189,16 +189,15 @@ def calls_of(row: Row, problem: Problem) -> dict[str, Call]:
     sizes |= {"kv_heads": row.kv_heads, "key_tokens": row.length}
 
     common = {"arch": "sm_90a", "dtype": "bf16", "head_dim": row.head_dim, "entry_keys": row.keys, "group": row.group}
-    of_lse, of_out = (load_kernel({"op": FORWARD, "computes": part, **common}) for part in ("lse", "out"))
-    assert isinstance(of_lse, KeyListsForwardKernel) and isinstance(of_out, KeyListsForwardKernel)
-    kernels = of_lse, of_out
+    kernel = load_kernel({"op": FORWARD, **common})
+    assert isinstance(kernel, KeyListsForwardKernel)
 
     def backward(deterministic: bool) -> Call:
         rows = {"dout": dout, "out": out, "lse": lse, "deterministic": deterministic}
         return lambda: attend_key_lists_backward(q, k, v, both, lists, **rows)
 
     return {
-        BY_KEYS: lambda: attend_by_keys(kernels, q, k, v, bounds=both, lists=lists).out,
+        BY_KEYS: lambda: attend_by_keys(kernel, q, k, v, bounds=both, lists=lists).out,
         BY_QUERIES: lambda: attend_by_queries(q, k, v, both, lists, options=options_of(lists)).out,
         OURS: backward(True),
         ANY_ORDER: backward(False),

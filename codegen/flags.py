@@ -649,10 +649,10 @@ class KeyListsForwardFlags(Flags):
     """Template parameters of key_lists_forward/sm90a.cu.j2.
 
     Attributes:
-        of_out: whether the kernel computes the result, and not the log-sum-exp.
+        paged: whether K and V are in pages.
     """
 
-    of_out: bool
+    paged: bool
 
 
 @dataclass(frozen=True)

@@ -247,9 +247,10 @@ class KeyListsShape:
     Attributes:
         sequences: packed sequences.
         tokens: queries of all sequences.
-        key_tokens: keys of all sequences.
+        key_tokens: keys of all sequences; over pages, those that a request has room for.
         kv_heads: heads of K and V.
         list_length: entries per list.
+        slice: the slice of the queries that a launch computes, if the kernel divides them.
     """
 
     sequences: int
@@ -257,6 +258,7 @@ class KeyListsShape:
     key_tokens: int
     kv_heads: int
     list_length: int
+    slice: int = 0
 
 
 Shape = (
@@ -297,6 +299,7 @@ class LaunchArgs:
         epilogue_grid: thread blocks of the plan's epilogue.
         sums: bytes of device memory that must be 0 before each launch, by pointer parameter.
         units: units of work at most, if the kernel counts them in 32 bits.
+        launches: launches of a call, if each computes a slice of its queries.
     """
 
     numbers: Mapping[str, int]
@@ -309,3 +312,4 @@ class LaunchArgs:
     epilogue_grid: int = 0
     sums: Mapping[str, int] = field(default_factory=dict)
     units: int = 0
+    launches: int = 1

@@ -552,13 +552,14 @@ class KeyListsForwardSpec(SpecBase):
     """
 
     op: Literal["key_lists_forward"] = Field(description="operator")
-    computes: Literal["lse", "out"] = Field(
-        description="what the kernel computes: the log-sum-exp; or the result, for a given log-sum-exp"
-    )
     head_dim: Annotated[Literal[64, 128], StrictInt] = Field(description="elements per head")
     entry_keys: Annotated[Literal[64, 128], StrictInt] = Field(description="keys of an entry of a list")
     group: Annotated[Literal[4, 8, 16], StrictInt] = Field(description="query heads per KV head")
+    layout: Literal["varlen", "paged"] = Field(
+        default="varlen", description="K and V: varlen: packed sequences; paged: in the pages of a cache"
+    )
     tile: KeyListsForwardTile = Field(description="tile of a thread block, and the size of a step")
+    options: ClassVar[tuple[str, ...]] = ("layout",)
 
 
 class QuantizeTile(SpecModel):

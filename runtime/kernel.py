@@ -35,6 +35,7 @@ from runtime.kernels.bsr_spgemm import BsrSpgemmKernel
 from runtime.kernels.bsr_spmm import BsrSpmmKernel
 from runtime.kernels.key_lists_backward import KeyListsBackwardKernel
 from runtime.kernels.key_lists_forward import KeyListsForwardKernel
+from runtime.kernels.key_lists_paged import KeyListsPagedKernel
 from runtime.kernels.paged_attention import PagedAttentionKernel
 from runtime.kernels.paged_prefill import PagedPrefillKernel
 from runtime.kernels.quantize import QuantizeKernel
@@ -55,6 +56,7 @@ Kernel = (
     | QuantizeKernel
     | KeyListsBackwardKernel
     | KeyListsForwardKernel
+    | KeyListsPagedKernel
     | PagedAttentionKernel
     | PagedPrefillKernel
     | SelectTopkKernel
@@ -96,6 +98,7 @@ def load_kernel(
         :class:`~runtime.kernels.bsr_spgemm.BsrSpgemmKernel`,
         :class:`~runtime.kernels.key_lists_backward.KeyListsBackwardKernel`,
         :class:`~runtime.kernels.key_lists_forward.KeyListsForwardKernel`,
+        :class:`~runtime.kernels.key_lists_paged.KeyListsPagedKernel`,
         :class:`~runtime.kernels.paged_attention.PagedAttentionKernel`,
         :class:`~runtime.kernels.paged_prefill.PagedPrefillKernel`,
         :class:`~runtime.kernels.quantize.QuantizeKernel`,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any
 
-from codegen.spec import AttentionSpec, Spec
+from codegen.spec import AttentionSpec, KeyListsForwardSpec, Spec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +98,11 @@ OPERATORS: dict[str, Operator] = {
         kernel="runtime.kernels.key_lists_forward:KeyListsForwardKernel",
         verification="runtime.verify.key_lists:FORWARD_VERIFICATION",
         workload="runtime.tools.bench.measurement:key_lists_forward_workload",
+        paged=Operator(
+            kernel="runtime.kernels.key_lists_paged:KeyListsPagedKernel",
+            verification="runtime.verify.key_lists:FORWARD_VERIFICATION",
+            workload="runtime.tools.bench.measurement:key_lists_paged_workload",
+        ),
     ),
     "paged_attention": Operator(
         kernel="runtime.kernels.paged_attention:PagedAttentionKernel",
@@ -126,7 +131,7 @@ OPERATORS: dict[str, Operator] = {
 def operator_of(spec: Spec) -> Operator:
     """Record of a spec's operator."""
     found = OPERATORS[spec.op]
-    if isinstance(spec, AttentionSpec) and spec.layout == "paged":
+    if isinstance(spec, AttentionSpec | KeyListsForwardSpec) and spec.layout == "paged":
         return found.paged or found
     return found.fp8 or found if spec.is_fp8 else found
 

@@ -15,11 +15,14 @@ KEY_LISTS_FORWARD_OPERATOR = Operator(
     kernel=lambda spec: key_lists_forward,
     rows=KEY_LISTS_FORWARD,
     features=lambda spec: (None, {"keys": spec.entry_keys}),
-    stem=lambda spec: [spec.computes, f"d{spec.head_dim}", f"b{spec.entry_keys}", f"g{spec.group}"],
-    title=lambda spec: (
-        f"{spec.computes} over lists of {spec.entry_keys} keys, d {spec.head_dim}, groups of {spec.group}"
-    ),
-    computes=lambda spec: ("dtype", "computes", "head_dim", "entry_keys", "group"),
+    stem=lambda spec: [
+        *(["paged"] if spec.layout == "paged" else []),
+        f"d{spec.head_dim}",
+        f"b{spec.entry_keys}",
+        f"g{spec.group}",
+    ],
+    title=lambda spec: f"attention over lists of {spec.entry_keys} keys, d {spec.head_dim}, groups of {spec.group}",
+    computes=lambda spec: ("dtype", "layout", "head_dim", "entry_keys", "group"),
     cases=lambda plan, spec: [case.name for case in CASES],
     random_shapes=True,
     tolerance=1.0,  # errors are fractions of the allowed error

@@ -169,7 +169,11 @@ KEY_LISTS_BACKWARD: Rows = (
     Row({"head_dim": 128}, (48, "keys"), (1,)),
     Row({"head_dim": 64}, (64, "keys"), (2,)),
 )
-KEY_LISTS_FORWARD: Rows = (Row({}, (64, "keys"), (4,)),)
+KEY_LISTS_FORWARD: Rows = (
+    # The deepest ring with which two thread blocks fit an SM, up to 4 stages.
+    Row({"keys": 128, "head_dim": 128}, (64, "keys"), (3,)),
+    Row({}, (64, "keys"), (4,)),
+)
 PAGED_ATTENTION: Rows = (
     # At most 100 KB of rings where a block has no more; on sm_90a two thread blocks fit an SM, but for large heads.
     *(

@@ -11,8 +11,8 @@ from codegen.spec import KeyListsBackwardSpec
 
 OP, FORWARD = "key_lists_backward", "key_lists_forward"
 LEAST_QUERIES, LEAST_OF_BLOCK = 1024, 32
-"""Queries, and queries that list a key block on average, from which calls take the kernels by key blocks. Estimated:
-these load keys once for all of them, but add each query's parts of the result in device memory."""
+"""Queries, and queries that list a key block on average, from which calls take the kernel by key blocks. Estimated: it
+loads keys once for all of them, but writes each query's parts of the result to device memory and reads them again."""
 
 
 def _sizes(field: str) -> tuple[int, ...]:
@@ -59,7 +59,8 @@ class KeyListsCall:
         queries: queries of all sequences.
         keys: keys of all sequences.
         entries: entries of a list.
-        options: whether there are sinks or a softcap.
+        options: whether there is anything else that the kernel by key blocks does not take.
+        layout: of K and V: varlen or paged; keys are then those that requests have room for.
     """
 
     arch: str
@@ -71,9 +72,10 @@ class KeyListsCall:
     keys: int
     entries: int
     options: bool = False
+    layout: str = "varlen"
 
     def by_keys(self) -> bool:
-        """Whether a call takes the kernels by key blocks; otherwise it takes the decode kernel."""
+        """Whether a call takes the kernel by key blocks; otherwise it takes the decode kernel."""
         sizes = {"head_dim": self.head_dim, "entry_keys": self.entry_keys, "group": self.group}
         fits = all(size in LIMITS[name] for name, size in sizes.items())
         dense = self.queries * self.entries * self.entry_keys >= LEAST_OF_BLOCK * self.keys
@@ -81,6 +83,7 @@ class KeyListsCall:
         return bool(ARCHS[self.arch].of(FORWARD)) and fits and many and not self.options
 
     def kernel(self) -> tuple[tuple[str, Any], ...]:
-        """Fields that the specs of the log-sum-exp and of the result share; ``computes`` differs."""
+        """Fields of the spec of the kernel by key blocks."""
         sizes = {"head_dim": self.head_dim, "entry_keys": self.entry_keys, "group": self.group}
-        return tuple({"op": FORWARD, "arch": self.arch, "dtype": self.dtype, **sizes}.items())
+        layout = {} if self.layout == "varlen" else {"layout": self.layout}
+        return tuple({"op": FORWARD, "arch": self.arch, "dtype": self.dtype, **sizes, **layout}.items())

@@ -85,7 +85,7 @@ class Signature:
         list_address: address of that list.
         lock: lock that a launch holds; see ``_lock_of``.
         prologue_grid: thread blocks of the plan's prologue, if it has one.
-        epilogue_grid: thread blocks of the plan's epilogue, if it has one.
+        epilogue_grid: thread blocks of the plan's epilogue, if it has one; 0: it is not launched.
         config: launch configuration of the driver, built once because building costs more than a launch; each launch
             sets its stream.
     """
@@ -248,7 +248,7 @@ class LoadedKernel:
                 self._launch_prologue(self.plan.prologue, signature.prologue_grid, arguments, stream)
             signature.config.hStream = stream
             (status,) = self._launch_by(signature.config, self._function, arguments, 0)
-            if status == 0 and self.plan.epilogue is not None:
+            if status == 0 and self.plan.epilogue is not None and signature.epilogue_grid:
                 self._launch_epilogue(self.plan.epilogue, signature.epilogue_grid, arguments, stream)
         if status != 0:
             raise _launch_error(self.plan.stem, status)

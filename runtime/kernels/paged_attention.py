@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from codegen.problem import COUNTER_BYTES, LaunchArgs, PagedShape
-from codegen.spec import AttentionSpec, PagedAttentionSpec
+from codegen.spec import AttentionSpec, KeyListsForwardSpec, PagedAttentionSpec
 from codegen.wording import shown
 from runtime.checks import check_dense, check_flag
 from runtime.compile.compiler import Compiled
@@ -39,7 +39,7 @@ from runtime.kernels.bound_call import BoundCall
 from runtime.kernels.launches import Launch, Launches
 from runtime.kernels.paged_values import check_paged_values
 
-S = TypeVar("S", AttentionSpec, PagedAttentionSpec)
+S = TypeVar("S", AttentionSpec, PagedAttentionSpec, KeyListsForwardSpec)
 CHUNK_BYTES = 16
 """Unit of the strides of a cache: the bytes of one copy."""
 PACKED_RANK = 3
@@ -314,8 +314,7 @@ class PagedKernel(BoundCall[S]):
         if validate:
             check_paged_values(tensors)
         bound: Bound = signature.extra
-        memory = bound.memory
-        q, loaded = tensors["q"], self._loaded
+        q, submit = tensors["q"], self._submit
         device, dtype = q.device, q.dtype
         names = tuple(name for name, tensor in tensors.items() if tensor is not None)
         rest = dict.fromkeys((name for name, tensor in tensors.items() if tensor is None), 0) | {"lse": 0}
@@ -347,10 +346,14 @@ class PagedKernel(BoundCall[S]):
                 check_addresses({name: addresses[name] for name in ALIGNED})
             for name, other, offset in bound.places:
                 addresses[name] = addresses[other] + offset
-            enqueue(loaded, signature, addresses, device, memory)
+            submit(signature, addresses, device)
             return AttentionResult(out, lse)
 
         return launch
+
+    def _submit(self, signature: Signature, addresses: dict[str, int], device: torch.device) -> None:
+        """Launch a call on torch's current stream."""
+        enqueue(self._loaded, signature, addresses, device, signature.extra.memory)
 
     def _check(self, tensors: dict[str, Any], options: Options) -> Signature:
         """Check a call of a new signature and prepare it; ``extra`` of the signature is a ``Bound``.
@@ -413,7 +416,7 @@ class PagedAttentionKernel(PagedKernel[PagedAttentionSpec]):
         strides = check_cache(q, k_cache, tensors["v_cache"], cache)
         kv_heads = k_cache.shape[2]
         batch, max_keys = _check_packed(tensors) if packed else check_requests(tensors)
-        lists = _check_lists(tensors["lists"], tensors["counts"], options.entry_keys, q, kv_heads)
+        lists = check_lists(tensors["lists"], tensors["counts"], options.entry_keys, q, kv_heads)
         if tensors["sink"] is not None:
             check_sink(tensors["sink"], heads, q.device)
         scales = _check_scales(tensors, self.spec)
@@ -440,7 +443,7 @@ class PagedAttentionKernel(PagedKernel[PagedAttentionSpec]):
             **token_strides("q", q),
             **(token_strides("out", out) if out is not None else {"out_token_stride": heads * d, "out_head_stride": d}),
             **strides,
-            **_page_numbers(k_cache, table, strides, packed=packed),
+            **_decode_pages(k_cache, table, strides, packed=packed),
             "max_keys": max_keys,
             "request_queries": tokens // batch,
             "window_left": options.window.left,
@@ -470,21 +473,24 @@ def _check_packed(tensors: dict[str, Any]) -> tuple[int, int]:
     return batch, int(tensors["k_cache"].shape[1])
 
 
-def _page_numbers(k_cache: torch.Tensor, table: Any, strides: dict[str, int], *, packed: bool) -> dict[str, int]:
+def _decode_pages(k_cache: torch.Tensor, table: Any, strides: dict[str, int], *, packed: bool) -> dict[str, int]:
     """What the kernel's addresses of keys depend on, besides strides of heads and tokens.
 
     Packed K is one where each token begins a page without an end: the table has the page of each request's first key.
     """
-    pages, page_size = k_cache.shape[:2]
     if packed:
-        numbers = {"pages": page_size, "page_chunks": strides["token_chunks"], "table_stride": 1}
+        numbers = {"pages": k_cache.shape[1], "page_chunks": strides["token_chunks"], "table_stride": 1}
         return {**numbers, "page_shift": UNPAGED_SHIFT, "page_mask": 2**31 - 1}
-    return {
-        "pages": pages,
-        "page_shift": UNPAGED_SHIFT if table is None else page_size.bit_length() - 1,
-        "page_mask": 2**31 - 1 if table is None else page_size - 1,
-        "table_stride": 0 if table is None else table.stride(0),
-    }
+    return page_numbers(k_cache, table)
+
+
+def page_numbers(k_cache: torch.Tensor, table: torch.Tensor | None) -> dict[str, int]:
+    """Numbers of the pages by kernel parameter."""
+    pages, page_size = k_cache.shape[:2]
+    if table is None:
+        return {"pages": pages, "page_shift": UNPAGED_SHIFT, "page_mask": 2**31 - 1, "table_stride": 0}
+    shift = page_size.bit_length() - 1
+    return {"pages": pages, "page_shift": shift, "page_mask": page_size - 1, "table_stride": table.stride(0)}
 
 
 def given_of(given: Given) -> tuple[tuple[bool, ...], tuple[torch.Tensor, ...]]:
@@ -632,7 +638,7 @@ def _check_table(table: Any, q: torch.Tensor, page_size: int) -> int:
     return int(table.shape[0])
 
 
-def _check_lists(lists: Any, counts: Any, entry_keys: Any, q: torch.Tensor, kv_heads: int) -> dict[str, int]:
+def check_lists(lists: Any, counts: Any, entry_keys: Any, q: torch.Tensor, kv_heads: int) -> dict[str, int]:
     """Check the lists; return their numbers."""
     names = ("list_heads", "list_head_stride", "list_token_stride", "count_head_stride", "count_token_stride")
     numbers = dict.fromkeys((*names, "list_length"), 0)

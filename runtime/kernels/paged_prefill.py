@@ -23,7 +23,6 @@ from runtime.kernels.arguments import (
     check_tensor,
 )
 from runtime.kernels.paged_attention import (
-    UNPAGED_SHIFT,
     WORKSPACE_ALIGNMENT,
     Bound,
     Options,
@@ -34,6 +33,7 @@ from runtime.kernels.paged_attention import (
     check_paged_out,
     check_requests,
     check_workspace,
+    page_numbers,
     token_strides,
 )
 
@@ -124,7 +124,7 @@ class PagedPrefillKernel(PagedKernel[AttentionSpec]):
             "request_queries": tokens // batch if "cu_seqlens_q" in missing else 0,
             "request_keys": max_keys if "seq_lens" in missing else 0,
             "scale_log2": scale * math.log2(math.e),
-            **_page_numbers(k_cache, table),
+            **page_numbers(k_cache, table),
             "copy_shift": self._copy_rows(k_cache, table).bit_length() - 1,
         }
         of_cache = k_cache.transpose(1, 2)
@@ -195,12 +195,3 @@ def _rows_view(shape: tuple[int, ...], pack: int, strides: tuple[int, ...]) -> t
     if pack == 1:
         return (1, heads, tokens, d), (0, of_head, of_token, 1)
     return (1, heads // pack, tokens, pack, d), (0, of_head * pack, of_token, of_head, 1)
-
-
-def _page_numbers(k_cache: torch.Tensor, table: torch.Tensor | None) -> dict[str, int]:
-    """Numbers of the pages by kernel parameter."""
-    pages, page_size = k_cache.shape[:2]
-    if table is None:
-        return {"pages": pages, "page_shift": UNPAGED_SHIFT, "page_mask": 2**31 - 1, "table_stride": 0}
-    shift = page_size.bit_length() - 1
-    return {"pages": pages, "page_shift": shift, "page_mask": page_size - 1, "table_stride": table.stride(0)}

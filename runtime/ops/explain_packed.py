@@ -22,8 +22,8 @@ from runtime.ops.attention_extras import Extras, check_softcap
 from runtime.ops.attention_gradients import check_gradients, gradient_choice
 from runtime.ops.explain import check_arch
 from runtime.ops.paged import LAYOUTS
+from runtime.ops.paged_calls import by_key_blocks, paged_call, window_of
 from runtime.ops.paged_calls import check_operands as check_paged_operands
-from runtime.ops.paged_calls import paged_call, window_of
 from runtime.ops.varlen_calls import Bounds, check_bounds, check_operands, choice_of, class_of, sizes_of
 from runtime.ops.varlen_gradients import LEAST_OF_ONE_KERNEL
 from runtime.patterns import Pattern, scored_of
@@ -139,7 +139,7 @@ def explain_paged_attention(
 
     Returns:
         The kernel, its receipt or the nearest shipped kernel, the path of its source, and why it is the decode
-        kernel or a prefill kernel, and how many query heads share a tile of the latter.
+        kernel, a prefill kernel or one by key blocks, and how many query heads share a tile of a prefill kernel.
 
     Raises:
         ArgumentError, SpecError, DeviceError: as the call itself would.
@@ -154,21 +154,24 @@ def explain_paged_attention(
     lists = pattern.indices if isinstance(pattern, KeyLists) else None
     caches = (each.transpose(1, 2) if layout == "HND" else each for each in (k_cache, v_cache))
     given = (q, *caches, block_table, None, cu_seqlens_q, lists, None, sink, None, None, None, None)
-    options = Options(window_of(pattern), 1, None, softcap, batch_invariant, return_lse=False)
+    entry_keys = pattern.keys if isinstance(pattern, KeyLists) else 1
+    options = Options(window_of(pattern), entry_keys, None, softcap, batch_invariant, return_lse=False)
     call = paged_call(given, options, where)
     decodes, dtype, d = call.decode_reason(), call.dtype, call.head_dim
-    fields = (
-        decode_fields(where, dtype, cache, d)
-        if decodes
-        else prefill_fields(where, dtype, d, call.pack, sink=call.sink, softcap=call.softcap)
-    )
+    of_lists = by_key_blocks(given, options, call)
+    if of_lists is not None:
+        fields, why = dict(of_lists), "kernel by key blocks: many queries list each block"
+    elif decodes:
+        fields, why = decode_fields(where, dtype, cache, d), f"decode kernel: {decodes}"
+    else:
+        fields = prefill_fields(where, dtype, d, call.pack, sink=call.sink, softcap=call.softcap)
+        why = f"prefill kernel: {call.prefill_reason()}"
     name = torch.cuda.get_device_name(q.device) if q.is_cuda else None
 
     def choice(verified: Verified | None) -> Choice:
         return choose(fields, device=name, verified=verified)
 
     chosen = permit.chosen(choice) if is_on() else choice(None)
-    why = f"decode kernel: {decodes}" if decodes else f"prefill kernel: {call.prefill_reason()}"
     return KernelsExplanation({"O": chosen.named}, (_rule(chosen), why))
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any, NamedTuple
 
 import torch
 
-from codegen.library import as_shipped, find_spec
 from codegen.select.key_lists import KeyListsCall
 from runtime.checks import check_dense, refuse_capture
 from runtime.errors import ArgumentError
@@ -20,6 +18,7 @@ from runtime.ops import paged_calls
 from runtime.ops.attention_checks import check_no_overlap
 from runtime.ops.attention_choice import DTYPES, arch_of
 from runtime.ops.attention_extras import check_softcap
+from runtime.ops.paged_calls import has_receipt
 from runtime.ops.varlen_calls import (
     Bounds,
     check_bound_values,
@@ -30,14 +29,9 @@ from runtime.ops.varlen_calls import (
 )
 from runtime.prepare.key_lists import rising_bounds
 from runtime.receipts.mode import KERNELS_KEPT, kept_by_mode
-from runtime.receipts.permit import is_verified
 
 HEAD_DIMS = paged_calls.HEAD_DIMS["same"]
 """Head sizes of the kernels."""
-
-
-Kernels = tuple[KeyListsForwardKernel, KeyListsForwardKernel]
-"""Kernels of the log-sum-exp and of the result."""
 
 
 class Lists(NamedTuple):
@@ -96,33 +90,26 @@ def attend_key_lists(
         entries=lists.indices.shape[2],
         options=softcap is not None or sink is not None,
     )
-    kernels = _kernels(q.device.index, call.kernel()) if call.by_keys() else None
-    if kernels is not None:
-        return attend_by_keys(kernels, q, k, v, bounds=bounds, lists=lists, scale=scale, out=out)
+    kernel = _kernel(q.device.index, call.kernel()) if call.by_keys() else None
+    if kernel is not None:
+        return attend_by_keys(kernel, q, k, v, bounds=bounds, lists=lists, scale=scale, out=out)
     return attend_by_queries(q, k, v, bounds, lists, options=options, sink=sink, out=out)
 
 
-@functools.lru_cache(maxsize=KERNELS_KEPT)
-def has_receipt(fields: tuple[tuple[str, Any], ...]) -> bool:
-    """Whether a kernel has a receipt, in the package or in the user's folder."""
-    return is_verified(as_shipped(find_spec(dict(fields))))
-
-
 @kept_by_mode(KERNELS_KEPT)
-def _kernels(index: int, fields: tuple[tuple[str, Any], ...]) -> Kernels | None:
-    """Kernels of calls of a kind; None if one has no receipt."""
-    parts = [(*fields, ("computes", part)) for part in ("lse", "out")]
-    if not all(map(has_receipt, parts)):
+def _kernel(index: int, fields: tuple[tuple[str, Any], ...]) -> KeyListsForwardKernel | None:
+    """Kernel of calls of a kind; None if it has no receipt."""
+    if not has_receipt(fields):
         return None
     device = torch.device("cuda", index)
     refuse_capture("q", device)
-    of_lse, of_out = (load_kernel(dict(part), device=device) for part in parts)
-    assert isinstance(of_lse, KeyListsForwardKernel) and isinstance(of_out, KeyListsForwardKernel)
-    return of_lse, of_out
+    kernel = load_kernel(dict(fields), device=device)
+    assert isinstance(kernel, KeyListsForwardKernel)
+    return kernel
 
 
 def attend_by_keys(
-    kernels: Kernels,
+    kernel: KeyListsForwardKernel,
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -133,12 +120,8 @@ def attend_by_keys(
     out: torch.Tensor | None = None,
 ) -> AttentionResult:
     """Compute checked calls by key blocks: each is loaded once for all queries that list it."""
-    of_lse, of_out = kernels
-    options: dict[str, Any] = {**bounds._asdict(), "lists": lists.indices, "counts": lists.counts, "scale": scale}
-    rows = of_lse(q, k, v, **options)
-    found = of_out(q, k, v, **options, row_lse=rows.row_lse, transposed=rows.transposed, out=out)
-    assert found.out is not None
-    return AttentionResult(found.out, rows.lse)
+    indices: dict[str, Any] = {**bounds._asdict(), "lists": lists.indices, "counts": lists.counts}
+    return kernel(q, k, v, **indices, scale=scale, out=out)
 
 
 def attend_by_queries(

@@ -14,7 +14,8 @@ from runtime.kernel import load_kernel
 from runtime.kernels.key_lists_backward import KeyListGradients, KeyListsBackwardKernel
 from runtime.ops.attention_choice import DTYPES, arch_of
 from runtime.ops.attention_gradients import addressable
-from runtime.ops.key_list_calls import Lists, check_list_call, has_receipt
+from runtime.ops.key_list_calls import Lists, check_list_call
+from runtime.ops.paged_calls import has_receipt
 from runtime.ops.varlen_calls import Bounds
 from runtime.receipts.mode import KERNELS_KEPT, kept_by_mode
 

@@ -50,7 +50,8 @@ def paged_attention(
     the keys of a request, and their parts are added in a fixed order: the same call always has the same bits. On
     Hopper, calls with 32 or more queries per request on average take the prefill kernel, with tiles of 128 queries. It
     does not serve lists, sinks, softcaps, e4m3 caches, pages of fewer than 16 tokens, ``batch_invariant``, and heads of
-    256 in float16. There are no gradients. Under ``torch.autocast``, q is cast to the type of a float16 or bfloat16
+    256 in float16. Calls of many queries with lists of blocks take a kernel by key blocks if one has a receipt. There
+    are no gradients. Under ``torch.autocast``, q is cast to the type of a float16 or bfloat16
     cache, otherwise to that of autocast.
 
     Args:

@@ -9,6 +9,8 @@ import torch
 
 from codegen.arch import ARCHS
 from codegen.library import as_shipped, find_spec
+from codegen.problem import PAGE_ROWS
+from codegen.select.key_lists import KeyListsCall
 from codegen.select.paged import PACKS, PREFILL_KERNELS, PagedCall, decode_fields, packed_kinds, prefill_fields
 from codegen.wording import shown
 from runtime.checks import check_dense, refuse_capture
@@ -16,8 +18,10 @@ from runtime.errors import ArgumentError
 from runtime.kernel import load_kernel
 from runtime.kernels.arguments import MAX_EXTENT, TORCH_DTYPES
 from runtime.kernels.attention import AttentionResult
+from runtime.kernels.key_lists_paged import KeyListsPagedKernel
 from runtime.kernels.launches import Launch, Launches
 from runtime.kernels.paged_attention import (
+    TENSORS,
     UNBOUNDED,
     Given,
     Options,
@@ -41,6 +45,7 @@ CACHE_AXES = {False: "(pages, page_size, kv_heads, head_dim)", True: "(pages, kv
 _CACHE_RANK = 4
 TABLE_RANK = 2
 _E4M3 = TORCH_DTYPES["e4m3"]
+LISTS = TENSORS.index("lists")
 LIST_FIELDS = {"lists": "pattern.indices", "counts": "pattern.counts"}
 """Fields of ``KeyLists`` by the arguments of kernels."""
 
@@ -99,6 +104,50 @@ def verified_packs(arch: str, dtype: str, head_dim: int, *, sink: bool, softcap:
         )
 
     return frozenset(pack for pack in (1, *PACKS) if ARCHS[arch].has_wgmma and holds(pack))
+
+
+@functools.lru_cache(maxsize=KERNELS_KEPT)
+def has_receipt(fields: tuple[tuple[str, Any], ...]) -> bool:
+    """Whether a kernel has a receipt, in the package or in the user's folder."""
+    return is_verified(as_shipped(find_spec(dict(fields))))
+
+
+@kept_by_mode(KERNELS_KEPT)
+def _list_kernel(index: int, fields: tuple[tuple[str, Any], ...]) -> KeyListsPagedKernel:
+    """Kernel by key blocks of calls of a kind."""
+    device = torch.device("cuda", index)
+    refuse_capture("q", device)
+    kernel = load_kernel(dict(fields), device=device)
+    assert isinstance(kernel, KeyListsPagedKernel)
+    return kernel
+
+
+def by_key_blocks(given: Given, options: Options, call: PagedCall) -> tuple[tuple[str, Any], ...] | None:
+    """Fields of the kernel by key blocks for a call with lists; None if the call takes another kernel.
+
+    Args:
+        given: the tensors of the call, in the order of ``TENSORS``.
+        options: its other arguments.
+        call: what the choice between other kernels depends on.
+    """
+    lists = given[LISTS]
+    if lists is None or not call.kv_heads:
+        return None
+    odd_page = call.page_size is not None and call.page_size % PAGE_ROWS > 0
+    others = call.sink or call.softcap is not None or call.e4m3 or call.batch_invariant or call.empty or odd_page
+    chosen = KeyListsCall(
+        call.arch,
+        call.dtype,
+        call.head_dim,
+        entry_keys=options.entry_keys,
+        group=call.heads // call.kv_heads,
+        queries=call.queries,
+        keys=call.requests * call.max_keys,
+        entries=lists.shape[2],
+        options=others,
+        layout="paged",
+    )
+    return chosen.kernel() if chosen.by_keys() and has_receipt(chosen.kernel()) else None
 
 
 @kept_by_mode(KERNELS_KEPT)
@@ -221,10 +270,13 @@ def _attend_checked(given: Given, options: Options, key: Any, *, heads_first: bo
     if heads_first:
         caches, scales = (k_cache.transpose(1, 2), v_cache.transpose(1, 2)), map(_by_token, given[9:11])
         by_token = (q, *caches, *given[3:9], *scales, *given[11:])
-    kernel: PagedAttentionKernel | PagedPrefillKernel
+    kernel: PagedAttentionKernel | PagedPrefillKernel | KeyListsPagedKernel
     call = paged_call(by_token, options, arch_of(q.device))
     of_kind = q.device.index, call.dtype
-    if call.decode_reason():
+    of_lists = by_key_blocks(by_token, options, call)
+    if of_lists is not None:
+        kernel = _list_kernel(q.device.index, of_lists)
+    elif call.decode_reason():
         kernel = _kernel(*of_kind, cache, call.head_dim)
     else:
         kernel = _prefill_kernel(*of_kind, call.head_dim, call.pack, sink=call.sink, softcap=call.softcap)

@@ -14,6 +14,7 @@ from runtime.kernels.arguments import TORCH_DTYPES
 from runtime.kernels.gradient_statistics import LOG2_E
 from runtime.kernels.key_lists_backward import KeyListsBackwardKernel
 from runtime.kernels.key_lists_forward import KeyListsForwardKernel
+from runtime.kernels.key_lists_paged import KeyListsPagedKernel
 from runtime.verify.attention_backward import FLOAT_NOISE, LEAST_NOISE, RELATIVE_LARGEST, Gradients, rms
 from runtime.verify.common import (
     RELATIVE_TO_TORCH,
@@ -27,6 +28,10 @@ from runtime.verify.common import (
 
 LARGEST_ENTRY = 2**31 - 1
 LSE_TOLERANCE = 2e-3
+PAGE_SIZES = (16, 64, 128, 32, 256)
+"""Tokens of the pages of cases over pages."""
+SPARE_PAGES = 3
+"""Pages of no sequence."""
 
 
 class Inputs(NamedTuple):
@@ -259,7 +264,61 @@ def _place_of(name: str, found: torch.Tensor, right: torch.Tensor) -> str:
     return f"{name}: {values} at token {token}, head {head}, column {column}"
 
 
-def run_forward_case(kernel: KeyListsForwardKernel, case: KeyListCase, device: torch.device) -> Outcome:
+class Pages(NamedTuple):
+    """K and V of a case in pages.
+
+    Attributes:
+        k: (pages, page_size, kv_heads, head_dim), NaN where no key is.
+        v: as k.
+        table: int32 (sequences, most pages of a sequence), any integers behind the last page.
+        lengths: int32 (sequences,): keys of each sequence.
+    """
+
+    k: torch.Tensor
+    v: torch.Tensor
+    table: torch.Tensor
+    lengths: torch.Tensor
+
+
+def pages_of(case: KeyListCase, inputs: Inputs, page_size: int) -> Pages:
+    """Put K and V of a case into pages in random order."""
+    device = inputs.k.device
+    lengths = torch.tensor(case.kv_lens, dtype=torch.int32, device=device)
+    needed = [-(-length // page_size) for length in case.kv_lens]
+    pages = sum(needed) + SPARE_PAGES
+    order = torch.randperm(pages, generator=generator(f"pages of {case.name}", device), device=device).int()
+    k, v = (torch.full((pages, page_size, *t.shape[1:]), math.nan, dtype=t.dtype, device=device) for t in inputs[1:3])
+    table = torch.full((len(needed), max(needed) + 1), LARGEST_ENTRY, dtype=torch.int32, device=device)
+    first_page, first_key = 0, case.before
+    for sequence, (number, length) in enumerate(zip(needed, case.kv_lens, strict=True)):
+        table[sequence, :number] = order[first_page : first_page + number]
+        position = torch.arange(length, device=device)
+        page = table[sequence].long()[position // page_size]
+        for cache, rows in ((k, inputs.k), (v, inputs.v)):
+            cache[page, position % page_size] = rows[first_key : first_key + length]
+        first_page, first_key = first_page + number, first_key + length
+    return Pages(k, v, table, lengths)
+
+
+def _attend(
+    kernel: KeyListsForwardKernel | KeyListsPagedKernel, case: KeyListCase, inputs: Inputs, out: torch.Tensor
+) -> torch.Tensor:
+    """Compute a case into ``out``; return the log-sum-exp."""
+    options: dict[str, Any] = {"scale": case.scale, "out": out, "cu_seqlens_q": inputs.cu_seqlens_q}
+    options |= {"lists": inputs.lists, "counts": inputs.counts}
+    if isinstance(kernel, KeyListsPagedKernel):
+        found = pages_of(case, inputs, PAGE_SIZES[len(case.name) % len(PAGE_SIZES)])
+        options |= {"block_table": found.table, "seq_lens": found.lengths, "return_lse": True}
+        lse = kernel(inputs.q, found.k, found.v, **options, entry_keys=kernel.spec.entry_keys).lse
+    else:
+        lse = kernel(inputs.q, inputs.k, inputs.v, **options, cu_seqlens_k=inputs.cu_seqlens_k).lse
+    assert lse is not None
+    return lse
+
+
+def run_forward_case(
+    kernel: KeyListsForwardKernel | KeyListsPagedKernel, case: KeyListCase, device: torch.device
+) -> Outcome:
     """Run one case twice in poisoned memory; the bits must agree. Tokens of no sequence must not be written.
 
     Errors are relative to the tolerance: of the result, multiples of what rounding costs, as of gradients.
@@ -269,39 +328,27 @@ def run_forward_case(kernel: KeyListsForwardKernel, case: KeyListCase, device: t
     sizes = {"group": spec.group, "head_dim": spec.head_dim, "keys": spec.entry_keys}
     inputs = inputs_of(case, **sizes, dtype=dtype, device=device)
     exact = oracle(case, inputs, spec.entry_keys)
-    options: dict[str, Any] = {"scale": case.scale}
-    options |= {name: getattr(inputs, name) for name in ("cu_seqlens_q", "cu_seqlens_k", "lists", "counts")}
-    of_out = spec.computes == "out"
-    if of_out:
-        options["row_lse"] = (exact.lse.T * LOG2_E).float().contiguous()
+    out, again = (torch.full_like(inputs.q, math.nan) for _ in range(2))
     with poisoned_memory():
-        found, other = (_rows(kernel, inputs, options) for _ in range(2))
-    right = exact.out if of_out else exact.lse.T
+        lse, lse_again = (_attend(kernel, case, inputs, to) for to in (out, again))
     inside = slice(case.before, inputs.q.shape[0] - case.before)
-    problems = [] if torch.equal(found[inside], other[inside]) else ["two runs differ"]
-    if of_out and not all(part.isnan().all() for part in (found[: case.before], found[inside.stop :])):
+    same = torch.equal(out[inside], again[inside]) and torch.equal(lse[:, inside], lse_again[:, inside])
+    problems = [] if same else ["two runs differ"]
+    if not all(part.isnan().all() for part in (out[: case.before], out[inside.stop :])):
         problems.append("a token of no sequence was written")
-    off = torch.where(found[inside] == right[inside], 0.0, found[inside].double() - right[inside])  # both may be -inf
-    limits = [(LSE_TOLERANCE, max_error)]
-    if of_out:
-        rounded, exactly = exact.rounded_out[inside], right[inside]
-        limits = [
-            (max(LEAST_NOISE, share * error(rounded, exactly)), error)
-            for share, error in ((RELATIVE_LARGEST, max_error), (RELATIVE_TO_TORCH, rms))
-        ]
-    used = worst(error(off, torch.zeros_like(off)) / limit for limit, error in limits)
+    right, rounded, right_lse = exact.out[inside], exact.rounded_out[inside], exact.lse[:, inside]
+    off_lse = torch.where(lse[:, inside] == right_lse, 0.0, lse[:, inside].double() - right_lse)  # both may be -inf
+    used = [max_error(off_lse, torch.zeros_like(off_lse)) / LSE_TOLERANCE]
+    for share, error in ((RELATIVE_LARGEST, max_error), (RELATIVE_TO_TORCH, rms)):
+        used.append(error(out[inside], right) / max(LEAST_NOISE, share * error(rounded, right)))
     return Outcome(
-        case.name, f"{case.describe()}; errors as shares of what is allowed", used, None, 1.0, "; ".join(problems)
+        case.name,
+        f"{case.describe()}; errors as shares of what is allowed",
+        worst(used),
+        None,
+        1.0,
+        "; ".join(problems),
     )
-
-
-def _rows(kernel: KeyListsForwardKernel, inputs: Inputs, options: dict[str, Any]) -> torch.Tensor:
-    """What a kernel computes, by token: the result, NaN where it does not write, or the log-sum-exp."""
-    out = torch.full_like(inputs.q, math.nan) if kernel.spec.computes == "out" else None
-    rows = kernel(inputs.q, inputs.k, inputs.v, **options, out=out)
-    found = rows.lse.T if rows.lse is not None else rows.out
-    assert found is not None
-    return found
 
 
 FORWARD_VERIFICATION = Verification(

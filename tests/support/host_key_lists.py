@@ -12,16 +12,19 @@ from host_gradients import PROGRAM, for_the_host
 from host_sm90a import compiled, host_map
 
 from codegen.library import NamedSpec
-from codegen.plan import Plan, Prologue
+from codegen.plan import Plan
 from codegen.render import generate
 from runtime.kernels.key_lists_backward import KeyListsBackwardKernel
 from runtime.kernels.key_lists_forward import KeyListsForwardKernel
+from runtime.kernels.key_lists_paged import KeyListsPagedKernel
 
 WAITS = """\
 #include "hopper.h"
 struct int4 {
   int x, y, z, w;
 };
+inline int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }
+#define __shared__ static
 inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 // Other warps run while one waits for its turn: that of a list's second entry for a block comes from the same block.
 inline int load_acquire_when_others_ran(const int* from) {
@@ -41,26 +44,24 @@ class HostLoaded(host_launch.HostLoaded):
 
     def __init__(self, source: str, plan: Plan, folder: Path) -> None:
         assert plan.epilogue is not None
-        before = plan.prologue or Prologue("", 32)
+        assert plan.prologue is not None
         program = PROGRAM % {
-            "prologue": before.symbol,
-            "prologue_threads": before.threads,
+            "prologue": plan.prologue.symbol,
+            "prologue_threads": plan.prologue.threads,
             "epilogue": plan.epilogue.symbol,
             "epilogue_threads": plan.epilogue.threads,
         }
-        if plan.prologue is None:
-            program = program.replace("  run_grid(grids[0], 32, [&] { (p); });\n", "")
         program = program.replace('#include "hopper.h"\n', WAITS)
         super().__init__(compiled(for_the_host(source), plan, folder, program).run, plan)
         self.late = True
 
     def launch(self, signature: Any, addresses: Any, stream: int, *, prologue: bool = True) -> None:
         """Run the three kernels."""
-        assert prologue
         for tensor_map in signature.maps:
             tensor_map.place[:] = host_map(tensor_map.encoder, addresses[tensor_map.name])
         self.point(signature, addresses)
-        grids = (ctypes.c_int * 3)(signature.prologue_grid, signature.grid, signature.epilogue_grid)
+        before = signature.prologue_grid if prologue else 0
+        grids = (ctypes.c_int * 3)(before, signature.grid, signature.epilogue_grid)
         self._run(signature.block, grids, self.late, self.order)
 
 
@@ -77,8 +78,25 @@ class HostKernel(KeyListsBackwardKernel):
         super().__init__(SimpleNamespace(named=named, plan=generated.plan), self.host)  # type: ignore[arg-type]
 
 
+class HostPaged(KeyListsPagedKernel):
+    """A kernel of attention over pages that takes tensors of the CPU.
+
+    Attributes:
+        host: how it is run.
+    """
+
+    def __init__(self, named: NamedSpec, folder: Path) -> None:
+        generated = generate(named)
+        self.host = HostLoaded(generated.source, generated.plan, folder)
+        super().__init__(SimpleNamespace(named=named, plan=generated.plan), self.host)  # type: ignore[arg-type]
+
+    def attend(self, given: Any, options: Any) -> Any:
+        """Compute attention, with the checks of a first call each time."""
+        return self.attend_checked(given, options)[1]
+
+
 class HostForward(KeyListsForwardKernel):
-    """A kernel of the log-sum-exp or of the result that takes tensors of the CPU.
+    """A kernel of attention that takes tensors of the CPU.
 
     Attributes:
         host: how it is run.

@@ -34,7 +34,8 @@ INSTRUCTIONS = (
     *("bar_sync", "bar_arrive", "ex2", "rcp", "lg2", "pack", "pack_e4m3"),
     # Of gradients:
     *("tma_load_bytes", "tma_store_bytes", "tma_reduce_add", "tma_store_wait", "fence_proxy_async_global"),
-    *("load_acquire", "store_release", "stmatrix_x4_trans"),
+    *("load_acquire", "store_release", "atomic_add_acq_rel", "stmatrix_x4_trans"),
+    *("launch_dependents", "wait_for_prerequisites"),
     "load_word",  # of masks of bits
 )
 WGMMA = re.compile(r"wgmma_m64n(\d+)k32_(registers|shared)(_v)?(_first)?\(\n")

@@ -20,7 +20,7 @@ MOST_PAGES = 4
 
 def is_over_pages(spec: Any) -> bool:
     """Whether K and V of a spec's kernels are pages."""
-    return spec.op == "paged_attention" or getattr(spec, "layout", "") == "paged"
+    return spec.op == "paged_attention" or (spec.op == "attention" and spec.layout == "paged")
 
 
 def anything(shape: tuple[int, ...], most: int, draw: torch.Generator, valid: float) -> torch.Tensor:

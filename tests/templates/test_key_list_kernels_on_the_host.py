@@ -18,9 +18,12 @@ from host_streams import pretend_stream  # noqa: E402
 
 from codegen.key_list_cases import KeyListCase  # noqa: E402
 from codegen.library import find_spec  # noqa: E402
+from codegen.plans import key_lists_forward as forward_plans  # noqa: E402
 from codegen.plans.backward import key_lists as plans  # noqa: E402
+from codegen.problem import KeyListsShape  # noqa: E402
 from codegen.render import generate  # noqa: E402
-from runtime.kernels import key_lists_backward, key_lists_forward  # noqa: E402
+from runtime.kernels import key_lists_backward, key_lists_forward, key_lists_paged, paged_attention  # noqa: E402
+from runtime.kernels.arguments import Signatures  # noqa: E402
 from runtime.verify import key_lists as verified  # noqa: E402
 
 RUNS = platform.machine() == "x86_64" and shutil.which("g++") is not None
@@ -45,9 +48,11 @@ KERNELS: dict[str, dict[str, Any]] = {
 @pytest.fixture(autouse=True)
 def _on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend_stream(monkeypatch)
-    for module in (key_lists_backward, key_lists_forward):
+    for module in (key_lists_backward, key_lists_forward, key_lists_paged, paged_attention):
         monkeypatch.setattr(module, "check_tensor", lambda *arguments: None)
     monkeypatch.setattr(plans, "CHUNK_ROWS", 640)
+    monkeypatch.setattr(forward_plans, "CHUNK_ROWS", 640)
+    monkeypatch.setattr(forward_plans, "SLICE_BYTES", 1 << 19)
 
 
 @pytest.mark.parametrize("name", KERNELS)
@@ -68,15 +73,80 @@ FORWARD: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("computes", ["lse", "out"])
 @pytest.mark.parametrize("name", FORWARD)
-def test_results_are_those_of_the_definition(
-    name: str, computes: str, recorded: Callable[..., None], tmp_path: Path
-) -> None:
-    named = find_spec({"op": "key_lists_forward", "arch": "sm_90a", "computes": computes, **FORWARD[name]})
+def test_results_are_those_of_the_definition(name: str, recorded: Callable[..., None], tmp_path: Path) -> None:
+    named = find_spec({"op": "key_lists_forward", "arch": "sm_90a", **FORWARD[name]})
     recorded(generate(named).source, repr(CASES))
     kernel = host_key_lists.HostForward(named, tmp_path)
     for order, (case, late) in enumerate(product(CASES, (True, False))):
         kernel.host.late, kernel.host.order = late, order
         outcome = verified.run_forward_case(kernel, case, CPU)
         assert outcome.passed, outcome
+
+
+def test_bits_do_not_depend_on_slices(
+    recorded: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slice may have one query, or no entry at all; then its thread blocks still combine the one before it."""
+    named = find_spec({"op": "key_lists_forward", "arch": "sm_90a", **FORWARD["groups of 4, heads of 64"]})
+    recorded(generate(named).source)
+    kernel = host_key_lists.HostForward(named, tmp_path)
+    case = KeyListCase("slices", (40, 70), (340, 400), entries=3, before=3)  # several scans of tiles
+    inputs = verified.inputs_of(case, group=4, head_dim=64, keys=64, dtype=torch.float16, device=CPU)
+    options = {name: getattr(inputs, name) for name in ("cu_seqlens_q", "cu_seqlens_k", "lists")}
+    found = []
+    for size in (1 << 19, 1, 1 << 16):
+        monkeypatch.setattr(forward_plans, "SLICE_BYTES", size)
+        shape = KeyListsShape(2, inputs.q.shape[0], inputs.k.shape[0], 2, 3)
+        slices, each = forward_plans.slices_of(named.spec, shape)
+        assert (slices - 1) * each < shape.tokens <= slices * each
+        kernel._signatures = Signatures()
+        out = torch.full_like(inputs.q, float("nan"))
+        rows = kernel(inputs.q, inputs.k, inputs.v, **options, out=out)
+        found.append((slices, out, rows.lse))
+    assert [slices for slices, _, _ in found] == [1, 116, 6]
+    for _, out, lse in found[1:]:
+        torch.testing.assert_close(out, found[0][1], rtol=0, atol=0, equal_nan=True)
+        assert torch.equal(lse[:, 3:-3], found[0][2][:, 3:-3])
+
+
+PAGED: dict[str, dict[str, Any]] = {
+    "groups of 16": {"dtype": "bf16", "head_dim": 128, "entry_keys": 128, "group": 16},
+    "groups of 4, heads of 64": {"dtype": "fp16", "head_dim": 64, "entry_keys": 64, "group": 4},
+}
+
+
+@pytest.mark.parametrize("name", PAGED)
+def test_results_over_pages_are_those_of_the_definition(
+    name: str, recorded: Callable[..., None], tmp_path: Path
+) -> None:
+    named = find_spec({"op": "key_lists_forward", "arch": "sm_90a", "layout": "paged", **PAGED[name]})
+    recorded(generate(named).source, repr(CASES))
+    kernel = host_key_lists.HostPaged(named, tmp_path)
+    for order, (case, late) in enumerate(product(CASES, (True, False))):
+        kernel.host.late, kernel.host.order = late, order
+        outcome = verified.run_forward_case(kernel, case, CPU)
+        assert outcome.passed, outcome
+
+
+def test_pages_outside_of_the_cache_are_hidden_and_lengths_may_be_left_out(
+    recorded: Callable[..., None], tmp_path: Path
+) -> None:
+    fields = {"op": "key_lists_forward", "arch": "sm_90a", "layout": "paged"}
+    named = find_spec({**fields, **PAGED["groups of 4, heads of 64"]})
+    recorded(generate(named).source)
+    kernel = host_key_lists.HostPaged(named, tmp_path)
+    case = KeyListCase("outside", (30, 30), (192, 192), entries=3)
+    inputs = verified.inputs_of(case, group=4, head_dim=64, keys=64, dtype=torch.float16, device=CPU)
+    k, v, table, _ = verified.pages_of(case, inputs, 32)
+    table = table[:, :6].contiguous()
+    common = {"lists": inputs.lists, "entry_keys": 64, "return_lse": True}
+    right = kernel(inputs.q, k, v, block_table=table, **{**common, "lists": inputs.lists.where(inputs.lists != 1, -1)})
+    for outside in (-1, len(k), 2**31 - 1):
+        table[:, 2:4] = outside  # block 1
+        found = kernel(inputs.q, k, v, block_table=table, **common)
+        assert right.lse is not None and found.lse is not None
+        assert torch.equal(found.out, right.out) and torch.equal(found.lse, right.lse)
+    rows = [t.reshape(2, 192, 2, 64) for t in (inputs.k, inputs.v)]
+    without_table = kernel(inputs.q, *rows, **{**common, "lists": inputs.lists.where(inputs.lists != 1, -1)})
+    assert torch.equal(without_table.out, right.out)

@@ -35,6 +35,7 @@ from runtime.kernels.bsr_spgemm import BsrSpgemmKernel
 from runtime.kernels.bsr_spmm import ACTIVATIONS, BsrSpmmKernel
 from runtime.kernels.key_lists_backward import KeyListsBackwardKernel
 from runtime.kernels.key_lists_forward import KeyListsForwardKernel
+from runtime.kernels.key_lists_paged import KeyListsPagedKernel
 from runtime.kernels.paged_attention import PagedAttentionKernel
 from runtime.kernels.paged_prefill import PagedPrefillKernel
 from runtime.kernels.pattern_numbers import numbers_for
@@ -564,16 +565,27 @@ def backward_workload(kernel: AttentionBackwardKernel, length: int = 8192, heads
 
 
 def key_lists_forward_workload(kernel: KeyListsForwardKernel) -> Workload:
-    """The reference workload of attention over lists of keys, as of its gradients. Lists are transposed before."""
-    of_out = kernel.spec.computes == "out"
+    """The reference workload of attention over lists of keys, as of its gradients."""
     problem = _key_lists(kernel.spec)
-    row_lse = problem.lse.T.contiguous()
-    options: dict[str, Any] = {**problem.options, "row_lse": row_lse if of_out else None}
-    once = {**options, "transposed": kernel(problem.q, problem.k, problem.v, **options).transposed}
     return Workload(
         shape=problem.shape,
-        flops=2.0 * (2 if of_out else 1) * problem.pairs * kernel.spec.head_dim,
-        call=lambda: kernel(problem.q, problem.k, problem.v, **once),
+        flops=2.0 * 2 * problem.pairs * kernel.spec.head_dim,
+        call=lambda: kernel(problem.q, problem.k, problem.v, **problem.options),
+        peers={},
+        peer_flops={},
+    )
+
+
+def key_lists_paged_workload(kernel: KeyListsPagedKernel, page_size: int = 64) -> Workload:
+    """The same with K and V in pages, in order: what matters is where pages end."""
+    problem = _key_lists(kernel.spec)
+    caches = [t.unflatten(0, (-1, page_size)) for t in (problem.k, problem.v)]
+    table = torch.arange(caches[0].shape[0], dtype=torch.int32, device="cuda")[None]
+    options = {"lists": problem.options["lists"], "entry_keys": kernel.spec.entry_keys, "block_table": table}
+    return Workload(
+        shape=f"{problem.shape}, pages of {page_size}",
+        flops=2.0 * 2 * problem.pairs * kernel.spec.head_dim,
+        call=lambda: kernel(problem.q, *caches, **options),
         peers={},
         peer_flops={},
     )

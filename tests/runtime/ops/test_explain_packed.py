@@ -93,6 +93,27 @@ def test_pages(call: dict[str, Any], name: str, reason: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("changes", "by_keys"),
+    [
+        ({}, True),
+        (dict(sink=meta(32, dtype=torch.float32)), False),
+        (dict(batch_invariant=True), False),
+        (dict(queries=64), False),
+        (dict(page=8), False),
+        (dict(pattern=KeyLists(meta(1, 2048, 16, dtype=torch.int32), keys=32)), False),
+    ],
+)
+def test_lists_of_many_queries_take_the_kernel_by_key_blocks_if_it_has_a_receipt(
+    changes: dict[str, Any], by_keys: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(paged_calls, "has_receipt", lambda fields: True)
+    many = {"queries": 512, "pattern": KeyLists(meta(1, 2048, 16, dtype=torch.int32), keys=128)}
+    found = paged(**{**many, **changes})
+    assert ("kernel by key blocks: many queries" in str(found)) == by_keys
+    assert (getattr(found.kernels["O"].spec, "layout", None) == "paged") == by_keys
+
+
+@pytest.mark.parametrize(
     ("call", "pack", "reason"),
     [
         (dict(queries=32), 4, "4 query heads of a KV head share a tile"),

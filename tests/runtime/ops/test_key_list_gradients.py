@@ -60,20 +60,18 @@ def test_a_step_has_the_gradients_of_the_definition(
 ) -> None:
     forward = find_spec({"op": "paged_attention", "arch": "sm_90a", "dtype": "fp16", "head_dim": 64})
     sizes = {"dtype": "fp16", "entry_keys": 64, **SIZES}
-    parts = [
-        find_spec({"op": "key_lists_forward", "arch": "sm_90a", "computes": part, **sizes}) for part in ("lse", "out")
-    ]
+    by_blocks = find_spec({"op": "key_lists_forward", "arch": "sm_90a", **sizes})
     fields = {"op": "key_lists_backward", "arch": "sm_90a", "dtype": "fp16", "entry_keys": 64, **SIZES}
     backward = find_spec(fields if deterministic else {**fields, "deterministic": False})
-    recorded(*(generate(named).source for named in (forward, backward, *parts)), repr(CASE))
-    for name in ("forward", "backward", "lse", "out"):
+    recorded(*(generate(named).source for named in (forward, backward, by_blocks)), repr(CASE))
+    for name in ("forward", "backward", "by_blocks"):
         (tmp_path / name).mkdir()
     attends = host_paged.HostKernel(forward, tmp_path / "forward")
     differentiates = host_key_lists.HostKernel(backward, tmp_path / "backward")
     asked: list[Any] = []
     if by_keys:
-        kernels = [host_key_lists.HostForward(named, tmp_path / named.spec.computes) for named in parts]
-        monkeypatch.setattr(key_list_calls, "_kernels", lambda *given: kernels)
+        kernel = host_key_lists.HostForward(by_blocks, tmp_path / "by_blocks")
+        monkeypatch.setattr(key_list_calls, "_kernel", lambda *given: kernel)
         monkeypatch.setattr(select, "LEAST_QUERIES", 0)
     else:
         monkeypatch.setattr(select, "LEAST_QUERIES", 1000)
@@ -159,7 +157,7 @@ def test_without_a_receipt_a_call_decodes_and_has_no_gradient(on_cpu: None, monk
     for module in (key_list_calls, key_list_gradients):
         monkeypatch.setattr(module, "has_receipt", lambda fields: False)
     fields = select.KeyListsCall("sm_90a", "fp16", 64, 64, 4, queries=4096, keys=4096, entries=8).kernel()
-    assert key_list_calls._kernels(0, fields) is None
+    assert key_list_calls._kernel(0, fields) is None
     q, k, v = (torch.randn(10, heads, 64).half().requires_grad_() for heads in (4, 1, 1))
     lists = KeyLists(torch.zeros(1, 10, 2, dtype=torch.int32), keys=64)
     with pytest.raises(

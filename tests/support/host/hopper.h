@@ -176,6 +176,9 @@ inline void tma_reduce_add(float* to, unsigned from, int bytes) {
 inline void fence_proxy_async_global() {}
 inline int load_acquire(const int* from) { return *from; }
 inline void store_release(int* to, int value) { *to = value; }
+inline void launch_dependents() {}
+inline void wait_for_prerequisites() {}
+inline int atomic_add_acq_rel(int* to, int x) { return std::exchange(*to, *to + x); }
 inline void tma_store_commit() {}
 template <int kPending>
 void tma_store_wait_read() {

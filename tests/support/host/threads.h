@@ -177,7 +177,15 @@ T __ldcg(const T* from) {
   return *from;
 }
 template <typename T>
+T __ldcs(const T* from) {
+  return *from;
+}
+template <typename T>
 void __stcg(T* to, T value) {
+  *to = value;
+}
+template <typename T>
+void __stcs(T* to, T value) {
   *to = value;
 }
 inline int atomicAdd(int* to, int value) { return std::exchange(*to, *to + value); }

@@ -26,17 +26,21 @@ from codegen.plan import (
 from codegen.plans.attention.rows import SWIZZLE, WARPGROUP_ROWS
 from codegen.plans.backward.parts import ELEMENT, STATS_BYTES
 from codegen.plans.backward.wgmma import OPERANDS, WARPGROUP
-from codegen.problem import COUNTER_BYTES, KeyListsShape, LaunchArgs
+from codegen.problem import KeyListsShape, LaunchArgs
 from codegen.spec import KeyListsBackwardSpec
 from codegen.tile_rules import OneOf, Rule, check_tile, multiples
 
-ADD_WARPS = 2  # warps that add to dQ, in alternate steps
 THREADS_OF_ROWS = 256  # per block of the prologue, and of the epilogue
 OVERHEAD_REGISTERS = 12  # addresses, loop state, statistics, like the kernel of all gradients
 FLOAT = 4  # bytes
-CHUNK_ROWS = 1 << 14
-"""Rows of a chunk, the part of a tile's queries that one thread block takes: lists of some key blocks are far longer
-than of others. Each chunk has its own sums of dK and dV. Estimated, and an argument of a launch."""
+NORM = 4  # bytes of the norm of a row of dO
+SCALE = 2  # bytes of the scale of a row in fixed point
+LARGEST = 8  # bytes of the largest |K| and the largest norm of V of a query
+CHUNK_ROWS = 1 << 12
+"""Rows of a chunk, the part of a tile's queries that one thread block takes. Chunks that run at one time are of queries
+near each other, and short chunks of nearer ones, so that their Q, dO and sums of dQ stay in the L2 cache; but each chunk
+has its own sums of dK and dV. Estimated, and an argument of a launch."""
+_ACCUM = "sums of dQ, (kv_heads, tokens, kPartBytes / 4)"
 REGISTER_SPLITS = {1: ((40, 216), (24, 232)), 2: ((40, 232), (24, 240))}
 """Registers per producer and per consumer thread, by consumer warpgroups; the first split that fits is used. Those of
 one consumer are for two thread blocks per SM."""
@@ -87,8 +91,7 @@ def plan(spec: KeyListsBackwardSpec, stem: str) -> Plan:
         threads=WARPGROUP * (1 + consumers),
         ctas_per_sm=2 if consumers == 1 and fits_twice else 1,
         persistent=False,
-        dynamic_scheduler=spec.deterministic,
-        workspace_bytes={"scheduler": str(COUNTER_BYTES)} if spec.deterministic else {},
+        dynamic_scheduler=False,
         shared=tuple(shared.regions),
         shared_bytes=shared.size,
         registers=registers,
@@ -99,7 +102,7 @@ def plan(spec: KeyListsBackwardSpec, stem: str) -> Plan:
         grid_summary="one thread block for each chunk of a tile's queries",
         summary=(
             ("tile", f"{n} keys, {m // spec.group} queries of {spec.group} heads a step"),
-            ("schedule", f"{spec.schedule}: a TMA producer, two warps that add to dQ, {consumers} consumers"),
+            ("schedule", f"{spec.schedule}: a TMA producer, a warp that adds to dQ, {consumers} consumers"),
         ),
         flops=2 * d * m * n * 5,
         bytes=2 * m * d * DTYPES[spec.dtype].bytes + FLOAT * m * d,
@@ -127,11 +130,15 @@ def _shared(spec: KeyListsBackwardSpec) -> SharedLayout:
     shared.add("Ds", 2 * m * spec.tile.n * element, "dS of a step, and of the previous one: column groups of 64 keys")
     shared.add("Parts", m * spec.head_dim * FLOAT, "staging of a step's part of dQ, query by query", stores=True)
     shared.add("Stats", stages * m * STATS_BYTES, "statistics of the rows in the ring", align=16)
-    shared.add("Barriers", 8 * (2 * stages + 2 + ADD_WARPS), "mbarriers", align=8)
+    if spec.deterministic:
+        shared.add("Norms", stages * m * NORM, "norms of the rows of dO in the ring", align=16)
+    shared.add("Barriers", 8 * (2 * stages + 3), "mbarriers", align=8)
     last_keys = stages * (m // spec.group + 1) * 4
     shared.add("LastKeys", last_keys, "last key that each query of the ring sees; whether one sees fewer", align=4)
     if spec.deterministic:
-        shared.add("ChunkIndex", 4, "index of the thread block's chunk", align=4)
+        largest = stages * (m // spec.group) * LARGEST
+        shared.add("Largest", largest, "largest |K| and norm of V of each query of the ring", align=8)
+        shared.add("Scales", 2 * m * SCALE, "scales of the rows of a step, and of the previous one", align=4)
     return shared
 
 
@@ -155,30 +162,30 @@ def list_params() -> tuple[Param, ...]:
 
 def _params(spec: KeyListsBackwardSpec) -> tuple[Param, ...]:
     """Parameters of the kernel."""
-    turns = (
-        pointer("turns", "int", "entries that each query sees, (kv_heads, tokens)"),
-        pointer("semaphore", "int", "turns that have passed of each query, (kv_heads, tokens)", writes=True),
-        pointer("scheduler", "int", "chunks that thread blocks have taken", writes=True),
-    )
     return (
         *OPERANDS,
+        *_strided("k", "K (key tokens, kv_heads, head_dim)"),
+        *_strided("v", "V, as K"),
         *_strided("out", "O (tokens, heads, head_dim)"),
         *_strided("dout", "dO, as O"),
         pointer("lse", "float", "log-sum-exp of the forward, (heads, tokens) contiguous"),
         pointer("dlse", "float", "gradient of the log-sum-exp, as lse; 0 if null"),
         pointer("stats", "RowStats", "statistics of all rows, (tokens, heads)", writes=True),
+        pointer("norms", "float", "norms of the rows of dO, as stats", writes=True),
+        pointer("largest", "int2", "largest |K| and norm of V of the tiles of a query, (kv_heads, tokens)", writes=True),
         *list_params(),
+        pointer("chunk_order", "int", "chunk of each thread block"),
         *_strided("dq", "dQ, as O", writes=True),
         *_strided("dk", "dK (key tokens, kv_heads, head_dim)", writes=True),
         *_strided("dv", "dV, as K", writes=True),
-        pointer("accum", "float", "sums of dQ, (kv_heads, tokens, kPartBytes / 4)", writes=True),
+        pointer("accum", "int" if spec.deterministic else "float", _ACCUM, writes=True),
         pointer("partials", "float", "dK and dV of each chunk", writes=True),
-        *(turns if spec.deterministic else ()),
         i32("tokens", "queries of all sequences"),
         i32("heads", "query heads"),
         i32("kv_heads", "heads of K and V"),
         i32("tiles", "tiles of a head"),
         i32("chunk_entries", "entries of a chunk"),
+        i32("row_blocks", "thread blocks of the prologue that have rows; the others have a tile each"),
         i32("dq_blocks", "thread blocks of the epilogue that convert dQ; the others add up dK and dV"),
         f32("scale_log2", "scale * log2(e); the host checks that it is positive"),
         f32("scale", "the softmax scale"),
@@ -196,6 +203,7 @@ def _constants(spec: KeyListsBackwardSpec, *, producer: int, consumer: int) -> t
     """Constants of the source."""
     m, n, d, columns, element = spec.tile.m, spec.tile.n, spec.head_dim, _columns(spec), DTYPES[spec.dtype].bytes
     consumers = n // WARPGROUP_ROWS
+    norms = Constant("kNormsBytes", m * NORM, "bytes of the norms of the rows of a step")
     return (
         Constant("kHeadDim", d, "elements per head"),
         Constant("kGroup", spec.group, "query heads per KV head"),
@@ -205,7 +213,6 @@ def _constants(spec: KeyListsBackwardSpec, *, producer: int, consumer: int) -> t
         Constant("kStages", spec.stages, "depth of the ring"),
         Constant("kConsumerWarpgroups", consumers, "warpgroups that compute, 64 keys each"),
         Constant("kThreads", WARPGROUP * (1 + consumers), "warpgroup 0 produces, the others consume"),
-        Constant("kAddWarps", ADD_WARPS, "warps that add to dQ"),
         Constant("kProducerRegisters", producer, "registers per producer thread"),
         Constant("kConsumerRegisters", consumer, "registers per consumer thread"),
         Constant("kGroupColumns", columns, "columns of a group: one 128-byte swizzled row"),
@@ -216,10 +223,11 @@ def _constants(spec: KeyListsBackwardSpec, *, producer: int, consumer: int) -> t
         Constant("kKvBytes", n * d * element, "bytes of K, or of V, of a tile"),
         Constant("kDsBytes", m * n * element, "bytes of dS of a step"),
         Constant("kStatsBytes", m * STATS_BYTES, "bytes of the statistics of a step"),
+        *([norms] if spec.deterministic else []),
         Constant("kDqColumnParts", d // columns, "parts of 64 columns of dQ, indexed by warpgroup"),
         Constant("kDqParts", _dq_parts(spec), "such parts of a warpgroup"),
         Constant("kDqQueries", m // _divided(spec), "rows of a warpgroup's part of dQ"),
-        Constant("kPartBytes", spec.group * d * FLOAT, "bytes of a query's part of dQ, in fp32"),
+        Constant("kPartBytes", spec.group * d * FLOAT, "bytes of a query's part of dQ"),
         Constant("kSumFloats", n * d, "elements of dK, or of dV, of a chunk"),
         Constant("kRowThreads", THREADS_OF_ROWS, "threads per block of the prologue, and of the epilogue"),
         Constant("kRowLanes", d // 8, "threads per row in the prologue, 16 bytes each"),
@@ -251,23 +259,20 @@ def _arguments(plan: Plan, shape: KeyListsShape, slots: int) -> LaunchArgs:
     sizes, chunks = chunk_sizes(shape, spec.entry_keys, spec.group)
     pairs = shape.kv_heads * shape.tokens
     dq_blocks = -(-pairs // (spec.tile.m // spec.group))
-    rows = THREADS_OF_ROWS // (spec.head_dim // 8)
-    accum = {"accum": pairs * spec.group * spec.head_dim * FLOAT}
+    row_blocks = -(-shape.tokens * shape.kv_heads * spec.group // (THREADS_OF_ROWS // (spec.head_dim // 8)))
+    tiles, sum_bytes = shape.kv_heads * sizes["tiles"], spec.entry_keys * spec.head_dim * FLOAT
     return LaunchArgs(
         {
             "tokens": shape.tokens,
             "heads": shape.kv_heads * spec.group,
             "kv_heads": shape.kv_heads,
             **sizes,
+            "row_blocks": row_blocks,
             "dq_blocks": dq_blocks,
         },
         chunks,
-        prologue_grid=-(-shape.tokens * shape.kv_heads * spec.group // rows),
-        counters={"semaphore": pairs, "scheduler": 1} if spec.deterministic else {},
-        scratch={
-            "partials": chunks * 2 * spec.entry_keys * spec.head_dim * FLOAT,
-            **(accum if spec.deterministic else {}),
-        },
-        epilogue_grid=dq_blocks + shape.kv_heads * sizes["tiles"],
-        sums={} if spec.deterministic else accum,
+        prologue_grid=row_blocks + tiles,
+        scratch={"partials": chunks * 2 * sum_bytes, "norms": pairs * spec.group * NORM},
+        epilogue_grid=dq_blocks + tiles * 2 * (sum_bytes // 16 // THREADS_OF_ROWS),
+        sums={"accum": pairs * spec.group * spec.head_dim * FLOAT, "largest": pairs * LARGEST},
     )

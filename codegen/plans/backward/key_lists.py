@@ -117,6 +117,12 @@ def _dq_parts(spec: KeyListsBackwardSpec) -> int:
     return max(1, spec.head_dim // _columns(spec) // (spec.entry_keys // WARPGROUP_ROWS))
 
 
+def _ds_buffers(spec: KeyListsBackwardSpec) -> int:
+    """Buffers of dS. One warpgroup has one, and a second barrier in each step, which costs it little: that leaves shared
+    memory for a ring of two stages, with two thread blocks per SM."""
+    return min(2, spec.entry_keys // WARPGROUP_ROWS)
+
+
 def _shared(spec: KeyListsBackwardSpec) -> SharedLayout:
     """Shared memory layout: operands of the tile, the ring of its steps, and results that steps pass on."""
     stages, m, element = spec.stages, spec.tile.m, DTYPES[spec.dtype].bytes
@@ -127,7 +133,9 @@ def _shared(spec: KeyListsBackwardSpec) -> SharedLayout:
     ring = Ring(stages, "q_full[i]", "q_empty[i]")
     shared.add("Q", stages * q_bytes, "Q ring", ring=ring)
     shared.add("Dout", stages * q_bytes, "dO ring", ring=ring)
-    shared.add("Ds", 2 * m * spec.tile.n * element, "dS of a step, and of the previous one: column groups of 64 keys")
+    buffers = _ds_buffers(spec)
+    steps = "a step" if buffers == 1 else "a step, and of the previous one"
+    shared.add("Ds", buffers * m * spec.tile.n * element, f"dS of {steps}: column groups of 64 keys")
     shared.add("Parts", m * spec.head_dim * FLOAT, "staging of a step's part of dQ, query by query", stores=True)
     shared.add("Stats", stages * m * STATS_BYTES, "statistics of the rows in the ring", align=16)
     if spec.deterministic:
@@ -221,6 +229,7 @@ def _constants(spec: KeyListsBackwardSpec, *, producer: int, consumer: int) -> t
         Constant("kKvGroupBytes", n * SWIZZLE, "bytes of one column group of K or V"),
         Constant("kQBytes", m * d * element, "bytes of Q, or of dO, of a step"),
         Constant("kKvBytes", n * d * element, "bytes of K, or of V, of a tile"),
+        Constant("kDsBuffers", _ds_buffers(spec), "buffers of dS"),
         Constant("kDsBytes", m * n * element, "bytes of dS of a step"),
         Constant("kStatsBytes", m * STATS_BYTES, "bytes of the statistics of a step"),
         *([norms] if spec.deterministic else []),

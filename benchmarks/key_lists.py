@@ -7,7 +7,7 @@
 
 Effective TFLOPS are of two products (forward) and of five (backward) over the pairs that the lists and the causal mask
 show. A forward by key blocks is all that a call does: transposed lists, the log-sum-exp, the result. So is a backward:
-transposed lists, statistics, dQ, dK and dV. "any order" is what `deterministic=False` takes. "transposition" is the
+transposed lists, statistics, dQ, dK and dV. "transposition" is the
 part of both that transposes lists, and has no TFLOPS. `--chunks` changes the rows of a chunk, the part of a key block's
 queries that a thread block takes.
 
@@ -50,7 +50,7 @@ from runtime.tools.bench.timing import Call
 
 PACKAGES = ("torch",)
 BY_KEYS, BY_QUERIES = "forward, by key blocks", "forward, decode kernel"
-OURS, ANY_ORDER, TRANSPOSITION = "backward", "backward, any order", "transposition"
+OURS, TRANSPOSITION = "backward", "transposition"
 CHUNKS = "backward, chunks of {} rows"
 SAMPLES = 8  # queries and keys that are checked
 REPEATS = 11
@@ -211,16 +211,12 @@ def calls_of(row: Row, problem: Problem, chunks: Sequence[int]) -> dict[str, Cal
 
     options = {"cu_seqlens_q": bounds, "cu_seqlens_k": bounds, "lists": indices, "out": out, "dout": dout, "lse": lse}
     others = {CHUNKS.format(rows): with_chunks(fields, rows, (q, k, v), options) for rows in chunks}
-
-    def backward(deterministic: bool) -> Call:
-        rows = {"dout": dout, "out": out, "lse": lse, "deterministic": deterministic}
-        return lambda: attend_key_lists_backward(q, k, v, both, lists, **rows)
+    given = {"dout": dout, "out": out, "lse": lse}
 
     return {
         BY_KEYS: lambda: attend_by_keys(kernels, q, k, v, bounds=both, lists=lists).out,
         BY_QUERIES: lambda: attend_by_queries(q, k, v, both, lists, options=options_of(lists)).out,
-        OURS: backward(True),
-        ANY_ORDER: backward(False),
+        OURS: lambda: attend_key_lists_backward(q, k, v, both, lists, **given),
         **others,
         TRANSPOSITION: lambda: transposed_key_lists(indices, None, *both, keys=row.keys, **sizes),
     }

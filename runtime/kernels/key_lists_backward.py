@@ -61,7 +61,7 @@ class KeyListsBackwardKernel(BoundCall[KeyListsBackwardSpec]):
     """Gradients of attention of packed sequences in which each query has a list of key blocks.
 
     Calls run on torch's current stream, do not synchronize and can be captured in a CUDA graph. The same arguments give
-    the same bits in every call, but in dQ of a spec with ``deterministic: false``.
+    the same bits in every call.
 
     Attributes:
         compiled: source, plan, code and compiler log.

@@ -33,7 +33,14 @@ INSTRUCTIONS = (
     *("wgmma_fence", "wgmma_commit", "wgmma_wait", "ldmatrix_x4", "stmatrix_x4"),
     *("bar_sync", "bar_arrive", "ex2", "rcp", "lg2", "pack", "pack_e4m3"),
     # Of gradients:
-    *("tma_load_bytes", "tma_store_bytes", "tma_reduce_add", "tma_reduce_add_s32", "tma_store_wait", "fence_proxy_async_global"),
+    *(
+        "tma_load_bytes",
+        "tma_store_bytes",
+        "tma_reduce_add",
+        "tma_reduce_add_s32",
+        "tma_store_wait",
+        "fence_proxy_async_global",
+    ),
     *("load_acquire", "store_release", "stmatrix_x4_trans"),
     "load_word",  # of masks of bits
 )

@@ -38,7 +38,7 @@ KERNELS: dict[str, dict[str, Any]] = {
     "groups of 4, blocks of 64": {"dtype": "fp16", "head_dim": 64, "entry_keys": 64, "group": 4},
     "groups of 16, blocks of 64": {"dtype": "bf16", "head_dim": 128, "entry_keys": 64, "group": 16},
     "groups of 4": {"dtype": "bf16", "head_dim": 128, "entry_keys": 128, "group": 4},
-    "any order": {"dtype": "fp16", "head_dim": 128, "entry_keys": 128, "group": 8, "deterministic": False},
+    "groups of 8": {"dtype": "fp16", "head_dim": 128, "entry_keys": 128, "group": 8},
 }
 
 

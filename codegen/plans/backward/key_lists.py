@@ -1,5 +1,5 @@
 """Plan of the gradients of attention over lists of keys on sm_90a: tiles are key blocks, steps the queries that list
-them; five products; dQ is summed in fixed or any order."""
+them; five products; dQ is summed in fixed point, in any order."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ NORM = 4  # bytes of the norm of a row of dO
 SCALE = 2  # bytes of the scale of a row in fixed point
 LARGEST = 8  # bytes of the largest |K| and the largest norm of V of a query
 CHUNK_ROWS = 1 << 12
-"""Rows of a chunk, the part of a tile's queries that one thread block takes. Chunks that run at one time are of queries
-near each other, and short chunks of nearer ones, so that their Q, dO and sums of dQ stay in the L2 cache; but each chunk
-has its own sums of dK and dV. Estimated, and an argument of a launch."""
-_ACCUM = "sums of dQ, (kv_heads, tokens, kPartBytes / 4)"
+"""Rows of a chunk, the part of a tile's queries that one thread block takes, of tiles of 128 keys; of others in
+proportion. Chunks that run at one time have queries near each other, and short chunks nearer ones, so that Q, dO and
+the sums of dQ stay in the L2 cache; but each chunk has its own sums of dK and dV. Estimated, and an argument of a
+launch."""
 REGISTER_SPLITS = {1: ((40, 216), (24, 232)), 2: ((40, 232), (24, 240))}
 """Registers per producer and per consumer thread, by consumer warpgroups; the first split that fits is used. Those of
 one consumer are for two thread blocks per SM."""
@@ -95,7 +95,7 @@ def plan(spec: KeyListsBackwardSpec, stem: str) -> Plan:
         shared=tuple(shared.regions),
         shared_bytes=shared.size,
         registers=registers,
-        params=_params(spec),
+        params=_params(),
         tensor_maps=_tensor_maps(spec),
         constants=_constants(spec, producer=producer, consumer=consumer),
         flags=KeyListsBackwardFlags(m // _divided(spec)),
@@ -118,8 +118,8 @@ def _dq_parts(spec: KeyListsBackwardSpec) -> int:
 
 
 def _ds_buffers(spec: KeyListsBackwardSpec) -> int:
-    """Buffers of dS. One warpgroup has one, and a second barrier in each step, which costs it little: that leaves shared
-    memory for a ring of two stages, with two thread blocks per SM."""
+    """Buffers of dS. One warpgroup has one, and a second barrier in each step, which costs it little. That leaves
+    shared memory for a ring of two stages, with two thread blocks per SM."""
     return min(2, spec.entry_keys // WARPGROUP_ROWS)
 
 
@@ -138,15 +138,13 @@ def _shared(spec: KeyListsBackwardSpec) -> SharedLayout:
     shared.add("Ds", buffers * m * spec.tile.n * element, f"dS of {steps}: column groups of 64 keys")
     shared.add("Parts", m * spec.head_dim * FLOAT, "staging of a step's part of dQ, query by query", stores=True)
     shared.add("Stats", stages * m * STATS_BYTES, "statistics of the rows in the ring", align=16)
-    if spec.deterministic:
-        shared.add("Norms", stages * m * NORM, "norms of the rows of dO in the ring", align=16)
+    shared.add("Norms", stages * m * NORM, "norms of the rows of dO in the ring", align=16)
     shared.add("Barriers", 8 * (2 * stages + 3), "mbarriers", align=8)
     last_keys = stages * (m // spec.group + 1) * 4
     shared.add("LastKeys", last_keys, "last key that each query of the ring sees; whether one sees fewer", align=4)
-    if spec.deterministic:
-        largest = stages * (m // spec.group) * LARGEST
-        shared.add("Largest", largest, "largest |K| and norm of V of each query of the ring", align=8)
-        shared.add("Scales", 2 * m * SCALE, "scales of the rows of a step, and of the previous one", align=4)
+    largest = stages * (m // spec.group) * LARGEST
+    shared.add("Largest", largest, "largest |K| and norm of V of each query of the ring", align=8)
+    shared.add("Scales", 2 * m * SCALE, "scales of the rows of a step, and of the previous one", align=4)
     return shared
 
 
@@ -168,7 +166,7 @@ def list_params() -> tuple[Param, ...]:
     )
 
 
-def _params(spec: KeyListsBackwardSpec) -> tuple[Param, ...]:
+def _params() -> tuple[Param, ...]:
     """Parameters of the kernel."""
     return (
         *OPERANDS,
@@ -180,13 +178,15 @@ def _params(spec: KeyListsBackwardSpec) -> tuple[Param, ...]:
         pointer("dlse", "float", "gradient of the log-sum-exp, as lse; 0 if null"),
         pointer("stats", "RowStats", "statistics of all rows, (tokens, heads)", writes=True),
         pointer("norms", "float", "norms of the rows of dO, as stats", writes=True),
-        pointer("largest", "int2", "largest |K| and norm of V of the tiles of a query, (kv_heads, tokens)", writes=True),
+        pointer(
+            "largest", "int2", "largest |K| and norm of V of the tiles of a query, (kv_heads, tokens)", writes=True
+        ),
         *list_params(),
         pointer("chunk_order", "int", "chunk of each thread block"),
         *_strided("dq", "dQ, as O", writes=True),
         *_strided("dk", "dK (key tokens, kv_heads, head_dim)", writes=True),
         *_strided("dv", "dV, as K", writes=True),
-        pointer("accum", "int" if spec.deterministic else "float", _ACCUM, writes=True),
+        pointer("accum", "int", "sums of dQ in fixed point, (kv_heads, tokens, kPartBytes / 4)", writes=True),
         pointer("partials", "float", "dK and dV of each chunk", writes=True),
         i32("tokens", "queries of all sequences"),
         i32("heads", "query heads"),
@@ -211,7 +211,6 @@ def _constants(spec: KeyListsBackwardSpec, *, producer: int, consumer: int) -> t
     """Constants of the source."""
     m, n, d, columns, element = spec.tile.m, spec.tile.n, spec.head_dim, _columns(spec), DTYPES[spec.dtype].bytes
     consumers = n // WARPGROUP_ROWS
-    norms = Constant("kNormsBytes", m * NORM, "bytes of the norms of the rows of a step")
     return (
         Constant("kHeadDim", d, "elements per head"),
         Constant("kGroup", spec.group, "query heads per KV head"),
@@ -232,7 +231,7 @@ def _constants(spec: KeyListsBackwardSpec, *, producer: int, consumer: int) -> t
         Constant("kDsBuffers", _ds_buffers(spec), "buffers of dS"),
         Constant("kDsBytes", m * n * element, "bytes of dS of a step"),
         Constant("kStatsBytes", m * STATS_BYTES, "bytes of the statistics of a step"),
-        *([norms] if spec.deterministic else []),
+        Constant("kNormsBytes", m * NORM, "bytes of the norms of the rows of a step"),
         Constant("kDqColumnParts", d // columns, "parts of 64 columns of dQ, indexed by warpgroup"),
         Constant("kDqParts", _dq_parts(spec), "such parts of a warpgroup"),
         Constant("kDqQueries", m // _divided(spec), "rows of a warpgroup's part of dQ"),
@@ -255,7 +254,10 @@ def chunks_of(entries: int, tiles: int, chunk: int) -> int:
 
 def chunk_sizes(shape: KeyListsShape, entry_keys: int, group: int) -> tuple[dict[str, int], int]:
     """Tiles of a head and entries of a chunk, by parameter, and the chunks of all heads at most."""
-    chunk, tiles = CHUNK_ROWS // group, tiles_of_head(shape.key_tokens, shape.sequences, entry_keys)
+    chunk, tiles = (
+        max(1, CHUNK_ROWS * entry_keys // 128 // group),
+        tiles_of_head(shape.key_tokens, shape.sequences, entry_keys),
+    )
     entries = shape.kv_heads * shape.tokens * shape.list_length
     return {"tiles": tiles, "chunk_entries": chunk}, chunks_of(entries, shape.kv_heads * tiles, chunk)
 

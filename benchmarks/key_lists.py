@@ -3,13 +3,11 @@
     python benchmarks/key_lists.py --json benchmarks/results/key_lists_h200.json
     python benchmarks/key_lists.py --from benchmarks/results/key_lists_h200.json  # no GPU: an old run
     python benchmarks/key_lists.py --rows 4096  # one row
-    python benchmarks/key_lists.py --chunks 2048,8192  # the backward with other chunks too
 
 Effective TFLOPS are of two products (forward) and of five (backward) over the pairs that the lists and the causal mask
 show. A forward by key blocks is all that a call does: transposed lists, the log-sum-exp, the result. So is a backward:
-transposed lists, statistics, dQ, dK and dV. "transposition" is the
-part of both that transposes lists, and has no TFLOPS. `--chunks` changes the rows of a chunk, the part of a key block's
-queries that a thread block takes.
+transposed lists, statistics, dQ, dK and dV. "transposition" is the part of both that transposes lists, and has no
+TFLOPS.
 
 Each query lists its own block and different random earlier ones, for each KV head; `sink` also has block 0 and the
 block before its own in every list. Lists of a model are less random: adjacent queries share blocks.
@@ -26,7 +24,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
-from unittest.mock import patch
 
 import torch
 from harness import Fields, check_calls, environment, free_memory, time_calls
@@ -37,7 +34,6 @@ from rich.table import Table
 from codegen.json_rows import json_rows
 from codegen.library import find_spec
 from codegen.planning import plan_for
-from codegen.plans.backward import key_lists as plans
 from codegen.problem import KeyListsShape
 from codegen.select.key_lists import FORWARD, gradient_fields
 from runtime import KeyLists, load_kernel, varlen_attention
@@ -51,7 +47,6 @@ from runtime.tools.bench.timing import Call
 PACKAGES = ("torch",)
 BY_KEYS, BY_QUERIES = "forward, by key blocks", "forward, decode kernel"
 OURS, TRANSPOSITION = "backward", "transposition"
-CHUNKS = "backward, chunks of {} rows"
 SAMPLES = 8  # queries and keys that are checked
 REPEATS = 11
 
@@ -184,18 +179,7 @@ def _of_group(tensor: torch.Tensor, group: slice) -> torch.Tensor:
     return tensor[:, group].double().transpose(0, 1)
 
 
-def with_chunks(fields: Fields, rows: int, given: tuple[Any, ...], options: Fields) -> Call:
-    """A backward whose chunks have at most so many rows."""
-    kernel = load_kernel(fields)
-
-    def call() -> Any:
-        with patch.object(plans, "CHUNK_ROWS", rows):
-            return kernel(*given, **options)
-
-    return call
-
-
-def calls_of(row: Row, problem: Problem, chunks: Sequence[int]) -> dict[str, Call]:
+def calls_of(row: Row, problem: Problem) -> dict[str, Call]:
     """Our calls by label."""
     q, k, v, dout, indices, bounds, out, lse = problem
     lists, both = Lists(indices, None, row.keys), Bounds(bounds, bounds)
@@ -209,27 +193,24 @@ def calls_of(row: Row, problem: Problem, chunks: Sequence[int]) -> dict[str, Cal
     assert isinstance(of_lse, KeyListsForwardKernel) and isinstance(of_out, KeyListsForwardKernel)
     kernels = of_lse, of_out
 
-    options = {"cu_seqlens_q": bounds, "cu_seqlens_k": bounds, "lists": indices, "out": out, "dout": dout, "lse": lse}
-    others = {CHUNKS.format(rows): with_chunks(fields, rows, (q, k, v), options) for rows in chunks}
     given = {"dout": dout, "out": out, "lse": lse}
 
     return {
         BY_KEYS: lambda: attend_by_keys(kernels, q, k, v, bounds=both, lists=lists).out,
         BY_QUERIES: lambda: attend_by_queries(q, k, v, both, lists, options=options_of(lists)).out,
         OURS: lambda: attend_key_lists_backward(q, k, v, both, lists, **given),
-        **others,
         TRANSPOSITION: lambda: transposed_key_lists(indices, None, *both, keys=row.keys, **sizes),
     }
 
 
-def measure(rows: Sequence[Row], path: Path | None, chunks: Sequence[int] = ()) -> Fields:
+def measure(rows: Sequence[Row], path: Path | None) -> Fields:
     """Run rows; the JSON is written after each, so that a crash costs no finished one."""
     report: Fields = environment(PACKAGES)
     report |= {"date": datetime.datetime.now(datetime.UTC).date().isoformat(), "rows": []}
     for row in rows:
         torch.manual_seed(0)
         problem = problem_of(row)
-        calls = calls_of(row, problem, chunks)
+        calls = calls_of(row, problem)
         errors, failed = check_calls(calls, error_of(row, problem))
         results: Fields = {}
         for label in errors:
@@ -266,15 +247,13 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="where to write every median")
     parser.add_argument("--from", dest="earlier", type=Path, metavar="FILE", help="show an earlier run's JSON")
     parser.add_argument("--rows", default="", metavar="TEXT", help="rows whose names contain this text")
-    parser.add_argument("--chunks", default="", metavar="ROWS,...", help="rows of chunks of other backward passes")
     options = parser.parse_args(arguments)
     if options.earlier:
         show(json.loads(options.earlier.read_text(encoding="utf-8")))
         return
     if not torch.cuda.is_available():
         raise SystemExit("error: torch sees no GPU; --from FILE shows an earlier run")
-    chunks = [int(rows) for rows in options.chunks.split(",") if rows]
-    report = measure([row for row in ROWS if options.rows in row.name], options.json, chunks)
+    report = measure([row for row in ROWS if options.rows in row.name], options.json)
     show(report)
     if any(record["failed"] for record in report["rows"]):
         raise SystemExit("error: calls without a time, see above")

@@ -6,8 +6,7 @@
 
 Effective TFLOPS are of two products (forward) and of five (backward) over the pairs that the lists and the causal mask
 show. A forward by key blocks is all that a call does: transposed lists and the result. So is a backward: transposed
-lists, statistics, dQ, dK and dV. "any order" is what `deterministic=False` takes. "transposition" is the part of a
-backward that transposes lists, and has no TFLOPS.
+lists, statistics, dQ, dK and dV. "transposition" is the part of a backward that transposes lists, and has no TFLOPS.
 
 Each query lists its own block and different random earlier ones, for each KV head; `sink` also has block 0 and the
 block before its own in every list. Lists of a model are less random: adjacent queries share blocks.
@@ -46,7 +45,7 @@ from runtime.tools.bench.timing import Call
 
 PACKAGES = ("torch",)
 BY_KEYS, BY_QUERIES = "forward, by key blocks", "forward, decode kernel"
-OURS, ANY_ORDER, TRANSPOSITION = "backward", "backward, any order", "transposition"
+OURS, TRANSPOSITION = "backward", "transposition"
 SAMPLES = 8  # queries and keys that are checked
 REPEATS = 11
 
@@ -192,15 +191,12 @@ def calls_of(row: Row, problem: Problem) -> dict[str, Call]:
     kernel = load_kernel({"op": FORWARD, **common})
     assert isinstance(kernel, KeyListsForwardKernel)
 
-    def backward(deterministic: bool) -> Call:
-        rows = {"dout": dout, "out": out, "lse": lse, "deterministic": deterministic}
-        return lambda: attend_key_lists_backward(q, k, v, both, lists, **rows)
+    given = {"dout": dout, "out": out, "lse": lse}
 
     return {
         BY_KEYS: lambda: attend_by_keys(kernel, q, k, v, bounds=both, lists=lists).out,
         BY_QUERIES: lambda: attend_by_queries(q, k, v, both, lists, options=options_of(lists)).out,
-        OURS: backward(True),
-        ANY_ORDER: backward(False),
+        OURS: lambda: attend_key_lists_backward(q, k, v, both, lists, **given),
         TRANSPOSITION: lambda: transposed_key_lists(indices, None, *both, keys=row.keys, **sizes),
     }
 

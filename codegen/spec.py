@@ -534,8 +534,6 @@ class KeyListsBackwardSpec(SpecBase):
     entry_keys: Annotated[Literal[64, 128], StrictInt] = Field(description="keys of an entry of a list")
     group: Annotated[Literal[4, 8, 16], StrictInt] = Field(description="query heads per KV head")
     tile: KeyListsBackwardTile = Field(description="tile of a thread block, and the size of a step")
-    deterministic: bool = Field(default=True, description="bitwise reproducible; false: tiles add to dQ in any order")
-    options: ClassVar[tuple[str, ...]] = ("deterministic",)
 
 
 class KeyListsForwardTile(SpecModel):

@@ -165,9 +165,9 @@ QUANTIZE: Rows = (
 KEY_LISTS_BACKWARD: Rows = (
     # Rows of a step: the most that fit registers and shared memory; of blocks of 64 keys, two thread blocks fit an SM.
     Row({"keys": 128, "head_dim": 128}, (80, "keys"), (2,)),
-    Row({"keys": 128, "head_dim": 64}, (128, "keys"), (2,)),
-    Row({"head_dim": 128}, (48, "keys"), (1,)),
-    Row({"head_dim": 64}, (64, "keys"), (2,)),
+    Row({"keys": 128, "head_dim": 64}, (96, "keys"), (2,)),
+    Row({"head_dim": 128}, (48, "keys"), (2,)),
+    Row({"head_dim": 64}, (96, "keys"), (2,)),
 )
 KEY_LISTS_FORWARD: Rows = (
     # The deepest ring with which two thread blocks fit an SM, up to 4 stages.

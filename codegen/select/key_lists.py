@@ -29,9 +29,7 @@ def gradient_archs() -> tuple[str, ...]:
     return tuple(name for name, arch in ARCHS.items() if arch.of(OP))
 
 
-def gradient_fields(
-    arch: str, dtype: str, *, head_dim: int, entry_keys: int, group: int, deterministic: bool = True
-) -> dict[str, Any]:
+def gradient_fields(arch: str, dtype: str, *, head_dim: int, entry_keys: int, group: int) -> dict[str, Any]:
     """Fields of the spec of the gradients of a call.
 
     Raises:
@@ -42,8 +40,7 @@ def gradient_fields(
         if sizes[name] not in allowed:
             choices = ", ".join(map(str, allowed))
             raise SpecError(name, f"is {sizes[name]}; gradients over lists of keys support {choices}")
-    fields = {"op": OP, "arch": arch, "dtype": dtype, "head_dim": head_dim, "entry_keys": entry_keys, "group": group}
-    return fields if deterministic else {**fields, "deterministic": False}
+    return {"op": OP, "arch": arch, "dtype": dtype, "head_dim": head_dim, "entry_keys": entry_keys, "group": group}
 
 
 @dataclass(frozen=True)

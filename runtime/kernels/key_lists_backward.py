@@ -27,6 +27,7 @@ from runtime.kernels.arguments import (
 )
 from runtime.kernels.bound_call import BoundCall
 from runtime.kernels.gradient_statistics import LOG2_E
+from runtime.prepare.key_list_order import order_of_chunks
 from runtime.prepare.key_lists import transposed_key_lists
 
 MOST = 2**31
@@ -60,7 +61,7 @@ class KeyListsBackwardKernel(BoundCall[KeyListsBackwardSpec]):
     """Gradients of attention of packed sequences in which each query has a list of key blocks.
 
     Calls run on torch's current stream, do not synchronize and can be captured in a CUDA graph. The same arguments give
-    the same bits in every call, but in dQ of a spec with ``deterministic: false``.
+    the same bits in every call.
 
     Attributes:
         compiled: source, plan, code and compiler log.
@@ -131,7 +132,8 @@ class KeyListsBackwardKernel(BoundCall[KeyListsBackwardSpec]):
         made = {"stats": allocate(*contiguous((*q.shape[:2], 2)), torch.float32)}
         made |= {name: allocate((size // 4,), (1,), torch.float32).zero_() for name, size in bound.sums.items()}
         tensors = {name: tensor for name, tensor in given.items() if tensor is not None}
-        tensors |= {**found._asdict(), **made, **transposed._asdict()}
+        order = order_of_chunks(transposed, kv_heads=k.shape[1], chunk=bound.sizes["chunk"])
+        tensors |= {**found._asdict(), **made, **transposed._asdict(), "chunk_order": order}
         addresses = {name: tensor.data_ptr() for name, tensor in tensors.items()} | (
             {"dlse": 0} if dlse is None else {}
         )

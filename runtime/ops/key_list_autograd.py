@@ -19,10 +19,10 @@ from runtime.receipts.mode import entered, mode
 _NAME = "key_list_attention_backward"
 _SCHEMA = (
     f"{_NAME}(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor cu_seqlens_k, Tensor lists, "
-    "Tensor? counts, Tensor out, Tensor lse, Tensor? dlse, *, int entry_keys, float? scale=None, "
-    "bool deterministic=True) -> (Tensor, Tensor, Tensor)"
+    "Tensor? counts, Tensor out, Tensor lse, Tensor? dlse, *, int entry_keys, float? scale=None) "
+    "-> (Tensor, Tensor, Tensor)"
 )
-_OPTIONS = ("entry_keys", "scale", "deterministic")
+_OPTIONS = ("entry_keys", "scale")
 """Options of a call that its backward pass has too."""
 Found = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -88,8 +88,6 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
         ctx.save_for_backward(*tensors[:-1], out, lse)
         ctx.mode = mode()
         ctx.options = {name: call.options[name] for name in _OPTIONS if name in call.options}
-        if torch.are_deterministic_algorithms_enabled():  # of this call, whatever is set when its backward pass runs
-            ctx.options["deterministic"] = True
         ctx.set_materialize_grads(False)
         if call.options.get("lse"):
             return out, lse

@@ -37,13 +37,13 @@ def check_gradients(q: torch.Tensor, k: torch.Tensor, lists: Lists, *, softcap: 
     for name, value in (("softcap", softcap), ("sink", sink)):
         if value is not None:
             raise ArgumentError(name, "is given, and KeyLists have no gradient with it: call under torch.no_grad()")
-    fields = _fields(q, k, lists, deterministic=True)
+    fields = _fields(q, k, lists)
     if not has_receipt(tuple(fields.items())):
         how = f"run codegen verify '{json.dumps(fields)}' on this GPU, or call under torch.no_grad()"
         raise ArgumentError("pattern", f"is KeyLists, whose kernel of gradients for these sizes has no receipt: {how}")
 
 
-def _fields(q: torch.Tensor, k: torch.Tensor, lists: Lists, *, deterministic: bool) -> dict[str, Any]:
+def _fields(q: torch.Tensor, k: torch.Tensor, lists: Lists) -> dict[str, Any]:
     """Fields of the spec of a call."""
     sizes = {"head_dim": q.shape[2], "entry_keys": lists.keys, "group": q.shape[1] // k.shape[1]}
     for name, allowed in LIMITS.items():
@@ -51,7 +51,7 @@ def _fields(q: torch.Tensor, k: torch.Tensor, lists: Lists, *, deterministic: bo
             argument, words = _WORDS[name]
             choices = f"expected {', '.join(map(str, allowed))} with a gradient, or torch.no_grad()"
             raise ArgumentError(argument, f"{words.format(sizes[name])}, {choices}")
-    return gradient_fields(arch_of(q.device), DTYPES[q.dtype], **sizes, deterministic=deterministic)
+    return gradient_fields(arch_of(q.device), DTYPES[q.dtype], **sizes)
 
 
 @kept_by_mode(KERNELS_KEPT)
@@ -76,7 +76,6 @@ def attend_key_lists_backward(
     lse: torch.Tensor,
     dlse: torch.Tensor | None = None,
     scale: float | None = None,
-    deterministic: bool = True,
 ) -> KeyListGradients:
     """Compute the gradients of a call of ``varlen_attention`` with ``KeyLists``.
 
@@ -86,7 +85,7 @@ def attend_key_lists_backward(
         out: the result.
         lse: float32 (heads, tokens), its log-sum-exp.
         dlse: the gradient of lse; None where the loss does not depend on it.
-        scale, deterministic: of the call.
+        scale: of the call.
 
     Raises:
         ArgumentError: before anything is launched.
@@ -95,8 +94,7 @@ def attend_key_lists_backward(
     check_list_call(q, k, v, bounds, lists, sink=None)
     if q.shape[0] == 0 or k.shape[0] == 0:
         return KeyListGradients(*map(torch.zeros_like, (q, k, v)))
-    deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
-    fields = _fields(q, k, lists, deterministic=deterministic)
+    fields = _fields(q, k, lists)
     kernel = _kernel(q.device.index, tuple(fields.items()))
     rows: dict[str, Any] = {"out": out, "dout": addressable(dout), "lse": lse}
     rows["dlse"] = None if dlse is None else dlse.contiguous()

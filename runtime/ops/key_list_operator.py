@@ -43,7 +43,7 @@ def _run(
     **options: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute the operator; with ``gradients`` also the LSE that they want, if they can be computed at all."""
-    del deterministic  # of the gradients
+    del deterministic  # gradients are
     q, k, v, cu_seqlens_q, cu_seqlens_k, lists, counts, sink = arguments
     listed, bounds = Lists(lists, counts, entry_keys), Bounds(cu_seqlens_q, cu_seqlens_k)
     if gradients:

@@ -33,7 +33,14 @@ INSTRUCTIONS = (
     *("wgmma_fence", "wgmma_commit", "wgmma_wait", "ldmatrix_x4", "stmatrix_x4"),
     *("bar_sync", "bar_arrive", "ex2", "rcp", "lg2", "pack", "pack_e4m3"),
     # Of gradients:
-    *("tma_load_bytes", "tma_store_bytes", "tma_reduce_add", "tma_store_wait", "fence_proxy_async_global"),
+    *(
+        "tma_load_bytes",
+        "tma_store_bytes",
+        "tma_reduce_add",
+        "tma_reduce_add_s32",
+        "tma_store_wait",
+        "fence_proxy_async_global",
+    ),
     *("load_acquire", "store_release", "atomic_add_acq_rel", "stmatrix_x4_trans"),
     *("launch_dependents", "wait_for_prerequisites"),
     "load_word",  # of masks of bits
@@ -125,7 +132,9 @@ def compiled(source: str, plan: Plan, folder: Path, program: str = PROGRAM) -> A
     }
     (folder / "kernel.cpp").write_text(text, encoding="utf-8")
     bf16 = ["-DBF16"] if plan.output == "bf16" else []
-    options = ["-std=c++20", "-O2", "-fPIC", "-shared", "-w", f"-I{HEADERS}", *bf16]
+    # A static variable of an inline function is otherwise that of the kernel loaded first, of its size.
+    apart = "-fno-gnu-unique"
+    options = ["-std=c++20", "-O2", "-fPIC", "-shared", "-w", apart, f"-I{HEADERS}", *bf16]
     subprocess.run(["g++", *options, "kernel.cpp", "-o", "kernel.so"], cwd=folder, check=True)
     return ctypes.CDLL(str(folder / "kernel.so"))
 

@@ -41,7 +41,7 @@ KERNELS: dict[str, dict[str, Any]] = {
     "groups of 4, blocks of 64": {"dtype": "fp16", "head_dim": 64, "entry_keys": 64, "group": 4},
     "groups of 16, blocks of 64": {"dtype": "bf16", "head_dim": 128, "entry_keys": 64, "group": 16},
     "groups of 4": {"dtype": "bf16", "head_dim": 128, "entry_keys": 128, "group": 4},
-    "any order": {"dtype": "fp16", "head_dim": 128, "entry_keys": 128, "group": 8, "deterministic": False},
+    "groups of 8": {"dtype": "fp16", "head_dim": 128, "entry_keys": 128, "group": 8},
 }
 
 
@@ -64,6 +64,40 @@ def test_gradients_are_those_of_the_definition(name: str, recorded: Callable[...
         kernel.host.late, kernel.host.order = late, order
         outcome = verified.run_case(kernel, case, CPU)
         assert outcome.passed, outcome
+
+
+def test_what_fixed_point_does_not_hold_is_nan(recorded: Callable[..., None], tmp_path: Path) -> None:
+    sizes = {"head_dim": 64, "group": 4}
+    case = KeyListCase("not_finite", (40, 40), (40, 40), kv_heads=1, entries=1)
+    named = find_spec({"op": "key_lists_backward", "arch": "sm_90a", "dtype": "fp16", "entry_keys": 64, **sizes})
+    recorded(generate(named).source, repr(case))
+    kernel = host_key_lists.HostKernel(named, tmp_path)
+    inputs = verified.inputs_of(case, **sizes, keys=64, dtype=torch.float16, device=CPU)
+    inputs = inputs._replace(lists=torch.zeros_like(inputs.lists))
+    right = verified.oracle(case, inputs, 64)
+
+    def found(lse: Any, dout: Any, k: Any = inputs.k) -> Any:
+        bounds = {"cu_seqlens_q": inputs.cu_seqlens_q, "cu_seqlens_k": inputs.cu_seqlens_k}
+        given = {"lists": inputs.lists, "out": right.out.half(), "dout": dout, "lse": lse}
+        return kernel(inputs.q, k, inputs.v, **bounds, **given).dq
+
+    lse, dout = right.lse.float().contiguous(), inputs.dout
+    plain = found(lse, dout)
+    assert bool(plain.isfinite().all())
+    of_another, nan_key = lse.clone(), inputs.k.clone()
+    of_another[1, 7] -= 30.0  # weights of row (7, 1) add up to e^30
+    nan_key[50] = torch.nan
+    large = dout.clone()
+    large[1, 2] = 60000.0 * inputs.v[0, 0].sign()  # dS of row (1, 2) exceeds fp16
+    for changed, where in (
+        (found(of_another, dout), (7, 1)),
+        (found(lse, large), (1, 2)),
+        (found(lse, dout, nan_key), slice(40, None)),
+    ):
+        assert bool(changed[where].isnan().all())
+        same = torch.ones(plain.shape[:2], dtype=torch.bool)
+        same[where] = False
+        assert torch.equal(changed[same], plain[same])
 
 
 FORWARD: dict[str, dict[str, Any]] = {

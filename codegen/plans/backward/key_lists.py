@@ -1,5 +1,5 @@
 """Plan of the gradients of attention over lists of keys on sm_90a: tiles are key blocks, steps the queries that list
-them; five products; dQ is summed in fixed or any order."""
+them; five products; dQ is summed in fixed point, in any order."""
 
 from __future__ import annotations
 
@@ -26,17 +26,21 @@ from codegen.plan import (
 from codegen.plans.attention.rows import SWIZZLE, WARPGROUP_ROWS
 from codegen.plans.backward.parts import ELEMENT, STATS_BYTES
 from codegen.plans.backward.wgmma import OPERANDS, WARPGROUP
-from codegen.problem import COUNTER_BYTES, KeyListsShape, LaunchArgs
+from codegen.problem import KeyListsShape, LaunchArgs
 from codegen.spec import KeyListsBackwardSpec
 from codegen.tile_rules import OneOf, Rule, check_tile, multiples
 
-ADD_WARPS = 2  # warps that add to dQ, in alternate steps
 THREADS_OF_ROWS = 256  # per block of the prologue, and of the epilogue
 OVERHEAD_REGISTERS = 12  # addresses, loop state, statistics, like the kernel of all gradients
 FLOAT = 4  # bytes
-CHUNK_ROWS = 1 << 14
-"""Rows of a chunk, the part of a tile's queries that one thread block takes: lists of some key blocks are far longer
-than of others. Each chunk has its own sums of dK and dV. Estimated, and an argument of a launch."""
+NORM = 4  # bytes of the norm of a row of dO
+SCALE = 2  # bytes of the scale of a row in fixed point
+LARGEST = 8  # bytes of the largest |K| and the largest norm of V of a query
+CHUNK_ROWS = 1 << 12
+"""Rows of a chunk, the part of a tile's queries that one thread block takes, of tiles of 128 keys; of others in
+proportion. Chunks that run at one time have queries near each other, and short chunks nearer ones, so that Q, dO and
+the sums of dQ stay in the L2 cache; but each chunk has its own sums of dK and dV. Estimated, and an argument of a
+launch."""
 REGISTER_SPLITS = {1: ((40, 216), (24, 232)), 2: ((40, 232), (24, 240))}
 """Registers per producer and per consumer thread, by consumer warpgroups; the first split that fits is used. Those of
 one consumer are for two thread blocks per SM."""
@@ -87,19 +91,18 @@ def plan(spec: KeyListsBackwardSpec, stem: str) -> Plan:
         threads=WARPGROUP * (1 + consumers),
         ctas_per_sm=2 if consumers == 1 and fits_twice else 1,
         persistent=False,
-        dynamic_scheduler=spec.deterministic,
-        workspace_bytes={"scheduler": str(COUNTER_BYTES)} if spec.deterministic else {},
+        dynamic_scheduler=False,
         shared=tuple(shared.regions),
         shared_bytes=shared.size,
         registers=registers,
-        params=_params(spec),
+        params=_params(),
         tensor_maps=_tensor_maps(spec),
         constants=_constants(spec, producer=producer, consumer=consumer),
         flags=KeyListsBackwardFlags(m // _divided(spec)),
         grid_summary="one thread block for each chunk of a tile's queries",
         summary=(
             ("tile", f"{n} keys, {m // spec.group} queries of {spec.group} heads a step"),
-            ("schedule", f"{spec.schedule}: a TMA producer, two warps that add to dQ, {consumers} consumers"),
+            ("schedule", f"{spec.schedule}: a TMA producer, a warp that adds to dQ, {consumers} consumers"),
         ),
         flops=2 * d * m * n * 5,
         bytes=2 * m * d * DTYPES[spec.dtype].bytes + FLOAT * m * d,
@@ -114,6 +117,12 @@ def _dq_parts(spec: KeyListsBackwardSpec) -> int:
     return max(1, spec.head_dim // _columns(spec) // (spec.entry_keys // WARPGROUP_ROWS))
 
 
+def _ds_buffers(spec: KeyListsBackwardSpec) -> int:
+    """Buffers of dS. One warpgroup has one, and a second barrier in each step, which costs it little. That leaves
+    shared memory for a ring of two stages, with two thread blocks per SM."""
+    return min(2, spec.entry_keys // WARPGROUP_ROWS)
+
+
 def _shared(spec: KeyListsBackwardSpec) -> SharedLayout:
     """Shared memory layout: operands of the tile, the ring of its steps, and results that steps pass on."""
     stages, m, element = spec.stages, spec.tile.m, DTYPES[spec.dtype].bytes
@@ -124,14 +133,18 @@ def _shared(spec: KeyListsBackwardSpec) -> SharedLayout:
     ring = Ring(stages, "q_full[i]", "q_empty[i]")
     shared.add("Q", stages * q_bytes, "Q ring", ring=ring)
     shared.add("Dout", stages * q_bytes, "dO ring", ring=ring)
-    shared.add("Ds", 2 * m * spec.tile.n * element, "dS of a step, and of the previous one: column groups of 64 keys")
+    buffers = _ds_buffers(spec)
+    steps = "a step" if buffers == 1 else "a step, and of the previous one"
+    shared.add("Ds", buffers * m * spec.tile.n * element, f"dS of {steps}: column groups of 64 keys")
     shared.add("Parts", m * spec.head_dim * FLOAT, "staging of a step's part of dQ, query by query", stores=True)
     shared.add("Stats", stages * m * STATS_BYTES, "statistics of the rows in the ring", align=16)
-    shared.add("Barriers", 8 * (2 * stages + 2 + ADD_WARPS), "mbarriers", align=8)
+    shared.add("Norms", stages * m * NORM, "norms of the rows of dO in the ring", align=16)
+    shared.add("Barriers", 8 * (2 * stages + 3), "mbarriers", align=8)
     last_keys = stages * (m // spec.group + 1) * 4
     shared.add("LastKeys", last_keys, "last key that each query of the ring sees; whether one sees fewer", align=4)
-    if spec.deterministic:
-        shared.add("ChunkIndex", 4, "index of the thread block's chunk", align=4)
+    largest = stages * (m // spec.group) * LARGEST
+    shared.add("Largest", largest, "largest |K| and norm of V of each query of the ring", align=8)
+    shared.add("Scales", 2 * m * SCALE, "scales of the rows of a step, and of the previous one", align=4)
     return shared
 
 
@@ -153,32 +166,34 @@ def list_params() -> tuple[Param, ...]:
     )
 
 
-def _params(spec: KeyListsBackwardSpec) -> tuple[Param, ...]:
+def _params() -> tuple[Param, ...]:
     """Parameters of the kernel."""
-    turns = (
-        pointer("turns", "int", "entries that each query sees, (kv_heads, tokens)"),
-        pointer("semaphore", "int", "turns that have passed of each query, (kv_heads, tokens)", writes=True),
-        pointer("scheduler", "int", "chunks that thread blocks have taken", writes=True),
-    )
     return (
         *OPERANDS,
+        *_strided("k", "K (key tokens, kv_heads, head_dim)"),
+        *_strided("v", "V, as K"),
         *_strided("out", "O (tokens, heads, head_dim)"),
         *_strided("dout", "dO, as O"),
         pointer("lse", "float", "log-sum-exp of the forward, (heads, tokens) contiguous"),
         pointer("dlse", "float", "gradient of the log-sum-exp, as lse; 0 if null"),
         pointer("stats", "RowStats", "statistics of all rows, (tokens, heads)", writes=True),
+        pointer("norms", "float", "norms of the rows of dO, as stats", writes=True),
+        pointer(
+            "largest", "int2", "largest |K| and norm of V of the tiles of a query, (kv_heads, tokens)", writes=True
+        ),
         *list_params(),
+        pointer("chunk_order", "int", "chunk of each thread block"),
         *_strided("dq", "dQ, as O", writes=True),
         *_strided("dk", "dK (key tokens, kv_heads, head_dim)", writes=True),
         *_strided("dv", "dV, as K", writes=True),
-        pointer("accum", "float", "sums of dQ, (kv_heads, tokens, kPartBytes / 4)", writes=True),
+        pointer("accum", "int", "sums of dQ in fixed point, (kv_heads, tokens, kPartBytes / 4)", writes=True),
         pointer("partials", "float", "dK and dV of each chunk", writes=True),
-        *(turns if spec.deterministic else ()),
         i32("tokens", "queries of all sequences"),
         i32("heads", "query heads"),
         i32("kv_heads", "heads of K and V"),
         i32("tiles", "tiles of a head"),
         i32("chunk_entries", "entries of a chunk"),
+        i32("row_blocks", "thread blocks of the prologue that have rows; the others have a tile each"),
         i32("dq_blocks", "thread blocks of the epilogue that convert dQ; the others add up dK and dV"),
         f32("scale_log2", "scale * log2(e); the host checks that it is positive"),
         f32("scale", "the softmax scale"),
@@ -205,7 +220,6 @@ def _constants(spec: KeyListsBackwardSpec, *, producer: int, consumer: int) -> t
         Constant("kStages", spec.stages, "depth of the ring"),
         Constant("kConsumerWarpgroups", consumers, "warpgroups that compute, 64 keys each"),
         Constant("kThreads", WARPGROUP * (1 + consumers), "warpgroup 0 produces, the others consume"),
-        Constant("kAddWarps", ADD_WARPS, "warps that add to dQ"),
         Constant("kProducerRegisters", producer, "registers per producer thread"),
         Constant("kConsumerRegisters", consumer, "registers per consumer thread"),
         Constant("kGroupColumns", columns, "columns of a group: one 128-byte swizzled row"),
@@ -214,12 +228,14 @@ def _constants(spec: KeyListsBackwardSpec, *, producer: int, consumer: int) -> t
         Constant("kKvGroupBytes", n * SWIZZLE, "bytes of one column group of K or V"),
         Constant("kQBytes", m * d * element, "bytes of Q, or of dO, of a step"),
         Constant("kKvBytes", n * d * element, "bytes of K, or of V, of a tile"),
+        Constant("kDsBuffers", _ds_buffers(spec), "buffers of dS"),
         Constant("kDsBytes", m * n * element, "bytes of dS of a step"),
         Constant("kStatsBytes", m * STATS_BYTES, "bytes of the statistics of a step"),
+        Constant("kNormsBytes", m * NORM, "bytes of the norms of the rows of a step"),
         Constant("kDqColumnParts", d // columns, "parts of 64 columns of dQ, indexed by warpgroup"),
         Constant("kDqParts", _dq_parts(spec), "such parts of a warpgroup"),
         Constant("kDqQueries", m // _divided(spec), "rows of a warpgroup's part of dQ"),
-        Constant("kPartBytes", spec.group * d * FLOAT, "bytes of a query's part of dQ, in fp32"),
+        Constant("kPartBytes", spec.group * d * FLOAT, "bytes of a query's part of dQ"),
         Constant("kSumFloats", n * d, "elements of dK, or of dV, of a chunk"),
         Constant("kRowThreads", THREADS_OF_ROWS, "threads per block of the prologue, and of the epilogue"),
         Constant("kRowLanes", d // 8, "threads per row in the prologue, 16 bytes each"),
@@ -238,7 +254,10 @@ def chunks_of(entries: int, tiles: int, chunk: int) -> int:
 
 def chunk_sizes(shape: KeyListsShape, entry_keys: int, group: int) -> tuple[dict[str, int], int]:
     """Tiles of a head and entries of a chunk, by parameter, and the chunks of all heads at most."""
-    chunk, tiles = CHUNK_ROWS // group, tiles_of_head(shape.key_tokens, shape.sequences, entry_keys)
+    chunk, tiles = (
+        max(1, CHUNK_ROWS * entry_keys // 128 // group),
+        tiles_of_head(shape.key_tokens, shape.sequences, entry_keys),
+    )
     entries = shape.kv_heads * shape.tokens * shape.list_length
     return {"tiles": tiles, "chunk_entries": chunk}, chunks_of(entries, shape.kv_heads * tiles, chunk)
 
@@ -251,23 +270,20 @@ def _arguments(plan: Plan, shape: KeyListsShape, slots: int) -> LaunchArgs:
     sizes, chunks = chunk_sizes(shape, spec.entry_keys, spec.group)
     pairs = shape.kv_heads * shape.tokens
     dq_blocks = -(-pairs // (spec.tile.m // spec.group))
-    rows = THREADS_OF_ROWS // (spec.head_dim // 8)
-    accum = {"accum": pairs * spec.group * spec.head_dim * FLOAT}
+    row_blocks = -(-shape.tokens * shape.kv_heads * spec.group // (THREADS_OF_ROWS // (spec.head_dim // 8)))
+    tiles, sum_bytes = shape.kv_heads * sizes["tiles"], spec.entry_keys * spec.head_dim * FLOAT
     return LaunchArgs(
         {
             "tokens": shape.tokens,
             "heads": shape.kv_heads * spec.group,
             "kv_heads": shape.kv_heads,
             **sizes,
+            "row_blocks": row_blocks,
             "dq_blocks": dq_blocks,
         },
         chunks,
-        prologue_grid=-(-shape.tokens * shape.kv_heads * spec.group // rows),
-        counters={"semaphore": pairs, "scheduler": 1} if spec.deterministic else {},
-        scratch={
-            "partials": chunks * 2 * spec.entry_keys * spec.head_dim * FLOAT,
-            **(accum if spec.deterministic else {}),
-        },
-        epilogue_grid=dq_blocks + shape.kv_heads * sizes["tiles"],
-        sums={} if spec.deterministic else accum,
+        prologue_grid=row_blocks + tiles,
+        scratch={"partials": chunks * 2 * sum_bytes, "norms": pairs * spec.group * NORM},
+        epilogue_grid=dq_blocks + tiles * 2 * (sum_bytes // 16 // THREADS_OF_ROWS),
+        sums={"accum": pairs * spec.group * spec.head_dim * FLOAT, "largest": pairs * LARGEST},
     )

@@ -49,9 +49,8 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.skipif(not RUNS, reason="needs g++, and the registers of an x86-64")
-@pytest.mark.parametrize(("deterministic", "by_keys"), [(True, True), (False, False)])
+@pytest.mark.parametrize("by_keys", [True, False])
 def test_a_step_has_the_gradients_of_the_definition(
-    deterministic: bool,
     by_keys: bool,
     on_cpu: None,
     monkeypatch: pytest.MonkeyPatch,
@@ -62,7 +61,7 @@ def test_a_step_has_the_gradients_of_the_definition(
     sizes = {"dtype": "fp16", "entry_keys": 64, **SIZES}
     by_blocks = find_spec({"op": "key_lists_forward", "arch": "sm_90a", **sizes})
     fields = {"op": "key_lists_backward", "arch": "sm_90a", "dtype": "fp16", "entry_keys": 64, **SIZES}
-    backward = find_spec(fields if deterministic else {**fields, "deterministic": False})
+    backward = find_spec(fields)
     recorded(*(generate(named).source for named in (forward, backward, by_blocks)), repr(CASE))
     for name in ("forward", "backward", "by_blocks"):
         (tmp_path / name).mkdir()
@@ -82,7 +81,7 @@ def test_a_step_has_the_gradients_of_the_definition(
     operands = {name: getattr(inputs, name).clone().requires_grad_() for name in "qkv"}
     pattern = KeyLists(inputs.lists, inputs.counts, 64)
     bounds = {"cu_seqlens_q": inputs.cu_seqlens_q, "cu_seqlens_k": inputs.cu_seqlens_k}
-    found: Any = varlen_attention(**operands, pattern=pattern, **bounds, return_lse=True, deterministic=deterministic)
+    found: Any = varlen_attention(**operands, pattern=pattern, **bounds, return_lse=True)
     inside = slice(CASE.before, inputs.q.shape[0] - CASE.before)
     assert inputs.dlse is not None
     sees = right.lse[:, inside].isfinite()
@@ -90,7 +89,7 @@ def test_a_step_has_the_gradients_of_the_definition(
     loss = (found.out[inside] * inputs.dout[inside]).sum() + (lse * inputs.dlse[:, inside]).sum()
     loss.backward()
     ((_, chosen),) = asked
-    assert dict(chosen) == (fields if deterministic else {**fields, "deterministic": False})
+    assert dict(chosen) == fields
     for name, operand in operands.items():
         torch.testing.assert_close(operand.grad.double(), right.gradients[f"d{name}"], atol=1e-2, rtol=1e-2)
     with pytest.raises(ArgumentError, match=r"double backward"):

@@ -173,6 +173,16 @@ inline void tma_reduce_add(float* to, unsigned from, int bytes) {
     }
   });
 }
+inline void tma_reduce_add_s32(int* to, unsigned from, int bytes) {
+  if (from % 16 || bytes % 16 || from + bytes > memory_bytes) fail("cp.reduce.async.bulk: address");
+  bulk_stores[current].push_back([=] {
+    for (int i = 0; i < bytes / 4; ++i) {
+      unsigned part;
+      std::memcpy(&part, memory + from + i * 4, 4);
+      to[i] = static_cast<int>(static_cast<unsigned>(to[i]) + part);
+    }
+  });
+}
 inline void fence_proxy_async_global() {}
 inline int load_acquire(const int* from) { return *from; }
 inline void store_release(int* to, int value) { *to = value; }

@@ -45,7 +45,7 @@ SCRATCH_ALIGNMENT = 256  # bytes
 COMBINE_WARPS = 3  # of the producer's warpgroup
 TURN_BATCH = 16  # entries whose loads overlap: 80 of the registers of a warp that combines
 PIECE_BYTES = 512  # of a part, combined by one warp: 16 bytes of each lane
-CHUNK_ROWS = 1 << 12
+CHUNK_ROWS = 1 << 10
 """Rows of a chunk, the part of a tile's queries that one thread block takes: shorter chunks load keys more often, and
 longer ones end a launch less evenly. Estimated, and an argument of a launch."""
 SLICES_AT_A_TIME = 3  # whose parts a launch writes, combines, and the launch before it still combines

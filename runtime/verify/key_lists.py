@@ -300,20 +300,18 @@ def pages_of(case: KeyListCase, inputs: Inputs, page_size: int) -> Pages:
     return Pages(k, v, table, lengths)
 
 
-def _attend(
-    kernel: KeyListsForwardKernel | KeyListsPagedKernel, case: KeyListCase, inputs: Inputs, out: torch.Tensor
-) -> torch.Tensor:
-    """Compute a case into ``out``; return the log-sum-exp."""
+def _attend(kernel: Any, case: KeyListCase, inputs: Inputs, out: torch.Tensor) -> torch.Tensor:
+    """Compute a case into ``out`` by a kernel, which may be a guarded one; return the log-sum-exp."""
     options: dict[str, Any] = {"scale": case.scale, "out": out, "cu_seqlens_q": inputs.cu_seqlens_q}
     options |= {"lists": inputs.lists, "counts": inputs.counts}
-    if isinstance(kernel, KeyListsPagedKernel):
+    if kernel.spec.layout == "paged":
         found = pages_of(case, inputs, PAGE_SIZES[len(case.name) % len(PAGE_SIZES)])
         options |= {"block_table": found.table, "seq_lens": found.lengths, "return_lse": True}
-        lse = kernel(inputs.q, found.k, found.v, **options, entry_keys=kernel.spec.entry_keys).lse
+        result = kernel(inputs.q, found.k, found.v, **options, entry_keys=kernel.spec.entry_keys)
     else:
-        lse = kernel(inputs.q, inputs.k, inputs.v, **options, cu_seqlens_k=inputs.cu_seqlens_k).lse
-    assert lse is not None
-    return lse
+        result = kernel(inputs.q, inputs.k, inputs.v, **options, cu_seqlens_k=inputs.cu_seqlens_k)
+    assert isinstance(result.lse, torch.Tensor)
+    return result.lse
 
 
 def run_forward_case(

@@ -1,9 +1,9 @@
 // Generated from specs/h100_bsr_spmm_b128_column_major_n128.yaml. Do not edit:
 // change the spec or a template, then run
 //     codegen render specs/h100_bsr_spmm_b128_column_major_n128.yaml
-// spec: {"arch":"sm_90a","b_layout":"column_major","block":{"cols":128,"rows":128},"copy":"tma","ctas_per_sm":2,"dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":3,"tile":{"k":64,"m":128,"n":128}}
-// spec hash: ebed8e978e28869ce371500115cde54975ac759e8be604c92dc294262e6b3ce4
-// seal: sha256 93d402147877765f4a3343575e5bf6e9d66f8330e65ebb2d65cf343351848966
+// spec: {"arch":"sm_90a","b_layout":"column_major","block":{"cols":128,"rows":128},"copy":"tma","ctas_per_sm":2,"dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":4,"tile":{"k":64,"m":64,"n":128}}
+// spec hash: 5806ce3ddc9b63a7f4d048e3992411f060b023dc96f9dc98cdfb2981aafa383a
+// seal: sha256 1f79a53c77ec0ed05e051d5e6c3a9dd8cfb23a56ea0c2d7466b3dd08469c34e4
 
 // BSR x dense for sm_90a and few columns: C = A B with A in block-sparse rows and B, C dense, B stored by columns and C
 // by rows. The stored result is A B, computed in fp32.
@@ -42,24 +42,24 @@ struct alignas(64) TensorMap {
   unsigned char bytes[128];
 };
 
-constexpr int kTileM = 128;  // rows of a C tile
+constexpr int kTileM = 64;  // rows of a C tile
 constexpr int kTileN = 128;  // columns of a C tile
 constexpr int kTileK = 64;  // depth of one step
 constexpr int kBlockRows = 128;  // rows of a stored block of A
 constexpr int kBlockCols = 128;  // columns of a stored block of A
-constexpr int kStages = 3;  // depth of the ring of A and B tiles
-constexpr int kThreads = 288;  // warpgroups that consume, then one warp that produces
-constexpr int kConsumerWarps = 8;  // warps that compute
+constexpr int kStages = 4;  // depth of the ring of A and B tiles
+constexpr int kThreads = 160;  // warpgroups that consume, then one warp that produces
+constexpr int kConsumerWarps = 4;  // warps that compute
 constexpr int kAccumulators = 64;  // accumulators per thread
-constexpr int kABytes = 16384;  // bytes of an A tile
+constexpr int kABytes = 8192;  // bytes of an A tile
 constexpr int kBBytes = 16384;  // bytes of a B tile
 constexpr int kPartialFloats = 8192;  // floats of a warpgroup's partial sum
 
-// Dynamic shared memory: 98360 bytes. Byte offsets:
-constexpr int kAOffset = 0;  // 49152 bytes: ring of A tiles, 128 rows of 128 bytes
-constexpr int kBOffset = 49152;  // 49152 bytes: ring of B tiles, 128 columns of 128 bytes
-constexpr int kBarriersOffset = 98304;  // 48 bytes: mbarriers: full, then empty
-constexpr int kIsLastOffset = 98352;  // 8 bytes: whether a warpgroup finished the last part
+// Dynamic shared memory: 98372 bytes. Byte offsets:
+constexpr int kAOffset = 0;  // 32768 bytes: ring of A tiles, 64 rows of 128 bytes
+constexpr int kBOffset = 32768;  // 65536 bytes: ring of B tiles, 128 columns of 128 bytes
+constexpr int kBarriersOffset = 98304;  // 64 bytes: mbarriers: full, then empty
+constexpr int kIsLastOffset = 98368;  // 4 bytes: whether a warpgroup finished the last part
 
 constexpr int kFullBarrier = kBarriersOffset;
 constexpr int kEmptyBarrier = kFullBarrier + 8 * kStages;
@@ -70,10 +70,10 @@ constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer w: kWarpgroup
 using Accumulators = float[kAccumulators];
 using Element = unsigned short;  // the bits of one fp16
 
-// Launch: 288 threads per block, 98360 bytes of dynamic shared memory.
+// Launch: 160 threads per block, 98372 bytes of dynamic shared memory.
 // Grid: one thread block per C tile and part of its block row, parts fastest, then column tiles.
 struct Params {
-  TensorMap a_map;  // stored blocks of A (cols, rows, nnz): box 64 x 128 x 1, swizzle 128
+  TensorMap a_map;  // stored blocks of A (cols, rows, nnz): box 64 x 64 x 1, swizzle 128
   TensorMap b_map;  // B, by columns (K, N): box 64 x 128, swizzle 128
   unsigned short* c;  // C (M, N)
   int64 c_row_stride;  // row stride of C, in elements

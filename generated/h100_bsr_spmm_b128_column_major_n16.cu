@@ -1,9 +1,9 @@
 // Generated from specs/h100_bsr_spmm_b128_column_major_n16.yaml. Do not edit:
 // change the spec or a template, then run
 //     codegen render specs/h100_bsr_spmm_b128_column_major_n16.yaml
-// spec: {"arch":"sm_90a","b_layout":"column_major","block":{"cols":128,"rows":128},"copy":"tma","ctas_per_sm":2,"dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":8,"tile":{"k":64,"m":64,"n":16}}
-// spec hash: c64265dcc95f9cc3ed5d3cff0033b27fd36ab21b142cd47eaf925b4eb1068925
-// seal: sha256 2ed61259614185333deedfe8dfa32c7c64f13cd63bf8e35d2dec80c346d46e3d
+// spec: {"arch":"sm_90a","b_layout":"column_major","block":{"cols":128,"rows":128},"copy":"tma","ctas_per_sm":2,"dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":6,"tile":{"k":64,"m":128,"n":16}}
+// spec hash: e360d724f54371331078e4138ae8ad3b4899daced6c2dac1058689c1d02a4e88
+// seal: sha256 72aa2ab6ae2f43345880bfba10a30c39f309ae61587e7f954f2a789e78a361f2
 
 // BSR x dense for sm_90a and few columns: C = A B with A in block-sparse rows and B, C dense, B stored by columns and C
 // by rows. The stored result is A B, computed in fp32.
@@ -42,24 +42,24 @@ struct alignas(64) TensorMap {
   unsigned char bytes[128];
 };
 
-constexpr int kTileM = 64;  // rows of a C tile
+constexpr int kTileM = 128;  // rows of a C tile
 constexpr int kTileN = 16;  // columns of a C tile
 constexpr int kTileK = 64;  // depth of one step
 constexpr int kBlockRows = 128;  // rows of a stored block of A
 constexpr int kBlockCols = 128;  // columns of a stored block of A
-constexpr int kStages = 8;  // depth of the ring of A and B tiles
-constexpr int kThreads = 160;  // warpgroups that consume, then one warp that produces
-constexpr int kConsumerWarps = 4;  // warps that compute
+constexpr int kStages = 6;  // depth of the ring of A and B tiles
+constexpr int kThreads = 288;  // warpgroups that consume, then one warp that produces
+constexpr int kConsumerWarps = 8;  // warps that compute
 constexpr int kAccumulators = 8;  // accumulators per thread
-constexpr int kABytes = 8192;  // bytes of an A tile
+constexpr int kABytes = 16384;  // bytes of an A tile
 constexpr int kBBytes = 2048;  // bytes of a B tile
 constexpr int kPartialFloats = 1024;  // floats of a warpgroup's partial sum
 
-// Dynamic shared memory: 82052 bytes. Byte offsets:
-constexpr int kAOffset = 0;  // 65536 bytes: ring of A tiles, 64 rows of 128 bytes
-constexpr int kBOffset = 65536;  // 16384 bytes: ring of B tiles, 16 columns of 128 bytes
-constexpr int kBarriersOffset = 81920;  // 128 bytes: mbarriers: full, then empty
-constexpr int kIsLastOffset = 82048;  // 4 bytes: whether a warpgroup finished the last part
+// Dynamic shared memory: 110696 bytes. Byte offsets:
+constexpr int kAOffset = 0;  // 98304 bytes: ring of A tiles, 128 rows of 128 bytes
+constexpr int kBOffset = 98304;  // 12288 bytes: ring of B tiles, 16 columns of 128 bytes
+constexpr int kBarriersOffset = 110592;  // 96 bytes: mbarriers: full, then empty
+constexpr int kIsLastOffset = 110688;  // 8 bytes: whether a warpgroup finished the last part
 
 constexpr int kFullBarrier = kBarriersOffset;
 constexpr int kEmptyBarrier = kFullBarrier + 8 * kStages;
@@ -70,10 +70,10 @@ constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer w: kWarpgroup
 using Accumulators = float[kAccumulators];
 using Element = unsigned short;  // the bits of one fp16
 
-// Launch: 160 threads per block, 82052 bytes of dynamic shared memory.
+// Launch: 288 threads per block, 110696 bytes of dynamic shared memory.
 // Grid: one thread block per C tile and part of its block row, parts fastest, then column tiles.
 struct Params {
-  TensorMap a_map;  // stored blocks of A (cols, rows, nnz): box 64 x 64 x 1, swizzle 128
+  TensorMap a_map;  // stored blocks of A (cols, rows, nnz): box 64 x 128 x 1, swizzle 128
   TensorMap b_map;  // B, by columns (K, N): box 64 x 16, swizzle 128
   unsigned short* c;  // C (M, N)
   int64 c_row_stride;  // row stride of C, in elements

@@ -1,9 +1,9 @@
 // Generated from specs/h100_bsr_spmm_b128_column_major_n32.yaml. Do not edit:
 // change the spec or a template, then run
 //     codegen render specs/h100_bsr_spmm_b128_column_major_n32.yaml
-// spec: {"arch":"sm_90a","b_layout":"column_major","block":{"cols":128,"rows":128},"copy":"tma","ctas_per_sm":2,"dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":8,"tile":{"k":64,"m":64,"n":32}}
-// spec hash: b7382633031fbb7f5e97577f7146a4c6c55101dba99d99cc89bb380017dd5616
-// seal: sha256 aed819ad516b14f70c7995a9f32d8ead23956f802732479cab4ebd067dc384dd
+// spec: {"arch":"sm_90a","b_layout":"column_major","block":{"cols":128,"rows":128},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":8,"tile":{"k":64,"m":64,"n":32}}
+// spec hash: 8a5b5e820feac912671d938a54cc1901d86687bcbb3f21e9983051f232e60e90
+// seal: sha256 276f3444769a8f0d1325b58c300a56c218990c17e5880684bfc3583bb59bcf66
 
 // BSR x dense for sm_90a and few columns: C = A B with A in block-sparse rows and B, C dense, B stored by columns and C
 // by rows. The stored result is A B, computed in fp32.
@@ -409,7 +409,7 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, const Work
   store_c(p, accumulators, work.row + warpgroup * kWarpgroupRows, work.column);
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads, 2)
+extern "C" __global__ void __launch_bounds__(kThreads, 1)
     h100_bsr_spmm_b128_column_major_n32(const __grid_constant__ Params p) {
   const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
   const Work work(p);

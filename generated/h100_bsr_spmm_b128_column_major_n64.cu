@@ -1,9 +1,9 @@
 // Generated from specs/h100_bsr_spmm_b128_column_major_n64.yaml. Do not edit:
 // change the spec or a template, then run
 //     codegen render specs/h100_bsr_spmm_b128_column_major_n64.yaml
-// spec: {"arch":"sm_90a","b_layout":"column_major","block":{"cols":128,"rows":128},"copy":"tma","ctas_per_sm":2,"dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":4,"tile":{"k":64,"m":128,"n":64}}
-// spec hash: 746ff0ca20fc4c0e3af8c27af86dbc415a9fb07ae3ddfdc081fa9a66cbfc13e2
-// seal: sha256 43c1c79baabc7b61760e4a938feb396e96b541172118bd08cb4fe8e9d23c5452
+// spec: {"arch":"sm_90a","b_layout":"column_major","block":{"cols":128,"rows":128},"copy":"tma","ctas_per_sm":2,"dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":7,"tile":{"k":64,"m":64,"n":64}}
+// spec hash: 11a8a8b9ab07d2953a0cdf3d420adb906d1ae7b7bec95718a02f9cc49d3e8bea
+// seal: sha256 73b713d279f0a77ce4d8eb78109cf8685cdd238c845aac53def206bae512887b
 
 // BSR x dense for sm_90a and few columns: C = A B with A in block-sparse rows and B, C dense, B stored by columns and C
 // by rows. The stored result is A B, computed in fp32.
@@ -42,24 +42,24 @@ struct alignas(64) TensorMap {
   unsigned char bytes[128];
 };
 
-constexpr int kTileM = 128;  // rows of a C tile
+constexpr int kTileM = 64;  // rows of a C tile
 constexpr int kTileN = 64;  // columns of a C tile
 constexpr int kTileK = 64;  // depth of one step
 constexpr int kBlockRows = 128;  // rows of a stored block of A
 constexpr int kBlockCols = 128;  // columns of a stored block of A
-constexpr int kStages = 4;  // depth of the ring of A and B tiles
-constexpr int kThreads = 288;  // warpgroups that consume, then one warp that produces
-constexpr int kConsumerWarps = 8;  // warps that compute
+constexpr int kStages = 7;  // depth of the ring of A and B tiles
+constexpr int kThreads = 160;  // warpgroups that consume, then one warp that produces
+constexpr int kConsumerWarps = 4;  // warps that compute
 constexpr int kAccumulators = 32;  // accumulators per thread
-constexpr int kABytes = 16384;  // bytes of an A tile
+constexpr int kABytes = 8192;  // bytes of an A tile
 constexpr int kBBytes = 8192;  // bytes of a B tile
 constexpr int kPartialFloats = 4096;  // floats of a warpgroup's partial sum
 
-// Dynamic shared memory: 98376 bytes. Byte offsets:
-constexpr int kAOffset = 0;  // 65536 bytes: ring of A tiles, 128 rows of 128 bytes
-constexpr int kBOffset = 65536;  // 32768 bytes: ring of B tiles, 64 columns of 128 bytes
-constexpr int kBarriersOffset = 98304;  // 64 bytes: mbarriers: full, then empty
-constexpr int kIsLastOffset = 98368;  // 8 bytes: whether a warpgroup finished the last part
+// Dynamic shared memory: 114804 bytes. Byte offsets:
+constexpr int kAOffset = 0;  // 57344 bytes: ring of A tiles, 64 rows of 128 bytes
+constexpr int kBOffset = 57344;  // 57344 bytes: ring of B tiles, 64 columns of 128 bytes
+constexpr int kBarriersOffset = 114688;  // 112 bytes: mbarriers: full, then empty
+constexpr int kIsLastOffset = 114800;  // 4 bytes: whether a warpgroup finished the last part
 
 constexpr int kFullBarrier = kBarriersOffset;
 constexpr int kEmptyBarrier = kFullBarrier + 8 * kStages;
@@ -70,10 +70,10 @@ constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer w: kWarpgroup
 using Accumulators = float[kAccumulators];
 using Element = unsigned short;  // the bits of one fp16
 
-// Launch: 288 threads per block, 98376 bytes of dynamic shared memory.
+// Launch: 160 threads per block, 114804 bytes of dynamic shared memory.
 // Grid: one thread block per C tile and part of its block row, parts fastest, then column tiles.
 struct Params {
-  TensorMap a_map;  // stored blocks of A (cols, rows, nnz): box 64 x 128 x 1, swizzle 128
+  TensorMap a_map;  // stored blocks of A (cols, rows, nnz): box 64 x 64 x 1, swizzle 128
   TensorMap b_map;  // B, by columns (K, N): box 64 x 64, swizzle 128
   unsigned short* c;  // C (M, N)
   int64 c_row_stride;  // row stride of C, in elements

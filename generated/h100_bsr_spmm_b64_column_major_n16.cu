@@ -1,9 +1,9 @@
 // Generated from specs/h100_bsr_spmm_b64_column_major_n16.yaml. Do not edit:
 // change the spec or a template, then run
 //     codegen render specs/h100_bsr_spmm_b64_column_major_n16.yaml
-// spec: {"arch":"sm_90a","b_layout":"column_major","block":{"cols":64,"rows":64},"copy":"tma","ctas_per_sm":2,"dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":8,"tile":{"k":64,"m":64,"n":16}}
-// spec hash: 4b895c4819774147617a9cc652ffd4d14120fdb4e48b3bbe809720301b450f76
-// seal: sha256 e66819e790d79488ccdf1d733502205d7495d9727522f01d6a193bc4c3f9da3f
+// spec: {"arch":"sm_90a","b_layout":"column_major","block":{"cols":64,"rows":64},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":8,"tile":{"k":64,"m":64,"n":16}}
+// spec hash: 5702c1ed737f1a7ccc077d2820ac35ac78c2a44ed0136c1f6589c48a89734ad9
+// seal: sha256 77dc6ee125ce8ce8c2278785d03f57d8a8fdad551cf051ab85d9883aecf4d44d
 
 // BSR x dense for sm_90a and few columns: C = A B with A in block-sparse rows and B, C dense, B stored by columns and C
 // by rows. The stored result is A B, computed in fp32.
@@ -407,7 +407,7 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, const Work
   store_c(p, accumulators, work.row + warpgroup * kWarpgroupRows, work.column);
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads, 2)
+extern "C" __global__ void __launch_bounds__(kThreads, 1)
     h100_bsr_spmm_b64_column_major_n16(const __grid_constant__ Params p) {
   const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
   const Work work(p);

@@ -1,9 +1,9 @@
 // Generated from specs/h100_bsr_spmm_b64_column_major_n32.yaml. Do not edit:
 // change the spec or a template, then run
 //     codegen render specs/h100_bsr_spmm_b64_column_major_n32.yaml
-// spec: {"arch":"sm_90a","b_layout":"column_major","block":{"cols":64,"rows":64},"copy":"tma","ctas_per_sm":2,"dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":8,"tile":{"k":64,"m":64,"n":32}}
-// spec hash: 4be09e4bc6cdd86031d04425d9dac99f664495f36fc3bc97adb816be9c1fb3e3
-// seal: sha256 095a0d36afb6b6b7af17042e8fd0d48efa558a309af811c1664a534d6e0f6021
+// spec: {"arch":"sm_90a","b_layout":"column_major","block":{"cols":64,"rows":64},"copy":"tma","dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":8,"tile":{"k":64,"m":64,"n":32}}
+// spec hash: 6ad333781a5a53818cbe106459754a702f55f23bf3dac86ffe98ccb3aa2ff777
+// seal: sha256 9ab4068ecd077bfa28144fa493cf048acf73a54cf4876104e36920226f30ddbb
 
 // BSR x dense for sm_90a and few columns: C = A B with A in block-sparse rows and B, C dense, B stored by columns and C
 // by rows. The stored result is A B, computed in fp32.
@@ -409,7 +409,7 @@ __device__ __forceinline__ void consume(const Params& p, uint32 base, const Work
   store_c(p, accumulators, work.row + warpgroup * kWarpgroupRows, work.column);
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads, 2)
+extern "C" __global__ void __launch_bounds__(kThreads, 1)
     h100_bsr_spmm_b64_column_major_n32(const __grid_constant__ Params p) {
   const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
   const Work work(p);

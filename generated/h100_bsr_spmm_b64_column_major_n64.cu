@@ -1,9 +1,9 @@
 // Generated from specs/h100_bsr_spmm_b64_column_major_n64.yaml. Do not edit:
 // change the spec or a template, then run
 //     codegen render specs/h100_bsr_spmm_b64_column_major_n64.yaml
-// spec: {"arch":"sm_90a","b_layout":"column_major","block":{"cols":64,"rows":64},"copy":"tma","ctas_per_sm":2,"dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":6,"tile":{"k":64,"m":64,"n":64}}
-// spec hash: e8da3ab87d5b5cda9273416aa6f5404cbdb969bf6703b0c5bced3ddc5cefe4a0
-// seal: sha256 f820472f2f8362ec3bd17f1e634de3497cde86c66bcfee725c42ca6d2858e116
+// spec: {"arch":"sm_90a","b_layout":"column_major","block":{"cols":64,"rows":64},"copy":"tma","ctas_per_sm":2,"dtype":"fp16","mma":"wgmma","op":"bsr_spmm","schedule":"cooperative","stages":7,"tile":{"k":64,"m":64,"n":64}}
+// spec hash: f077bbf036f0a96c55eb458826b61760c21288d0e0fcf73cd64520defbd0e63e
+// seal: sha256 617bf9e40ec149f7cc800cc43f1757e2e309b601b8897bbbb4d038fdb1841687
 
 // BSR x dense for sm_90a and few columns: C = A B with A in block-sparse rows and B, C dense, B stored by columns and C
 // by rows. The stored result is A B, computed in fp32.
@@ -47,7 +47,7 @@ constexpr int kTileN = 64;  // columns of a C tile
 constexpr int kTileK = 64;  // depth of one step
 constexpr int kBlockRows = 64;  // rows of a stored block of A
 constexpr int kBlockCols = 64;  // columns of a stored block of A
-constexpr int kStages = 6;  // depth of the ring of A and B tiles
+constexpr int kStages = 7;  // depth of the ring of A and B tiles
 constexpr int kThreads = 160;  // warpgroups that consume, then one warp that produces
 constexpr int kConsumerWarps = 4;  // warps that compute
 constexpr int kAccumulators = 32;  // accumulators per thread
@@ -55,11 +55,11 @@ constexpr int kABytes = 8192;  // bytes of an A tile
 constexpr int kBBytes = 8192;  // bytes of a B tile
 constexpr int kPartialFloats = 4096;  // floats of a warpgroup's partial sum
 
-// Dynamic shared memory: 98404 bytes. Byte offsets:
-constexpr int kAOffset = 0;  // 49152 bytes: ring of A tiles, 64 rows of 128 bytes
-constexpr int kBOffset = 49152;  // 49152 bytes: ring of B tiles, 64 columns of 128 bytes
-constexpr int kBarriersOffset = 98304;  // 96 bytes: mbarriers: full, then empty
-constexpr int kIsLastOffset = 98400;  // 4 bytes: whether a warpgroup finished the last part
+// Dynamic shared memory: 114804 bytes. Byte offsets:
+constexpr int kAOffset = 0;  // 57344 bytes: ring of A tiles, 64 rows of 128 bytes
+constexpr int kBOffset = 57344;  // 57344 bytes: ring of B tiles, 64 columns of 128 bytes
+constexpr int kBarriersOffset = 114688;  // 112 bytes: mbarriers: full, then empty
+constexpr int kIsLastOffset = 114800;  // 4 bytes: whether a warpgroup finished the last part
 
 constexpr int kFullBarrier = kBarriersOffset;
 constexpr int kEmptyBarrier = kFullBarrier + 8 * kStages;
@@ -70,7 +70,7 @@ constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer w: kWarpgroup
 using Accumulators = float[kAccumulators];
 using Element = unsigned short;  // the bits of one fp16
 
-// Launch: 160 threads per block, 98404 bytes of dynamic shared memory.
+// Launch: 160 threads per block, 114804 bytes of dynamic shared memory.
 // Grid: one thread block per C tile and part of its block row, parts fastest, then column tiles.
 struct Params {
   TensorMap a_map;  // stored blocks of A (cols, rows, nnz): box 64 x 64 x 1, swizzle 128

@@ -1,9 +1,9 @@
-// Generated from specs/h100_bsr_spmm_b16_column_major_n64.yaml. Do not edit:
+// Generated from specs/h100_bsr_spmm_b32_column_major_n16_m16.yaml. Do not edit:
 // change the spec or a template, then run
-//     codegen render specs/h100_bsr_spmm_b16_column_major_n64.yaml
-// spec: {"arch":"sm_90a","b_layout":"column_major","block":{"cols":16,"rows":16},"copy":"ld_global","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"multistage","stages":2,"tile":{"k":16,"m":16,"n":64}}
-// spec hash: a782430786b63e33923557111bcf2eb47aae9ac2079d6219e5e85e1f64562780
-// seal: sha256 e5dc7e02cdb6a37073ad80c0529acdde779d10cae21e5c1d2688b8ea20717c30
+//     codegen render specs/h100_bsr_spmm_b32_column_major_n16_m16.yaml
+// spec: {"arch":"sm_90a","b_layout":"column_major","block":{"cols":32,"rows":32},"copy":"ld_global","dtype":"fp16","mma":"mma","op":"bsr_spmm","schedule":"multistage","stages":2,"tile":{"k":32,"m":16,"n":16}}
+// spec hash: f62b0980c9370b8697637fa9a22d58c49db641557444ea1383ebfa031714b2ca
+// seal: sha256 5756a1b8dce51cf687576a3ea2ba8ad4086dd43b335706abd45b3d343499059a
 
 // BSR x dense for few columns, by mma.sync: C = A B with A in block-sparse rows and B, C dense, B stored by columns and
 // C by rows.
@@ -32,16 +32,16 @@ using int64 = long long;
 using uint32 = unsigned int;
 
 constexpr int kTileM = 16;  // rows of a C tile
-constexpr int kTileN = 64;  // columns of a C tile
-constexpr int kTileK = 16;  // columns of A, and rows of B, of a step
-constexpr int kBlockRows = 16;  // rows of a stored block of A
-constexpr int kBlockCols = 16;  // columns of a stored block of A
-constexpr int kBlockElements = 256;  // elements of a stored block of A
+constexpr int kTileN = 16;  // columns of a C tile
+constexpr int kTileK = 32;  // columns of A, and rows of B, of a step
+constexpr int kBlockRows = 32;  // rows of a stored block of A
+constexpr int kBlockCols = 32;  // columns of a stored block of A
+constexpr int kBlockElements = 1024;  // elements of a stored block of A
 constexpr int kStages = 2;  // steps of a warp in registers or in flight; a divisor of 32
-constexpr int kPartialStride = 72;  // row stride of the partial sums, in floats
+constexpr int kPartialStride = 24;  // row stride of the partial sums, in floats
 
-// Dynamic shared memory: 36864 bytes. Byte offsets:
-constexpr int kPartialOffset = 0;  // 36864 bytes: fp32 partial sums of a tile of C, for each warp
+// Dynamic shared memory: 12288 bytes. Byte offsets:
+constexpr int kPartialOffset = 0;  // 12288 bytes: fp32 partial sums of a tile of C, for each warp
 
 constexpr int kMmaColumns = 16, kMmaRows = 8;  // of C, of one product
 constexpr int kMmasN = kTileN / kMmaColumns, kMmasM = kTileM / kMmaRows;
@@ -51,7 +51,7 @@ constexpr int kAWords = kLaneDepth / 2;  // words of a lane's part of a row of A
 constexpr int kBlockSteps = kBlockCols / kTileK;
 constexpr int kPartialFloats = kTileM * kPartialStride;  // of one warp
 
-// Launch: at most 256 threads per block, 36864 bytes of dynamic shared memory.
+// Launch: at most 256 threads per block, 12288 bytes of dynamic shared memory.
 // Grid: one thread block per C tile, (M / tile m) * ceil(N / tile n), with 1 to 8 warps.
 struct Params {
   const unsigned short* a;  // stored blocks of A (nnz, rows, cols), contiguous
@@ -69,15 +69,17 @@ struct Params {
 
 using Element = unsigned short;  // the bits of one fp16
 
-// ld.global.nc.v2: loads 8 bytes that are read once, without allocation in the L1 (PTX ISA,
+// ld.global.nc.v4: loads 16 bytes that are read once, without allocation in the L1 (PTX ISA,
 // "ld.global.nc")
-__device__ __forceinline__ void load_streamed(uint32 (&x)[2], const void* from) {
-  asm volatile("ld.global.nc.L1::no_allocate.v2.u32 { %0, %1 }, [%2];" : "=r"(x[0]), "=r"(x[1]) : "l"(from));
+__device__ __forceinline__ void load_streamed(uint32 (&x)[4], const void* from) {
+  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 { %0, %1, %2, %3 }, [%4];"
+      : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "l"(from));
 }
 
-// ld.global.nc.v2: loads 8 bytes that are read again (PTX ISA, "ld.global.nc")
-__device__ __forceinline__ void load_cached(uint32 (&x)[2], const void* from) {
-  asm volatile("ld.global.nc.v2.u32 { %0, %1 }, [%2];" : "=r"(x[0]), "=r"(x[1]) : "l"(from));
+// ld.global.nc.v4: loads 16 bytes that are read again (PTX ISA, "ld.global.nc")
+__device__ __forceinline__ void load_cached(uint32 (&x)[4], const void* from) {
+  asm volatile("ld.global.nc.v4.u32 { %0, %1, %2, %3 }, [%4];"
+      : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "l"(from));
 }
 
 // mma.sync.m16n8k16: D += A B in fp32; A row-major, B column-major f16 (PTX ISA, "mma")
@@ -231,8 +233,8 @@ struct Steps {
   }
 };
 
-extern "C" __global__ void __maxnreg__(104)
-    h100_bsr_spmm_b16_column_major_n64(const __grid_constant__ Params p) {
+extern "C" __global__ void __maxnreg__(72)
+    h100_bsr_spmm_b32_column_major_n16_m16(const __grid_constant__ Params p) {
   extern __shared__ __align__(128) unsigned char shared[];
   float* const partials = reinterpret_cast<float*>(shared + kPartialOffset);
   const int warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / 32, 0), tile = blockIdx.x;

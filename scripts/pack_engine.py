@@ -60,7 +60,17 @@ PACKS = {
     "vllm": Pack(
         (
             *SHARED,
-            *("astor", "blake3", "cachetools", "cbor2", "depyf", "ijson", "jsonschema", "jsonschema-specifications"),
+            *(
+                "astor",
+                "blake3",
+                "cachetools",
+                "cbor2",
+                "compressed-tensors",
+                "depyf",
+                "ijson",
+                "jsonschema",
+                "jsonschema-specifications",
+            ),
             *("lark", "openai-harmony", "python-json-logger", "referencing", "rpds-py", "watchfiles"),
         ),
         {

@@ -386,7 +386,7 @@ def finish(what: str, device: torch.device, others: tuple[int, ...], timeout: fl
 
 def meet(group: dist.ProcessGroup, device: torch.device) -> None:
     """Run a first collective in which all ranks take part, which NCCL requires."""
-    met = torch.zeros(1, device=device)
+    met = torch.zeros(1, dtype=torch.float32, device=device)
     with as_collective(group, "the first collective of a call"):
         dist.all_reduce(met, group=group)
 

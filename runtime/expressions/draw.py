@@ -28,6 +28,6 @@ def _drawn(
     if aux.dtype in ("int32", "int64", "bool"):
         drawn = torch.randint(-1, VALUES, apart, generator=source, device=device)
     else:
-        drawn = torch.randn(apart, generator=source, device=device)
+        drawn = torch.randn(apart, generator=source, dtype=torch.float32, device=device)
     drawn = drawn.to(TORCH_DTYPES[aux.dtype])
     return drawn[..., 1] if shares else drawn

@@ -407,5 +407,5 @@ def _reserved(k: torch.Tensor, dtype: str, k_rows: int, capacity: Any, k_scale: 
     return (
         codes.new_zeros((batch, kv_heads, keys, head_dim)),
         codes.new_zeros((batch, kv_heads, head_dim, keys)),
-        torch.ones(scales, device=k.device) if k_scale is None else k_scale.expand(scales),
+        torch.ones(scales, dtype=torch.float32, device=k.device) if k_scale is None else k_scale.expand(scales),
     )

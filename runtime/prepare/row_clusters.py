@@ -284,7 +284,7 @@ def _place_rows(rows: torch.Tensor, lengths: torch.Tensor, listed: torch.Tensor,
         members = part[group, slot]
         columns = torch.cat([listed[:0], *(lists[row] for row in members.tolist())])
         names, column = torch.unique(columns, return_inverse=True)
-        wants = torch.zeros(members.shape[0], names.shape[0], device=CPU)
+        wants = torch.zeros(members.shape[0], names.shape[0], dtype=torch.float32, device=CPU)
         wants[torch.repeat_interleave(torch.arange(members.shape[0], device=CPU), lengths[members]), column] = 1
         wants = wants[:, wants.sum(0) > 1]  # a column of only one row costs the same in any group
         if anneal:
@@ -317,7 +317,9 @@ def _anneal(wants: torch.Tensor, group: torch.Tensor, lengths: torch.Tensor) -> 
     group = group.clone()
     # Gumbel noise, of which each step takes a part: the best move with noise is a random move weighted by its cost.
     generator = torch.Generator(CPU).manual_seed(0)
-    uniform = torch.rand(rows * count + SHIFTS, generator=generator, device=CPU).clamp(1e-7, 1 - 1e-7)
+    uniform = torch.rand(rows * count + SHIFTS, generator=generator, dtype=torch.float32, device=CPU).clamp(
+        1e-7, 1 - 1e-7
+    )
     noise, steps = -(-uniform.log()).log(), min(STEPS, STEPS_A_ROW * rows)
     shifts = torch.randint(SHIFTS, (steps + LAST_STEPS,), generator=generator, device=CPU).tolist()
     too_long = lengths[:, None] > lengths.new_zeros(count).scatter_reduce(0, group, lengths, "amax")

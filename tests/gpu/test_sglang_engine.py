@@ -27,6 +27,8 @@ import absent  # noqa: E402
 HAS_KERNELS = importlib.util.find_spec("sgl_kernel") is not None
 absent.without_torchvision()
 absent.without("sgl_kernel")  # kernels that an attention layer does not call
+if not HAS_KERNELS:  # what each backend calls when it is made
+    importlib.import_module("sgl_kernel.utils").is_arch_support_pdl = lambda: False
 
 from sglang.srt import runtime_context  # noqa: E402
 from sglang.srt.configs.model_config import ModelConfig  # noqa: E402

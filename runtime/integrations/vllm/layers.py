@@ -320,7 +320,7 @@ def _load(
         "block_table": table,
         "layout": "HND",
         "workspace": _workspace(device, head_size, (1, 1, 1, 1), False),
-        "sink": torch.zeros(group, **where) if has_sink else None,
+        "sink": torch.zeros(group, dtype=torch.float32, **where) if has_sink else None,
         "softcap": softcap,
     }
     for queries in queries_of_kernels(arch_of(where["device"]), group):

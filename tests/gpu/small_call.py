@@ -42,6 +42,8 @@ from codegen.spec import (
     BsrSddmmSpec,
     BsrSpgemmSpec,
     BsrSpmmSpec,
+    KeyListsBackwardSpec,
+    KeyListsForwardSpec,
     PagedAttentionSpec,
     QuantizeSpec,
     SelectTopkSpec,
@@ -76,6 +78,8 @@ def arguments_of(spec: Spec, device: str = "cuda") -> Arguments:
         given = quantize(q, k, v, spec.dtype, q_rows=spec.scale_rows.q, k_rows=spec.scale_rows.k)
         inputs = [tensor.to(device) for tensor in (given.q, given.k, given.v_t, *rest)]
         return inputs, {name: to_device(value, device) for name, value in {**named, **given.scales()}.items()}
+    if isinstance(spec, KeyListsForwardSpec | KeyListsBackwardSpec):
+        return _key_lists(spec, draw, device)
     if isinstance(spec, PagedAttentionSpec) or (isinstance(spec, AttentionSpec) and spec.layout == "paged"):
         return _paged(spec, draw, device)
     if isinstance(spec, AttentionSpec):
@@ -218,6 +222,26 @@ def _paged(spec: PagedAttentionSpec | AttentionSpec, draw: Any, device: str) -> 
         heads = HEADS * max(4, spec.pack_gqa)
         named |= {"softcap": spec.softcap, "sink": draw(heads, dtype=torch.float32) if spec.sink else None}
     return [draw(tokens * len(lengths), heads, spec.head_dim), *caches], named
+
+
+def _key_lists(spec: KeyListsForwardSpec | KeyListsBackwardSpec, draw: Any, device: str) -> Arguments:
+    """Return two sequences whose queries list blocks twice, and blocks that there are not."""
+    bounds = {"cu_seqlens_q": torch.tensor([0, 150, 183]).int(), "cu_seqlens_k": torch.tensor([0, 300, 350]).int()}
+    tokens, keys = (int(each[-1]) for each in bounds.values())
+    named = {"lists": torch.randint(-1, 300 // spec.entry_keys + 2, (HEADS, tokens, LISTED)).int(), **bounds}
+    q, *of_keys = (draw(n, heads, spec.head_dim) for n, heads in ((tokens, HEADS * spec.group), *[(keys, HEADS)] * 2))
+    if isinstance(spec, KeyListsForwardSpec) and spec.layout == "paged":
+        page = 16
+        table = torch.randperm(2 * (304 // page)).view(2, -1).int()
+        of_keys = [draw(table.numel(), page, HEADS, spec.head_dim) for _ in range(2)]
+        del named["cu_seqlens_k"]
+        named |= {"block_table": table, "seq_lens": torch.tensor([300, 50]).int()}
+    named = {name: tensor.to(device) for name, tensor in named.items()}
+    if isinstance(spec, KeyListsBackwardSpec):
+        named |= {"out": draw(*q.shape), "dout": draw(*q.shape), "lse": draw(*q.shape[1::-1], dtype=torch.float32)}
+    elif spec.layout == "paged":
+        return [q, *of_keys], {**named, "entry_keys": spec.entry_keys, "return_lse": True}
+    return [q, *of_keys], named
 
 
 def _bsr(

@@ -33,6 +33,9 @@ from runtime.kernels import (
     bsr_sddmm,
     bsr_spgemm,
     bsr_spmm,
+    key_lists_backward,
+    key_lists_forward,
+    key_lists_paged,
     paged_attention,
     paged_prefill,
     quantize,
@@ -58,6 +61,7 @@ ARCH, SM_COUNT, STREAM = "sm_90a", 132, 7
 _OF_CHECKS = (
     *(arguments, attention, attention_backward, attention_fp8),
     *(bsr_arguments, bsr_preparation, bsr_scales, bsr_sddmm, bsr_spmm),
+    *(key_lists_backward, key_lists_forward, key_lists_paged),
     *(paged_attention, paged_prefill, quantize, select_topk, tile_copy),
     *(attention_checks, attention_calls_fp8),
 )

@@ -70,6 +70,11 @@ def test_a_small_problem_has_what_a_call_takes(script: ModuleType, named: NamedS
         in_e4m3 = spec.op == "paged_attention" and spec.cache == "e4m3"
         assert (set(more) >= {"k_scale", "v_scale"}) == in_e4m3
         return
+    if spec.op in ("key_lists_forward", "key_lists_backward"):
+        q, k, v = positional
+        assert q.shape[1] == k.shape[-2] * spec.group and k.shape == v.shape
+        assert more["lists"].shape[:2] == (k.shape[-2], q.shape[0])
+        return
     if isinstance(spec, AttentionSpec):
         q, k, v, *indices = positional
         assert q.shape[1] % (k.shape[1] * spec.pack_gqa) == 0

@@ -45,6 +45,8 @@ STRIDED_COLUMNS = 8
 """Columns of B up to which a kernel reads B and writes C with any strides."""
 FEW_COLUMNS_COPY = "ld_global"
 """Copy instruction of a kernel for at most FEW_COLUMNS columns; another one has narrow tiles of wgmma."""
+WGMMA_ROWS = 64
+"""Least rows of a block that fill a wgmma."""
 WHOLE = ("tile", "stages")
 """Fields of a mapping with nothing to choose: rules fill in the rest."""
 
@@ -330,7 +332,7 @@ def _allowed(timing: Timing, problem: Problem) -> bool:
     """Whether a kernel applies: A has the form of its measurement, and a kernel for few columns gets few."""
     if isinstance(problem, AttentionProblem):
         return True
-    if problem.op == "bsr_spmm" and (problem.n or 0) > FEW_COLUMNS and _is_for_few_columns(timing.tuning):
+    if problem.op == "bsr_spmm" and (problem.n or 0) > FEW_COLUMNS and _is_for_few_columns(timing.tuning, problem):
         return False
     if timing.prepared is None:
         return True
@@ -339,10 +341,12 @@ def _allowed(timing: Timing, problem: Problem) -> bool:
     return problem.prepared in ("packed", timing.prepared)
 
 
-def _is_for_few_columns(tuning: Fields) -> bool:
+def _is_for_few_columns(tuning: Fields, problem: BsrProblem) -> bool:
     """Whether a kernel of BSR x dense is for at most FEW_COLUMNS columns."""
-    narrow = tuning.get("mma") == "wgmma" and tuning["tile"].get("n", FEW_COLUMNS) < FEW_COLUMNS
-    return tuning.get("copy") == FEW_COLUMNS_COPY or narrow
+    width, shares = tuning["tile"].get("n", 2 * FEW_COLUMNS), tuning.get("ctas_per_sm", 1) > 1
+    by_columns = problem.b_layout == "column_major" and problem.block.rows >= WGMMA_ROWS
+    narrow = width < FEW_COLUMNS or (width == FEW_COLUMNS and by_columns and shares)
+    return tuning.get("copy") == FEW_COLUMNS_COPY or (tuning.get("mma") == "wgmma" and narrow)
 
 
 def _winner(kernels: _Kernels, rows: Sequence[Measurement], *, measured: bool) -> tuple[_Kernel, str] | None:

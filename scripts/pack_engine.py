@@ -31,6 +31,8 @@ GLIBC = (5, 12, 17, 24, 26, 27, 28, 31, 34)
 """Minor versions of glibc 2 whose wheels the machine runs."""
 CONTAINER, CUBIN, PTX = 0xBA55ED50, 2, 1
 """First word of a container of kernels, and kinds of its entries."""
+SHARED_BY_TYPES = b"FlashAttnFwdCombine"
+"""Part of names of kernels that one piece of machine code has for all types: it adds the parts of divided keys."""
 OTHER = 120
 """Architecture of the entry of a container without kernels: CUDA refuses an empty container."""
 
@@ -160,7 +162,7 @@ def of_one_architecture(library: bytes, arch: int, without: Sequence[bytes] = ()
     nothing = smallest[:28] + struct.pack("<I", OTHER) + smallest[32:]
     for (first, end), entries in containers.items():
         cubins = [each for kind, of, each in entries if kind == CUBIN and of == arch]
-        kept = [each for each in cubins if not any(name in each for name in without)]
+        kept = [each for each in cubins if SHARED_BY_TYPES in each or not any(name in each for name in without)]
         if not cubins:
             kept = [each for kind, of, each in entries if kind == PTX and of <= arch]
         content = b"".join(kept) or nothing

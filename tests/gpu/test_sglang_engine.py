@@ -46,8 +46,8 @@ BF16, E4M3 = torch.bfloat16, torch.float8_e4m3fn
 DEVICE = "cuda"
 HEADS, KV_HEADS, D = 8, 2, 128
 REQUESTS, CONTEXT = 4, 1024
-WORST = 0.1
-"""Error of SGLang's backend, which rounds weights to the type of the pool."""
+WORST = {BF16: 0.1, E4M3: 0.2}
+"""Largest error of SGLang's backend, by type of the pool: it rounds weights to that (0.13 for e4m3 on an H200)."""
 STEPS = {
     "prompts": (300, 128, 40, 5),
     "parts of prompts": (200, 64, 33, 9),
@@ -216,7 +216,7 @@ def test_a_layer_computes_what_it_does_on_sglangs_backend(
         true = exact(runner, layer, lengths, queries, operands[0], sinks)
         errors = [(each - true).abs().max().item() for each in found]
         record_property(step, f"largest error against float64 {errors[0]:.2e}, of triton {errors[1]:.2e}")
-        assert errors[0] <= 2 * errors[1] + 1e-3 and errors[1] < WORST, (step, errors)
+        assert errors[0] <= 2 * errors[1] + 1e-3 and errors[1] < WORST[cache], (step, errors)
         torch.testing.assert_close(found[0], true, atol=2e-2, rtol=2e-2)
 
 

@@ -245,9 +245,10 @@ ALONE = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_HOST_IP": "127.0.0.1",
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",
     "HF_HUB_OFFLINE": "1",
 }
-"""The engine in one process, without a network."""
+"""The engine in one process, without a network and without FlashInfer, which a pack does not have."""
 
 
 def generated(folder: Path, backends: list[str], options: dict[str, Any]) -> list[Any]:

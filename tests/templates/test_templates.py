@@ -44,6 +44,7 @@ OTHERS: list[dict[str, object]] = [
     {"like": "h100_bsr_spmm_b128_n8", "accumulate": True, "epilogue": {"bias": True, "activation": "relu"}},
     {"like": "h100_bsr_spmm_b64_pairs", "epilogue": {"bias": True, "activation": "silu"}},
     {"like": "h100_bsr_spmm_b16", "epilogue": {"bias": True}},
+    {"like": "h100_bsr_spmm_b64_column_major_n64", "epilogue": {"bias": True}},
     {
         "like": "h100_bsr_spmm_b16",
         "tile": {"m": 16, "n": 512, "k": 64},

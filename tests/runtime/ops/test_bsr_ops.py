@@ -155,7 +155,7 @@ def test_the_order_of_uneven_rows_goes_to_the_kernel(loaded: Any) -> None:
     crow = torch.nn.functional.pad(mask.sum(1).cumsum(0), (1, 0))
     values = torch.randn(int(crow[-1]), 64, 64).bfloat16() / 8
     a = torch.sparse_bsr_tensor(crow, mask.nonzero()[:, 1].contiguous(), values, size=(2048, 2048))
-    b, bias = normal(2048, 1024), normal(2048)
+    b, bias = normal(2048, 8192), normal(2048)
     right = whole(a).float() @ b.float()
     assert_close(bsr_matmul(a, b), right)
     assert not loaded.of(scheduler="dynamic"), "how uneven a raw matrix is would have to be read in each call"

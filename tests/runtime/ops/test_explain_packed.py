@@ -66,7 +66,8 @@ def paged(queries: int = 1, requests: int = 4, page: int = 16, d: int = 128, cac
     [
         ({}, "h100_paged_d128_bf16", "it has 4 queries for 4 requests, fewer than 32 for each"),
         (dict(queries=128), "h100_paged_prefill_d128_bf16", "prefill kernel: the call has many queries per request, "),
-        (dict(queries=32), "h100_paged_prefill_d128_bf16", "which fill tiles of one head"),
+        (dict(queries=128), "h100_paged_prefill_d128_bf16", "which fill tiles of one head"),
+        (dict(queries=32), "h100_paged_prefill_d128_gqa4_bf16", "4 query heads of a KV head share a tile"),
         (dict(queries=64, softcap=9.0), "h100_paged_d128_bf16", "no prefill kernel with a softcap of 9 has a receipt"),
         (dict(queries=64, cache=E4M3), "h100_paged_e4m3_d128_bf16", "its cache is e4m3"),
         (dict(queries=64, page=8), "h100_paged_d128_bf16", "its pages have 8 tokens, no multiple of 16"),

@@ -15,9 +15,9 @@ from scripts import imported
 torch = pytest.importorskip("torch")
 
 from codegen.errors import SpecError  # noqa: E402
-from codegen.library import find_spec, shipped_specs  # noqa: E402
+from codegen.library import as_shipped, find_spec, shipped_specs  # noqa: E402
 from codegen.planning import plan_for  # noqa: E402
-from codegen.select.paged import PACKS, PREFILL_TYPES, prefill_fields  # noqa: E402
+from codegen.select.paged import PACKS, PREFILL_KERNELS, prefill_fields  # noqa: E402
 from runtime import KeyLists, paged_attention  # noqa: E402
 from runtime.driver import launch  # noqa: E402
 from runtime.errors import ArgumentError  # noqa: E402
@@ -116,7 +116,7 @@ def test_sinks_and_caps_are_of_the_kernel(launches: list[dict[str, Any]], sink: 
     (found,) = launches
     assert "query_tiles" in found and (sink is None or found["sink"] == sink.data_ptr())
     fields = prefill_fields("sm_90a", "fp16", D, 4, sink=sink is not None, softcap=softcap)
-    assert found["kernel"] == find_spec(fields).stem
+    assert found["kernel"] == as_shipped(find_spec(fields)).stem
 
 
 @pytest.mark.parametrize(
@@ -274,7 +274,7 @@ def test_what_a_kernel_object_refuses(launches: list[dict[str, Any]], changes: d
         ({}, r"^sink: is missing: float32 \(heads 8,\)"),
         ({"sink": torch.zeros(4)}, r"^sink: has shape \(4,\)"),
         ({"q": torch.randn(TOKENS, 8, D).half(), "sink": torch.zeros(8)}, r"^q: has 8 heads, 4 for each of k_cache: "),
-        ({"sink": torch.zeros(8), "softcap": 5.0}, r"^softcap: is 5.0, but attention_sm_90a_\S+ has None"),
+        ({"sink": torch.zeros(8), "softcap": 5.0}, r"^softcap: is 5.0, but h100_paged_prefill_d64_gqa8_sink has None"),
     ],
 )
 def test_what_a_kernel_of_packs_refuses(launches: list[dict[str, Any]], changes: dict[str, Any], message: str) -> None:
@@ -312,13 +312,19 @@ def test_gradients_have_no_pages() -> None:
 
 
 def test_shipped_kernels_serve_all_head_sizes_and_types() -> None:
-    specs: list[Any] = [each.spec for each in shipped_specs() if getattr(each.spec, "layout", "") == "paged"]
+    every: list[Any] = [each.spec for each in shipped_specs() if each.spec.op == "attention"]
+    specs = [spec for spec in every if spec.layout == "paged"]
     found = {(spec.head_dim, spec.pack_gqa, spec.sink, spec.softcap, spec.dtype) for spec in specs}
-    assert found == {(d, 1, False, None, dtype) for d, dtypes in PREFILL_TYPES.items() for dtype in dtypes}
+    assert found == {(*kind, dtype) for kind, dtypes in PREFILL_KERNELS.items() for dtype in dtypes}
 
 
-def test_calls_take_no_kernel_of_packed_heads_without_a_receipt() -> None:
-    for softcap in (None, 50.0):
-        for sink in (False, True):
-            found = paged_calls.verified_packs("sm_90a", "bf16", 256, sink=sink, softcap=softcap)
-            assert found == ({1} if softcap is None and not sink else set())
+def test_calls_take_only_kernels_with_a_receipt(monkeypatch: pytest.MonkeyPatch) -> None:
+    def packs() -> list[frozenset[int]]:
+        paged_calls.verified_packs.cache_clear()
+        kinds = ((False, None), (False, 50.0), (True, None), (True, 50.0))
+        return [paged_calls.verified_packs("sm_90a", "bf16", 256, sink=s, softcap=c) for s, c in kinds]
+
+    assert packs() == [{1, 2}, {2}, set(), set()]
+    monkeypatch.setattr(paged_calls, "is_verified", lambda named: named.stem == "h100_paged_prefill_d256_bf16")
+    assert packs() == [{1}, set(), set(), set()]
+    paged_calls.verified_packs.cache_clear()

@@ -11,8 +11,10 @@ from codegen.spec import KeyListsBackwardSpec
 
 OP, FORWARD = "key_lists_backward", "key_lists_forward"
 LEAST_QUERIES, LEAST_OF_BLOCK = 1024, 32
-"""Queries, and queries that list a key block on average, from which calls take the kernel by key blocks. Estimated: it
-loads keys once for all of them, but writes each query's parts of the result to device memory and reads them again."""
+"""Queries, and queries that list a key block on average, from which calls take the kernel by key blocks. It loads keys
+once for all of them, but writes each query's parts of the result to device memory and reads them again. For 1024
+queries of 64:4 heads of 128 and 16 blocks of 128 keys, it takes 0.157 ms on an H200, and the decode kernel 0.34. Fewer
+queries were not measured, nor fewer of a key block."""
 
 
 def _sizes(field: str) -> tuple[int, ...]:

@@ -50,9 +50,11 @@ def paged_attention(
     the keys of a request, and their parts are added in a fixed order: the same call always has the same bits. On
     Hopper, calls with 32 or more queries per request on average take the prefill kernel, with tiles of 128 queries. It
     does not serve lists, sinks, softcaps, e4m3 caches, pages of fewer than 16 tokens, ``batch_invariant``, and heads of
-    256 in float16. Calls of many queries with lists of blocks take a kernel by key blocks if one has a receipt. There
-    are no gradients. Under ``torch.autocast``, q is cast to the type of a float16 or bfloat16
-    cache, otherwise to that of autocast.
+    256 in float16. Calls of at least 1024 queries with lists of blocks of 64 or 128 keys take a kernel by key blocks,
+    which loads each block once for all queries that list it: with heads of 64 or 128, in groups of 4, 8 or 16, over
+    16-bit caches, if the kernel has a receipt. The shipped ones have heads of 128 in groups of 16. There are no
+    gradients. Under ``torch.autocast``, q is cast to the type of a float16 or bfloat16 cache, otherwise to that of
+    autocast.
 
     Args:
         q: (tokens, heads, head_dim), float16 or bfloat16, on a GPU; head_dim is 64, 128, 192 or 256.
@@ -80,7 +82,7 @@ def paged_attention(
         return_lse: whether to return the log-sum-exp too.
         out: (tokens, heads, head_dim), where to write the result; it overlaps no input.
         workspace: uint8 (bytes,), of ``paged_workspace``. By default a call allocates its memory, and in a CUDA graph
-            clears a part.
+            clears a part. The kernel by key blocks allocates up to 1 GiB and three integers per entry in any case.
         batch_invariant: whether the keys of a request are divided by its own length alone. The result of a request then
             has the same bits whatever else is in the batch, and takes more time.
         validate: also check the values of tables, lengths and bounds. Synchronizes.

@@ -56,7 +56,8 @@ def varlen_attention(
             must be finite. Of a call with gradients this holds for q, k, v and the gradient of the result.
         pattern: ``Dense``, ``Causal``, ``SlidingWindow`` or ``SinkWindow`` of ``runtime.patterns``; or ``KeyLists``: of
             the keys up to its own position, each query sees those of its list. Entries count from the first key of a
-            sequence. head_dim is then 64, 128, 192 or 256.
+            sequence. head_dim is then 64, 128, 192 or 256; gradients have heads of 64 or 128 in groups of 4, 8 or 16,
+            entries of 64 or 128 keys, no softcap and no sinks, and need a kernel with a receipt.
         cu_seqlens_q: int32 (sequences + 1,), contiguous: where each sequence begins in q, and where the last one ends.
             Rising; sequences may be empty. Tokens before the first sequence and behind the last one are not written.
         cu_seqlens_k: the same of k and v; by default ``cu_seqlens_q``.

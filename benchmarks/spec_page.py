@@ -28,7 +28,7 @@ from codegen.arch import ARCHS, Combination
 from codegen.combinations import FP8_OPS, FP8_OPTIONS
 from codegen.dtypes import FP8
 from codegen.errors import SpecError
-from codegen.library import ROOT, find_spec, shipped_specs
+from codegen.library import ROOT, shipped_specs
 from codegen.parse import parse_plain
 from codegen.patterns import PATTERNS, PatternBase
 from codegen.planning import plan_of, tiles_of
@@ -40,8 +40,6 @@ Fields = Mapping[str, Any]
 Model = type[SpecBase]
 Rows = Iterable[Sequence[str]]
 
-UNVERIFIED = ROOT / "tests" / "unverified.json"
-"""Specs that wait for a GPU: their kernels are written, and none is shipped."""
 PAGE = ROOT / "docs" / "reference" / "specs.md"
 STALE = "its tables do not fit the current specs; run: python benchmarks/spec_page.py"
 FIELD_HEADINGS = ("field", "values", "if left out", "meaning")
@@ -236,10 +234,8 @@ def value_of(spec: Spec, name: str) -> Any:
 
 @cache
 def shipped(op: str) -> tuple[Spec, ...]:
-    """The shipped specs of an operator; of one without, those that wait for a GPU."""
-    found = tuple(named.spec for named in shipped_specs() if named.spec.op == op)
-    waiting = json.loads(UNVERIFIED.read_text(encoding="utf-8"))
-    return found or tuple(find_spec(fields).spec for fields in waiting if fields["op"] == op)
+    """The shipped specs of an operator."""
+    return tuple(named.spec for named in shipped_specs() if named.spec.op == op)
 
 
 @cache

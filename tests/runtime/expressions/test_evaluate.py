@@ -146,7 +146,7 @@ PYTHON: dict[str, Callable[..., Any]] = {
     "max": most,
     "abs": abs,
     "where": lambda condition, one, other: one if condition else other,
-    "sqrt": lambda x: math.sqrt(x) if x >= 0 else math.nan,
+    "sqrt": lambda x: torch.tensor(x, dtype=torch.float64).sqrt().item(),  # that of torch may be off by a last bit
     "int": to_int,
     "float": float,
     "bool": bool,

@@ -227,7 +227,7 @@ prompts = [{"prompt_token_ids": [(7 * i * j) % 900 + 1 for j in range(1, n)]} fo
 sampling = SamplingParams(temperature=0, max_tokens=20, logprobs=1, ignore_eos=True, detokenize=False)
 for backend in backends:
     llm = LLM(folder, skip_tokenizer_init=True, seed=0, max_model_len=1024, max_num_batched_tokens=512,
-              gpu_memory_utilization=0.3, attention_backend=backend, **options)
+              gpu_memory_utilization=0.3, kv_cache_memory_bytes=1 << 30, attention_backend=backend, **options)
     outs = [each.outputs[0] for each in llm.generate(prompts, sampling)]
     found = [[list(out.token_ids), [next(iter(p.values())).logprob for p in out.logprobs]] for out in outs]
     print("FOUND" + json.dumps(found), flush=True)

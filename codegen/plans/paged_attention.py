@@ -31,6 +31,8 @@ LEAST_KEYS = 128
 """Keys of a thread block at least, so that few parts have to be added."""
 TILE_COST = 2
 """Units of work that a tile counts besides its steps, about the time of its results on an H200."""
+LEAST_UNITS = 8
+"""Units of a thread block on average, from which thread blocks begin and end with tiles of one length."""
 PART_KEYS = 1024
 """Keys of a part at least, where parts depend on the length of their request alone."""
 OVERHEAD_REGISTERS = 80
@@ -118,6 +120,7 @@ def plan(spec: PagedAttentionSpec, stem: str) -> Plan:
             Constant("kKvBytes", element, "bytes per element of K and V"),
             Constant("kTileCost", TILE_COST, "units of work of a tile besides its steps"),
             Constant("kLeastSteps", -(-LEAST_KEYS // tile.n), "units of a thread block at least, if there are as many"),
+            Constant("kLeastUnits", LEAST_UNITS, "units of a thread block from which it has whole tiles, or one alone"),
             Constant("kPartsAtOnce", _parts_at_once(spec, warps), "parts of a tile that a thread adds at once"),
             Constant("kPartSteps", -(-PART_KEYS // tile.n), "steps of a part at least, if most_parts is set"),
         ),

@@ -86,6 +86,15 @@ def test_results_are_those_of_the_definition(
             check(kernel, case)
 
 
+@pytest.mark.parametrize("heads", [2, 6])
+def test_threads_of_other_rows_add_parts_too(heads: int, recorded: Callable[..., None], tmp_path: Path) -> None:
+    """A request of few rows and many parts: two or four slices of threads add them."""
+    named = spec_of(KERNELS[0])
+    case = PagedCase("one request", (2400,), (1,), heads=heads, kv_heads=1, page_size=16)
+    recorded(generate(named).source, repr(case))
+    check(host_paged.HostKernel(named, tmp_path, blocks=40), case)
+
+
 @pytest.mark.parametrize("fields", [KERNELS[0], KERNELS[3]], ids=words)
 def test_tables_lengths_and_lists_may_hold_anything(
     fields: dict[str, Any], recorded: Callable[..., None], tmp_path: Path

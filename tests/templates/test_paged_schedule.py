@@ -6,7 +6,7 @@ import ctypes
 import platform
 import shutil
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import pytest
@@ -294,6 +294,28 @@ def launches(draw: st.DrawFn) -> Launch:
 @given(launch=launches())
 def test_each_step_of_each_tile_is_in_one_run(host: Host, launch: Launch) -> None:
     check(host, launch)
+
+
+@pytest.mark.parametrize(
+    ("requests", "kv_heads", "blocks", "parts", "used"),
+    [(16, 2, 66, 2, 64), (1, 3, 54, 18, 54), (64, 2, 66, 1, 64), (33, 1, 34, 1, 33)],
+)
+def test_tiles_of_one_length_have_thread_blocks_of_their_own(
+    host: Host, requests: int, kv_heads: int, blocks: int, parts: int, used: int
+) -> None:
+    launch = Launch((9000,) * requests, (1,) * requests, 4, kv_heads, blocks)
+    check(host, launch)
+    runs = runs_of(host, launch)
+    assert {run.parts for run in runs} == {parts} and {run.block for run in runs} == {*range(used)}
+
+
+@example(Launch((9000,) * 5, (1,) * 5, 4, 2, 31))
+@example(Launch((9000,) * 5, (1,) * 5, 4, 2, 4, most_parts=16))
+@settings(max_examples=100)
+@given(launch=launches())
+def test_requests_of_one_length_are_divided_as_others(host: Host, launch: Launch) -> None:
+    equal = replace(launch, kv_lens=launch.kv_lens[:1] * len(launch.kv_lens))
+    check(host, equal)
 
 
 @example(Launch((9000, 300, 20), (1, 40, 2), 2, window=(100, 30, 40)))

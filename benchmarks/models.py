@@ -31,6 +31,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -312,13 +313,19 @@ def shape_of(row: Row) -> Fields:
     return found | {"shape": weight | blocks}
 
 
-def record_of(row: Row, *, every: bool, seconds: float, device: str = "cuda") -> Fields:
+def inputs_of(row: Row, std: float, device: str = "cuda") -> Inputs:
+    """Inputs of a row; the logits of attention before its mask have the given standard deviation."""
+    inputs = row.inputs(torch.device(device))
+    return replace(inputs, q=inputs.q * std) if isinstance(inputs, AttentionInputs) else inputs
+
+
+def record_of(row: Row, *, every: bool, seconds: float, std: float = 1.0, device: str = "cuda") -> Fields:
     """Check and time one row."""
     seed = int.from_bytes(os.urandom(4), "big")
     torch.manual_seed(seed)
     began = time.monotonic()
     with torch.set_grad_enabled(row.backward):
-        inputs = row.inputs(torch.device(device))
+        inputs = inputs_of(row, std, device)
         found = inputs.explain(gradients=row.backward)
         calls, failed = calls_of(inputs, every=every)
         errors, wrong = checked(row, inputs, calls)
@@ -401,7 +408,7 @@ def measure(options: argparse.Namespace) -> None:
 
     run_rows(
         chosen_rows(options),
-        lambda row: record_of(row, every=options.all_peers, seconds=options.seconds),
+        lambda row: record_of(row, every=options.all_peers, seconds=options.seconds, std=options.std),
         shape_of,
         line=models_page.line,
         about=environment(PACKAGES),
@@ -491,6 +498,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--forward", action="store_true", help="no gradients")
     parser.add_argument("--backward", action="store_true", help="only gradients")
     parser.add_argument("--part", type=part, default=(1, 1), metavar="I/N", help="each n-th row from the i-th on")
+    parser.add_argument(
+        "--std", type=float, default=1.0, help="standard deviation of the logits of attention, for a file of its own"
+    )
     parser.add_argument("--all-peers", action="store_true", help="FlexAttention on dense and causal rows too")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="duration of a block of back-to-back calls")
     parser.add_argument(

@@ -218,12 +218,16 @@ def kernel_items(records: Sequence[Record]) -> list[str]:
 
 
 def text_of(
-    records: Sequence[Record], is_current: Callable[[Record], bool], today: Mapping[str, Record] | None = None
+    records: Sequence[Record],
+    is_current: Callable[[Record], bool],
+    today: Mapping[str, Record] | None = None,
+    wider: Sequence[Record] = (),
 ) -> str:
     """The page.
 
     Args:
         today: what the table of problems says of each row, by name.
+        wider: records of rows with larger logits.
 
     Raises:
         SystemExit: if the records are of several machines, or there are none.
@@ -271,6 +275,12 @@ def text_of(
                 "do not have."
             ),
             "\n".join(table(("row", "ours", DETERMINISTIC, "ratio"), steady)),
+        ]
+    if wider:
+        lines += [
+            "## Logits with a standard deviation of 4",
+            wrapped("The same with `--std 4`: normal inputs, q times 4."),
+            "\n".join(table(speed, speed_rows(wider, name))),
         ]
     lines += [
         "## In a CUDA graph, and on the host",
@@ -328,8 +338,10 @@ def write(source: Path, page: Path = PAGE, today: Mapping[str, Record] | None = 
         today: what the table of problems says of each row, by name.
     """
     records = read(source)
+    of_wider = source.with_name(source.name.replace("models_", "models_std4_"))
+    wider = read(of_wider) if of_wider != source and of_wider.is_file() else []
     page.parent.mkdir(parents=True, exist_ok=True)
-    page.write_text(text_of(records, is_current, today), encoding="utf-8")
+    page.write_text(text_of(records, is_current, today, wider), encoding="utf-8")
     print(f"wrote {page}")
     page.with_suffix(".svg").write_text(picture(records), encoding="utf-8")
     print(f"wrote {page.with_suffix('.svg')}")

@@ -59,3 +59,11 @@ def without_torchvision() -> None:
 
     transformers.utils.is_torchvision_available()  # kept by transformers
     without("torchvision")
+
+
+def without_sglangs_kernels() -> None:
+    """Put such modules in place of ``sgl_kernel``, unless it is installed."""
+    if importlib.util.find_spec("sgl_kernel") is None:
+        without("sgl_kernel")
+        # What each backend of attention calls when it is made.
+        importlib.import_module("sgl_kernel.utils").is_arch_support_pdl = lambda: False  # type: ignore[attr-defined]

@@ -13,8 +13,10 @@ from __future__ import annotations
 import argparse
 import fnmatch
 import json
+import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -78,24 +80,33 @@ def missing(runs: Mapping[tuple[str, str], Run], specs: Sequence[NamedSpec]) -> 
     return sorted(pairs, key=lambda pair: (pair[0].stem, pair[1]) in runs)
 
 
+def output_of(command: Sequence[str], seconds: float) -> tuple[int, str] | None:
+    """Exit code and output; None, with all its processes ended, if a command does not end within the time."""
+    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    with subprocess.Popen(command, start_new_session=True, **pipes) as process:
+        try:
+            said, _ = process.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            return None
+        return process.returncode, said
+
+
 def sanitized(named: NamedSpec, tool: str, seconds: float) -> Run | None:
     """A run of a tool on a kernel's small call; None if it does not end within the time."""
     pattern = "kns=" + named.stem.partition("_")[0] + "_"
-    command = ["compute-sanitizer", "--tool", tool, *TOOLS[tool], "--error-exitcode", str(ERRORS_FOUND)]
     call = [sys.executable, str(ROOT / "tests" / "gpu" / "small_call.py"), named.stem]
-    try:
-        done = subprocess.run(
-            [*command, "--kernel-regex", pattern, *call], capture_output=True, text=True, check=False, timeout=seconds
-        )
-    except subprocess.TimeoutExpired:
+    command = ["compute-sanitizer", "--tool", tool, *TOOLS[tool], "--error-exitcode", str(ERRORS_FOUND)]
+    done = output_of([*command, "--kernel-regex", pattern, *call], seconds)
+    if done is None:
         return None
-    summary = SUMMARY.search(done.stdout)
-    ended = summary is not None and f"{named.stem}: ran" in done.stdout
-    run: Run = {"kernel": named.stem, "tool": tool, "source": source_hash(named), "count": None, "rc": done.returncode}
-    if ended and summary is not None:
+    code, said = done
+    summary = SUMMARY.search(said)
+    run: Run = {"kernel": named.stem, "tool": tool, "source": source_hash(named), "count": None, "rc": code}
+    if summary is not None and f"{named.stem}: ran" in said:
         run["count"] = int(summary[1] or summary[2])
     else:
-        sys.stderr.write(f"{named.stem} {tool}: rc {done.returncode}\n{(done.stdout + done.stderr)[-600:]}\n")
+        print(f"{named.stem} {tool}: rc {code}\n{said[-600:]}", file=sys.stderr)
     return run
 
 
@@ -104,22 +115,24 @@ def run_missing(only: str, jobs: int, seconds: float) -> int:
     if shutil.which("compute-sanitizer") is None:
         raise SystemExit("error: compute-sanitizer is not installed; nothing was run")
     end, runs = time.monotonic() + seconds, recorded()
-    chosen = [named for named in shipped_specs() if fnmatch.fnmatch(named.stem, only)]
-    waiting = missing(runs, chosen)
+    waiting: dict[NamedSpec, list[str]] = {}
+    for named, tool in missing(runs, [named for named in shipped_specs() if fnmatch.fnmatch(named.stem, only)]):
+        waiting.setdefault(named, []).append(tool)
 
-    def one(what: tuple[NamedSpec, str]) -> Run | None:
-        left = end - time.monotonic()
-        return sanitized(*what, left) if left > 0 else None
+    def of_kernel(named: NamedSpec) -> list[Run]:  # one tool after the other: the second finds the compiled kernel
+        found = []
+        for tool in waiting[named]:
+            left = end - time.monotonic()
+            found.append(sanitized(named, tool, left) if left > 0 else None)
+        return [run for run in found if run is not None]
 
     with ThreadPoolExecutor(jobs) as pool:
-        made = [run for run in pool.map(one, waiting) if run is not None]
+        made = [run for those in pool.map(of_kernel, waiting) for run in those]
     write((runs | {(run["kernel"], run["tool"]): run for run in made}).values())
-    found = [run for run in made if run["count"] or run["count"] is None]
-    sys.stdout.write(
-        f"{len(made)} of {len(waiting)} runs ended, {len(found)} of them with errors or without a result\n"
-    )
+    found = [run for run in made if run["count"] != 0]
+    print(f"{len(made)} of {sum(map(len, waiting.values()))} runs ended, {len(found)} with reports or without a result")
     for run in found:
-        sys.stdout.write(f"{run['kernel']} {run['tool']}: {run['count']} (rc {run['rc']})\n")
+        print(f"{run['kernel']} {run['tool']}: {run['count']} (rc {run['rc']})")
     return int(bool(found))
 
 

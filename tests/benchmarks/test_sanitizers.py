@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -72,15 +70,13 @@ def test_reports_are_named_in_the_table(script: Any) -> None:
 def test_a_run_counts_what_the_tool_says_of_a_finished_call(
     script: Any, monkeypatch: pytest.MonkeyPatch, tool: str, said: str, count: int | None
 ) -> None:
-    commands = []
-
-    def runs(command: list[str], **_: Any) -> Any:
-        commands.append(command)
-        return SimpleNamespace(stdout=said, stderr="", returncode=0)
-
-    monkeypatch.setattr(subprocess, "run", runs)
+    monkeypatch.setattr(script, "output_of", lambda *_: (0, said))
     assert script.sanitized(TOPK, tool, 5.0) == run_of(script, TOPK, tool, count)
-    assert commands[0][:3] == ["compute-sanitizer", "--tool", tool] and commands[0][-1] == TOPK.stem
+
+
+def test_a_command_ends_in_time_with_its_children(script: Any) -> None:
+    assert script.output_of(["sh", "-c", "echo said; exit 3"], 60) == (3, "said\n")
+    assert script.output_of(["sh", "-c", "sleep 60 & sleep 60"], 0.1) is None
 
 
 def test_what_runs_is_written_and_reported(

@@ -12,6 +12,8 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import repeat
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -253,13 +255,16 @@ ALONE = {
 EAGER: dict[str, Any] = {"disable_cuda_graph": True}
 GRAPHS: dict[str, Any] = {"disable_prefill_cuda_graph": True, "cuda_graph_bs_decode": [1, 2, 4]}
 """CUDA graphs of decoding steps. Those of prompts need a function of SGLang's kernels."""
+PORTS = {"triton": 30000, "block_sparse": 32000}
+"""First ports of the engines, by backend: the two of a test run at the same time."""
 
 
 def generated(folder: Path, backend: str, options: dict[str, Any]) -> list[Any]:
     """Tokens and log-probabilities of three prompts."""
-    script = folder / "generate.py"  # SGLang starts processes, which import the main module
+    script = folder / f"{backend}.py"  # SGLang starts processes, which import the main module
     script.write_text(ENGINE)
-    command = [sys.executable, str(script), str(folder), backend, json.dumps(options)]
+    ports = {"port": PORTS[backend], "nccl_port": PORTS[backend] + 1}
+    command = [sys.executable, str(script), str(folder), backend, json.dumps(options | ports)]
     path = os.pathsep.join([str(ROOT), str(ROOT / "tests" / "support"), os.environ.get("PYTHONPATH", "")])
     environment = os.environ | ALONE | {"PYTHONPATH": path}
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, env=environment)
@@ -276,7 +281,8 @@ def test_a_small_model_generates_what_it_does_on_sglangs_backend(
     folder: Path, options: dict[str, Any], record_property: Any
 ) -> None:
     """Random weights, prompts in parts: log-probabilities agree up to the first other token."""
-    theirs, ours = (generated(folder, backend, options) for backend in ("triton", "block_sparse"))
+    with ThreadPoolExecutor() as both:  # most of the time is imports
+        theirs, ours = both.map(generated, repeat(folder), PORTS, repeat(options))
     compared, equal = 0, 0
     for (tokens, logs), (right_tokens, right_logs) in zip(ours, theirs, strict=True):
         for token, right_token, log, right_log in zip(tokens, right_tokens, logs, right_logs, strict=True):

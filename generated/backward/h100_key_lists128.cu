@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_key_lists128.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","entry_keys":128,"group":16,"head_dim":128,"mma":"wgmma","op":"key_lists_backward","schedule":"cooperative","stages":2,"tile":{"m":80,"n":128}}
 // spec hash: 3eecd9e726ea21ef9fb99cd72fea3324dfe903c0a1913ba08098c1b9138f683d
-// seal: sha256 2c5a5639bf508809a10610b0952157aa43dd076d7e50752fec2527d9f1ecf521
+// seal: sha256 9c4cdb42f2d1b0383868f4caf864285a24dc0221287c19164df2836d5ebd5cf3
 
 // Gradients of Q, K and V for sm_90a, of attention of packed sequences over lists of key blocks: each query and KV head
 // has its own list.
@@ -130,6 +130,7 @@ struct Params {
   const float* dlse;  // gradient of the log-sum-exp, as lse; 0 if null
   RowStats* stats;  // statistics of all rows, (tokens, heads)
   float* norms;  // norms of the rows of dO, as stats
+  unsigned char* beyond;  // 1 for rows whose dQ fixed point does not hold, as stats
   int2* largest;  // largest |K| and norm of V of the tiles of a query, (kv_heads, tokens)
   const int2* entries;  // token and turn of each entry, by tile
   const int* offsets;  // first entry of each tile, then the end of the last one
@@ -550,7 +551,6 @@ extern "C" __global__ void __launch_bounds__(kRowThreads)
 // exceeds max |K| (max |V| |dO| + |delta|), over the blocks that the query sees. |V| and |dO| are Euclidean norms.
 constexpr float kBoundMargin = 1.0625f;  // covers the rounding of weights and of the bound
 constexpr float kFixedEnd = 2147483648.0f;  // 2^31: what fixed point does not hold
-constexpr unsigned short kNanScale = 0x7FC0;  // instead of a scale: a row with a number that fixed point does not hold
 constexpr uint32 kLeastExponent = 31;  // keeps the scale and its inverse normal numbers
 constexpr uint32 kNanExponent = 255;  // of infinity and NaN
 
@@ -564,9 +564,9 @@ __device__ __forceinline__ uint32 bound_exponent(int2 largest, float norm, float
 // Upper half of the scale of a row: a number below the bound, times the scale, is below 2^31. The lower half is 0.
 __device__ __forceinline__ unsigned short fixed_scale(uint32 exponent) { return (284 - exponent) << 7; }
 
-// Its inverse; NaN if an operand of the row is infinite or NaN.
-__device__ __forceinline__ float fixed_inverse(uint32 exponent) {
-  return __builtin_bit_cast(float, exponent == kNanExponent ? 0x7FC00000u : (exponent - 30) << 23);
+// Its inverse; NaN if an operand of the row is infinite or NaN, or if fixed point did not hold a part of it.
+__device__ __forceinline__ float fixed_inverse(uint32 exponent, bool is_beyond) {
+  return __builtin_bit_cast(float, exponent == kNanExponent || is_beyond ? 0x7FC00000u : (exponent - 30) << 23);
 }
 
 // A thread block's part of the entries of a tile. Chunks of a KV head come in ascending order of keys.
@@ -586,17 +586,8 @@ struct Chunk {
   __device__ __forceinline__ int steps() const { return (end - first + kStepQueries - 1) / kStepQueries; }
 };
 
-// Makes dQ NaN in the rows of a query with an element that fixed point does not hold.
-__device__ __forceinline__ void mark_rows(float* norms, const unsigned short* scales) {
-#pragma unroll
-  for (int row = 0; row < kGroup; ++row) {
-    if (scales[row] == kNanScale) norms[row] = kNan;
-  }
-}
-
 // Adds the chunk's parts of dQ to the accumulator, one query of each lane.
-__device__ __forceinline__ void add_parts(
-    const Params& p, const unsigned char* shared, uint32 base, const Chunk& chunk) {
+__device__ __forceinline__ void add_parts(const Params& p, uint32 base, const Chunk& chunk) {
   const int lane = threadIdx.x % 32;
   const uint32 part = base + kPartsOffset + lane * kPartBytes;
 #pragma unroll 1
@@ -609,8 +600,6 @@ __device__ __forceinline__ void add_parts(
       const int64 place = static_cast<int64>(chunk.kv_head) * p.tokens + token;
       tma_reduce_add_s32(p.accum + place * (kPartBytes / 4), part, kPartBytes);
       tma_store_commit();
-      mark_rows(p.norms + static_cast<int64>(token) * p.heads + chunk.kv_head * kGroup,
-          reinterpret_cast<const unsigned short*>(shared + kScalesOffset) + step % 2 * kTileM + lane * kGroup);
       tma_store_wait_read<0>();
     }
     __syncwarp();
@@ -788,23 +777,38 @@ __device__ __forceinline__ void issue_dq(float (&d)[kDqQueries / 2], uint32 k_tr
 }
 
 // Stages a part of dQ^T in fixed point, query by query in the layout of the accumulator: 16 bytes of each thread, next
-// to those of its neighbors. `part` has 64 columns of a head; `first_row` is the first of the part's rows. A row with
-// an element that fixed point does not hold gets the scale NaN.
-__device__ __forceinline__ void stage_dq(unsigned char* staging, const float (&d)[kDqQueries / 2],
-    unsigned short* scales, int part, int first_row) {
+// to those of its neighbors. `part` has 64 columns of a head; `first_row` is the first of the part's rows. Returns a bit
+// for each of the thread's rows: whether fixed point does not hold an element of it.
+__device__ __forceinline__ uint32 stage_dq(unsigned char* staging, const float (&d)[kDqQueries / 2],
+    const unsigned short* scales, int part, int first_row) {
   const int thread = threadIdx.x % kWarpgroupThreads, lane = thread % 32;
+  uint32 beyond = 0;
 #pragma unroll
   for (int j = 0; j < kDqQueries / 8; ++j) {
     const int eight = first_row / 8 + j;  // rows of the step
     const int place = (eight * kDqColumnParts + part) * kWarpgroupThreads + thread;
-    unsigned short* of_rows = scales + eight * 8 + lane % 4 * 2;
-    const uint32 pair = *reinterpret_cast<const uint32*>(of_rows);
+    const uint32 pair = *reinterpret_cast<const uint32*>(scales + eight * 8 + lane % 4 * 2);
     const float scale = __uint_as_float(pair << 16), next = __uint_as_float(pair & 0xFFFF0000);
     const float x = d[j * 4] * scale, y = d[j * 4 + 1] * next, z = d[j * 4 + 2] * scale, w = d[j * 4 + 3] * next;
-    if (!(fabsf(x) < kFixedEnd && fabsf(z) < kFixedEnd)) of_rows[0] = kNanScale;
-    if (!(fabsf(y) < kFixedEnd && fabsf(w) < kFixedEnd)) of_rows[1] = kNanScale;
+    if (!(fabsf(x) < kFixedEnd && fabsf(z) < kFixedEnd)) beyond |= 1u << j * 2;
+    if (!(fabsf(y) < kFixedEnd && fabsf(w) < kFixedEnd)) beyond |= 2u << j * 2;
     reinterpret_cast<int4*>(staging)[place] =
         make_int4(__float2int_rn(x), __float2int_rn(y), __float2int_rn(z), __float2int_rn(w));
+  }
+  return beyond;
+}
+
+// Makes dQ of a step's rows NaN, by marks that only the kernel after this one reads. `beyond` is of stage_dq. The chunk
+// is found again: its numbers cost the consumers no registers in other steps.
+__device__ __forceinline__ void mark_rows(const Params& p, int index, int step, uint32 beyond, int first_row) {
+  const Chunk chunk(p, index, __ldg(p.chunk_tiles + index));
+#pragma unroll 1
+  for (int i = 0; i < kDqQueries / 4; ++i) {
+    const int row = first_row + i / 2 * 8 + static_cast<int>(threadIdx.x) % 4 * 2 + i % 2;
+    const int entry = chunk.first + step * kStepQueries + row / kGroup;
+    if ((beyond >> i & 1) == 0 || entry >= chunk.end) continue;
+    const int64 first_of_token = static_cast<int64>(__ldg(p.entries + entry).x) * p.heads;
+    p.beyond[first_of_token + chunk.kv_head * kGroup + row % kGroup] = 1;
   }
 }
 
@@ -891,10 +895,13 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
 #pragma unroll
     for (int part = 0; part < kDqParts; ++part) warpgroup_fence_operand(dq[part]);
     mbarrier_wait(base + kPartEmptyBarrier, i % 2 ^ 1);
+    uint32 beyond = 0;
 #pragma unroll
     for (int part = 0; part < kDqParts; ++part) {
-      stage_dq(shared + kPartsOffset, dq[part], scales + i % 2 * kTileM, first_part + part, first_row);
+      beyond |=
+          stage_dq(shared + kPartsOffset, dq[part], scales + i % 2 * kTileM, first_part + part, first_row);
     }
+    if (beyond != 0) mark_rows(p, index, i, beyond, first_row);
     fence_proxy_async();
     __syncwarp();
     if (lane == 0) mbarrier_arrive(base + kPartFullBarrier);
@@ -939,7 +946,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     if (warp == 0) {
       produce(p, shared, base, chunk);
     } else if (warp == 1) {
-      add_parts(p, shared, base, chunk);
+      add_parts(p, base, chunk);
     }
   } else {
     setmaxnreg_inc<kConsumerRegisters>();
@@ -960,7 +967,7 @@ __device__ __forceinline__ void convert_dq(const Params& p) {
     const int64 row = place % p.tokens * p.heads + place / p.tokens * kGroup + threadIdx.x % kGroup;
     const int2 largest = p.largest[place];
     factors[threadIdx.x] = largest.x == 0 ? 0.0f
-        : p.scale * fixed_inverse(bound_exponent(largest, p.norms[row], p.stats[row].delta));
+        : p.scale * fixed_inverse(bound_exponent(largest, p.norms[row], p.stats[row].delta), p.beyond[row] != 0);
   }
   __syncthreads();
   for (int i = threadIdx.x; i < kTileM * kHeadDim / 4; i += kRowThreads) {

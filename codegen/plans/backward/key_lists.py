@@ -178,6 +178,7 @@ def _params() -> tuple[Param, ...]:
         pointer("dlse", "float", "gradient of the log-sum-exp, as lse; 0 if null"),
         pointer("stats", "RowStats", "statistics of all rows, (tokens, heads)", writes=True),
         pointer("norms", "float", "norms of the rows of dO, as stats", writes=True),
+        pointer("beyond", "unsigned char", "1 for rows whose dQ fixed point does not hold, as stats", writes=True),
         pointer(
             "largest", "int2", "largest |K| and norm of V of the tiles of a query, (kv_heads, tokens)", writes=True
         ),
@@ -285,5 +286,9 @@ def _arguments(plan: Plan, shape: KeyListsShape, slots: int) -> LaunchArgs:
         prologue_grid=row_blocks + tiles,
         scratch={"partials": chunks * 2 * sum_bytes, "norms": pairs * spec.group * NORM},
         epilogue_grid=dq_blocks + tiles * 2 * (sum_bytes // 16 // THREADS_OF_ROWS),
-        sums={"accum": pairs * spec.group * spec.head_dim * FLOAT, "largest": pairs * LARGEST},
+        sums={
+            "accum": pairs * spec.group * spec.head_dim * FLOAT,
+            "largest": pairs * LARGEST,
+            "beyond": pairs * spec.group,
+        },
     )

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_key_lists128_forward.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","entry_keys":128,"group":16,"head_dim":128,"mma":"wgmma","op":"key_lists_forward","schedule":"cooperative","stages":3,"tile":{"m":64,"n":128}}
 // spec hash: 35aea9c495860e6a157a44e8a9f6258c76eddfd782bab50caebc1c1fe6712c91
-// seal: sha256 b42f7c8907505a0f83f3268c6a3132924d0e10b6b45f29ca6d93f2cfb4bf0b47
+// seal: sha256 6e9e30cf5c0402041b172fb8f9b3fa598a5d9b18d2d06fec493015c8d3e7b487
 
 // Attention for sm_90a of packed sequences over lists of key blocks, for many queries: each query and KV head has its
 // own list.
@@ -397,8 +397,8 @@ __device__ __forceinline__ Chunk chunk_at(const Params& p, int index) {
   return chunk;
 }
 
-// Producer: one warp, with one query of a step for each lane. Lanes behind the last entry repeat it, for no key: what
-// they load is finite, and their part is not stored.
+// Producer: one warp, with one query of a step for each lane, which arrives for what it stores and loads. Lanes behind
+// the last entry repeat it, for no key: what they load is finite, and their part is not stored.
 __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, uint32 base, const Chunk& chunk) {
   const int lane = threadIdx.x % 32, first_head = chunk.kv_head * kGroup;
   if (lane == 0) {
@@ -423,15 +423,12 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
     const bool sees_fewer = __any_sync(kAllLanes, lane < kStepQueries && last < kTileN - 1);
     const uint32 full = base + kQFullBarrier + 8 * stage;
     mbarrier_wait(base + kQEmptyBarrier + 8 * stage, step / kStages % 2 ^ 1);
+    if (lane == 0) last_keys[stage * (kStepQueries + 1) + kStepQueries] = sees_fewer;
     if (lane < kStepQueries) {
       last_keys[stage * (kStepQueries + 1) + lane] = last;
       places[stage * kStepQueries + lane] =
           index < chunk.end ? (first_place + entry.x) * p.list_length + entry.y : -1;
-    }
-    if (lane == 0) last_keys[stage * (kStepQueries + 1) + kStepQueries] = sees_fewer;
-    __syncwarp();
-    if (lane == 0) mbarrier_arrive_expect_tx(full, kQBytes);
-    if (lane < kStepQueries) {
+      mbarrier_arrive_expect_tx(full, kQBytes / kStepQueries);
 #pragma unroll
       for (int group = 0; group < kGroups; ++group) {
         const int offset = stage * kQBytes + group * kQGroupBytes + lane * (kGroup * kRowBytes);
@@ -893,7 +890,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   if (threadIdx.x == 0) {
     mbarrier_init(base + kKvFullBarrier, 1);
     for (int i = 0; i < kStages; ++i) {
-      mbarrier_init(base + kQFullBarrier + 8 * i, 1);
+      mbarrier_init(base + kQFullBarrier + 8 * i, kStepQueries);
       mbarrier_init(base + kQEmptyBarrier + 8 * i, kWarpgroupThreads);
     }
     fence_mbarrier_init();

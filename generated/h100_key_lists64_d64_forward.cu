@@ -3,7 +3,7 @@
 //     codegen render specs/h100_key_lists64_d64_forward.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","entry_keys":64,"group":16,"head_dim":64,"mma":"wgmma","op":"key_lists_forward","schedule":"cooperative","stages":4,"tile":{"m":64,"n":64}}
 // spec hash: 9b7419d1b59bf8b9d5df71ccf660df6110f45982bb6e3619fe8e65a9166d5141
-// seal: sha256 9f94bfc4145fbb593c98ccda2cdc3f7a6a82fab70111a0d70b2daed051419c94
+// seal: sha256 ed5dade2c9cbd79ce29a742a3b9c6de0b392d222f0ffb31d1012fe81e92b0ccc
 
 // Attention for sm_90a of packed sequences over lists of key blocks, for many queries: each query and KV head has its
 // own list.
@@ -373,8 +373,8 @@ __device__ __forceinline__ Chunk chunk_at(const Params& p, int index) {
   return chunk;
 }
 
-// Producer: one warp, with one query of a step for each lane. Lanes behind the last entry repeat it, for no key: what
-// they load is finite, and their part is not stored.
+// Producer: one warp, with one query of a step for each lane, which arrives for what it stores and loads. Lanes behind
+// the last entry repeat it, for no key: what they load is finite, and their part is not stored.
 __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, uint32 base, const Chunk& chunk) {
   const int lane = threadIdx.x % 32, first_head = chunk.kv_head * kGroup;
   if (lane == 0) {
@@ -399,15 +399,12 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
     const bool sees_fewer = __any_sync(kAllLanes, lane < kStepQueries && last < kTileN - 1);
     const uint32 full = base + kQFullBarrier + 8 * stage;
     mbarrier_wait(base + kQEmptyBarrier + 8 * stage, step / kStages % 2 ^ 1);
+    if (lane == 0) last_keys[stage * (kStepQueries + 1) + kStepQueries] = sees_fewer;
     if (lane < kStepQueries) {
       last_keys[stage * (kStepQueries + 1) + lane] = last;
       places[stage * kStepQueries + lane] =
           index < chunk.end ? (first_place + entry.x) * p.list_length + entry.y : -1;
-    }
-    if (lane == 0) last_keys[stage * (kStepQueries + 1) + kStepQueries] = sees_fewer;
-    __syncwarp();
-    if (lane == 0) mbarrier_arrive_expect_tx(full, kQBytes);
-    if (lane < kStepQueries) {
+      mbarrier_arrive_expect_tx(full, kQBytes / kStepQueries);
 #pragma unroll
       for (int group = 0; group < kGroups; ++group) {
         const int offset = stage * kQBytes + group * kQGroupBytes + lane * (kGroup * kRowBytes);
@@ -869,7 +866,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   if (threadIdx.x == 0) {
     mbarrier_init(base + kKvFullBarrier, 1);
     for (int i = 0; i < kStages; ++i) {
-      mbarrier_init(base + kQFullBarrier + 8 * i, 1);
+      mbarrier_init(base + kQFullBarrier + 8 * i, kStepQueries);
       mbarrier_init(base + kQEmptyBarrier + 8 * i, kWarpgroupThreads);
     }
     fence_mbarrier_init();

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_key_lists64_forward.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","entry_keys":64,"group":16,"head_dim":128,"mma":"wgmma","op":"key_lists_forward","schedule":"cooperative","stages":4,"tile":{"m":64,"n":64}}
 // spec hash: d5f72fbb92bba90770f3f2343919aa9ddf8c42ed9118b55d834d58e0b670e0f7
-// seal: sha256 4e0e4fdf7d18f6442f383aa12f1fb6ec90fce72ee08ee0a04312d916a3ebaaee
+// seal: sha256 41828fe30680e18f90c0aabecfa9b8e1942c2d7bb917d70b4c5f21a89667f3f1
 
 // Attention for sm_90a of packed sequences over lists of key blocks, for many queries: each query and KV head has its
 // own list.
@@ -381,8 +381,8 @@ __device__ __forceinline__ Chunk chunk_at(const Params& p, int index) {
   return chunk;
 }
 
-// Producer: one warp, with one query of a step for each lane. Lanes behind the last entry repeat it, for no key: what
-// they load is finite, and their part is not stored.
+// Producer: one warp, with one query of a step for each lane, which arrives for what it stores and loads. Lanes behind
+// the last entry repeat it, for no key: what they load is finite, and their part is not stored.
 __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, uint32 base, const Chunk& chunk) {
   const int lane = threadIdx.x % 32, first_head = chunk.kv_head * kGroup;
   if (lane == 0) {
@@ -407,15 +407,12 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
     const bool sees_fewer = __any_sync(kAllLanes, lane < kStepQueries && last < kTileN - 1);
     const uint32 full = base + kQFullBarrier + 8 * stage;
     mbarrier_wait(base + kQEmptyBarrier + 8 * stage, step / kStages % 2 ^ 1);
+    if (lane == 0) last_keys[stage * (kStepQueries + 1) + kStepQueries] = sees_fewer;
     if (lane < kStepQueries) {
       last_keys[stage * (kStepQueries + 1) + lane] = last;
       places[stage * kStepQueries + lane] =
           index < chunk.end ? (first_place + entry.x) * p.list_length + entry.y : -1;
-    }
-    if (lane == 0) last_keys[stage * (kStepQueries + 1) + kStepQueries] = sees_fewer;
-    __syncwarp();
-    if (lane == 0) mbarrier_arrive_expect_tx(full, kQBytes);
-    if (lane < kStepQueries) {
+      mbarrier_arrive_expect_tx(full, kQBytes / kStepQueries);
 #pragma unroll
       for (int group = 0; group < kGroups; ++group) {
         const int offset = stage * kQBytes + group * kQGroupBytes + lane * (kGroup * kRowBytes);
@@ -877,7 +874,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   if (threadIdx.x == 0) {
     mbarrier_init(base + kKvFullBarrier, 1);
     for (int i = 0; i < kStages; ++i) {
-      mbarrier_init(base + kQFullBarrier + 8 * i, 1);
+      mbarrier_init(base + kQFullBarrier + 8 * i, kStepQueries);
       mbarrier_init(base + kQEmptyBarrier + 8 * i, kWarpgroupThreads);
     }
     fence_mbarrier_init();

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_paged_key_lists128.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","entry_keys":128,"group":16,"head_dim":128,"layout":"paged","mma":"wgmma","op":"key_lists_forward","schedule":"cooperative","stages":3,"tile":{"m":64,"n":128}}
 // spec hash: 51fa570849b65943f2ae021ec76b08fe8d38c02be99e10172a08a705cac4a96e
-// seal: sha256 6725146d73eafa0450eea0d4ca4932dd05e224c7f7599445ba87403292189eff
+// seal: sha256 4477f86c296abe7dfd98ad8ff57d4dc508795c5feaf9c49b0ac024e317c8a263
 
 // Attention for sm_90a over lists of key blocks, for many queries, with K and V in pages: each query and KV head has
 // its own list. A sequence is a request.
@@ -434,8 +434,8 @@ __device__ __forceinline__ void load_pages(const Params& p, unsigned char* share
   }
 }
 
-// Producer: one warp, with one query of a step for each lane. Lanes behind the last entry repeat it, for no key: what
-// they load is finite, and their part is not stored.
+// Producer: one warp, with one query of a step for each lane, which arrives for what it stores and loads. Lanes behind
+// the last entry repeat it, for no key: what they load is finite, and their part is not stored.
 __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, uint32 base, const Chunk& chunk) {
   const int lane = threadIdx.x % 32, first_head = chunk.kv_head * kGroup;
   load_pages(p, shared, base, chunk);
@@ -451,15 +451,12 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
     const bool sees_fewer = __any_sync(kAllLanes, lane < kStepQueries && last < kTileN - 1);
     const uint32 full = base + kQFullBarrier + 8 * stage;
     mbarrier_wait(base + kQEmptyBarrier + 8 * stage, step / kStages % 2 ^ 1);
+    if (lane == 0) last_keys[stage * (kStepQueries + 1) + kStepQueries] = sees_fewer;
     if (lane < kStepQueries) {
       last_keys[stage * (kStepQueries + 1) + lane] = last;
       places[stage * kStepQueries + lane] =
           index < chunk.end ? (first_place + entry.x) * p.list_length + entry.y : -1;
-    }
-    if (lane == 0) last_keys[stage * (kStepQueries + 1) + kStepQueries] = sees_fewer;
-    __syncwarp();
-    if (lane == 0) mbarrier_arrive_expect_tx(full, kQBytes);
-    if (lane < kStepQueries) {
+      mbarrier_arrive_expect_tx(full, kQBytes / kStepQueries);
 #pragma unroll
       for (int group = 0; group < kGroups; ++group) {
         const int offset = stage * kQBytes + group * kQGroupBytes + lane * (kGroup * kRowBytes);
@@ -935,7 +932,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   if (threadIdx.x == 0) {
     mbarrier_init(base + kKvFullBarrier, 1);
     for (int i = 0; i < kStages; ++i) {
-      mbarrier_init(base + kQFullBarrier + 8 * i, 1);
+      mbarrier_init(base + kQFullBarrier + 8 * i, kStepQueries);
       mbarrier_init(base + kQEmptyBarrier + 8 * i, kWarpgroupThreads);
     }
     fence_mbarrier_init();

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_key_lists128.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","entry_keys":128,"group":16,"head_dim":128,"mma":"wgmma","op":"key_lists_backward","schedule":"cooperative","stages":2,"tile":{"m":80,"n":128}}
 // spec hash: 3eecd9e726ea21ef9fb99cd72fea3324dfe903c0a1913ba08098c1b9138f683d
-// seal: sha256 9c4cdb42f2d1b0383868f4caf864285a24dc0221287c19164df2836d5ebd5cf3
+// seal: sha256 d12d9b8c4d6ad35e71d104a61fdac181ca0ecf9f804b9a5cfbf1cd6122ccd557
 
 // Gradients of Q, K and V for sm_90a, of attention of packed sequences over lists of key blocks: each query and KV head
 // has its own list.
@@ -607,8 +607,8 @@ __device__ __forceinline__ void add_parts(const Params& p, uint32 base, const Ch
   }
 }
 
-// Producer: one warp, with one query of a step for each lane. Lanes behind the last entry repeat it, for no key: what
-// they load is finite, and has no weight.
+// Producer: one warp, with one query of a step for each lane, which arrives for what it stores and loads. Lanes behind
+// the last entry repeat it, for no key: what they load is finite, and has no weight.
 __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, uint32 base, const Chunk& chunk) {
   const int lane = threadIdx.x % 32, first_head = chunk.kv_head * kGroup;
   if (lane == 0) {
@@ -632,12 +632,11 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
     const bool sees_fewer = __any_sync(kAllLanes, lane < kStepQueries && last < kTileN - 1);
     const uint32 full = base + kQFullBarrier + 8 * stage;
     mbarrier_wait(base + kQEmptyBarrier + 8 * stage, step / kStages % 2 ^ 1);
-    if (lane < kStepQueries) last_keys[stage * (kStepQueries + 1) + lane] = last;
-    if (lane < kStepQueries) reinterpret_cast<int2*>(shared + kLargestOffset)[stage * kStepQueries + lane] = largest;
     if (lane == 0) last_keys[stage * (kStepQueries + 1) + kStepQueries] = sees_fewer;
-    __syncwarp();
-    if (lane == 0) mbarrier_arrive_expect_tx(full, 2 * kQBytes + kStatsBytes + kNormsBytes);
     if (lane < kStepQueries) {
+      last_keys[stage * (kStepQueries + 1) + lane] = last;
+      reinterpret_cast<int2*>(shared + kLargestOffset)[stage * kStepQueries + lane] = largest;
+      mbarrier_arrive_expect_tx(full, (2 * kQBytes + kStatsBytes + kNormsBytes) / kStepQueries);
 #pragma unroll
       for (int group = 0; group < kGroups; ++group) {
         const int column = group * kGroupColumns;
@@ -926,7 +925,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   if (threadIdx.x == 0) {
     mbarrier_init(base + kKvFullBarrier, 1);
     for (int i = 0; i < kStages; ++i) {
-      mbarrier_init(base + kQFullBarrier + 8 * i, 1);
+      mbarrier_init(base + kQFullBarrier + 8 * i, kStepQueries);
       mbarrier_init(base + kQEmptyBarrier + 8 * i, kConsumerWarpgroups * kWarpgroupThreads);
     }
     mbarrier_init(base + kPartFullBarrier, kConsumerWarpgroups * kWarpsPerWarpgroup);

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_key_lists64_d64.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","entry_keys":64,"group":16,"head_dim":64,"mma":"wgmma","op":"key_lists_backward","schedule":"cooperative","stages":2,"tile":{"m":96,"n":64}}
 // spec hash: 5e50c818a214072f942eb2ac65d2d526d62c3333a92dee5bddd5a909c4860a1b
-// seal: sha256 1e792cfdce4477bce49874f93ee12661d209eea434adbfbc6d6f7e148a6f2787
+// seal: sha256 b8953e473a9987bf2bcacbf4f2edf2546710cdafcee4a8ca9da721b8c8a28d0d
 
 // Gradients of Q, K and V for sm_90a, of attention of packed sequences over lists of key blocks: each query and KV head
 // has its own list.
@@ -56,8 +56,8 @@ constexpr int kStepQueries = 6;  // queries per step
 constexpr int kStages = 2;  // depth of the ring
 constexpr int kConsumerWarpgroups = 1;  // warpgroups that compute, 64 keys each
 constexpr int kThreads = 256;  // warpgroup 0 produces, the others consume
-constexpr int kProducerRegisters = 40;  // registers per producer thread
-constexpr int kConsumerRegisters = 216;  // registers per consumer thread
+constexpr int kProducerRegisters = 24;  // registers per producer thread
+constexpr int kConsumerRegisters = 232;  // registers per consumer thread
 constexpr int kGroupColumns = 64;  // columns of a group: one 128-byte swizzled row
 constexpr int kGroups = 1;  // column groups per head
 constexpr int kQGroupBytes = 12288;  // bytes of one column group of Q, of dO, or of dS
@@ -607,8 +607,8 @@ __device__ __forceinline__ void add_parts(const Params& p, uint32 base, const Ch
   }
 }
 
-// Producer: one warp, with one query of a step for each lane. Lanes behind the last entry repeat it, for no key: what
-// they load is finite, and has no weight.
+// Producer: one warp, with one query of a step for each lane, which arrives for what it stores and loads. Lanes behind
+// the last entry repeat it, for no key: what they load is finite, and has no weight.
 __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, uint32 base, const Chunk& chunk) {
   const int lane = threadIdx.x % 32, first_head = chunk.kv_head * kGroup;
   if (lane == 0) {
@@ -632,12 +632,11 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
     const bool sees_fewer = __any_sync(kAllLanes, lane < kStepQueries && last < kTileN - 1);
     const uint32 full = base + kQFullBarrier + 8 * stage;
     mbarrier_wait(base + kQEmptyBarrier + 8 * stage, step / kStages % 2 ^ 1);
-    if (lane < kStepQueries) last_keys[stage * (kStepQueries + 1) + lane] = last;
-    if (lane < kStepQueries) reinterpret_cast<int2*>(shared + kLargestOffset)[stage * kStepQueries + lane] = largest;
     if (lane == 0) last_keys[stage * (kStepQueries + 1) + kStepQueries] = sees_fewer;
-    __syncwarp();
-    if (lane == 0) mbarrier_arrive_expect_tx(full, 2 * kQBytes + kStatsBytes + kNormsBytes);
     if (lane < kStepQueries) {
+      last_keys[stage * (kStepQueries + 1) + lane] = last;
+      reinterpret_cast<int2*>(shared + kLargestOffset)[stage * kStepQueries + lane] = largest;
+      mbarrier_arrive_expect_tx(full, (2 * kQBytes + kStatsBytes + kNormsBytes) / kStepQueries);
 #pragma unroll
       for (int group = 0; group < kGroups; ++group) {
         const int column = group * kGroupColumns;
@@ -926,7 +925,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   if (threadIdx.x == 0) {
     mbarrier_init(base + kKvFullBarrier, 1);
     for (int i = 0; i < kStages; ++i) {
-      mbarrier_init(base + kQFullBarrier + 8 * i, 1);
+      mbarrier_init(base + kQFullBarrier + 8 * i, kStepQueries);
       mbarrier_init(base + kQEmptyBarrier + 8 * i, kConsumerWarpgroups * kWarpgroupThreads);
     }
     mbarrier_init(base + kPartFullBarrier, kConsumerWarpgroups * kWarpsPerWarpgroup);

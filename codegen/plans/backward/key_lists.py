@@ -41,9 +41,9 @@ CHUNK_ROWS = 1 << 12
 proportion. Chunks that run at one time have queries near each other, and short chunks nearer ones, so that Q, dO and
 the sums of dQ stay in the L2 cache; but each chunk has its own sums of dK and dV. Estimated, and an argument of a
 launch."""
-REGISTER_SPLITS = {1: ((40, 216), (24, 232)), 2: ((40, 232), (24, 240))}
-"""Registers per producer and per consumer thread, by consumer warpgroups; the first split that fits is used. Those of
-one consumer are for two thread blocks per SM."""
+REGISTERS = {1: (24, 232), 2: (24, 240)}
+"""Registers per producer and per consumer thread, by consumer warpgroups. Those of one consumer are for two thread
+blocks per SM: with 224 and 48 rows, heads of 128, the compiler waits for each product."""
 
 
 def _steps(spec: KeyListsBackwardSpec) -> range:
@@ -78,9 +78,7 @@ def plan(spec: KeyListsBackwardSpec, stem: str) -> Plan:
     # Per thread and column of 64 rows: half a register for a product, a quarter for a 16-bit operand. dK, dV; S^T and
     # dP^T, or dQ in their place; P^T.
     accumulators = d + m + m // 4
-    needed = accumulators + OVERHEAD_REGISTERS
-    splits = REGISTER_SPLITS[consumers]
-    producer, consumer = next((split for split in splits if needed <= split[1]), splits[-1])
+    producer, consumer = REGISTERS[consumers]
     registers = Registers(accumulators, OVERHEAD_REGISTERS, consumer)
     check_budget(spec, shared.size, registers)
     fits_twice = 2 * (shared.size + KIB) <= ARCHS[spec.arch].shared_memory_per_sm

@@ -27,6 +27,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
+import key_list_garbage
 import paged_garbage
 from gpu import garbage
 
@@ -275,16 +276,19 @@ def run(name: str) -> None:
 def run_with_garbage(name: str) -> None:
     """Call a kernel with garbage in its index tensors, if it has some."""
     spec = find_spec(name).spec
-    if not garbage.has_indices(spec) and not paged_garbage.is_over_pages(spec):
+    of_key_lists, over_pages = key_list_garbage.is_of_key_lists(spec), paged_garbage.is_over_pages(spec)
+    if not (garbage.has_indices(spec) or of_key_lists or over_pages):
         sys.stdout.write(f"{name}: has no indices\n")
         return
     kernel = load_kernel(name, forward_compatible=True)
     positional, named = arguments_of(kernel.spec)
     for seed in range(ROUNDS):
-        if paged_garbage.is_over_pages(kernel.spec):
+        if over_pages:
             paged_garbage.check(kernel, seed, "cuda")
-            continue
-        garbage.check(kernel, garbage.spoil(kernel.spec, positional, seed), named)
+        elif of_key_lists:
+            key_list_garbage.check(kernel, positional, named, seed)
+        else:
+            garbage.check(kernel, garbage.spoil(kernel.spec, positional, seed), named)
     torch.cuda.synchronize()
     sys.stdout.write(f"{name}: ran, {ROUNDS} times with garbage\n")
 

@@ -6,6 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import key_list_garbage  # noqa: E402
 import paged_garbage  # noqa: E402
 from gpu import garbage, small_call  # noqa: E402
 
@@ -14,6 +15,7 @@ from codegen.planning import plan_for  # noqa: E402
 from runtime import load_kernel  # noqa: E402
 
 PAGED = [named for named in shipped_specs() if paged_garbage.is_over_pages(named.spec)]
+KEY_LISTS = [named for named in shipped_specs() if key_list_garbage.is_of_key_lists(named.spec)]
 INDEXED = [named for named in shipped_specs() if garbage.has_indices(named.spec)]
 
 
@@ -35,3 +37,13 @@ def test_garbage_in_tables_lengths_and_lists_of_pages(named: NamedSpec) -> None:
     kernel = load_kernel(named, forward_compatible=True)
     for seed in range(small_call.ROUNDS):
         paged_garbage.check(kernel, seed, "cuda")
+
+
+@pytest.mark.parametrize("named", KEY_LISTS, ids=lambda named: named.stem)
+def test_garbage_in_lists_of_single_queries(named: NamedSpec) -> None:
+    if torch.cuda.get_device_capability() < plan_for(named).arch.compute_capability:
+        pytest.skip(f"{named.stem} is written for a newer device")
+    kernel = load_kernel(named, forward_compatible=True)
+    positional, more = small_call.arguments_of(kernel.spec)
+    for seed in range(small_call.ROUNDS):
+        key_list_garbage.check(kernel, positional, more, seed)

@@ -14,6 +14,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import host_key_lists  # noqa: E402
+import key_list_garbage  # noqa: E402
+from gpu import small_call  # noqa: E402
 from host_streams import pretend_stream  # noqa: E402
 
 from codegen.key_list_cases import KeyListCase  # noqa: E402
@@ -184,3 +186,24 @@ def test_pages_outside_of_the_cache_are_hidden_and_lengths_may_be_left_out(
     rows = [t.reshape(2, 192, 2, 64) for t in (inputs.k, inputs.v)]
     without_table = kernel(inputs.q, *rows, **{**common, "lists": inputs.lists.where(inputs.lists != 1, -1)})
     assert torch.equal(without_table.out, right.out)
+
+
+@pytest.mark.parametrize(
+    ("kind", "host"),
+    [
+        ({"op": "key_lists_backward"}, host_key_lists.HostKernel),
+        ({"op": "key_lists_forward"}, host_key_lists.HostForward),
+        ({"op": "key_lists_forward", "layout": "paged"}, host_key_lists.HostPaged),
+    ],
+    ids=["gradients", "results", "over pages"],
+)
+def test_garbage_in_index_tensors_is_what_is_out_of_range(
+    kind: dict[str, str], host: Any, recorded: Callable[..., None], tmp_path: Path
+) -> None:
+    named = find_spec({**kind, "arch": "sm_90a", **PAGED["groups of 4, heads of 64"]})
+    recorded(generate(named).source)
+    kernel = host(named, tmp_path)
+    torch.manual_seed(0)
+    positional, more = small_call.arguments_of(named.spec, "cpu")
+    for seed in range(small_call.ROUNDS):
+        key_list_garbage.check(kernel, positional, more, seed)

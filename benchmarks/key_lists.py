@@ -2,7 +2,8 @@
 
     python benchmarks/key_lists.py --json benchmarks/results/key_lists_h200.json
     python benchmarks/key_lists.py --from benchmarks/results/key_lists_h200.json  # no GPU: an old run
-    python benchmarks/key_lists.py --rows 4096  # one row
+    python benchmarks/key_lists.py --rows S4096  # one row
+    python benchmarks/key_lists.py --rows 'top 16 of 64' --backward '{"tile": {"m": 32, "n": 64}, "stages": 3}'
 
 Effective TFLOPS are of two products (forward) and of five (backward) over the pairs that the lists and the causal mask
 show. A forward by key blocks is all that a call does: transposed lists and the result. So is a backward: transposed
@@ -10,6 +11,8 @@ lists, statistics, dQ, dK and dV. "transposition" is the part of a backward that
 
 Each query lists its own block and different random earlier ones, for each KV head; `sink` also has block 0 and the
 block before its own in every list. Lists of a model are less random: adjacent queries share blocks.
+
+--backward and --forward add kernels whose specs have other fields than those that calls take, beside them.
 
 Results and gradients are checked against float64 on some queries and keys of the last KV head before they are timed.
 """
@@ -36,6 +39,7 @@ from codegen.planning import plan_for
 from codegen.problem import KeyListsShape
 from codegen.select.key_lists import FORWARD, gradient_fields
 from runtime import KeyLists, load_kernel, varlen_attention
+from runtime.kernels.key_lists_backward import KeyListsBackwardKernel
 from runtime.kernels.key_lists_forward import KeyListsForwardKernel
 from runtime.ops.key_list_calls import Lists, attend_by_keys, attend_by_queries, options_of
 from runtime.ops.key_list_gradients import attend_key_lists_backward
@@ -60,7 +64,8 @@ class Row:
         keys: keys of an entry.
         entries: of a list.
         kind: random or sink.
-        kv_heads: heads of K and V, for 16 query heads each.
+        kv_heads: heads of K and V.
+        group: query heads for each of them.
     """
 
     length: int
@@ -84,7 +89,12 @@ ROWS = (
     Row(1024),
     Row(32768, keys=64),
     Row(32768, head_dim=64, keys=64),
+    Row(32768, kv_heads=8, group=8),
+    Row(32768, keys=64, kv_heads=8, group=8),
+    Row(32768, kv_heads=16, group=4),
 )
+Variants = dict[str, list[Fields]]
+"""Other fields of specs, for "forward" and "backward"."""
 
 
 class Problem(NamedTuple):
@@ -166,7 +176,7 @@ def error_of(row: Row, problem: Problem) -> Callable[[str, Any], float]:
     def error(label: str, found: Any) -> float:
         if label == TRANSPOSITION:
             return 0.0
-        if label in (BY_KEYS, BY_QUERIES):
+        if label.startswith("forward"):
             return off(_of_group(found, group)[:, some], out)
         of_k, of_v = (gradient[some, -1].double() for gradient in found[1:])
         return max(off(_of_group(found[0], group)[:, some], exact[0]), off(of_k, exact[1]), off(of_v, exact[2]))
@@ -178,7 +188,12 @@ def _of_group(tensor: torch.Tensor, group: slice) -> torch.Tensor:
     return tensor[:, group].double().transpose(0, 1)
 
 
-def calls_of(row: Row, problem: Problem) -> dict[str, Call]:
+def products_of(label: str) -> int:
+    """Products over the pairs that are seen, of a call."""
+    return 0 if label == TRANSPOSITION else 2 if label.startswith("forward") else 5
+
+
+def calls_of(row: Row, problem: Problem, variants: Variants) -> dict[str, Call]:
     """Our calls by label."""
     q, k, v, dout, indices, bounds, out, lse = problem
     lists, both = Lists(indices, None, row.keys), Bounds(bounds, bounds)
@@ -187,33 +202,40 @@ def calls_of(row: Row, problem: Problem) -> dict[str, Call]:
     sizes = {"tiles": args.numbers["tiles"], "chunk": args.numbers["chunk_entries"], "chunks": args.tiles}
     sizes |= {"kv_heads": row.kv_heads, "key_tokens": row.length}
 
-    common = {"arch": "sm_90a", "dtype": "bf16", "head_dim": row.head_dim, "entry_keys": row.keys, "group": row.group}
-    kernel = load_kernel({"op": FORWARD, **common})
-    assert isinstance(kernel, KeyListsForwardKernel)
+    def forward(other: Fields) -> Call:
+        kernel = load_kernel({**fields, "op": FORWARD, **other})
+        assert isinstance(kernel, KeyListsForwardKernel)
+        return lambda: attend_by_keys(kernel, q, k, v, bounds=both, lists=lists).out
 
     given = {"dout": dout, "out": out, "lse": lse}
 
+    def backward(other: Fields) -> Call:
+        kernel = load_kernel({**fields, **other})
+        assert isinstance(kernel, KeyListsBackwardKernel)
+        return lambda: kernel(q, k, v, **both._asdict(), lists=indices, **given)
+
     return {
-        BY_KEYS: lambda: attend_by_keys(kernel, q, k, v, bounds=both, lists=lists).out,
+        BY_KEYS: forward({}),
         BY_QUERIES: lambda: attend_by_queries(q, k, v, both, lists, options=options_of(lists)).out,
         OURS: lambda: attend_key_lists_backward(q, k, v, both, lists, **given),
         TRANSPOSITION: lambda: transposed_key_lists(indices, None, *both, keys=row.keys, **sizes),
+        **{f"forward, {json.dumps(other)}": forward(other) for other in variants["forward"]},
+        **{f"{OURS}, {json.dumps(other)}": backward(other) for other in variants["backward"]},
     }
 
 
-def measure(rows: Sequence[Row], path: Path | None) -> Fields:
+def measure(rows: Sequence[Row], path: Path | None, variants: Variants) -> Fields:
     """Run rows; the JSON is written after each, so that a crash costs no finished one."""
     report: Fields = environment(PACKAGES)
     report |= {"date": datetime.datetime.now(datetime.UTC).date().isoformat(), "rows": []}
     for row in rows:
         torch.manual_seed(0)
         problem = problem_of(row)
-        calls = calls_of(row, problem)
+        calls = calls_of(row, problem, variants)
         errors, failed = check_calls(calls, error_of(row, problem))
         results: Fields = {}
         for label in errors:
-            products = {BY_KEYS: 2, BY_QUERIES: 2, TRANSPOSITION: 0}.get(label, 5)
-            work = 2.0 * products * row.head_dim * pairs_of(row, problem.lists)
+            work = 2.0 * products_of(label) * row.head_dim * pairs_of(row, problem.lists)
             results |= time_calls({label: calls[label]}, work, REPEATS)
         report["rows"].append({"name": row.name, "results": results, "failed": failed})
         if path:
@@ -245,13 +267,17 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="where to write every median")
     parser.add_argument("--from", dest="earlier", type=Path, metavar="FILE", help="show an earlier run's JSON")
     parser.add_argument("--rows", default="", metavar="TEXT", help="rows whose names contain this text")
+    for name in ("forward", "backward"):
+        more = {"type": json.loads, "action": "append", "default": [], "metavar": "JSON"}
+        parser.add_argument(f"--{name}", **more, help="other fields of a spec that is timed too; repeatable")
     options = parser.parse_args(arguments)
     if options.earlier:
         show(json.loads(options.earlier.read_text(encoding="utf-8")))
         return
     if not torch.cuda.is_available():
         raise SystemExit("error: torch sees no GPU; --from FILE shows an earlier run")
-    report = measure([row for row in ROWS if options.rows in row.name], options.json)
+    variants = {"forward": options.forward, "backward": options.backward}
+    report = measure([row for row in ROWS if options.rows in row.name], options.json, variants)
     show(report)
     if any(record["failed"] for record in report["rows"]):
         raise SystemExit("error: calls without a time, see above")

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_key_lists64_gqa8.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","entry_keys":64,"group":8,"head_dim":128,"mma":"wgmma","op":"key_lists_backward","schedule":"cooperative","stages":2,"tile":{"m":48,"n":64}}
 // spec hash: c3c8dea30d72ee66a98ebc46a5185a516ece7ec1b23945b765290fb15b60cb99
-// seal: sha256 ab3cd281aab97fd36888cafd510150d12be31d2d76aca591a0c0ce508ad72c9f
+// seal: sha256 f45e4f043c4cde9a273bbe481e162bfe8a16131158f82aadb6d328761a0339ff
 
 // Gradients of Q, K and V for sm_90a, of attention of packed sequences over lists of key blocks: each query and KV head
 // has its own list.
@@ -132,7 +132,7 @@ struct Params {
   float* norms;  // norms of the rows of dO, as stats
   unsigned char* beyond;  // 1 for rows whose dQ fixed point does not hold, as stats
   int2* largest;  // largest |K| and norm of V of the tiles of a query, (kv_heads, tokens)
-  const int2* entries;  // token and turn of each entry, by tile
+  const int* entries;  // token of each entry, by tile
   const int* offsets;  // first entry of each tile, then the end of the last one
   const int4* places;  // first token in K of each tile of a head, its position, and keys there
   const int* chunk_begins;  // first chunk of each tile, then the number of chunks
@@ -514,7 +514,7 @@ __device__ __forceinline__ void bound_tile(const Params& p, int tile) {
   key_bits = largest[0];
   norm_bits = largest[1];
   for (int i = first + threadIdx.x; i < end; i += kRowThreads) {
-    int2* of_query = p.largest + static_cast<int64>(kv_head) * p.tokens + __ldg(p.entries + i).x;
+    int2* of_query = p.largest + static_cast<int64>(kv_head) * p.tokens + __ldg(p.entries + i);
     atomicMax(&of_query->x, key_bits);
     atomicMax(&of_query->y, norm_bits);
   }
@@ -578,7 +578,7 @@ __device__ __forceinline__ void add_parts(const Params& p, uint32 base, const Ch
   for (int step = 0; step < chunk.steps(); ++step) {
     const int index = chunk.first + step * kStepQueries + lane;
     const bool exists = lane < kStepQueries && index < chunk.end;
-    const int token = exists ? __ldg(p.entries + index).x : 0;
+    const int token = exists ? __ldg(p.entries + index) : 0;
     mbarrier_wait(base + kPartFullBarrier, step % 2);
     if (exists) {
       const int64 place = static_cast<int64>(chunk.kv_head) * p.tokens + token;
@@ -609,7 +609,7 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
 #pragma unroll 1
   for (int step = 0; step < chunk.steps(); ++step) {
     const int stage = step % kStages, index = chunk.first + step * kStepQueries + lane;
-    const int token = __ldg(p.entries + min(index, chunk.end - 1)).x;
+    const int token = __ldg(p.entries + min(index, chunk.end - 1));
     const int position = __ldg(p.positions + token) - chunk.first_position;
     const int last = index < chunk.end ? min(position, chunk.keys - 1) : -1;
     const int2 largest = p.largest[static_cast<int64>(chunk.kv_head) * p.tokens + token];
@@ -790,7 +790,7 @@ __device__ __forceinline__ void mark_rows(const Params& p, int index, int step, 
     const int row = first_row + i / 2 * 8 + static_cast<int>(threadIdx.x) % 4 * 2 + i % 2;
     const int entry = chunk.first + step * kStepQueries + row / kGroup;
     if ((beyond >> i & 1) == 0 || entry >= chunk.end) continue;
-    const int64 first_of_token = static_cast<int64>(__ldg(p.entries + entry).x) * p.heads;
+    const int64 first_of_token = static_cast<int64>(__ldg(p.entries + entry)) * p.heads;
     p.beyond[first_of_token + chunk.kv_head * kGroup + row % kGroup] = 1;
   }
 }

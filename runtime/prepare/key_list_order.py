@@ -22,6 +22,6 @@ def order_of_chunks(lists: TransposedKeyLists, *, kv_heads: int, chunk: int) -> 
     tile = lists.chunk_tiles.clamp(max=kv_heads * tiles - 1).long()
     number = torch.arange(missing, dtype=torch.int32, device=tile.device) - lists.chunk_begins[tile]
     first = (lists.offsets[tile] + number * chunk).clamp(0, lists.entries.shape[0] - 1)
-    place = (tile // tiles + 1) * tokens - lists.entries[first, 0]
+    place = (tile // tiles + 1) * tokens - lists.entries[first]
     place.masked_fill_(lists.chunk_tiles >= kv_heads * tiles, (kv_heads + 1) * tokens)
     return place.argsort(stable=True).int()

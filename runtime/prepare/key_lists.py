@@ -8,6 +8,8 @@ import torch
 
 NO_SEQUENCE = -(2**31)
 """Position of a token of no sequence."""
+MOST_SHORT = 2**15 - 1
+"""Most tiles of all heads whose numbers are sorted in 16 bits."""
 
 
 class TransposedKeyLists(NamedTuple):
@@ -17,9 +19,8 @@ class TransposedKeyLists(NamedTuple):
     chunk is a part of a tile's entries that one thread block takes. Sizes depend on shapes alone.
 
     Attributes:
-        entries: int32 (kv_heads * tokens * list length, 2): token and turn of each entry, by tile. The entries of a
-            tile have falling tokens. The turn is the number of entries of the same query and head in earlier tiles, or
-            before it in its own. Entries that no query sees come last.
+        entries: int32 (kv_heads * tokens * list length,): token of each entry, by tile, falling in each tile. Entries
+            that no query sees come last.
         offsets: int32 (kv_heads * tiles + 1,): first entry of each tile, then the end of the last one.
         places: int32 (tiles, 4): of each tile of a head its first token in k, that token's position in its sequence,
             the number of its keys, and 0.
@@ -27,7 +28,6 @@ class TransposedKeyLists(NamedTuple):
         chunk_tiles: int32 (chunks at most,): tile of each chunk; kv_heads * tiles behind the last one.
         positions: int32 (tokens,): position of each query, below 0 if it sees no key; ``NO_SEQUENCE`` for a token of no
             sequence.
-        turns: int32 (kv_heads, tokens): entries that the query sees.
     """
 
     entries: torch.Tensor
@@ -36,7 +36,6 @@ class TransposedKeyLists(NamedTuple):
     chunk_begins: torch.Tensor
     chunk_tiles: torch.Tensor
     positions: torch.Tensor
-    turns: torch.Tensor
 
 
 def rising_bounds(cu_seqlens: torch.Tensor, tokens: int) -> torch.Tensor:
@@ -84,35 +83,28 @@ def transposed_key_lists(
     seen = (indices >= 0) & (indices <= (positions // keys)[:, None])
     if counts is not None:
         seen &= torch.arange(indices.shape[2], device=device) < counts[..., None]
-    ids = _ids(indices, seen, bases[sequence], kv_heads, tiles)
-    in_order, found = ids.flip(1).flatten().sort(stable=True)
-    entry = torch.stack((tokens - 1 - found // ids.shape[2] % tokens, found % ids.shape[2]), 1)
+    head = torch.arange(0, kv_heads * tiles, tiles, dtype=torch.int32, device=device)
+    ids = torch.where(seen, indices + bases[sequence][:, None] + head[:, None, None], kv_heads * tiles)
+    number = torch.int16 if kv_heads * tiles <= MOST_SHORT else torch.int32  # sorting takes half as many passes
+    in_order, found = ids.flip(1).flatten().to(number).sort(stable=True)
     every = torch.arange(kv_heads * tiles + 1, dtype=torch.int32, device=device)
-    offsets = torch.searchsorted(in_order, every, out_int32=True)
+    offsets = torch.searchsorted(in_order, every.to(number), out_int32=True)
     chunk_begins = torch.zeros_like(every)
     torch.cumsum((offsets[1:] - offsets[:-1] + chunk - 1) // chunk, 0, out=chunk_begins[1:])
-    number = torch.arange(chunks, dtype=torch.int32, device=device)
+    chunk_numbers = torch.arange(chunks, dtype=torch.int32, device=device)
     return TransposedKeyLists(
-        entry.int(),
+        (tokens - 1 - found // ids.shape[2] % tokens).int(),
         offsets,
         _places(bases, of_k, every[:tiles], keys),
         chunk_begins,
-        torch.searchsorted(chunk_begins[1:], number, right=True, out_int32=True),
+        torch.searchsorted(chunk_begins[1:], chunk_numbers, right=True, out_int32=True),
         positions,
-        seen.sum(2, dtype=torch.int32).expand(kv_heads, -1).contiguous(),
     )
 
 
 def _place_in(bounds: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
     """Last bound at or before each number; -1 before the first one."""
     return torch.searchsorted(bounds, numbers, right=True, out_int32=True) - 1
-
-
-def _ids(indices: torch.Tensor, seen: torch.Tensor, base: torch.Tensor, kv_heads: int, tiles: int) -> torch.Tensor:
-    """Tile of each entry, int32 (kv_heads, tokens, list length), rising in each list; kv_heads * tiles if unseen."""
-    head = torch.arange(0, kv_heads * tiles, tiles, dtype=torch.int32, device=indices.device)
-    ids = torch.where(seen, indices + base[:, None] + head[:, None, None], kv_heads * tiles)
-    return ids.sort(2).values if ids.shape[2] > 1 else ids
 
 
 def _places(bases: torch.Tensor, of_k: torch.Tensor, tile: torch.Tensor, keys: int) -> torch.Tensor:

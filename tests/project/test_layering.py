@@ -279,9 +279,7 @@ def atoms(value: Any) -> list[Any]:
 
 def test_every_template_is_used() -> None:
     used = set()
-    files = [
-        Path(__file__).parents[1] / f"{name}.json" for name in ("unshipped_attention", "unshipped_bsr")
-    ]
+    files = [Path(__file__).parents[1] / f"{name}.json" for name in ("unshipped_attention", "unshipped_bsr")]
     unshipped = [spec for file in files for spec in json.loads(file.read_text(encoding="utf-8"))]
     shared = {"op": "attention", "arch": "sm_90a", "head_dim": 128, "share_kv_loads": True, "stages": 6}
     pattern = {"kind": "topk", "k": 32, "block": {"q": 64, "kv": 64}}

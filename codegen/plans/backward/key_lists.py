@@ -155,7 +155,7 @@ def _strided(name: str, doc: str, *, writes: bool = False) -> tuple[Param, ...]:
 def list_params() -> tuple[Param, ...]:
     """Parameters of transposed lists."""
     return (
-        pointer("entries", "int2", "token and turn of each entry, by tile"),
+        pointer("entries", "int", "token of each entry, by tile"),
         pointer("offsets", "int", "first entry of each tile, then the end of the last one"),
         pointer("places", "int4", "first token in K of each tile of a head, its position, and keys there"),
         pointer("chunk_begins", "int", "first chunk of each tile, then the number of chunks"),

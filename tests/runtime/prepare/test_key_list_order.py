@@ -39,6 +39,6 @@ def test_late_queries_of_a_head_come_first(case: KeyListCase) -> None:
     for number in order[:there].tolist():
         tile = int(lists.chunk_tiles[number])
         first = int(lists.offsets[tile]) + (number - int(lists.chunk_begins[tile])) * CHUNK
-        places.append((tile // lists.places.shape[0], -int(lists.entries[first, 0])))
+        places.append((tile // lists.places.shape[0], -int(lists.entries[first])))
     assert all(one <= other for one, other in pairwise(places))
     assert bool((order[there:] >= there).all())

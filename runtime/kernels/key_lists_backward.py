@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
 
+from codegen.plan import aligned
 from codegen.problem import KeyListsShape, LaunchArgs
 from codegen.spec import KeyListsBackwardSpec
 from runtime.driver.allocate import allocator, contiguous
@@ -32,6 +34,7 @@ from runtime.prepare.key_lists import transposed_key_lists
 
 MOST = 2**31
 """Entries, and thread blocks, that the kernel cannot count."""
+ALIGNMENT = 256  # bytes
 _HEADS_FIRST = ("q", "k", "v", "out", "dout", "dq", "dk", "dv")
 
 
@@ -50,11 +53,13 @@ class KeyListGradients(NamedTuple):
 
 
 class _Bound(NamedTuple):
-    """What later calls of a signature need: sizes of the transposed lists, bytes of sums, and workspaces."""
+    """What later calls of a signature need: sizes of the transposed lists, workspaces, and memory that is 0: where it
+    has each sum, and its bytes."""
 
     sizes: dict[str, int]
-    sums: dict[str, int]
     memory: Memory
+    sums: dict[str, int]
+    zeros: int
 
 
 class KeyListsBackwardKernel(BoundCall[KeyListsBackwardSpec]):
@@ -130,13 +135,13 @@ class KeyListsBackwardKernel(BoundCall[KeyListsBackwardSpec]):
         found.dk.zero_()  # tokens of no sequence
         found.dv.zero_()
         made = {"stats": allocate(*contiguous((*q.shape[:2], 2)), torch.float32)}
-        made |= {name: allocate((size // 4,), (1,), torch.float32).zero_() for name, size in bound.sums.items()}
+        zeros = allocate((bound.zeros // 4,), (1,), torch.float32).zero_()
         tensors = {name: tensor for name, tensor in given.items() if tensor is not None}
         order = order_of_chunks(transposed, kv_heads=k.shape[1], chunk=bound.sizes["chunk"])
         tensors |= {**found._asdict(), **made, **transposed._asdict(), "chunk_order": order}
-        addresses = {name: tensor.data_ptr() for name, tensor in tensors.items()} | (
-            {"dlse": 0} if dlse is None else {}
-        )
+        addresses = {name: tensor.data_ptr() for name, tensor in tensors.items()}
+        addresses |= {name: zeros.data_ptr() + at for name, at in bound.sums.items()}
+        addresses |= {"dlse": 0} if dlse is None else {}
         check_addresses({name: addresses[name] for name in ("q", "k", "v", "out", "dout")})
         enqueue(self._loaded, signature, addresses, q.device, bound.memory)
         return found
@@ -178,7 +183,8 @@ class KeyListsBackwardKernel(BoundCall[KeyListsBackwardSpec]):
         """What later calls need."""
         tiles, chunk = args.numbers["tiles"], args.numbers["chunk_entries"]
         sizes = {"kv_heads": kv_heads, "key_tokens": key_tokens, "tiles": tiles, "chunk": chunk, "chunks": args.tiles}
-        return _Bound(sizes, dict(args.sums), Memory.of(args))
+        *starts, zeros = accumulate((aligned(size, ALIGNMENT) for size in args.sums.values()), initial=0)
+        return _Bound(sizes, Memory.of(args), dict(zip(args.sums, starts, strict=True)), zeros)
 
     def _check_operands(self, given: dict[str, Any]) -> None:
         """Check q, k, v, out, dout, lse and, if there is one, dlse: types, shapes, strides."""

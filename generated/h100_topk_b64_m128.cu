@@ -1,9 +1,9 @@
 // Generated from specs/h100_topk_b64_m128.yaml. Do not edit:
 // change the spec or a template, then run
 //     codegen render specs/h100_topk_b64_m128.yaml
-// spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":null,"kind":"topk"},"schedule":"ping_pong","stages":1,"stream_k_tail":true,"tile":{"m":128,"n":128}}
-// spec hash: dfb78c6dae0410700a4630d65a6a4181f9a0194ee5f60282d83d8dae00439364
-// seal: sha256 869645ed6f95e25957f82050cc70a32ff053e41d927b88fb32d41790f668e121
+// spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":64,"q":64},"k":null,"kind":"topk"},"schedule":"ping_pong","stages":2,"stream_k_tail":true,"tile":{"m":128,"n":64}}
+// spec hash: a1d207d9b332cf1ddce749fed258de4e5a9503a5a312259cd7e269d64e91d8d6
+// seal: sha256 6d92e0191ae32c63cdd500b7baeeffc6c4620c41116b8b24d613dc419ae14057
 
 // Attention forward for sm_90a over the listed key blocks of the pattern:
 //   O = softmax(scale * Q K^T) V
@@ -38,7 +38,7 @@
 // Symbols
 //   tile        queries of one head that a thread block processes at a time (FlashAttention's m_block); q_len and
 //               kv_len are its seqlen_q and seqlen_k
-//   step        kTileN keys, its n_block: kStepBlocks listed key blocks
+//   step        kTileN keys, its n_block: one listed key block
 //   s, p_frag   scores of 64 x kTileN pairs, and their weights as a 16-bit A operand
 //   o           output of 64 x kHeadDim, not yet divided by the row sum
 //   row_max     reference of the weights: maximum of a row's logits times log2(e), over the steps so far or up to an
@@ -58,8 +58,8 @@ struct alignas(64) TensorMap {
 
 constexpr int kHeadDim = 128;  // elements per head
 constexpr int kTileM = 128;  // query rows of a tile
-constexpr int kTileN = 128;  // keys of one step; registers: 192 of s, p_frag, o, q + 32 = 224 of 224
-constexpr int kStages = 1;  // depth of the K ring and of the V ring
+constexpr int kTileN = 64;  // keys of one step; registers: 144 of s, p_frag, o, q + 32 = 176 of 224
+constexpr int kStages = 2;  // depth of the K ring and of the V ring
 constexpr int kTileStages = 2;  // depth of the ring of work tiles and of Q
 constexpr int kSubTiles = 2;  // sub-tiles of a tile: query blocks, each with its own key blocks and K/V rings
 constexpr int kSubTileRows = 64;  // query rows of a sub-tile, a part of a tile with its own key blocks
@@ -71,24 +71,22 @@ constexpr int kConsumerRegisters = 224;  // registers per consumer thread; 56 + 
 constexpr int kGroupColumns = 64;  // columns of a group: one 128-byte swizzled row
 constexpr int kGroups = 2;  // column groups of a head
 constexpr int kQGroupBytes = 16384;  // bytes of one column group of Q
-constexpr int kKvGroupBytes = 16384;  // bytes of one column group of K or V
+constexpr int kKvGroupBytes = 8192;  // bytes of one column group of K or V
 constexpr int kOGroupBytes = 8192;  // bytes of one column group of a warpgroup's O
 constexpr int kQBytes = 32768;  // bytes of a Q tile
-constexpr int kKvBytes = 32768;  // bytes of K, or of V, of one step
-constexpr int kStepBlocks = 2;  // loads per step: its listed blocks
-constexpr int kLoadKeys = 64;  // keys per load
+constexpr int kKvBytes = 16384;  // bytes of K, or of V, of one step
 constexpr int kBlockKeys = 64;  // keys of a listed block
 constexpr int kPartialFloats = 8704;  // floats of a warpgroup's partial result
 
-// Dynamic shared memory: 229536 bytes. Byte offsets:
+// Dynamic shared memory: 229600 bytes. Byte offsets:
 constexpr int kQOffset = 0;  // 65536 bytes: ring of Q tiles, 128 rows in column groups of 64
 constexpr int kKOffset = 65536;  // 65536 bytes: K ring of each sub-tile
 constexpr int kVOffset = 131072;  // 65536 bytes: V ring of each sub-tile
 constexpr int kOOffset = 196608;  // 32768 bytes: staging of the O tile
-constexpr int kBarriersOffset = 229376;  // 96 bytes: mbarriers
-constexpr int kWorkTilesOffset = 229472;  // 40 bytes: ring of work tiles: index, begin, end, numbers of steps
-constexpr int kBlockMetaOffset = 229512;  // 16 bytes: metadata of the loads in the K rings
-constexpr int kIsLastOffset = 229528;  // 8 bytes: whether a warpgroup stored the last partial result
+constexpr int kBarriersOffset = 229376;  // 160 bytes: mbarriers
+constexpr int kWorkTilesOffset = 229536;  // 40 bytes: ring of work tiles: index, begin, end, numbers of steps
+constexpr int kBlockMetaOffset = 229576;  // 16 bytes: metadata of the loads in the K rings
+constexpr int kIsLastOffset = 229592;  // 8 bytes: whether a warpgroup stored the last partial result
 
 constexpr int kQFullBarrier = kBarriersOffset;
 constexpr int kQEmptyBarrier = kQFullBarrier + 8 * kTileStages;
@@ -110,7 +108,7 @@ constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
 constexpr float kLeastLogit = -1e30f;
 constexpr float kLn2 = 0.693147180559945f;
 
-// Launch: 384 threads per block, 229536 bytes of dynamic shared memory.
+// Launch: 384 threads per block, 229600 bytes of dynamic shared memory.
 // Grid: one thread block per SM, looping over tiles (persistent).
 struct Params {
   TensorMap q_map;  // Q (head_dim, q_len, heads, batch): box 64 x 128 x 1 x 1, swizzle 128
@@ -278,35 +276,27 @@ __device__ __forceinline__ void ldmatrix_x4(uint32 (&m)[4], uint32 address) {
       : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(address) : "memory");
 }
 
-// wgmma.mma_async m64n128k16: D = A B, + D if `accumulate`; A in registers, B K-major.
+// wgmma.mma_async m64n64k16: D = A B, + D if `accumulate`; A in registers, B K-major.
 // After p come scale factors of 1 for A and B, then whether B is MN-major (PTX ISA, "wgmma.mma_async")
-__device__ __forceinline__ void wgmma_m64n128k16_registers_k_major(
-    float (&d)[64], const uint32 (&a)[4], uint32 b, int accumulate) {
+__device__ __forceinline__ void wgmma_m64n64k16_registers_k_major(
+    float (&d)[32], const uint32 (&a)[4], uint32 b, int accumulate) {
   asm volatile(
       "{\n"
       ".reg .pred p;\n"
       ".reg .b64 b;\n"
-      "setp.ne.b32 p, %69, 0;\n"
-      "mov.b64 b, { %68, %70 };\n"
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
+      "setp.ne.b32 p, %37, 0;\n"
+      "mov.b64 b, { %36, %38 };\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
       "%0, %1, %2, %3, %4, %5, %6, %7, "
       "%8, %9, %10, %11, %12, %13, %14, %15, "
       "%16, %17, %18, %19, %20, %21, %22, %23, "
-      "%24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, "
-      "%40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55, "
-      "%56, %57, %58, %59, %60, %61, %62, %63"
-      "}, { %64, %65, %66, %67 }, b, p, 1, 1, 0;\n"
+      "%24, %25, %26, %27, %28, %29, %30, %31"
+      "}, { %32, %33, %34, %35 }, b, p, 1, 1, 0;\n"
       "}\n"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
         "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
         "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
-        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
-        "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
-        "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
-        "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
-        "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
+        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf));
 }
 
@@ -418,15 +408,15 @@ struct KvBlockIterator {
            row * p.kv_indices_row_stride;
     key_blocks = (seqlen.kv_end() + kBlockKeys - 1) / kBlockKeys;
     entries = row < p.query_blocks ? p.kv_indices_length : 0;
-    count = (entries + kStepBlocks - 1) / kStepBlocks;
+    count = entries;
     lane_entries = 0;
   }
   // Restricts these queries to `number` work units, starting at `first`.
   __device__ __forceinline__ void restrict_to(int first, int number) {
-    const int begin = min(first * kStepBlocks, entries);
+    const int begin = min(first, entries);
     list += begin;
-    entries = min(number * kStepBlocks, entries - begin);
-    count = (entries + kStepBlocks - 1) / kStepBlocks;
+    entries = min(number, entries - begin);
+    count = entries;
   }
   // Index of the i-th load, in units of its keys. Points past the last key for an out-of-range entry or past the end of
   // the list. All lanes of a warp call this together, with i = 0, 1, 2, ...
@@ -524,10 +514,10 @@ __device__ __forceinline__ KvBlockIterator kv_blocks_of(
   return blocks;
 }
 
-// Metadata of a load of kLoadKeys keys, in one word: its index. Complemented, hence negative, if the load reaches past
+// Metadata of a load of kTileN keys, in one word: its index. Complemented, hence negative, if the load reaches past
 // the last key, as out-of-range entries do.
 __device__ __forceinline__ int pack_block_meta(const KvEnd& kv_end, int block) {
-  return (block + 1) * kLoadKeys > kv_end ? ~block : block;
+  return (block + 1) * kTileN > kv_end ? ~block : block;
 }
 
 // Lane 0 reads a word that the producer wrote. A consumer's lane 0 arrives at the empty barrier afterwards, and only
@@ -569,16 +559,12 @@ __device__ __forceinline__ void publish_work_tile(const Params& p, int* entries,
   }
 }
 
-// Copies one step of K or V to shared memory: kStepBlocks loads of kLoadKeys keys.
-__device__ __forceinline__ void load_step(const TensorMap* map, uint32 to, uint32 full,
-    const int (&blocks)[kStepBlocks], int kv_head, int batch) {
+// Copies one step of K or V to shared memory.
+__device__ __forceinline__ void load_step(const TensorMap* map, uint32 to, uint32 full, int block, int kv_head,
+    int batch) {
 #pragma unroll
-  for (int load = 0; load < kStepBlocks; ++load) {
-#pragma unroll
-    for (int group = 0; group < kGroups; ++group) {
-      tma_load_4d(to + group * kKvGroupBytes + load * kLoadKeys * kRowBytes, map, full, group * kGroupColumns,
-          blocks[load] * kLoadKeys, kv_head, batch);
-    }
+  for (int group = 0; group < kGroups; ++group) {
+    tma_load_4d(to + group * kKvGroupBytes, map, full, group * kGroupColumns, block * kTileN, kv_head, batch);
   }
 }
 
@@ -588,7 +574,7 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
   // entries.
   const bool leader = threadIdx.x % 32 == 0;
   int* entries = reinterpret_cast<int*>(shared + kWorkTilesOffset);
-  int* block_meta = reinterpret_cast<int*>(shared + kBlockMetaOffset) + sub_tile * kStages * kStepBlocks;
+  int* block_meta = reinterpret_cast<int*>(shared + kBlockMetaOffset) + sub_tile * kStages;
   const uint32 k_ring = base + kKOffset + sub_tile * kStages * kKvBytes;
   const uint32 v_ring = base + kVOffset + sub_tile * kStages * kKvBytes;
   const uint32 barriers = base + 8 * sub_tile * kStages;
@@ -610,27 +596,19 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
     KvBlockIterator blocks = kv_blocks_of(p, work, tile, sub_tile);
 
     // K of step i goes ahead of V of step i - 1, in the order in which the consumers use them.
-    int loads[kStepBlocks] = {}, previous[kStepBlocks];
+    int block = 0, previous;
 #pragma unroll 1
     for (int i = 0; i <= blocks.count; ++i) {
       const uint32 k_step = steps + i, v_step = k_step - 1;
-#pragma unroll
-      for (int load = 0; load < kStepBlocks; ++load) {
-        previous[load] = loads[load];
-        if (i < blocks.count) loads[load] = blocks.at(i * kStepBlocks + load);
-      }
+      previous = block;
+      if (i < blocks.count) block = blocks.at(i);
       if (leader && i < blocks.count) {
         const int stage = k_step % kStages, phase = k_step / kStages % 2;
         const uint32 full = barriers + kKFullBarrier + 8 * stage;
         mbarrier_wait(barriers + kKEmptyBarrier + 8 * stage, phase ^ 1);
-#pragma unroll
-        for (int load = 0; load < kStepBlocks; ++load) {
-          const int block = loads[load];
-          block_meta[stage * kStepBlocks + load] =
-              pack_block_meta(kv_end, block);
-        }
+        block_meta[stage] = pack_block_meta(kv_end, block);
         mbarrier_arrive_expect_tx(full, kKvBytes);
-        load_step(&p.k_map, k_ring + stage * kKvBytes, full, loads, kv_head, tile.batch);
+        load_step(&p.k_map, k_ring + stage * kKvBytes, full, block, kv_head, tile.batch);
       }
       if (leader && i > 0) {
         const int stage = v_step % kStages, phase = v_step / kStages % 2;
@@ -670,7 +648,7 @@ __device__ __forceinline__ void issue_qk_gemm(float (&s)[kTileN / 2],
     // 16 columns are 32 bytes of a 128-byte row; after four of them the next column group begins.
     const int in_group = k % 4 * 32, group = k / 4;
     const uint32 keys = k_descriptor + ((group * kKvGroupBytes + in_group) >> 4);
-    wgmma_m64n128k16_registers_k_major(s, q[k], keys, k > 0);
+    wgmma_m64n64k16_registers_k_major(s, q[k], keys, k > 0);
   }
   wgmma_commit();
   warpgroup_fence_operand(s);
@@ -689,39 +667,27 @@ __device__ __forceinline__ void issue_pv_gemm(float (&o)[kHeadDim / 2], const ui
   warpgroup_fence_operand(o);
 }
 
-// What a consumer needs to mask a step: one word for each load. Only a warp's leader, which releases the stage, reads
-// them; they are 0 in the other lanes.
+// What a consumer needs to mask a step, in one word. Only a warp's leader, which releases the stage, reads it; it is 0
+// in the other lanes.
 struct BlockMeta {
-  int word[kStepBlocks];
+  int word;
 
-  __device__ __forceinline__ BlockMeta(const int* block_meta, int stage, bool warp_leader) {
-#pragma unroll
-    for (int load = 0; load < kStepBlocks; ++load) {
-      word[load] = warp_leader ? block_meta[stage * kStepBlocks + load] : 0;
-    }
-  }
+  __device__ __forceinline__ BlockMeta(const int* block_meta, int stage, bool warp_leader)
+      : word(warp_leader ? block_meta[stage] : 0) {}
   // Whether some key is out of range: the same in all lanes.
-  __device__ __forceinline__ bool needs_mask() const {
-    bool some = false;
-#pragma unroll
-    for (int load = 0; load < kStepBlocks; ++load) some |= word[load] < 0;
-    return __any_sync(0xFFFFFFFF, some);
-  }
+  __device__ __forceinline__ bool needs_mask() const { return __any_sync(0xFFFFFFFF, word < 0); }
 };
 
 // Masks the keys of a step that are out of range.
 __device__ __forceinline__ void apply_mask(float (&s)[kTileN / 2], const Params& p, int batch, const BlockMeta& meta) {
   const KvEnd kv_end(p, batch);
+  const int word = __shfl_sync(0xFFFFFFFF, meta.word, 0), number = word < 0 ? ~word : word;
+  const int first_key = number * kTileN + threadIdx.x % 4 * 2;  // this thread's first key
+  const int keys = kv_end - first_key;
 #pragma unroll
-  for (int load = 0; load < kStepBlocks; ++load) {
-    const int word = __shfl_sync(0xFFFFFFFF, meta.word[load], 0), number = word < 0 ? ~word : word;
-    const int first_key = number * kLoadKeys + threadIdx.x % 4 * 2;  // this thread's first key
-    const int keys = kv_end - first_key;
-#pragma unroll
-    for (int j = 0; j < kLoadKeys / 2; ++j) {  // j: score of a load; i: score of the step
-      const int i = load * (kLoadKeys / 2) + j, column = j / 4 * 8 + j % 2;
-      if (column >= keys) s[i] = kMinusInfinity;
-    }
+  for (int j = 0; j < kTileN / 2; ++j) {  // j: score of a load; i: score of the step
+    const int i = j, column = j / 4 * 8 + j % 2;
+    if (column >= keys) s[i] = kMinusInfinity;
   }
 }
 
@@ -939,7 +905,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
   const int sub_tile = warpgroup / kSubTileWarpgroups;
   const bool warp_leader = threadIdx.x % 32 == 0;
   const int* entries = reinterpret_cast<const int*>(shared + kWorkTilesOffset);
-  const int* block_meta = reinterpret_cast<const int*>(shared + kBlockMetaOffset) + sub_tile * kStages * kStepBlocks;
+  const int* block_meta = reinterpret_cast<const int*>(shared + kBlockMetaOffset) + sub_tile * kStages;
   const uint32 barriers = base + 8 * sub_tile * kStages;
   // Descriptors of stage 0 of the rings. The shuffles keep the compiler from recomputing them in each step.
   const uint32 k_descriptors =

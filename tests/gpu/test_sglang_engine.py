@@ -261,7 +261,7 @@ PORTS = {"triton": 30000, "block_sparse": 32000}
 
 def generated(folder: Path, backend: str, options: dict[str, Any]) -> list[Any]:
     """Tokens and log-probabilities of three prompts."""
-    script = folder / f"{backend}.py"  # SGLang starts processes, which import the main module
+    script = folder / f"engine_of_{backend}.py"  # SGLang starts processes, which import the main module
     script.write_text(ENGINE)
     ports = {"port": PORTS[backend], "nccl_port": PORTS[backend] + 1}
     command = [sys.executable, str(script), str(folder), backend, json.dumps(options | ports)]

@@ -227,6 +227,7 @@ class AttentionSm90aFlags(PatternFlags):
         uses_setmaxnreg: whether setmaxnreg moves registers from the producer to the consumers.
         product: row of the type of the products' operands.
         e4m3_cache: whether K and V are e4m3, which the producer converts.
+        pack: function that packs two elements of the result.
         fp8: flags of FP8 inputs; None for other types.
     """
 
@@ -244,6 +245,7 @@ class AttentionSm90aFlags(PatternFlags):
     uses_setmaxnreg: bool
     product: DType
     e4m3_cache: bool
+    pack: str
     fp8: Fp8Flags | None
 
 

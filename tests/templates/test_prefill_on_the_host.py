@@ -234,3 +234,22 @@ def test_what_is_wrong_shows(was: str, instead: str, recorded: Callable[..., Non
     with pytest.raises(AssertionError):
         for case in CASES:
             check(kernel, case)
+
+
+E4M3_CASES = (
+    *CASES,
+    PagedCase("token_scales", (300, 70), (150, 70), heads=2, kv_heads=1, page_size=16, token_scales=True),
+    PagedCase("of_heads", (290,), (140,), heads=4, kv_heads=2, layout="HND", window=(77, 3), token_scales=True),
+)
+
+
+@pytest.mark.parametrize(("head_dim", "dtype"), [(64, "fp16"), (128, "bf16")])
+def test_an_e4m3_cache_is_converted(
+    head_dim: int, dtype: str, recorded: Callable[..., None], tmp_path: Path
+) -> None:
+    named = find_spec({**FIELDS, "head_dim": head_dim, "dtype": dtype, "cache": "e4m3"})
+    recorded(generate(named).source, repr(E4M3_CASES))
+    kernel = host_prefill.HostKernel(named, tmp_path)
+    for order, (case, late) in enumerate(product(E4M3_CASES, (True, False))):
+        kernel.host.late, kernel.host.order = late, order
+        check(kernel, case)

@@ -40,11 +40,6 @@ def check_e4m3_cache(spec: AttentionSpec) -> None:
     require_left_out(spec, UNWRITTEN, "cache e4m3")
 
 
-def copy_rows(spec: AttentionSpec) -> int:
-    """Rows that a warp copies at a time."""
-    return WARP * CHUNK // spec.head_dim
-
-
 def code_constants(spec: AttentionSpec) -> list[Constant]:
     """Constants of the conversion."""
     if not spec.has_codes:
@@ -54,9 +49,7 @@ def code_constants(spec: AttentionSpec) -> list[Constant]:
         Constant("kOperandWarps", OPERAND_WARPS, "producer warps for each of K and V, with equal parts of a step's rows"),
         Constant("kBatches", BATCHES, "parts of a warp's rows, each a group of copies"),
         Constant("kBatchRows", rows, "rows of such a part"),
-        Constant("kCopyRows", copy_rows(spec), "rows that a warp copies at a time, 16 bytes for each lane"),
-        Constant("kCopyBytes", WARP * CHUNK, "bytes of such a copy"),
-        Constant("kCopies", rows // copy_rows(spec), "copies of a lane in a batch"),
+        Constant("kCopyRows", WARP * CHUNK // spec.head_dim, "rows that a warp copies at a time, 16 bytes for each lane"),
     ]
 
 

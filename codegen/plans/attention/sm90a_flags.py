@@ -37,6 +37,7 @@ def flags(sizes: Sizes, at: Arrangement, *, uses_setmaxnreg: bool) -> AttentionS
         uses_setmaxnreg=uses_setmaxnreg,
         product=DTYPES["fp16"] if spec.has_codes else DTYPES[spec.dtype],
         e4m3_cache=spec.has_codes,
+        pack="pack_out" if spec.has_codes and spec.dtype != "fp16" else "pack",
         fp8=fp8_flags(sizes) if is_fp8(spec) else None,
     )
 

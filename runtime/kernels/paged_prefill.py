@@ -16,9 +16,9 @@ from runtime.driver.workspace import NO_MEMORY, Memory
 from runtime.errors import ArgumentError
 from runtime.kernels.arguments import (
     TMA_ALIGNMENT,
+    TORCH_DTYPES,
     check_memory,
     check_scale,
-    TORCH_DTYPES,
     check_sink,
     check_strides,
     check_tensor,

@@ -244,9 +244,7 @@ E4M3_CASES = (
 
 
 @pytest.mark.parametrize(("head_dim", "dtype"), [(64, "fp16"), (128, "bf16")])
-def test_an_e4m3_cache_is_converted(
-    head_dim: int, dtype: str, recorded: Callable[..., None], tmp_path: Path
-) -> None:
+def test_an_e4m3_cache_is_converted(head_dim: int, dtype: str, recorded: Callable[..., None], tmp_path: Path) -> None:
     named = find_spec({**FIELDS, "head_dim": head_dim, "dtype": dtype, "cache": "e4m3"})
     recorded(generate(named).source, repr(E4M3_CASES))
     kernel = host_prefill.HostKernel(named, tmp_path)

@@ -2,9 +2,9 @@
 
 Numbers first, for a step of 128 keys with heads of 128 and tiles of 128 rows. The two products take the tensor cores
 2,048 cycles. The producer has 16,384 pairs to convert: 256 cycles at 64 threads per cycle, 1,024 at 16. Of shared
-memory at 128 bytes per cycle, the codes take 512 cycles, written and read once, their fp16 another 512, and the products
-1,024, as both warpgroups read them. The codes of a step are in flight while the step before it is converted: 32 KB, of
-which a latency of 1,000 cycles needs 16. Held in registers, they spilled.
+memory at 128 bytes per cycle, the codes take 512 cycles, written and read once, their fp16 another 512, and the
+products 1,024, as both warpgroups read them. The codes of a step are in flight while the step before it is converted:
+32 KB, where a latency of 1,000 cycles needs 16. Held in registers, they spilled.
 """
 
 from __future__ import annotations
@@ -46,10 +46,14 @@ def code_constants(spec: AttentionSpec) -> list[Constant]:
         return []
     rows = spec.tile.n // OPERAND_WARPS // BATCHES
     return [
-        Constant("kOperandWarps", OPERAND_WARPS, "producer warps for each of K and V, with equal parts of a step's rows"),
+        Constant(
+            "kOperandWarps", OPERAND_WARPS, "producer warps for each of K and V, with equal parts of a step's rows"
+        ),
         Constant("kBatches", BATCHES, "parts of a warp's rows, each a group of copies"),
         Constant("kBatchRows", rows, "rows of such a part"),
-        Constant("kCopyRows", WARP * CHUNK // spec.head_dim, "rows that a warp copies at a time, 16 bytes for each lane"),
+        Constant(
+            "kCopyRows", WARP * CHUNK // spec.head_dim, "rows that a warp copies at a time, 16 bytes for each lane"
+        ),
     ]
 
 
@@ -69,7 +73,9 @@ def code_params() -> tuple[Param, ...]:
 def add_codes(shared: SharedLayout, sizes: Sizes, depth: int) -> None:
     """Shared memory of codes, and of the scales of tokens beside the rings of K and V."""
     spec = sizes.spec
-    shared.add("Codes", 2 * spec.tile.n * spec.head_dim, "codes of a step of K and V, before their conversion", align=16)
+    shared.add(
+        "Codes", 2 * spec.tile.n * spec.head_dim, "codes of a step of K and V, before their conversion", align=16
+    )
     size = 4 * depth * spec.tile.n
     shared.add("KScales", size, "factors of the keys in the K ring, if each token has its own", align=16)
     shared.add("VScales", size, "factors of the values in the V ring, likewise", align=16)

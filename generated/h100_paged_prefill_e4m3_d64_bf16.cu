@@ -3,14 +3,14 @@
 //     codegen render specs/h100_paged_prefill_e4m3_d64_bf16.yaml
 // spec: {"arch":"sm_90a","cache":"e4m3","copy":"tma","dtype":"bf16","head_dim":64,"layout":"paged","lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"sink_window","left":null,"right":null,"sink":null},"schedule":"ping_pong","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 2f9c75af95e9ecfa0a1561fbe28447c241b59f43b20894dd273612bbc65431c2
-// seal: sha256 6ea4156d8fa713e51c203c7d5420e390c0b6bf3374833d30e675bbf0ef5358c2
+// seal: sha256 0d299a83a6159f823f16cab186b1281da43dcef1345f68ef6927d6f318d54df0
 
 // Attention forward for sm_90a over the visible keys of the pattern in each request's pages:
 //   O = softmax(scale * Q K^T) V
 //
 // Roles
-//   warpgroup 0      producer. Warp 0 fills the ring of K by TMA, and loads Q; warp 1 fills the ring of V. Each lane
-//                    copies a part of a step: keys of one page, kPageRows or more if pages are larger.
+//   warpgroup 0      producer. Its warps copy the codes of K (the first kOperandWarps) and of V by cp.async, convert
+//                    them to fp16 and store these in the rings. Warp 0 also loads Q, by TMA.
 //   warpgroups 1..   consumers. Each owns 64 query rows:
 //                    S = Q K^T, online softmax, O += P V, all in registers.
 //   The consumers of a tile share its key blocks and its rings.
@@ -25,6 +25,10 @@
 //   named barrier kWarpgroupBarrier + w  consumer warpgroup w, around its store of O
 //
 // Q is loaded into registers once per tile, as the A operand of Q K^T: fewer shared-memory reads in each step.
+//
+// A key is its codes times a factor, a value too: of the tensor, of the head, or of the token. The first two join the
+// softmax scale and multiply O at the end. Those of tokens lie beside the rings, and multiply S and the weights. Q
+// becomes fp16 in registers.
 //
 // Pipeline of a consumer: S of step i and P V of step i - 1 are issued together (FlashAttention-3's IntraWGOverlap).
 // The mask and the maxima of step i overlap that P V; its exponentials overlap the products of

@@ -87,9 +87,7 @@ class PagedPrefillKernel(PagedKernel[AttentionSpec]):
             raise ArgumentError("q", f"has head_dim {d}, expected {self.spec.head_dim}")
         check_strides("q", q)
         self._refuse(tensors, options)
-        has_codes = self.spec.has_codes
-        strides = check_cache(q, k_cache, tensors["v_cache"], TORCH_DTYPES["e4m3"] if has_codes else self._dtype)
-        scales = check_cache_scales(tensors, self.spec)
+        of_codes = self._check_cache(tensors)
         kv_heads = k_cache.shape[2]
         pack = self._check_heads(heads, kv_heads)
         batch, max_keys = _check_pages(tensors)
@@ -104,8 +102,8 @@ class PagedPrefillKernel(PagedKernel[AttentionSpec]):
         if args.numbers["tiles"] >= 2**31:
             raise ArgumentError("q", f"has shape {tuple(q.shape)}: more than 2^31 tiles")
         memory = Memory.of(args)
-        mapped_caches = [] if has_codes else [(K_MAPS, "k_cache"), (V_MAPS, "v_cache")]
-        places = [(name, cache, 0) for names, cache in mapped_caches for name in names] + [("o", "out", 0)]
+        cache_maps = {} if of_codes else {**dict.fromkeys(K_MAPS, "k_cache"), **dict.fromkeys(V_MAPS, "v_cache")}
+        places = [*((name, cache, 0) for name, cache in cache_maps.items()), ("o", "out", 0)]
         if workspace is not None:
             size = WorkspaceBytes.of(args)
             check_workspace(tensors, size.total)
@@ -127,16 +125,23 @@ class PagedPrefillKernel(PagedKernel[AttentionSpec]):
             "scale_log2": scale * math.log2(math.e),
             **page_numbers(k_cache, table),
             "copy_shift": _copy_rows(k_cache, table).bit_length() - 1,
-            **scales,
+            **of_codes,
         }
-        if has_codes:
-            values |= {f"{'kv_' if name == 'head_chunks' else ''}{name}": size for name, size in strides.items()}
         of_cache = k_cache.transpose(1, 2)
         kv_view = (tuple(of_cache.shape), of_cache.stride())
         of_o = o_strides["o_token_stride"], o_strides["o_head_stride"]
         mapped = {"q": _rows_view(q.shape, pack, q.stride()[:2]), "o": _rows_view(q.shape, pack, of_o)}
-        mapped |= dict.fromkeys((name for names, _ in mapped_caches for name in names), kv_view)
+        mapped |= dict.fromkeys(cache_maps, kv_view)
         return self._signature(q.device, args, values, mapped, Bound(memory, tuple(places)))
+
+    def _check_cache(self, tensors: dict[str, Any]) -> dict[str, int]:
+        """Check K, V and their factors; return the numbers of e4m3 codes by kernel parameter, none for other types."""
+        has_codes = self.spec.has_codes
+        dtype = TORCH_DTYPES["e4m3"] if has_codes else self._dtype
+        strides = check_cache(tensors["q"], tensors["k_cache"], tensors["v_cache"], dtype)
+        scales = check_cache_scales(tensors, self.spec)
+        strides["kv_head_chunks"] = strides.pop("head_chunks")  # other than those of a row of O
+        return {**strides, **scales} if has_codes else {}
 
     def _check_heads(self, heads: int, kv_heads: int) -> int:
         """Check that the query heads of a K/V head divide into packs; return the heads of a pack."""

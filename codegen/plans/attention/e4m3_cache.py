@@ -1,4 +1,4 @@
-"""An e4m3 cache in the plan of an sm_90a attention kernel: the producer converts K and V to fp16 on their way.
+"""An e4m3 cache in the plan of an sm_90a attention kernel: the producer converts K and V to fp16 as it loads them.
 
 Numbers first, for a step of 128 keys with heads of 128 and tiles of 128 rows. The two products take the tensor cores
 2,048 cycles. The producer has 16,384 pairs to convert: 256 cycles at 64 threads per cycle, 1,024 at 16. Of shared

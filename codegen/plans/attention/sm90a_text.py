@@ -253,7 +253,7 @@ def summary(sizes: Sizes) -> tuple[tuple[str, str], ...]:
         ("pattern", spec.pattern.describe()),
         *options_summary(spec),
         ("tile", f"{spec.tile.m} {'rows' if rows.packed else 'queries'} x {spec.tile.n} keys: {division}"),
-        ("schedule", f"{spec.schedule}: {producers(spec)} ({_copies(spec)}), {workers} (WGMMA)"),
+        ("schedule", f"{spec.schedule}: {_loads(spec)}, {workers} (WGMMA)"),
         ("pipeline", f"{spec.stages} K blocks and {spec.stages} V blocks in flight{flight_owner(spec)}"),
         *shared_summary(spec),
         *lockstep_summary(spec),
@@ -262,6 +262,6 @@ def summary(sizes: Sizes) -> tuple[tuple[str, str], ...]:
     )
 
 
-def _copies(spec: AttentionSpec) -> str:
-    """How producers fill the rings, in words."""
-    return "loads and conversion of e4m3" if spec.has_codes else "TMA"
+def _loads(spec: AttentionSpec) -> str:
+    """How the rings are filled, in words."""
+    return "four producer warps (cp.async, conversion to fp16)" if spec.has_codes else f"{producers(spec)} (TMA)"

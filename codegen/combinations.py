@@ -82,6 +82,8 @@ def check_options(spec: AttentionSpec) -> None:
         raise SpecError("pack_gqa", f"is {spec.pack_gqa}; an expression depends on the head: leave it out")
     if spec.split_kv and spec.layout != "paged":
         raise SpecError("split_kv", f"is true; layout {spec.layout} {NO_KERNEL}")
+    if spec.cache != "same" and spec.layout != "paged":
+        raise SpecError("cache", f"is {spec.cache}; layout {spec.layout} {NO_KERNEL}")
     _check_kv_splits(spec)
     _check_query_grouping(spec)
     if spec.l2_lockstep and not one_list_by_wgmma:

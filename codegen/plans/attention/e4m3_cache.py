@@ -33,7 +33,6 @@ def check_e4m3_cache(spec: AttentionSpec) -> None:
     """
     if not spec.has_codes:
         return
-    require(spec.layout == "paged", "cache", f"is e4m3, which is not written for layout {spec.layout}; allowed: same")
     sizes = ", ".join(map(str, HEAD_DIMS))
     require(spec.head_dim in HEAD_DIMS, "head_dim", f"is {spec.head_dim}; allowed with cache e4m3: {sizes}")
     require(spec.tile.m == 128, "tile.m", f"is {spec.tile.m}; allowed with cache e4m3: 128")

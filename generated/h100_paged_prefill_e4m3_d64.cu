@@ -3,7 +3,7 @@
 //     codegen render specs/h100_paged_prefill_e4m3_d64.yaml
 // spec: {"arch":"sm_90a","cache":"e4m3","copy":"tma","dtype":"fp16","head_dim":64,"layout":"paged","lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"sink_window","left":null,"right":null,"sink":null},"schedule":"ping_pong","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: b51db670dfaf07d5b9dbb4f7fe50c0d74ba74d90441b1845be772b52f499b936
-// seal: sha256 5a42125b874c3653432557e5f659f4777df5ea1487c66e84169f16a02b6e6af7
+// seal: sha256 a1cb602d4ff1de8172549f2666f9749a8881d89ee369ddd68e115580dd148c29
 
 // Attention forward for sm_90a over the visible keys of the pattern in each request's pages:
 //   O = softmax(scale * Q K^T) V
@@ -80,17 +80,17 @@ constexpr int kBatches = 2;  // parts of a warp's rows, each a group of copies
 constexpr int kBatchRows = 32;  // rows of such a part
 constexpr int kCopyRows = 8;  // rows that a warp copies at a time, 16 bytes for each lane
 
-// Dynamic shared memory: 116848 bytes. Byte offsets:
+// Dynamic shared memory: 116840 bytes. Byte offsets:
 constexpr int kQOffset = 0;  // 16384 bytes: ring of Q tiles, 128 rows in column groups of 64
 constexpr int kKOffset = 16384;  // 32768 bytes: K ring
 constexpr int kVOffset = 49152;  // 32768 bytes: V ring
 constexpr int kOOffset = 81920;  // 16384 bytes: staging of the O tile
-constexpr int kBarriersOffset = 98304;  // 80 bytes: mbarriers
-constexpr int kWorkTilesOffset = 98384;  // 16 bytes: ring of work tiles: index, number of steps
-constexpr int kBlockMetaOffset = 98400;  // 8 bytes: metadata of the loads in the K rings
-constexpr int kCodesOffset = 98416;  // 16384 bytes: codes of a step of K and V, before their conversion
-constexpr int kKScalesOffset = 114800;  // 1024 bytes: factors of the keys in the K ring, if each token has its own
-constexpr int kVScalesOffset = 115824;  // 1024 bytes: factors of the values in the V ring, likewise
+constexpr int kCodesOffset = 98304;  // 16384 bytes: codes of a step of K and V, before their conversion
+constexpr int kKScalesOffset = 114688;  // 1024 bytes: factors of the keys in the K ring, if each token has its own
+constexpr int kVScalesOffset = 115712;  // 1024 bytes: factors of the values in the V ring, likewise
+constexpr int kBarriersOffset = 116736;  // 80 bytes: mbarriers
+constexpr int kWorkTilesOffset = 116816;  // 16 bytes: ring of work tiles: index, number of steps
+constexpr int kBlockMetaOffset = 116832;  // 8 bytes: metadata of the loads in the K rings
 
 constexpr int kQFullBarrier = kBarriersOffset;
 constexpr int kQEmptyBarrier = kQFullBarrier + 8 * kTileStages;
@@ -112,7 +112,7 @@ constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
 constexpr float kLeastLogit = -1e30f;
 constexpr float kLn2 = 0.693147180559945f;
 
-// Launch: 384 threads per block, 116848 bytes of dynamic shared memory.
+// Launch: 384 threads per block, 116840 bytes of dynamic shared memory.
 // Grid: one thread block per SM, looping over tiles (persistent).
 struct Params {
   TensorMap q_map;  // Q (head_dim, q_len, heads, batch): box 64 x 128 x 1 x 1, swizzle 128
@@ -238,9 +238,8 @@ struct VisibleKeys {
   __device__ __forceinline__ bool contain_some(int key, int number) const {
     return key < end && (key + number > begin || key < sinks);
   }
-  __device__ __forceinline__ bool contain_all(int key, int number) const {
-    return key + number <= end && (key >= begin || key + number <= sinks);
-  }
+  // Without branches, which would delay the copies.
+  __device__ __forceinline__ bool contain(int key) const { return (key < end) & ((key >= begin) | (key < sinks)); }
 };
 
 // mbarrier.init: sets the number of arrivals that complete a phase (PTX ISA, "mbarrier.init")
@@ -684,11 +683,6 @@ struct LanePart {
   }
 };
 
-// Whether some query of a tile sees a key. Without branches, which would delay the copies.
-__device__ __forceinline__ bool is_seen(const VisibleKeys& visible, int key) {
-  return (key < visible.end) & ((key >= visible.begin) | (key < visible.sinks));
-}
-
 // Copies this lane's codes of a batch of rows of a step, as a group. Rows that no query of the tile sees, and those
 // outside of the cache, are zeros, so that not even NaN there has an effect. lane_chunk is the lane's part of the
 // head's first row.
@@ -703,7 +697,7 @@ __device__ __forceinline__ void copy_codes(const Params& p, const uint4* cache, 
     const uint32 begin = there ? page * p.page_chunks + (key & p.page_mask) * p.token_chunks + lane_chunk : 0;
 #pragma unroll
     for (int row = 0; row < kPageRows; row += kCopyRows) {
-      const bool valid = there & is_seen(visible, key + row + lane_row);
+      const bool valid = there & visible.contain(key + row + lane_row);
       cp_async_16(to + (group + row) * kHeadDim, cache + (begin + row * p.token_chunks), valid);
     }
   }
@@ -717,7 +711,7 @@ __device__ __forceinline__ void store_factors(const Params& p, const float* fact
   for (int row = first_row + threadIdx.x % 32; row < first_row + kBatches * kBatchRows; row += 32) {
     const int key = block * kTileN + row, token = key & p.page_mask;
     const uint32 page = __shfl_sync(0xFFFFFFFF, pages_of_lanes, row >> p.copy_shift), pages = p.pages;
-    const bool valid = page < pages && is_seen(visible, key);
+    const bool valid = page < pages && visible.contain(key);
     to[row] = valid ? __ldg(factors + page * p.scale_page_stride + token * p.scale_token_stride) : 0.0f;
   }
 }
@@ -1209,7 +1203,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 
   // One thread initializes the barriers.
   if (threadIdx.x == 0) {
-    // A full barrier counts one arrival, or one of each warp that converts, an empty one an arrival of each warp that reads the
+    // Full barriers of K and V count an arrival of each warp that converts a part of the stage.
+    // A full barrier counts one arrival, an empty one an arrival of each warp that reads the
     // buffer, except warp 0, which writes the entries. One lane arrives for its warp, after wgmma_wait or __syncwarp:
     // all lanes have finished by then.
     for (int i = 0; i < kTileStages; ++i) {

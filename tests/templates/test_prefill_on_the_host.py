@@ -273,8 +273,8 @@ def test_a_factor_of_keys_may_have_any_sign(factor: float, recorded: Callable[..
 @pytest.mark.parametrize(
     ("was", "instead"),
     [
-        ("const bool valid = there & is_seen(visible, key + row + lane_row);", "const bool valid = there;"),
-        ("key < visible.end) &", "key <= visible.end) &"),
+        ("there & visible.contain(key + row + lane_row)", "there"),
+        ("(key < end) &", "(key <= end) &"),
         ("(place ^ row % 8 * 16)", "place"),
         ("cp_async_wait<kBatches - 1>();", "cp_async_wait<kBatches>();"),
         ("inverse[0] *= v_factor, inverse[1] *= v_factor;", ""),

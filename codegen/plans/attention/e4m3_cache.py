@@ -72,9 +72,7 @@ def code_params() -> tuple[Param, ...]:
 def add_codes(shared: SharedLayout, sizes: Sizes, depth: int) -> None:
     """Shared memory of codes, and of the scales of tokens beside the rings of K and V."""
     spec = sizes.spec
-    shared.add(
-        "Codes", 2 * spec.tile.n * spec.head_dim, "codes of a step of K and V, before their conversion", align=16
-    )
+    shared.add("Codes", 2 * spec.tile.n * spec.head_dim, "codes of a step of K and V, before their conversion")
     size = 4 * depth * spec.tile.n
     shared.add("KScales", size, "factors of the keys in the K ring, if each token has its own", align=16)
     shared.add("VScales", size, "factors of the values in the V ring, likewise", align=16)

@@ -271,6 +271,8 @@ def _shared(sizes: Sizes, at: Arrangement) -> SharedLayout:
     if spec.share_kv_loads:
         add_orders(shared, spec, sizes.sub_tiles)
         return shared
+    if spec.has_codes:
+        e4m3_cache.add_codes(shared, sizes, depth)
     partial_barriers = add_partials(shared, spec, sizes.partial_floats)
     shared.add("Barriers", 8 * (2 * at.tile_stages + 4 * depth + partial_barriers), "mbarriers", align=8)
     words = (3 if spec.stream_k_tail else 1) + sizes.sub_tiles
@@ -282,8 +284,6 @@ def _shared(sizes: Sizes, at: Arrangement) -> SharedLayout:
         shared.add("BlockMeta", 4 * depth * sizes.step_blocks, "metadata of the loads in the K rings", align=4)
     if in_fp8:
         fp8.add_scales(shared, sizes, depth)
-    if spec.has_codes:
-        e4m3_cache.add_codes(shared, sizes, depth)
     if spec.stream_k_tail or spec.split_kv:
         shared.add(
             "IsLast", 4 * spec.tile.m // WARPGROUP_ROWS, "whether a warpgroup stored the last partial result", align=4

@@ -229,6 +229,10 @@ def _decodes_all(row: Row) -> bool:
     return row.work in ("dense", "contiguous")
 
 
+def _by_fa3(row: Row) -> bool:
+    return _decodes_all(row) or (row.work == "prefill" and row.cache == "bf16")  # queries have the type of the cache
+
+
 def peers_of(folder: Path | None) -> Sequence[Peer]:
     """Peers that can be called, in the order of the table.
 
@@ -240,7 +244,7 @@ def peers_of(folder: Path | None) -> Sequence[Peer]:
         found.append(Peer("FA4", fa4, lambda row: row.work == "contiguous"))
     if folder is not None:
         found += [
-            Peer("FA3", partial(fa3, folder), lambda row: _decodes_all(row) or row.work == "prefill"),
+            Peer("FA3", partial(fa3, folder), _by_fa3),
             Peer("vLLM Triton", partial(msa, folder), lambda row: row.work == "MSA"),
             Peer("vLLM Triton", partial(msa_prefill, folder), lambda row: row.work == "MSA prefill"),
             Peer("vLLM Triton", partial(qsa, folder), lambda row: row.work in ("QSA", "QSA prefill")),

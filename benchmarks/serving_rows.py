@@ -63,7 +63,7 @@ class Row:
         """Name in results."""
         parts = [self.work, self.batch, f"h{self.heads}:{self.kv_heads}"]
         parts += [f"page {self.page}"] if self.work in ("dense", "prefill") else []
-        parts += [self.cache] if self.work == "MSA" else []
+        parts += [self.cache] if self.work == "MSA" or (self.work == "prefill" and self.cache != "bf16") else []
         parts += [f"d{self.head_dim}"] if self.work == "prefill" and self.head_dim != 128 else []
         return " ".join(parts)
 
@@ -126,6 +126,7 @@ ROWS = (
     *(_qsa(batch, length) for batch, length in ((1, 32768), (32, 32768), (128, 16384))),
     *(_prefill(1, 32768, queries) for queries in (512, 4096)),
     _prefill(1, 32768, 4096, page=16),
+    *(replace(_prefill(1, 32768, queries), cache="e4m3") for queries in (512, 4096)),
     _prefill(1, 8192, 8192),
     _prefill(4, 8192, 2048),
     *(_prefill(16, 4096, queries) for queries in (128, 64, 32, 16)),
@@ -299,6 +300,7 @@ def make_inputs(row: Row, device: torch.device) -> Inputs:
             k, v = rows.transpose(1, 2).split(row.head_dim, -1)
         else:
             k, v = (normal(pages, row.page, row.kv_heads, row.head_dim) for _ in "kv")
+            k, v = (each.to(E4M3) if row.cache == "e4m3" else each for each in (k, v))
     return Inputs(
         row,
         normal(batch * row.queries, row.heads, row.head_dim),

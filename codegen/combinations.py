@@ -80,8 +80,7 @@ def check_options(spec: AttentionSpec) -> None:
     by_expression = spec.pattern.expression
     if spec.pack_gqa > 1 and by_expression is not None and asks_head(by_expression):
         raise SpecError("pack_gqa", f"is {spec.pack_gqa}; an expression depends on the head: leave it out")
-    if spec.split_kv and spec.layout != "paged":
-        raise SpecError("split_kv", f"is true; layout {spec.layout} {NO_KERNEL}")
+    _check_options_of_pages(spec)
     _check_kv_splits(spec)
     _check_query_grouping(spec)
     if spec.l2_lockstep and not one_list_by_wgmma:
@@ -141,6 +140,13 @@ def asks_head(node: Node) -> bool:
         return node.name == "head"
     of_heads = isinstance(node, Item) and "heads" in node.aux.dims
     return of_heads or any(map(asks_head, children(node)))
+
+
+def _check_options_of_pages(spec: AttentionSpec) -> None:
+    if spec.split_kv and spec.layout != "paged":
+        raise SpecError("split_kv", f"is true; layout {spec.layout} {NO_KERNEL}")
+    if spec.cache != "same" and spec.layout != "paged":
+        raise SpecError("cache", f"is {spec.cache}; layout {spec.layout} {NO_KERNEL}")
 
 
 def _check_kv_splits(spec: AttentionSpec) -> None:

@@ -225,6 +225,9 @@ class AttentionSm90aFlags(PatternFlags):
         takes_work: whether the key blocks of a tile depend on its work tile: on its range of them, or on its round.
         may_be_empty: whether a tile or a sub-tile may have no step.
         uses_setmaxnreg: whether setmaxnreg moves registers from the producer to the consumers.
+        product: row of the type of the products' operands.
+        e4m3_cache: whether K and V are e4m3, which the producer converts.
+        pack: function that packs two elements of the result.
         fp8: flags of FP8 inputs; None for other types.
     """
 
@@ -240,6 +243,9 @@ class AttentionSm90aFlags(PatternFlags):
     takes_work: bool
     may_be_empty: bool
     uses_setmaxnreg: bool
+    product: DType
+    e4m3_cache: bool
+    pack: str
     fp8: Fp8Flags | None
 
 

@@ -171,9 +171,16 @@ PACKED_CASES = (
 )
 
 
+PREFILL_E4M3_CASES = (
+    PagedCase("token_scales", (1000, 333), (1000, 200), page_size=16, token_scales=True),
+    PagedCase("token_scales_of_heads_first", (900, 129), (300, 129), layout="HND", window=(200, 0), token_scales=True),
+    PagedCase("token_scales_of_rows", (700,), (250,), heads=4, kv_heads=1, layout="rows", token_scales=True),
+)
+
+
 def prefill_cases(spec: AttentionSpec) -> tuple[PagedCase, ...]:
     """The cases of a kernel for many queries of each request."""
-    of_packs = PACKED_CASES if spec.pack_gqa > 1 else ()
+    of_packs = (*(PACKED_CASES if spec.pack_gqa > 1 else ()), *(PREFILL_E4M3_CASES if spec.has_codes else ()))
     return tuple(
         _served(case, spec) for case in (*(case for case in CASES if _is_prefill(case)), *PREFILL_CASES, *of_packs)
     )

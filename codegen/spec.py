@@ -180,6 +180,11 @@ class AttentionSpec(SpecBase):
         description="arrangement of sequences: padded to one length; varlen: one behind the other, with the bounds "
         "cu_seqlens_q and cu_seqlens_k from the caller; or paged: queries as in varlen, keys in the pages of a cache",
     )
+    cache: Literal["same", "e4m3"] = Field(
+        default="same",
+        description="type of K and V with layout paged: that of Q, or e4m3 with scales from the call; products are in "
+        "fp16",
+    )
     pad_heads: bool = Field(
         default=False,
         description="smaller heads, padded to head_dim with zeros; kernels with TMA always support them",
@@ -230,6 +235,7 @@ class AttentionSpec(SpecBase):
         "sink",
         "kv_lengths",
         "layout",
+        "cache",
         "pad_heads",
         "pack_gqa",
         "stream_k_tail",
@@ -240,6 +246,11 @@ class AttentionSpec(SpecBase):
         "query_grouping",
         "l2_lockstep",
     )
+
+    @property
+    def has_codes(self) -> bool:
+        """Whether K and V are e4m3, which the kernel converts to fp16."""
+        return self.cache == "e4m3"
 
     @property
     def can_split(self) -> bool:

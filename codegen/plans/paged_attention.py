@@ -19,6 +19,7 @@ from codegen.plan import (
     pointer,
     require,
 )
+from codegen.plans.cache_scales import scale_params
 from codegen.problem import LaunchArgs, PagedShape
 from codegen.spec import PagedAttentionSpec
 from codegen.tile_rules import OneOf, Rule, check_tile
@@ -193,7 +194,7 @@ def _params(spec: PagedAttentionSpec) -> tuple[Param, ...]:
         f32("scale_log2", "softmax scale times log2(e)"),
         f32("softcap", "cap of the logits, 0 for none"),
         pointer("sink", "float", "a logit of each query head that joins its sums (heads,), or null"),
-        *(_scale_params() if spec.cache == "e4m3" else ()),
+        *(scale_params() if spec.cache == "e4m3" else ()),
         pointer("out", element, "result (tokens, heads, head_dim)", writes=True),
         i64("out_token_stride", "token stride of the result, in elements"),
         i64("out_head_stride", "head stride of the result, in elements"),
@@ -201,20 +202,6 @@ def _params(spec: PagedAttentionSpec) -> tuple[Param, ...]:
         i32("most_parts", "parts of a tile at most, if its own length alone divides it; otherwise 0"),
         pointer("partials", "float", "sums of parts", writes=True),
         pointer("counters", "int", "finished parts of a tile, 0 between launches", writes=True),
-    )
-
-
-def _scale_params() -> tuple[Param, ...]:
-    """Parameters of the factors of e4m3 caches."""
-    return (
-        pointer("k_scale", "float", "factors of K: of each KV head, or of each token and KV head; or null"),
-        pointer("v_scale", "float", "factors of V, likewise"),
-        i32("k_scale_stride", "stride of the factors of K by KV head, 0 if all heads share one"),
-        i32("v_scale_stride", "the same of V"),
-        i32("scale_by_token", "1 if each token has its own factors"),
-        i64("scale_page_stride", "page stride of such factors of K and of V"),
-        i64("scale_token_stride", "token stride, likewise"),
-        i64("scale_head_stride", "head stride, likewise"),
     )
 
 

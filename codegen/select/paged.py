@@ -35,6 +35,14 @@ PREFILL_KERNELS: dict[tuple[int, int, bool, float | None], tuple[str, ...]] = {
 }
 """Types of q of the prefill kernels, by head size, packed query heads, sink and softcap. Calls take those that have a
 receipt."""
+E4M3_PREFILL_KERNELS: dict[tuple[int, int, bool, float | None], tuple[str, ...]] = {
+    (64, 1, False, None): PREFILL_TYPES[64],
+    (128, 1, False, None): PREFILL_TYPES[128],
+    (128, 4, False, None): PREFILL_TYPES[128],
+}
+"""The same for e4m3 caches."""
+PREFILL_KERNELS_OF = {"same": PREFILL_KERNELS, "e4m3": E4M3_PREFILL_KERNELS}
+"""Those tables, by the type of the cache in specs."""
 PACKED_GAIN = 0.95
 """Most steps with packed heads, in those of tiles of one head, from which calls take them."""
 
@@ -56,7 +64,7 @@ class PagedCall:
         page_size: tokens of a page; None if K and V of a request are contiguous.
         max_keys: keys that a request has room for.
         empty: whether the cache has no elements.
-        e4m3: whether the cache is e4m3, or has scales.
+        e4m3: whether the cache is e4m3.
         lists: whether each query has a list of keys.
         sink: whether there are sinks.
         softcap: cap of the logits, or None.
@@ -99,7 +107,8 @@ class PagedCall:
     def decode_reason(self) -> str:
         """Reason for the decode kernel; "" if the call takes a prefill kernel."""
         few = not self.requests or (self.queries < PREFILL_QUERIES * self.requests and not self._has_full_packs())
-        unverified = bool(self._options()) and self.pack not in self.verified
+        kind = self._words("an e4m3 cache" if self.e4m3 else "", *self._option_words())
+        unverified = bool(kind) and self.pack not in self.verified
         odd_page = self.page_size is not None and self.page_size % PAGE_ROWS > 0
         count = f"it has {self.queries} queries for {self.requests} requests, fewer than {PREFILL_QUERIES} for each"
         reasons = {
@@ -107,12 +116,11 @@ class PagedCall:
             "its cache is empty": self.empty,
             "it has lists": self.lists,
             "it is batch-invariant": self.batch_invariant,
-            "its cache is e4m3": self.e4m3,
             f"its heads have {self.head_dim} elements in {self.dtype}": self.dtype not in PREFILL_TYPES[self.head_dim],
             f"its pages have {self.page_size} tokens, no multiple of {PAGE_ROWS}": odd_page,
             f"a request has room for more than {MOST_KEYS} keys": self.max_keys > MOST_KEYS,
             "the GPU has no WGMMA": not ARCHS[self.arch].has_wgmma,
-            f"no prefill kernel {self._options()} has a receipt": unverified,
+            f"no prefill kernel {kind} has a receipt": unverified,
         }
         return next((reason for reason, holds in reasons.items() if holds), "")
 
@@ -120,15 +128,19 @@ class PagedCall:
         """Reason for the prefill kernel."""
         if self.pack == 1:
             return "the call has many queries per request, which fill tiles of one head"
-        options = self._options()
+        options = self._words(*self._option_words())
         if not options and self._has_few_tiles():
             options = "with few tiles"
         why = f"calls {options} pack heads" if options else "tiles of one head have more steps"
         return f"the call has many queries per request; {self.pack} query heads of a KV head share a tile: {why}"
 
-    def _options(self) -> str:
+    def _option_words(self) -> tuple[str, str]:
         """The options of the kernel, in words."""
-        words = ("a sink" if self.sink else "", "" if self.softcap is None else f"a softcap of {self.softcap:g}")
+        return "a sink" if self.sink else "", "" if self.softcap is None else f"a softcap of {self.softcap:g}"
+
+    @staticmethod
+    def _words(*words: str) -> str:
+        """What a kernel has, as part of a sentence."""
         return "with " + " and ".join(filter(None, words)) if any(words) else ""
 
     def _tiles(self, pack: int) -> float:
@@ -172,14 +184,22 @@ def decode_fields(arch: str, dtype: str, cache: str, head_dim: int) -> dict[str,
 def packed_kinds(head_dim: int) -> list[dict[str, Any]]:
     """Options of the kernels of a head size that pack heads and divide the keys of tiles, and their types of q."""
     return [
-        {"dtypes": dtypes, "pack": pack, "sink": sink, "softcap": softcap}
-        for (size, pack, sink, softcap), dtypes in PREFILL_KERNELS.items()
+        {"dtypes": dtypes, "pack": pack, "sink": sink, "softcap": softcap, "cache": cache}
+        for cache, kernels in PREFILL_KERNELS_OF.items()
+        for (size, pack, sink, softcap), dtypes in kernels.items()
         if size == head_dim and pack > 1
     ]
 
 
 def prefill_fields(
-    arch: str, dtype: str, head_dim: int, pack: int = 1, *, sink: bool = False, softcap: float | None = None
+    arch: str,
+    dtype: str,
+    head_dim: int,
+    pack: int = 1,
+    *,
+    cache: str = "same",
+    sink: bool = False,
+    softcap: float | None = None,
 ) -> dict[str, Any]:
     """Fields of the spec of a prefill kernel.
 
@@ -188,11 +208,13 @@ def prefill_fields(
         dtype: type of q.
         head_dim: elements per head.
         pack: query heads of a tile.
+        cache: type of K and V: ``same`` as q, or ``e4m3``.
         sink: whether there are sinks.
         softcap: cap of the logits, or None.
     """
     fields = {"op": "attention", "layout": "paged", "arch": arch, "dtype": dtype, "head_dim": head_dim}
-    options: dict[str, Any] = {"pack_gqa": pack} if pack > 1 else {}
+    options: dict[str, Any] = {} if cache == "same" else {"cache": cache}
+    options |= {"pack_gqa": pack} if pack > 1 else {}
     options |= {"split_kv": True} if pack > 1 or sink or softcap is not None else {}
     options |= {"sink": True} if sink else {}
     options |= {} if softcap is None else {"softcap": softcap}

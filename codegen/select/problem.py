@@ -105,6 +105,7 @@ class AttentionProblem(_Problem):
     )
     kv_lengths: bool = Field(default=False, description="number of keys of each batch, from the caller")
     layout: Layout = Field(default="padded", description="arrangement of sequences: padded or packed (varlen)")
+    cache: Literal["same", "e4m3"] = Field(default="same", description="type of K and V in pages: that of Q, or e4m3")
     pad_heads: bool = Field(default=False, description="heads smaller than head_dim; not for sm_90a")
     pack_gqa: Annotated[Literal[1, 2, 4, 8, 16, 32, 64], StrictInt] = Field(
         default=1, description="query heads that share their lists"
@@ -123,7 +124,7 @@ class AttentionProblem(_Problem):
     )
 
     said: ClassVar[tuple[str, ...]] = (
-        *("head_dim", "pattern", "lse", "softcap", "score", "sink", "kv_lengths", "layout", "pad_heads"),
+        *("head_dim", "pattern", "lse", "softcap", "score", "sink", "kv_lengths", "layout", "cache", "pad_heads"),
         *("pack_gqa", "query_grouping"),
     )
 
@@ -131,7 +132,7 @@ class AttentionProblem(_Problem):
         """Key that two problems must share for a measurement of one to apply to the other."""
         return (
             *(self.op, self.arch, self.head_dim, self.pattern.kind, self.pattern.fixed_block),
-            *(self.pack_gqa > 1, self.query_grouping, self.layout),
+            *(self.pack_gqa > 1, self.query_grouping, self.layout, self.cache),
         )
 
     def options(self) -> tuple[object, ...]:

@@ -419,7 +419,7 @@ class PagedAttentionKernel(PagedKernel[PagedAttentionSpec]):
         lists = check_lists(tensors["lists"], tensors["counts"], options.entry_keys, q, kv_heads)
         if tensors["sink"] is not None:
             check_sink(tensors["sink"], heads, q.device)
-        scales = _check_scales(tensors, self.spec)
+        scales = check_cache_scales(tensors, self.spec)
         if out is not None:
             check_paged_out(out, q)
         check_memory(**{name: tensor for name, tensor in tensors.items() if tensor is not None})
@@ -659,7 +659,7 @@ def check_lists(lists: Any, counts: Any, entry_keys: Any, q: torch.Tensor, kv_he
     return numbers
 
 
-def _check_scales(tensors: dict[str, Any], spec: PagedAttentionSpec) -> dict[str, int]:
+def check_cache_scales(tensors: dict[str, Any], spec: PagedAttentionSpec | AttentionSpec) -> dict[str, int]:
     """Check the factors of K and V; return their numbers, none for a cache without factors."""
     q, k_cache, given = tensors["q"], tensors["k_cache"], {name: tensors[name] for name in ("k_scale", "v_scale")}
     if spec.cache != "e4m3":

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from codegen.patterns.base import MOST_KEYS
-from codegen.problem import PAGE_ROWS, AttentionShape
+from codegen.problem import LARGE_PAGE_ROWS, PAGE_ROWS, AttentionShape
 from codegen.spec import AttentionSpec
 from runtime.driver.context import entered
 from runtime.driver.launch import Signature
@@ -16,6 +16,7 @@ from runtime.driver.workspace import NO_MEMORY, Memory
 from runtime.errors import ArgumentError
 from runtime.kernels.arguments import (
     TMA_ALIGNMENT,
+    TORCH_DTYPES,
     check_memory,
     check_scale,
     check_sink,
@@ -29,6 +30,7 @@ from runtime.kernels.paged_attention import (
     PagedKernel,
     WorkspaceBytes,
     check_cache,
+    check_cache_scales,
     check_paged_options,
     check_paged_out,
     check_requests,
@@ -37,7 +39,7 @@ from runtime.kernels.paged_attention import (
     token_strides,
 )
 
-REFUSED = ("lists", "counts", "k_scale", "v_scale")
+REFUSED = ("lists", "counts")
 """Arguments of calls over pages that these kernels do not take."""
 
 
@@ -48,8 +50,8 @@ K_MAPS, V_MAPS = ("k", "k_part"), ("v", "v_part", "v_row")
 class PagedPrefillKernel(PagedKernel[AttentionSpec]):
     """Kernel that computes attention of many queries of each request over K and V in pages.
 
-    Its calls are those of ``PagedAttentionKernel`` without lists and factors of an e4m3 cache, with pages of a multiple
-    of 16 tokens, and with the spec's softcap. They have sinks if the spec does.
+    Its calls are those of ``PagedAttentionKernel`` without lists, with pages of a multiple of 16 tokens, and with the
+    spec's softcap. They have sinks if the spec does, and factors of K and V if its cache is e4m3.
 
     Attributes:
         compiled: source, plan, code and compiler log.
@@ -85,7 +87,7 @@ class PagedPrefillKernel(PagedKernel[AttentionSpec]):
             raise ArgumentError("q", f"has head_dim {d}, expected {self.spec.head_dim}")
         check_strides("q", q)
         self._refuse(tensors, options)
-        check_cache(q, k_cache, tensors["v_cache"], self._dtype)
+        of_codes = self._check_cache(tensors)
         kv_heads = k_cache.shape[2]
         pack = self._check_heads(heads, kv_heads)
         batch, max_keys = _check_pages(tensors)
@@ -100,11 +102,8 @@ class PagedPrefillKernel(PagedKernel[AttentionSpec]):
         if args.numbers["tiles"] >= 2**31:
             raise ArgumentError("q", f"has shape {tuple(q.shape)}: more than 2^31 tiles")
         memory = Memory.of(args)
-        places = [
-            *((name, "k_cache", 0) for name in K_MAPS),
-            *((name, "v_cache", 0) for name in V_MAPS),
-            ("o", "out", 0),
-        ]
+        cache_maps = {} if of_codes else {**dict.fromkeys(K_MAPS, "k_cache"), **dict.fromkeys(V_MAPS, "v_cache")}
+        places = [*((name, cache, 0) for name, cache in cache_maps.items()), ("o", "out", 0)]
         if workspace is not None:
             size = WorkspaceBytes.of(args)
             check_workspace(tensors, size.total)
@@ -125,19 +124,24 @@ class PagedPrefillKernel(PagedKernel[AttentionSpec]):
             "request_keys": max_keys if "seq_lens" in missing else 0,
             "scale_log2": scale * math.log2(math.e),
             **page_numbers(k_cache, table),
-            "copy_shift": self._copy_rows(k_cache, table).bit_length() - 1,
+            "copy_shift": _copy_rows(k_cache, table).bit_length() - 1,
+            **of_codes,
         }
         of_cache = k_cache.transpose(1, 2)
         kv_view = (tuple(of_cache.shape), of_cache.stride())
         of_o = o_strides["o_token_stride"], o_strides["o_head_stride"]
         mapped = {"q": _rows_view(q.shape, pack, q.stride()[:2]), "o": _rows_view(q.shape, pack, of_o)}
-        mapped |= dict.fromkeys((*K_MAPS, *V_MAPS), kv_view)
+        mapped |= dict.fromkeys(cache_maps, kv_view)
         return self._signature(q.device, args, values, mapped, Bound(memory, tuple(places)))
 
-    def _copy_rows(self, k_cache: torch.Tensor, table: torch.Tensor | None) -> int:
-        """Keys per copy: many of a large page, or of keys without pages."""
-        large = self._plan.tensor_maps["k_map"].box[1]
-        return large if table is None or k_cache.shape[1] % large == 0 else PAGE_ROWS
+    def _check_cache(self, tensors: dict[str, Any]) -> dict[str, int]:
+        """Check K, V and their factors; return the numbers of e4m3 codes by kernel parameter, none for other types."""
+        has_codes = self.spec.has_codes
+        dtype = TORCH_DTYPES["e4m3"] if has_codes else self._dtype
+        strides = check_cache(tensors["q"], tensors["k_cache"], tensors["v_cache"], dtype)
+        scales = check_cache_scales(tensors, self.spec)
+        strides["kv_head_chunks"] = strides.pop("head_chunks")  # other than those of a row of O
+        return {**strides, **scales} if has_codes else {}
 
     def _check_heads(self, heads: int, kv_heads: int) -> int:
         """Check that the query heads of a K/V head divide into packs; return the heads of a pack."""
@@ -159,6 +163,11 @@ class PagedPrefillKernel(PagedKernel[AttentionSpec]):
             raise ArgumentError("softcap", f"is {options.softcap}, but {name} has {self.spec.softcap}")
         if self.spec.sink:
             check_sink(tensors["sink"], q.shape[1], q.device)
+
+
+def _copy_rows(k_cache: torch.Tensor, table: torch.Tensor | None) -> int:
+    """Keys per copy: many of a large page, or of keys without pages."""
+    return LARGE_PAGE_ROWS if table is None or k_cache.shape[1] % LARGE_PAGE_ROWS == 0 else PAGE_ROWS
 
 
 def _places_in(size: int, memory: Memory, wanted: WorkspaceBytes) -> list[tuple[str, str, int]]:

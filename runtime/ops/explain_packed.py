@@ -164,7 +164,7 @@ def explain_paged_attention(
     elif decodes:
         fields, why = decode_fields(where, dtype, cache, d), f"decode kernel: {decodes}"
     else:
-        fields = prefill_fields(where, dtype, d, call.pack, sink=call.sink, softcap=call.softcap)
+        fields = prefill_fields(where, dtype, d, call.pack, cache=cache, sink=call.sink, softcap=call.softcap)
         why = f"prefill kernel: {call.prefill_reason()}"
     name = torch.cuda.get_device_name(q.device) if q.is_cuda else None
 

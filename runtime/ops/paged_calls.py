@@ -11,7 +11,7 @@ from codegen.arch import ARCHS
 from codegen.library import as_shipped, find_spec
 from codegen.problem import PAGE_ROWS
 from codegen.select.key_lists import KeyListsCall
-from codegen.select.paged import PACKS, PREFILL_KERNELS, PagedCall, decode_fields, packed_kinds, prefill_fields
+from codegen.select.paged import PACKS, PREFILL_KERNELS_OF, PagedCall, decode_fields, packed_kinds, prefill_fields
 from codegen.wording import shown
 from runtime.checks import check_dense, refuse_capture
 from runtime.errors import ArgumentError
@@ -46,6 +46,7 @@ _CACHE_RANK = 4
 TABLE_RANK = 2
 _E4M3 = TORCH_DTYPES["e4m3"]
 LISTS = TENSORS.index("lists")
+SCALES = slice(TENSORS.index("k_scale"), TENSORS.index("v_scale") + 1)
 LIST_FIELDS = {"lists": "pattern.indices", "counts": "pattern.counts"}
 """Fields of ``KeyLists`` by the arguments of kernels."""
 
@@ -81,27 +82,28 @@ def _kernel(index: int, dtype: str, cache: str, head_dim: int) -> PagedAttention
 
 @kept_by_mode(KERNELS_KEPT)
 def _prefill_kernel(
-    index: int, dtype: str, head_dim: int, pack: int, *, sink: bool, softcap: float | None
+    index: int, dtype: str, head_dim: int, pack: int, *, cache: str, sink: bool, softcap: float | None
 ) -> PagedPrefillKernel:
     """Kernel of calls of a kind with many queries for each request."""
     device = torch.device("cuda", index)
     refuse_capture("q", device)
-    fields = prefill_fields(arch_of(device), dtype, head_dim, pack, sink=sink, softcap=softcap)
+    fields = prefill_fields(arch_of(device), dtype, head_dim, pack, cache=cache, sink=sink, softcap=softcap)
     kernel = load_kernel(fields, device=device)
     assert isinstance(kernel, PagedPrefillKernel)
     return kernel
 
 
 @functools.lru_cache(maxsize=KERNELS_KEPT)
-def verified_packs(arch: str, dtype: str, head_dim: int, *, sink: bool, softcap: float | None) -> frozenset[int]:
+def verified_packs(
+    arch: str, dtype: str, head_dim: int, *, cache: str = "same", sink: bool, softcap: float | None
+) -> frozenset[int]:
     """Packed query heads of the prefill kernels of a kind that have a receipt; 1: of those of one head."""
 
     def holds(pack: int) -> bool:
-        if dtype not in PREFILL_KERNELS.get((head_dim, pack, sink, softcap), ()):
+        if dtype not in PREFILL_KERNELS_OF[cache].get((head_dim, pack, sink, softcap), ()):
             return False
-        return is_verified(
-            as_shipped(find_spec(prefill_fields(arch, dtype, head_dim, pack, sink=sink, softcap=softcap)))
-        )
+        fields = prefill_fields(arch, dtype, head_dim, pack, cache=cache, sink=sink, softcap=softcap)
+        return is_verified(as_shipped(find_spec(fields)))
 
     return frozenset(pack for pack in (1, *PACKS) if ARCHS[arch].has_wgmma and holds(pack))
 
@@ -134,7 +136,10 @@ def by_key_blocks(given: Given, options: Options, call: PagedCall) -> tuple[tupl
     if lists is None or not call.kv_heads:
         return None
     odd_page = call.page_size is not None and call.page_size % PAGE_ROWS > 0
-    others = call.sink or call.softcap is not None or call.e4m3 or call.batch_invariant or call.empty or odd_page
+    options_of_decode = call.sink or call.softcap is not None or call.batch_invariant
+    others = (
+        options_of_decode or call.e4m3 or any(scale is not None for scale in given[SCALES]) or call.empty or odd_page
+    )
     chosen = KeyListsCall(
         call.arch,
         call.dtype,
@@ -157,9 +162,14 @@ def _dividing_kernels(index: int, head_dim: int) -> tuple[PagedPrefillKernel, ..
     found = []
     for kind in packed_kinds(head_dim):
         dtype, pack = kind.pop("dtypes")[0], kind["pack"]
-        if pack in verified_packs(arch, dtype, head_dim, sink=kind["sink"], softcap=kind["softcap"]):
+        if pack in verified_packs(arch, dtype, head_dim, **{name: kind[name] for name in ("cache", "sink", "softcap")}):
             found.append(_prefill_kernel(index, dtype, head_dim, **kind))
     return tuple(found)
+
+
+def cache_of(q: torch.Tensor, k_cache: torch.Tensor) -> str:
+    """Type of the cache in specs."""
+    return "same" if k_cache.dtype == q.dtype else "e4m3"
 
 
 def paged_call(given: Given, options: Options, arch: str) -> PagedCall:
@@ -175,15 +185,16 @@ def paged_call(given: Given, options: Options, arch: str) -> PagedCall:
     """
     q, k_cache, _, table = given[:4]
     (requests, page_size), kv_heads = k_cache.shape[:2], k_cache.shape[2]
-    pages = 1
+    pages, cache = 1, cache_of(q, k_cache)
+    dtype, d, sink, softcap = DTYPES[q.dtype], q.shape[2], given[8] is not None, options.softcap
     if table is not None:
         check_dense("block_table", table)
         if table.dim() == TABLE_RANK:
             requests, pages = table.shape
     return PagedCall(
         arch,
-        DTYPES[q.dtype],
-        q.shape[2],
+        dtype,
+        d,
         q.shape[1],
         kv_heads,
         q.shape[0],
@@ -193,12 +204,12 @@ def paged_call(given: Given, options: Options, arch: str) -> PagedCall:
         same_queries=given[5] is None or requests == 1,
         window_left=options.window.left,
         empty=k_cache.numel() == 0,
-        e4m3=k_cache.dtype != q.dtype or any(scale is not None for scale in given[9:11]),
+        e4m3=cache == "e4m3",
         lists=given[6] is not None,
-        sink=given[8] is not None,
-        softcap=options.softcap,
+        sink=sink,
+        softcap=softcap,
         batch_invariant=options.batch_invariant,
-        verified=verified_packs(arch, DTYPES[q.dtype], q.shape[2], sink=given[8] is not None, softcap=options.softcap),
+        verified=verified_packs(arch, dtype, d, cache=cache, sink=sink, softcap=softcap),
     )
 
 
@@ -223,7 +234,7 @@ def check_operands(q: Any, k_cache: Any, v_cache: Any, *, heads_first: bool) -> 
             raise ArgumentError(name, f"is on {tensor.device}, q is on {q.device}")
     if v_cache.dtype != k_cache.dtype:
         raise ArgumentError("v_cache", f"is {v_cache.dtype}, k_cache is {k_cache.dtype}: pass one type")
-    cache = "e4m3" if k_cache.dtype == _E4M3 else "same"
+    cache = cache_of(q, k_cache)
     if q.shape[2] not in HEAD_DIMS[cache]:
         allowed = ", ".join(map(str, HEAD_DIMS[cache]))
         raise ArgumentError("q", f"has head_dim {q.shape[2]}, expected {allowed} with a cache of {k_cache.dtype}")
@@ -268,7 +279,7 @@ def _attend_checked(given: Given, options: Options, key: Any, *, heads_first: bo
     check_place(q)
     by_token = given
     if heads_first:
-        caches, scales = (k_cache.transpose(1, 2), v_cache.transpose(1, 2)), map(_by_token, given[9:11])
+        caches, scales = (k_cache.transpose(1, 2), v_cache.transpose(1, 2)), map(_by_token, given[SCALES])
         by_token = (q, *caches, *given[3:9], *scales, *given[11:])
     kernel: PagedAttentionKernel | PagedPrefillKernel | KeyListsPagedKernel
     call = paged_call(by_token, options, arch_of(q.device))
@@ -279,7 +290,8 @@ def _attend_checked(given: Given, options: Options, key: Any, *, heads_first: bo
     elif call.decode_reason():
         kernel = _kernel(*of_kind, cache, call.head_dim)
     else:
-        kernel = _prefill_kernel(*of_kind, call.head_dim, call.pack, sink=call.sink, softcap=call.softcap)
+        options_of_kind: dict[str, Any] = {"cache": cache, "sink": call.sink, "softcap": call.softcap}
+        kernel = _prefill_kernel(*of_kind, call.head_dim, call.pack, **options_of_kind)
     try:
         launch, result = kernel.attend_checked(by_token, options, validate=validate)
     except ArgumentError as error:

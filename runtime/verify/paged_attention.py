@@ -26,6 +26,8 @@ from runtime.verify.common import (
 
 K_SCALE, V_SCALE = 0.5, 0.75
 """Factors of e4m3 caches."""
+E4M3_NAN = 0x7F
+"""Bits of a NaN in e4m3."""
 LSE_TOLERANCE = 2e-3
 MOST_BY_TORCH = 8
 """Requests of the cases that are compared with torch's attention."""
@@ -51,15 +53,10 @@ class Inputs(NamedTuple):
     bounds: list[int]
 
 
-def _is_e4m3(spec: PagedAttentionSpec | AttentionSpec) -> bool:
-    """Whether the cache is e4m3."""
-    return isinstance(spec, PagedAttentionSpec) and spec.cache == "e4m3"
-
-
 def inputs_of(case: PagedCase, spec: PagedAttentionSpec | AttentionSpec, device: torch.device) -> Inputs:
     """Random inputs of a case: the same ones every time."""
     draw, dtype, d = generator(case.name, device), TORCH_DTYPES[spec.dtype], spec.head_dim
-    cache = TORCH_DTYPES["e4m3"] if _is_e4m3(spec) else dtype
+    cache = TORCH_DTYPES["e4m3"] if spec.cache == "e4m3" else dtype
     batch, bounds = len(case.kv_lens), [case.before, *(case.before + end for end in accumulate(case.q_lens))]
     tokens = bounds[-1] + case.before
 
@@ -90,7 +87,7 @@ def inputs_of(case: PagedCase, spec: PagedAttentionSpec | AttentionSpec, device:
             options[name] = 0.25 + torch.rand((pages, case.kv_heads, size), generator=draw, device=device).transpose(
                 1, 2
             )
-    elif _is_e4m3(spec):
+    elif spec.cache == "e4m3":
         options["k_scale"] = torch.tensor([K_SCALE], device=device)
         options["v_scale"] = torch.full((case.kv_heads,), V_SCALE, device=device)
     left, right = (UNBOUNDED if bound is None else bound for bound in case.window)
@@ -125,7 +122,11 @@ def _spoil(case: PagedCase, inputs: Inputs) -> None:
             page, row, _ = _places(case, inputs, request)
             seen[page, row] |= (_counts(case, inputs, request) > 0).any(0).any(0)
     for tensor in (k, v):
-        tensor.masked_fill_(~seen[..., None, None], math.nan)
+        unseen = ~seen[..., None, None]
+        if tensor.element_size() == 1:
+            tensor.view(torch.uint8).masked_fill_(unseen, E4M3_NAN)
+        else:
+            tensor.masked_fill_(unseen, math.nan)
     table = options["block_table"]
     for request, length in enumerate(case.kv_lens):
         table[request, length // case.page_size // 2] = (k.shape[0], -1, 2**31 - 1)[request % 3]
@@ -156,7 +157,7 @@ def oracle(
     tokens, heads, d = q.shape
     out = torch.full(q.shape, math.nan, dtype=torch.float64, device=q.device)
     lse = torch.full((heads, tokens), math.nan, dtype=torch.float64, device=q.device)
-    factors: tuple[Any, Any] = (K_SCALE, V_SCALE) if _is_e4m3(spec) else (1.0, 1.0)
+    factors: tuple[Any, Any] = (K_SCALE, V_SCALE) if spec.cache == "e4m3" else (1.0, 1.0)
     if case.token_scales:
         factors = options["k_scale"], options["v_scale"]
     for request, (first, end) in enumerate(pairwise(bounds)):
@@ -251,7 +252,7 @@ def _torch_error(
     case: PagedCase, spec: PagedAttentionSpec | AttentionSpec, inputs: Inputs, right: torch.Tensor
 ) -> float | None:
     """Largest error of torch's attention, request by request; None for calls that torch does not compute."""
-    plain = not (case.entries or case.sinks or case.spoiled) and case.softcap is None and not _is_e4m3(spec)
+    plain = not (case.entries or case.sinks or case.spoiled) and case.softcap is None and spec.cache == "same"
     if not plain or len(case.kv_lens) > MOST_BY_TORCH:
         return None
     q, k, v, _, bounds = inputs

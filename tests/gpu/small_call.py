@@ -207,7 +207,7 @@ def _paged(spec: PagedAttentionSpec | AttentionSpec, draw: Any, device: str) -> 
     most = LENGTH // page
     table = torch.randperm(len(lengths) * most).view(len(lengths), most).int()
     shape = (len(lengths) * most, page, HEADS, spec.head_dim)
-    in_e4m3 = isinstance(spec, PagedAttentionSpec) and spec.cache == "e4m3"
+    in_e4m3 = spec.cache == "e4m3"
     dtype = torch.float8_e4m3fn if in_e4m3 else TORCH_DTYPES[spec.dtype]
     caches = [torch.randn(shape).to(dtype).to(device) for _ in range(2)]
     scales = {"k_scale": torch.tensor([0.5]), "v_scale": torch.tensor([2.0])} if in_e4m3 else {}

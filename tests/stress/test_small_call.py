@@ -67,8 +67,7 @@ def test_a_small_problem_has_what_a_call_takes(script: ModuleType, named: NamedS
     if script.paged_garbage.is_over_pages(spec):
         q, keys, values = positional
         assert keys.shape == values.shape and q.shape[1] % keys.shape[2] == 0 and q.shape[2] == keys.shape[3]
-        in_e4m3 = spec.op == "paged_attention" and spec.cache == "e4m3"
-        assert (set(more) >= {"k_scale", "v_scale"}) == in_e4m3
+        assert (set(more) >= {"k_scale", "v_scale"}) == (spec.cache == "e4m3")
         return
     if spec.op in ("key_lists_forward", "key_lists_backward"):
         q, k, v = positional

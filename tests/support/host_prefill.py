@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from host_paged import ranges_of
 from host_sm90a import HostLoaded
 
 from codegen.library import NamedSpec
@@ -27,7 +28,9 @@ class HostKernel(PagedPrefillKernel):
         super().__init__(SimpleNamespace(named=named, plan=generated.plan), self.host)  # type: ignore[arg-type]
 
     def attend(self, given: Any, options: Any) -> Any:
-        """Compute attention, with the checks of a first call each time."""
+        """Compute attention, with the checks of a first call each time. Copies may read K and V."""
+        ranges = ranges_of(given[1:3])
+        self.host.library.let_read(ranges, len(ranges) // 2)
         return self.attend_checked(given, options)[1]
 
 

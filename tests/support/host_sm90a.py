@@ -32,6 +32,7 @@ INSTRUCTIONS = (
     *("tma_store_wait_read", "fence_proxy_async", "setmaxnreg_dec", "setmaxnreg_inc"),
     *("wgmma_fence", "wgmma_commit", "wgmma_wait", "ldmatrix_x4", "stmatrix_x4"),
     *("bar_sync", "bar_arrive", "ex2", "rcp", "lg2", "pack", "pack_e4m3"),
+    *("cp_async_16", "cp_async_commit", "cp_async_wait", "widen_pair", "widen", "pack_out"),  # of e4m3 caches
     # Of gradients:
     *(
         "tma_load_bytes",
@@ -52,6 +53,14 @@ PROGRAM = """\
 #include "threads.h"
 #include "instructions.h"
 #include "hopper.h"
+#include "e4m3_cache.h"
+extern "C" void let_read(const long long* ranges, int number) {
+  readable.clear();
+  for (int i = 0; i < number; ++i) {
+    const char* begin = reinterpret_cast<const char*>(ranges[2 * i]);
+    readable.push_back({begin, begin + ranges[2 * i + 1]});
+  }
+}
 %(source)s
 extern "C" void run(const void* params, int grid, bool late, unsigned order) {
   static unsigned char shared_memory[%(shared_bytes)d] __attribute__((aligned(1024)));
@@ -131,7 +140,8 @@ def compiled(source: str, plan: Plan, folder: Path, program: str = PROGRAM) -> A
         "kernel": plan.stem,
     }
     (folder / "kernel.cpp").write_text(text, encoding="utf-8")
-    bf16 = ["-DBF16"] if plan.output == "bf16" else []
+    in_fp16 = isinstance(spec, AttentionSpec) and spec.has_codes  # products
+    bf16 = ["-DBF16"] if plan.output == "bf16" and not in_fp16 else []
     # A static variable of an inline function is otherwise that of the kernel loaded first, of its size.
     apart = "-fno-gnu-unique"
     options = ["-std=c++20", "-O2", "-fPIC", "-shared", "-w", apart, f"-I{HEADERS}", *bf16]
@@ -153,11 +163,13 @@ class HostLoaded(host_launch.HostLoaded):
     """Stands for a kernel in the driver.
 
     Attributes:
+        library: the compiled program.
         late: whether copies happen when they are waited for, or at once.
     """
 
     def __init__(self, source: str, plan: Plan, folder: Path, blocks: int) -> None:
-        super().__init__(compiled(source, plan, folder).run, plan, blocks)
+        self.library = compiled(source, plan, folder)
+        super().__init__(self.library.run, plan, blocks)
         self.late = True
 
     def launch(self, signature: Any, addresses: Any, stream: int, *, prologue: bool = True) -> None:

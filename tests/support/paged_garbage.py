@@ -106,7 +106,7 @@ def check(kernel: Any, seed: int, device: str = "cpu") -> None:
     """
     dtype, bounds = kernel._dtype, seed % 4 == 3
     decodes = kernel.spec.op == "paged_attention"
-    cache = torch.float8_e4m3fn if decodes and kernel.spec.cache == "e4m3" else dtype
+    cache = torch.float8_e4m3fn if kernel.spec.cache == "e4m3" else dtype
     drawn = drawn_call(seed, dtype, cache, kernel.spec.head_dim, lists=decodes and seed % 2 == 0, bounds=bounds)
     given = {name: each.to(device) if isinstance(each, torch.Tensor) else each for name, each in drawn.items()}
     q = given["q"]

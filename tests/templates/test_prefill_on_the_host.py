@@ -57,6 +57,8 @@ PACKED = (
     {"head_dim": 192, "pack_gqa": 2},
     {"head_dim": 256, "pack_gqa": 2, "dtype": "bf16", "softcap": 50.0},
     {"head_dim": 64, "sink": True, "softcap": 3.0},
+    {"head_dim": 128, "pack_gqa": 4, "dtype": "bf16", "cache": "e4m3"},
+    {"head_dim": 64, "pack_gqa": 8, "sink": True, "cache": "e4m3"},
 )
 SPLIT_CASES = (
     PagedCase("one_tile", (700,), (20,), heads=8, kv_heads=1, page_size=16),
@@ -68,6 +70,7 @@ SPLIT = (
     {"head_dim": 64, "pack_gqa": 8, "sink": True},
     {"head_dim": 192, "pack_gqa": 2, "dtype": "bf16"},
     {"head_dim": 64},
+    {"head_dim": 128, "pack_gqa": 4, "dtype": "bf16", "cache": "e4m3"},
 )
 
 
@@ -233,4 +236,60 @@ def test_what_is_wrong_shows(was: str, instead: str, recorded: Callable[..., Non
     kernel.host.late = False
     with pytest.raises(AssertionError):
         for case in CASES:
+            check(kernel, case)
+
+
+E4M3_CASES = (
+    *CASES,
+    PagedCase("token_scales", (300, 70), (150, 70), heads=2, kv_heads=1, page_size=16, token_scales=True),
+    PagedCase("of_heads", (290,), (140,), heads=4, kv_heads=2, layout="HND", window=(77, 3), token_scales=True),
+)
+
+
+@pytest.mark.parametrize(("head_dim", "dtype"), [(64, "fp16"), (128, "bf16")])
+def test_an_e4m3_cache_is_converted(head_dim: int, dtype: str, recorded: Callable[..., None], tmp_path: Path) -> None:
+    named = find_spec({**FIELDS, "head_dim": head_dim, "dtype": dtype, "cache": "e4m3"})
+    recorded(generate(named).source, repr(E4M3_CASES))
+    kernel = host_prefill.HostKernel(named, tmp_path)
+    for order, (case, late) in enumerate(product(E4M3_CASES, (True, False))):
+        kernel.host.late, kernel.host.order = late, order
+        check(kernel, case)
+
+
+@pytest.mark.parametrize("factor", [-0.5, 0.0], ids=["negative", "zero"])
+def test_a_factor_of_keys_may_have_any_sign(factor: float, recorded: Callable[..., None], tmp_path: Path) -> None:
+    named = find_spec({**FIELDS, "head_dim": 64, "dtype": "bf16", "cache": "e4m3"})
+    recorded(generate(named).source, f"{CASES[0]} {factor}")
+    kernel = host_prefill.HostKernel(named, tmp_path)
+    inputs = verified.inputs_of(CASES[0], kernel.spec, CPU)
+    inputs.options["k_scale"].fill_(factor)
+    as_if = inputs._replace(q=inputs.q * (factor / verified.K_SCALE))  # exact: a sign, or zeros
+    right, right_lse = verified.oracle(CASES[0], kernel.spec, as_if)
+    out, lse = kernel(inputs.q, inputs.k, inputs.v, **inputs.options, return_lse=True)
+    torch.testing.assert_close(out.double(), right, atol=1e-2, rtol=1e-2)
+    torch.testing.assert_close(lse.double(), right_lse, atol=2e-3, rtol=1e-3)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("was", "instead"),
+    [
+        ("there & visible.contain(key + row + lane_row)", "there"),
+        ("(key < end) &", "(key <= end) &"),
+        ("(place ^ row % 8 * 16)", "place"),
+        ("cp_async_wait<kBatches - 1>();", "cp_async_wait<kBatches>();"),
+        ("inverse[0] *= v_factor, inverse[1] *= v_factor;", ""),
+        ("if (p.scale_by_token) scale_columns(s, shared + kKScalesOffset", "if (false) scale_columns(s, shared"),
+        ("kVScalesOffset + v_state.index * kTileN * 4", "kVScalesOffset"),
+    ],
+    ids=["unseen rows", "the last key", "the swizzle", "codes", "V", "keys", "values"],
+)
+def test_what_is_wrong_with_codes_shows(was: str, instead: str, recorded: Callable[..., None], tmp_path: Path) -> None:
+    named = find_spec({**FIELDS, "head_dim": 128, "dtype": "fp16", "cache": "e4m3"})
+    source = generate(named).source
+    assert was in source
+    changed = source.replace(was, instead)
+    recorded(changed, repr(E4M3_CASES))
+    kernel = host_prefill.HostKernel(named, tmp_path, changed)
+    with pytest.raises(AssertionError):
+        for case in E4M3_CASES:
             check(kernel, case)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from codegen.arch import ARCHS, KIB
 from codegen.block_sizes import KEYS, query_sizes
 from codegen.plan import Constant, Plan, Registers, Ring, SharedLayout, check_budget, require
-from codegen.plans.attention import fp8
+from codegen.plans.attention import e4m3_cache, fp8
 from codegen.plans.attention import sm90a_text as text
 from codegen.plans.attention.expressions import expression_registers
 from codegen.plans.attention.kv_splits import TILE as KV_SPLITS_TILE
@@ -64,6 +64,7 @@ SHARED_ARRANGEMENTS = (  # with share_kv_loads
     Arrangement(False, 1, True),
 )
 FP8_ARRANGEMENTS = (*(at for at in ARRANGEMENTS if not at.o_aliases_q), Arrangement(False, 1, False))
+CODES_ARRANGEMENTS = (Arrangement(True, 1, False),)
 STEP_KEYS = range(64, 257, 16)
 LEAST_ENTRIES = 2  # indices of tiles alternate between two entries even if Q has one (the template explains why)
 
@@ -72,6 +73,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
     """Plan of the kernel of a spec."""
     check_layout(spec)
     _check_tile(spec)
+    e4m3_cache.check_e4m3_cache(spec)
     sizes = Sizes.of(spec)
     check_lockstep(spec, sizes.sub_tiles)
     at, shared, accumulators = _arrange(sizes)
@@ -107,7 +109,7 @@ def plan(spec: AttentionSpec, stem: str) -> Plan:
         summary=text.summary(sizes),
         stream_k=stream_k,
         flops=pair_flops * sizes.rows.tile_queries * spec.tile.n,
-        bytes=2 * sizes.kv_bytes * sizes.sub_tiles,
+        bytes=2 * sizes.kv_bytes * sizes.sub_tiles // (2 if spec.has_codes else 1),
         arguments=arguments,
         dynamic_scheduler=is_dynamic,
         workspace_bytes=workspace_bytes(spec, stream_k, dynamic=is_dynamic),
@@ -148,6 +150,8 @@ def _arrangements(spec: AttentionSpec) -> tuple[Arrangement, ...]:
     """Arrangements of Q and O, best first. O of FP8 inputs is wider than Q and has its own region."""
     if spec.share_kv_loads:
         return SHARED_ARRANGEMENTS
+    if spec.has_codes:  # the converted Q is in registers, and codes take the memory of a stage
+        return CODES_ARRANGEMENTS
     return FP8_ARRANGEMENTS if fp8.is_fp8(spec) else ARRANGEMENTS
 
 
@@ -267,6 +271,8 @@ def _shared(sizes: Sizes, at: Arrangement) -> SharedLayout:
     if spec.share_kv_loads:
         add_orders(shared, spec, sizes.sub_tiles)
         return shared
+    if spec.has_codes:
+        e4m3_cache.add_codes(shared, sizes, depth)
     partial_barriers = add_partials(shared, spec, sizes.partial_floats)
     shared.add("Barriers", 8 * (2 * at.tile_stages + 4 * depth + partial_barriers), "mbarriers", align=8)
     words = (3 if spec.stream_k_tail else 1) + sizes.sub_tiles

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from codegen.dtypes import DTYPES
 from codegen.flags import AttentionSm90aFlags
 from codegen.plans.attention.expressions import expressions_flags
 from codegen.plans.attention.fp8 import fp8_flags, is_fp8
@@ -34,6 +35,9 @@ def flags(sizes: Sizes, at: Arrangement, *, uses_setmaxnreg: bool) -> AttentionS
         takes_work=spec.stream_k_tail or spec.pattern.serpentine or spec.split_kv,
         may_be_empty=may_be_empty(sizes),
         uses_setmaxnreg=uses_setmaxnreg,
+        product=DTYPES["fp16"] if spec.has_codes else DTYPES[spec.dtype],
+        e4m3_cache=spec.has_codes,
+        pack="pack_out" if spec.has_codes and spec.dtype != "fp16" else "pack",
         fp8=fp8_flags(sizes) if is_fp8(spec) else None,
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from codegen.plan import Constant, Param, Registers, TensorMap, i32, pointer, tensor_map
+from codegen.plans.attention.e4m3_cache import code_constants, code_params
 from codegen.plans.attention.fp8 import fp8_constants, fp8_maps, fp8_params, is_fp8
 from codegen.plans.attention.kv_splits import computing, partial_constants, what_sub_tiles_are
 from codegen.plans.attention.lockstep import lockstep_constants, lockstep_params, lockstep_summary
@@ -101,6 +102,7 @@ def constants(
         *setmaxnreg,
         *_group_constants(sizes, at),
         *_load_constants(sizes),
+        *code_constants(spec),
         *_block_constants(sizes),
         *([Constant("kPartialFloats", sizes.partial_floats, PARTIAL_FLOATS)] if spec.stream_k_tail else []),
         *partial_constants(spec, sizes.partial_floats),
@@ -124,12 +126,11 @@ def _sub_tile_rows(sizes: Sizes) -> list[Constant]:
 
 def _load_constants(sizes: Sizes) -> list[Constant]:
     if sizes.spec.layout == "paged":
-        return [
-            Constant("kPageRows", PAGE_ROWS, "keys per copy from a small page"),
-            Constant(
-                "kLargeCopyShift", LARGE_PAGE_ROWS.bit_length() - 1, "log2 of the keys per copy from a large page"
-            ),
-        ]
+        large = Constant(
+            "kLargeCopyShift", LARGE_PAGE_ROWS.bit_length() - 1, "log2 of the keys per copy from a large page"
+        )
+        small = "keys whose page is looked up at once" if sizes.spec.has_codes else "keys per copy from a small page"
+        return [Constant("kPageRows", PAGE_ROWS, small), *([] if sizes.spec.has_codes else [large])]
     if sizes.step_blocks == 1:
         return []
     return [
@@ -191,6 +192,7 @@ def params(sizes: Sizes) -> tuple[Param, ...]:
         *_kv_maps(spec),
         tensor_map("o_map", "O", sizes.rows.dims, like="Q", writes=True),
         *(fp8_params() if is_fp8(spec) else ()),
+        *(code_params() if spec.has_codes else ()),
         *output_params(spec, "unsigned short"),
         *lse_params(spec),
         *sink_params(spec),
@@ -206,6 +208,8 @@ def params(sizes: Sizes) -> tuple[Param, ...]:
 
 def _kv_maps(spec: AttentionSpec) -> tuple[Param, ...]:
     """Parameters of the tensor maps of K and V."""
+    if spec.has_codes:
+        return ()
     if spec.layout == "paged":
         return (
             tensor_map("k_map", "K", PAGE_DIMS),
@@ -225,10 +229,11 @@ def tensor_maps(sizes: Sizes) -> dict[str, TensorMap]:
     q_queries = WARPGROUP_ROWS if spec.share_kv_loads else rows.box_queries
     maps = {
         "q_map": TensorMap((columns, *rows.box(q_queries)), SWIZZLE),
-        "k_map": kv_map,
-        "v_map": kv_map,
+        **({} if spec.has_codes else {"k_map": kv_map, "v_map": kv_map}),
         "o_map": TensorMap((columns, *rows.box(rows.warpgroup_queries)), SWIZZLE),
     }
+    if spec.has_codes:
+        return maps
     if spec.layout == "paged":
         maps["k_map"] = maps["v_map"] = TensorMap((columns, LARGE_PAGE_ROWS, 1, 1), SWIZZLE)
         maps["k_part_map"] = maps["v_part_map"] = TensorMap((columns, PAGE_ROWS, 1, 1), SWIZZLE)
@@ -248,10 +253,15 @@ def summary(sizes: Sizes) -> tuple[tuple[str, str], ...]:
         ("pattern", spec.pattern.describe()),
         *options_summary(spec),
         ("tile", f"{spec.tile.m} {'rows' if rows.packed else 'queries'} x {spec.tile.n} keys: {division}"),
-        ("schedule", f"{spec.schedule}: {producers(spec)} (TMA), {workers} (WGMMA)"),
+        ("schedule", f"{spec.schedule}: {_loads(spec)}, {workers} (WGMMA)"),
         ("pipeline", f"{spec.stages} K blocks and {spec.stages} V blocks in flight{flight_owner(spec)}"),
         *shared_summary(spec),
         *lockstep_summary(spec),
         *([STREAM_K_SUMMARY] if spec.stream_k_tail else []),
         *([SPLIT_SUMMARY] if spec.split_kv else []),
     )
+
+
+def _loads(spec: AttentionSpec) -> str:
+    """How the rings are filled, in words."""
+    return "four producer warps (cp.async, conversion to fp16)" if spec.has_codes else f"{producers(spec)} (TMA)"

@@ -71,6 +71,8 @@ def test_heads_share_tiles_that_queries_do_not_fill(call: PagedCall, pack: int) 
         (of(16, heads=40), True),
         (of(64, sink=True, softcap=3.0), False),
         (of(64, softcap=3.0, verified=frozenset()), True),
+        (of(64, e4m3=True), False),
+        (of(64, e4m3=True, verified=frozenset()), True),
         (of(64, head_dim=256, heads=16, softcap=50.0, verified=frozenset({2})), False),
         (of(0, 0), True),
     ],
@@ -96,6 +98,8 @@ def test_reasons_name_heads_and_options() -> None:
     assert "calls with few tiles pack heads" in of(512, 1, same_queries=True, heads=16).prefill_reason()
     reason = of(64, heads=40, sink=True, verified=frozenset(PACKS)).decode_reason()
     assert reason == "no prefill kernel with a sink has a receipt"
+    reason = of(64, e4m3=True, sink=True, verified=frozenset()).decode_reason()
+    assert reason == "no prefill kernel with an e4m3 cache and a sink has a receipt"
 
 
 def test_shipped_kernels_have_fields() -> None:

@@ -69,7 +69,6 @@ def paged(queries: int = 1, requests: int = 4, page: int = 16, d: int = 128, cac
         (dict(queries=128), "h100_paged_prefill_d128_bf16", "which fill tiles of one head"),
         (dict(queries=32), "h100_paged_prefill_d128_gqa4_bf16", "4 query heads of a KV head share a tile"),
         (dict(queries=64, softcap=9.0), "h100_paged_d128_bf16", "no prefill kernel with a softcap of 9 has a receipt"),
-        (dict(queries=64, cache=E4M3), "h100_paged_e4m3_d128_bf16", "its cache is e4m3"),
         (dict(queries=64, page=8), "h100_paged_d128_bf16", "its pages have 8 tokens, no multiple of 16"),
         (dict(queries=64, batch_invariant=True), "h100_paged_d128_bf16", "it is batch-invariant"),
         (
@@ -132,6 +131,21 @@ def test_kernels_that_pack_heads_if_they_have_a_receipt(
     spec: Any = found.kernels["O"].spec
     assert (spec.layout, spec.pack_gqa, spec.softcap) == ("paged", pack, call.get("softcap"))
     assert reason in str(found) and spec.sink == ("sink" in call)
+
+
+@pytest.mark.parametrize(
+    ("packs", "name", "reason"),
+    [
+        ({1, 4}, "h100_paged_prefill_e4m3_d128_gqa4_bf16", "4 query heads of a KV head share a tile"),
+        ({1}, "h100_paged_prefill_e4m3_d128_bf16", "which fill tiles of one head"),
+        ((), "h100_paged_e4m3_d128_bf16", "no prefill kernel with an e4m3 cache has a receipt"),
+    ],
+    ids=str,
+)
+def test_an_e4m3_cache_has_prefill_kernels(packs: Any, name: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paged_calls, "verified_packs", lambda *kind, cache, **options: frozenset(packs))
+    found = paged(64, cache=E4M3)
+    assert found.kernels["O"].stem == name and reason in str(found)
 
 
 def test_heads_of_256_in_float16() -> None:

@@ -251,7 +251,7 @@ def test_calls_that_share_a_workspace_leave_the_counters_of_each_other(
         patch("runtime.kernels.paged_prefill.entered", lambda index: nullcontext()),
         patch.object(paged_calls, "arch_of", lambda device: "sm_90a"),
     ):
-        divides = paged_calls._prefill_kernel(None, "fp16", D, 4, sink=False, softcap=None)
+        divides = paged_calls._prefill_kernel(None, "fp16", D, 4, cache="same", sink=False, softcap=None)
         monkeypatch.setattr(paged_calls, "_dividing_kernels", lambda index, head_dim: (divides,))
         monkeypatch.setattr(paged_calls, "verified_packs", lambda *kind, **options: frozenset({1, 4}))
         size = paged_calls.bytes_of_workspace(device, D, many, batch_invariant=True)

@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch")
 from codegen.errors import SpecError  # noqa: E402
 from codegen.library import as_shipped, find_spec, shipped_specs  # noqa: E402
 from codegen.planning import plan_for  # noqa: E402
-from codegen.select.paged import PACKS, PREFILL_KERNELS, prefill_fields  # noqa: E402
+from codegen.select.paged import PACKS, PREFILL_KERNELS_OF, prefill_fields  # noqa: E402
 from runtime import KeyLists, paged_attention  # noqa: E402
 from runtime.driver import launch  # noqa: E402
 from runtime.errors import ArgumentError  # noqa: E402
@@ -94,12 +94,9 @@ def test_what_takes_the_kernel_for_few_queries(launches: list[dict[str, Any]], c
     assert not is_prefill(launches[0])
 
 
-def test_so_do_small_pages_an_e4m3_cache_and_other_gpus(
-    launches: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_so_do_small_pages_and_other_gpus(launches: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
     paged_attention(**call(size=8))
     paged_attention(**call(k_cache=torch.zeros(0, 16, 2, D).half(), v_cache=torch.zeros(0, 16, 2, D).half()))
-    paged_attention(**call(cache=E4M3))
     monkeypatch.setattr(paged_calls, "arch_of", lambda device: "sm_89")
     with (
         patch.object(paged_calls, "_kernel", side_effect=RuntimeError("few")),
@@ -107,6 +104,45 @@ def test_so_do_small_pages_an_e4m3_cache_and_other_gpus(
     ):
         paged_attention(**call(), scale=0.5)
     assert not any(map(is_prefill, launches))
+
+
+@pytest.mark.parametrize("dtype", [HALF, BF16], ids=str)
+@pytest.mark.parametrize("layout", ["NHD", "HND"])
+def test_an_e4m3_cache_has_kernels_of_its_own(launches: list[dict[str, Any]], dtype: Any, layout: str) -> None:
+    """Their factors are of the tensor, of heads, or of tokens, as those of the kernel for few queries."""
+    given = call(dtype, cache=E4M3, layout=layout)
+    if layout == "HND":
+        given |= {name: given[name].transpose(1, 2).contiguous() for name in ("k_cache", "v_cache")}
+    tokens = torch.ones(given["k_cache"].shape[:3])
+    paged_attention(**given)
+    paged_attention(**given, k_scale=torch.ones(1), v_scale=torch.ones(KV_HEADS))
+    paged_attention(**given, k_scale=tokens, v_scale=tokens.clone())
+    assert all(map(is_prefill, launches))
+    plain, of_heads, of_tokens = launches
+    assert (plain["k_scale"], plain["v_scale"], plain["scale_by_token"]) == (0, 0, 0)
+    assert (of_heads["k_scale_stride"], of_heads["v_scale_stride"], of_heads["scale_by_token"]) == (0, 1, 0)
+    strides = [of_tokens[f"scale_{axis}_stride"] for axis in ("page", "token", "head")]
+    by_heads = [SIZE * KV_HEADS, KV_HEADS, 1] if layout == "NHD" else [SIZE * KV_HEADS, 1, SIZE]
+    assert (of_tokens["scale_by_token"], strides) == (1, by_heads)
+    row = D // 16  # chunks
+    chunks = [plain[f"{name}_chunks"] for name in ("page", "token", "kv_head")]
+    assert chunks == [stride * row for stride in by_heads]
+
+
+def test_without_a_receipt_an_e4m3_cache_takes_the_kernel_for_few_queries(
+    launches: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(paged_calls, "verified_packs", lambda *kind, cache, **options: frozenset())
+    paged_attention(**call(cache=E4M3))
+    assert not is_prefill(launches[0])
+
+
+def test_factors_are_of_an_e4m3_cache(launches: list[dict[str, Any]]) -> None:
+    with pytest.raises(ArgumentError, match=r"^k_scale: is given, but the cache is fp16, which has no scale"):
+        paged_attention(**call(), k_scale=torch.ones(1))
+    with pytest.raises(ArgumentError, match=r"^v_scale: has shape and strides None"):
+        paged_attention(**call(cache=E4M3), k_scale=torch.ones(PAGES, SIZE, KV_HEADS))
+    assert not launches
 
 
 @pytest.mark.parametrize("sink", [None, torch.zeros(HEADS)], ids=["", "sink"])
@@ -209,7 +245,7 @@ def test_a_workspace_has_partial_results_at_its_end(launches: list[dict[str, Any
     """Where tiles are few. Otherwise the kernel takes counters of its scheduler alone."""
     given = call(q=torch.randn(tokens, HEADS, D).half(), sink=torch.zeros(HEADS), seq_lens=None, cu_seqlens_q=None)
     given["block_table"] = torch.zeros(1, 512, dtype=torch.int32)
-    kernel = paged_calls._prefill_kernel(None, "fp16", D, 4, sink=True, softcap=None)
+    kernel = paged_calls._prefill_kernel(None, "fp16", D, 4, cache="same", sink=True, softcap=None)
     with patch("runtime.kernels.paged_prefill.entered", lambda index: nullcontext()):
         size = kernel.workspace_bytes(torch.device("cpu"))
     assert size.partials == 2 * 132 * 2 * 128 * (D // 2 + 4) * 4
@@ -259,7 +295,7 @@ def test_a_workspace_of_any_call_serves_it(launches: list[dict[str, Any]]) -> No
     ],
 )
 def test_what_a_kernel_object_refuses(launches: list[dict[str, Any]], changes: dict[str, Any], message: str) -> None:
-    kernel = paged_calls._prefill_kernel(None, "fp16", D, 1, sink=False, softcap=None)
+    kernel = paged_calls._prefill_kernel(None, "fp16", D, 1, cache="same", sink=False, softcap=None)
     given = call() | changes
     positional = [given.pop(name) for name in ("q", "k_cache", "v_cache")]
     del given["pattern"]
@@ -278,7 +314,7 @@ def test_what_a_kernel_object_refuses(launches: list[dict[str, Any]], changes: d
     ],
 )
 def test_what_a_kernel_of_packs_refuses(launches: list[dict[str, Any]], changes: dict[str, Any], message: str) -> None:
-    kernel = paged_calls._prefill_kernel(None, "fp16", D, 8, sink=True, softcap=None)
+    kernel = paged_calls._prefill_kernel(None, "fp16", D, 8, cache="same", sink=True, softcap=None)
     given = call() | changes
     positional = [given.pop(name) for name in ("q", "k_cache", "v_cache")]
     del given["pattern"]
@@ -297,6 +333,10 @@ FIELDS = {"op": "attention", "arch": "sm_90a", "dtype": "fp16", "head_dim": 64, 
         ({"pattern": {"kind": "sink_window", "left": 9, "right": 0, "sink": 1}}, r"^pattern: .* layout paged"),
         ({"arch": "sm_89"}, r"^arch: is sm_89, which is not written for layout paged; allowed: sm_90a"),
         ({"dtype": "e4m3"}, r"^dtype: is e4m3, which is not written for layout paged"),
+        ({"cache": "e4m3", "layout": "varlen"}, r"^cache: is e4m3; layout varlen does not support it: leave it out"),
+        ({"cache": "e4m3", "head_dim": 256}, r"^head_dim: is 256; allowed with cache e4m3: 64, 128"),
+        ({"cache": "e4m3", "softcap": 9.0}, r"^softcap: is 9.0; not supported with cache e4m3"),
+        ({"cache": "e4m3", "tile": {"m": 192, "n": 64}}, r"^tile.m: is 192; allowed with cache e4m3: 128"),
         ({"layout": "varlen", "pack_gqa": 2}, r"^pack_gqa: is not written for layout varlen"),
     ],
 )
@@ -314,8 +354,13 @@ def test_gradients_have_no_pages() -> None:
 def test_shipped_kernels_serve_all_head_sizes_and_types() -> None:
     every: list[Any] = [each.spec for each in shipped_specs() if each.spec.op == "attention"]
     specs = [spec for spec in every if spec.layout == "paged"]
-    found = {(spec.head_dim, spec.pack_gqa, spec.sink, spec.softcap, spec.dtype) for spec in specs}
-    assert found == {(*kind, dtype) for kind, dtypes in PREFILL_KERNELS.items() for dtype in dtypes}
+    found = {(spec.cache, spec.head_dim, spec.pack_gqa, spec.sink, spec.softcap, spec.dtype) for spec in specs}
+    assert found == {
+        (cache, *kind, dtype)
+        for cache, kernels in PREFILL_KERNELS_OF.items()
+        for kind, dtypes in kernels.items()
+        for dtype in dtypes
+    }
 
 
 def test_calls_take_only_kernels_with_a_receipt(monkeypatch: pytest.MonkeyPatch) -> None:

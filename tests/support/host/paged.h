@@ -1,6 +1,7 @@
 // What kernels of attention over pages need beside threads.h, instructions.h and votes.h. Loads from device memory must
 // lie in a tensor of the call.
 #include "bytes.h"
+#include "e4m3_cache.h"
 #include "votes.h"
 
 #define __noinline__
@@ -20,24 +21,6 @@ inline unsigned __byte_perm(unsigned x, unsigned y, unsigned selector) {
   return found;
 }
 inline int atomic_add_acq_rel(int* to, int x) { return std::exchange(*to, *to + x); }
-inline unsigned short half_of(float x) {
-  const _Float16 half = x;
-  unsigned short bits;
-  std::memcpy(&bits, &half, 2);
-  return bits;
-}
-inline unsigned widen_pair(unsigned short codes) {
-  return static_cast<unsigned>(half_of(known_byte(codes >> 8, false))) << 16 | half_of(known_byte(codes & 0xFF, false));
-}
-// Of e4m3 caches with queries in bf16, whose products are in fp16.
-inline float widen(unsigned short bits) { return __uint_as_float(static_cast<unsigned>(bits) << 16); }
-inline unsigned pack_out(float low, float high) {
-  unsigned words[2];
-  std::memcpy(&words[0], &low, 4);
-  std::memcpy(&words[1], &high, 4);
-  for (unsigned& word : words) word = (word + 0x7FFF + (word >> 16 & 1)) >> 16;
-  return words[1] << 16 | words[0];
-}
 inline void check_load(const void* at, std::size_t bytes) {
   const char* from = static_cast<const char*>(at);
   const bool known = std::any_of(readable.begin(), readable.end(),

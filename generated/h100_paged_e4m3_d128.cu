@@ -3,7 +3,7 @@
 //     codegen render specs/h100_paged_e4m3_d128.yaml
 // spec: {"arch":"sm_90a","cache":"e4m3","copy":"cp_async","dtype":"fp16","head_dim":128,"mma":"mma","op":"paged_attention","schedule":"multistage","stages":2,"tile":{"m":16,"n":128}}
 // spec hash: d9e55f1d18c8819bded0fc7552b5906dd30512e94a5f7dcd32dea92b85702176
-// seal: sha256 4e6fe4bdaf477193520b97d33a4444c8c216383d29a5fc4939a3a5cab7934c58
+// seal: sha256 f01b7237a980e3e85366c520801c49c06bfc3d9134b78a3e65f839e93c1ae2b9
 
 // Attention of a few queries over K and V in pages, by mma.sync: decoding. Keys of one request are split over thread
 // blocks.
@@ -309,9 +309,9 @@ __device__ __forceinline__ int owner(const Range& range, int unit) {
 }
 
 // Divides the units of a launch between its thread blocks. If tiles have the same length, `tile_units`, thread blocks
-// that begin and end with tiles store fewer parts: each has whole tiles, or a tile has several thread blocks of its own.
-// This leaves some thread blocks without work, one in 16 at most. Short launches keep one piece: they would take longer
-// to divide than they gain.
+// that begin and end with tiles store fewer parts: each has whole tiles, or a tile has several thread blocks of its own. This
+// leaves some thread blocks without work, one in 16 at most. Short launches keep one piece: they would take longer to
+// divide than they gain.
 __device__ __forceinline__ void divide(Range& range, int tile_units) {
   const int blocks = max(1, min(static_cast<int>(gridDim.x), (range.total + kLeastSteps - 1) / kLeastSteps));
   range.blocks = range.sharers = blocks;

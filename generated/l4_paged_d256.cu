@@ -3,7 +3,7 @@
 //     codegen render specs/l4_paged_d256.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":256,"mma":"mma","op":"paged_attention","schedule":"multistage","stages":2,"tile":{"m":16,"n":32}}
 // spec hash: c9a9b41c413bc9bde9be880fb99b62f10c20880bdc59bd01e463e6111a290e35
-// seal: sha256 95154aa0f14faa9c83b0faf7d36e104023e558b9f2508d03b2999d31bc22f508
+// seal: sha256 52a0bd8a4ea97f05a622b511b09a4bd67e7c71878e251bbaef2935224ea001d3
 
 // Attention of a few queries over K and V in pages, by mma.sync: decoding. Keys of one request are split over thread
 // blocks.
@@ -285,9 +285,9 @@ __device__ __forceinline__ int owner(const Range& range, int unit) {
 }
 
 // Divides the units of a launch between its thread blocks. If tiles have the same length, `tile_units`, thread blocks
-// that begin and end with tiles store fewer parts: each has whole tiles, or a tile has several thread blocks of its own.
-// This leaves some thread blocks without work, one in 16 at most. Short launches keep one piece: they would take longer
-// to divide than they gain.
+// that begin and end with tiles store fewer parts: each has whole tiles, or a tile has several thread blocks of its own. This
+// leaves some thread blocks without work, one in 16 at most. Short launches keep one piece: they would take longer to
+// divide than they gain.
 __device__ __forceinline__ void divide(Range& range, int tile_units) {
   const int blocks = max(1, min(static_cast<int>(gridDim.x), (range.total + kLeastSteps - 1) / kLeastSteps));
   range.blocks = range.sharers = blocks;

@@ -3,7 +3,7 @@
 //     codegen render specs/l4_paged_e4m3_d256.yaml
 // spec: {"arch":"sm_89","cache":"e4m3","copy":"cp_async","dtype":"fp16","head_dim":256,"mma":"mma","op":"paged_attention","schedule":"multistage","stages":2,"tile":{"m":16,"n":64}}
 // spec hash: b28ddc88466799be42f0eaddcebc4b9ccfa5c4f957f33d6215ab27dd459e6d32
-// seal: sha256 189eae106890dab3ba1977109cc291448ef778c16160b3c5c3aaea271800dca7
+// seal: sha256 8a34adb0d211f4df7b4cb20ab1a5fca4c1b7c2c6ac170f61b97ec171753850bf
 
 // Attention of a few queries over K and V in pages, by mma.sync: decoding. Keys of one request are split over thread
 // blocks.
@@ -309,9 +309,9 @@ __device__ __forceinline__ int owner(const Range& range, int unit) {
 }
 
 // Divides the units of a launch between its thread blocks. If tiles have the same length, `tile_units`, thread blocks
-// that begin and end with tiles store fewer parts: each has whole tiles, or a tile has several thread blocks of its own.
-// This leaves some thread blocks without work, one in 16 at most. Short launches keep one piece: they would take longer
-// to divide than they gain.
+// that begin and end with tiles store fewer parts: each has whole tiles, or a tile has several thread blocks of its own. This
+// leaves some thread blocks without work, one in 16 at most. Short launches keep one piece: they would take longer to
+// divide than they gain.
 __device__ __forceinline__ void divide(Range& range, int tile_units) {
   const int blocks = max(1, min(static_cast<int>(gridDim.x), (range.total + kLeastSteps - 1) / kLeastSteps));
   range.blocks = range.sharers = blocks;

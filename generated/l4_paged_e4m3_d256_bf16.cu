@@ -3,7 +3,7 @@
 //     codegen render specs/l4_paged_e4m3_d256_bf16.yaml
 // spec: {"arch":"sm_89","cache":"e4m3","copy":"cp_async","dtype":"bf16","head_dim":256,"mma":"mma","op":"paged_attention","schedule":"multistage","stages":2,"tile":{"m":16,"n":64}}
 // spec hash: d927104e84af0c802e7d95242f9ef9c7456ddd360f07333d678f1ef77be2168e
-// seal: sha256 ddcaae4a5b9ba627833d8a8d78fd72d0c69fb8aa175ca10a0d9c88716c18218e
+// seal: sha256 c0530a35600018d75300ba7759a5e22c57cecdb6149827355705a30af68dca80
 
 // Attention of a few queries over K and V in pages, by mma.sync: decoding. Keys of one request are split over thread
 // blocks.
@@ -321,9 +321,9 @@ __device__ __forceinline__ int owner(const Range& range, int unit) {
 }
 
 // Divides the units of a launch between its thread blocks. If tiles have the same length, `tile_units`, thread blocks
-// that begin and end with tiles store fewer parts: each has whole tiles, or a tile has several thread blocks of its own.
-// This leaves some thread blocks without work, one in 16 at most. Short launches keep one piece: they would take longer
-// to divide than they gain.
+// that begin and end with tiles store fewer parts: each has whole tiles, or a tile has several thread blocks of its own. This
+// leaves some thread blocks without work, one in 16 at most. Short launches keep one piece: they would take longer to
+// divide than they gain.
 __device__ __forceinline__ void divide(Range& range, int tile_units) {
   const int blocks = max(1, min(static_cast<int>(gridDim.x), (range.total + kLeastSteps - 1) / kLeastSteps));
   range.blocks = range.sharers = blocks;

@@ -36,6 +36,31 @@ KERNELS: dict[str, dict[str, Any]] = {
     "dense, heads of 96": {"dtype": "fp16", "head_dim": 96, "pattern": {"kind": "dense"}},
     "dense, any order": {"dtype": "fp16", "head_dim": 128, "pattern": {"kind": "dense"}, "deterministic": False},
 }
+LISTS: dict[str, dict[str, Any]] = {
+    "top k": {"dtype": "bf16", "head_dim": 128, "pattern": {"kind": "topk", "block": {"q": 128, "kv": 128}}},
+    "top 3, heads of 64": {
+        "dtype": "fp16",
+        "head_dim": 64,
+        "pattern": {"kind": "topk", "k": 3, "block": {"q": 128, "kv": 128}},
+        "kv_lengths": True,
+    },
+    "causal, softcap": {
+        "dtype": "fp16",
+        "head_dim": 128,
+        "pattern": {"kind": "block_lists", "block": {"q": 128, "kv": 128}, "mask": "causal"},
+        "softcap": 20.0,
+    },
+    "bits": {
+        "dtype": "bf16",
+        "head_dim": 64,
+        "pattern": {"kind": "block_lists", "block": {"q": 64, "kv": 128}, "mask": "bits"},
+        "tile": {"m": 64, "n": 128},
+    },
+}
+CASES_OF_LISTS = (
+    Case("grouped_heads", heads=2, kv_heads=1, q_len=150, kv_len=397, lists="padded", counts="mixed"),
+    Case("repeated", heads=1, kv_heads=1, q_len=270, kv_len=130, lists="repeated", counts="edges", layout="bshd"),
+)
 
 
 @pytest.fixture(autouse=True)
@@ -51,6 +76,20 @@ def test_gradients_are_those_of_the_definition(name: str, recorded: Callable[...
     recorded(generate(named).source, repr(CASES))
     kernel = host_gradients.HostKernel(named, tmp_path)
     for order, (case, late) in enumerate(product(CASES, (True, False))):
+        kernel.host.late, kernel.host.order = late, order
+        outcome = verified.run_case(kernel, case, CPU)
+        assert outcome.passed, outcome
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_gradients_of_lists_are_those_of_the_definition(
+    name: str, recorded: Callable[..., None], tmp_path: Path
+) -> None:
+    fields = {"op": "attention_backward", "arch": "sm_90a", "gradients": "dq_dkdv", **LISTS[name]}
+    named = find_spec(fields)
+    recorded(generate(named).source, repr(CASES_OF_LISTS))
+    kernel = host_gradients.HostKernel(named, tmp_path)
+    for order, (case, late) in enumerate(product(CASES_OF_LISTS, (True, False))):
         kernel.host.late, kernel.host.order = late, order
         outcome = verified.run_case(kernel, case, CPU)
         assert outcome.passed, outcome

@@ -141,6 +141,7 @@ def _check(spec: AttentionBackwardSpec) -> None:
     reason = "is set; dQ of lists is summed in fixed point, which needs a bound of dS; use gradients: dq and dkdv"
     require(spec.score is None or not fixed_point, "score", reason)
     d = spec.head_dim
+    require(not fixed_point or d % 64 == 0, "head_dim", f"is {d}; allowed with lists: 64, 128; use dq, dkdv")
     require(d in HEAD_DIMS, "head_dim", f"is {d}; allowed with gradients dq_dkdv: {_SIZES} (registers); use dq, dkdv")
     check_tile(spec, (WIDTH,))
     check_blocks(spec)
@@ -320,11 +321,13 @@ def _in_fixed_point(args: LaunchArgs, shape: AttentionShape, dq_accum: dict[str,
     rows = shape.batch * shape.heads * args.numbers["padded_q_len"]
     tiles = shape.batch * shape.kv_heads * args.numbers["key_tiles"]
     query_blocks = shape.batch * shape.heads * args.numbers["query_blocks"]
+    of_rows = {"norms": rows * NORM_BYTES, "beyond": rows}
+    largest = {"tile_largest": tiles * LARGEST_BYTES, "largest": query_blocks * LARGEST_BYTES}
     return replace(
         args,
         numbers={**args.numbers, "bound_blocks": args.prologue_grid},
         counters={"bounded_tiles": shape.batch * shape.kv_heads},
-        scratch={**args.scratch, "norms": rows * NORM_BYTES, "tile_largest": tiles * LARGEST_BYTES},
+        scratch={**args.scratch, **of_rows, **largest},
         prologue_grid=args.prologue_grid + tiles,
-        sums={**dq_accum, "beyond": rows, "largest": query_blocks * LARGEST_BYTES},
+        sums=dq_accum,
     )

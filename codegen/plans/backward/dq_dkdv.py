@@ -1,5 +1,7 @@
-"""Plan of all gradients of attention on sm_90a, by key tiles: five products; dQ is summed in turns, in fixed point or in
-any order."""
+"""Plan of all gradients of attention on sm_90a, by key tiles, in five products.
+
+Parts of dQ are added in turns, in fixed point, or in any order.
+"""
 
 from __future__ import annotations
 
@@ -257,7 +259,11 @@ def _constants(
         Constant("kDqColumnParts", groups, "parts of 64 columns of dQ, indexed by warpgroup"),
         Constant("kDqQueries", _dq_queries(spec), "queries of a warpgroup's part of dQ"),
         Constant("kDqBytes", m * spec.head_dim * 4, "bytes of a step's dQ, 4 of each element"),
-        *((Constant("kNormsBytes", m * NORM_BYTES, "bytes of the norms of a step"),) if sums_in_fixed_point(spec) else ()),
+        *(
+            (Constant("kNormsBytes", m * NORM_BYTES, "bytes of the norms of a step"),)
+            if sums_in_fixed_point(spec)
+            else ()
+        ),
         *_part_constants(spec, columns),
         Constant("kConvertThreads", CONVERT_THREADS, "threads per block of the epilogue"),
         *walk_constants(spec),

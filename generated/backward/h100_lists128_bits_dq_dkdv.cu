@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_lists128_bits_dq_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq_dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"bits"},"schedule":"cooperative","stages":2,"tile":{"m":64,"n":128}}
 // spec hash: 295db2b46486ebd389e53374e544df87fbe95ff3ff7301be57de84cad530b4c7
-// seal: sha256 f9e7c487b90164f4eb8606964d5a7ae286b22e3878d44aae47c3bb19b28efe21
+// seal: sha256 849955144284815d5ee68bce19b19b90358e487de483cae4029ae65d27037b1c
 
 // Attention backward for sm_90a, gradients of Q, K and V
 // over the listed key blocks of the pattern:
@@ -67,7 +67,7 @@ constexpr int kDsBytes = 16384;  // bytes of dS of a step
 constexpr int kStatsBytes = 512;  // bytes of the statistics of a step
 constexpr int kDqColumnParts = 2;  // parts of 64 columns of dQ, indexed by warpgroup
 constexpr int kDqQueries = 64;  // queries of a warpgroup's part of dQ
-constexpr int kDqBytes = 32768;  // bytes of a step's dQ, 4 of each element
+constexpr int kDqBytes = 32768;  // bytes of a step's dQ, in s32
 constexpr int kNormsBytes = 256;  // bytes of the norms of a step
 constexpr int kConvertThreads = 256;  // threads per block of the epilogue
 constexpr int kPrologueThreads = 1024;  // threads per block of the prologue

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_lists128_causal_dq_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq_dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":64,"n":128}}
 // spec hash: 9063ddb2edd6bfb9e7602dee1160f6dbcf09ae688746ff0e9f8b98583940a445
-// seal: sha256 2a65972765bac18f21895944aac18dc305bd96aebe9b81a3a4a1485464d24be4
+// seal: sha256 548fe2e763e398d29c2d67b252d17901078a5a52ad1634563927fd4e987cc85f
 
 // Attention backward for sm_90a, gradients of Q, K and V
 // over the listed key blocks of the pattern:
@@ -67,7 +67,7 @@ constexpr int kDsBytes = 16384;  // bytes of dS of a step
 constexpr int kStatsBytes = 512;  // bytes of the statistics of a step
 constexpr int kDqColumnParts = 2;  // parts of 64 columns of dQ, indexed by warpgroup
 constexpr int kDqQueries = 64;  // queries of a warpgroup's part of dQ
-constexpr int kDqBytes = 32768;  // bytes of a step's dQ, 4 of each element
+constexpr int kDqBytes = 32768;  // bytes of a step's dQ, in s32
 constexpr int kNormsBytes = 256;  // bytes of the norms of a step
 constexpr int kConvertThreads = 256;  // threads per block of the epilogue
 constexpr int kPrologueThreads = 1024;  // threads per block of the prologue

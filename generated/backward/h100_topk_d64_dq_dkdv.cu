@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_topk_d64_dq_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq_dkdv","head_dim":64,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"k":null,"kind":"topk"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 9704d5f1590a3544a554f27a5a230b17d5a996b7c1b3638d9d81f80c25ce6bb8
-// seal: sha256 d9af7f08098a370a61b1b09533545f6e0523535a391714f89371fe623dfaea45
+// seal: sha256 abb06b5974662475ab2539ecf00f237427943dc72a7ccaeab77eb9f5d755cc8b
 
 // Attention backward for sm_90a, gradients of Q, K and V
 // over the listed key blocks of the pattern:
@@ -67,7 +67,7 @@ constexpr int kDsBytes = 32768;  // bytes of dS of a step
 constexpr int kStatsBytes = 1024;  // bytes of the statistics of a step
 constexpr int kDqColumnParts = 1;  // parts of 64 columns of dQ, indexed by warpgroup
 constexpr int kDqQueries = 64;  // queries of a warpgroup's part of dQ
-constexpr int kDqBytes = 32768;  // bytes of a step's dQ, 4 of each element
+constexpr int kDqBytes = 32768;  // bytes of a step's dQ, in s32
 constexpr int kNormsBytes = 512;  // bytes of the norms of a step
 constexpr int kConvertThreads = 256;  // threads per block of the epilogue
 constexpr int kPrologueThreads = 1024;  // threads per block of the prologue

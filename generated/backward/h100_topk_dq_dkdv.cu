@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_topk_dq_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq_dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"k":null,"kind":"topk"},"schedule":"cooperative","stages":2,"tile":{"m":64,"n":128}}
 // spec hash: 3887da05ee5bdf25dc64160296d2bf9adba9929143c843a480fc13c68b6fd07d
-// seal: sha256 788222fd6cd3c90baff52ba2657b6660f33af64c93b5e8a927aa9da622be508b
+// seal: sha256 04a335891abecf05058bec7132433c53335004edd52a47850736b198765c944b
 
 // Attention backward for sm_90a, gradients of Q, K and V
 // over the listed key blocks of the pattern:
@@ -67,7 +67,7 @@ constexpr int kDsBytes = 16384;  // bytes of dS of a step
 constexpr int kStatsBytes = 512;  // bytes of the statistics of a step
 constexpr int kDqColumnParts = 2;  // parts of 64 columns of dQ, indexed by warpgroup
 constexpr int kDqQueries = 64;  // queries of a warpgroup's part of dQ
-constexpr int kDqBytes = 32768;  // bytes of a step's dQ, 4 of each element
+constexpr int kDqBytes = 32768;  // bytes of a step's dQ, in s32
 constexpr int kNormsBytes = 256;  // bytes of the norms of a step
 constexpr int kConvertThreads = 256;  // threads per block of the epilogue
 constexpr int kPrologueThreads = 1024;  // threads per block of the prologue

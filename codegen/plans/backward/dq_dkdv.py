@@ -240,7 +240,7 @@ def _constants(
     spec: AttentionBackwardSpec, groups: int, columns: int, *, producer: int, consumer: int
 ) -> tuple[Constant, ...]:
     """Constants of the source."""
-    m, n = spec.tile.m, spec.tile.n
+    m, n, fixed_point = spec.tile.m, spec.tile.n, sums_in_fixed_point(spec)
     return (
         *size_constants(spec),
         Constant("kConsumerWarpgroups", 2, "warpgroups that compute, 64 keys each"),
@@ -258,12 +258,8 @@ def _constants(
         Constant("kStatsBytes", m * STATS_BYTES, "bytes of the statistics of a step"),
         Constant("kDqColumnParts", groups, "parts of 64 columns of dQ, indexed by warpgroup"),
         Constant("kDqQueries", _dq_queries(spec), "queries of a warpgroup's part of dQ"),
-        Constant("kDqBytes", m * spec.head_dim * 4, "bytes of a step's dQ, 4 of each element"),
-        *(
-            (Constant("kNormsBytes", m * NORM_BYTES, "bytes of the norms of a step"),)
-            if sums_in_fixed_point(spec)
-            else ()
-        ),
+        Constant("kDqBytes", m * spec.head_dim * 4, f"bytes of a step's dQ, in {'s32' if fixed_point else 'fp32'}"),
+        *((Constant("kNormsBytes", m * NORM_BYTES, "bytes of the norms of a step"),) if fixed_point else ()),
         *_part_constants(spec, columns),
         Constant("kConvertThreads", CONVERT_THREADS, "threads per block of the epilogue"),
         *walk_constants(spec),

@@ -48,7 +48,8 @@ def for_the_host(source: str) -> str:
     """A source whose pieces of assembly that are no function of their own are C++."""
     widened = "found.x = widened(pair); found.y = widened(pair >> 16);\n"
     source = re.sub(r'  asm\("\{\\n".*?: "r"\(pair\)\);\n', widened, source, flags=re.DOTALL)
-    return re.sub(r"  __shared__ __align__\(16\) unsigned short", "  static unsigned short", source)
+    source = re.sub(r"  __shared__ __align__\(16\) unsigned short", "  static unsigned short", source)
+    return source.replace("  __shared__ int sums", "  static int sums")
 
 
 class HostLoaded(host_launch.HostLoaded):

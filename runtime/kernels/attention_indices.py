@@ -55,7 +55,9 @@ class IndexArguments:
             tensor = given.get(spec.name)
             if tensor is None and not spec.optional and not spec.alone:
                 how = "; prepare(kv_indices, kv_len) finds it" if spec.name == "query_order" else ""
-                raise ArgumentError(spec.name, f"is missing: int32 ({shape_words(self._expected(spec, q, sequences))}){how}")
+                raise ArgumentError(
+                    spec.name, f"is missing: int32 ({shape_words(self._expected(spec, q, sequences))}){how}"
+                )
             values |= self._describe(spec, tensor, q, sequences)
         return values
 
@@ -105,9 +107,7 @@ class IndexArguments:
             raise ArgumentError("cu_seqlens_k", f"has {of_k} entries, cu_seqlens_q has {of_q}: pass as many")
         return of_q - 1
 
-    def _expected(
-        self, spec: IndexTensor, q: torch.Tensor, sequences: int
-    ) -> list[tuple[str, tuple[int, ...] | None]]:
+    def _expected(self, spec: IndexTensor, q: torch.Tensor, sequences: int) -> list[tuple[str, tuple[int, ...] | None]]:
         sizes: dict[str | int, tuple[int, ...] | None] = {
             "batch": tuple(sorted({1, q.shape[0]})),
             "heads": tuple(sorted({1, q.shape[1] // self.spec.pack_gqa})),

@@ -124,11 +124,9 @@ def lists_of(
     return tuple(None if t is None else t[:, :, rows] for t in inputs.lists)
 
 
-def _weights(
-    spec: AttentionSpec, case: VarlenCase, inputs: VarlenInputs, number: int, rows: slice, kv_len: int
-) -> torch.Tensor:
+def _weights(spec: AttentionSpec, case: VarlenCase, inputs: VarlenInputs, number: int, rows: slice) -> torch.Tensor:
     """How often each pair of a sequence counts, (heads, q_len, kv_len)."""
-    q_len = rows.stop - rows.start
+    q_len, kv_len = case.q_lens[number], case.kv_lens[number]
     if not q_len or not kv_len:
         return torch.zeros((case.heads, q_len, kv_len), dtype=torch.float64, device=inputs.q.device)
     alone = Case(case.name, heads=case.heads, kv_heads=case.kv_heads, q_len=q_len, kv_len=kv_len)
@@ -159,7 +157,7 @@ def oracle(
         q_at, kv_at = rows.stop, keys.stop
         q = inputs.q[0, :, rows]
         k, v = (t[0, :, keys].repeat_interleave(group, 0) for t in (inputs.k, inputs.v))
-        weight = _weights(spec, case, inputs, number, rows, kv_len)
+        weight = _weights(spec, case, inputs, number, rows)
         scores = q.double() @ k.double().transpose(1, 2) * scale
         if spec.softcap is not None:
             scores = spec.softcap * torch.tanh(scores / spec.softcap)

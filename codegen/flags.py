@@ -539,7 +539,8 @@ class AttentionBackwardFlags(AttentionBackwardPatternFlags):
     """Template parameters of the kernels of dQ, dK and dV.
 
     Attributes:
-        divides_key_blocks: whether several tiles share the list of a key block.
+        divides_key_blocks: whether key blocks are counted apart from tiles: several tiles share a block, or sequences
+            are packed.
         several_lists: whether partial and full blocks have separate lists, with counts.
     """
 

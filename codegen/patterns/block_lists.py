@@ -47,6 +47,7 @@ class BlockLists(PatternBase):
     """
 
     lists: ClassVar[int] = 2
+    packs_sequences: ClassVar[bool] = True
     queries: ClassVar[str | None] = "listed"
     kind: Literal["block_lists"]
     block: Block = Field(description="shape of a block")

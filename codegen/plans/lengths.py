@@ -64,6 +64,8 @@ def check_layout(spec: AttentionSpec | AttentionBackwardSpec) -> None:
     require(not spec.is_fp8, "dtype", f"is {spec.dtype}, which {has}; allowed: fp16, bf16")
     packing = ", ".join(name for name, pattern in PATTERNS.items() if pattern.packs_sequences)
     require(spec.pattern.packs_sequences, "pattern.kind", f"is {spec.pattern.kind}, which {has}; allowed: {packing}")
+    if spec.pattern.fixed_block is not None:
+        _check_lists(spec)
     fields = type(spec).model_fields
     if isinstance(spec, AttentionBackwardSpec):
         require(spec.gradients != "daux", "gradients", f"is daux, which {has}; allowed: dq, dkdv, dq_dkdv")
@@ -72,6 +74,15 @@ def check_layout(spec: AttentionSpec | AttentionBackwardSpec) -> None:
         require(name not in fields or getattr(spec, name) == fields[name].default, name, f"{has}; leave it out")
     if spec.layout == "paged":
         _check_paged(spec)
+
+
+def _check_lists(spec: AttentionSpec | AttentionBackwardSpec) -> None:
+    """Refuse lists that kernels of packed sequences are not written for."""
+    has = f"is not written for layout {spec.layout}"
+    require(spec.layout == "varlen", "pattern.kind", f"is {spec.pattern.kind}, which {has}; allowed: sink_window")
+    require(ARCHS[spec.arch].has_wgmma, "arch", f"is {spec.arch}; lists in packed sequences are for: sm_90a")
+    plain = not spec.pattern.masks_by_bits and spec.pattern.expression is None
+    require(plain, "pattern.mask", f"{has}; allowed: none, causal")
 
 
 def _check_paged(spec: AttentionSpec | AttentionBackwardSpec) -> None:
@@ -118,12 +129,15 @@ def tiles_of(tokens: int, sequences: int, rows: int) -> int:
     return tokens // rows + sequences + GAPS if sequences else -(-tokens // rows)
 
 
-def query_tiles(shape: AttentionShape, tile_queries: int) -> int:
-    """Tiles of a head.
+def blocks_of(tokens: int, sequences: int, rows: int) -> int:
+    """Blocks of ``rows`` tokens of a head.
 
-    Sequence i of a packed batch has the tiles from cu_seqlens_q[i] / tile_queries + i on, so that a kernel finds the
-    sequence of a tile by a search in cu_seqlens_q. Up to one tile of a sequence has no query.
+    Sequence i of a packed batch has the blocks from cu_seqlens[i] / rows + i on, so that a kernel finds the sequence of
+    a block by a search in cu_seqlens. Up to one block of a sequence has no token.
     """
-    if shape.sequences:
-        return shape.q_len // tile_queries + shape.sequences
-    return -(-shape.q_len // tile_queries)
+    return tokens // rows + sequences if sequences else -(-tokens // rows)
+
+
+def query_tiles(shape: AttentionShape, tile_queries: int) -> int:
+    """Tiles of a head."""
+    return blocks_of(shape.q_len, shape.sequences, tile_queries)

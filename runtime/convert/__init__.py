@@ -13,6 +13,7 @@ from runtime.convert.cudnn import Q2K, from_q2k, to_q2k
 from runtime.convert.flex import from_block_mask, to_block_mask
 from runtime.convert.key_masks import from_key_mask, kv_lengths_from_mask, mask_from_kv_lengths
 from runtime.convert.maps import from_bool_blocks, to_bool_blocks
+from runtime.convert.packed_lists import from_sequence_lists, packed_list_rows
 from runtime.convert.paged import (
     PagedCache,
     PageTable,
@@ -46,6 +47,7 @@ __all__ = [
     "from_page_csr",
     "from_q2k",
     "from_qsa_lists",
+    "from_sequence_lists",
     "from_slots",
     "from_stacked_cache",
     "from_token_lists",
@@ -53,6 +55,7 @@ __all__ = [
     "from_token_requests",
     "kv_lengths_from_mask",
     "mask_from_kv_lengths",
+    "packed_list_rows",
     "to_block_mask",
     "to_bool_blocks",
     "to_csr",

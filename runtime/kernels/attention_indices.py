@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from codegen.patterns import IndexTensor
+from codegen.plans.lengths import blocks_of
 from codegen.spec import AttentionSpec
 from runtime.checks import check_dense
 from runtime.errors import ArgumentError
@@ -49,15 +50,18 @@ class IndexArguments:
         if len({given.get(name) is None for name in optional}) > 1:
             raise ArgumentError(" and ".join(optional), "belong together: pass both or neither")
         values: dict[str, int | float] = {}
+        sequences = self._sequences_of(given)
         for spec in self._indices:
             tensor = given.get(spec.name)
             if tensor is None and not spec.optional and not spec.alone:
                 how = "; prepare(kv_indices, kv_len) finds it" if spec.name == "query_order" else ""
-                raise ArgumentError(spec.name, f"is missing: int32 ({shape_words(self._expected(spec, q))}){how}")
-            values |= self._describe(spec, tensor, q)
+                raise ArgumentError(
+                    spec.name, f"is missing: int32 ({shape_words(self._expected(spec, q, sequences))}){how}"
+                )
+            values |= self._describe(spec, tensor, q, sequences)
         return values
 
-    def _describe(self, spec: IndexTensor, tensor: Any, q: torch.Tensor) -> dict[str, int | float]:
+    def _describe(self, spec: IndexTensor, tensor: Any, q: torch.Tensor, sequences: int) -> dict[str, int | float]:
         names = [f"{spec.name}_{axis}_stride" for axis in spec.strided_axes]
         length = {f"{spec.name}_length": 0} if "any" in spec.dims else {}
         if tensor is None:
@@ -67,7 +71,7 @@ class IndexArguments:
             raise ArgumentError(spec.name, f"is on {tensor.device}, q is on {q.device}")
         if tensor.dtype != torch.int32:
             raise ArgumentError(spec.name, f"is {tensor.dtype}, expected torch.int32")
-        check_shape(spec.name, tensor.shape, self._expected(spec, q))
+        check_shape(spec.name, tensor.shape, self._expected(spec, q, sequences))
         if len(spec.dims) >= 4:
             if tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
                 raise ArgumentError(spec.name, f"has stride {tensor.stride(-1)} in its last dimension, expected 1")
@@ -103,11 +107,11 @@ class IndexArguments:
             raise ArgumentError("cu_seqlens_k", f"has {of_k} entries, cu_seqlens_q has {of_q}: pass as many")
         return of_q - 1
 
-    def _expected(self, spec: IndexTensor, q: torch.Tensor) -> list[tuple[str, tuple[int, ...] | None]]:
+    def _expected(self, spec: IndexTensor, q: torch.Tensor, sequences: int) -> list[tuple[str, tuple[int, ...] | None]]:
         sizes: dict[str | int, tuple[int, ...] | None] = {
             "batch": tuple(sorted({1, q.shape[0]})),
             "heads": tuple(sorted({1, q.shape[1] // self.spec.pack_gqa})),
-            "query_blocks": (self._query_blocks(q),),
+            "query_blocks": (self._query_blocks(q, sequences),),
             "any": None,
             "bounds": None,
         }
@@ -117,16 +121,21 @@ class IndexArguments:
         fixed = "words" if spec.of_entries else "k"
         return [(fixed, (dim,)) if isinstance(dim, int) else (labels.get(dim, dim), sizes[dim]) for dim in spec.dims]
 
-    def _query_blocks(self, q: torch.Tensor) -> int:
+    def _sequences_of(self, given: dict[str, Any]) -> int:
+        """Packed sequences by the shape of their bounds, which may not be checked yet; 0 where there are none."""
+        bounds = given.get("cu_seqlens_q") if self.spec.layout == "varlen" else None
+        return max(0, bounds.shape[0] - 1) if isinstance(bounds, torch.Tensor) and bounds.dim() == 1 else 0
+
+    def _query_blocks(self, q: torch.Tensor, sequences: int) -> int:
         block = self.spec.pattern.fixed_block
-        return 0 if block is None else -(-q.shape[2] // block.q)
+        return 0 if block is None else blocks_of(q.shape[2], sequences, block.q)
 
     def _limit(self, spec: IndexTensor, q: torch.Tensor, k: torch.Tensor, given: dict[str, torch.Tensor]) -> int:
         """Exclusive upper bound of the values of an index tensor, one of those ``given``."""
         if spec.upper == "kv_len":
             return int(k.shape[2]) + 1
         if spec.upper == "query_blocks":
-            return self._query_blocks(q)
+            return self._query_blocks(q, self._sequences_of(given))
         if spec.upper == "key_blocks":
             block = self.spec.pattern.fixed_block
             assert block is not None

@@ -10,6 +10,7 @@ import torch
 
 from codegen.library import NamedSpec
 from codegen.provenance import Provenance
+from codegen.scored_pattern import scored_pattern
 from codegen.select import Choice, choose
 from codegen.select.paged import decode_fields, prefill_fields
 from codegen.select.shipped import Verified
@@ -21,12 +22,13 @@ from runtime.ops.attention_choice import arch_of
 from runtime.ops.attention_extras import Extras, check_softcap
 from runtime.ops.attention_gradients import check_gradients, gradient_choice
 from runtime.ops.explain import check_arch
+from runtime.ops.packed_lists import check_lists, packed_pattern
 from runtime.ops.paged import LAYOUTS
 from runtime.ops.paged_calls import by_key_blocks, paged_call, window_of
 from runtime.ops.paged_calls import check_operands as check_paged_operands
 from runtime.ops.varlen_calls import Bounds, check_bounds, check_operands, choice_of, class_of, sizes_of
 from runtime.ops.varlen_gradients import LEAST_OF_ONE_KERNEL
-from runtime.patterns import Pattern, scored_of
+from runtime.patterns import Pattern
 from runtime.receipts import permit
 from runtime.receipts.mode import is_on
 
@@ -95,8 +97,10 @@ def explain_varlen_attention(
     softcap = None if softcap is None else check_softcap(softcap)
     if not isinstance(pattern, Pattern):
         raise ArgumentError("pattern", f"is {type(pattern).__name__}, expected one of sparse_kernel_codegen.patterns")
-    scored, where = scored_of(pattern), arch_of(q.device) if arch is None else arch
+    text, lists = packed_pattern(pattern)
+    scored, where = scored_pattern(text), arch_of(q.device) if arch is None else arch
     place = where, torch.cuda.get_device_name(q.device) if q.is_cuda else None
+    check_lists(q, k, bounds, scored, lists)
     sizes = sizes_of(q, k, bounds)
     choice = choice_of(class_of(q, k, scored, sizes, place, softcap=softcap, sink=sink is not None))
     kernels, reasons = {"O": choice.named}, [_rule(choice)]

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from codegen.patterns import PATTERNS
+from codegen.scored_pattern import scored_pattern
 from runtime.checks import check_flag
 from runtime.errors import ArgumentError
 from runtime.kernels.attention import AttentionResult
@@ -14,12 +15,13 @@ from runtime.key_lists import KeyLists
 from runtime.ops.attention_checks import refuse_transformed
 from runtime.ops.key_list_operator import key_list_operator
 from runtime.ops.modes import PLAIN, any_autocast, autocast, is_watched
+from runtime.ops.packed_lists import packed_pattern
 from runtime.ops.varlen_calls import Bounds, attend_varlen
 from runtime.ops.varlen_differentiated import attend_varlen_with_gradients
 from runtime.ops.varlen_operator import varlen_operator
-from runtime.patterns import Pattern, operator_text, scored_of
+from runtime.patterns import Pattern, TopK
 
-PACKED = tuple(name for name, pattern in PATTERNS.items() if pattern.packs_sequences)
+PACKED = (*(name for name, pattern in PATTERNS.items() if pattern.packs_sequences), TopK.kind)
 
 
 def varlen_attention(
@@ -93,17 +95,18 @@ def varlen_attention(
     if isinstance(pattern, KeyLists):
         listed = key_list_operator(q, k, v, bounds, pattern, **options, deterministic=deterministic, out=out)
         return listed if return_lse else listed.out
-    tensors = (q, k, v, *bounds, sink, out)
+    text, lists = packed_pattern(pattern)
+    tensors = (q, k, v, *bounds, sink, out, *lists)
     plain = not traced and _is_plain(tensors)
     result: Any
     if plain and not _is_differentiated(tensors):
-        result = attend_varlen(q, k, v, bounds, scored_of(pattern), **options, out=out)
+        result = attend_varlen(q, k, v, bounds, scored_pattern(text), **options, lists=lists, out=out)
     elif plain and out is None and not any(t is not None and t.is_inference() for t in tensors):
         options["deterministic"] = deterministic
-        result = attend_varlen_with_gradients(q, k, v, bounds, scored_of(pattern), **options)
+        result = attend_varlen_with_gradients(q, k, v, bounds, scored_pattern(text), **options, lists=lists)
     else:
         options["deterministic"] = deterministic
-        result = varlen_operator(q, k, v, bounds, operator_text(pattern), **options, out=out)
+        result = varlen_operator(q, k, v, bounds, text, **options, lists=lists, out=out)
     attended: AttentionResult = result
     return attended if return_lse else attended.out
 

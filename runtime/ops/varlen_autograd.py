@@ -11,6 +11,7 @@ from codegen.scored_pattern import scored_pattern
 from runtime.errors import ArgumentError
 from runtime.ops.attention_autograd import check_recordable, each_tensor, is_differentiated, refuse_tangents
 from runtime.ops.operators import NAMESPACE, NO_SECOND, STRIDES, check_gradients_given, like, needs, nothing
+from runtime.ops.packed_lists import check_lists
 from runtime.ops.varlen_calls import Bounds, check_bounds, check_operands
 from runtime.ops.varlen_gradients import attend_varlen_backward
 from runtime.receipts.mode import entered, mode
@@ -18,8 +19,9 @@ from runtime.receipts.mode import entered, mode
 _NAME = "varlen_attention_backward"
 _SCHEMA = (
     f"{_NAME}(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor cu_seqlens_k, Tensor out, "
-    "Tensor lse, Tensor? dlse, Tensor? sink, str spec_json, *, float? scale=None, float? softcap=None, "
-    "bool deterministic=True, bool dq=True, bool dkdv=True, bool dsink=False) -> (Tensor, Tensor, Tensor, Tensor)"
+    "Tensor lse, Tensor? dlse, Tensor? sink, Tensor?[] lists, str spec_json, *, float? scale=None, "
+    "float? softcap=None, bool deterministic=True, bool dq=True, bool dkdv=True, bool dsink=False) "
+    "-> (Tensor, Tensor, Tensor, Tensor)"
 )
 _OPTIONS = ("scale", "softcap", "deterministic")
 """Options of a call that its backward pass has too."""
@@ -28,8 +30,8 @@ Found = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 def _run(*arguments: Any, **options: Any) -> Found:
     """Compute the operator: gradients that are not requested have no elements."""
-    dout, q, k, v, cu_seqlens_q, cu_seqlens_k, out, lse, dlse, sink, text = arguments
-    options |= {"dout": dout, "out": out, "lse": lse, "dlse": dlse, "sink": sink}
+    dout, q, k, v, cu_seqlens_q, cu_seqlens_k, out, lse, dlse, sink, lists, text = arguments
+    options |= {"dout": dout, "out": out, "lse": lse, "dlse": dlse, "sink": sink, "lists": tuple(lists)}
     found = attend_varlen_backward(q, k, v, Bounds(cu_seqlens_q, cu_seqlens_k), scored_pattern(text), **options)
     dq, dk, dv, dsink = (nothing(q) if gradient is None else gradient for gradient in found[:4])
     return dq, dk, dv, dsink
@@ -37,9 +39,11 @@ def _run(*arguments: Any, **options: Any) -> Found:
 
 def _fake(*arguments: Any, dq: bool = True, dkdv: bool = True, dsink: bool = False, **_: Any) -> Found:
     """Tensors like the gradients, without values."""
-    dout, q, k, v, cu_seqlens_q, cu_seqlens_k, out, lse, dlse, sink, _text = arguments
+    dout, q, k, v, cu_seqlens_q, cu_seqlens_k, out, lse, dlse, sink, lists, text = arguments
     check_operands(q, k, v, on_gpu=False)
-    check_bounds(q, Bounds(cu_seqlens_q, cu_seqlens_k))
+    bounds = Bounds(cu_seqlens_q, cu_seqlens_k)
+    check_bounds(q, bounds)
+    check_lists(q, k, bounds, scored_pattern(text), lists)
     if dsink and sink is None:
         raise ArgumentError("sink", "is missing, and its gradient is wanted")
     for name, tensor in (("dout", dout), ("out", out)):
@@ -94,11 +98,12 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
     @staticmethod
     def forward(ctx: Any, call: _Forward, *tensors: Any) -> tuple[Any, Any]:
         """Compute the result, and the LSE, which the caller may not have requested."""
-        q, k, v, sink, *bounds = tensors
+        q, k, v, sink, *others = tensors
+        bounds, lists = others[:2], others[2:]
         options = {**call.options, "gradients": True}
         with torch._C._AutoDispatchBelowAutograd():
-            out, lse = call.overload.redispatch(call.keys, q, k, v, *bounds, sink, call.text, **options)
-        ctx.save_for_backward(q, k, v, out, lse, sink, *bounds)
+            out, lse = call.overload.redispatch(call.keys, q, k, v, *bounds, sink, lists, call.text, **options)
+        ctx.save_for_backward(q, k, v, out, lse, sink, *others)
         ctx.text, ctx.mode = call.text, mode()
         ctx.options = {name: call.options[name] for name in _OPTIONS if name in call.options}
         if torch.are_deterministic_algorithms_enabled():  # of this call, whatever is set when its backward pass runs
@@ -113,7 +118,8 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
     @staticmethod
     def backward(ctx: Any, dout: Any, dlse: Any) -> tuple[Any, ...]:
         """Gradients of q, k, v and the sinks."""
-        q, k, v, out, lse, sink, *bounds = ctx.saved_tensors
+        q, k, v, out, lse, sink, *others = ctx.saved_tensors
+        bounds, lists = others[:2], others[2:]
         wanted = ctx.needs_input_grad[1:5]
         check_gradients_given(dout, dlse)
         found: Sequence[Any] = (None,) * 4
@@ -121,9 +127,10 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
             dout = torch.zeros_like(out) if dout is None else dout
             compute = torch.ops.sparse_kernel_codegen.varlen_attention_backward
             with entered(ctx.mode):  # a thread of autograd has none of its own
-                found = compute(dout, q, k, v, *bounds, out, lse, dlse, sink, ctx.text, **ctx.options, **needs(wanted))
+                of_call = (q, k, v, *bounds, out, lse, dlse, sink, lists)
+                found = compute(dout, *of_call, ctx.text, **ctx.options, **needs(wanted))
         kept = (gradient if needed else None for gradient, needed in zip(found, wanted, strict=True))
-        return (None, *kept, *(None,) * len(bounds))
+        return (None, *kept, *(None,) * len(others))
 
 
 def with_gradients(overload: Any) -> Callable[..., Any]:
@@ -136,11 +143,11 @@ def with_gradients(overload: Any) -> Callable[..., Any]:
     def called(keys: Any, *arguments: Any, **options: Any) -> Any:
         refuse_tangents(overload, arguments)
         below = keys & torch._C._after_autograd_keyset
-        q, k, v, cu_seqlens_q, cu_seqlens_k, sink, text = arguments
+        q, k, v, cu_seqlens_q, cu_seqlens_k, sink, lists, text = arguments
         if is_differentiated(q, k, v, sink):
             check_recordable(overload, arguments)
             call = _Forward(overload, below, text, options)
-            return _Attention.apply(call, q, k, v, sink, cu_seqlens_q, cu_seqlens_k)  # type: ignore[no-untyped-call, unused-ignore]
+            return _Attention.apply(call, q, k, v, sink, cu_seqlens_q, cu_seqlens_k, *lists)  # type: ignore[no-untyped-call, unused-ignore]
         with torch._C._AutoDispatchBelowAutograd():
             return overload.redispatch(below, *arguments, **options)
 

@@ -31,6 +31,7 @@ from runtime.ops.attention_choice import (
     kernel_head_dim,
 )
 from runtime.ops.attention_extras import check_softcap
+from runtime.ops.packed_lists import NAMES, Lists, check_list_values, check_lists, of_heads
 from runtime.receipts import permit
 from runtime.receipts.mode import is_on, mode
 
@@ -135,6 +136,7 @@ def attend_varlen(
     lse: bool = False,
     out: torch.Tensor | None = None,
     validate: bool = False,
+    lists: Lists = (),
 ) -> AttentionResult:
     """Compute attention of packed sequences, as ``varlen_attention`` describes it.
 
@@ -165,21 +167,28 @@ def attend_varlen(
         key = None
     if route is None:
         _check(q, k, v, bounds, sink=sink, out=out)
+        check_lists(q, k, bounds, scored, lists)
         route = _routes.keep(
             key, _remember(q, k, scored, sizes_of(q, k, bounds), softcap=softcap, sink=sink is not None)
         )
     try:
         if out is not None:
-            check_no_overlap(out, {"q": q, "k": k, "v": v, **bounds._asdict(), "sink": sink})
+            check_no_overlap(
+                out, {"q": q, "k": k, "v": v, **bounds._asdict(), "sink": sink, **dict(zip(NAMES, lists, strict=False))}
+            )
         if validate:
             check_bound_values("cu_seqlens_q", bounds.cu_seqlens_q, q.shape[0])
             check_bound_values("cu_seqlens_k", bounds.cu_seqlens_k, k.shape[0])
+            check_lists(q, k, bounds, scored, lists)
+            check_list_values(q, bounds, scored, lists)
         if q.shape[0] == 0 or k.shape[0] == 0:
             _check(q, k, v, bounds, sink=sink, out=out)
+            check_lists(q, k, bounds, scored, lists)
             return without_tokens(q, sink, out, lse=lse)
         heads_first = [t.transpose(0, 1).unsqueeze(0) for t in (q, k, v)]
         result = route.kernel(
             *heads_first,
+            *of_heads(lists, q.shape[1]),
             *bounds,
             scale=route.scale if scale is None else scale,
             out=None if out is None else out.transpose(0, 1).unsqueeze(0),
@@ -189,6 +198,7 @@ def attend_varlen(
         )
     except (ArgumentError, AttributeError, IndexError, RuntimeError, TypeError):
         _check(q, k, v, bounds, sink=sink, out=out)  # says more
+        check_lists(q, k, bounds, scored, lists)
         raise
     written = result.out[0].transpose(0, 1) if out is None else out
     return AttentionResult(written, None if result.lse is None else result.lse[0])

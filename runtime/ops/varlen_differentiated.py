@@ -16,6 +16,7 @@ from runtime.kernels.arguments import Signatures
 from runtime.kernels.attention import AttentionResult
 from runtime.ops.modes import PLAIN, is_watched
 from runtime.ops.operators import check_gradients_given, needs
+from runtime.ops.packed_lists import Lists, check_lists
 from runtime.ops.varlen_calls import Bounds, attend_varlen, check_call
 from runtime.ops.varlen_gradients import attend_varlen_backward, check_gradients
 from runtime.receipts.mode import entered, mode
@@ -50,11 +51,12 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
     @staticmethod
     def forward(ctx: Any, call: _Call, *tensors: Any) -> Any:
         """Compute the result and the log-sum-exp, which the backward pass reads."""
-        q, k, v, sink, *bounds = tensors
+        q, k, v, sink, *others = tensors
+        bounds, lists = others[:2], tuple(others[2:])
         options: dict[str, Any] = {"scale": call.scale, "softcap": call.softcap, "sink": sink}
-        options["validate"] = call.validate
+        options |= {"validate": call.validate, "lists": lists}
         out, lse = attend_varlen(q, k, v, Bounds(*bounds), call.scored, **options, lse=True)
-        ctx.save_for_backward(q, k, v, out, lse, sink, *bounds)
+        ctx.save_for_backward(q, k, v, out, lse, sink, *others)
         ctx.call = call
         ctx.set_materialize_grads(False)
         return (out, lse) if call.lse else out
@@ -63,7 +65,8 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
     def backward(ctx: Any, dout: Any, dlse: Any = None) -> tuple[Any, ...]:
         """Gradients of q, k, v and the sinks."""
         call: _Call = ctx.call
-        q, k, v, out, lse, sink, *bounds = ctx.saved_tensors
+        q, k, v, out, lse, sink, *others = ctx.saved_tensors
+        bounds, lists = others[:2], tuple(others[2:])
         wanted = ctx.needs_input_grad[1:5]
         check_gradients_given(dout, dlse)
         found: Sequence[Any] = (None,) * 4
@@ -75,12 +78,13 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
             with entered(call.mode):  # a thread of autograd has no mode of its own
                 if watched:
                     compute = torch.ops.sparse_kernel_codegen.varlen_attention_backward
-                    found = compute(dout, q, k, v, *bounds, out, lse, dlse, sink, call.scored.text, **options)
+                    of_call = (q, k, v, *bounds, out, lse, dlse, sink, lists)
+                    found = compute(dout, *of_call, call.scored.text, **options)
                 else:
-                    options |= {"dout": dout, "out": out, "lse": lse, "dlse": dlse, "sink": sink}
+                    options |= {"dout": dout, "out": out, "lse": lse, "dlse": dlse, "sink": sink, "lists": lists}
                     found = attend_varlen_backward(q, k, v, Bounds(*bounds), call.scored, **options)[:4]
         kept = (gradient if needed else None for gradient, needed in zip(found, wanted, strict=True))
-        return (None, *kept, *(None,) * len(bounds))
+        return (None, *kept, *(None,) * len(others))
 
 
 def attend_varlen_with_gradients(
@@ -96,13 +100,14 @@ def attend_varlen_with_gradients(
     sink: torch.Tensor | None,
     lse: bool,
     validate: bool,
+    lists: Lists = (),
 ) -> AttentionResult:
     """Compute attention of packed sequences, and record it for autograd.
 
     Args:
         q, k, v, bounds, scored: as of ``attend_varlen``.
         deterministic: whether gradients have the same bits in every call.
-        scale, softcap, sink, lse, validate: as of ``attend_varlen``.
+        scale, softcap, sink, lse, validate, lists: as of ``attend_varlen``.
 
     Raises:
         ArgumentError, SpecError: as ``attend_varlen``, and for what has no gradient.
@@ -117,8 +122,9 @@ def attend_varlen_with_gradients(
     if not permitted:
         with torch.no_grad():
             softcap = check_call(q, k, v, bounds, scale=scale, softcap=softcap, sink=sink)
+            check_lists(q, k, bounds, scored, lists)
         check_gradients(q, scored, softcap=softcap, deterministic=deterministic)
         _permitted.keep(key, True)
     call = _Call(scored, scale, softcap, deterministic, lse, validate, mode())
-    found = _Attention.apply(call, q, k, v, sink, *bounds)  # type: ignore[no-untyped-call, unused-ignore]
+    found = _Attention.apply(call, q, k, v, sink, *bounds, *lists)  # type: ignore[no-untyped-call, unused-ignore]
     return AttentionResult(*found) if lse else AttentionResult(found, None)

@@ -20,6 +20,7 @@ from runtime.ops.attention_gradients import (
     addressable,
     chosen_for,
 )
+from runtime.ops.packed_lists import Lists, check_lists, of_heads
 from runtime.ops.varlen_calls import Bounds, check_bounds, check_operands
 from runtime.receipts.mode import mode
 
@@ -53,6 +54,7 @@ def attend_varlen_backward(
     lse: torch.Tensor,
     dlse: torch.Tensor | None = None,
     sink: torch.Tensor | None = None,
+    lists: Lists = (),
     scale: float | None = None,
     softcap: float | None = None,
     deterministic: bool = True,
@@ -71,6 +73,7 @@ def attend_varlen_backward(
         lse: float32 (heads, tokens), its log-sum-exp.
         dlse: the gradient of lse; None where the loss does not depend on it.
         sink: float32 (heads,), those of the call.
+        lists: those of the call.
         scale, softcap, deterministic: of the call.
         dq: whether the gradient of q is wanted.
         dkdv: whether those of k and v are.
@@ -87,9 +90,10 @@ def attend_varlen_backward(
     if q.shape[0] == 0 or k.shape[0] == 0:
         check_operands(q, k, v)
         check_bounds(q, bounds)
+        check_lists(q, k, bounds, scored, lists)
         of_q, of_k, of_v = (torch.zeros_like(t) if w else None for t, w in ((q, dq), (k, dkdv), (v, dkdv)))
         return Gradients(of_q, of_k, of_v, _sink_gradient(q, sink, bounds, rows) if dsink else None, ())
-    inputs = [*(t.transpose(0, 1).unsqueeze(0) for t in (q, k, v)), *bounds]
+    inputs = [*(t.transpose(0, 1).unsqueeze(0) for t in (q, k, v)), *of_heads(lists, q.shape[1]), *bounds]
     options: dict[str, Any] = {**_heads_first(**rows), "scale": scale, **route.numbers}
 
     def computed(named: NamedSpec, **more: Any) -> AttentionGradients:

@@ -12,11 +12,12 @@ import torch
 from codegen.scored_pattern import scored_pattern
 from runtime.kernels.attention import AttentionResult
 from runtime.ops.operators import NAMESPACE, STRIDES, like, nothing
+from runtime.ops.packed_lists import Lists, check_lists
 from runtime.ops.varlen_autograd import refuse_vmap, with_gradients, without_gradients
 from runtime.ops.varlen_calls import Bounds, attend_varlen, check_bounds, check_call, check_operands
 from runtime.ops.varlen_gradients import check_gradients
 
-_TENSORS = "Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor cu_seqlens_k, Tensor? sink"
+_TENSORS = "Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor cu_seqlens_k, Tensor? sink, Tensor?[] lists"
 _NUMBERS = (
     "str spec_json, *, float? scale=None, float? softcap=None, bool lse=False, bool validate=False, "
     "bool deterministic=True"
@@ -38,13 +39,14 @@ def _run(
     **options: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute the operator; with ``gradients`` also the LSE that they want, if they can be computed at all."""
-    q, k, v, cu_seqlens_q, cu_seqlens_k, sink, text = arguments
+    q, k, v, cu_seqlens_q, cu_seqlens_k, sink, lists, text = arguments
     bounds, scored = Bounds(cu_seqlens_q, cu_seqlens_k), scored_pattern(text)
     if gradients:
         numbers = {name: options.get(name) for name in ("scale", "softcap")}
         softcap = check_call(q, k, v, bounds, **numbers, sink=sink)
         check_gradients(q, scored, softcap=softcap, deterministic=deterministic)
-    written, found = attend_varlen(q, k, v, bounds, scored, sink=sink, out=out, lse=lse or gradients, **options)
+    options |= {"sink": sink, "lists": tuple(lists), "out": out, "lse": lse or gradients}
+    written, found = attend_varlen(q, k, v, bounds, scored, **options)
     return written, nothing(q) if found is None else found
 
 
@@ -56,9 +58,11 @@ def _run_out(*arguments: Any, **options: Any) -> torch.Tensor:
 
 def _fake(*arguments: Any, lse: bool = False, gradients: bool = False, **_: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Tensors like the results, without values."""
-    q, k, v, cu_seqlens_q, cu_seqlens_k, *_others = arguments
+    q, k, v, cu_seqlens_q, cu_seqlens_k, _sink, lists, *_others = arguments
+    bounds = Bounds(cu_seqlens_q, cu_seqlens_k)
     check_operands(q, k, v, on_gpu=False)
-    check_bounds(q, Bounds(cu_seqlens_q, cu_seqlens_k))
+    check_bounds(q, bounds)
+    check_lists(q, k, bounds, scored_pattern(arguments[-1]), lists)
     of_rows = q.new_empty((q.shape[1], q.shape[0]), dtype=torch.float32) if lse or gradients else nothing(q)
     return like(q), of_rows
 
@@ -87,13 +91,14 @@ def varlen_operator(
     text: str,
     *,
     sink: torch.Tensor | None,
+    lists: Lists,
     out: torch.Tensor | None,
     lse: bool,
     **options: Any,
 ) -> AttentionResult:
     """Call the operator, or the one that writes into ``out``."""
     operators = torch.ops.sparse_kernel_codegen
-    inputs = q, k, v, *bounds, sink
+    inputs = q, k, v, *bounds, sink, lists
     if out is not None:
         found = operators.varlen_attention_out(*inputs, out, text, lse=lse, **options)
     else:

@@ -9,10 +9,12 @@ from typing import Any
 
 import torch
 
+from codegen.attention_cases import Case
 from codegen.spec import AttentionSpec
 from codegen.varlen_cases import VarlenCase
 from runtime.kernels.arguments import TORCH_DTYPES
 from runtime.kernels.attention import AttentionKernel
+from runtime.verify import attention
 from runtime.verify.common import Outcome, generator, max_error, poisoned_memory, tolerance, torch_attention
 
 
@@ -27,6 +29,7 @@ class VarlenInputs:
         cu_seqlens_q: int32 (sequences + 1,).
         cu_seqlens_k: int32 (sequences + 1,).
         sink: float32 (heads,); None without sinks.
+        lists: counts and lists of key blocks, in the order of ``spec.pattern.index_tensors``; none without lists.
     """
 
     q: torch.Tensor
@@ -35,6 +38,11 @@ class VarlenInputs:
     cu_seqlens_q: torch.Tensor
     cu_seqlens_k: torch.Tensor
     sink: torch.Tensor | None
+    lists: tuple[torch.Tensor | None, ...] = ()
+
+    def of_call(self) -> tuple[torch.Tensor | None, ...]:
+        """The tensors that a call of a kernel takes by place."""
+        return (self.q, self.k, self.v, *self.lists, self.cu_seqlens_q, self.cu_seqlens_k)
 
 
 def make_inputs(spec: AttentionSpec, case: VarlenCase, device: torch.device, *, sinks: bool = False) -> VarlenInputs:
@@ -69,7 +77,62 @@ def make_inputs(spec: AttentionSpec, case: VarlenCase, device: torch.device, *, 
         sink = torch.tensor([1e4, -1e4], device=device).repeat(case.heads)[: case.heads].contiguous()
     elif spec.sink or (sinks and case.sinks != "none"):
         sink = math.log(case.kv_len) + 2.0 * torch.randn(case.heads, generator=source, device=device)
-    return VarlenInputs(q, k, v, bounds(case.q_lens), bounds(case.kv_lens), sink)
+    lists = _make_lists(spec, case, q.shape[2], source)
+    return VarlenInputs(q, k, v, bounds(case.q_lens), bounds(case.kv_lens), sink, lists)
+
+
+def _make_lists(
+    spec: AttentionSpec, case: VarlenCase, tokens: int, source: torch.Generator
+) -> tuple[torch.Tensor | None, ...]:
+    """Random lists with repeated and out-of-range entries, and with random counts; garbage in rows of no block."""
+    block = spec.pattern.fixed_block
+    if block is None:
+        return ()
+    rows = tokens // block.q + len(case.q_lens)
+    heads = 1 if case.name.endswith("s") else case.heads  # shared, in some cases
+    length = -(-case.kv_len // block.kv)
+    device = source.device
+
+    def draw(entries: int) -> tuple[torch.Tensor, torch.Tensor]:
+        picks = torch.randint(-1, length + 2, (1, heads, rows, entries), generator=source, device=device)
+        counts = torch.randint(-1, entries + 2, (1, heads, rows), generator=source, device=device)
+        return counts.int(), picks.int()
+
+    counts, partial = draw(min(length + 1, 40))
+    if "one" in case.name and not spec.pattern.masks_pairs:
+        return None, partial, None, None
+    return (counts, partial, None, None) if "tile" in case.name else (counts, partial, *draw(min(length, 35)))
+
+
+def lists_of(
+    spec: AttentionSpec, inputs: VarlenInputs, number: int, q_begin: int, q_len: int
+) -> tuple[torch.Tensor | None, ...]:
+    """The lists of one sequence, as those of padded attention.
+
+    Args:
+        spec: the spec.
+        inputs: of the call.
+        number: the sequence.
+        q_begin: its first token in q.
+        q_len: its queries.
+    """
+    block = spec.pattern.fixed_block
+    if block is None:
+        return ()
+    first = q_begin // block.q + number
+    rows = slice(first, first - (-q_len // block.q))
+    return tuple(None if t is None else t[:, :, rows] for t in inputs.lists)
+
+
+def _weights(spec: AttentionSpec, case: VarlenCase, inputs: VarlenInputs, number: int, rows: slice) -> torch.Tensor:
+    """How often each pair of a sequence counts, (heads, q_len, kv_len)."""
+    q_len, kv_len = case.q_lens[number], case.kv_lens[number]
+    if not q_len or not kv_len:
+        return torch.zeros((case.heads, q_len, kv_len), dtype=torch.float64, device=inputs.q.device)
+    alone = Case(case.name, heads=case.heads, kv_heads=case.kv_heads, q_len=q_len, kv_len=kv_len)
+    lists = lists_of(spec, inputs, number, rows.start, q_len)
+    of_one = attention.Inputs(inputs.q[:, :, rows], inputs.k, inputs.v, lists, None, numbers=numbers_of(spec, case))
+    return attention.multiplicity(spec.model_copy(update={"layout": "padded"}), alone, of_one)[0]
 
 
 def numbers_of(spec: AttentionSpec, case: VarlenCase) -> dict[str, Any]:
@@ -82,8 +145,6 @@ def oracle(
     spec: AttentionSpec, case: VarlenCase, inputs: VarlenInputs
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The result and the LSE in float64, NaN for tokens of no sequence, and torch's own result in the kernel's type."""
-    numbers = numbers_of(spec, case)
-    pattern = spec.pattern.with_numbers(numbers) if numbers else spec.pattern
     width = case.columns or spec.head_dim
     scale = width**-0.5 if case.scale is None else case.scale
     group = case.heads // case.kv_heads
@@ -91,18 +152,16 @@ def oracle(
     lse = torch.full(inputs.q.shape[:3], torch.nan, dtype=torch.float64, device=inputs.q.device)
     theirs = torch.full_like(inputs.q, torch.nan)
     q_at = kv_at = case.before
-    for q_len, kv_len in zip(case.q_lens, case.kv_lens, strict=True):
+    for number, (q_len, kv_len) in enumerate(zip(case.q_lens, case.kv_lens, strict=True)):
         rows, keys = slice(q_at, q_at + q_len), slice(kv_at, kv_at + kv_len)
         q_at, kv_at = rows.stop, keys.stop
         q = inputs.q[0, :, rows]
         k, v = (t[0, :, keys].repeat_interleave(group, 0) for t in (inputs.k, inputs.v))
-        query = torch.arange(q_len, device=q.device)[:, None]
-        key = torch.arange(kv_len, device=q.device)[None, :]
-        seen = pattern.visible(query, key, q_len, kv_len).expand(q_len, kv_len)
+        weight = _weights(spec, case, inputs, number, rows)
         scores = q.double() @ k.double().transpose(1, 2) * scale
         if spec.softcap is not None:
             scores = spec.softcap * torch.tanh(scores / spec.softcap)
-        scores = scores.masked_fill(~seen, -torch.inf)
+        scores = scores + weight.log()
         if inputs.sink is not None:
             column = inputs.sink.double()[:, None, None].expand(-1, q_len, 1)
             scores = torch.cat((scores, column), 2)
@@ -111,9 +170,10 @@ def oracle(
         lse[0, :, rows] = of_rows
         weights = torch.exp(scores - of_rows.nan_to_num(neginf=0.0)[..., None])
         out[0, :, rows] = weights @ v.double()
-        if inputs.sink is None and spec.softcap is None and kv_len:
+        if inputs.sink is None and spec.softcap is None and kv_len and not bool((weight > 1).any()):
+            seen = weight > 0
             found = torch_attention(q[None], k[None], v[None], seen, scale=scale)[0]
-            theirs[0, :, rows] = torch.where(seen.any(1)[:, None], found, 0.0)
+            theirs[0, :, rows] = torch.where(seen.any(2)[:, :, None], found, 0.0)
     return out, lse, theirs
 
 
@@ -122,7 +182,7 @@ def run_case(kernel: AttentionKernel, case: VarlenCase, device: torch.device) ->
     spec = kernel.spec
     inputs = make_inputs(spec, case, device)
     reference, reference_lse, theirs = oracle(spec, case, inputs)
-    given = (inputs.q, inputs.k, inputs.v, inputs.cu_seqlens_q, inputs.cu_seqlens_k)
+    given = inputs.of_call()
     results, problems = [], []
     for _ in range(2):
         memory = torch.full(

@@ -17,7 +17,7 @@ from runtime.verify import attention_backward
 from runtime.verify.attention import Inputs
 from runtime.verify.attention_backward import RELATIVE_LARGEST, Gradients
 from runtime.verify.common import RELATIVE_TO_TORCH, Outcome, generator, max_error, poisoned_memory, worst
-from runtime.verify.varlen import VarlenInputs, make_inputs, numbers_of
+from runtime.verify.varlen import VarlenInputs, lists_of, make_inputs, numbers_of
 
 _OF_QUERIES = ("dq",)
 
@@ -65,7 +65,8 @@ def sequences_of(spec: AttentionBackwardSpec, case: VarlenCase, inputs: VarlenIn
         sizes: dict[str, Any] = {"heads": case.heads, "kv_heads": case.kv_heads, "q_len": q_len, "kv_len": kv_len}
         alone = Case(f"{case.name} {place}", **sizes, scale=case.scale, columns=case.columns, **numbers)
         of_one = (inputs.q[:, :, rows], inputs.k[:, :, keys], inputs.v[:, :, keys])
-        yield _Sequence(rows, keys, alone, Inputs(*of_one, (), inputs.sink, numbers=numbers))
+        lists = lists_of(spec.forward, inputs, place, rows.start, q_len)
+        yield _Sequence(rows, keys, alone, Inputs(*of_one, lists, inputs.sink, numbers=numbers))
 
 
 def oracle(spec: AttentionBackwardSpec, case: VarlenCase, inputs: VarlenInputs, dout: torch.Tensor) -> Exact:
@@ -140,7 +141,7 @@ def run_case(kernel: AttentionBackwardKernel, case: VarlenCase, device: torch.de
     exact = oracle(spec, case, inputs, dout)
     options: dict[str, Any] = {"scale": case.scale, **numbers_of(spec.forward, case)}
     options |= {"out": torch.empty_like(inputs.q).copy_(exact.out.to(dtype)), "dout": dout, "lse": exact.lse}
-    given = (inputs.q, inputs.k, inputs.v, inputs.cu_seqlens_q, inputs.cu_seqlens_k)
+    given = inputs.of_call()
     with poisoned_memory():
         first, again = (attention_backward.by_name(kernel(*given, **options)) for _ in range(2))
     problems, used, torch_used = [], [0.0], [0.0]

@@ -1,4 +1,4 @@
-"""All gradients in one kernel for sm_90a, which runs on the host, thread by thread: see host_sm90a.py."""
+"""Kernels of gradients for sm_90a, which run on the host, thread by thread: see host_sm90a.py."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ extern "C" void run(const void* params, const int* grids, bool late, unsigned or
   };
   run_grid(grids[0], %(prologue_threads)d, [&] { %(prologue)s(p); });
   run_grid(grids[1], kThreads, [&] { %%(kernel)s(p); });
-  run_grid(grids[2], %(epilogue_threads)d, [&] { %(epilogue)s(p); });
+  %(epilogue)s
 }
 """
 
@@ -49,29 +49,30 @@ def for_the_host(source: str) -> str:
     """A source whose pieces of assembly that are no function of their own are C++."""
     widened = "found.x = widened(pair); found.y = widened(pair >> 16);\n"
     source = re.sub(r'  asm\("\{\\n".*?: "r"\(pair\)\);\n', widened, source, flags=re.DOTALL)
-    return re.sub(r"  __shared__ __align__\(16\) unsigned short", "  static unsigned short", source)
+    source = re.sub(r"  __shared__ __align__\(16\) unsigned short", "  static unsigned short", source)
+    return source.replace("  __shared__ int sums", "  static int sums")
 
 
 class HostLoaded(host_launch.HostLoaded):
-    """Stands for a kernel in the driver, with its prologue and its epilogue.
+    """Stands for a kernel in the driver, with its prologue and, if it has one, its epilogue.
 
     Attributes:
         late: whether copies happen when they are waited for, or at once.
     """
 
     def __init__(self, source: str, plan: Plan, folder: Path) -> None:
-        assert plan.prologue is not None and plan.epilogue is not None
+        assert plan.prologue is not None
+        last = plan.epilogue
         program = PROGRAM % {
             "prologue": plan.prologue.symbol,
             "prologue_threads": plan.prologue.threads,
-            "epilogue": plan.epilogue.symbol,
-            "epilogue_threads": plan.epilogue.threads,
+            "epilogue": f"run_grid(grids[2], {last.threads}, [&] {{ {last.symbol}(p); }});" if last else "",
         }
         super().__init__(compiled(for_the_host(source), plan, folder, program).run, plan)
         self.late = True
 
     def launch(self, signature: Any, addresses: Any, stream: int, *, prologue: bool = True) -> None:
-        """Run the three kernels."""
+        """Run the kernels."""
         assert prologue
         for tensor_map in signature.maps:
             tensor_map.place[:] = host_map(tensor_map.encoder, addresses[tensor_map.name])

@@ -130,7 +130,7 @@ def compiled(source: str, plan: Plan, folder: Path, program: str = PROGRAM) -> A
         assert removed, name
     for name in INSTRUCTIONS:
         source, _ = without(source, name)
-    source = re.sub(r"extern __shared__ .*;", "unsigned char* shared = memory;", source)
+    source = re.sub(r"extern __shared__ .*?(\w+)\[\];.*", r"unsigned char* \1 = memory;", source)
     source = re.sub(r'asm volatile\(""[^;]*;', ";", source)
     source = source.replace("static_cast<uint32>(__cvta_generic_to_shared(shared))", "0")
     assert "asm" not in re.sub(r"//.*", "", source), "an instruction that tests/support/host does not have"

@@ -20,17 +20,37 @@ from runtime.kernels.gradient_statistics import LOG2_E
 from runtime.ops import attention_checks, attention_gradients, varlen_calls, varlen_differentiated, varlen_gradients
 
 
-def seen_by(pattern: str, q: Any, k: Any, of_q: Any, of_k: Any) -> torch.Tensor:
-    """Which keys each query sees: (1, heads, tokens, key tokens)."""
+def seen_by(pattern: str, q: Any, k: Any, lists: Any, of_q: Any, of_k: Any) -> torch.Tensor:
+    """How often each query sees each key: (1, heads, tokens, key tokens)."""
     seen = torch.zeros((1, q.shape[1], q.shape[2], k.shape[2]))
     model = scored_pattern(pattern).pattern
     ends = zip(itertools.pairwise(of_q.tolist()), itertools.pairwise(of_k.tolist()), strict=True)
-    for (q_begin, q_end), (k_begin, k_end) in ends:
+    for number, ((q_begin, q_end), (k_begin, k_end)) in enumerate(ends):
         query = torch.arange(q_end - q_begin)[:, None]
         key = torch.arange(k_end - k_begin)[None, :]
-        visible = model.visible(query, key, q_end - q_begin, k_end - k_begin)
-        seen[:, :, q_begin:q_end, k_begin:k_end] = torch.as_tensor(visible).expand(query.shape[0], key.shape[1])
+        visible = torch.as_tensor(model.visible(query, key, q_end - q_begin, k_end - k_begin))
+        shown = visible.expand(query.shape[0], key.shape[1]).float()
+        seen[:, :, q_begin:q_end, k_begin:k_end] = _listed(model, lists, number, q_begin, shown)
     return seen
+
+
+def _listed(model: Any, lists: Any, number: int, q_begin: int, shown: torch.Tensor) -> torch.Tensor:
+    """How often the lists of a sequence show its pairs; ``shown`` are those of its partial blocks."""
+    if not lists:
+        return shown
+    counts, partial, full_counts, full = lists
+    total = torch.zeros((q_heads := max(partial.shape[1], 1), *shown.shape))
+    for count, entries, mask in ((counts, partial, shown), (full_counts, full, torch.ones_like(shown))):
+        for head in range(q_heads if entries is not None else 0):
+            for query in range(shown.shape[0]):
+                row = q_begin // model.block.q + number + query // model.block.q
+                of_head = head % entries.shape[1]
+                listed = entries[0, of_head, row].tolist()[: None if count is None else int(count[0, of_head, row])]
+                for block in listed:
+                    keys = slice(block * model.block.kv, (block + 1) * model.block.kv)
+                    if block >= 0:
+                        total[head, query, keys] += mask[query, keys]
+    return total
 
 
 def _inside(bounds: Any, tokens: int) -> torch.Tensor:
@@ -55,9 +75,7 @@ class PackedKernel:
         q: Any,
         k: Any,
         v: Any,
-        of_q: Any,
-        of_k: Any,
-        *,
+        *indices: Any,
         scale: Any,
         out: Any,
         sink: Any,
@@ -65,8 +83,9 @@ class PackedKernel:
         **numbers: Any,
     ) -> AttentionResult:
         self.calls.append({"q": q, "out": out, "sink": sink, "return_lse": return_lse})
+        *lists, of_q, of_k = indices
         assert (sink is not None) == self.spec.sink
-        seen = seen_by(pattern_text(self.spec.pattern, numbers), q, k, of_q, of_k)
+        seen = seen_by(pattern_text(self.spec.pattern, numbers), q, k, lists, of_q, of_k)
         found, lse = attention_oracle.attention(q, k, v, seen, scale=scale, softcap=self.spec.softcap, sink=sink)
         outside = ~_inside(of_q, q.shape[2])
         unwritten = torch.nan if out is None else out[:, :, outside].clone()
@@ -88,9 +107,7 @@ class PackedBackwardKernel:
         q: Any,
         k: Any,
         v: Any,
-        of_q: Any,
-        of_k: Any,
-        *,
+        *indices: Any,
         out: Any,
         dout: Any,
         lse: Any,
@@ -103,10 +120,11 @@ class PackedBackwardKernel:
             arguments.check_strides(name, tensor)
         assert lse.is_contiguous() and (dlse is None or dlse.is_contiguous())
         self.calls.append({"dlse": dlse, "stats": stats})
+        *lists, of_q, of_k = indices
         outside = ~_inside(of_q, q.shape[2])
         out, lse = out.clone(), lse.clone()
         out[:, :, outside], lse[:, :, outside] = 0.0, -torch.inf
-        seen = seen_by(pattern_text(self.spec.pattern, numbers), q, k, of_q, of_k)
+        seen = seen_by(pattern_text(self.spec.pattern, numbers), q, k, lists, of_q, of_k)
         options = {"dlse": dlse, "scale": scale, "softcap": self.spec.softcap}
         grads = attention_oracle.gradients(q, k, v, out, lse, dout, seen, **options)
         made = {name: _like(t).copy_(grads[name]) for name, t in (("dq", q), ("dk", k), ("dv", v))}

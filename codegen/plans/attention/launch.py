@@ -9,7 +9,7 @@ from codegen.plans.attention.order import heads_in_l2
 from codegen.plans.attention.query_order import order_search
 from codegen.plans.attention.sizes import Sizes
 from codegen.plans.attention.split_kv import split_memory, splits_of
-from codegen.plans.lengths import length_numbers, paged_numbers, query_tiles
+from codegen.plans.lengths import blocks_of, length_numbers, paged_numbers, query_tiles
 from codegen.problem import COUNTER_BYTES, SCHEDULER_BYTES, SCHEDULER_COUNTERS, AttentionShape, LaunchArgs
 from codegen.spec import AttentionBackwardSpec, AttentionSpec
 from codegen.stream_k import StreamK
@@ -30,7 +30,7 @@ def arguments(plan: Plan, shape: AttentionShape, slots: int) -> LaunchArgs:
         "heads_per_kv_head": group,
         "query_tiles": head_tiles,
         "tiles": tiles,
-        "query_blocks": 0 if block is None else -(-shape.q_len // block.q),
+        "query_blocks": 0 if block is None else blocks_of(shape.q_len, shape.sequences, block.q),
         "heads_in_l2": heads_in_l2(spec, shape.kv_len, group, shape.batch * heads),
         **pattern_numbers(spec, shape),
     }

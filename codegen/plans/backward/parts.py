@@ -24,6 +24,7 @@ from codegen.plans.lengths import (
     GAPS,
     Q_LEN,
     VARLEN_PARAMS,
+    blocks_of,
     check_layout,
     kv_len_params,
     length_numbers,
@@ -224,9 +225,9 @@ def sums_in_fixed_point(spec: AttentionBackwardSpec) -> bool:
 
 
 def divides_key_blocks(spec: AttentionBackwardSpec) -> bool:
-    """Whether several tiles share the list of a key block."""
+    """Whether key blocks are counted apart from tiles: several share a block, or sequences are packed."""
     block = spec.pattern.fixed_block
-    return transposes(spec) and block is not None and block.kv > spec.tile.n
+    return transposes(spec) and block is not None and (block.kv > spec.tile.n or is_packed(spec))
 
 
 def row_lanes(spec: AttentionBackwardSpec) -> int:
@@ -327,7 +328,10 @@ def arguments(plan: Plan, shape: AttentionShape, slots: int) -> LaunchArgs:
         **(
             {}
             if block is None
-            else {"query_blocks": -(-shape.q_len // block.q), "key_blocks": -(-shape.kv_len // block.kv)}
+            else {
+                "query_blocks": blocks_of(shape.q_len, shape.sequences, block.q),
+                "key_blocks": blocks_of(shape.kv_len, shape.sequences, block.kv),
+            }
         ),
     }
     rows_of_block = PROLOGUE_THREADS // row_lanes(spec)

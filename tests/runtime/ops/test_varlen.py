@@ -88,7 +88,7 @@ def test_without_tokens_nothing_is_launched(kernel: Kernel) -> None:
         ({"k": torch.zeros(10, 3, 64, dtype=torch.bfloat16)}, r"^k: has 3 heads, q has 4: expected a divisor"),
         ({"k": torch.zeros(10, 2, 32, dtype=torch.bfloat16)}, r"^k: has heads of 32, q has heads of 64"),
         ({"v": torch.zeros(9, 2, 64, dtype=torch.bfloat16)}, r"^v: has shape \(9, 2, 64\), k has \(10, 2, 64\)"),
-        ({"pattern": "causal"}, r"^pattern: is str; allowed for packed sequences: causal, dense"),
+        ({"pattern": "causal"}, r"^pattern: is str; allowed for packed sequences: block_lists, causal"),
         ({"pattern": PrefixLM(torch.zeros(1, dtype=torch.int32))}, r"^pattern: is prefix_lm; allowed"),
         ({"cu_seqlens_q": BOUNDS.long()}, r"^cu_seqlens_q: is torch.int64, expected torch.int32: pass cu_seqlens_q.to"),
         ({"cu_seqlens_q": BOUNDS[:1]}, r"^cu_seqlens_q: has shape \(1,\), expected \(sequences \+ 1,\)"),

@@ -1,0 +1,147 @@
+"""Lists of blocks in packed sequences, with kernels that compute by the definition."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import packed_kernel  # noqa: E402
+
+from runtime import explain_varlen_attention, varlen_attention  # noqa: E402
+from runtime.convert import from_sequence_lists, packed_list_rows  # noqa: E402
+from runtime.errors import ArgumentError  # noqa: E402
+from runtime.patterns import BlockLists, TopK  # noqa: E402
+
+LENGTHS = (300, 0, 1, 129)
+BOUNDS = (0, *itertools.accumulate(LENGTHS))
+ROWS = BOUNDS[-1] // 128 + len(LENGTHS)
+
+
+@pytest.fixture(autouse=True)
+def _kernels(monkeypatch: pytest.MonkeyPatch) -> packed_kernel.Loaded:
+    return packed_kernel.install(monkeypatch)
+
+
+def operands(heads: int = 4, kv_heads: int = 2) -> dict[str, Any]:
+    torch.manual_seed(0)
+    q = torch.randn(BOUNDS[-1], heads, 64, dtype=torch.bfloat16)
+    k, v = torch.randn(2, BOUNDS[-1], kv_heads, 64, dtype=torch.bfloat16)
+    return {"q": q, "k": k, "v": v, "cu_seqlens_q": torch.tensor(BOUNDS, dtype=torch.int32)}
+
+
+def causal_lists(heads: int) -> BlockLists:
+    """All key blocks up to a query block's own."""
+    _, block = packed_list_rows(torch.tensor(BOUNDS, dtype=torch.int32), BOUNDS[-1])
+    counts = (block + 1).expand(1, heads, -1).contiguous()
+    indices = torch.arange(3, dtype=torch.int32).expand(1, heads, ROWS, -1).contiguous()
+    return BlockLists(counts, indices, mask="causal")
+
+
+@pytest.mark.parametrize("heads", [1, 2, 4])
+def test_lists_of_all_blocks_are_causal_attention(heads: int) -> None:
+    given = operands()
+    q, k, v = (given[name].requires_grad_() for name in ("q", "k", "v"))
+    out = varlen_attention(**given, pattern=causal_lists(heads), validate=True)
+    out.float().square().sum().backward()
+    found = [t.grad.clone() for t in (q, k, v)]
+    for t in (q, k, v):
+        t.grad = None
+    expected = torch.zeros_like(out)
+    for begin, end in itertools.pairwise(BOUNDS):
+        if end > begin:
+            part = [t[begin:end].transpose(0, 1)[None] for t in (q, k, v)]
+            of_one = torch.nn.functional.scaled_dot_product_attention(*part, is_causal=True, enable_gqa=True)
+            expected[begin:end] = of_one[0].transpose(0, 1)
+    torch.testing.assert_close(out, expected, atol=2e-2, rtol=2e-2)
+    expected.float().square().sum().backward()
+    for name, one, t in zip("qkv", found, (q, k, v), strict=True):
+        torch.testing.assert_close(one, t.grad, atol=5e-2, rtol=5e-2, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def test_topk_ends_with_minus_one() -> None:
+    given = operands()
+    indices = torch.full((1, 1, ROWS, 2), -1, dtype=torch.int32)
+    indices[0, 0, :, 0] = 0
+    out = varlen_attention(**given, pattern=TopK(indices), validate=True)
+    for begin, end in itertools.pairwise(BOUNDS):
+        if end > begin:
+            keys = slice(begin, min(end, begin + 128))
+            part = [
+                given[name][rows].transpose(0, 1)[None]
+                for name, rows in (("q", slice(begin, end)), ("k", keys), ("v", keys))
+            ]
+            alone = torch.nn.functional.scaled_dot_product_attention(*part, enable_gqa=True)
+            torch.testing.assert_close(out[begin:end].transpose(0, 1)[None], alone, atol=2e-2, rtol=2e-2)
+
+
+def test_operators_take_lists() -> None:
+    given, pattern = operands(), causal_lists(1)
+
+    def attend(q: Any, k: Any, v: Any, bounds: Any, lists: Any) -> Any:
+        return varlen_attention(q, k, v, lists, cu_seqlens_q=bounds)
+
+    arguments = (given["q"], given["k"], given["v"], given["cu_seqlens_q"], pattern)
+    compiled = torch.compile(attend, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(*arguments), attend(*arguments))
+    q = given["q"].requires_grad_()
+    of_compiled = torch.autograd.grad(compiled(*arguments).float().sum(), q)[0]
+    torch.testing.assert_close(of_compiled, torch.autograd.grad(attend(*arguments).float().sum(), q)[0])
+
+
+def test_rows_of_lists() -> None:
+    bounds = torch.tensor(BOUNDS, dtype=torch.int32)
+    sequence, block = packed_list_rows(bounds, BOUNDS[-1])
+    assert sequence.tolist() == [0, 0, 0, -1, 2, 3, 3] and block.tolist() == [0, 1, 2, -1, 0, 0, 1]
+    assert sequence.shape == (ROWS,)
+    shifted, _ = packed_list_rows(bounds + 200, BOUNDS[-1] + 200)
+    assert [number for number in shifted.tolist() if number >= 0] == [0, 0, 0, 2, 3, 3]
+
+
+def test_lists_of_sequences_are_packed() -> None:
+    def alone(length: int) -> BlockLists:
+        rows = -(-length // 128)
+        counts = torch.arange(1, rows + 1, dtype=torch.int32).view(1, 1, rows)
+        return BlockLists(counts, torch.arange(rows, dtype=torch.int32).expand(1, 1, rows, rows), mask="causal")
+
+    given, packed = operands(), from_sequence_lists([alone(length) for length in LENGTHS], LENGTHS)
+    assert packed.kv_indices.shape == (1, 1, ROWS, 3)
+    found = varlen_attention(**given, pattern=packed, validate=True)
+    assert torch.equal(found, varlen_attention(**given, pattern=causal_lists(1)))
+    chosen = [TopK(torch.full((1, 1, -(-length // 128), 1), 0, dtype=torch.int32)) for length in LENGTHS]
+    assert from_sequence_lists(chosen, LENGTHS).kv_num_blocks.tolist() == [[[1, 1, 1, 0, 1, 1, 1]]]
+    with pytest.raises(ArgumentError, match="lists"):
+        from_sequence_lists(chosen[1:], LENGTHS)
+
+
+def wrong(**fields: Any) -> tuple[str, dict[str, Any]]:
+    pattern = causal_lists(1)
+    count, indices = pattern.kv_num_blocks, pattern.kv_indices
+    return {
+        "rows": ("kv_num_blocks", {"pattern": BlockLists(count[:, :, 1:], indices)}),
+        "heads": ("kv_num_blocks", {"pattern": BlockLists(count.expand(1, 3, -1), indices)}),
+        "type": ("kv_indices", {"pattern": BlockLists(count, indices.long())}),
+        "block": ("block", {"pattern": BlockLists(count, indices, block=(128, 32))}),
+        "mask": ("mask", {"pattern": BlockLists(count, indices, mask="q_idx >= kv_idx")}),
+        "value": ("kv_indices", {"pattern": BlockLists(count, indices + 1), "validate": True}),
+        "count": ("kv_num_blocks", {"pattern": BlockLists(count + 9, indices), "validate": True}),
+    }[fields["what"]]
+
+
+@pytest.mark.parametrize("what", ["rows", "heads", "type", "block", "mask", "value", "count"])
+def test_wrong_lists_are_refused_by_name(what: str) -> None:
+    name, changed = wrong(what=what)
+    with pytest.raises(ArgumentError, match=name):
+        varlen_attention(**operands(), **changed)
+
+
+def test_explain_names_the_kernels() -> None:
+    found = explain_varlen_attention(**operands(), pattern=causal_lists(1), arch="sm_90a", gradients=True)
+    assert {what: named.stem for what, named in found.kernels.items()} == {
+        "O": "h100_varlen_lists128_causal_d64_bf16",
+        "dQ alone": "h100_varlen_lists128_causal_d64_dq_bf16",
+        "dK and dV alone": "h100_varlen_lists128_causal_d64_dkdv_bf16",
+    }

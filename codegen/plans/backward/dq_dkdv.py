@@ -142,6 +142,8 @@ def _check(spec: AttentionBackwardSpec) -> None:
     require(spec.deterministic or not fixed_point, "deterministic", reason)
     reason = "is set; dQ of lists is summed in fixed point, which needs a bound of dS; use gradients: dq and dkdv"
     require(spec.score is None or not fixed_point, "score", reason)
+    reason = "is varlen; lists of packed sequences have two kernels: use gradients: dq and dkdv"
+    require(not (fixed_point and is_packed(spec)), "layout", reason)
     d = spec.head_dim
     require(not fixed_point or d % 64 == 0, "head_dim", f"is {d}; allowed with lists: 64, 128; use dq, dkdv")
     require(d in HEAD_DIMS, "head_dim", f"is {d}; allowed with gradients dq_dkdv: {_SIZES} (registers); use dq, dkdv")

@@ -25,6 +25,15 @@ Layout = Literal["padded", "varlen", "paged"]
 """
 
 
+def blocks_of(tokens: int, sequences: int, rows: int) -> int:
+    """Blocks of ``rows`` tokens of a head.
+
+    Sequence i of a packed batch has the blocks from cu_seqlens[i] / rows + i on, so that a kernel finds the sequence of
+    a block by a search in cu_seqlens. Up to one block of a sequence has no token.
+    """
+    return tokens // rows + sequences if sequences else -(-tokens // rows)
+
+
 @dataclass(frozen=True)
 class Lengths:
     """Source of the sequence lengths in a kernel.

@@ -6,7 +6,7 @@ from codegen.arch import ARCHS
 from codegen.expressions.nodes import PATTERN_VARIABLES
 from codegen.patterns import PATTERNS
 from codegen.plan import Param, i32, pointer, require
-from codegen.problem import LARGE_PAGE_ROWS, AttentionShape, BlockMaskShape, Lengths, SelectShape
+from codegen.problem import LARGE_PAGE_ROWS, AttentionShape, BlockMaskShape, Lengths, SelectShape, blocks_of
 from codegen.spec import AttentionBackwardSpec, AttentionSpec
 
 Q_LEN = i32("q_len", "queries per head")
@@ -127,15 +127,6 @@ def tiles_of(tokens: int, sequences: int, rows: int) -> int:
     sequence, the last one those behind the last. Up to one tile of a segment has no token.
     """
     return tokens // rows + sequences + GAPS if sequences else -(-tokens // rows)
-
-
-def blocks_of(tokens: int, sequences: int, rows: int) -> int:
-    """Blocks of ``rows`` tokens of a head.
-
-    Sequence i of a packed batch has the blocks from cu_seqlens[i] / rows + i on, so that a kernel finds the sequence of
-    a block by a search in cu_seqlens. Up to one block of a sequence has no token.
-    """
-    return tokens // rows + sequences if sequences else -(-tokens // rows)
 
 
 def query_tiles(shape: AttentionShape, tile_queries: int) -> int:

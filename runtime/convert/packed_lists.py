@@ -3,12 +3,56 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
+from codegen.problem import blocks_of
 from runtime.errors import ArgumentError
-from runtime.packed_rows import packed_list_rows
 from runtime.patterns import BlockLists, TopK
+
+BLOCKS = (64, 128)
+"""Sizes of the blocks of such lists."""
+
+
+def packed_list_rows(cu_seqlens_q: torch.Tensor, tokens: int, block_q: int = 128) -> tuple[torch.Tensor, torch.Tensor]:
+    """The sequence and the query block of each row of lists in packed sequences.
+
+    The lists of sequence s begin at row ``cu_seqlens_q[s] // block_q + s``, and there are ``tokens // block_q +
+    sequences`` rows. So a kernel finds the list of a block without a scan of the lengths. Up to one row of a sequence
+    has no block. Its list is not read.
+
+    Nothing is synchronized.
+
+    Args:
+        cu_seqlens_q: int32 (sequences + 1,), as of ``varlen_attention``.
+        tokens: those of q.
+        block_q: queries of a block, 64 or 128.
+
+    Returns:
+        Two int32 (rows,) tensors on the device of the bounds: the sequence, and the block within it. Both are -1 for a
+        row without a block.
+
+    Raises:
+        ArgumentError: naming the argument.
+    """
+    if not isinstance(cu_seqlens_q, torch.Tensor) or cu_seqlens_q.dim() != 1 or cu_seqlens_q.shape[0] < 2:
+        has = tuple(cu_seqlens_q.shape) if isinstance(cu_seqlens_q, torch.Tensor) else type(cu_seqlens_q).__name__
+        raise ArgumentError("cu_seqlens_q", f"is {has}, expected a tensor (sequences + 1,)")
+    if not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 0:
+        raise ArgumentError("tokens", f"is {tokens!r}, expected an integer, 0 or more")
+    if block_q not in BLOCKS:
+        raise ArgumentError("block_q", f"is {block_q!r}; allowed: 64, 128")
+    bounds = cu_seqlens_q.clamp(0, tokens).long()
+    sequences = bounds.shape[0] - 1
+    places = torch.arange(sequences, device=bounds.device)
+    firsts = bounds[:-1] // block_q + places
+    row = torch.arange(blocks_of(tokens, sequences, block_q), device=bounds.device)
+    sequence = torch.searchsorted(firsts, row, right=True) - 1
+    at = sequence.clamp(min=0)
+    block = row - firsts[at]
+    exists = (sequence >= 0) & (block * block_q < bounds[at + 1] - bounds[at])
+    return torch.where(exists, sequence, -1).int(), torch.where(exists, block, -1).int()
 
 
 def from_sequence_lists(lists: Sequence[BlockLists | TopK], lengths: Sequence[int]) -> BlockLists:
@@ -28,6 +72,23 @@ def from_sequence_lists(lists: Sequence[BlockLists | TopK], lengths: Sequence[in
     Raises:
         ArgumentError: naming the argument.
     """
+    _check_alike(lists, lengths)
+    first = lists[0]
+    if isinstance(first, TopK):
+        indices = _packed("kv_indices", [each.kv_indices for each in lists], lengths, first.block[0])
+        counts = (indices >= 0).int().cumprod(3).sum(3, dtype=torch.int32)
+        return BlockLists(counts, indices, block=first.block)
+    names = ["kv_num_blocks", "kv_indices"]
+    if any(getattr(each, "full_kv_indices", None) is not None for each in lists):
+        names += ["full_kv_num_blocks", "full_kv_indices"]
+    found: dict[str, Any] = {
+        name: _packed(name, [getattr(each, name) for each in lists], lengths, first.block[0]) for name in names
+    }
+    return BlockLists(**found, block=first.block, mask=first.mask)
+
+
+def _check_alike(lists: Sequence[BlockLists | TopK], lengths: Sequence[int]) -> None:
+    """Refuse patterns of different kinds."""
     if not lists or len(lists) != len(lengths):
         raise ArgumentError("lists", f"has {len(lists)} patterns, lengths has {len(lengths)}: pass one for each length")
     first = lists[0]
@@ -35,37 +96,25 @@ def from_sequence_lists(lists: Sequence[BlockLists | TopK], lengths: Sequence[in
         same = type(each) is type(first) and isinstance(each, BlockLists | TopK) and each.block == first.block
         if not same or getattr(each, "mask", "") != getattr(first, "mask", ""):
             raise ArgumentError("lists", f"number {number} is {each}, the first one is {first}: expected one kind")
-    device = first.kv_indices.device
+
+
+def _packed(name: str, parts: list[torch.Tensor | None], lengths: Sequence[int], block_q: int) -> torch.Tensor:
+    """One tensor of the lists of all sequences: counts are filled up with 0, lists with -1."""
+    given = [part for part in parts if part is not None]
+    if len(given) < len(parts):
+        raise ArgumentError(name, "is missing in some lists: pass it in all or in none")
     bounds = torch.tensor([0, *lengths], dtype=torch.int64).cumsum(0).int()
-    sequence, block = (t.tolist() for t in packed_list_rows(bounds, int(bounds[-1]), first.block[0]))
-
-    def packed(parts: list[torch.Tensor], name: str) -> torch.Tensor:
-        width = max(part.shape[3] for part in parts) if parts[0].dim() == 4 else 0
-        heads = max(part.shape[1] for part in parts)
-        shape = (1, heads, len(sequence), *([width] if parts[0].dim() == 4 else []))
-        made = torch.full(shape, -1 if width or parts[0].dim() == 4 else 0, dtype=torch.int32, device=device)
-        for number, (part, length) in enumerate(zip(parts, lengths, strict=True)):
-            rows = -(-length // first.block[0])
-            if part.shape[0] != 1 or part.shape[1] not in (1, heads) or part.shape[2] != rows:
-                what = f"of sequence {number} has shape {tuple(part.shape)}"
-                raise ArgumentError(name, f"{what}, expected (1, 1 or {heads}, {rows}, ...)")
-            if rows:
-                at = sequence.index(number)
-                assert block[at] == 0
-                made[:, :, at : at + rows, *([slice(part.shape[3])] if part.dim() == 4 else [])] = part
-        return made
-
-    if isinstance(first, TopK):
-        indices = packed([each.kv_indices for each in lists], "kv_indices")
-        counts = (indices >= 0).int().cumprod(3).sum(3, dtype=torch.int32)
-        return BlockLists(counts, indices, block=first.block)
-    names = ["kv_num_blocks", "kv_indices"]
-    if any(each.full_kv_indices is not None for each in lists):  # type: ignore[union-attr]
-        names += ["full_kv_num_blocks", "full_kv_indices"]
-    found = {}
-    for name in names:
-        parts = [getattr(each, name) for each in lists]
-        if any(part is None for part in parts):
-            raise ArgumentError(name, "is missing in some lists: pass it in all or in none")
-        found[name] = packed(parts, name)
-    return BlockLists(**found, block=first.block, mask=first.mask)  # type: ignore[union-attr]
+    sequence = packed_list_rows(bounds, int(bounds[-1]), block_q)[0].tolist()
+    heads, widths = max(part.shape[1] for part in given), [part.shape[3] for part in given if part.dim() == 4]
+    shape = (1, heads, len(sequence), *([max(widths)] if widths else []))
+    made = torch.full(shape, -1 if widths else 0, dtype=torch.int32, device=given[0].device)
+    for number, (part, length) in enumerate(zip(given, lengths, strict=True)):
+        rows = -(-length // block_q)
+        if part.shape[0] != 1 or part.shape[1] not in (1, heads) or part.shape[2] != rows:
+            what = f"of sequence {number} has shape {tuple(part.shape)}"
+            raise ArgumentError(name, f"{what}, expected (1, 1 or {heads}, {rows}, ...)")
+        if rows:
+            at = sequence.index(number)
+            place = made[:, :, at : at + rows]
+            (place[..., : widths[number]] if widths else place).copy_(part)
+    return made

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from codegen.patterns import IndexTensor
-from codegen.plans.lengths import blocks_of
+from codegen.problem import blocks_of
 from codegen.spec import AttentionSpec
 from runtime.checks import check_dense
 from runtime.errors import ArgumentError
@@ -122,7 +122,7 @@ class IndexArguments:
         return [(fixed, (dim,)) if isinstance(dim, int) else (labels.get(dim, dim), sizes[dim]) for dim in spec.dims]
 
     def _sequences_of(self, given: dict[str, Any]) -> int:
-        """Packed sequences by the shape of their bounds, which may not be checked yet; 0 where there are none."""
+        """Packed sequences by the shape of their bounds, which may not be checked yet; 0 for padded sequences."""
         bounds = given.get("cu_seqlens_q") if self.spec.layout == "varlen" else None
         return max(0, bounds.shape[0] - 1) if isinstance(bounds, torch.Tensor) and bounds.dim() == 1 else 0
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from codegen.plans.lengths import blocks_of
+from codegen.problem import blocks_of
 from codegen.scored_pattern import ScoredPattern
 from runtime.checks import check_dense
+from runtime.convert.packed_lists import BLOCKS, packed_list_rows
 from runtime.errors import ArgumentError
-from runtime.packed_rows import BLOCKS, packed_list_rows
 from runtime.patterns import BlockLists, Pattern, TopK, operator_text
 
 Lists = tuple[torch.Tensor | None, ...]

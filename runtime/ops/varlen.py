@@ -56,7 +56,9 @@ def varlen_attention(
         k: (key tokens, kv_heads, head_dim); heads is a multiple of kv_heads.
         v: as k. Where a sequence ends within a tile of keys, the kernel multiplies the values behind it by 0: they
             must be finite. Of a call with gradients this holds for q, k, v and the gradient of the result.
-        pattern: ``Dense``, ``Causal``, ``SlidingWindow`` or ``SinkWindow`` of ``runtime.patterns``; or ``KeyLists``: of
+        pattern: ``Dense``, ``Causal``, ``SlidingWindow`` or ``SinkWindow`` of ``runtime.patterns``. Or ``BlockLists``
+            with ``mask`` none or causal, or ``TopK``, on Hopper: blocks have 64 or 128 queries and keys and are counted
+            within each sequence, and ``convert.packed_list_rows`` has the rows of the lists. Or ``KeyLists``: of
             the keys up to its own position, each query sees those of its list. Entries count from the first key of a
             sequence. head_dim is then 64, 128, 192 or 256; gradients have heads of 64 or 128 in groups of 4, 8 or 16,
             entries of 64 or 128 keys, no softcap and no sinks, and need a kernel with a receipt.
@@ -68,7 +70,7 @@ def varlen_attention(
         sink: float32 (heads,), a logit that joins the sum of each row of its head.
         return_lse: whether to return the log-sum-exp too.
         out: (tokens, heads, head_dim), where to write the result; it overlaps no input. Not with gradients.
-        validate: also check the values of the bounds. Synchronizes.
+        validate: also check the values of the bounds and of block lists. Synchronizes.
         deterministic: gradients have the same bits in every call. If False, they may be summed in any order if that is
             faster. ``torch.use_deterministic_algorithms(True)`` has precedence.
 

@@ -14,8 +14,8 @@ from codegen.spec import AttentionSpec
 from codegen.varlen_cases import VarlenCase
 from runtime.kernels.arguments import TORCH_DTYPES
 from runtime.kernels.attention import AttentionKernel
-from runtime.verify import attention
 from runtime.verify.common import Outcome, generator, max_error, poisoned_memory, tolerance, torch_attention
+from runtime.verify.multiplicity import Inputs, multiplicity
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class VarlenInputs:
     sink: torch.Tensor | None
     lists: tuple[torch.Tensor | None, ...] = ()
 
-    def of_call(self) -> tuple[torch.Tensor | None, ...]:
+    def of_call(self) -> tuple[Any, ...]:
         """The tensors that a call of a kernel takes by place."""
         return (self.q, self.k, self.v, *self.lists, self.cu_seqlens_q, self.cu_seqlens_k)
 
@@ -131,8 +131,8 @@ def _weights(spec: AttentionSpec, case: VarlenCase, inputs: VarlenInputs, number
         return torch.zeros((case.heads, q_len, kv_len), dtype=torch.float64, device=inputs.q.device)
     alone = Case(case.name, heads=case.heads, kv_heads=case.kv_heads, q_len=q_len, kv_len=kv_len)
     lists = lists_of(spec, inputs, number, rows.start, q_len)
-    of_one = attention.Inputs(inputs.q[:, :, rows], inputs.k, inputs.v, lists, None, numbers=numbers_of(spec, case))
-    return attention.multiplicity(spec.model_copy(update={"layout": "padded"}), alone, of_one)[0]
+    of_one = Inputs(inputs.q[:, :, rows], inputs.k, inputs.v, lists, None, numbers=numbers_of(spec, case))
+    return multiplicity(spec.model_copy(update={"layout": "padded"}), alone, of_one)[0]
 
 
 def numbers_of(spec: AttentionSpec, case: VarlenCase) -> dict[str, Any]:

@@ -14,9 +14,9 @@ from codegen.varlen_cases import VarlenCase
 from runtime.kernels.arguments import TORCH_DTYPES
 from runtime.kernels.attention_backward import AttentionBackwardKernel
 from runtime.verify import attention_backward
-from runtime.verify.attention import Inputs
 from runtime.verify.attention_backward import RELATIVE_LARGEST, Gradients
 from runtime.verify.common import RELATIVE_TO_TORCH, Outcome, generator, max_error, poisoned_memory, worst
+from runtime.verify.multiplicity import Inputs
 from runtime.verify.varlen import VarlenInputs, lists_of, make_inputs, numbers_of
 
 _OF_QUERIES = ("dq",)

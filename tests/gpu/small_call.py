@@ -178,7 +178,8 @@ def _attention(spec: AttentionSpec, draw: Any, device: str, listed: int = LISTED
     lengths = [torch.tensor([LENGTH - 101], dtype=torch.int32)] if spec.kv_lengths else []
     if spec.layout == "varlen":  # one sequence is empty
         bounds = torch.tensor([0, 101, 101, LENGTH - 37, LENGTH], dtype=torch.int32).to(device)
-        return [q, k, v, bounds, bounds.clone()], more
+        lists = _packed_lists(spec, 4, listed) if spec.pattern.lists else []
+        return [q, k, v, *(tensor.to(device) for tensor in lists), bounds, bounds.clone()], more
     block = spec.pattern.fixed_block
     if block is None:  # one value for each batch, if there are tensors
         values = (torch.tensor([LENGTH // 2 + 3], dtype=torch.int32) for _ in spec.pattern.index_tensors)
@@ -198,6 +199,15 @@ def _attention(spec: AttentionSpec, draw: Any, device: str, listed: int = LISTED
     if lengths:  # by name, as the second list is left out
         more["kv_lengths"] = lengths[0].to(device)
     return [q, k, v, counts.to(device), numbers.to(device)], more
+
+
+def _packed_lists(spec: AttentionSpec, sequences: int, listed: int) -> list[torch.Tensor]:
+    """Return counts and lists for packed sequences, with entries that repeat and that there are not."""
+    block = spec.pattern.fixed_block
+    assert block is not None
+    rows, columns = LENGTH // block.q + sequences, -(-LENGTH // block.kv)
+    counts = torch.randint(0, listed + 1, (1, HEADS, rows)).int()
+    return [counts, torch.randint(-1, columns + 1, (1, HEADS, rows, listed)).int()] * 2
 
 
 def _paged(spec: PagedAttentionSpec | AttentionSpec, draw: Any, device: str) -> Arguments:

@@ -441,10 +441,10 @@ def test_opcheck() -> None:
     text, sink = Causal().spec_json, torch.zeros(4, device="cuda")
     checks = ("test_schema", "test_faketensor", "test_autograd_registration", "test_aot_dispatch_static")
     forward = OPERATORS.varlen_attention.default
-    torch.library.opcheck(forward, (*tensors, bounds, bounds, sink, text), {"lse": True}, test_utils=checks)
+    torch.library.opcheck(forward, (*tensors, bounds, bounds, sink, [], text), {"lse": True}, test_utils=checks)
     q, k, v = (t.detach() for t in tensors)
-    out, lse = forward(q, k, v, bounds, bounds, None, text, lse=True)
-    given = (torch.randn_like(out), q, k, v, bounds, bounds, out, lse, torch.randn_like(lse), sink, text)
+    out, lse = forward(q, k, v, bounds, bounds, None, [], text, lse=True)
+    given = (torch.randn_like(out), q, k, v, bounds, bounds, out, lse, torch.randn_like(lse), sink, [], text)
     backward = OPERATORS.varlen_attention_backward.default
     for options in ({}, {"dsink": True}, {"dq": False}, {"dkdv": False}):
         torch.library.opcheck(backward, given, options, test_utils=checks[:2])

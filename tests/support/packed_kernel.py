@@ -20,7 +20,7 @@ from runtime.kernels.gradient_statistics import LOG2_E
 from runtime.ops import attention_checks, attention_gradients, varlen_calls, varlen_differentiated, varlen_gradients
 
 
-def seen_by(pattern: str, q: Any, k: Any, lists: Any, of_q: Any, of_k: Any) -> torch.Tensor:
+def seen_by(pattern: str, q: Any, k: Any, of_q: Any, of_k: Any, lists: Any = ()) -> torch.Tensor:
     """How often each query sees each key: (1, heads, tokens, key tokens)."""
     seen = torch.zeros((1, q.shape[1], q.shape[2], k.shape[2]))
     model = scored_pattern(pattern).pattern
@@ -85,7 +85,7 @@ class PackedKernel:
         self.calls.append({"q": q, "out": out, "sink": sink, "return_lse": return_lse})
         *lists, of_q, of_k = indices
         assert (sink is not None) == self.spec.sink
-        seen = seen_by(pattern_text(self.spec.pattern, numbers), q, k, lists, of_q, of_k)
+        seen = seen_by(pattern_text(self.spec.pattern, numbers), q, k, of_q, of_k, lists)
         found, lse = attention_oracle.attention(q, k, v, seen, scale=scale, softcap=self.spec.softcap, sink=sink)
         outside = ~_inside(of_q, q.shape[2])
         unwritten = torch.nan if out is None else out[:, :, outside].clone()
@@ -124,7 +124,7 @@ class PackedBackwardKernel:
         outside = ~_inside(of_q, q.shape[2])
         out, lse = out.clone(), lse.clone()
         out[:, :, outside], lse[:, :, outside] = 0.0, -torch.inf
-        seen = seen_by(pattern_text(self.spec.pattern, numbers), q, k, lists, of_q, of_k)
+        seen = seen_by(pattern_text(self.spec.pattern, numbers), q, k, of_q, of_k, lists)
         options = {"dlse": dlse, "scale": scale, "softcap": self.spec.softcap}
         grads = attention_oracle.gradients(q, k, v, out, lse, dout, seen, **options)
         made = {name: _like(t).copy_(grads[name]) for name, t in (("dq", q), ("dk", k), ("dv", v))}

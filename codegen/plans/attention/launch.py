@@ -9,8 +9,8 @@ from codegen.plans.attention.order import heads_in_l2
 from codegen.plans.attention.query_order import order_search
 from codegen.plans.attention.sizes import Sizes
 from codegen.plans.attention.split_kv import split_memory, splits_of
-from codegen.plans.lengths import blocks_of, length_numbers, paged_numbers, query_tiles
-from codegen.problem import COUNTER_BYTES, SCHEDULER_BYTES, SCHEDULER_COUNTERS, AttentionShape, LaunchArgs
+from codegen.plans.lengths import length_numbers, paged_numbers, query_tiles
+from codegen.problem import COUNTER_BYTES, SCHEDULER_BYTES, SCHEDULER_COUNTERS, AttentionShape, LaunchArgs, blocks_of
 from codegen.spec import AttentionBackwardSpec, AttentionSpec
 from codegen.stream_k import StreamK
 

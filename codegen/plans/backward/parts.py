@@ -24,14 +24,13 @@ from codegen.plans.lengths import (
     GAPS,
     Q_LEN,
     VARLEN_PARAMS,
-    blocks_of,
     check_layout,
     kv_len_params,
     length_numbers,
     lengths_of,
     tiles_of,
 )
-from codegen.problem import AttentionShape, LaunchArgs
+from codegen.problem import AttentionShape, LaunchArgs, blocks_of
 from codegen.spec import AttentionBackwardSpec
 from codegen.tile_rules import Fits, Rule, check_tile
 

@@ -29,6 +29,7 @@ HOPPER: dict[str, Any] = {
     "tile": {"m": 128, "n": 128},
     "layout": "varlen",
 }
+LISTS = {"kind": "block_lists", "block": {"q": 128, "kv": 128}}
 ADA = {**HOPPER, "arch": "sm_89", "mma": "mma", "tile": {"m": 64, "n": 64}}
 PROGRAM = """\
 #include <algorithm>
@@ -75,6 +76,11 @@ def test_a_launch_has_room_for_the_tiles_of_every_sequence(fields: dict[str, Any
     ("changes", "says"),
     [
         ({"pattern": {"kind": "prefix_lm"}}, "pattern.kind: is prefix_lm, which is not written for layout varlen"),
+        (
+            {"pattern": {**LISTS, "mask": "bits"}},
+            "pattern.mask: is not written for layout varlen; allowed: none, causal",
+        ),
+        ({**ADA, "pattern": LISTS}, "arch: is sm_89; lists in packed sequences are for: sm_90a"),
         ({"kv_lengths": True}, "kv_lengths: is not written for layout varlen; leave it out"),
         ({"pack_gqa": 2}, "pack_gqa: is not written"),
         ({"pattern": {"kind": "dense"}, "stream_k_tail": True}, "stream_k_tail"),
@@ -90,7 +96,9 @@ def test_what_is_not_written_for_packed_sequences_is_refused(changes: dict[str, 
         plan_of(HOPPER, **changes)
 
 
-@pytest.mark.parametrize("kind", [name for name, pattern in PATTERNS.items() if pattern.packs_sequences])
+@pytest.mark.parametrize(
+    "kind", [name for name, pattern in PATTERNS.items() if pattern.packs_sequences and not pattern.lists]
+)
 @pytest.mark.parametrize("fields", [HOPPER, ADA], ids=["sm_90a", "sm_89"])
 def test_nothing_behind_the_search_reads_the_lengths_of_all_sequences(fields: dict[str, Any], kind: str) -> None:
     source = generate(find_spec({**fields, "pattern": {"kind": kind}})).source

@@ -174,11 +174,11 @@ def test_opcheck() -> None:
     keys = torch.tensor([0, 30, 40], dtype=torch.int32)
     forward, backward = OPERATORS.varlen_attention.default, OPERATORS.varlen_attention_backward.default
     for options in ({}, {"lse": True}):
-        torch.library.opcheck(forward, (*tensors, tokens, keys, sink, text), options, test_utils=checks)
+        torch.library.opcheck(forward, (*tensors, tokens, keys, sink, [], text), options, test_utils=checks)
     q, k, v = (t.detach() for t in tensors)
-    out, lse = forward(q, k, v, tokens, keys, None, text, lse=True)
+    out, lse = forward(q, k, v, tokens, keys, None, [], text, lse=True)
     for dlse in (None, torch.randn_like(lse)):
-        given = (torch.randn_like(out), q, k, v, tokens, keys, out, lse, dlse, sink, text)
+        given = (torch.randn_like(out), q, k, v, tokens, keys, out, lse, dlse, sink, [], text)
         for options in ({}, {"dsink": True}, {"dq": False}, {"dkdv": False}):
             torch.library.opcheck(backward, given, options, test_utils=checks)
 

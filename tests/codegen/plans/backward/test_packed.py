@@ -70,7 +70,7 @@ def test_one_kernel_sums_steps_of_all_sequences(deterministic: bool) -> None:
         ({"pattern": {"kind": "prefix_lm"}}, "pattern.kind: is prefix_lm, which is not written for layout varlen"),
         (
             {"pattern": {"kind": "strided", "stride": 2, "local": 0, "block": 64}},
-            "pattern.kind: is strided, .*; allowed: causal",
+            "pattern.kind: is strided, .*; allowed: block_lists, causal",
         ),
         ({"kv_lengths": True}, "kv_lengths: is not written for layout varlen; leave it out"),
         ({"score": {"value": "score + 1"}}, "score: is not written for layout varlen; leave it out"),
@@ -89,7 +89,8 @@ def test_what_is_not_written_is_refused(changes: dict[str, Any], says: str) -> N
 
 def test_patterns_of_packed_sequences_have_gradients() -> None:
     for kind in (name for name, pattern in PATTERNS.items() if pattern.packs_sequences):
-        pattern = pattern_of({"kind": kind})
+        block = {"block": {"q": 128, "kv": 128}} if PATTERNS[kind].lists else {}
+        pattern = pattern_of({"kind": kind, **block})
         check_gradient(pattern)
         options: dict[str, Any] = {"arch": "sm_90a", "dtype": "fp16", "head_dim": 64}
         padded, packed = (backward_kernels(pattern, **options, layout=layout) for layout in ("padded", "varlen"))

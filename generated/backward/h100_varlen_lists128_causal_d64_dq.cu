@@ -1,0 +1,809 @@
+// Generated from specs/backward/h100_varlen_lists128_causal_d64_dq.yaml. Do not edit:
+// change the spec or a template, then run
+//     codegen render specs/backward/h100_varlen_lists128_causal_d64_dq.yaml
+// spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq","head_dim":64,"layout":"varlen","mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
+// spec hash: 5d083eabba992faf2c7a090b320bca943494598f7ad6394c906de80a1cec0041
+// seal: sha256 08eb9beeaa91c99ce78919b058e2bfd49387fb9a4c9566649244ea09514875e1
+
+// Attention backward for sm_90a, gradient of Q
+// over the listed key blocks of the pattern in each sequence:
+//   P = exp(scale * Q K^T - LSE),  dS = P (dO V^T - delta),  dQ = scale * dS K
+// Each thread block accumulates the contributions of all keys to its queries, in a fixed order and without
+// floating-point atomics: results are bitwise reproducible.
+//
+// Roles
+//   warpgroup 0      producer. Warp 0 fills the rings of K and V by TMA, and loads Q and dO.
+//   warpgroups 1..   consumers. Each owns 64 queries: S = Q K^T and dP = dO V^T from shared memory,
+//                    dQ += dS K with dS in registers, as A operand.
+//
+// Barriers (full: the data has arrived; empty: the buffer may be overwritten)
+//   q_full                     Q and dO of the tile
+//   kv_full[i], kv_empty[i]    stage i of the rings of K and V, and the metadata of its loads
+//
+// Pipeline of a consumer: S of a step is issued while dQ of the previous step runs; the weights are computed while dO's
+// product runs.
+//
+// Symbols
+//   tile        kTileM queries of one head, processed by one thread block
+//   step        kTileN keys: one key block
+//   s, dp       S and dP: 64 queries of the warpgroup x kTileN keys; ds_frag: dS in 16 bits, as A operand
+//   A thread holds rows r and r + 8 of its warp's 16 (r = lane / 4), columns 8 j + 2 (lane % 4) + {0, 1}.
+
+using int64 = long long;
+using uint32 = unsigned int;
+
+// Stands for CUtensorMap: 128 opaque bytes (PTX ISA, "Tensor-Map"), 64-byte aligned (driver API,
+// cuTensorMapEncodeTiled). The comments of parameters of this type give the dimensions, innermost first, the box of one
+// copy, and the bytes of the swizzle.
+struct alignas(64) TensorMap {
+  unsigned char bytes[128];
+};
+
+struct RowStats;
+constexpr int kHeadDim = 64;  // elements per head
+constexpr int kTileM = 128;  // query rows of a tile
+constexpr int kTileN = 128;  // keys per step
+constexpr int kSubTileRows = 128;  // queries of a tile, over one range of keys
+constexpr int kStages = 2;  // depth of the ring
+constexpr int kConsumerWarpgroups = 2;  // warpgroups that compute, 64 queries each
+constexpr int kThreads = 384;  // warpgroup 0 produces, the others consume
+constexpr int kProducerRegisters = 40;  // registers per producer thread
+constexpr int kConsumerRegisters = 232;  // registers per consumer thread
+constexpr int kGroupColumns = 64;  // columns of a group: one 128-byte swizzled row
+constexpr int kGroups = 1;  // column groups of a head
+constexpr int kQGroupBytes = 16384;  // bytes of one column group of Q, or of dO
+constexpr int kKvGroupBytes = 16384;  // bytes of one column group of K or V
+constexpr int kQBytes = 16384;  // bytes of Q, or of dO, of a tile
+constexpr int kKvBytes = 16384;  // bytes of K, or of V, of a step
+constexpr int kStatsRows = 128;  // rows of a block of statistics: those of the largest tile or step
+constexpr int kStatsSpare = 2;  // blocks of statistics of a segment, besides those that its tokens fill
+constexpr int kPrologueThreads = 1024;  // threads per block of the prologue
+constexpr int kRowLanes = 8;  // threads per row in the prologue, 16 bytes each
+constexpr int kBlockKeys = 128;  // keys of a listed block
+
+// Dynamic shared memory: 98376 bytes. Byte offsets:
+constexpr int kQOffset = 0;  // 16384 bytes: Q of the tile in column groups; then staging of dQ
+constexpr int kDoutOffset = 16384;  // 16384 bytes: dO of the tile
+constexpr int kKOffset = 32768;  // 32768 bytes: K ring
+constexpr int kVOffset = 65536;  // 32768 bytes: V ring
+constexpr int kBarriersOffset = 98304;  // 40 bytes: mbarriers
+constexpr int kStepMetaOffset = 98344;  // 8 bytes: metadata of the steps in the ring
+constexpr int kSegmentOffset = 98352;  // 24 bytes: segment of the tile
+
+constexpr int kKvFullBarrier = kBarriersOffset;
+constexpr int kKvEmptyBarrier = kKvFullBarrier + 8 * kStages;
+constexpr int kQFullBarrier = kKvEmptyBarrier + 8 * kStages;
+constexpr int kWarpgroupThreads = 128, kWarpsPerWarpgroup = 4;
+constexpr int kWarpgroupRows = 64;  // rows of one wgmma
+constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared memory: the span of the swizzle
+constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer warpgroup w: this + w; 0 is __syncthreads
+constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
+constexpr float kLog2E = 1.44269504088896f;
+
+// Launch: 384 threads per block, 98376 bytes of dynamic shared memory.
+// Grid: one thread block for each tile.
+// Prologue, with the same parameters: h100_varlen_lists128_causal_d64_dq_prologue, 1024 threads per block.
+struct Params {
+  TensorMap q_map;  // Q (head_dim, q_len, heads, batch): box 64 x 128 x 1 x 1, swizzle 128
+  TensorMap k_map;  // K (head_dim, kv_len, kv_heads, batch): box 64 x 128 x 1 x 1, swizzle 128
+  TensorMap v_map;  // V, as K: box 64 x 128 x 1 x 1, swizzle 128
+  TensorMap dout_map;  // dO, as Q: box 64 x 128 x 1 x 1, swizzle 128
+  TensorMap dq_map;  // dQ, as Q: box 64 x 64 x 1 x 1, swizzle 128
+  unsigned short* dq;  // dQ, as Q
+  int64 dq_head_stride;  // head stride, in elements
+  int64 dq_row_stride;  // row stride, in elements
+  const unsigned short* out;  // O (tokens, heads, head_dim)
+  int64 out_head_stride;  // head stride, in elements
+  int64 out_row_stride;  // row stride, in elements
+  const unsigned short* dout;  // dO, as O
+  int64 dout_head_stride;  // head stride, in elements
+  int64 dout_row_stride;  // row stride, in elements
+  const float* lse;  // log-sum-exp of the forward, (heads, tokens) contiguous
+  const float* dlse;  // gradient of the log-sum-exp, as lse; 0 if null
+  RowStats* stats;  // statistics of all rows, (heads, padded_q_len)
+  const int* kv_num_blocks;  // number of partial key blocks
+  int64 kv_num_blocks_batch_stride;  // batch stride, in elements (0: shared)
+  int64 kv_num_blocks_head_stride;  // head stride, in elements (0: shared)
+  int64 kv_num_blocks_row_stride;  // query block stride, in elements
+  const int* kv_indices;  // partial key blocks
+  int64 kv_indices_batch_stride;  // batch stride, in elements (0: shared)
+  int64 kv_indices_head_stride;  // head stride, in elements (0: shared)
+  int64 kv_indices_row_stride;  // query block stride, in elements
+  int kv_indices_length;  // entries per list
+  const int* full_kv_num_blocks;  // number of full key blocks
+  int64 full_kv_num_blocks_batch_stride;  // batch stride, in elements (0: shared)
+  int64 full_kv_num_blocks_head_stride;  // head stride, in elements (0: shared)
+  int64 full_kv_num_blocks_row_stride;  // query block stride, in elements
+  const int* full_kv_indices;  // full key blocks
+  int64 full_kv_indices_batch_stride;  // batch stride, in elements (0: shared)
+  int64 full_kv_indices_head_stride;  // head stride, in elements (0: shared)
+  int64 full_kv_indices_row_stride;  // query block stride, in elements
+  int full_kv_indices_length;  // entries per list
+  const int* cu_seqlens_q;  // bounds of the sequences in q: first tokens, then the end of the last
+  const int* cu_seqlens_k;  // bounds of the sequences in k and v
+  int query_blocks;  // query blocks per head: rows of the lists
+  int q_len;  // queries of all sequences
+  int kv_len;  // keys of all sequences
+  int sequences;  // sequences: one less than cu_seqlens_q has entries
+  int padded_q_len;  // rows of statistics per head: all tokens, and at least 128 rows of padding behind each sequence
+  int heads;  // query heads
+  int heads_per_kv_head;  // query heads per K/V head
+  int query_tiles;  // tiles of kTileM queries per head
+  int head_chunks;  // 16-byte chunks per row of a head
+  float scale_log2;  // scale * log2(e); the host checks that it is positive
+  float scale;  // the softmax scale
+};
+
+// A bound of the segments of the tokens of Q or of K: 0, the bounds of the sequences, clamped to the tensor, and its
+// end.
+__device__ __forceinline__ int bound_of(const Params& p, const int* bounds, int tokens, int index) {
+  if (index < 0 || index > p.sequences) return index < 0 ? 0 : tokens;
+  return max(0, min(__ldg(bounds + index), tokens));
+}
+
+// A segment of the tokens: a sequence; or what lies before the first one (batch -1) or behind the last one (batch
+// p.sequences), where no query sees a key. An end below its begin counts as an empty segment.
+struct Segment {
+  int batch;
+  int q_begin, queries;  // tokens in Q
+  int kv_begin, keys;    // and in K
+  int visible_keys;
+
+  __device__ __forceinline__ Segment(const Params& p, const int* q_bounds, const int* k_bounds, int batch)
+      : batch(batch) {
+    q_begin = bound_of(p, q_bounds, p.q_len, batch);
+    queries = max(bound_of(p, q_bounds, p.q_len, batch + 1) - q_begin, 0);
+    kv_begin = bound_of(p, k_bounds, p.kv_len, batch);
+    keys = max(bound_of(p, k_bounds, p.kv_len, batch + 1) - kv_begin, 0);
+    visible_keys = is_sequence(p) ? keys : 0;
+  }
+  __device__ __forceinline__ bool is_sequence(const Params& p) const { return 0 <= batch && batch < p.sequences; }
+  // Index of a query in a (heads, tokens) tensor.
+  __device__ __forceinline__ int64 row(const Params& p, int head, int query) const {
+    return static_cast<int64>(head) * p.q_len + q_begin + query;
+  }
+  // Index of the statistics of the first query. Rows of a segment begin at a multiple of kStatsRows, with at least as
+  // many rows of padding behind them, so that tiles and steps read no statistics of the next segment.
+  __device__ __forceinline__ int64 stats_row(const Params& p, int head) const {
+    const int block = q_begin / kStatsRows + (batch + 1) * kStatsSpare;
+    return static_cast<int64>(head) * p.padded_q_len + block * kStatsRows;
+  }
+};
+
+// The segment of the thread block's tile, in shared memory: consumers and producer have no registers for it.
+__device__ __forceinline__ Segment& tile_segment() {
+  extern __shared__ __align__(1024) unsigned char shared_memory[];  // the kernel's `shared`
+  return *reinterpret_cast<Segment*>(shared_memory + kSegmentOffset);
+}
+
+// Lengths of that segment, or of another one.
+struct SeqlenInfo {
+  const Segment& segment;
+
+  __device__ __forceinline__ SeqlenInfo(const Params& p, int batch) : segment(tile_segment()) {}
+  __device__ __forceinline__ explicit SeqlenInfo(const Segment& segment) : segment(segment) {}
+  // Number of queries.
+  __device__ __forceinline__ int q_len() const { return segment.queries; }
+  // Number of keys.
+  __device__ __forceinline__ int kv_len() const { return segment.keys; }
+  // Position of a query among the keys: the last query is at the last key.
+  __device__ __forceinline__ int position(int query) const { return query + kv_len() - q_len(); }
+  // End of the visible keys.
+  __device__ __forceinline__ int kv_end() const { return segment.visible_keys; }
+};
+
+// Segment of a tile of `rows` tokens of Q or of K, counted from 0, by binary search. The tiles of segment i begin at
+// begin / rows + i * kSpare: enough for its tokens, and at least kSpare - 1 more, which have none.
+template <int kSpare>
+__device__ __forceinline__ int segment_of_tile(const Params& p, const int* bounds, int tile, int rows) {
+  int first = 0, count = p.sequences + 2;  // candidates: first to first + count - 1
+  while (count > 1) {
+    const int half = count / 2, middle = first + half;
+    const bool behind = __ldg(bounds + middle - 1) / rows + middle * kSpare <= tile;
+    first = behind ? middle : first;
+    count = behind ? count - half : half;
+  }
+  return first;
+}
+
+// First token of a tile, counted within its segment; out of range for tiles without tokens.
+template <int kSpare>
+__device__ __forceinline__ int first_of_tile(
+    const Params& p, const int* bounds, int tokens, int tile, int rows, int segment) {
+  const int begin = bound_of(p, bounds, tokens, segment - 1);
+  const int first = (tile - (begin / rows + segment * kSpare)) * rows;
+  return first < 0 ? 1 << 30 : first;
+}
+
+// kv_end() of a tile, held in a register.
+struct KvEnd {
+  int end;
+
+  __device__ __forceinline__ KvEnd(const Params& p, int batch) : end(SeqlenInfo(p, batch).kv_end()) {}
+  __device__ __forceinline__ operator int() const { return end; }
+};
+
+// Index of a listed block without keys. It lies beyond every tensor, so its loads return zeros.
+constexpr int kNoBlock = (1 << 30) / kBlockKeys;
+
+// mbarrier.init: sets the number of arrivals that complete a phase (PTX ISA, "mbarrier.init")
+__device__ __forceinline__ void mbarrier_init(uint32 barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+
+// fence.mbarrier_init: orders this thread's mbarrier.init before its later operations (PTX ISA, "membar / fence")
+__device__ __forceinline__ void fence_mbarrier_init() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+// mbarrier.arrive: one arrival; waiting threads then see this thread's earlier writes (PTX ISA, "mbarrier.arrive")
+__device__ __forceinline__ void mbarrier_arrive(uint32 barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+// mbarrier.arrive.expect_tx: one arrival; the phase also needs `bytes` bytes from the copy engine to complete. They may
+// come earlier: the phase does not complete without the arrival (PTX ISA, "mbarrier.arrive")
+__device__ __forceinline__ void mbarrier_arrive_expect_tx(uint32 barrier, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
+// mbarrier.try_wait.parity: waits until the phase of this parity has completed (PTX ISA, "mbarrier.try_wait")
+__device__ __forceinline__ void mbarrier_wait(uint32 barrier, int parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "WAIT:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@done bra DONE;\n"
+      "bra WAIT;\n"
+      "DONE:\n"
+      "}\n" ::"r"(barrier), "r"(parity) : "memory");
+}
+
+// prefetch.tensormap: prefetches a descriptor (PTX ISA, "prefetch")
+__device__ __forceinline__ void prefetch_tensormap(const TensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+// cp.async.bulk.tensor.4d: copies the tensor box at (c0, ...) to shared memory, counted by an mbarrier. Elements
+// outside the tensor, even before its first element, are zero-filled and counted (PTX ISA, "cp.async.bulk.tensor")
+__device__ __forceinline__ void tma_load_4d(
+    uint32 to, const TensorMap* map, uint32 barrier, int c0, int c1, int c2, int c3) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];"
+      ::"r"(to), "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3) : "memory");
+}
+
+// cp.async.bulk.tensor.4d: copies shared memory to the tensor box at (c0, ...), clipped at the tensor's ends
+// (PTX ISA, "cp.async.bulk.tensor")
+__device__ __forceinline__ void tma_store_4d(const TensorMap* map, uint32 from, int c0, int c1, int c2, int c3) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];"
+      ::"l"(map), "r"(from), "r"(c0), "r"(c1), "r"(c2), "r"(c3) : "memory");
+}
+
+// cp.async.bulk.commit_group: commits the stores as a group (PTX ISA, "cp.async.bulk.commit_group")
+__device__ __forceinline__ void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+
+// cp.async.bulk.wait_group.read: at most kPending groups have yet to read their shared memory (PTX ISA,
+// "cp.async.bulk.wait_group")
+template <int kPending>
+__device__ __forceinline__ void tma_store_wait_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
+}
+
+// fence.proxy.async: makes generic shared-memory writes visible to the async proxy (PTX ISA, "membar / fence")
+__device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// setmaxnreg: .dec releases registers of this warpgroup to the thread block, .inc waits until enough are free (PTX ISA,
+// "setmaxnreg")
+template <int kRegisters>
+__device__ __forceinline__ void setmaxnreg_dec() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+template <int kRegisters>
+__device__ __forceinline__ void setmaxnreg_inc() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+// wgmma.fence, CUTLASS' warpgroup_arrive: orders register accesses before the first wgmma (PTX ISA, "wgmma.fence")
+__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+// wgmma.commit_group, warpgroup_commit_batch: commits wgmmas as a group (PTX ISA, "wgmma.commit_group")
+__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+// wgmma.wait_group, warpgroup_wait: waits until at most kPending groups are running (PTX ISA, "wgmma.wait_group")
+template <int kPending>
+__device__ __forceinline__ void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+}
+
+// Keeps the compiler from moving accesses to the registers of a running wgmma across this point.
+template <int kCount>
+__device__ __forceinline__ void warpgroup_fence_operand(float (&registers)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(registers[i])::"memory");
+}
+
+// Matrix descriptor of a 128-byte swizzled tile in shared memory (PTX ISA, "Asynchronous Warpgroup Level Matrix
+// Instructions", "Matrix Descriptor Format"). The upper half is constant: 128-byte swizzle, 1024 bytes from 8 rows to
+// the next 8 (SBO, the stride byte offset). Descriptors are therefore passed and advanced as their lower halves: the
+// address and, for an MN-major tile of several groups of 64 columns, the bytes from one group to the next (LBO, the
+// leading byte offset), else 0; both in units of 16 bytes.
+constexpr uint32 kDescriptorUpperHalf = 0x40000040;
+
+__device__ __forceinline__ uint32 wgmma_descriptor(uint32 address, int group_bytes) {
+  return (address & 0x3FFFF) >> 4 | static_cast<uint32>(group_bytes >> 4) << 16;
+}
+
+// wgmma.mma_async m64n128k16: D = A B, + D if `accumulate`; A in shared memory, K-major, B K-major.
+// After p come scale factors of 1 for A and B, then whether A and B are MN-major (PTX ISA, "wgmma.mma_async")
+__device__ __forceinline__ void wgmma_m64n128k16_shared_k_major(
+    float (&d)[64], uint32 a, uint32 b, int accumulate) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      ".reg .b64 a, b;\n"
+      "setp.ne.b32 p, %66, 0;\n"
+      "mov.b64 a, { %64, %67 };\n"
+      "mov.b64 b, { %65, %67 };\n"
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, "
+      "%8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, "
+      "%24, %25, %26, %27, %28, %29, %30, %31, "
+      "%32, %33, %34, %35, %36, %37, %38, %39, "
+      "%40, %41, %42, %43, %44, %45, %46, %47, "
+      "%48, %49, %50, %51, %52, %53, %54, %55, "
+      "%56, %57, %58, %59, %60, %61, %62, %63"
+      "}, a, b, p, 1, 1, 0, 0;\n"
+      "}\n"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+        "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+        "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
+        "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
+        "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
+        "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
+        "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
+      : "r"(a), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf));
+}
+
+// The same without D as an input, so that its registers are free for the compiler until here; A in shared memory, both
+// K-major.
+__device__ __forceinline__ void wgmma_m64n128k16_shared_k_major_first(float (&d)[64], uint32 a, uint32 b) {
+  asm volatile(
+      "{\n"
+      ".reg .b64 a, b;\n"
+      "mov.b64 a, { %64, %66 };\n"
+      "mov.b64 b, { %65, %66 };\n"
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, "
+      "%8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, "
+      "%24, %25, %26, %27, %28, %29, %30, %31, "
+      "%32, %33, %34, %35, %36, %37, %38, %39, "
+      "%40, %41, %42, %43, %44, %45, %46, %47, "
+      "%48, %49, %50, %51, %52, %53, %54, %55, "
+      "%56, %57, %58, %59, %60, %61, %62, %63"
+      "}, a, b, 0, 1, 1, 0, 0;\n"
+      "}\n"
+      : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3]), "=f"(d[4]), "=f"(d[5]), "=f"(d[6]), "=f"(d[7]),
+        "=f"(d[8]), "=f"(d[9]), "=f"(d[10]), "=f"(d[11]), "=f"(d[12]), "=f"(d[13]), "=f"(d[14]), "=f"(d[15]),
+        "=f"(d[16]), "=f"(d[17]), "=f"(d[18]), "=f"(d[19]), "=f"(d[20]), "=f"(d[21]), "=f"(d[22]), "=f"(d[23]),
+        "=f"(d[24]), "=f"(d[25]), "=f"(d[26]), "=f"(d[27]), "=f"(d[28]), "=f"(d[29]), "=f"(d[30]), "=f"(d[31]),
+        "=f"(d[32]), "=f"(d[33]), "=f"(d[34]), "=f"(d[35]), "=f"(d[36]), "=f"(d[37]), "=f"(d[38]), "=f"(d[39]),
+        "=f"(d[40]), "=f"(d[41]), "=f"(d[42]), "=f"(d[43]), "=f"(d[44]), "=f"(d[45]), "=f"(d[46]), "=f"(d[47]),
+        "=f"(d[48]), "=f"(d[49]), "=f"(d[50]), "=f"(d[51]), "=f"(d[52]), "=f"(d[53]), "=f"(d[54]), "=f"(d[55]),
+        "=f"(d[56]), "=f"(d[57]), "=f"(d[58]), "=f"(d[59]), "=f"(d[60]), "=f"(d[61]), "=f"(d[62]), "=f"(d[63])
+      : "r"(a), "r"(b), "n"(kDescriptorUpperHalf));
+}
+
+// wgmma.mma_async m64n64k16: D = A B, + D if `accumulate`; A in registers, B MN-major.
+// After p come scale factors of 1 for A and B, then whether B is MN-major (PTX ISA, "wgmma.mma_async")
+__device__ __forceinline__ void wgmma_m64n64k16_registers_mn_major(
+    float (&d)[32], const uint32 (&a)[4], uint32 b, int accumulate) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      ".reg .b64 b;\n"
+      "setp.ne.b32 p, %37, 0;\n"
+      "mov.b64 b, { %36, %38 };\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, "
+      "%8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, "
+      "%24, %25, %26, %27, %28, %29, %30, %31"
+      "}, { %32, %33, %34, %35 }, b, p, 1, 1, 1;\n"
+      "}\n"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+        "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+        "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf));
+}
+
+// bar.sync: waits at named barrier `id` of `threads` threads (PTX ISA, "bar")
+__device__ __forceinline__ void bar_sync(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// ex2.approx.ftz: 2^x, relative error 2^-22 (PTX ISA, "ex2")
+__device__ __forceinline__ float ex2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// cvt.rn.f16x2.f32: converts two floats to a pair of fp16, `low` in the lower half (PTX ISA, "cvt")
+__device__ __forceinline__ uint32 pack(float low, float high) {
+  uint32 pair;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+
+// stmatrix.x4: stores four 8 x 8 matrices of 16-bit elements; each lane holds one row address (PTX ISA, "stmatrix")
+__device__ __forceinline__ void stmatrix_x4(uint32 address, uint32 a, uint32 b, uint32 c, uint32 d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], { %1, %2, %3, %4 };"
+      ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+
+// Per-query statistics for the main kernel: log-sum-exp times log2(e), and delta, the sum of dO O over its row
+// (FlashAttention's LSE_log2 and dPsum), minus the gradient of the log-sum-exp. A query without keys, or a row that
+// pads the queries of a segment, has infinity and 0: its weights are 2^-inf = 0.
+struct RowStats {
+  float lse_log2, delta;
+};
+
+// Unpacks two 16-bit elements to floats.
+__device__ __forceinline__ float2 unpack(uint32 pair) {
+  float2 found;
+  asm("{\n"
+      ".reg .b16 low, high;\n"
+      "mov.b32 { low, high }, %2;\n"
+      "cvt.f32.f16 %0, low;\n"
+      "cvt.f32.f16 %1, high;\n"
+      "}\n" : "=f"(found.x), "=f"(found.y) : "r"(pair));
+  return found;
+}
+
+// Statistics: one thread per 16 bytes of a row, kRowLanes adjacent threads per row.
+extern "C" __global__ void __launch_bounds__(kPrologueThreads)
+    h100_varlen_lists128_causal_d64_dq_prologue(const __grid_constant__ Params p) {
+  const int64 place = static_cast<int64>(blockIdx.x) * kPrologueThreads + threadIdx.x, row = place / kRowLanes;
+  const int chunk = threadIdx.x % kRowLanes, head = row / p.padded_q_len, row_of_head = row % p.padded_q_len;
+  if (head >= p.heads) return;  // whole rows: kRowLanes divides a warp
+  const int number = segment_of_tile<kStatsSpare>(p, p.cu_seqlens_q, row_of_head / kStatsRows, kStatsRows);
+  const Segment segment(p, p.cu_seqlens_q, p.cu_seqlens_k, number - 1);
+  const int query = row - segment.stats_row(p, head);
+  const bool exists = segment.is_sequence(p) && 0 <= query && query < segment.queries;
+  float delta = 0.0f;
+  if (exists && chunk < p.head_chunks) {
+    const int64 token = segment.q_begin + query;
+    const uint4 o =
+        *reinterpret_cast<const uint4*>(p.out + head * p.out_head_stride + token * p.out_row_stride + chunk * 8);
+    const uint4 d =
+        *reinterpret_cast<const uint4*>(p.dout + head * p.dout_head_stride + token * p.dout_row_stride + chunk * 8);
+    const uint32 o_pairs[4] = {o.x, o.y, o.z, o.w}, d_pairs[4] = {d.x, d.y, d.z, d.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float2 a = unpack(o_pairs[i]), b = unpack(d_pairs[i]);
+      delta += a.x * b.x + a.y * b.y;
+    }
+  }
+#pragma unroll
+  for (int lanes = kRowLanes / 2; lanes > 0; lanes /= 2) delta += __shfl_xor_sync(0xFFFFFFFF, delta, lanes);
+  if (chunk == 0) {
+    const float lse = exists ? p.lse[segment.row(p, head, query)] : kMinusInfinity;
+    if (exists && p.dlse != nullptr) delta -= p.dlse[segment.row(p, head, query)];
+    p.stats[row] = lse > kMinusInfinity ? RowStats{lse * kLog2E, delta} : RowStats{-kMinusInfinity, 0.0f};
+  }
+}
+
+// Pattern: each query block has a list of partial key blocks and, if given, a list of full ones. Predicate of partial
+// blocks: causal.
+struct KvBlockIterator {
+  int count;        // steps of these queries
+  int entries;      // key blocks listed for them: partial ones, then full ones
+  int partial;      // number of partial ones
+  const int* list;       // partial ones
+  const int* full_list;  // full ones
+  int key_blocks;   // number of key blocks
+  int lane_entries;  // 32 entries of the concatenated lists, one per lane
+
+  __device__ __forceinline__ KvBlockIterator(const Params& p, int batch, int head, int first_query) {
+    const SeqlenInfo seqlen(p, batch);
+    // The lists of a sequence begin at row q_begin / block queries + batch: at most one row of a sequence has no query.
+    const int row = seqlen.segment.q_begin / kSubTileRows + batch + first_query / kSubTileRows;
+    list = p.kv_indices + batch * p.kv_indices_batch_stride + head * p.kv_indices_head_stride +
+           row * p.kv_indices_row_stride;
+    full_list = p.full_kv_indices + batch * p.full_kv_indices_batch_stride +
+                head * p.full_kv_indices_head_stride + row * p.full_kv_indices_row_stride;
+    key_blocks = (seqlen.kv_end() + kBlockKeys - 1) / kBlockKeys;
+    partial = 0;
+    int full = 0;
+    if (first_query < seqlen.q_len() && key_blocks > 0) {
+      partial = __ldg(p.kv_num_blocks + batch * p.kv_num_blocks_batch_stride +
+                      head * p.kv_num_blocks_head_stride + row * p.kv_num_blocks_row_stride);
+      partial = max(0, min(partial, p.kv_indices_length));
+      if (p.full_kv_num_blocks != nullptr) {
+        full = __ldg(p.full_kv_num_blocks + batch * p.full_kv_num_blocks_batch_stride +
+                     head * p.full_kv_num_blocks_head_stride + row * p.full_kv_num_blocks_row_stride);
+        full = max(0, min(full, p.full_kv_indices_length));
+      }
+    }
+    entries = partial + full;
+    count = entries;
+    lane_entries = 0;
+  }
+  // Index of the i-th load, in units of its keys. Points past the last key for an out-of-range entry or past the end of
+  // the list. All lanes of a warp call this together, with i = 0, 1, 2, ...
+  __device__ __forceinline__ int at(int i) {
+    const int entry = i, mine = entry + threadIdx.x % 32;
+    if (i % 32 == 0 && mine < entries) {
+      lane_entries = __ldg(mine < partial ? list + mine : full_list + (mine - partial));
+    }
+    const int block = __shfl_sync(0xFFFFFFFF, lane_entries, entry % 32);
+    const bool known = entry < entries && static_cast<uint32>(block) < static_cast<uint32>(key_blocks);
+    return (known ? block : kNoBlock);
+  }
+  // Whether the i-th load belongs to a partial block, which may have masked pairs.
+  __device__ __forceinline__ bool masked(int i, int block) { return i < partial; }
+};
+
+// Whether a query sees an in-range key:
+//   kv_idx <= q_idx + kv_len - q_len
+__device__ __forceinline__ bool visible(const Params& p, int batch, int query, int key) {
+  const SeqlenInfo seqlen(p, batch);
+  return key <= query + seqlen.kv_len() - seqlen.q_len();
+}
+
+// A thread block's tile: queries of one head. Consecutive tiles belong to the same head: they read the same keys from
+// the L2.
+struct Tile {
+  int first_query, head, batch;
+
+  __device__ __forceinline__ explicit Tile(const Params& p) {
+    // The last tiles go first: late queries of long sequences see the most keys.
+    const int index = blockIdx.x, query_tile = p.query_tiles - 1 - index % p.query_tiles;
+    head = index / p.query_tiles;
+    batch = segment_of_tile<1>(p, p.cu_seqlens_q, query_tile, kTileM) - 1;
+    first_query = first_of_tile<1>(p, p.cu_seqlens_q, p.q_len, query_tile, kTileM, batch + 1);
+  }
+};
+
+// Producer: one warp. All of its lanes iterate over the steps, because lists are read 32 entries at a time; the first
+// lane waits and copies.
+__device__ __forceinline__ void produce(const Params& p, unsigned char* shared, uint32 base, const Tile& tile) {
+  const bool leader = threadIdx.x % 32 == 0;
+  const Segment& segment = tile_segment();
+  const int q_row = segment.q_begin + tile.first_query;
+  if (leader) {
+    const uint32 q_full = base + kQFullBarrier;
+    mbarrier_arrive_expect_tx(q_full, 2 * kQBytes);
+#pragma unroll
+    for (int group = 0; group < kGroups; ++group) {
+      const int column = group * kGroupColumns, offset = group * kQGroupBytes;
+      tma_load_4d(base + kQOffset + offset, &p.q_map, q_full, column, q_row, tile.head, 0);
+      tma_load_4d(base + kDoutOffset + offset, &p.dout_map, q_full, column, q_row, tile.head, 0);
+    }
+  }
+  int* step_meta = reinterpret_cast<int*>(shared + kStepMetaOffset);
+  const int kv_head = tile.head / p.heads_per_kv_head;
+  const KvEnd kv_end(p, tile.batch);
+  KvBlockIterator blocks(p, tile.batch, tile.head, tile.first_query);
+#pragma unroll 1
+  for (int i = 0; i < blocks.count; ++i) {
+    const int stage = i % kStages, step = blocks.at(i), first_key = step * kTileN;
+    if (leader) {
+      const uint32 full = base + kKvFullBarrier + 8 * stage;
+      mbarrier_wait(base + kKvEmptyBarrier + 8 * stage, i / kStages % 2 ^ 1);
+      // Complemented, hence negative, if the pattern or the end of the keys masks some pair; lowest bit: the pattern
+      // does.
+      const bool masked = blocks.masked(i, step);
+      const int meta = step * 2 + masked;
+      step_meta[stage] = masked || first_key + kTileN > kv_end ? ~meta : meta;
+      mbarrier_arrive_expect_tx(full, 2 * kKvBytes);
+#pragma unroll
+      for (int group = 0; group < kGroups; ++group) {
+        const int column = group * kGroupColumns, offset = stage * kKvBytes + group * kKvGroupBytes;
+        tma_load_4d(base + kKOffset + offset, &p.k_map, full, column, segment.kv_begin + first_key, kv_head, 0);
+        tma_load_4d(base + kVOffset + offset, &p.v_map, full, column, segment.kv_begin + first_key, kv_head, 0);
+      }
+    }
+    __syncwarp();
+  }
+}
+
+// The products of Q or dO with the keys of a step (asynchronous): d = A B^T, 64 queries x kTileN keys.
+__device__ __forceinline__ void issue_scores(float (&d)[kTileN / 2], uint32 a, uint32 b) {
+  wgmma_fence();
+#pragma unroll
+  for (int k = 0; k < kHeadDim / 16; ++k) {
+    // 16 columns are 32 bytes of a 128-byte row; after four of them the next column group begins.
+    const int in_group = k % 4 * 32, group = k / 4;
+    const uint32 queries = a + ((group * kQGroupBytes + in_group) >> 4);
+    const uint32 keys = b + ((group * kKvGroupBytes + in_group) >> 4);
+    if (k == 0) {
+      wgmma_m64n128k16_shared_k_major_first(d, queries, keys);
+    } else {
+      wgmma_m64n128k16_shared_k_major(d, queries, keys, 1);
+    }
+  }
+  wgmma_commit();
+  warpgroup_fence_operand(d);
+}
+
+// dq += dS K for the keys of a step (asynchronous).
+__device__ __forceinline__ void issue_gradient(float (&dq)[kHeadDim / 2], const uint32 (&ds_frag)[kTileN / 16][4],
+    uint32 k_descriptor) {
+  warpgroup_fence_operand(dq);
+  wgmma_fence();
+#pragma unroll
+  for (int k = 0; k < kTileN / 16; ++k) {
+    wgmma_m64n64k16_registers_mn_major(dq, ds_frag[k], k_descriptor + (k * 16 * kRowBytes >> 4), 1);
+  }
+  wgmma_commit();
+  warpgroup_fence_operand(dq);
+}
+
+// Masks the pairs of a step that the pattern or the end of the keys excludes. `query` is this thread's first.
+__device__ __forceinline__ void apply_mask(float (&s)[kTileN / 2], const Params& p, int batch, int meta,
+    int query) {
+  const KvEnd kv_end(p, batch);
+  const int first_key = meta / 2 * kTileN + threadIdx.x % 4 * 2;  // this thread's first key
+#pragma unroll
+  for (int i = 0; i < kTileN / 2; ++i) {
+    const int key = first_key + i / 4 * 8 + i % 2;
+    bool keep = key < kv_end;
+    keep &= meta % 2 == 0 || visible(p, batch, query + i / 2 % 2 * 8, key);
+    if (!keep) s[i] = kMinusInfinity;
+  }
+}
+
+// P: the weights of a step, in place.
+__device__ __forceinline__ void weights(float (&s)[kTileN / 2], const RowStats (&stats)[2], float scale_log2) {
+#pragma unroll
+  for (int i = 0; i < kTileN / 2; ++i) s[i] = ex2(s[i] * scale_log2 - stats[i / 2 % 2].lse_log2);
+}
+
+// dS = P (dP - delta), packed to 16 bits. The accumulator layout of S is the A-operand layout of dS.
+__device__ __forceinline__ void score_gradients(uint32 (&ds_frag)[kTileN / 16][4], const float (&weights)[kTileN / 2],
+    const float (&dp)[kTileN / 2], const RowStats (&stats)[2]) {
+#pragma unroll
+  for (int k = 0; k < kTileN / 16; ++k) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int at = k * 8 + i * 2;
+      const float delta = stats[i % 2].delta;
+      ds_frag[k][i] = pack(weights[at] * (dp[at] - delta), weights[at + 1] * (dp[at + 1] - delta));
+    }
+  }
+}
+
+// Writes a warpgroup's 64 rows of dQ over its rows of Q, which are no longer needed (128-byte swizzle, as
+// TMA expects).
+__device__ __forceinline__ void stage_gradient(uint32 staging, const float (&d)[kHeadDim / 2], float factor) {
+  const int lane = threadIdx.x % 32, row = threadIdx.x / 32 % kWarpsPerWarpgroup * 16 + lane % 16;
+#pragma unroll
+  for (int j = 0; j < kHeadDim / 16; ++j) {
+    const int chunk = j % 4 * 2 + lane / 16;  // 16 bytes = 8 columns; swizzled to chunk ^ row % 8
+    const uint32 to = staging + j / 4 * kQGroupBytes + row * kRowBytes + (chunk ^ row % 8) * 16;
+    stmatrix_x4(to, pack(d[j * 8] * factor, d[j * 8 + 1] * factor), pack(d[j * 8 + 2] * factor, d[j * 8 + 3] * factor),
+        pack(d[j * 8 + 4] * factor, d[j * 8 + 5] * factor), pack(d[j * 8 + 6] * factor, d[j * 8 + 7] * factor));
+  }
+}
+
+// Stores the first `rows` rows of a warpgroup from its staging buffer, 16 bytes per access. A TMA store of the whole
+// box would overwrite the next sequence.
+__device__ __forceinline__ void store_rows(unsigned short* to, int64 row_stride, int rows, int head_chunks,
+    const unsigned char* staging, int group_bytes) {
+  constexpr int kRowChunks = kHeadDim / 8, kGroupChunks = kGroupColumns / 8;
+#pragma unroll 1
+  for (int i = threadIdx.x % kWarpgroupThreads; i < rows * kRowChunks; i += kWarpgroupThreads) {
+    const int row = i / kRowChunks, chunk = i % kRowChunks;
+    if (chunk >= head_chunks) continue;
+    const int place = chunk / kGroupChunks * group_bytes + row * kRowBytes + (chunk % kGroupChunks ^ row % 8) * 16;
+    *reinterpret_cast<uint4*>(to + row * row_stride + chunk * 8) = *reinterpret_cast<const uint4*>(staging + place);
+  }
+}
+
+// Consumer: one warpgroup computes 64 queries of the tile.
+__device__ __forceinline__ void consume(const Params& p, unsigned char* shared, uint32 base, const Tile& tile,
+    int warpgroup) {
+  const int lane = threadIdx.x % 32;
+  const bool warp_leader = lane == 0;
+  const int count = KvBlockIterator(p, tile.batch, tile.head, tile.first_query).count;
+  const uint32 my_rows = warpgroup * kWarpgroupRows * kRowBytes;
+  // The shuffles keep the compiler from recomputing the descriptors in each step.
+  const uint32 q_descriptor = __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kQOffset + my_rows, 0), 0);
+  const uint32 dout_descriptor = __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kDoutOffset + my_rows, 0), 0);
+  const uint32 k_descriptors = __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kKOffset, 0), 0);
+  const uint32 v_descriptors = __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kVOffset, 0), 0);
+  const uint32 mn_major = wgmma_descriptor(0, kKvGroupBytes);  // added to a descriptor for an MN-major operand
+  const int* step_meta = reinterpret_cast<const int*>(shared + kStepMetaOffset);
+  const int warp_row = threadIdx.x / 32 % kWarpsPerWarpgroup * 16;
+  const int query = tile.first_query + warpgroup * kWarpgroupRows + warp_row + lane / 4;  // and query + 8
+  const Segment& segment = tile_segment();
+  const RowStats* of_head = p.stats + segment.stats_row(p, tile.head);
+  const RowStats stats[2] = {of_head[query], of_head[query + 8]};
+  float dq[kHeadDim / 2] = {};
+  warpgroup_fence_operand(dq);
+  mbarrier_wait(base + kQFullBarrier, 0);
+#pragma unroll 1
+  for (int i = 0; i < count; ++i) {
+    const int stage = i % kStages;
+    const uint32 k_descriptor = k_descriptors + (stage * kKvBytes >> 4);
+    float s[kTileN / 2], dp[kTileN / 2];
+    uint32 ds_frag[kTileN / 16][4];
+    mbarrier_wait(base + kKvFullBarrier + 8 * stage, i / kStages % 2);
+    issue_scores(s, q_descriptor, k_descriptor);
+    wgmma_wait<1>();  // dQ of the previous step: its stage is free
+    warpgroup_fence_operand(dq);
+    __syncwarp();  // all lanes have read the metadata of the previous step
+    if (i > 0 && warp_leader) mbarrier_arrive(base + kKvEmptyBarrier + 8 * ((i - 1) % kStages));
+    issue_scores(dp, dout_descriptor, v_descriptors + (stage * kKvBytes >> 4));
+    wgmma_wait<1>();
+    warpgroup_fence_operand(s);
+    const int meta = step_meta[stage];
+    if (meta < 0) apply_mask(s, p, tile.batch, ~meta, query);
+    weights(s, stats, p.scale_log2);
+    wgmma_wait<0>();
+    warpgroup_fence_operand(dp);
+    score_gradients(ds_frag, s, dp, stats);
+    issue_gradient(dq, ds_frag, k_descriptor | mn_major);
+  }
+  wgmma_wait<0>();
+  warpgroup_fence_operand(dq);
+
+  // Queries without keys have no steps: their gradients are 0.
+  bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
+  stage_gradient(base + kQOffset + my_rows, dq, p.scale);
+  fence_proxy_async();
+  bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
+  const int first_row = tile.first_query + warpgroup * kWarpgroupRows, rows = segment.queries - first_row;
+  if (rows < kWarpgroupRows) {
+    store_rows(p.dq + tile.head * p.dq_head_stride + (segment.q_begin + first_row) * p.dq_row_stride, p.dq_row_stride,
+        rows, p.head_chunks, shared + kQOffset + my_rows, kQGroupBytes);
+  } else if (threadIdx.x % kWarpgroupThreads == 0) {
+#pragma unroll
+    for (int group = 0; group < kGroups; ++group) {
+      tma_store_4d(&p.dq_map, base + kQOffset + my_rows + group * kQGroupBytes, group * kGroupColumns,
+          segment.q_begin + first_row, tile.head, 0);
+    }
+    tma_store_commit();
+    tma_store_wait_read<0>();  // shared memory must outlive the stores that read it
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, 1)
+    h100_varlen_lists128_causal_d64_dq(const __grid_constant__ Params p) {
+  // TMA swizzles by address, with a period of 1024 bytes: swizzled buffers are aligned to that.
+  extern __shared__ __align__(1024) unsigned char shared[];
+  const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
+  // The shuffle proves to the compiler that both are warp-uniform, so values derived from them go to uniform registers
+  // (CUTLASS' canonical_warp_idx_sync).
+  const int warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / 32, 0), warpgroup = warp / kWarpsPerWarpgroup;
+  if (threadIdx.x == 0) {
+    mbarrier_init(base + kQFullBarrier, 1);
+    for (int i = 0; i < kStages; ++i) {
+      mbarrier_init(base + kKvFullBarrier + 8 * i, 1);
+      mbarrier_init(base + kKvEmptyBarrier + 8 * i, kConsumerWarpgroups * kWarpsPerWarpgroup);
+    }
+    fence_mbarrier_init();
+    prefetch_tensormap(&p.q_map);
+    prefetch_tensormap(&p.k_map);
+    prefetch_tensormap(&p.v_map);
+    prefetch_tensormap(&p.dout_map);
+    prefetch_tensormap(&p.dq_map);
+  }
+  const Tile tile(p);
+  if (threadIdx.x == 0) tile_segment() = Segment(p, p.cu_seqlens_q, p.cu_seqlens_k, tile.batch);
+  __syncthreads();
+  if (tile.first_query >= tile_segment().queries) return;  // a tile without queries
+  if (warpgroup == 0) {
+    setmaxnreg_dec<kProducerRegisters>();
+    if (warp == 0) produce(p, shared, base, tile);
+  } else {
+    setmaxnreg_inc<kConsumerRegisters>();
+    consume(p, shared, base, tile, warpgroup - 1);
+  }
+}

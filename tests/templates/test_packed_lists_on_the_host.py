@@ -31,7 +31,6 @@ CASES = (
     VarlenCase("without_keys", (30, 20, 3), (0, 70, 0), heads=1, kv_heads=1, after=5),
     VarlenCase("one_list", (129, 0), (400, 70), heads=1, kv_heads=1, sinks="none"),
 )
-LISTS = {"kind": "block_lists", "block": {"q": 128, "kv": 128}}
 
 
 @pytest.fixture(autouse=True)
@@ -41,8 +40,9 @@ def _on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "check_tensor", lambda *given: None)
 
 
-def named(mask: str, **fields: Any) -> NamedSpec:
-    common = {"arch": "sm_90a", "layout": "varlen", "head_dim": 64, "pattern": {**LISTS, "mask": mask}}
+def named(mask: str, block: int = 128, **fields: Any) -> NamedSpec:
+    pattern = {"kind": "block_lists", "block": {"q": block, "kv": block}, "mask": mask}
+    common = {"arch": "sm_90a", "layout": "varlen", "head_dim": 64, "pattern": pattern}
     return find_spec({**common, **fields})
 
 
@@ -71,4 +71,17 @@ def test_gradients_are_those_of_each_sequence(
     for order, case in enumerate(CASES):
         kernel.host.late, kernel.host.order = order % 2 == 0, order
         outcome = varlen_backward.run_case(kernel, case, CPU)
+        assert outcome.passed, outcome
+
+
+@pytest.mark.parametrize("gradients", ["", "dq", "dkdv"])
+def test_blocks_of_64(gradients: str, recorded: Callable[..., None], tmp_path: Path) -> None:
+    op = {"op": "attention_backward", "gradients": gradients} if gradients else {"op": "attention", "lse": True}
+    spec = named("causal", 64, dtype="bf16", **op)
+    recorded(generate(spec).source, repr(CASES))
+    make, verified = (host_gradients.HostKernel, varlen_backward) if gradients else (host_sm90a.HostAttention, varlen)
+    kernel: Any = make(spec, tmp_path)
+    for order, case in enumerate(CASES):
+        kernel.host.late, kernel.host.order = order % 2 == 0, order
+        outcome = verified.run_case(kernel, case, CPU)
         assert outcome.passed, outcome

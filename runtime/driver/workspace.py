@@ -15,6 +15,9 @@ from runtime.driver.api import call, driver
 from runtime.driver.context import entered
 from runtime.driver.streams import is_lasting
 
+SCRATCH_ALIGNMENT = 128
+"""Bytes; each scratch buffer begins at a multiple. Bulk copies need 16."""
+
 _counters: dict[tuple[int, int], torch.Tensor] = {}  # by device and handle of persistent streams
 
 
@@ -90,12 +93,14 @@ class Memory(NamedTuple):
     @classmethod
     def of(cls, args: LaunchArgs) -> Memory:
         """Lay out the workspaces of a launch."""
-        counters, scratch = sum(args.counters.values()), sum(args.scratch.values())
+        counters = sum(args.counters.values())
+        aligned = {name: -(-size // SCRATCH_ALIGNMENT) * SCRATCH_ALIGNMENT for name, size in args.scratch.items()}
+        scratch = sum(aligned.values())
         return cls(
             counters,
             scratch,
             _places(args.counters, COUNTER_BYTES) if counters else (),
-            _places(args.scratch, 1) if scratch else (),
+            _places(aligned, 1) if scratch else (),
             dict.fromkeys((*(args.counters if not counters else ()), *(args.scratch if not scratch else ())), 0),
         )
 

@@ -52,6 +52,17 @@ def for_the_host(source: str) -> str:
     return source.replace("  __shared__ int sums", "  static int sums")
 
 
+def program_of(plan: Plan) -> str:
+    """The program that runs the kernels of a plan, one after another."""
+    first, last = plan.prologue, plan.epilogue
+    assert first is not None
+    return PROGRAM % {
+        "prologue": first.symbol,
+        "prologue_threads": first.threads,
+        "epilogue": f"run_grid(grids[2], {last.threads}, [&] {{ {last.symbol}(p); }});" if last else "",
+    }
+
+
 class HostLoaded(host_launch.HostLoaded):
     """Stands for a kernel in the driver, with its prologue and, if it has one, its epilogue.
 
@@ -60,14 +71,7 @@ class HostLoaded(host_launch.HostLoaded):
     """
 
     def __init__(self, source: str, plan: Plan, folder: Path) -> None:
-        assert plan.prologue is not None
-        last = plan.epilogue
-        program = PROGRAM % {
-            "prologue": plan.prologue.symbol,
-            "prologue_threads": plan.prologue.threads,
-            "epilogue": f"run_grid(grids[2], {last.threads}, [&] {{ {last.symbol}(p); }});" if last else "",
-        }
-        super().__init__(compiled(for_the_host(source), plan, folder, program).run, plan)
+        super().__init__(compiled(for_the_host(source), plan, folder, program_of(plan)).run, plan)
         self.late = True
 
     def launch(self, signature: Any, addresses: Any, stream: int, *, prologue: bool = True) -> None:

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import host_launch
-from host_gradients import PROGRAM, for_the_host
+from host_gradients import for_the_host, program_of
 from host_sm90a import compiled, host_map
 
 from codegen.library import NamedSpec
@@ -47,15 +47,7 @@ class HostLoaded(host_launch.HostLoaded):
     """
 
     def __init__(self, source: str, plan: Plan, folder: Path) -> None:
-        assert plan.epilogue is not None
-        assert plan.prologue is not None
-        program = PROGRAM % {
-            "prologue": plan.prologue.symbol,
-            "prologue_threads": plan.prologue.threads,
-            "epilogue": plan.epilogue.symbol,
-            "epilogue_threads": plan.epilogue.threads,
-        }
-        program = program.replace('#include "hopper.h"\n', WAITS)
+        program = program_of(plan).replace('#include "hopper.h"\n', WAITS)
         super().__init__(compiled(for_the_host(source), plan, folder, program).run, plan)
         self.late = True
 

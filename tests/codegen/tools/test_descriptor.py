@@ -28,7 +28,7 @@ torch = pytest.importorskip("torch")
 
 from runtime.driver import launch, tensor_map  # noqa: E402
 from runtime.driver.api import driver  # noqa: E402
-from runtime.driver.workspace import Memory  # noqa: E402
+from runtime.driver.workspace import SCRATCH_ALIGNMENT, Memory  # noqa: E402
 from runtime.kernels import attention  # noqa: E402
 
 SMS, TILES = 132, 1000
@@ -190,7 +190,10 @@ def test_workspace_has_the_names_and_sizes_of_launches(named: NamedSpec) -> None
         sized = sized_launch(plan, sizes, draw.choice((58, 114, 132)))
         told = launch_record(sized)
         memory = Memory.of(sized.args)
-        assert sum(told.workspace.values()) == 4 * memory.counters + memory.scratch + sum(sized.args.sums.values())
+        scratch = sum(-(-size // SCRATCH_ALIGNMENT) * SCRATCH_ALIGNMENT for size in sized.args.scratch.values())
+        assert memory.scratch == scratch and all(place % SCRATCH_ALIGNMENT == 0 for _, place in memory.scratch_places)
+        of_parts = sum(map(sum, (args.values() for args in (sized.args.scratch, sized.args.sums))))
+        assert sum(told.workspace.values()) == 4 * memory.counters + of_parts
         assert set(told.workspace) == {record.param for record in facts.workspace}
         for record in facts.workspace:
             if record.bytes is not None:

@@ -149,8 +149,9 @@ void tma_store_5d(const Map* map, unsigned from, int a, int b, int c, int d, int
   stores[current].push_back({reinterpret_cast<const HostMap*>(map), from, {a, b, c, d, e}});
 }
 // Copies of bytes, and sums: from device memory at once or late, to it when the thread waits for them.
+inline bool is_aligned(const void* address) { return reinterpret_cast<unsigned long long>(address) % 16 == 0; }
 inline void tma_load_bytes(unsigned to, const void* from, int bytes, unsigned barrier) {
-  if (to % 16 || bytes % 16 || to + bytes > memory_bytes) fail("cp.async.bulk: address");
+  if (to % 16 || bytes % 16 || to + bytes > memory_bytes || !is_aligned(from)) fail("cp.async.bulk: address");
   const auto copy = [=] {
     std::memcpy(memory + to, from, bytes);
     mbarriers.at(barrier).bytes -= bytes;
@@ -160,11 +161,11 @@ inline void tma_load_bytes(unsigned to, const void* from, int bytes, unsigned ba
   else copy();
 }
 inline void tma_store_bytes(void* to, unsigned from, int bytes) {
-  if (from % 16 || bytes % 16 || from + bytes > memory_bytes) fail("cp.async.bulk: address");
+  if (from % 16 || bytes % 16 || from + bytes > memory_bytes || !is_aligned(to)) fail("cp.async.bulk: address");
   bulk_stores[current].push_back([=] { std::memcpy(to, memory + from, bytes); });
 }
 inline void tma_reduce_add(float* to, unsigned from, int bytes) {
-  if (from % 16 || bytes % 16 || from + bytes > memory_bytes) fail("cp.reduce.async.bulk: address");
+  if (from % 16 || bytes % 16 || from + bytes > memory_bytes || !is_aligned(to)) fail("cp.reduce.async.bulk: address");
   bulk_stores[current].push_back([=] {
     for (int i = 0; i < bytes / 4; ++i) {
       float part;
@@ -174,7 +175,7 @@ inline void tma_reduce_add(float* to, unsigned from, int bytes) {
   });
 }
 inline void tma_reduce_add_s32(int* to, unsigned from, int bytes) {
-  if (from % 16 || bytes % 16 || from + bytes > memory_bytes) fail("cp.reduce.async.bulk: address");
+  if (from % 16 || bytes % 16 || from + bytes > memory_bytes || !is_aligned(to)) fail("cp.reduce.async.bulk: address");
   bulk_stores[current].push_back([=] {
     for (int i = 0; i < bytes / 4; ++i) {
       unsigned part;

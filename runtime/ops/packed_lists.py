@@ -86,10 +86,11 @@ def check_lists(q: Any, k: Any, bounds: Any, scored: ScoredPattern, lists: Seque
         raise ArgumentError("full_kv_num_blocks and full_kv_indices", "belong together: pass both or neither")
 
 
-def of_heads(lists: Sequence[torch.Tensor | None], heads: int) -> Lists:
-    """Repeat lists of K/V heads for their query heads; lists for all heads at once stay."""
+def of_heads(lists: Sequence[torch.Tensor | None], heads: int, kv_heads: int) -> Lists:
+    """Lists of query heads, where they are of K/V heads; others stay, and the kernel refuses those of other heads."""
     return tuple(
-        t if t is None or t.shape[1] in (1, heads) else t.repeat_interleave(heads // t.shape[1], 1) for t in lists
+        t.repeat_interleave(heads // kv_heads, 1) if t is not None and 1 != t.shape[1] == kv_heads != heads else t
+        for t in lists
     )
 
 

@@ -50,10 +50,10 @@ def paged_attention(
     divide the keys of a request, and their parts are added in a fixed order: the same call always has the same bits.
     On Hopper, calls with 32 or more queries per request on average take the prefill kernel, with tiles of 128 queries.
     It does not serve lists, sinks, softcaps, pages of fewer than 16 tokens, ``batch_invariant``, and heads of 256 in
-    float16. E4m3 caches have prefill kernels for heads of 64 and 128, which calls take if they have a receipt. Calls
-    of at least 1024 queries with lists of blocks of 64 or 128 keys take a kernel by key blocks, which loads each block
-    once for all queries that list it: with heads of 64 or 128, in groups of 4, 8 or 16, over 16-bit caches, if the
-    kernel has a receipt. The shipped ones have heads of 128 in groups of 16. There are no gradients. Under
+    float16. E4m3 caches have prefill kernels for heads of 64 and 128. Calls of at least 1024 queries with lists of
+    blocks of 64 or 128 keys take a kernel by key blocks, which loads each block once for all queries that list it: with
+    heads of 64 or 128, in groups of 4, 8 or 16, over 16-bit caches, if the kernel has a receipt. The shipped ones have
+    heads of 128. There are no gradients. Under
     ``torch.autocast``, q is cast to the type of a float16 or bfloat16 cache, otherwise to that of autocast.
 
     Args:

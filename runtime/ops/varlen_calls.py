@@ -188,7 +188,7 @@ def attend_varlen(
         heads_first = [t.transpose(0, 1).unsqueeze(0) for t in (q, k, v)]
         result = route.kernel(
             *heads_first,
-            *of_heads(lists, q.shape[1]),
+            *of_heads(lists, q.shape[1], k.shape[1]),
             *bounds,
             scale=route.scale if scale is None else scale,
             out=None if out is None else out.transpose(0, 1).unsqueeze(0),

@@ -93,7 +93,7 @@ def attend_varlen_backward(
         check_lists(q, k, bounds, scored, lists)
         of_q, of_k, of_v = (torch.zeros_like(t) if w else None for t, w in ((q, dq), (k, dkdv), (v, dkdv)))
         return Gradients(of_q, of_k, of_v, _sink_gradient(q, sink, bounds, rows) if dsink else None, ())
-    inputs = [*(t.transpose(0, 1).unsqueeze(0) for t in (q, k, v)), *of_heads(lists, q.shape[1]), *bounds]
+    inputs = [*(t.transpose(0, 1).unsqueeze(0) for t in (q, k, v)), *of_heads(lists, q.shape[1], k.shape[1]), *bounds]
     options: dict[str, Any] = {**_heads_first(**rows), "scale": scale, **route.numbers}
 
     def computed(named: NamedSpec, **more: Any) -> AttentionGradients:

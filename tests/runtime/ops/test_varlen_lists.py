@@ -14,6 +14,7 @@ import packed_kernel  # noqa: E402
 from runtime import explain_varlen_attention, varlen_attention  # noqa: E402
 from runtime.convert import from_sequence_lists, packed_list_rows  # noqa: E402
 from runtime.errors import ArgumentError  # noqa: E402
+from runtime.ops import varlen_gradients  # noqa: E402
 from runtime.patterns import BlockLists, TopK  # noqa: E402
 
 LENGTHS = (300, 0, 1, 129)
@@ -136,6 +137,24 @@ def test_wrong_lists_are_refused_by_name(what: str) -> None:
     name, changed = wrong(what=what)
     with pytest.raises(ArgumentError, match=name):
         varlen_attention(**operands(), **changed)
+
+
+@pytest.mark.parametrize("heads", [2, 3])
+def test_lists_of_other_heads_are_refused_after_a_call_of_the_kind(heads: int) -> None:
+    """A route that is known makes no other lists of wrong ones."""
+    given = operands(heads=4, kv_heads=1)
+    for lists in (1, heads):
+        pattern = TopK(torch.zeros(1, lists, ROWS, 1, dtype=torch.int32))
+        if lists != 1:
+            with pytest.raises(ArgumentError, match="kv_indices"):
+                varlen_attention(**given, pattern=pattern)
+        else:
+            varlen_attention(**given, pattern=pattern)
+
+
+def test_gradients_of_lists_have_two_kernels_for_long_sequences_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(varlen_gradients, "LEAST_OF_ONE_KERNEL", 0)
+    test_lists_of_all_blocks_are_causal_attention(2)
 
 
 def test_explain_names_the_kernels() -> None:

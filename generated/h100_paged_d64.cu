@@ -3,7 +3,7 @@
 //     codegen render specs/h100_paged_d64.yaml
 // spec: {"arch":"sm_90a","copy":"cp_async","dtype":"fp16","head_dim":64,"mma":"mma","op":"paged_attention","schedule":"multistage","stages":6,"tile":{"m":16,"n":64}}
 // spec hash: 1e7359bdf61085dec334314d94acc2638f33aa18a181221399de01e62155beac
-// seal: sha256 a32e8db7685bc8a32a195704358a8bb9691ebe3c54c4eef5cbd5a0efea0069d7
+// seal: sha256 d8083836075a9c69651aaefdb510aa3337efac992fc9ea763e03862888e10efe
 
 // Attention of a few queries over K and V in pages, by mma.sync: decoding. Keys of one request are split over thread
 // blocks.
@@ -37,7 +37,7 @@ constexpr int kStages = 6;  // slots of a warp's ring
 constexpr int kKvBytes = 2;  // bytes per element of K and V
 constexpr int kTileCost = 2;  // units of work of a tile besides its steps
 constexpr int kLeastSteps = 2;  // units of a thread block at least, if there are as many
-constexpr int kLeastUnits = 8;  // units of a thread block from which it has whole tiles, or one alone
+constexpr int kLeastUnits = 8;  // units of a thread block from which tiles are whole
 constexpr int kPartsAtOnce = 8;  // parts of a tile that a thread adds at once
 constexpr int kPartSteps = 16;  // steps of a part at least, if most_parts is set
 
@@ -285,9 +285,9 @@ __device__ __forceinline__ int owner(const Range& range, int unit) {
 }
 
 // Divides the units of a launch between its thread blocks. If tiles have the same length, `tile_units`, thread blocks
-// that begin and end with tiles store fewer parts: each has whole tiles, or a tile has several thread blocks of its own. This
-// leaves some thread blocks without work, one in 16 at most. Short launches keep one piece: they would take longer to
-// divide than they gain.
+// that begin and end with tiles store fewer parts: each has whole tiles, or a tile has several thread blocks of its own.
+// This leaves some thread blocks without work, one in 16 at most. Short launches keep one piece: they would take longer
+// to divide than they gain.
 __device__ __forceinline__ void divide(Range& range, int tile_units) {
   const int blocks = max(1, min(static_cast<int>(gridDim.x), (range.total + kLeastSteps - 1) / kLeastSteps));
   range.blocks = range.sharers = blocks;

@@ -3,7 +3,7 @@
 //     codegen render specs/l4_paged_d64.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":64,"mma":"mma","op":"paged_attention","schedule":"multistage","stages":4,"tile":{"m":16,"n":64}}
 // spec hash: d9f65ddcbfe1daf515b1d9a47e2a6ecd3df247eb2407d5673893b1114b133b17
-// seal: sha256 59511ca6b217b58a8de8d41a4347b9dd7b3964b904e1f3ee34fa4ddde749e6e7
+// seal: sha256 988b4309ab18c741c61754c51317f9225cf912099683cebf5b3778a7faace25a
 
 // Attention of a few queries over K and V in pages, by mma.sync: decoding. Keys of one request are split over thread
 // blocks.
@@ -37,7 +37,7 @@ constexpr int kStages = 4;  // slots of a warp's ring
 constexpr int kKvBytes = 2;  // bytes per element of K and V
 constexpr int kTileCost = 2;  // units of work of a tile besides its steps
 constexpr int kLeastSteps = 2;  // units of a thread block at least, if there are as many
-constexpr int kLeastUnits = 8;  // units of a thread block from which it has whole tiles, or one alone
+constexpr int kLeastUnits = 8;  // units of a thread block from which tiles are whole
 constexpr int kPartsAtOnce = 8;  // parts of a tile that a thread adds at once
 constexpr int kPartSteps = 16;  // steps of a part at least, if most_parts is set
 
@@ -285,9 +285,9 @@ __device__ __forceinline__ int owner(const Range& range, int unit) {
 }
 
 // Divides the units of a launch between its thread blocks. If tiles have the same length, `tile_units`, thread blocks
-// that begin and end with tiles store fewer parts: each has whole tiles, or a tile has several thread blocks of its own. This
-// leaves some thread blocks without work, one in 16 at most. Short launches keep one piece: they would take longer to
-// divide than they gain.
+// that begin and end with tiles store fewer parts: each has whole tiles, or a tile has several thread blocks of its own.
+// This leaves some thread blocks without work, one in 16 at most. Short launches keep one piece: they would take longer
+// to divide than they gain.
 __device__ __forceinline__ void divide(Range& range, int tile_units) {
   const int blocks = max(1, min(static_cast<int>(gridDim.x), (range.total + kLeastSteps - 1) / kLeastSteps));
   range.blocks = range.sharers = blocks;

@@ -3,7 +3,7 @@
 //     codegen render specs/l4_paged_e4m3_d256.yaml
 // spec: {"arch":"sm_89","cache":"e4m3","copy":"cp_async","dtype":"fp16","head_dim":256,"mma":"mma","op":"paged_attention","schedule":"multistage","stages":2,"tile":{"m":16,"n":64}}
 // spec hash: b28ddc88466799be42f0eaddcebc4b9ccfa5c4f957f33d6215ab27dd459e6d32
-// seal: sha256 8a34adb0d211f4df7b4cb20ab1a5fca4c1b7c2c6ac170f61b97ec171753850bf
+// seal: sha256 3204995b8b084361b51b6a177f6e2a4857458ef918b0edb6990edef76538eb78
 
 // Attention of a few queries over K and V in pages, by mma.sync: decoding. Keys of one request are split over thread
 // blocks.
@@ -37,7 +37,6 @@ constexpr int kStages = 2;  // slots of a warp's ring
 constexpr int kKvBytes = 1;  // bytes per element of K and V
 constexpr int kTileCost = 2;  // units of work of a tile besides its steps
 constexpr int kLeastSteps = 2;  // units of a thread block at least, if there are as many
-constexpr int kLeastUnits = 8;  // units of a thread block from which it has whole tiles, or one alone
 constexpr int kPartsAtOnce = 2;  // parts of a tile that a thread adds at once
 constexpr int kPartSteps = 16;  // steps of a part at least, if most_parts is set
 
@@ -277,12 +276,10 @@ struct Tile {
   int first_row, rows;  // of the request
 };
 
-// The units of one thread block, counted over all tiles of the launch. Thread blocks share pieces of the work: one of
-// all units, or pieces of whole tiles if all tiles have the same length.
+// The units of one thread block, counted over all tiles of the launch.
 struct Range {
   int total, blocks;  // units, and thread blocks that have some
-  int piece, sharers;  // units of a piece, and thread blocks that share it
-  int quota, extra;  // units of each of them; the first `extra` ones have one more
+  int quota, extra;  // units of each thread block; the first `extra` ones have one more
   int next, end;
   int request, before;  // that of `next`, or one before it, and the units before that request
 };
@@ -296,37 +293,13 @@ struct Run {
 };
 
 __device__ __forceinline__ int range_begin(const Range& range, int block) {
-  const int piece = block < range.sharers ? 0 : block / range.sharers, place = block - piece * range.sharers;
-  return min(range.total, piece * range.piece + place * range.quota + min(place, range.extra));
+  return block * range.quota + min(block, range.extra);
 }
 
 // Thread block that has a unit.
 __device__ __forceinline__ int owner(const Range& range, int unit) {
-  const int piece = unit < range.piece ? 0 : unit / range.piece, within = unit - piece * range.piece;
-  const int behind = within - range.extra * (range.quota + 1);
-  const int place = behind < 0 ? within / (range.quota + 1) : range.extra + behind / range.quota;
-  return piece * range.sharers + place;
-}
-
-// Divides the units of a launch between its thread blocks. If tiles have the same length, `tile_units`, thread blocks
-// that begin and end with tiles store fewer parts: each has whole tiles, or a tile has several thread blocks of its own. This
-// leaves some thread blocks without work, one in 16 at most. Short launches keep one piece: they would take longer to
-// divide than they gain.
-__device__ __forceinline__ void divide(Range& range, int tile_units) {
-  const int blocks = max(1, min(static_cast<int>(gridDim.x), (range.total + kLeastSteps - 1) / kLeastSteps));
-  range.blocks = range.sharers = blocks;
-  range.piece = range.total;
-  if (tile_units > 0 && range.total >= kLeastUnits * blocks) {
-    const int tiles = range.total / tile_units, tiles_each = (tiles + blocks - 1) / blocks;
-    const int sharers = max(1, blocks / max(1, tiles)), used = (tiles + tiles_each - 1) / max(1, tiles_each) * sharers;
-    if (16 * (blocks - used) <= blocks) {
-      range.blocks = used;
-      range.sharers = sharers;
-      range.piece = tiles_each * tile_units;
-    }
-  }
-  range.quota = range.piece / range.sharers;
-  range.extra = range.piece % range.sharers;
+  const int behind = unit - range.extra * (range.quota + 1);
+  return behind < 0 ? unit / (range.quota + 1) : range.extra + behind / range.quota;
 }
 
 // Finds the range of this thread block; false if it has none. Lists give all tiles the same number of steps. Otherwise
@@ -337,20 +310,15 @@ __device__ __forceinline__ bool find_range(const Params& p, Range& range, unsign
   const bool listed = p.lists != nullptr;
   int* const sums = reinterpret_cast<int*>(shared + kScanOffset);
   int mine = 0, through = 0;  // units of this thread's requests, and of those up to its last one
-  int tile_units = 0;  // of each tile; 0 if their lengths differ
   const int share = (p.batch + kThreads - 1) / kThreads;
   const int first = min(p.batch, static_cast<int>(threadIdx.x) * share), last = min(p.batch, first + share);
   if (listed) {
-    tile_units = kTileCost + p.list_steps;
-    range.total = p.total_q * p.kv_heads * p.token_tiles * tile_units;
+    range.total = p.total_q * p.kv_heads * p.token_tiles * (kTileCost + p.list_steps);
   } else {
-    bool falls = false, differs = false;
-    const int steps = request_of(p, 0).steps;
+    bool falls = false;
     for (int i = first; i < last; ++i) {
-      const Request request = request_of(p, i);
-      mine += units_of(p, request);
+      mine += units_of(p, request_of(p, i));
       falls |= p.cu_seqlens_q != nullptr && __ldg(p.cu_seqlens_q + i) > __ldg(p.cu_seqlens_q + i + 1);
-      differs |= request.tiles > 0 && request.steps != steps;
     }
     through = mine;
 #pragma unroll
@@ -360,7 +328,6 @@ __device__ __forceinline__ bool find_range(const Params& p, Range& range, unsign
     }
     if (lane == 31) sums[warp] = through;
     if (__syncthreads_or(falls)) return false;
-    tile_units = __syncthreads_or(differs) ? 0 : kTileCost + steps;
     range.total = 0;
 #pragma unroll
     for (int i = 0; i < kWarps; ++i) {
@@ -368,9 +335,11 @@ __device__ __forceinline__ bool find_range(const Params& p, Range& range, unsign
       range.total += sums[i];
     }
   }
-  divide(range, tile_units);
+  range.blocks = min(static_cast<int>(gridDim.x), (range.total + kLeastSteps - 1) / kLeastSteps);
   const int block = blockIdx.x;
-  if (block >= range.blocks || range.total == 0) return false;
+  if (block >= range.blocks) return false;
+  range.quota = range.total / range.blocks;
+  range.extra = range.total % range.blocks;
   range.next = range_begin(range, block);
   range.end = range_begin(range, block + 1);
   range.request = 0;
@@ -908,37 +877,13 @@ __device__ __forceinline__ void store_part(const Params& p, const Run& run, cons
   }
 }
 
-// Adds the sums of the other slices of a row to those of the first one.
-__device__ __forceinline__ void add_slices(RowSums& sums, int slices, unsigned char* shared) {
-  float* const o = reinterpret_cast<float*>(shared + kRingOffset);
-  float2* const of_rows = reinterpret_cast<float2*>(shared + kRowsOffset);
-  const int row = thread_row(), slice_rows = kTileM / slices;
-#pragma unroll
-  for (int i = 0; i < kFours; ++i) *reinterpret_cast<float4*>(o + row * kSumStride + thread_column(i)) = sums.o[i];
-  if (threadIdx.x % kRowThreads == 0) of_rows[row] = {sums.max, sums.weight};
-  __syncthreads();
+// Adds the parts of a tile, in the order of the keys, kPartsAtOnce at a time. Each thread of a row computes the factor
+// of one of these. Loads have no branches, so they are in flight together.
+__device__ __forceinline__ void add_parts(const Params& p, const Run& run, RowSums& sums) {
+  const int row = thread_row(), last = run.parts - 1;
 #pragma unroll 1
-  for (int from = row + slice_rows; row < slice_rows && from < kTileM; from += slice_rows) {
-    float4 others[kFours];
-#pragma unroll
-    for (int i = 0; i < kFours; ++i) {
-      others[i] = *reinterpret_cast<const float4*>(o + from * kSumStride + thread_column(i));
-    }
-    add(sums, others, of_rows[from]);
-  }
-}
-
-// Adds the parts of a tile, in an order that depends on the tile alone, kPartsAtOnce at a time. If a tile with many
-// parts has few rows, the threads of the other rows share the work: each of two or four slices of threads adds every
-// second or fourth group of parts. Each thread of a row computes the factor of one part of a group. Loads have no
-// branches, so they are in flight together.
-__device__ __forceinline__ void add_parts(const Params& p, const Run& run, RowSums& sums, unsigned char* shared) {
-  const int rows = run.parts > kPartsAtOnce ? run.tile.rows : kTileM;
-  const int slices = 4 * rows <= kTileM ? 4 : 2 * rows <= kTileM ? 2 : 1, slice_rows = kTileM / slices;
-  const int row = thread_row() % slice_rows, slice = thread_row() / slice_rows, last = run.parts - 1;
-#pragma unroll 1
-  for (int group = 0; group < run.parts; group += slices * kPartsAtOnce) {
-    const int first = group + slice * kPartsAtOnce, mine = first + threadIdx.x % kPartsAtOnce;
+  for (int first = 0; first < run.parts; first += kPartsAtOnce) {
+    const int mine = first + threadIdx.x % kPartsAtOnce;
     const float* const of_mine = part_place(p, run, min(mine, last)) + kTileM * kHeadDim;
     float2 of_row = __ldcg(reinterpret_cast<const float2*>(of_mine) + row);
     float4 o[kPartsAtOnce][kFours];
@@ -965,7 +910,6 @@ __device__ __forceinline__ void add_parts(const Params& p, const Run& run, RowSu
       for (int j = 0; j < kFours; ++j) add_scaled(sums.o[j], i == 0 ? before : 1.0f, o[i][j], of_part);
     }
   }
-  if (slices > 1) add_slices(sums, slices, shared);
 }
 
 // Whether this is the last thread block of a tile to store its part. The counter is 0 again afterwards.
@@ -1017,7 +961,7 @@ __device__ __forceinline__ void finish_run(const Params& p, const Run& run, cons
     if (inside) store_part(p, run, sums);
     if (!is_last_part(p, run, shared)) return;
     sums = RowSums();
-    add_parts(p, run, sums, shared);
+    add_parts(p, run, sums);
   }
   if (inside) store_result(p, run, sums, reinterpret_cast<const int2*>(shared + kPlacesOffset));
 }

@@ -34,6 +34,8 @@ TILE_COST = 2
 """Units of work that a tile counts besides its steps, about the time of its results on an H200."""
 LEAST_UNITS = 8
 """Units of a thread block on average, from which thread blocks begin and end with tiles of one length."""
+HEAD_OF_FEW_REGISTERS = 256
+"""Head size for which the code of whole tiles, and of more threads that add parts, spills but on sm_90a."""
 PART_KEYS = 1024
 """Keys of a part at least, where parts depend on the length of their request alone."""
 OVERHEAD_REGISTERS = 80
@@ -100,6 +102,7 @@ def plan(spec: PagedAttentionSpec, stem: str) -> Plan:
         resident -= 1
     registers = Registers(used, OVERHEAD_REGISTERS, arch.registers_for(32 * warps, resident))
     check_budget(spec, shared.size, registers)
+    whole_tiles = arch.has_tma or spec.head_dim < HEAD_OF_FEW_REGISTERS
     return Plan(
         spec=spec,
         stem=stem,
@@ -121,11 +124,22 @@ def plan(spec: PagedAttentionSpec, stem: str) -> Plan:
             Constant("kKvBytes", element, "bytes per element of K and V"),
             Constant("kTileCost", TILE_COST, "units of work of a tile besides its steps"),
             Constant("kLeastSteps", -(-LEAST_KEYS // tile.n), "units of a thread block at least, if there are as many"),
-            Constant("kLeastUnits", LEAST_UNITS, "units of a thread block from which it has whole tiles, or one alone"),
+            *(
+                (
+                    Constant(
+                        "kLeastUnits",
+                        LEAST_UNITS,
+                        "units of a thread block from which tiles are whole",
+                    ),
+                )
+                if whole_tiles
+                else ()
+            ),
             Constant("kPartsAtOnce", _parts_at_once(spec, warps), "parts of a tile that a thread adds at once"),
             Constant("kPartSteps", -(-PART_KEYS // tile.n), "steps of a part at least, if most_parts is set"),
         ),
         flags=PagedFlags(
+            whole_tiles=whole_tiles,
             product=DTYPES["fp16"] if is_e4m3 else dtype,
             e4m3_cache=is_e4m3,
             pack="pack" if not is_e4m3 or spec.dtype == "fp16" else "pack_out",

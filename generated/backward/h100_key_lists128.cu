@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_key_lists128.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","entry_keys":128,"group":16,"head_dim":128,"mma":"wgmma","op":"key_lists_backward","schedule":"cooperative","stages":2,"tile":{"m":80,"n":128}}
 // spec hash: 3eecd9e726ea21ef9fb99cd72fea3324dfe903c0a1913ba08098c1b9138f683d
-// seal: sha256 f345dae10801b0ff0b3e33bb366aaa9ad9d4fc3e77e46a84bf20d223ae3e59de
+// seal: sha256 85c71d922ecb67e4308fdf6fbe5864bfe741d3aaeb2f5e7983fda780f4545f61
 
 // Gradients of Q, K and V for sm_90a, of attention of packed sequences over lists of key blocks: each query and KV head
 // has its own list.
@@ -776,8 +776,8 @@ __device__ __forceinline__ void issue_dq(float (&d)[kDqQueries / 2], uint32 k_tr
 }
 
 // Stages a part of dQ^T in fixed point, query by query in the layout of the accumulator: 16 bytes of each thread, next
-// to those of its neighbors. `part` has 64 columns of a head; `first_row` is the first of the part's rows. Returns a bit
-// for each of the thread's rows: whether fixed point does not hold an element of it.
+// to those of its neighbors. `part` has 64 columns of a head; `first_row` is the first of the part's rows. Returns a
+// bit for each of the thread's rows: whether fixed point does not hold an element of it.
 __device__ __forceinline__ uint32 stage_dq(unsigned char* staging, const float (&d)[kDqQueries / 2],
     const unsigned short* scales, int part, int first_row) {
   const int thread = threadIdx.x % kWarpgroupThreads, lane = thread % 32;

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_key_lists128_gqa4.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","entry_keys":128,"group":4,"head_dim":128,"mma":"wgmma","op":"key_lists_backward","schedule":"cooperative","stages":2,"tile":{"m":80,"n":128}}
 // spec hash: 8be0f67fd6253592ff66ce5b679e0171cfdb8ae6ec1ced47f00332bd59c7be91
-// seal: sha256 60b2b8787d8254e564abb42dc8e376ccae2115d261dfe8dce83ab83fca0e4450
+// seal: sha256 1b520f17fa1cb3a3547f6083b0d91ab36ea43c89b8f7dc5b557a368f3e9e027a
 
 // Gradients of Q, K and V for sm_90a, of attention of packed sequences over lists of key blocks: each query and KV head
 // has its own list.
@@ -776,8 +776,8 @@ __device__ __forceinline__ void issue_dq(float (&d)[kDqQueries / 2], uint32 k_tr
 }
 
 // Stages a part of dQ^T in fixed point, query by query in the layout of the accumulator: 16 bytes of each thread, next
-// to those of its neighbors. `part` has 64 columns of a head; `first_row` is the first of the part's rows. Returns a bit
-// for each of the thread's rows: whether fixed point does not hold an element of it.
+// to those of its neighbors. `part` has 64 columns of a head; `first_row` is the first of the part's rows. Returns a
+// bit for each of the thread's rows: whether fixed point does not hold an element of it.
 __device__ __forceinline__ uint32 stage_dq(unsigned char* staging, const float (&d)[kDqQueries / 2],
     const unsigned short* scales, int part, int first_row) {
   const int thread = threadIdx.x % kWarpgroupThreads, lane = thread % 32;

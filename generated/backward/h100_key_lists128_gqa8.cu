@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_key_lists128_gqa8.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","entry_keys":128,"group":8,"head_dim":128,"mma":"wgmma","op":"key_lists_backward","schedule":"cooperative","stages":2,"tile":{"m":80,"n":128}}
 // spec hash: 1fcc49bff2000f0b7f7e2cafe368773a9fab3adffab428ef1d090b027c5589f1
-// seal: sha256 9d261a8072071b03f123fbf1363e266f1c1a37385c7674389e8cc3a639a4c621
+// seal: sha256 7f7f37886dd682351e182d91e7e432256aca5be052abadda0a344e2a4e26157a
 
 // Gradients of Q, K and V for sm_90a, of attention of packed sequences over lists of key blocks: each query and KV head
 // has its own list.
@@ -776,8 +776,8 @@ __device__ __forceinline__ void issue_dq(float (&d)[kDqQueries / 2], uint32 k_tr
 }
 
 // Stages a part of dQ^T in fixed point, query by query in the layout of the accumulator: 16 bytes of each thread, next
-// to those of its neighbors. `part` has 64 columns of a head; `first_row` is the first of the part's rows. Returns a bit
-// for each of the thread's rows: whether fixed point does not hold an element of it.
+// to those of its neighbors. `part` has 64 columns of a head; `first_row` is the first of the part's rows. Returns a
+// bit for each of the thread's rows: whether fixed point does not hold an element of it.
 __device__ __forceinline__ uint32 stage_dq(unsigned char* staging, const float (&d)[kDqQueries / 2],
     const unsigned short* scales, int part, int first_row) {
   const int thread = threadIdx.x % kWarpgroupThreads, lane = thread % 32;

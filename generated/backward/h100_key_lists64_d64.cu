@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_key_lists64_d64.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","entry_keys":64,"group":16,"head_dim":64,"mma":"wgmma","op":"key_lists_backward","schedule":"cooperative","stages":2,"tile":{"m":96,"n":64}}
 // spec hash: 5e50c818a214072f942eb2ac65d2d526d62c3333a92dee5bddd5a909c4860a1b
-// seal: sha256 98ea4342707ca1aadc5452f15efb0e9d493b7ad95964d530133e30b3a4e1517d
+// seal: sha256 2130cb599cb94ddeda5e570a715d50decd0f1266ca13895f473b22460a4441da
 
 // Gradients of Q, K and V for sm_90a, of attention of packed sequences over lists of key blocks: each query and KV head
 // has its own list.
@@ -776,8 +776,8 @@ __device__ __forceinline__ void issue_dq(float (&d)[kDqQueries / 2], uint32 k_tr
 }
 
 // Stages a part of dQ^T in fixed point, query by query in the layout of the accumulator: 16 bytes of each thread, next
-// to those of its neighbors. `part` has 64 columns of a head; `first_row` is the first of the part's rows. Returns a bit
-// for each of the thread's rows: whether fixed point does not hold an element of it.
+// to those of its neighbors. `part` has 64 columns of a head; `first_row` is the first of the part's rows. Returns a
+// bit for each of the thread's rows: whether fixed point does not hold an element of it.
 __device__ __forceinline__ uint32 stage_dq(unsigned char* staging, const float (&d)[kDqQueries / 2],
     const unsigned short* scales, int part, int first_row) {
   const int thread = threadIdx.x % kWarpgroupThreads, lane = thread % 32;

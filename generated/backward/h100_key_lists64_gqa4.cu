@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_key_lists64_gqa4.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","entry_keys":64,"group":4,"head_dim":128,"mma":"wgmma","op":"key_lists_backward","schedule":"cooperative","stages":2,"tile":{"m":48,"n":64}}
 // spec hash: 4a816a8bad40e92d248579b1c62d8fc4c7480cec452a594aa3905bf73cae7048
-// seal: sha256 a4f0c454d3401b810016280ee2c0d43c1222c1994bd91002f73b2920748be5f5
+// seal: sha256 9421c0e0ddc4aca2fb2f3fadc5c8514fdb0aebf724d9b4e062fd482c66484143
 
 // Gradients of Q, K and V for sm_90a, of attention of packed sequences over lists of key blocks: each query and KV head
 // has its own list.
@@ -760,8 +760,8 @@ __device__ __forceinline__ void issue_dq(float (&d)[kDqQueries / 2], uint32 k_tr
 }
 
 // Stages a part of dQ^T in fixed point, query by query in the layout of the accumulator: 16 bytes of each thread, next
-// to those of its neighbors. `part` has 64 columns of a head; `first_row` is the first of the part's rows. Returns a bit
-// for each of the thread's rows: whether fixed point does not hold an element of it.
+// to those of its neighbors. `part` has 64 columns of a head; `first_row` is the first of the part's rows. Returns a
+// bit for each of the thread's rows: whether fixed point does not hold an element of it.
 __device__ __forceinline__ uint32 stage_dq(unsigned char* staging, const float (&d)[kDqQueries / 2],
     const unsigned short* scales, int part, int first_row) {
   const int thread = threadIdx.x % kWarpgroupThreads, lane = thread % 32;

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_key_lists64_gqa8.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","entry_keys":64,"group":8,"head_dim":128,"mma":"wgmma","op":"key_lists_backward","schedule":"cooperative","stages":2,"tile":{"m":48,"n":64}}
 // spec hash: c3c8dea30d72ee66a98ebc46a5185a516ece7ec1b23945b765290fb15b60cb99
-// seal: sha256 f45e4f043c4cde9a273bbe481e162bfe8a16131158f82aadb6d328761a0339ff
+// seal: sha256 6797c185b66983c7ccacde99d65648822abbffb78c9a8e6764d4873ec761ec20
 
 // Gradients of Q, K and V for sm_90a, of attention of packed sequences over lists of key blocks: each query and KV head
 // has its own list.
@@ -760,8 +760,8 @@ __device__ __forceinline__ void issue_dq(float (&d)[kDqQueries / 2], uint32 k_tr
 }
 
 // Stages a part of dQ^T in fixed point, query by query in the layout of the accumulator: 16 bytes of each thread, next
-// to those of its neighbors. `part` has 64 columns of a head; `first_row` is the first of the part's rows. Returns a bit
-// for each of the thread's rows: whether fixed point does not hold an element of it.
+// to those of its neighbors. `part` has 64 columns of a head; `first_row` is the first of the part's rows. Returns a
+// bit for each of the thread's rows: whether fixed point does not hold an element of it.
 __device__ __forceinline__ uint32 stage_dq(unsigned char* staging, const float (&d)[kDqQueries / 2],
     const unsigned short* scales, int part, int first_row) {
   const int thread = threadIdx.x % kWarpgroupThreads, lane = thread % 32;

@@ -79,7 +79,8 @@ def test_a_small_problem_has_what_a_call_takes(script: ModuleType, named: NamedS
         assert q.shape[1] % (k.shape[1] * spec.pack_gqa) == 0
         assert k.shape == (v.mT.shape if spec.dtype in FP8 else v.shape)
         scales = {"q_scale", "k_scale", "v_scale"} if spec.dtype in FP8 else set()
-        required = [tensor for tensor in spec.index_tensors if not tensor.optional and tensor.name not in more]
+        packed = spec.layout == "varlen"
+        required = [t for t in spec.index_tensors if (packed or not t.optional) and t.name not in more]
         assert len(indices) == len(required)
         assert set(more.pop("aux", {})) == {tensor.name for tensor in spec.aux_tensors}
         numbers = {number.argument for number in spec.pattern.call_numbers} if spec.pattern.is_general else set()
@@ -101,7 +102,9 @@ def test_a_small_problem_has_what_a_call_takes(script: ModuleType, named: NamedS
         q, k, v, *indices = positional
         assert more["out"].shape == more["dout"].shape == q.shape and more["lse"].shape == q.shape[:3]
         given = {t.name for t, tensor in zip(spec.forward.index_tensors, indices, strict=False) if tensor is not None}
-        assert k.shape == v.shape and given == {t.name for t in spec.forward.index_tensors if not t.optional}
+        assert k.shape == v.shape and given == {
+            t.name for t in spec.forward.index_tensors if spec.layout == "varlen" or not t.optional
+        }
         return
     if spec.op == "block_mask":
         assert set(more["aux"]) == {tensor.name for tensor in spec.aux_tensors} and min(positional) > 1

@@ -4,8 +4,8 @@
     python scripts/sanitizers.py --table                                    # rewrites a table of verified.md
 
 A run is a process with one call of tests/gpu/small_call.py. tests/records/sanitizers.jsonl has a line for each kernel
-and tool: the hash of the generated source, the number of errors or hazards, and the exit code. A run of another source
-does not count.
+and tool: the hash of the generated source without comments, the number of errors or hazards, and the exit code. A run
+of another source does not count.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 from results_table import DASH, line, update  # noqa: E402
 
 from codegen.library import NamedSpec, shipped_specs  # noqa: E402
+from codegen.prune import without_comments  # noqa: E402
 
 RECORD = ROOT / "tests" / "records" / "sanitizers.jsonl"
 PAGE = ROOT / "docs" / "reference" / "verified.md"
@@ -50,8 +51,8 @@ Run = dict[str, Any]
 
 @cache
 def source_hash(named: NamedSpec) -> str:
-    """Hash of the generated file of a kernel, which it shares with its twin."""
-    return sha256((ROOT / named.source_file).read_bytes()).hexdigest()
+    """Hash of the generated file of a kernel without its comments; its twin shares the file."""
+    return sha256(without_comments((ROOT / named.source_file).read_text(encoding="utf-8")).encode()).hexdigest()
 
 
 def recorded(path: Path = RECORD) -> dict[tuple[str, str], Run]:

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_varlen_lists128_causal_d64_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dkdv","head_dim":64,"layout":"varlen","mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"causal"},"schedule":"cooperative","stages":3,"tile":{"m":128,"n":128}}
 // spec hash: 64d88bbed715a8cc791c60933795b2f46cd86e22b5642ae2dc92019974de54b8
-// seal: sha256 7b9cf4c5ababef97ef4bf2b1e79b47b200806c2202dab73e52d8160bc6a9154e
+// seal: sha256 18e547076142430b286f4d848abc8b30260a7e44d9a283b566ab22ddeef2571c
 
 // Attention backward for sm_90a, gradients of K and V
 // over the listed key blocks of the pattern in each sequence:
@@ -484,7 +484,8 @@ constexpr int kPrologueWarps = kPrologueThreads / 32;
 // block is -1 if there is no entry. The code is twice the query block, plus 1 if the pattern may mask some of the
 // block's pairs.
 template <typename Visit>
-__device__ __forceinline__ void for_each_entry(const int* list, int number, int key_blocks, int code, int base, Visit visit) {
+__device__ __forceinline__ void for_each_entry(const int* list, int number, int key_blocks, int code,
+    int base, Visit visit) {
   for (int first = 0; first < number; first += 32) {
     const int entry = first + threadIdx.x % 32, block = entry < number ? __ldg(list + entry) : -1;
     visit(static_cast<uint32>(block) < static_cast<uint32>(key_blocks) ? base + block : -1, code, entry);

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_varlen_lists128_causal_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dkdv","head_dim":128,"layout":"varlen","mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"causal"},"schedule":"cooperative","stages":3,"tile":{"m":64,"n":128}}
 // spec hash: 38dc94aa4529433d0cdf7808fbf4c45c6d7ae142571832a94bc87b3c3e5cd6d3
-// seal: sha256 96e2385dbbcf34d26f73737e32c5f93604c9f1d8a53fdbfbb2be385d8de3880a
+// seal: sha256 ab68e4e6dc7d906077bbf1c88ad2da49ef29f0855ca71856931cf2ea2f11e8e3
 
 // Attention backward for sm_90a, gradients of K and V
 // over the listed key blocks of the pattern in each sequence:
@@ -476,7 +476,8 @@ constexpr int kPrologueWarps = kPrologueThreads / 32;
 // block is -1 if there is no entry. The code is twice the query block, plus 1 if the pattern may mask some of the
 // block's pairs.
 template <typename Visit>
-__device__ __forceinline__ void for_each_entry(const int* list, int number, int key_blocks, int code, int base, Visit visit) {
+__device__ __forceinline__ void for_each_entry(const int* list, int number, int key_blocks, int code,
+    int base, Visit visit) {
   for (int first = 0; first < number; first += 32) {
     const int entry = first + threadIdx.x % 32, block = entry < number ? __ldg(list + entry) : -1;
     visit(static_cast<uint32>(block) < static_cast<uint32>(key_blocks) ? base + block : -1, code, entry);

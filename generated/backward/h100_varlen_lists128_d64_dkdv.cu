@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_varlen_lists128_d64_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dkdv","head_dim":64,"layout":"varlen","mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"none"},"schedule":"cooperative","stages":3,"tile":{"m":128,"n":128}}
 // spec hash: d5d1ef56607811d38d8a83db3b484de656f657bd11d6b467f8270013561ca990
-// seal: sha256 5a87fba399e6fe6ebc2455a53635a2615e2a57dfeb7ee09b47b7fd623172d399
+// seal: sha256 96c680a422a684267767bf495921c03e7ebaa1661176c2981c768b417e95d89b
 
 // Attention backward for sm_90a, gradients of K and V
 // over the listed key blocks of the pattern in each sequence:
@@ -483,7 +483,8 @@ constexpr int kPrologueWarps = kPrologueThreads / 32;
 // block is -1 if there is no entry. The code is twice the query block, plus 1 if the pattern may mask some of the
 // block's pairs.
 template <typename Visit>
-__device__ __forceinline__ void for_each_entry(const int* list, int number, int key_blocks, int code, int base, Visit visit) {
+__device__ __forceinline__ void for_each_entry(const int* list, int number, int key_blocks, int code,
+    int base, Visit visit) {
   for (int first = 0; first < number; first += 32) {
     const int entry = first + threadIdx.x % 32, block = entry < number ? __ldg(list + entry) : -1;
     visit(static_cast<uint32>(block) < static_cast<uint32>(key_blocks) ? base + block : -1, code, entry);

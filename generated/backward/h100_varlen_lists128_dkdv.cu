@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_varlen_lists128_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dkdv","head_dim":128,"layout":"varlen","mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"none"},"schedule":"cooperative","stages":3,"tile":{"m":64,"n":128}}
 // spec hash: 999b76f002195d936eb4cd3c17418bbcb1de74364e072fd566cdc59a518879d0
-// seal: sha256 5b05c8461785bedfe9c82866c13be186c7b596fdaeb3273ce2903518f0ec41b8
+// seal: sha256 b3a8380a2b1baa77b515b31dcfa2270862a3ab75ffaa69cea046502ac1865a3c
 
 // Attention backward for sm_90a, gradients of K and V
 // over the listed key blocks of the pattern in each sequence:
@@ -475,7 +475,8 @@ constexpr int kPrologueWarps = kPrologueThreads / 32;
 // block is -1 if there is no entry. The code is twice the query block, plus 1 if the pattern may mask some of the
 // block's pairs.
 template <typename Visit>
-__device__ __forceinline__ void for_each_entry(const int* list, int number, int key_blocks, int code, int base, Visit visit) {
+__device__ __forceinline__ void for_each_entry(const int* list, int number, int key_blocks, int code,
+    int base, Visit visit) {
   for (int first = 0; first < number; first += 32) {
     const int entry = first + threadIdx.x % 32, block = entry < number ? __ldg(list + entry) : -1;
     visit(static_cast<uint32>(block) < static_cast<uint32>(key_blocks) ? base + block : -1, code, entry);

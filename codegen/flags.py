@@ -526,10 +526,12 @@ class AttentionBackwardPatternFlags(PatternFlags):
     Attributes:
         masks_pairs: whether the pattern hides some pairs within visible blocks.
         transposes: whether the prologue transposes lists.
+        fixed_point: whether sums of dQ are of integers.
     """
 
     masks_pairs: bool
     transposes: bool
+    fixed_point: bool
 
 
 @dataclass(frozen=True)
@@ -557,6 +559,7 @@ class AttentionBackwardSm90aFlags(Flags):
         short_v_ring: whether the ring of V has fewer stages than that of K (dQ).
         dq_queries: queries per step whose dQ a warpgroup computes, if one kernel has all gradients; else 0.
         steps_first: whether each step comes for all query heads of a K/V head in turn, not head by head.
+        takes_turns: whether tiles add to dQ in the order of their index.
     """
 
     walk: AttentionBackwardFlags
@@ -565,6 +568,7 @@ class AttentionBackwardSm90aFlags(Flags):
     short_v_ring: bool = False
     dq_queries: int = 0
     steps_first: bool = False
+    takes_turns: bool = False
 
 
 @dataclass(frozen=True)

@@ -167,10 +167,10 @@ def _kernels_of(
     if instruction != "wgmma" or size is None:
         return BackwardKernels(dq, dkdv, None, daux)
     in_one = {**fields, "head_dim": size, "gradients": "dq_dkdv"}
-    if not deterministic and _is_faster_in_any_order(pattern, size):
+    if not deterministic and pattern.unordered_dq and size == DQ_DKDV_HEAD_DIMS[0]:
         return BackwardKernels(dq, dkdv, _named({**in_one, "deterministic": False}), daux)
-    ordered = pattern.dq_order is not None
-    return BackwardKernels(dq, dkdv, _named(in_one) if ordered else None, daux)
+    is_written = pattern.dq_order is not None or _sums_in_fixed_point(fields, pattern, size)
+    return BackwardKernels(dq, dkdv, _named(in_one) if is_written else None, daux)
 
 
 def _of_aux(fields: Mapping[str, Any], head_dim: int, names: Sequence[str]) -> NamedSpec | None:
@@ -196,12 +196,12 @@ def aux_with_gradients(score: Score | None, names: Sequence[str]) -> tuple[str, 
     return tuple(name for name in names if name in read)
 
 
-def _is_faster_in_any_order(pattern: PatternBase, head_dim: int) -> bool:
-    """Whether nondeterministic additions to dQ were measured to be faster (docs/guide/training.md)."""
+def _sums_in_fixed_point(fields: Mapping[str, Any], pattern: PatternBase, head_dim: int) -> bool:
+    """Whether all gradients of lists have one kernel, which is faster than two (docs/guide/training.md)."""
     block = pattern.fixed_block
-    if block is not None:
-        return block.kv == DQ_DKDV_KEYS and pattern.expression is None  # needs the registers of an expression
-    return pattern.unordered_dq and head_dim == DQ_DKDV_HEAD_DIMS[0]
+    if block is None or block.kv != DQ_DKDV_KEYS or head_dim % 64 or fields.get("layout") == "varlen":
+        return False
+    return pattern.expression is None and fields["score"] is None  # an expression needs the registers
 
 
 def _named(fields: Mapping[str, Any]) -> NamedSpec:

@@ -110,9 +110,11 @@ class AttentionBackwardKernel(BoundCall[AttentionBackwardSpec]):
         self._listed = self.spec.pattern.fixed_block is not None
         self._transposes = self._listed and "dk" in self._names
         self._packs = self.spec.layout == "varlen"
-        self._orders_bounds = self._packs and self.spec.gradients == "dq_dkdv" and self.spec.deterministic
         self._layout_like = packed_layout_like if self._packs else layout_like
         self._param_names = frozenset(param.name for param in compiled.plan.params)
+        self._has_dlse = "dlse" in self._param_names
+        # The prologue also writes bounds that the main kernel reads: of sequences, or of elements of dQ.
+        self._writes_bounds = not self._param_names.isdisjoint(("rising_q", "norms"))
         self._arguments = IndexArguments(self.spec.forward, compiled.named.stem, ("scale", "stats", "validate"))
         self._numbers = PatternNumbers(self.spec.pattern, compiled.named.stem)
         self._aux = AuxArguments(self.spec.forward, compiled.plan)
@@ -153,8 +155,8 @@ class AttentionBackwardKernel(BoundCall[AttentionBackwardSpec]):
             lse: float32 (batch, heads, q_len), contiguous, the forward's log-sum-exp; with sinks it has those.
             scale: softmax scale of the forward, from 1e-37 to 1e38; by default 1 / sqrt(d).
             dlse: float32 (batch, heads, q_len), the gradient of lse, where the loss depends on it too. Torch then
-                computes the statistics, which takes memory for out and dout in float32; with ``layout: varlen`` the
-                kernel does, and dlse is contiguous.
+                computes the statistics, which takes memory for out and dout in float32. With ``layout: varlen``, and
+                with lists where one kernel computes all gradients, the kernel does, and dlse is contiguous.
             stats: what the other kernel returned for the same q, out, dout, lse and dlse: it is not computed again.
             window: (left, right) of the forward, if the spec's pattern leaves them out.
             sink_keys: the keys at the beginning of the forward, likewise.
@@ -182,8 +184,8 @@ class AttentionBackwardKernel(BoundCall[AttentionBackwardSpec]):
                 return self(q, k, v, *indices, out=out, dout=dout, lse=lse, **options)
         if scale is not None:
             check_scale(scale)  # also so that it can be a part of a key
-        if self._orders_bounds:
-            stats = None  # the prologue also writes the bounds that the kernel reads
+        if self._writes_bounds:
+            stats = None
         looked_up = aux_in_order(aux, self._aux.declared)
         numbers = self._numbers.checked(window, sink_keys)
         key = (scale, numbers, call_key(q, k, v, out, dout, lse, dlse, stats, *indices, *looked_up))
@@ -206,7 +208,7 @@ class AttentionBackwardKernel(BoundCall[AttentionBackwardSpec]):
         named = zip(self._arguments.names, indices, strict=False)
         addresses |= {name: tensor.data_ptr() for name, tensor in named if tensor is not None}
         addresses |= {name: tensor.data_ptr() for name, tensor in zip(self._aux.params, looked_up, strict=True)}
-        by_torch = stats is None and dlse is not None and not self._packs
+        by_torch = stats is None and dlse is not None and not self._has_dlse
         if by_torch:
             fill_statistics(row_stats, out, dout, lse, dlse)
         prologue = not (by_torch or stats is not None) or self._transposes
@@ -255,7 +257,8 @@ class AttentionBackwardKernel(BoundCall[AttentionBackwardSpec]):
             "scale_log2": factor * LOG2_E,
             "head_chunks": d * q.element_size() // TMA_ALIGNMENT,
         }
-        if (stats is not None or operands["dlse"] is not None) and self._transposes:  # it transposes lists all the same
+        by_kernel = stats is None and (self._has_dlse or operands["dlse"] is None)
+        if not by_kernel and self._transposes:  # it transposes lists all the same
             args = replace(args, prologue_grid=args.prologue_grid - args.numbers["stats_blocks"])
             values["stats_blocks"] = 0
         gradients = {
@@ -304,11 +307,11 @@ class AttentionBackwardKernel(BoundCall[AttentionBackwardSpec]):
             check_sizes(name, operands[name], Q_AXES, q.shape)
         for name, tensor in dense.items():
             check_strides(name, tensor)
-        lse, dlse, packs = operands["lse"], operands["dlse"], self.spec.layout == "varlen"
+        lse, dlse = operands["lse"], operands["dlse"]
         for name, tensor in (("lse", lse), *(() if dlse is None else (("dlse", dlse),))):
             check_tensor(name, tensor, torch.float32, 3, q.device)
             check_sizes(name, tensor, Q_AXES[:3], q.shape[:3])
-        for name, tensor in (("lse", lse), *((("dlse", dlse),) if packs and dlse is not None else ())):
+        for name, tensor in (("lse", lse), *((("dlse", dlse),) if self._has_dlse and dlse is not None else ())):
             if not tensor.is_contiguous():
                 raise ArgumentError(name, f"has strides {tensor.stride()}, expected a contiguous tensor")
 

@@ -126,7 +126,7 @@ def block_sparse_attention(
             in the layout of q.
         validate: also check the values of lists, lengths and sinks, and that the lists are complete. Synchronizes.
         deterministic: gradients have the same bits in every call. If False, the gradient of q may be summed in any
-            order if that is faster: on sm_90a over lists of blocks of 128 keys, and causal with heads of up to 64.
+            order if that is faster: on sm_90a, causal with heads of up to 64.
             ``torch.use_deterministic_algorithms(True)`` has precedence. The result has the same bits either way.
         unknown: other keywords are refused. For keywords of other libraries, the error names the counterpart.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -147,6 +147,8 @@ def gradient_choice(
     if verified_only:
         options["holds"] = permit.is_verified
     found = backward_kernels(fitted.pattern, arch=arch, **options)
+    if found.dq_dkdv is not None and fitted.pattern.fixed_block is not None and not permit.is_verified(found.dq_dkdv):
+        found = replace(found, dq_dkdv=None)  # without its receipt, the two kernels
     used = [*found.of_a_step(), *([found.dq, found.dkdv] if layout == "varlen" else [])]
     for named in used if verified_only else ():
         permit.check(named)
@@ -274,8 +276,8 @@ def attend_backward(
         check_sink(sink, q.shape[1], q.device)
     tensors, aux = split_tensors(scored, tensors)
     lists = route.lists_of(tensors, q, k, extras)
-    options: dict[str, Any] = {"dout": addressable(dout), "out": out, "lse": lse, "dlse": dlse, "scale": extras.scale}
-    options |= {"aux": aux, **route.numbers}
+    options: dict[str, Any] = {"dout": addressable(dout), "out": out, "lse": lse, "scale": extras.scale, "aux": aux}
+    options |= {"dlse": None if dlse is None else dlse.contiguous(), **route.numbers}
 
     def computed(named: NamedSpec, **more: Any) -> AttentionGradients:
         kernel: AttentionBackwardKernel = route.kernel(named)

@@ -21,6 +21,7 @@ PROGRAM = """\
 #include "threads.h"
 #include "instructions.h"
 #include "hopper.h"
+#include "integers.h"
 %%(source)s
 extern "C" void run(const void* params, const int* grids, bool late, unsigned order) {
   static unsigned char shared_memory[%%(shared_bytes)d] __attribute__((aligned(1024)));

@@ -19,17 +19,7 @@ from runtime.kernels.key_lists_forward import KeyListsForwardKernel
 from runtime.kernels.key_lists_paged import KeyListsPagedKernel
 
 WAITS = """\
-#include "hopper.h"
-struct int4 {
-  int x, y, z, w;
-};
-inline int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }
-inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
-inline int atomicMax(int* to, int value) { return std::exchange(*to, max(*to, value)); }
-inline int __float2int_rn(float x) {
-  return x != x ? 0 : x >= 0x1p31f ? INT32_MAX : x < -0x1p31f ? INT32_MIN : static_cast<int>(std::nearbyint(x));
-}
-#define __shared__ static
+#include "integers.h"
 // Other warps run while one waits for its turn: that of a list's second entry for a block comes from the same block.
 inline int load_acquire_when_others_ran(const int* from) {
   yield();
@@ -47,7 +37,8 @@ class HostLoaded(host_launch.HostLoaded):
     """
 
     def __init__(self, source: str, plan: Plan, folder: Path) -> None:
-        program = program_of(plan).replace('#include "hopper.h"\n', WAITS)
+        program = program_of(plan).replace('#include "integers.h"
+', WAITS)
         super().__init__(compiled(for_the_host(source), plan, folder, program).run, plan)
         self.late = True
 

@@ -1,4 +1,7 @@
-"""Plan of all gradients of attention on sm_90a, by key tiles: five products; dQ is summed in fixed or any order."""
+"""Plan of all gradients of attention on sm_90a, by key tiles, in five products.
+
+Parts of dQ are added in turns, in fixed point, or in any order.
+"""
 
 from __future__ import annotations
 
@@ -38,6 +41,7 @@ from codegen.plans.backward.parts import (
     size_constants,
     step_meta,
     step_places,
+    sums_in_fixed_point,
     tile_segment,
     walk_constants,
     walk_flags,
@@ -53,6 +57,7 @@ _SIZES = ", ".join(map(str, HEAD_DIMS))
 KEYS = 128  # per tile: two consumer warpgroups
 DQ_WARPS = 2  # warps that add to dQ, in alternate steps
 CONVERT_THREADS = 256
+NORM_BYTES, LARGEST_BYTES, SCALE_BYTES = 4, 8, 2  # of a row of dO, of a query block, and of a row in fixed point
 # Registers per producer and per consumer thread; the first split that fits is used.
 REGISTER_SPLITS = (40, 232), (24, 240)
 OVERHEAD_REGISTERS = 12  # addresses, loop state, statistics, like the kernel of dK and dV
@@ -85,8 +90,8 @@ def plan(spec: AttentionBackwardSpec, stem: str) -> Plan:
         threads=WARPGROUP * 3,
         ctas_per_sm=1,
         persistent=False,
-        dynamic_scheduler=spec.deterministic,
-        workspace_bytes={"scheduler": str(COUNTER_BYTES)} if spec.deterministic else {},
+        dynamic_scheduler=_takes_turns(spec),
+        workspace_bytes={"scheduler": str(COUNTER_BYTES)} if _takes_turns(spec) else {},
         shared=tuple(shared.regions),
         shared_bytes=shared.size,
         registers=registers,
@@ -108,6 +113,11 @@ def plan(spec: AttentionBackwardSpec, stem: str) -> Plan:
     )
 
 
+def _takes_turns(spec: AttentionBackwardSpec) -> bool:
+    """Whether tiles add to dQ in the order of their index."""
+    return spec.deterministic and not sums_in_fixed_point(spec)
+
+
 def _steps(spec: AttentionBackwardSpec) -> range:
     """Legal queries per step; with heads of 64, a warpgroup computes dQ of half of them."""
     step = 32 if spec.head_dim == 64 else 16
@@ -124,10 +134,18 @@ TILE = (WIDTH, STEP, *OF_BLOCKS)
 def _check(spec: AttentionBackwardSpec) -> None:
     """Reject a pattern and a tile that the kernel cannot support."""
     check_pattern(spec)
-    written = spec.pattern.dq_order is not None or not spec.deterministic
+    fixed_point = sums_in_fixed_point(spec)
+    written = spec.pattern.dq_order is not None or fixed_point or not spec.deterministic
     reason = f"is {spec.pattern.kind}, whose key tiles cannot add to dQ in a fixed order; use dq, dkdv"
     require(written, "pattern.kind", reason)
+    reason = "is false; sums of lists are of integers, with the same bits in any order: leave it out"
+    require(spec.deterministic or not fixed_point, "deterministic", reason)
+    reason = "is set; dQ of lists is summed in fixed point, which needs a bound of dS; use gradients: dq and dkdv"
+    require(spec.score is None or not fixed_point, "score", reason)
+    reason = "is varlen; lists of packed sequences have two kernels: use gradients: dq and dkdv"
+    require(not (fixed_point and is_packed(spec)), "layout", reason)
     d = spec.head_dim
+    require(not fixed_point or d % 64 == 0, "head_dim", f"is {d}; allowed with lists: 64, 128; use dq, dkdv")
     require(d in HEAD_DIMS, "head_dim", f"is {d}; allowed with gradients dq_dkdv: {_SIZES} (registers); use dq, dkdv")
     check_tile(spec, (WIDTH,))
     check_blocks(spec)
@@ -153,7 +171,11 @@ def _shared(spec: AttentionBackwardSpec, groups: int) -> SharedLayout:
     shared.add("Dq", m * spec.head_dim * 4, "staging of a step's part of dQ", stores=True)
     shared.add("Stats", stages * m * STATS_BYTES, "statistics of the queries in the ring", align=16)
     shared.add("Barriers", 8 * (2 * stages + 2 + DQ_WARPS), "mbarriers", align=8)
-    if spec.deterministic:
+    if sums_in_fixed_point(spec):
+        shared.add("Norms", stages * m * NORM_BYTES, "norms of the rows of dO in the ring", align=16)
+        shared.add("Largest", stages * LARGEST_BYTES, "largest |K| and norm of V of the steps in the ring", align=8)
+        shared.add("Scales", 2 * m * SCALE_BYTES, "scales of the rows of a step, and of the previous one", align=4)
+    if _takes_turns(spec):
         shared.add("TileIndex", 4, "index of the thread block's tile", align=4)
     if spec.score is not None:
         step_places(shared, spec)
@@ -164,7 +186,7 @@ def _shared(spec: AttentionBackwardSpec, groups: int) -> SharedLayout:
 
 def _rising(spec: AttentionBackwardSpec) -> tuple[Param, ...]:
     """Bounds that the prologue writes if tiles of packed sequences take turns: all turns of a step must come."""
-    if not (is_packed(spec) and spec.deterministic):
+    if not (is_packed(spec) and _takes_turns(spec)):
         return ()
     doc = "cu_seqlens_{}, rising and within the tensor"
     return tuple(pointer(f"rising_{name}", "int", doc.format(name), writes=True) for name in "qk")
@@ -179,16 +201,35 @@ def _params(spec: AttentionBackwardSpec) -> tuple[Param, ...]:
         pointer("scheduler", "int", "tiles that thread blocks have taken", writes=True),
     )
     of_dq = tensor_params("dq", ELEMENT, "dQ, as O", writes=True)
+    fixed_point = sums_in_fixed_point(spec)
+    number, what = ("int", "sums of dQ in fixed point") if fixed_point else ("float", "sums of dQ")
     own = (
         *DKDV_MAPS,
         *(gradient_params(spec) if is_packed(spec) else of_dq),
-        pointer("dq_accum", "float", "sums of dQ, (batch, heads, query_steps, kDqBytes / 4)", writes=True),
-        *(turns if spec.deterministic else ()),
+        pointer("dq_accum", number, f"{what}, (batch, heads, query_steps, kDqBytes / 4)", writes=True),
+        *(turns if _takes_turns(spec) else ()),
+        *(_fixed_point_params() if fixed_point else ()),
         i32("query_steps", "steps of kTileM queries per head"),
         i32("head_group", "K/V heads whose tiles are interleaved"),
         *(_rising(spec)),
     )
     return params(spec, (*OPERANDS, *own))
+
+
+def _fixed_point_params() -> tuple[Param, ...]:
+    """Parameters of the bounds of dQ's rows."""
+    largest = "largest |K| and norm of V"
+    return (
+        *tensor_params("k", ELEMENT, "K (batch, kv_heads, kv_len, head_dim)"),
+        *tensor_params("v", ELEMENT, "V, as K"),
+        pointer("dlse", "float", "gradient of the log-sum-exp, as lse; 0 if null"),
+        pointer("norms", "float", "norms of the rows of dO, as stats", writes=True),
+        pointer("beyond", "unsigned char", "1 for rows whose dQ fixed point does not hold, as stats", writes=True),
+        pointer("tile_largest", "int2", f"{largest} of each tile, (batch, kv_heads, key_tiles)", writes=True),
+        pointer("largest", "int2", f"{largest} of a query block's lists, (batch, heads, query_blocks)", writes=True),
+        pointer("bounded_tiles", "int", "tiles of a K/V head that have been bounded", writes=True),
+        i32("bound_blocks", "first thread block of the prologue that bounds a tile"),
+    )
 
 
 def _tensor_maps(spec: AttentionBackwardSpec, columns: int) -> dict[str, TensorMap]:
@@ -201,7 +242,7 @@ def _constants(
     spec: AttentionBackwardSpec, groups: int, columns: int, *, producer: int, consumer: int
 ) -> tuple[Constant, ...]:
     """Constants of the source."""
-    m, n = spec.tile.m, spec.tile.n
+    m, n, fixed_point = spec.tile.m, spec.tile.n, sums_in_fixed_point(spec)
     return (
         *size_constants(spec),
         Constant("kConsumerWarpgroups", 2, "warpgroups that compute, 64 keys each"),
@@ -219,7 +260,8 @@ def _constants(
         Constant("kStatsBytes", m * STATS_BYTES, "bytes of the statistics of a step"),
         Constant("kDqColumnParts", groups, "parts of 64 columns of dQ, indexed by warpgroup"),
         Constant("kDqQueries", _dq_queries(spec), "queries of a warpgroup's part of dQ"),
-        Constant("kDqBytes", m * spec.head_dim * 4, "bytes of a step's dQ, in fp32"),
+        Constant("kDqBytes", m * spec.head_dim * 4, f"bytes of a step's dQ, in {'s32' if fixed_point else 'fp32'}"),
+        *((Constant("kNormsBytes", m * NORM_BYTES, "bytes of the norms of a step"),) if fixed_point else ()),
         *_part_constants(spec, columns),
         Constant("kConvertThreads", CONVERT_THREADS, "threads per block of the epilogue"),
         *walk_constants(spec),
@@ -246,6 +288,7 @@ def _flags(spec: AttentionBackwardSpec) -> AttentionBackwardSm90aFlags:
         consumers=spec.tile.n // WARPGROUP_ROWS,
         dq_queries=_dq_queries(spec),
         steps_first=steps_first,
+        takes_turns=_takes_turns(spec),
     )
 
 
@@ -263,12 +306,32 @@ def _arguments(plan: Plan, shape: AttentionShape, slots: int) -> LaunchArgs:
     all_steps = shape.batch * shape.heads * steps
     dq_accum = {"dq_accum": all_steps * spec.tile.m * spec.head_dim * 4}
     in_turns = UNEVEN_TILES_IN_TURNS if spec.pattern.load_imbalanced else TILES_IN_TURNS
+    numbers = {**args.numbers, "query_steps": steps, "head_group": max(1, in_turns // tiles)}
+    args = replace(args, numbers=numbers, epilogue_grid=all_steps)
+    if sums_in_fixed_point(spec):
+        return _in_fixed_point(args, shape, dq_accum)
+    if not _takes_turns(spec):
+        return replace(args, sums=dq_accum)
     return replace(
         args,
-        numbers={**args.numbers, "query_steps": steps, "head_group": max(1, in_turns // tiles)},
-        epilogue_grid=all_steps,
-        counters={"dq_semaphore": all_steps, "scheduler": 1} if spec.deterministic else {},
-        scratch={**args.scratch, **rising, **(dq_accum if spec.deterministic else {})},
+        counters={"dq_semaphore": all_steps, "scheduler": 1},
+        scratch={**args.scratch, **rising, **dq_accum},
         prologue_grid=args.prologue_grid + bool(rising),
-        sums={} if spec.deterministic else dq_accum,
+    )
+
+
+def _in_fixed_point(args: LaunchArgs, shape: AttentionShape, dq_accum: dict[str, int]) -> LaunchArgs:
+    """Launch arguments, with thread blocks of the prologue that bound the tiles."""
+    rows = shape.batch * shape.heads * args.numbers["padded_q_len"]
+    tiles = shape.batch * shape.kv_heads * args.numbers["key_tiles"]
+    query_blocks = shape.batch * shape.heads * args.numbers["query_blocks"]
+    of_rows = {"norms": rows * NORM_BYTES, "beyond": rows}
+    largest = {"tile_largest": tiles * LARGEST_BYTES, "largest": query_blocks * LARGEST_BYTES}
+    return replace(
+        args,
+        numbers={**args.numbers, "bound_blocks": args.prologue_grid},
+        counters={"bounded_tiles": shape.batch * shape.kv_heads},
+        scratch={**args.scratch, **of_rows, **largest},
+        prologue_grid=args.prologue_grid + tiles,
+        sums=dq_accum,
     )

@@ -218,6 +218,11 @@ def transposes(spec: AttentionBackwardSpec) -> bool:
     return not spec.by_queries and spec.pattern.fixed_block is not None
 
 
+def sums_in_fixed_point(spec: AttentionBackwardSpec) -> bool:
+    """Whether tiles add integers to dQ, which have the same bits in any order: those of lists, in one kernel."""
+    return spec.gradients == "dq_dkdv" and spec.pattern.fixed_block is not None
+
+
 def divides_key_blocks(spec: AttentionBackwardSpec) -> bool:
     """Whether key blocks are counted apart from tiles: several share a block, or sequences are packed."""
     block = spec.pattern.fixed_block
@@ -285,6 +290,7 @@ def pattern_flags(spec: AttentionBackwardSpec) -> AttentionBackwardPatternFlags:
         divides_block=block is not None and block.q > spec.tile.m,
         masks_pairs=spec.pattern.masks_pairs,
         transposes=transposes(spec),
+        fixed_point=sums_in_fixed_point(spec),
     )
 
 

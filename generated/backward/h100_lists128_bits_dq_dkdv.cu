@@ -1,9 +1,9 @@
-// Generated from specs/backward/h100_topk_d64_dq_dkdv_any_order.yaml. Do not edit:
+// Generated from specs/backward/h100_lists128_bits_dq_dkdv.yaml. Do not edit:
 // change the spec or a template, then run
-//     codegen render specs/backward/h100_topk_d64_dq_dkdv_any_order.yaml
-// spec: {"arch":"sm_90a","copy":"tma","deterministic":false,"dtype":"fp16","gradients":"dq_dkdv","head_dim":64,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"k":null,"kind":"topk"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
-// spec hash: 7d0b454fd38289e1c54a84da0f7fd654744a77bb51726c12f94da54082abc305
-// seal: sha256 85a0525e80f2f63fd311813d66f322c5651522a88221babbb9f01b83753720f3
+//     codegen render specs/backward/h100_lists128_bits_dq_dkdv.yaml
+// spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq_dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"bits"},"schedule":"cooperative","stages":2,"tile":{"m":64,"n":128}}
+// spec hash: 295db2b46486ebd389e53374e544df87fbe95ff3ff7301be57de84cad530b4c7
+// seal: sha256 849955144284815d5ee68bce19b19b90358e487de483cae4029ae65d27037b1c
 
 // Attention backward for sm_90a, gradients of Q, K and V
 // over the listed key blocks of the pattern:
@@ -11,7 +11,8 @@
 //   dV = P^T dO,  dK = scale * dS^T Q,  dQ = scale * dS K
 // Each thread block accumulates the contributions of all queries to its keys, and adds its part of dQ to an accumulator
 // in device memory.
-// The accumulator is 0 before the launch. Parts are added in any order: dQ is nondeterministic.
+// The accumulator is 0 before the launch. Parts are added in any order, in fixed point: sums of integers have the same
+// bits in any order, so results are bitwise reproducible.
 //
 // Roles
 //   warpgroup 0      warp 0 fills the ring of queries by TMA, and loads K and V. Warps 1 and 2 add to dQ's accumulator,
@@ -47,40 +48,46 @@ struct alignas(64) TensorMap {
 };
 
 struct RowStats;
-constexpr int kHeadDim = 64;  // elements per head
-constexpr int kTileM = 128;  // queries per step
+constexpr int kHeadDim = 128;  // elements per head
+constexpr int kTileM = 64;  // queries per step
 constexpr int kTileN = 128;  // keys of a tile
 constexpr int kStages = 2;  // depth of the ring
 constexpr int kConsumerWarpgroups = 2;  // warpgroups that compute, 64 keys each
 constexpr int kThreads = 384;  // warpgroup 0 produces, the others consume
 constexpr int kDqWarps = 2;  // warps that add to dQ
-constexpr int kProducerRegisters = 24;  // registers per producer thread
-constexpr int kConsumerRegisters = 240;  // registers per consumer thread
+constexpr int kProducerRegisters = 40;  // registers per producer thread
+constexpr int kConsumerRegisters = 232;  // registers per consumer thread
 constexpr int kGroupColumns = 64;  // columns of a group: one 128-byte swizzled row
-constexpr int kGroups = 1;  // column groups per head
-constexpr int kQGroupBytes = 16384;  // bytes of one column group of Q, of dO, or of dS
+constexpr int kGroups = 2;  // column groups per head
+constexpr int kQGroupBytes = 8192;  // bytes of one column group of Q, of dO, or of dS
 constexpr int kKvGroupBytes = 16384;  // bytes of one column group of K or V
 constexpr int kQBytes = 16384;  // bytes of Q, or of dO, of a step
-constexpr int kKvBytes = 16384;  // bytes of K, or of V, of a tile
-constexpr int kDsBytes = 32768;  // bytes of dS of a step
-constexpr int kStatsBytes = 1024;  // bytes of the statistics of a step
-constexpr int kDqColumnParts = 1;  // parts of 64 columns of dQ, indexed by warpgroup
+constexpr int kKvBytes = 32768;  // bytes of K, or of V, of a tile
+constexpr int kDsBytes = 16384;  // bytes of dS of a step
+constexpr int kStatsBytes = 512;  // bytes of the statistics of a step
+constexpr int kDqColumnParts = 2;  // parts of 64 columns of dQ, indexed by warpgroup
 constexpr int kDqQueries = 64;  // queries of a warpgroup's part of dQ
-constexpr int kDqBytes = 32768;  // bytes of a step's dQ, in fp32
+constexpr int kDqBytes = 32768;  // bytes of a step's dQ, in s32
+constexpr int kNormsBytes = 256;  // bytes of the norms of a step
 constexpr int kConvertThreads = 256;  // threads per block of the epilogue
 constexpr int kPrologueThreads = 1024;  // threads per block of the prologue
-constexpr int kRowLanes = 8;  // threads per row in the prologue, 16 bytes each
-constexpr int kBlockSteps = 1;  // steps in a listed query block
+constexpr int kRowLanes = 16;  // threads per row in the prologue, 16 bytes each
+constexpr int kBlockSteps = 2;  // steps in a listed query block
+constexpr int kLaneWords = 1;  // pairs of words per step and lane, shared by eight lanes
 
-// Dynamic shared memory: 198720 bytes. Byte offsets:
-constexpr int kKOffset = 0;  // 16384 bytes: K of the tile in column groups; then staging of dK
-constexpr int kVOffset = 16384;  // 16384 bytes: V of the tile; then staging of dV
-constexpr int kQOffset = 32768;  // 32768 bytes: Q ring
-constexpr int kDoutOffset = 65536;  // 32768 bytes: dO ring
-constexpr int kDsOffset = 98304;  // 65536 bytes: dS of a step, and of the previous one: column groups of 64 keys
+// Dynamic shared memory: 198496 bytes. Byte offsets:
+constexpr int kKOffset = 0;  // 32768 bytes: K of the tile in column groups; then staging of dK
+constexpr int kVOffset = 32768;  // 32768 bytes: V of the tile; then staging of dV
+constexpr int kQOffset = 65536;  // 32768 bytes: Q ring
+constexpr int kDoutOffset = 98304;  // 32768 bytes: dO ring
+constexpr int kDsOffset = 131072;  // 32768 bytes: dS of a step, and of the previous one: column groups of 64 keys
 constexpr int kDqOffset = 163840;  // 32768 bytes: staging of a step's part of dQ
-constexpr int kStatsOffset = 196608;  // 2048 bytes: statistics of the queries in the ring
-constexpr int kBarriersOffset = 198656;  // 64 bytes: mbarriers
+constexpr int kStatsOffset = 196608;  // 1024 bytes: statistics of the queries in the ring
+constexpr int kBarriersOffset = 197632;  // 64 bytes: mbarriers
+constexpr int kNormsOffset = 197696;  // 512 bytes: norms of the rows of dO in the ring
+constexpr int kLargestOffset = 198208;  // 16 bytes: largest |K| and norm of V of the steps in the ring
+constexpr int kScalesOffset = 198224;  // 256 bytes: scales of the rows of a step, and of the previous one
+constexpr int kStepBitsOffset = 198480;  // 16 bytes: start of the mask bits of each step in the ring
 
 constexpr int kQFullBarrier = kBarriersOffset;
 constexpr int kQEmptyBarrier = kQFullBarrier + 8 * kStages;
@@ -93,23 +100,40 @@ constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared me
 constexpr int kConsumerBarrier = 1;  // named barrier of all consumers; this + 1 + w: of warpgroup w; 0: __syncthreads
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
 constexpr float kLog2E = 1.44269504088896f;
+constexpr float kNan = __builtin_bit_cast(float, 0x7FC00000);
+constexpr int kNoSign = 0x7FFFFFFF;
 
-// Launch: 384 threads per block, 198720 bytes of dynamic shared memory.
+// Launch: 384 threads per block, 198496 bytes of dynamic shared memory.
 // Grid: one thread block for each tile.
-// Prologue, with the same parameters: h100_topk_d64_dq_dkdv_any_order_prologue, 1024 threads per block.
-// Epilogue, with the same parameters: h100_topk_d64_dq_dkdv_any_order_convert_dq, 256 threads per block.
+// Prologue, with the same parameters: h100_lists128_bits_dq_dkdv_prologue, 1024 threads per block.
+// Epilogue, with the same parameters: h100_lists128_bits_dq_dkdv_convert_dq, 256 threads per block.
 struct Params {
-  TensorMap q_map;  // Q (head_dim, q_len, heads, batch): box 64 x 128 x 1 x 1, swizzle 128
+  TensorMap q_map;  // Q (head_dim, q_len, heads, batch): box 64 x 64 x 1 x 1, swizzle 128
   TensorMap k_map;  // K (head_dim, kv_len, kv_heads, batch): box 64 x 128 x 1 x 1, swizzle 128
   TensorMap v_map;  // V, as K: box 64 x 128 x 1 x 1, swizzle 128
-  TensorMap dout_map;  // dO, as Q: box 64 x 128 x 1 x 1, swizzle 128
+  TensorMap dout_map;  // dO, as Q: box 64 x 64 x 1 x 1, swizzle 128
   TensorMap dk_map;  // dK, as K: box 64 x 64 x 1 x 1, swizzle 128
   TensorMap dv_map;  // dV, as K: box 64 x 64 x 1 x 1, swizzle 128
   unsigned short* dq;  // dQ, as O
   int64 dq_batch_stride;  // batch stride, in elements
   int64 dq_head_stride;  // head stride, in elements
   int64 dq_row_stride;  // row stride, in elements
-  float* dq_accum;  // sums of dQ, (batch, heads, query_steps, kDqBytes / 4)
+  int* dq_accum;  // sums of dQ in fixed point, (batch, heads, query_steps, kDqBytes / 4)
+  const unsigned short* k;  // K (batch, kv_heads, kv_len, head_dim)
+  int64 k_batch_stride;  // batch stride, in elements
+  int64 k_head_stride;  // head stride, in elements
+  int64 k_row_stride;  // row stride, in elements
+  const unsigned short* v;  // V, as K
+  int64 v_batch_stride;  // batch stride, in elements
+  int64 v_head_stride;  // head stride, in elements
+  int64 v_row_stride;  // row stride, in elements
+  const float* dlse;  // gradient of the log-sum-exp, as lse; 0 if null
+  float* norms;  // norms of the rows of dO, as stats
+  unsigned char* beyond;  // 1 for rows whose dQ fixed point does not hold, as stats
+  int2* tile_largest;  // largest |K| and norm of V of each tile, (batch, kv_heads, key_tiles)
+  int2* largest;  // largest |K| and norm of V of a query block's lists, (batch, heads, query_blocks)
+  int* bounded_tiles;  // tiles of a K/V head that have been bounded
+  int bound_blocks;  // first thread block of the prologue that bounds a tile
   int query_steps;  // steps of kTileM queries per head
   int head_group;  // K/V heads whose tiles are interleaved
   const unsigned short* out;  // O (batch, heads, q_len, head_dim)
@@ -122,14 +146,34 @@ struct Params {
   int64 dout_row_stride;  // row stride, in elements
   const float* lse;  // log-sum-exp of the forward, (batch, heads, q_len) contiguous
   RowStats* stats;  // statistics of all rows, (batch, heads, padded_q_len)
-  const int* kv_indices;  // key blocks of each query block, in any order
+  const int* kv_num_blocks;  // number of partial key blocks
+  int64 kv_num_blocks_batch_stride;  // batch stride, in elements (0: shared)
+  int64 kv_num_blocks_head_stride;  // head stride, in elements (0: shared)
+  int64 kv_num_blocks_row_stride;  // query block stride, in elements
+  const int* kv_indices;  // partial key blocks
   int64 kv_indices_batch_stride;  // batch stride, in elements (0: shared)
   int64 kv_indices_head_stride;  // head stride, in elements (0: shared)
   int64 kv_indices_row_stride;  // query block stride, in elements
   int kv_indices_length;  // entries per list
+  const int* full_kv_num_blocks;  // number of full key blocks
+  int64 full_kv_num_blocks_batch_stride;  // batch stride, in elements (0: shared)
+  int64 full_kv_num_blocks_head_stride;  // head stride, in elements (0: shared)
+  int64 full_kv_num_blocks_row_stride;  // query block stride, in elements
+  const int* full_kv_indices;  // full key blocks
+  int64 full_kv_indices_batch_stride;  // batch stride, in elements (0: shared)
+  int64 full_kv_indices_head_stride;  // head stride, in elements (0: shared)
+  int64 full_kv_indices_row_stride;  // query block stride, in elements
+  int full_kv_indices_length;  // entries per list
+  const int* mask_bits;  // bits of the partial blocks, as listed
+  int64 mask_bits_batch_stride;  // batch stride, in elements (0: shared)
+  int64 mask_bits_head_stride;  // head stride, in elements (0: shared)
+  int64 mask_bits_row_stride;  // query block stride, in elements
+  int64 mask_bits_entry_stride;  // entry stride, in elements
+  int mask_bits_length;  // entries per list
   int query_blocks;  // query blocks per head: rows of the lists
   int* q_offsets;  // start of each key block's list, then the end of the last list
   int* q_entries;  // lists of query blocks, by key block
+  int* q_entry_places;  // positions of these entries in the lists of query blocks
   int* q_places;  // destinations of entries, for each warp of the prologue and key block
   int list_batches;  // batches with their own lists; 1: shared
   int list_heads;  // heads with their own lists; 1: shared
@@ -240,10 +284,10 @@ __device__ __forceinline__ void tma_store_wait_read() {
 // fence.proxy.async: makes generic shared-memory writes visible to the async proxy (PTX ISA, "membar / fence")
 __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// cp.reduce.async.bulk: adds `bytes` bytes of floats in shared memory to those in device memory, elementwise (PTX ISA,
-// "cp.reduce.async.bulk")
-__device__ __forceinline__ void tma_reduce_add(float* to, uint32 from, int bytes) {
-  asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;"
+// cp.reduce.async.bulk: adds `bytes` bytes of integers in shared memory to those in device memory, elementwise (PTX
+// ISA, "cp.reduce.async.bulk")
+__device__ __forceinline__ void tma_reduce_add_s32(int* to, uint32 from, int bytes) {
+  asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.s32 [%0], [%1], %2;"
       ::"l"(to), "r"(from), "r"(bytes) : "memory");
 }
 
@@ -286,17 +330,63 @@ __device__ __forceinline__ uint32 wgmma_descriptor(uint32 address, int group_byt
   return (address & 0x3FFFF) >> 4 | static_cast<uint32>(group_bytes >> 4) << 16;
 }
 
-// wgmma.mma_async m64n128k16: D = A B, + D if `accumulate`; A in shared memory, K-major, B K-major.
+// wgmma.mma_async m64n64k16: D = A B, + D if `accumulate`; A in shared memory, K-major, B K-major.
 // After p come scale factors of 1 for A and B, then whether A and B are MN-major (PTX ISA, "wgmma.mma_async")
-__device__ __forceinline__ void wgmma_m64n128k16_shared_k_major(
-    float (&d)[64], uint32 a, uint32 b, int accumulate) {
+__device__ __forceinline__ void wgmma_m64n64k16_shared_k_major(
+    float (&d)[32], uint32 a, uint32 b, int accumulate) {
   asm volatile(
       "{\n"
       ".reg .pred p;\n"
       ".reg .b64 a, b;\n"
-      "setp.ne.b32 p, %66, 0;\n"
-      "mov.b64 a, { %64, %67 };\n"
-      "mov.b64 b, { %65, %67 };\n"
+      "setp.ne.b32 p, %34, 0;\n"
+      "mov.b64 a, { %32, %35 };\n"
+      "mov.b64 b, { %33, %35 };\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, "
+      "%8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, "
+      "%24, %25, %26, %27, %28, %29, %30, %31"
+      "}, a, b, p, 1, 1, 0, 0;\n"
+      "}\n"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+        "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+        "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+      : "r"(a), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf));
+}
+
+// The same without D as an input, so that its registers are free for the compiler until here; A in shared memory, both
+// K-major.
+__device__ __forceinline__ void wgmma_m64n64k16_shared_k_major_first(float (&d)[32], uint32 a, uint32 b) {
+  asm volatile(
+      "{\n"
+      ".reg .b64 a, b;\n"
+      "mov.b64 a, { %32, %34 };\n"
+      "mov.b64 b, { %33, %34 };\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, "
+      "%8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, "
+      "%24, %25, %26, %27, %28, %29, %30, %31"
+      "}, a, b, 0, 1, 1, 0, 0;\n"
+      "}\n"
+      : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3]), "=f"(d[4]), "=f"(d[5]), "=f"(d[6]), "=f"(d[7]),
+        "=f"(d[8]), "=f"(d[9]), "=f"(d[10]), "=f"(d[11]), "=f"(d[12]), "=f"(d[13]), "=f"(d[14]), "=f"(d[15]),
+        "=f"(d[16]), "=f"(d[17]), "=f"(d[18]), "=f"(d[19]), "=f"(d[20]), "=f"(d[21]), "=f"(d[22]), "=f"(d[23]),
+        "=f"(d[24]), "=f"(d[25]), "=f"(d[26]), "=f"(d[27]), "=f"(d[28]), "=f"(d[29]), "=f"(d[30]), "=f"(d[31])
+      : "r"(a), "r"(b), "n"(kDescriptorUpperHalf));
+}
+
+// wgmma.mma_async m64n128k16: D = A B, + D if `accumulate`; A in registers, B MN-major.
+// After p come scale factors of 1 for A and B, then whether B is MN-major (PTX ISA, "wgmma.mma_async")
+__device__ __forceinline__ void wgmma_m64n128k16_registers_mn_major(
+    float (&d)[64], const uint32 (&a)[4], uint32 b, int accumulate) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      ".reg .b64 b;\n"
+      "setp.ne.b32 p, %69, 0;\n"
+      "mov.b64 b, { %68, %70 };\n"
       "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
       "%0, %1, %2, %3, %4, %5, %6, %7, "
       "%8, %9, %10, %11, %12, %13, %14, %15, "
@@ -306,7 +396,7 @@ __device__ __forceinline__ void wgmma_m64n128k16_shared_k_major(
       "%40, %41, %42, %43, %44, %45, %46, %47, "
       "%48, %49, %50, %51, %52, %53, %54, %55, "
       "%56, %57, %58, %59, %60, %61, %62, %63"
-      "}, a, b, p, 1, 1, 0, 0;\n"
+      "}, { %64, %65, %66, %67 }, b, p, 1, 1, 1;\n"
       "}\n"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
         "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
@@ -316,60 +406,6 @@ __device__ __forceinline__ void wgmma_m64n128k16_shared_k_major(
         "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
         "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
         "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
-      : "r"(a), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf));
-}
-
-// The same without D as an input, so that its registers are free for the compiler until here; A in shared memory, both
-// K-major.
-__device__ __forceinline__ void wgmma_m64n128k16_shared_k_major_first(float (&d)[64], uint32 a, uint32 b) {
-  asm volatile(
-      "{\n"
-      ".reg .b64 a, b;\n"
-      "mov.b64 a, { %64, %66 };\n"
-      "mov.b64 b, { %65, %66 };\n"
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, "
-      "%8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, "
-      "%24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, "
-      "%40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55, "
-      "%56, %57, %58, %59, %60, %61, %62, %63"
-      "}, a, b, 0, 1, 1, 0, 0;\n"
-      "}\n"
-      : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3]), "=f"(d[4]), "=f"(d[5]), "=f"(d[6]), "=f"(d[7]),
-        "=f"(d[8]), "=f"(d[9]), "=f"(d[10]), "=f"(d[11]), "=f"(d[12]), "=f"(d[13]), "=f"(d[14]), "=f"(d[15]),
-        "=f"(d[16]), "=f"(d[17]), "=f"(d[18]), "=f"(d[19]), "=f"(d[20]), "=f"(d[21]), "=f"(d[22]), "=f"(d[23]),
-        "=f"(d[24]), "=f"(d[25]), "=f"(d[26]), "=f"(d[27]), "=f"(d[28]), "=f"(d[29]), "=f"(d[30]), "=f"(d[31]),
-        "=f"(d[32]), "=f"(d[33]), "=f"(d[34]), "=f"(d[35]), "=f"(d[36]), "=f"(d[37]), "=f"(d[38]), "=f"(d[39]),
-        "=f"(d[40]), "=f"(d[41]), "=f"(d[42]), "=f"(d[43]), "=f"(d[44]), "=f"(d[45]), "=f"(d[46]), "=f"(d[47]),
-        "=f"(d[48]), "=f"(d[49]), "=f"(d[50]), "=f"(d[51]), "=f"(d[52]), "=f"(d[53]), "=f"(d[54]), "=f"(d[55]),
-        "=f"(d[56]), "=f"(d[57]), "=f"(d[58]), "=f"(d[59]), "=f"(d[60]), "=f"(d[61]), "=f"(d[62]), "=f"(d[63])
-      : "r"(a), "r"(b), "n"(kDescriptorUpperHalf));
-}
-
-// wgmma.mma_async m64n64k16: D = A B, + D if `accumulate`; A in registers, B MN-major.
-// After p come scale factors of 1 for A and B, then whether B is MN-major (PTX ISA, "wgmma.mma_async")
-__device__ __forceinline__ void wgmma_m64n64k16_registers_mn_major(
-    float (&d)[32], const uint32 (&a)[4], uint32 b, int accumulate) {
-  asm volatile(
-      "{\n"
-      ".reg .pred p;\n"
-      ".reg .b64 b;\n"
-      "setp.ne.b32 p, %37, 0;\n"
-      "mov.b64 b, { %36, %38 };\n"
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, "
-      "%8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, "
-      "%24, %25, %26, %27, %28, %29, %30, %31"
-      "}, { %32, %33, %34, %35 }, b, p, 1, 1, 1;\n"
-      "}\n"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
-        "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
-        "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
-        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf));
 }
 
@@ -492,8 +528,18 @@ template <typename Visit>
 __device__ __forceinline__ void for_each_entry_of_warp(const Params& p, int batch, int head, Visit visit) {
   const int rows = (p.query_blocks + kPrologueWarps - 1) / kPrologueWarps, warp = threadIdx.x / 32;
   const int* lists = p.kv_indices + batch * p.kv_indices_batch_stride + head * p.kv_indices_head_stride;
+  const int* counts = p.kv_num_blocks + batch * p.kv_num_blocks_batch_stride + head * p.kv_num_blocks_head_stride;
+  const int* full_lists =
+      p.full_kv_indices + batch * p.full_kv_indices_batch_stride + head * p.full_kv_indices_head_stride;
+  const int* full_counts =
+      p.full_kv_num_blocks + batch * p.full_kv_num_blocks_batch_stride + head * p.full_kv_num_blocks_head_stride;
   for (int row = warp * rows; row < min((warp + 1) * rows, p.query_blocks); ++row) {
-    for_each_entry(lists + row * p.kv_indices_row_stride, p.kv_indices_length, p.key_tiles, row * 2, visit);
+    const int counted = __ldg(counts + row * p.kv_num_blocks_row_stride);
+    const int number = min(counted, min(p.kv_indices_length, p.mask_bits_length));
+    for_each_entry(lists + row * p.kv_indices_row_stride, number, p.key_tiles, row * 2 + 1, visit);
+    if (p.full_kv_num_blocks == nullptr) continue;
+    const int full = min(__ldg(full_counts + row * p.full_kv_num_blocks_row_stride), p.full_kv_indices_length);
+    for_each_entry(full_lists + row * p.full_kv_indices_row_stride, full, p.key_tiles, row * 2, visit);
   }
 }
 
@@ -547,6 +593,7 @@ __device__ __forceinline__ void transpose_lists(const Params& p, int list) {
   __syncthreads();
   find_places(places, p.q_offsets + static_cast<int64>(list) * (p.key_tiles + 1), p.key_tiles);
   int* entries = p.q_entries + static_cast<int64>(list) * p.list_entries;
+  int* entry_places = p.q_entry_places + static_cast<int64>(list) * p.list_entries;
   for_each_entry_of_warp(p, batch, head, [&](int block, int code, int entry) {
     const uint32 same = __match_any_sync(0xFFFFFFFF, block);  // lanes with the same key block
     const int leader = __ffs(same) - 1;
@@ -554,13 +601,88 @@ __device__ __forceinline__ void transpose_lists(const Params& p, int list) {
     if (lane == leader && block >= 0) place = atomicAdd(of_warp + block, __popc(same));
     place = __shfl_sync(0xFFFFFFFF, place, leader) + __popc(same & ((1u << lane) - 1));
     if (block >= 0) entries[place] = code;
+    if (block >= 0) entry_places[place] = entry;
   });
+}
+
+// Each thread block finds the largest |K| and the largest norm of V of a tile. The last one of a K/V head then has all of
+// them, and finds those of each query block: the largest ones of the tiles that its lists name.
+__device__ __forceinline__ void bound_tile(const Params& p, int index) {
+  constexpr int kRows = kPrologueThreads / kRowLanes;
+  __shared__ int largest[2];  // bits of numbers of no sign, which are in the order of integers; NaN is the largest
+  __shared__ bool is_last;
+  const int kv_heads = p.heads / p.heads_per_kv_head, batch_head = index / p.key_tiles;
+  const int batch = batch_head / kv_heads, kv_head = batch_head % kv_heads, chunk = threadIdx.x % kRowLanes;
+  const int first_key = index % p.key_tiles * kTileN, end = SeqlenInfo(p, batch).kv_end();
+  const unsigned short* k_head = p.k + batch * p.k_batch_stride + kv_head * p.k_head_stride;
+  const unsigned short* v_head = p.v + batch * p.v_batch_stride + kv_head * p.v_head_stride;
+  if (threadIdx.x < 2) largest[threadIdx.x] = 0;
+  __syncthreads();
+  int key_bits = 1, norm_bits = 0;  // not 0: a tile
+#pragma unroll
+  for (int at = 0; at < kTileN; at += kRows) {
+    const int key = first_key + at + threadIdx.x / kRowLanes;
+    uint4 k = make_uint4(0, 0, 0, 0), v = k;
+    if (key < end && chunk < p.head_chunks) {
+      k = *reinterpret_cast<const uint4*>(k_head + key * p.k_row_stride + chunk * 8);
+      v = *reinterpret_cast<const uint4*>(v_head + key * p.v_row_stride + chunk * 8);
+    }
+    const uint32 k_pairs[4] = {k.x, k.y, k.z, k.w}, v_pairs[4] = {v.x, v.y, v.z, v.w};
+    float squares = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float2 a = unpack(k_pairs[i]), b = unpack(v_pairs[i]);
+      key_bits = max(key_bits, __builtin_bit_cast(int, a.x) & kNoSign);
+      key_bits = max(key_bits, __builtin_bit_cast(int, a.y) & kNoSign);
+      squares += b.x * b.x + b.y * b.y;
+    }
+#pragma unroll
+    for (int lanes = kRowLanes / 2; lanes > 0; lanes /= 2) squares += __shfl_xor_sync(0xFFFFFFFF, squares, lanes);
+    norm_bits = max(norm_bits, __builtin_bit_cast(int, sqrtf(squares)) & kNoSign);
+  }
+#pragma unroll
+  for (int lanes = 16; lanes > 0; lanes /= 2) {
+    key_bits = max(key_bits, __shfl_xor_sync(0xFFFFFFFF, key_bits, lanes));
+    norm_bits = max(norm_bits, __shfl_xor_sync(0xFFFFFFFF, norm_bits, lanes));
+  }
+  if (threadIdx.x % 32 == 0) {
+    atomicMax(&largest[0], key_bits);
+    atomicMax(&largest[1], norm_bits);
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    p.tile_largest[index] = make_int2(largest[0], largest[1]);
+    __threadfence();
+    is_last = atomicAdd(p.bounded_tiles + batch_head, 1) == p.key_tiles - 1;
+    if (is_last) p.bounded_tiles[batch_head] = 0;  // for the next launch
+    __threadfence();
+  }
+  __syncthreads();
+  if (!is_last) return;
+  const int2* of_tiles = p.tile_largest + static_cast<int64>(batch_head) * p.key_tiles;
+  for (int i = 0; i < p.heads_per_kv_head; ++i) {
+    const int head = kv_head * p.heads_per_kv_head + i;
+    int2* of_blocks = p.largest + (static_cast<int64>(batch) * p.heads + head) * p.query_blocks;
+    for (int block = threadIdx.x; block < p.query_blocks; block += kPrologueThreads) of_blocks[block] = make_int2(0, 0);
+    __syncthreads();
+    for_each_entry_of_warp(p, batch % p.list_batches, head % p.list_heads, [&](int block, int code, int) {
+      if (block < 0) return;
+      const int2 found = __ldcg(of_tiles + block);
+      atomicMax(&of_blocks[code / 2].x, found.x);
+      atomicMax(&of_blocks[code / 2].y, found.y);
+    });
+  }
 }
 
 // Statistics: one thread per 16 bytes of a row, kRowLanes adjacent threads per row.
 // The thread blocks after those transpose the lists, one head each.
+// Those after them bound a tile each.
 extern "C" __global__ void __launch_bounds__(kPrologueThreads)
-    h100_topk_d64_dq_dkdv_any_order_prologue(const __grid_constant__ Params p) {
+    h100_lists128_bits_dq_dkdv_prologue(const __grid_constant__ Params p) {
+  if (blockIdx.x >= p.bound_blocks) {
+    bound_tile(p, blockIdx.x - p.bound_blocks);
+    return;
+  }
   if (blockIdx.x >= p.stats_blocks) {
     transpose_lists(p, blockIdx.x - p.stats_blocks);
     return;
@@ -571,7 +693,7 @@ extern "C" __global__ void __launch_bounds__(kPrologueThreads)
   if (batch_head >= p.batch_heads) return;  // whole rows: kRowLanes divides a warp
   const int head = batch_head % p.heads, batch = batch_head / p.heads;
   const SeqlenInfo seqlen(p, batch);
-  float delta = 0.0f;
+  float delta = 0.0f, squares = 0.0f;
   if (query < seqlen.q_len() && chunk < p.head_chunks) {
     const uint4 o = *reinterpret_cast<const uint4*>(
         p.out + batch * p.out_batch_stride + head * p.out_head_stride + query * p.out_row_stride + chunk * 8);
@@ -582,14 +704,43 @@ extern "C" __global__ void __launch_bounds__(kPrologueThreads)
     for (int i = 0; i < 4; ++i) {
       const float2 a = unpack(o_pairs[i]), b = unpack(d_pairs[i]);
       delta += a.x * b.x + a.y * b.y;
+      squares += b.x * b.x + b.y * b.y;
     }
   }
 #pragma unroll
   for (int lanes = kRowLanes / 2; lanes > 0; lanes /= 2) delta += __shfl_xor_sync(0xFFFFFFFF, delta, lanes);
+#pragma unroll
+  for (int lanes = kRowLanes / 2; lanes > 0; lanes /= 2) squares += __shfl_xor_sync(0xFFFFFFFF, squares, lanes);
   if (chunk == 0) {
     const float lse = query < seqlen.q_len() ? p.lse[seqlen.row(batch_head, query)] : kMinusInfinity;
+    if (query < seqlen.q_len() && p.dlse != nullptr) delta -= p.dlse[seqlen.row(batch_head, query)];
+    p.beyond[row] = 0;
+    p.norms[row] = !(lse > kMinusInfinity) && lse == lse ? 0.0f : lse < -kMinusInfinity ? sqrtf(squares) : kNan;
     p.stats[row] = lse > kMinusInfinity ? RowStats{lse * kLog2E, delta} : RowStats{-kMinusInfinity, 0.0f};
   }
+}
+
+// dQ is summed in fixed point, because sums of integers have the same bits in any order. A row has one scale, a power
+// of two, from a bound of all its elements: the row's weights add up to 1 and |dP| <= |dO| |V|, so that no sum of parts
+// exceeds max |K| (max |V| |dO| + |delta|), over the blocks that the query sees. |V| and |dO| are Euclidean norms.
+constexpr float kBoundMargin = 1.0625f;  // covers the rounding of weights and of the bound
+constexpr float kFixedEnd = 2147483648.0f;  // 2^31: what fixed point does not hold
+constexpr uint32 kLeastExponent = 31;  // keeps the scale and its inverse normal numbers
+constexpr uint32 kNanExponent = 255;  // of infinity and NaN
+
+// Exponent field of a row's bound. `largest` has the largest |K| and the largest norm of V, as bits.
+__device__ __forceinline__ uint32 bound_exponent(int2 largest, float norm, float delta) {
+  const float k = __builtin_bit_cast(float, largest.x), v = __builtin_bit_cast(float, largest.y);
+  const float bound = k * (norm * v + fabsf(delta)) * kBoundMargin;
+  return max(__builtin_bit_cast(uint32, bound) >> 23 & kNanExponent, kLeastExponent);
+}
+
+// Upper half of the scale of a row: a number below the bound, times the scale, is below 2^31. The lower half is 0.
+__device__ __forceinline__ unsigned short fixed_scale(uint32 exponent) { return (284 - exponent) << 7; }
+
+// Its inverse; NaN if an operand of the row is infinite or NaN, or if fixed point did not hold a part of it.
+__device__ __forceinline__ float fixed_inverse(uint32 exponent, bool is_beyond) {
+  return __builtin_bit_cast(float, exponent == kNanExponent || is_beyond ? 0x7FC00000u : (exponent - 30) << 23);
 }
 
 // Pattern: each key block has a list of the query blocks that see it, the transpose of the forward's lists. A block
@@ -597,17 +748,28 @@ extern "C" __global__ void __launch_bounds__(kPrologueThreads)
 struct QueryBlockIterator {
   int count;           // steps of these keys
   const int* entries;  // twice a query block, plus 1 if the pattern masks some of its pairs
+  const int* places;   // their positions in the lists of their query blocks
+  const int* bits;     // mask bits of the head's partial blocks
 
   __device__ __forceinline__ QueryBlockIterator(const Params& p, int batch, int head, int first_key) {
     const int64 list = batch % p.list_batches * p.list_heads + head % p.list_heads;  // shared lists: index 0
     const int* offsets = p.q_offsets + list * (p.key_tiles + 1) + first_key / kTileN;
     const int begin = offsets[0], end = offsets[1];
     entries = p.q_entries + list * p.list_entries + begin;
+    places = p.q_entry_places + list * p.list_entries + begin;
+    bits = p.mask_bits + batch * p.mask_bits_batch_stride + head * p.mask_bits_head_stride;
     count = (end - begin) * kBlockSteps;
   }
   // Index of the i-th step, in units of its queries.
   __device__ __forceinline__ int at(int i) {
     return entries[i / kBlockSteps] / 2 * kBlockSteps + i % kBlockSteps;
+  }
+  // Start of the mask bits of the i-th step, kTileN / 32 words for each of its queries; null for a full block.
+  __device__ __forceinline__ const uint32* bits_of(const Params& p, int i) {
+    const int entry = entries[i / kBlockSteps];
+    if (entry % 2 == 0) return nullptr;
+    const int* found = bits + entry / 2 * p.mask_bits_row_stride + places[i / kBlockSteps] * p.mask_bits_entry_stride;
+    return reinterpret_cast<const uint32*>(found) + i % kBlockSteps * (kTileM * (kTileN / 32));
   }
 };
 
@@ -634,12 +796,9 @@ __device__ __forceinline__ int take_tile(const Params& p, unsigned char* shared)
   return blockIdx.x;
 }
 
-// Whether the accumulator holds a sum for a step: always, because it is 0 before the launch.
-__device__ __forceinline__ bool has_sum(const Params& p, int batch, int step) { return true; }
-
 // Adds a tile's part of a step's dQ.
 __device__ __forceinline__ void add_part(const Params& p, uint32 base, const Tile& tile, int step, int64 place) {
-  tma_reduce_add(p.dq_accum + place * (kTileM * kHeadDim), base + kDqOffset, kDqBytes);
+  tma_reduce_add_s32(p.dq_accum + place * (kTileM * kHeadDim), base + kDqOffset, kDqBytes);
   tma_store_commit();
   tma_store_wait_read<0>();
   mbarrier_arrive(base + kDqEmptyBarrier);
@@ -656,17 +815,25 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
     tma_load_4d(base + kKOffset + offset, &p.k_map, kv_full, column, tile.first_key, tile.kv_head, tile.batch);
     tma_load_4d(base + kVOffset + offset, &p.v_map, kv_full, column, tile.first_key, tile.kv_head, tile.batch);
   }
+  // Start of the mask bits of a step; null if no pair is masked.
+  const uint32** step_bits = reinterpret_cast<const uint32**>(shared + kStepBitsOffset);
+  int2* largest = reinterpret_cast<int2*>(shared + kLargestOffset);  // |K| and norm of V that a step's queries list
   uint32 steps = 0;
   for (int i = 0; i < p.heads_per_kv_head; ++i) {
     const int head = tile.kv_head * p.heads_per_kv_head + i;
     const RowStats* stats = p.stats + (static_cast<int64>(tile.batch) * p.heads + head) * p.padded_q_len;
+    const float* norms = p.norms + (stats - p.stats);
     QueryBlockIterator blocks(p, tile.batch, head, tile.first_key);
 #pragma unroll 1
     for (int j = blocks.count - 1; j >= 0; --j, ++steps) {
       const int stage = steps % kStages, step = blocks.at(j), first_query = step * kTileM;
       const uint32 full = base + kQFullBarrier + 8 * stage;
       mbarrier_wait(base + kQEmptyBarrier + 8 * stage, steps / kStages % 2 ^ 1);
-      mbarrier_arrive_expect_tx(full, 2 * kQBytes + kStatsBytes);
+      step_bits[stage] = blocks.bits_of(p, j);
+      const int64 query_block = (static_cast<int64>(tile.batch) * p.heads + head) * p.query_blocks + step / kBlockSteps;
+      largest[stage] = __ldg(p.largest + query_block);
+      mbarrier_arrive_expect_tx(full, 2 * kQBytes + kStatsBytes + kNormsBytes);
+      tma_load_bytes(base + kNormsOffset + stage * kNormsBytes, norms + first_query, kNormsBytes, full);
 #pragma unroll
       for (int group = 0; group < kGroups; ++group) {
         const int column = group * kGroupColumns, offset = stage * kQBytes + group * kQGroupBytes;
@@ -708,9 +875,9 @@ __device__ __forceinline__ void issue_scores(float (&d)[kTileM / 2], uint32 a, u
     const uint32 keys = a + ((group * kKvGroupBytes + in_group) >> 4);
     const uint32 queries = b + ((group * kQGroupBytes + in_group) >> 4);
     if (k == 0) {
-      wgmma_m64n128k16_shared_k_major_first(d, keys, queries);
+      wgmma_m64n64k16_shared_k_major_first(d, keys, queries);
     } else {
-      wgmma_m64n128k16_shared_k_major(d, keys, queries, 1);
+      wgmma_m64n64k16_shared_k_major(d, keys, queries, 1);
     }
   }
   wgmma_commit();
@@ -723,10 +890,48 @@ __device__ __forceinline__ void issue_gradient(float (&d)[kHeadDim / 2], const u
   wgmma_fence();
 #pragma unroll
   for (int k = 0; k < kTileM / 16; ++k) {
-    wgmma_m64n64k16_registers_mn_major(d, a[k], b + (k * 16 * kRowBytes >> 4), 1);
+    wgmma_m64n128k16_registers_mn_major(d, a[k], b + (k * 16 * kRowBytes >> 4), 1);
   }
   wgmma_commit();
   warpgroup_fence_operand(d);
+}
+
+// ld.global.nc: loads 4 bytes. Volatile, so it stays where it is written: the code before the word's use hides its
+// latency (PTX ISA, "ld.global.nc")
+__device__ __forceinline__ uint32 load_word(const uint32* from) {
+  uint32 x;
+  asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(x) : "l"(from));
+  return x;
+}
+
+// Reads the mask bits of a step of a partial block. A word holds the bits of 32 keys for one query; this thread's two
+// keys are bits of the same word. The eight lanes with the same queries share the reads of their words, and exchange
+// them when the mask is applied. `word` points to the word of this thread's keys for the first query; null: no pair is
+// masked.
+__device__ __forceinline__ void read_mask_bits(uint32 (&bits)[kLaneWords][2], const uint32* word) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int i = 0; i < kLaneWords; ++i) {
+    const int query = (i * 8 + lane / 4) * 8 + lane % 4 * 2;
+#pragma unroll
+    for (int odd = 0; odd < 2; ++odd) {
+      bits[i][odd] = word != nullptr && query < kTileM ? load_word(word + (query + odd) * (kTileN / 32)) : ~0u;
+    }
+  }
+}
+
+// Masks the pairs of a step that the bits exclude. `key` is this thread's first.
+__device__ __forceinline__ void apply_mask(float (&s)[kTileM / 2], const uint32 (&bits)[kLaneWords][2], int key) {
+#pragma unroll
+  for (int j = 0; j < kTileM / 8; ++j) {
+#pragma unroll
+    for (int odd = 0; odd < 2; ++odd) {
+      const uint32 word = __shfl_sync(0xFFFFFFFF, bits[j / 8][odd], j % 8 * 4 + threadIdx.x % 4);
+      const uint32 seen = word >> key % 32;  // bit 0 is this thread's first key, bit 8 its second
+      if ((seen & 1) == 0) s[j * 4 + odd] = kMinusInfinity;
+      if ((seen & 256) == 0) s[j * 4 + 2 + odd] = kMinusInfinity;
+    }
+  }
 }
 
 // P^T: the weights of a step, in place, and packed to 16 bits. The accumulator layout of S^T is the A-operand layout.
@@ -808,13 +1013,46 @@ __device__ __forceinline__ void issue_dq(float (&d)[kDqQueries / 2], uint32 k_tr
   warpgroup_fence_operand(d);
 }
 
-// Stages it in the layout of the accumulator: 16 bytes of each thread, next to those of its neighbors.
-__device__ __forceinline__ void stage_dq(unsigned char* staging, const float (&d)[kDqQueries / 2]) {
+// Stages it in the layout of the accumulator: 16 bytes of each thread, next to those of its neighbors. Returns a bit for
+// each of the thread's rows: whether fixed point does not hold an element of it.
+__device__ __forceinline__ uint32 stage_dq(unsigned char* staging, const float (&d)[kDqQueries / 2],
+    const unsigned short* scales) {
+  uint32 beyond = 0;
 #pragma unroll
   for (int j = 0; j < kDqQueries / 8; ++j) {
-    float4* to = reinterpret_cast<float4*>(staging) + j * kWarpgroupThreads + threadIdx.x % kWarpgroupThreads;
-    *to = make_float4(d[j * 4], d[j * 4 + 1], d[j * 4 + 2], d[j * 4 + 3]);
+    const uint32 pair = *reinterpret_cast<const uint32*>(scales + j * 8 + threadIdx.x % 4 * 2);
+    const float scale = __uint_as_float(pair << 16), next = __uint_as_float(pair & 0xFFFF0000);
+    const float x = d[j * 4] * scale, y = d[j * 4 + 1] * next, z = d[j * 4 + 2] * scale, w = d[j * 4 + 3] * next;
+    if (!(fabsf(x) < kFixedEnd && fabsf(z) < kFixedEnd)) beyond |= 1u << j * 2;
+    if (!(fabsf(y) < kFixedEnd && fabsf(w) < kFixedEnd)) beyond |= 2u << j * 2;
+    int4* to = reinterpret_cast<int4*>(staging) + j * kWarpgroupThreads + threadIdx.x % kWarpgroupThreads;
+    *to = make_int4(__float2int_rn(x), __float2int_rn(y), __float2int_rn(z), __float2int_rn(w));
   }
+  return beyond;
+}
+
+// Makes dQ of a step's rows NaN, by marks that only the kernel after this one reads. `beyond` is of stage_dq. The head
+// and the queries of the step are found again: these numbers cost the consumers no registers in other steps.
+__device__ __forceinline__ void mark_rows(const Params& p, const Tile& tile, int step, uint32 beyond, int first_row) {
+  int head = tile.kv_head * p.heads_per_kv_head;
+  QueryBlockIterator blocks(p, tile.batch, head, tile.first_key);
+  for (; step >= blocks.count; blocks = QueryBlockIterator(p, tile.batch, ++head, tile.first_key)) step -= blocks.count;
+  const int64 stats_row = (static_cast<int64>(tile.batch) * p.heads + head) * p.padded_q_len;
+  const int first_query = blocks.at(blocks.count - 1 - step) * kTileM + first_row + threadIdx.x % 4 * 2;
+#pragma unroll 1
+  for (int i = 0; i < kDqQueries / 4; ++i) {
+    if (beyond >> i & 1) p.beyond[stats_row + first_query + i / 2 * 8 + i % 2] = 1;
+  }
+}
+
+// Sets the scales of a step's rows, one row of each thread; the step's barrier of all consumers makes them visible.
+__device__ __forceinline__ void set_scales(const unsigned char* shared, unsigned short* scales, int stage) {
+  const int row = static_cast<int>(threadIdx.x) - kWarpgroupThreads;
+  if (row >= kTileM) return;
+  const float norm = reinterpret_cast<const float*>(shared + kNormsOffset)[stage * kTileM + row];
+  const float delta = reinterpret_cast<const RowStats*>(shared + kStatsOffset + stage * kStatsBytes)[row].delta;
+  const int2 largest = reinterpret_cast<const int2*>(shared + kLargestOffset)[stage];
+  scales[row] = fixed_scale(bound_exponent(largest, norm, delta));
 }
 
 // Consumer: one warpgroup computes 64 keys of the tile.
@@ -836,6 +1074,8 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
   const uint32 ds_descriptors = __shfl_sync(0xFFFFFFFF,
       wgmma_descriptor(base + kDsOffset + warpgroup / kDqColumnParts * kDqQueries * kRowBytes, 0), 0);
   const uint32 mn_major = wgmma_descriptor(0, kQGroupBytes);  // added to a descriptor for an MN-major operand
+  const uint32* const* step_bits = reinterpret_cast<const uint32* const*>(shared + kStepBitsOffset);
+  const int key = warpgroup * kWarpgroupRows + threadIdx.x / 32 % kWarpsPerWarpgroup * 16 + lane / 4;
   const int tile_keys = SeqlenInfo(p, tile.batch).kv_end() - tile.first_key;
   const int keys = tile_keys - (warpgroup * kWarpgroupRows + threadIdx.x / 32 % kWarpsPerWarpgroup * 16 + lane / 4);
   float dk[kHeadDim / 2] = {}, dv[kHeadDim / 2] = {};
@@ -852,10 +1092,16 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     float s[kTileM / 2], dp[kTileM / 2];
     uint32 p_frag[kTileM / 16][4], ds_frag[kTileM / 16][4];
     mbarrier_wait(base + kQFullBarrier + 8 * stage, i / kStages % 2);
+    unsigned short* scales = reinterpret_cast<unsigned short*>(shared + kScalesOffset) + i % 2 * kTileM;
+    set_scales(shared, scales, stage);
+    const uint32* of_step = step_bits[stage];
+    uint32 bits[kLaneWords][2];
+    read_mask_bits(bits, of_step == nullptr ? nullptr : of_step + key / 32);
     issue_scores(s, k_descriptor, q_descriptor);
     issue_scores(dp, v_descriptor, dout_descriptor);
     wgmma_wait<1>();
     warpgroup_fence_operand(s);
+    if (of_step != nullptr) apply_mask(s, bits, key);
     if (tile_keys < kTileN) hide_keys(s, keys);
     weights(p_frag, s, stats, p.scale_log2);
     wgmma_wait<0>();
@@ -875,7 +1121,10 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     warpgroup_fence_operand(dv);
     warpgroup_fence_operand(dq);
     mbarrier_wait(base + kDqEmptyBarrier, i % 2 ^ 1);
-    stage_dq(shared + kDqOffset + warpgroup * (kDqBytes / kConsumerWarpgroups), dq);
+    const int first_row = warpgroup / kDqColumnParts * kDqQueries;
+    const uint32 beyond =
+        stage_dq(shared + kDqOffset + warpgroup * (kDqBytes / kConsumerWarpgroups), dq, scales + first_row);
+    if (beyond != 0) mark_rows(p, tile, i, beyond, first_row);
     fence_proxy_async();
     __syncwarp();
     if (lane == 0) mbarrier_arrive(base + kDqFullBarrier + i % kDqWarps * 8);
@@ -907,7 +1156,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
-    h100_topk_d64_dq_dkdv_any_order(const __grid_constant__ Params p) {
+    h100_lists128_bits_dq_dkdv(const __grid_constant__ Params p) {
   // TMA swizzles by address, with a period of 1024 bytes: swizzled buffers are aligned to that.
   extern __shared__ __align__(1024) unsigned char shared[];
   const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
@@ -949,22 +1198,30 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 // dQ from its accumulator, times the softmax scale, in 16 bits: one thread block per step. Steps that no tile sees are
 // zero-filled.
 extern "C" __global__ void __launch_bounds__(kConvertThreads)
-    h100_topk_d64_dq_dkdv_any_order_convert_dq(const __grid_constant__ Params p) {
+    h100_lists128_bits_dq_dkdv_convert_dq(const __grid_constant__ Params p) {
   constexpr int kPadding = 8;  // padding of a row in shared memory: eight rows start in different banks
   constexpr int kRowChunks = kHeadDim / 8;  // 16 bytes each
   __shared__ __align__(16) unsigned short rows[kTileM][kHeadDim + kPadding];
   const int step = blockIdx.x % p.query_steps, batch_head = blockIdx.x / p.query_steps;
   const SeqlenInfo seqlen(p, batch_head / p.heads);
-  const bool added = has_sum(p, batch_head / p.heads, step);
-  const float4* from = reinterpret_cast<const float4*>(p.dq_accum) + static_cast<int64>(blockIdx.x) * (kDqBytes / 16);
+  __shared__ float factors[kTileM];  // of each query: the softmax scale over that of fixed point
+  if (threadIdx.x < kTileM) {
+    const int64 row = static_cast<int64>(batch_head) * p.padded_q_len + step * kTileM + threadIdx.x;
+    const int2 largest = p.largest[static_cast<int64>(batch_head) * p.query_blocks + step / kBlockSteps];
+    const uint32 exponent = bound_exponent(largest, p.norms[row], p.stats[row].delta);
+    factors[threadIdx.x] = largest.x == 0 ? 0.0f : p.scale * fixed_inverse(exponent, p.beyond[row] != 0);
+  }
+  __syncthreads();
+  const int4* from = reinterpret_cast<const int4*>(p.dq_accum) + static_cast<int64>(blockIdx.x) * (kDqBytes / 16);
   for (int i = threadIdx.x; i < kDqBytes / 16; i += kConvertThreads) {
     // The layout of stage_dq: by warpgroup, by 8 queries, by thread.
     const int thread = i % kWarpgroupThreads, lane = thread % 32;
     const int eight = i / kWarpgroupThreads % (kDqQueries / 8), warpgroup = i / kWarpgroupThreads / (kDqQueries / 8);
     const int column = warpgroup % kDqColumnParts * 64 + thread / 32 * 16 + lane / 4;
     const int query = warpgroup / kDqColumnParts * kDqQueries + eight * 8 + lane % 4 * 2;
-    const float4 found = added ? from[i] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    const uint32 left = pack(found.x * p.scale, found.y * p.scale), right = pack(found.z * p.scale, found.w * p.scale);
+    const int4 found = from[i];
+    const float factor = factors[query], next = factors[query + 1];
+    const uint32 left = pack(found.x * factor, found.y * next), right = pack(found.z * factor, found.w * next);
     rows[query][column] = left;
     rows[query + 1][column] = left >> 16;
     rows[query][column + 8] = right;

@@ -162,3 +162,21 @@ def test_a_gradient_of_the_log_sum_exp_is_a_part_of_the_bound(recorded: Callable
     stats = kernel(q, k, v, lists, **more).stats
     again = kernel(q, k, v, lists, stats=stats, **more).dq  # the bounds are computed all the same
     assert torch.equal(again, torch.zeros_like(again))
+
+
+def test_ds_that_fp16_rounds_to_twice_its_size_stays_within_fixed_point(
+    recorded: Callable[..., None], tmp_path: Path
+) -> None:
+    """Each of 1024 equal weights gives dS slightly above 2^-25, half of the least number; all parts have one sign."""
+    fields = {"op": "attention_backward", "arch": "sm_90a", "gradients": "dq_dkdv", **LISTS["top k"]}
+    named = find_spec({**fields, "dtype": "fp16", "head_dim": 64})
+    recorded(generate(named).source)
+    kernel = host_gradients.HostKernel(named, tmp_path)
+    q, out, dout = (torch.zeros(1, 1, 128, 64, dtype=torch.float16) for _ in range(3))
+    k = torch.zeros(1, 1, 1024, 64, dtype=torch.float16)
+    k[..., 0] = 1.0 - 2.0 * (torch.arange(1024) % 2)
+    dout[..., 0] = 2.0**-15 * (1 + 2.0**-5)
+    lse = torch.full((1, 1, 128), 1024.0).log()
+    lists = torch.arange(8, dtype=torch.int32)[None, None, None]
+    found = kernel(q, k, k, lists, out=out, dout=dout, lse=lse).dq[..., 0]
+    assert bool((found == 2.0**-14 / 8).all())

@@ -37,8 +37,7 @@ class HostLoaded(host_launch.HostLoaded):
     """
 
     def __init__(self, source: str, plan: Plan, folder: Path) -> None:
-        program = program_of(plan).replace('#include "integers.h"
-', WAITS)
+        program = program_of(plan).replace('#include "integers.h"\n', WAITS)
         super().__init__(compiled(for_the_host(source), plan, folder, program).run, plan)
         self.late = True
 

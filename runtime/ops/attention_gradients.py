@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -147,8 +147,6 @@ def gradient_choice(
     if verified_only:
         options["holds"] = permit.is_verified
     found = backward_kernels(fitted.pattern, arch=arch, **options)
-    if found.dq_dkdv is not None and fitted.pattern.fixed_block is not None and not permit.is_verified(found.dq_dkdv):
-        found = replace(found, dq_dkdv=None)  # without its receipt, the two kernels
     used = [*found.of_a_step(), *([found.dq, found.dkdv] if layout == "varlen" else [])]
     for named in used if verified_only else ():
         permit.check(named)

@@ -1,0 +1,1180 @@
+// Generated from specs/backward/h100_lists128_d64_dq_dkdv.yaml. Do not edit:
+// change the spec or a template, then run
+//     codegen render specs/backward/h100_lists128_d64_dq_dkdv.yaml
+// spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq_dkdv","head_dim":64,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"none"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
+// spec hash: 9ff3eaca67cb32d08b4474e1deb258ee09d0eeff372e13ec8ea7938e0007ab15
+// seal: sha256 f75e7bd46338c55568b40aa992af8a269b985faa10e9f5386868454faf8c3f71
+
+// Attention backward for sm_90a, gradients of Q, K and V
+// over the listed key blocks of the pattern:
+//   P = exp(scale * Q K^T - LSE),  dS = P (dO V^T - delta),
+//   dV = P^T dO,  dK = scale * dS^T Q,  dQ = scale * dS K
+// Each thread block accumulates the contributions of all queries to its keys, and adds its part of dQ to an accumulator
+// in device memory.
+// The accumulator is 0 before the launch. Parts are added in any order, in fixed point: sums of integers have the same
+// bits in any order, so results are bitwise reproducible.
+//
+// Roles
+//   warpgroup 0      warp 0 fills the ring of queries by TMA, and loads K and V. Warps 1 and 2 add to dQ's accumulator,
+//                    every other step each: one waits for its addition while the other begins the next.
+//   warpgroups 1..   consumers. Each owns 64 keys: S^T = K Q^T and dP^T = V dO^T from shared memory,
+//                    dV += P^T dO and dK += dS^T Q with P^T and dS^T in registers, as A operands. dS also goes to
+//                    shared memory: dQ^T = K^T dS^T of a step needs all keys of the tile. Each computes half of it.
+//
+// Barriers (full: the data has arrived; empty: the buffer may be overwritten)
+//   kv_full                  K and V of the tile
+//   q_full[i], q_empty[i]    stage i of the ring: Q, dO, their statistics and metadata
+//   dq_full[i], dq_empty     a step's part of dQ; i: the warp that adds it
+//
+// Pipeline of a consumer: the weights are computed while dO's product runs. The products for dV, dQ and dK are issued
+// around one barrier, behind each other, and dQ is written while that for dK runs. While a consumer waits for its own
+// products, the other warpgroup computes.
+//
+// Symbols
+//   tile        kTileN keys of one K/V head, processed by one thread block
+//   step        kTileM queries of one of the heads that share it, in descending order
+//   s, dp       S^T and dP^T: 64 keys of the warpgroup x kTileM queries; p_frag, ds_frag: P^T and dS^T in 16 bits
+//   A thread holds keys r and r + 8 of its warp's 16 (r = lane / 4), queries 8 j + 2 (lane % 4) + {0, 1}; of dQ^T, it
+//   holds columns r and r + 8 instead of keys.
+
+using int64 = long long;
+using uint32 = unsigned int;
+
+// Stands for CUtensorMap: 128 opaque bytes (PTX ISA, "Tensor-Map"), 64-byte aligned (driver API,
+// cuTensorMapEncodeTiled). The comments of parameters of this type give the dimensions, innermost first, the box of one
+// copy, and the bytes of the swizzle.
+struct alignas(64) TensorMap {
+  unsigned char bytes[128];
+};
+
+struct RowStats;
+constexpr int kHeadDim = 64;  // elements per head
+constexpr int kTileM = 128;  // queries per step
+constexpr int kTileN = 128;  // keys of a tile
+constexpr int kStages = 2;  // depth of the ring
+constexpr int kConsumerWarpgroups = 2;  // warpgroups that compute, 64 keys each
+constexpr int kThreads = 384;  // warpgroup 0 produces, the others consume
+constexpr int kDqWarps = 2;  // warps that add to dQ
+constexpr int kProducerRegisters = 24;  // registers per producer thread
+constexpr int kConsumerRegisters = 240;  // registers per consumer thread
+constexpr int kGroupColumns = 64;  // columns of a group: one 128-byte swizzled row
+constexpr int kGroups = 1;  // column groups per head
+constexpr int kQGroupBytes = 16384;  // bytes of one column group of Q, of dO, or of dS
+constexpr int kKvGroupBytes = 16384;  // bytes of one column group of K or V
+constexpr int kQBytes = 16384;  // bytes of Q, or of dO, of a step
+constexpr int kKvBytes = 16384;  // bytes of K, or of V, of a tile
+constexpr int kDsBytes = 32768;  // bytes of dS of a step
+constexpr int kStatsBytes = 1024;  // bytes of the statistics of a step
+constexpr int kDqColumnParts = 1;  // parts of 64 columns of dQ, indexed by warpgroup
+constexpr int kDqQueries = 64;  // queries of a warpgroup's part of dQ
+constexpr int kDqBytes = 32768;  // bytes of a step's dQ, in s32
+constexpr int kNormsBytes = 512;  // bytes of the norms of a step
+constexpr int kConvertThreads = 256;  // threads per block of the epilogue
+constexpr int kPrologueThreads = 1024;  // threads per block of the prologue
+constexpr int kRowLanes = 8;  // threads per row in the prologue, 16 bytes each
+constexpr int kBlockSteps = 1;  // steps in a listed query block
+
+// Dynamic shared memory: 200272 bytes. Byte offsets:
+constexpr int kKOffset = 0;  // 16384 bytes: K of the tile in column groups; then staging of dK
+constexpr int kVOffset = 16384;  // 16384 bytes: V of the tile; then staging of dV
+constexpr int kQOffset = 32768;  // 32768 bytes: Q ring
+constexpr int kDoutOffset = 65536;  // 32768 bytes: dO ring
+constexpr int kDsOffset = 98304;  // 65536 bytes: dS of a step, and of the previous one: column groups of 64 keys
+constexpr int kDqOffset = 163840;  // 32768 bytes: staging of a step's part of dQ
+constexpr int kStatsOffset = 196608;  // 2048 bytes: statistics of the queries in the ring
+constexpr int kBarriersOffset = 198656;  // 64 bytes: mbarriers
+constexpr int kNormsOffset = 198720;  // 1024 bytes: norms of the rows of dO in the ring
+constexpr int kLargestOffset = 199744;  // 16 bytes: largest |K| and norm of V of the steps in the ring
+constexpr int kScalesOffset = 199760;  // 512 bytes: scales of the rows of a step, and of the previous one
+
+constexpr int kQFullBarrier = kBarriersOffset;
+constexpr int kQEmptyBarrier = kQFullBarrier + 8 * kStages;
+constexpr int kKvFullBarrier = kQEmptyBarrier + 8 * kStages;
+constexpr int kDqFullBarrier = kKvFullBarrier + 8;
+constexpr int kDqEmptyBarrier = kDqFullBarrier + 8 * kDqWarps;
+constexpr int kWarpgroupThreads = 128, kWarpsPerWarpgroup = 4;
+constexpr int kWarpgroupRows = 64;  // rows of one wgmma: keys
+constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared memory: the span of the swizzle
+constexpr int kConsumerBarrier = 1;  // named barrier of all consumers; this + 1 + w: of warpgroup w; 0: __syncthreads
+constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
+constexpr float kLog2E = 1.44269504088896f;
+constexpr float kNan = __builtin_bit_cast(float, 0x7FC00000);
+constexpr int kNoSign = 0x7FFFFFFF;
+
+// Launch: 384 threads per block, 200272 bytes of dynamic shared memory.
+// Grid: one thread block for each tile.
+// Prologue, with the same parameters: h100_lists128_d64_dq_dkdv_prologue, 1024 threads per block.
+// Epilogue, with the same parameters: h100_lists128_d64_dq_dkdv_convert_dq, 256 threads per block.
+struct Params {
+  TensorMap q_map;  // Q (head_dim, q_len, heads, batch): box 64 x 128 x 1 x 1, swizzle 128
+  TensorMap k_map;  // K (head_dim, kv_len, kv_heads, batch): box 64 x 128 x 1 x 1, swizzle 128
+  TensorMap v_map;  // V, as K: box 64 x 128 x 1 x 1, swizzle 128
+  TensorMap dout_map;  // dO, as Q: box 64 x 128 x 1 x 1, swizzle 128
+  TensorMap dk_map;  // dK, as K: box 64 x 64 x 1 x 1, swizzle 128
+  TensorMap dv_map;  // dV, as K: box 64 x 64 x 1 x 1, swizzle 128
+  unsigned short* dq;  // dQ, as O
+  int64 dq_batch_stride;  // batch stride, in elements
+  int64 dq_head_stride;  // head stride, in elements
+  int64 dq_row_stride;  // row stride, in elements
+  int* dq_accum;  // sums of dQ in fixed point, (batch, heads, query_steps, kDqBytes / 4)
+  const unsigned short* k;  // K (batch, kv_heads, kv_len, head_dim)
+  int64 k_batch_stride;  // batch stride, in elements
+  int64 k_head_stride;  // head stride, in elements
+  int64 k_row_stride;  // row stride, in elements
+  const unsigned short* v;  // V, as K
+  int64 v_batch_stride;  // batch stride, in elements
+  int64 v_head_stride;  // head stride, in elements
+  int64 v_row_stride;  // row stride, in elements
+  const float* dlse;  // gradient of the log-sum-exp, as lse; 0 if null
+  float* norms;  // norms of the rows of dO, as stats
+  unsigned char* beyond;  // 1 for rows whose dQ fixed point does not hold, as stats
+  int2* tile_largest;  // largest |K| and norm of V of each tile, (batch, kv_heads, key_tiles)
+  int2* largest;  // largest |K| and norm of V of a query block's lists, (batch, heads, query_blocks)
+  int* bounded_tiles;  // tiles of a K/V head that have been bounded
+  int bound_blocks;  // first thread block of the prologue that bounds a tile
+  int query_steps;  // steps of kTileM queries per head
+  int head_group;  // K/V heads whose tiles are interleaved
+  const unsigned short* out;  // O (batch, heads, q_len, head_dim)
+  int64 out_batch_stride;  // batch stride, in elements
+  int64 out_head_stride;  // head stride, in elements
+  int64 out_row_stride;  // row stride, in elements
+  const unsigned short* dout;  // dO, as O
+  int64 dout_batch_stride;  // batch stride, in elements
+  int64 dout_head_stride;  // head stride, in elements
+  int64 dout_row_stride;  // row stride, in elements
+  const float* lse;  // log-sum-exp of the forward, (batch, heads, q_len) contiguous
+  RowStats* stats;  // statistics of all rows, (batch, heads, padded_q_len)
+  const int* kv_num_blocks;  // number of partial key blocks
+  int64 kv_num_blocks_batch_stride;  // batch stride, in elements (0: shared)
+  int64 kv_num_blocks_head_stride;  // head stride, in elements (0: shared)
+  int64 kv_num_blocks_row_stride;  // query block stride, in elements
+  const int* kv_indices;  // partial key blocks
+  int64 kv_indices_batch_stride;  // batch stride, in elements (0: shared)
+  int64 kv_indices_head_stride;  // head stride, in elements (0: shared)
+  int64 kv_indices_row_stride;  // query block stride, in elements
+  int kv_indices_length;  // entries per list
+  const int* full_kv_num_blocks;  // number of full key blocks
+  int64 full_kv_num_blocks_batch_stride;  // batch stride, in elements (0: shared)
+  int64 full_kv_num_blocks_head_stride;  // head stride, in elements (0: shared)
+  int64 full_kv_num_blocks_row_stride;  // query block stride, in elements
+  const int* full_kv_indices;  // full key blocks
+  int64 full_kv_indices_batch_stride;  // batch stride, in elements (0: shared)
+  int64 full_kv_indices_head_stride;  // head stride, in elements (0: shared)
+  int64 full_kv_indices_row_stride;  // query block stride, in elements
+  int full_kv_indices_length;  // entries per list
+  int query_blocks;  // query blocks per head: rows of the lists
+  int* q_offsets;  // start of each key block's list, then the end of the last list
+  int* q_entries;  // lists of query blocks, by key block
+  int* q_places;  // destinations of entries, for each warp of the prologue and key block
+  int list_batches;  // batches with their own lists; 1: shared
+  int list_heads;  // heads with their own lists; 1: shared
+  int list_entries;  // entries of all lists of a head
+  int stats_blocks;  // thread blocks of the prologue that compute statistics; the others transpose lists
+  int q_len;  // queries per head
+  int padded_q_len;  // rows of statistics per head: q_len and at least 128 rows of padding
+  int kv_len;  // keys per head
+  int heads;  // query heads
+  int heads_per_kv_head;  // query heads per K/V head
+  int batch_heads;  // batch * heads
+  int key_tiles;  // tiles per K/V head
+  int head_chunks;  // 16-byte chunks per row of a head
+  float scale_log2;  // scale * log2(e); the host checks that it is positive
+  float scale;  // the softmax scale
+};
+
+// Lengths of the sequences of a batch. They are read where they are used: constant memory takes no registers.
+struct SeqlenInfo {
+  const Params& p;
+
+  __device__ __forceinline__ SeqlenInfo(const Params& p, int batch) : p(p) {}
+  // Number of queries.
+  __device__ __forceinline__ int q_len() const { return p.q_len; }
+  // Index of a query in a (batch, heads, q_len) tensor.
+  __device__ __forceinline__ int64 row(int64 batch_head, int query) const { return batch_head * p.q_len + query; }
+  // Number of keys.
+  __device__ __forceinline__ int kv_len() const { return p.kv_len; }
+  // Position of a query among the keys: the last query is at the last key.
+  __device__ __forceinline__ int position(int query) const { return query + p.kv_len - p.q_len; }
+  // End of the visible keys.
+  __device__ __forceinline__ int kv_end() const { return p.kv_len; }
+};
+
+// mbarrier.init: sets the number of arrivals that complete a phase (PTX ISA, "mbarrier.init")
+__device__ __forceinline__ void mbarrier_init(uint32 barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+
+// fence.mbarrier_init: orders this thread's mbarrier.init before its later operations (PTX ISA, "membar / fence")
+__device__ __forceinline__ void fence_mbarrier_init() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+// mbarrier.arrive: one arrival; waiting threads then see this thread's earlier writes (PTX ISA, "mbarrier.arrive")
+__device__ __forceinline__ void mbarrier_arrive(uint32 barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+// mbarrier.arrive.expect_tx: one arrival; the phase also needs `bytes` bytes from the copy engine to complete. They may
+// come earlier: the phase does not complete without the arrival (PTX ISA, "mbarrier.arrive")
+__device__ __forceinline__ void mbarrier_arrive_expect_tx(uint32 barrier, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
+// mbarrier.try_wait.parity: waits until the phase of this parity has completed (PTX ISA, "mbarrier.try_wait")
+__device__ __forceinline__ void mbarrier_wait(uint32 barrier, int parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "WAIT:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@done bra DONE;\n"
+      "bra WAIT;\n"
+      "DONE:\n"
+      "}\n" ::"r"(barrier), "r"(parity) : "memory");
+}
+
+// prefetch.tensormap: prefetches a descriptor (PTX ISA, "prefetch")
+__device__ __forceinline__ void prefetch_tensormap(const TensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+// cp.async.bulk.tensor.4d: copies the tensor box at (c0, ...) to shared memory, counted by an mbarrier. Elements
+// outside the tensor, even before its first element, are zero-filled and counted (PTX ISA, "cp.async.bulk.tensor")
+__device__ __forceinline__ void tma_load_4d(
+    uint32 to, const TensorMap* map, uint32 barrier, int c0, int c1, int c2, int c3) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];"
+      ::"r"(to), "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3) : "memory");
+}
+
+// cp.async.bulk: copies `bytes` bytes to shared memory, counted by an mbarrier; addresses and bytes are multiples of 16
+// (PTX ISA, "cp.async.bulk")
+__device__ __forceinline__ void tma_load_bytes(uint32 to, const void* from, int bytes, uint32 barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+      ::"r"(to), "l"(from), "r"(bytes), "r"(barrier) : "memory");
+}
+
+// cp.async.bulk.tensor.4d: copies shared memory to the tensor box at (c0, ...), clipped at the tensor's ends
+// (PTX ISA, "cp.async.bulk.tensor")
+__device__ __forceinline__ void tma_store_4d(const TensorMap* map, uint32 from, int c0, int c1, int c2, int c3) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];"
+      ::"l"(map), "r"(from), "r"(c0), "r"(c1), "r"(c2), "r"(c3) : "memory");
+}
+
+// cp.async.bulk.commit_group: commits the stores as a group (PTX ISA, "cp.async.bulk.commit_group")
+__device__ __forceinline__ void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+
+// cp.async.bulk.wait_group.read: at most kPending groups have yet to read their shared memory (PTX ISA,
+// "cp.async.bulk.wait_group")
+template <int kPending>
+__device__ __forceinline__ void tma_store_wait_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
+}
+
+// fence.proxy.async: makes generic shared-memory writes visible to the async proxy (PTX ISA, "membar / fence")
+__device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// cp.reduce.async.bulk: adds `bytes` bytes of integers in shared memory to those in device memory, elementwise (PTX
+// ISA, "cp.reduce.async.bulk")
+__device__ __forceinline__ void tma_reduce_add_s32(int* to, uint32 from, int bytes) {
+  asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.s32 [%0], [%1], %2;"
+      ::"l"(to), "r"(from), "r"(bytes) : "memory");
+}
+
+// setmaxnreg: .dec releases registers of this warpgroup to the thread block, .inc waits until enough are free (PTX ISA,
+// "setmaxnreg")
+template <int kRegisters>
+__device__ __forceinline__ void setmaxnreg_dec() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+template <int kRegisters>
+__device__ __forceinline__ void setmaxnreg_inc() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+// wgmma.fence, CUTLASS' warpgroup_arrive: orders register accesses before the first wgmma (PTX ISA, "wgmma.fence")
+__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+// wgmma.commit_group, warpgroup_commit_batch: commits wgmmas as a group (PTX ISA, "wgmma.commit_group")
+__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+// wgmma.wait_group, warpgroup_wait: waits until at most kPending groups are running (PTX ISA, "wgmma.wait_group")
+template <int kPending>
+__device__ __forceinline__ void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+}
+
+// Keeps the compiler from moving accesses to the registers of a running wgmma across this point.
+template <int kCount>
+__device__ __forceinline__ void warpgroup_fence_operand(float (&registers)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(registers[i])::"memory");
+}
+
+// Matrix descriptor of a 128-byte swizzled tile in shared memory (PTX ISA, "Asynchronous Warpgroup Level Matrix
+// Instructions", "Matrix Descriptor Format"). The upper half is constant: 128-byte swizzle, 1024 bytes from 8 rows to
+// the next 8 (SBO, the stride byte offset). Descriptors are therefore passed and advanced as their lower halves: the
+// address and, for an MN-major tile of several groups of 64 columns, the bytes from one group to the next (LBO, the
+// leading byte offset), else 0; both in units of 16 bytes.
+constexpr uint32 kDescriptorUpperHalf = 0x40000040;
+
+__device__ __forceinline__ uint32 wgmma_descriptor(uint32 address, int group_bytes) {
+  return (address & 0x3FFFF) >> 4 | static_cast<uint32>(group_bytes >> 4) << 16;
+}
+
+// wgmma.mma_async m64n128k16: D = A B, + D if `accumulate`; A in shared memory, K-major, B K-major.
+// After p come scale factors of 1 for A and B, then whether A and B are MN-major (PTX ISA, "wgmma.mma_async")
+__device__ __forceinline__ void wgmma_m64n128k16_shared_k_major(
+    float (&d)[64], uint32 a, uint32 b, int accumulate) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      ".reg .b64 a, b;\n"
+      "setp.ne.b32 p, %66, 0;\n"
+      "mov.b64 a, { %64, %67 };\n"
+      "mov.b64 b, { %65, %67 };\n"
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, "
+      "%8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, "
+      "%24, %25, %26, %27, %28, %29, %30, %31, "
+      "%32, %33, %34, %35, %36, %37, %38, %39, "
+      "%40, %41, %42, %43, %44, %45, %46, %47, "
+      "%48, %49, %50, %51, %52, %53, %54, %55, "
+      "%56, %57, %58, %59, %60, %61, %62, %63"
+      "}, a, b, p, 1, 1, 0, 0;\n"
+      "}\n"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+        "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+        "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
+        "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
+        "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
+        "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
+        "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
+      : "r"(a), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf));
+}
+
+// The same without D as an input, so that its registers are free for the compiler until here; A in shared memory, both
+// K-major.
+__device__ __forceinline__ void wgmma_m64n128k16_shared_k_major_first(float (&d)[64], uint32 a, uint32 b) {
+  asm volatile(
+      "{\n"
+      ".reg .b64 a, b;\n"
+      "mov.b64 a, { %64, %66 };\n"
+      "mov.b64 b, { %65, %66 };\n"
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, "
+      "%8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, "
+      "%24, %25, %26, %27, %28, %29, %30, %31, "
+      "%32, %33, %34, %35, %36, %37, %38, %39, "
+      "%40, %41, %42, %43, %44, %45, %46, %47, "
+      "%48, %49, %50, %51, %52, %53, %54, %55, "
+      "%56, %57, %58, %59, %60, %61, %62, %63"
+      "}, a, b, 0, 1, 1, 0, 0;\n"
+      "}\n"
+      : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3]), "=f"(d[4]), "=f"(d[5]), "=f"(d[6]), "=f"(d[7]),
+        "=f"(d[8]), "=f"(d[9]), "=f"(d[10]), "=f"(d[11]), "=f"(d[12]), "=f"(d[13]), "=f"(d[14]), "=f"(d[15]),
+        "=f"(d[16]), "=f"(d[17]), "=f"(d[18]), "=f"(d[19]), "=f"(d[20]), "=f"(d[21]), "=f"(d[22]), "=f"(d[23]),
+        "=f"(d[24]), "=f"(d[25]), "=f"(d[26]), "=f"(d[27]), "=f"(d[28]), "=f"(d[29]), "=f"(d[30]), "=f"(d[31]),
+        "=f"(d[32]), "=f"(d[33]), "=f"(d[34]), "=f"(d[35]), "=f"(d[36]), "=f"(d[37]), "=f"(d[38]), "=f"(d[39]),
+        "=f"(d[40]), "=f"(d[41]), "=f"(d[42]), "=f"(d[43]), "=f"(d[44]), "=f"(d[45]), "=f"(d[46]), "=f"(d[47]),
+        "=f"(d[48]), "=f"(d[49]), "=f"(d[50]), "=f"(d[51]), "=f"(d[52]), "=f"(d[53]), "=f"(d[54]), "=f"(d[55]),
+        "=f"(d[56]), "=f"(d[57]), "=f"(d[58]), "=f"(d[59]), "=f"(d[60]), "=f"(d[61]), "=f"(d[62]), "=f"(d[63])
+      : "r"(a), "r"(b), "n"(kDescriptorUpperHalf));
+}
+
+// wgmma.mma_async m64n64k16: D = A B, + D if `accumulate`; A in registers, B MN-major.
+// After p come scale factors of 1 for A and B, then whether B is MN-major (PTX ISA, "wgmma.mma_async")
+__device__ __forceinline__ void wgmma_m64n64k16_registers_mn_major(
+    float (&d)[32], const uint32 (&a)[4], uint32 b, int accumulate) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      ".reg .b64 b;\n"
+      "setp.ne.b32 p, %37, 0;\n"
+      "mov.b64 b, { %36, %38 };\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, "
+      "%8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, "
+      "%24, %25, %26, %27, %28, %29, %30, %31"
+      "}, { %32, %33, %34, %35 }, b, p, 1, 1, 1;\n"
+      "}\n"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+        "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+        "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf));
+}
+
+// wgmma.mma_async m64n64k16: D = A B, + D if `accumulate`; A in shared memory, M-major, B K-major.
+// After p come scale factors of 1 for A and B, then whether A and B are MN-major (PTX ISA, "wgmma.mma_async")
+__device__ __forceinline__ void wgmma_m64n64k16_shared_m_major_k_major(
+    float (&d)[32], uint32 a, uint32 b, int accumulate) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      ".reg .b64 a, b;\n"
+      "setp.ne.b32 p, %34, 0;\n"
+      "mov.b64 a, { %32, %35 };\n"
+      "mov.b64 b, { %33, %35 };\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, "
+      "%8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, "
+      "%24, %25, %26, %27, %28, %29, %30, %31"
+      "}, a, b, p, 1, 1, 1, 0;\n"
+      "}\n"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+        "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+        "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+      : "r"(a), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf));
+}
+
+// The same without D as an input, so that its registers are free for the compiler until here; A in shared memory,
+// M-major, B K-major.
+__device__ __forceinline__ void wgmma_m64n64k16_shared_m_major_k_major_first(float (&d)[32], uint32 a, uint32 b) {
+  asm volatile(
+      "{\n"
+      ".reg .b64 a, b;\n"
+      "mov.b64 a, { %32, %34 };\n"
+      "mov.b64 b, { %33, %34 };\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, "
+      "%8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, "
+      "%24, %25, %26, %27, %28, %29, %30, %31"
+      "}, a, b, 0, 1, 1, 1, 0;\n"
+      "}\n"
+      : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3]), "=f"(d[4]), "=f"(d[5]), "=f"(d[6]), "=f"(d[7]),
+        "=f"(d[8]), "=f"(d[9]), "=f"(d[10]), "=f"(d[11]), "=f"(d[12]), "=f"(d[13]), "=f"(d[14]), "=f"(d[15]),
+        "=f"(d[16]), "=f"(d[17]), "=f"(d[18]), "=f"(d[19]), "=f"(d[20]), "=f"(d[21]), "=f"(d[22]), "=f"(d[23]),
+        "=f"(d[24]), "=f"(d[25]), "=f"(d[26]), "=f"(d[27]), "=f"(d[28]), "=f"(d[29]), "=f"(d[30]), "=f"(d[31])
+      : "r"(a), "r"(b), "n"(kDescriptorUpperHalf));
+}
+
+// bar.sync: waits at named barrier `id` of `threads` threads (PTX ISA, "bar")
+__device__ __forceinline__ void bar_sync(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// ex2.approx.ftz: 2^x, relative error 2^-22 (PTX ISA, "ex2")
+__device__ __forceinline__ float ex2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// cvt.rn.f16x2.f32: converts two floats to a pair of fp16, `low` in the lower half (PTX ISA, "cvt")
+__device__ __forceinline__ uint32 pack(float low, float high) {
+  uint32 pair;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+
+// stmatrix.x4: stores four 8 x 8 matrices of 16-bit elements; each lane holds one row address (PTX ISA, "stmatrix")
+__device__ __forceinline__ void stmatrix_x4(uint32 address, uint32 a, uint32 b, uint32 c, uint32 d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], { %1, %2, %3, %4 };"
+      ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+
+// stmatrix.x4.trans: stores four 8 x 8 matrices of 16-bit elements, each transposed; each lane holds the address of one
+// row in memory, that is, of one column of a matrix (PTX ISA, "stmatrix")
+__device__ __forceinline__ void stmatrix_x4_trans(uint32 address, uint32 a, uint32 b, uint32 c, uint32 d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], { %1, %2, %3, %4 };"
+      ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+
+// Per-query statistics for the main kernel: log-sum-exp times log2(e), and delta, the sum of dO O over its row
+// (FlashAttention's LSE_log2 and dPsum). A query without keys, or a row that pads a head's queries, has infinity and 0:
+// its weights are 2^-inf = 0.
+struct RowStats {
+  float lse_log2, delta;
+};
+
+// Unpacks two 16-bit elements to floats.
+__device__ __forceinline__ float2 unpack(uint32 pair) {
+  float2 found;
+  asm("{\n"
+      ".reg .b16 low, high;\n"
+      "mov.b32 { low, high }, %2;\n"
+      "cvt.f32.f16 %0, low;\n"
+      "cvt.f32.f16 %1, high;\n"
+      "}\n" : "=f"(found.x), "=f"(found.y) : "r"(pair));
+  return found;
+}
+
+// Transposed lists: for each key block, the query blocks that list it, in ascending order. One thread block sorts the
+// entries of a head by key block (a stable counting sort). The result is deterministic: only integers are added
+// atomically, and each warp has its own counters. Lists shared by batches or heads are transposed once.
+constexpr int kPrologueWarps = kPrologueThreads / 32;
+
+// Calls visit(key block, code, entry) for the entries of a query block's list, 32 at a time, one per lane; the key
+// block is -1 if there is no entry. The code is twice the query block, plus 1 if the pattern may mask some of the
+// block's pairs.
+template <typename Visit>
+__device__ __forceinline__ void for_each_entry(const int* list, int number, int key_blocks, int code, Visit visit) {
+  for (int first = 0; first < number; first += 32) {
+    const int entry = first + threadIdx.x % 32, block = entry < number ? __ldg(list + entry) : -1;
+    visit(static_cast<uint32>(block) < static_cast<uint32>(key_blocks) ? block : -1, code, entry);
+  }
+}
+
+// The same for all query blocks of a warp, which are consecutive.
+template <typename Visit>
+__device__ __forceinline__ void for_each_entry_of_warp(const Params& p, int batch, int head, Visit visit) {
+  const int rows = (p.query_blocks + kPrologueWarps - 1) / kPrologueWarps, warp = threadIdx.x / 32;
+  const int* lists = p.kv_indices + batch * p.kv_indices_batch_stride + head * p.kv_indices_head_stride;
+  const int* counts = p.kv_num_blocks + batch * p.kv_num_blocks_batch_stride + head * p.kv_num_blocks_head_stride;
+  const int* full_lists =
+      p.full_kv_indices + batch * p.full_kv_indices_batch_stride + head * p.full_kv_indices_head_stride;
+  const int* full_counts =
+      p.full_kv_num_blocks + batch * p.full_kv_num_blocks_batch_stride + head * p.full_kv_num_blocks_head_stride;
+  for (int row = warp * rows; row < min((warp + 1) * rows, p.query_blocks); ++row) {
+    // Without counts, the whole list.
+    const int counted =
+        p.kv_num_blocks == nullptr ? p.kv_indices_length : __ldg(counts + row * p.kv_num_blocks_row_stride);
+    const int number = min(counted, p.kv_indices_length);
+    for_each_entry(lists + row * p.kv_indices_row_stride, number, p.key_tiles, row * 2 + 1, visit);
+    if (p.full_kv_num_blocks == nullptr) continue;
+    const int full = min(__ldg(full_counts + row * p.full_kv_num_blocks_row_stride), p.full_kv_indices_length);
+    for_each_entry(full_lists + row * p.full_kv_indices_row_stride, full, p.key_tiles, row * 2, visit);
+  }
+}
+
+// Turns `places`, the number of entries of each warp and key block, into their destinations: by key block, then by
+// warp.
+__device__ __forceinline__ void find_places(int* places, int* offsets, int key_blocks) {
+  __shared__ int sums[kPrologueWarps];  // entries of the key blocks of a warp, in this round
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  int before = 0;  // entries of earlier rounds
+  for (int first = 0; first < key_blocks; first += kPrologueThreads) {
+    const int block = first + threadIdx.x;
+    int number = 0;
+    for (int w = 0; w < kPrologueWarps && block < key_blocks; ++w) number += __ldcg(places + w * key_blocks + block);
+    int up_to = number;  // entries of the warp's key blocks up to this one
+#pragma unroll
+    for (int distance = 1; distance < 32; distance *= 2) {
+      const int other = __shfl_up_sync(0xFFFFFFFF, up_to, distance);
+      if (lane >= distance) up_to += other;
+    }
+    if (lane == 31) sums[warp] = up_to;
+    __syncthreads();
+    int place = before + up_to - number;
+    for (int w = 0; w < kPrologueWarps; ++w) {
+      if (w < warp) place += sums[w];
+      before += sums[w];
+    }
+    if (block < key_blocks) {
+      offsets[block] = place;
+      for (int w = 0; w < kPrologueWarps; ++w) {
+        const int of_warp = __ldcg(places + w * key_blocks + block);
+        __stcg(places + w * key_blocks + block, place);
+        place += of_warp;
+      }
+      if (block == key_blocks - 1) offsets[key_blocks] = place;
+    }
+    __syncthreads();
+  }
+}
+
+// Counts the entries of each warp and key block, computes their destinations, then writes them there.
+__device__ __forceinline__ void transpose_lists(const Params& p, int list) {
+  const int batch = list / p.list_heads, head = list % p.list_heads, lane = threadIdx.x % 32;
+  // This thread block's part of the scratch memory: counts, then destinations, for each warp and key block.
+  int* places = p.q_places + static_cast<int64>(list) * kPrologueWarps * p.key_tiles;
+  int* of_warp = places + threadIdx.x / 32 * p.key_tiles;
+  for (int block = lane; block < p.key_tiles; block += 32) __stcg(of_warp + block, 0);
+  __syncwarp();
+  for_each_entry_of_warp(p, batch, head, [&](int block, int, int) {
+    if (block >= 0) atomicAdd(of_warp + block, 1);
+  });
+  __syncthreads();
+  find_places(places, p.q_offsets + static_cast<int64>(list) * (p.key_tiles + 1), p.key_tiles);
+  int* entries = p.q_entries + static_cast<int64>(list) * p.list_entries;
+  for_each_entry_of_warp(p, batch, head, [&](int block, int code, int entry) {
+    const uint32 same = __match_any_sync(0xFFFFFFFF, block);  // lanes with the same key block
+    const int leader = __ffs(same) - 1;
+    int place = 0;
+    if (lane == leader && block >= 0) place = atomicAdd(of_warp + block, __popc(same));
+    place = __shfl_sync(0xFFFFFFFF, place, leader) + __popc(same & ((1u << lane) - 1));
+    if (block >= 0) entries[place] = code;
+  });
+}
+
+// Each thread block finds the largest |K| and the largest norm of V of a tile. The last one of a K/V head then has all of
+// them, and finds those of each query block: the largest ones of the tiles that its lists name.
+__device__ __forceinline__ void bound_tile(const Params& p, int index) {
+  constexpr int kRows = kPrologueThreads / kRowLanes;
+  __shared__ int largest[2];  // bits of numbers of no sign, which are in the order of integers; NaN is the largest
+  __shared__ bool is_last;
+  const int kv_heads = p.heads / p.heads_per_kv_head, batch_head = index / p.key_tiles;
+  const int batch = batch_head / kv_heads, kv_head = batch_head % kv_heads, chunk = threadIdx.x % kRowLanes;
+  const int first_key = index % p.key_tiles * kTileN, end = SeqlenInfo(p, batch).kv_end();
+  const unsigned short* k_head = p.k + batch * p.k_batch_stride + kv_head * p.k_head_stride;
+  const unsigned short* v_head = p.v + batch * p.v_batch_stride + kv_head * p.v_head_stride;
+  if (threadIdx.x < 2) largest[threadIdx.x] = 0;
+  __syncthreads();
+  int key_bits = 1, norm_bits = 0;  // not 0: a tile
+#pragma unroll
+  for (int at = 0; at < kTileN; at += kRows) {
+    const int key = first_key + at + threadIdx.x / kRowLanes;
+    uint4 k = make_uint4(0, 0, 0, 0), v = k;
+    if (key < end && chunk < p.head_chunks) {
+      k = *reinterpret_cast<const uint4*>(k_head + key * p.k_row_stride + chunk * 8);
+      v = *reinterpret_cast<const uint4*>(v_head + key * p.v_row_stride + chunk * 8);
+    }
+    const uint32 k_pairs[4] = {k.x, k.y, k.z, k.w}, v_pairs[4] = {v.x, v.y, v.z, v.w};
+    float squares = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float2 a = unpack(k_pairs[i]), b = unpack(v_pairs[i]);
+      key_bits = max(key_bits, __builtin_bit_cast(int, a.x) & kNoSign);
+      key_bits = max(key_bits, __builtin_bit_cast(int, a.y) & kNoSign);
+      squares += b.x * b.x + b.y * b.y;
+    }
+#pragma unroll
+    for (int lanes = kRowLanes / 2; lanes > 0; lanes /= 2) squares += __shfl_xor_sync(0xFFFFFFFF, squares, lanes);
+    norm_bits = max(norm_bits, __builtin_bit_cast(int, sqrtf(squares)) & kNoSign);
+  }
+#pragma unroll
+  for (int lanes = 16; lanes > 0; lanes /= 2) {
+    key_bits = max(key_bits, __shfl_xor_sync(0xFFFFFFFF, key_bits, lanes));
+    norm_bits = max(norm_bits, __shfl_xor_sync(0xFFFFFFFF, norm_bits, lanes));
+  }
+  if (threadIdx.x % 32 == 0) {
+    atomicMax(&largest[0], key_bits);
+    atomicMax(&largest[1], norm_bits);
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    p.tile_largest[index] = make_int2(largest[0], largest[1]);
+    __threadfence();
+    is_last = atomicAdd(p.bounded_tiles + batch_head, 1) == p.key_tiles - 1;
+    if (is_last) p.bounded_tiles[batch_head] = 0;  // for the next launch
+    __threadfence();
+  }
+  __syncthreads();
+  if (!is_last) return;
+  const int2* of_tiles = p.tile_largest + static_cast<int64>(batch_head) * p.key_tiles;
+  for (int i = 0; i < p.heads_per_kv_head; ++i) {
+    const int head = kv_head * p.heads_per_kv_head + i;
+    int2* of_blocks = p.largest + (static_cast<int64>(batch) * p.heads + head) * p.query_blocks;
+    for (int block = threadIdx.x; block < p.query_blocks; block += kPrologueThreads) of_blocks[block] = make_int2(0, 0);
+    __syncthreads();
+    for_each_entry_of_warp(p, batch % p.list_batches, head % p.list_heads, [&](int block, int code, int) {
+      if (block < 0) return;
+      const int2 found = __ldcg(of_tiles + block);
+      atomicMax(&of_blocks[code / 2].x, found.x);
+      atomicMax(&of_blocks[code / 2].y, found.y);
+    });
+  }
+}
+
+// Statistics: one thread per 16 bytes of a row, kRowLanes adjacent threads per row.
+// The thread blocks after those transpose the lists, one head each.
+// Those after them bound a tile each.
+extern "C" __global__ void __launch_bounds__(kPrologueThreads)
+    h100_lists128_d64_dq_dkdv_prologue(const __grid_constant__ Params p) {
+  if (blockIdx.x >= p.bound_blocks) {
+    bound_tile(p, blockIdx.x - p.bound_blocks);
+    return;
+  }
+  if (blockIdx.x >= p.stats_blocks) {
+    transpose_lists(p, blockIdx.x - p.stats_blocks);
+    return;
+  }
+  const int64 place = static_cast<int64>(blockIdx.x) * kPrologueThreads + threadIdx.x, row = place / kRowLanes;
+  const int chunk = threadIdx.x % kRowLanes, query = row % p.padded_q_len;
+  const int64 batch_head = row / p.padded_q_len;
+  if (batch_head >= p.batch_heads) return;  // whole rows: kRowLanes divides a warp
+  const int head = batch_head % p.heads, batch = batch_head / p.heads;
+  const SeqlenInfo seqlen(p, batch);
+  float delta = 0.0f, squares = 0.0f;
+  if (query < seqlen.q_len() && chunk < p.head_chunks) {
+    const uint4 o = *reinterpret_cast<const uint4*>(
+        p.out + batch * p.out_batch_stride + head * p.out_head_stride + query * p.out_row_stride + chunk * 8);
+    const uint4 d = *reinterpret_cast<const uint4*>(
+        p.dout + batch * p.dout_batch_stride + head * p.dout_head_stride + query * p.dout_row_stride + chunk * 8);
+    const uint32 o_pairs[4] = {o.x, o.y, o.z, o.w}, d_pairs[4] = {d.x, d.y, d.z, d.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float2 a = unpack(o_pairs[i]), b = unpack(d_pairs[i]);
+      delta += a.x * b.x + a.y * b.y;
+      squares += b.x * b.x + b.y * b.y;
+    }
+  }
+#pragma unroll
+  for (int lanes = kRowLanes / 2; lanes > 0; lanes /= 2) delta += __shfl_xor_sync(0xFFFFFFFF, delta, lanes);
+#pragma unroll
+  for (int lanes = kRowLanes / 2; lanes > 0; lanes /= 2) squares += __shfl_xor_sync(0xFFFFFFFF, squares, lanes);
+  if (chunk == 0) {
+    const float lse = query < seqlen.q_len() ? p.lse[seqlen.row(batch_head, query)] : kMinusInfinity;
+    if (query < seqlen.q_len() && p.dlse != nullptr) delta -= p.dlse[seqlen.row(batch_head, query)];
+    p.beyond[row] = 0;
+    p.norms[row] = !(lse > kMinusInfinity) && lse == lse ? 0.0f : lse < -kMinusInfinity ? sqrtf(squares) : kNan;
+    p.stats[row] = lse > kMinusInfinity ? RowStats{lse * kLog2E, delta} : RowStats{-kMinusInfinity, 0.0f};
+  }
+}
+
+// dQ is summed in fixed point, because sums of integers have the same bits in any order. A row has one scale, a power
+// of two, from a bound of all its elements: the row's weights add up to 1 and |dP| <= |dO| |V|, so that no sum of parts
+// exceeds max |K| (max |V| |dO| + |delta|), over the blocks that the query sees. |V| and |dO| are Euclidean norms.
+constexpr float kBoundMargin = 2.125f;  // covers dS of 16 bits, up to twice its size if it is tiny, and other roundings
+constexpr float kFixedEnd = 2147483648.0f;  // 2^31: what fixed point does not hold
+constexpr uint32 kLeastExponent = 31;  // keeps the scale and its inverse normal numbers
+constexpr uint32 kNanExponent = 255;  // of infinity and NaN
+
+// Exponent field of a row's bound. `largest` has the largest |K| and the largest norm of V, as bits.
+__device__ __forceinline__ uint32 bound_exponent(int2 largest, float norm, float delta) {
+  const float k = __builtin_bit_cast(float, largest.x), v = __builtin_bit_cast(float, largest.y);
+  const float bound = k * (norm * v + fabsf(delta)) * kBoundMargin;
+  return max(__builtin_bit_cast(uint32, bound) >> 23 & kNanExponent, kLeastExponent);
+}
+
+// Upper half of the scale of a row: a number below the bound, times the scale, is below 2^31. The lower half is 0.
+__device__ __forceinline__ unsigned short fixed_scale(uint32 exponent) { return (284 - exponent) << 7; }
+
+// Its inverse; NaN if an operand of the row is infinite or NaN, or if fixed point did not hold a part of it.
+__device__ __forceinline__ float fixed_inverse(uint32 exponent, bool is_beyond) {
+  return __builtin_bit_cast(float, exponent == kNanExponent || is_beyond ? 0x7FC00000u : (exponent - 30) << 23);
+}
+
+// Pattern: each key block has a list of the query blocks that see it, the transpose of the forward's lists. A block
+// listed several times counts that often.
+struct QueryBlockIterator {
+  int count;           // steps of these keys
+  const int* entries;  // twice a query block, plus 1 if the pattern masks some of its pairs
+
+  __device__ __forceinline__ QueryBlockIterator(const Params& p, int batch, int head, int first_key) {
+    const int64 list = batch % p.list_batches * p.list_heads + head % p.list_heads;  // shared lists: index 0
+    const int* offsets = p.q_offsets + list * (p.key_tiles + 1) + first_key / kTileN;
+    const int begin = offsets[0], end = offsets[1];
+    entries = p.q_entries + list * p.list_entries + begin;
+    count = (end - begin) * kBlockSteps;
+  }
+  // Index of the i-th step, in units of its queries.
+  __device__ __forceinline__ int at(int i) {
+    return entries[i / kBlockSteps] / 2 * kBlockSteps + i % kBlockSteps;
+  }
+};
+
+// A thread block's tile: keys of one K/V head. The heads of a group are interleaved: their working set stays in the L2,
+// and the consecutive tiles of one head start one after another.
+struct Tile {
+  int number, first_key, kv_head, batch;  // number: index within its head
+
+  __device__ __forceinline__ Tile(const Params& p, int index) {
+    const int kv_heads = p.heads / p.heads_per_kv_head, batch_heads = p.batch_heads / p.heads_per_kv_head;
+    const int group = index / (p.head_group * p.key_tiles), in_group = index % (p.head_group * p.key_tiles);
+    const int heads = min(p.head_group, batch_heads - group * p.head_group);
+    const int batch_head = group * p.head_group + in_group % heads;
+    number = in_group / heads;
+    first_key = number * kTileN;
+    kv_head = batch_head % kv_heads;
+    batch = batch_head / kv_heads;
+  }
+};
+
+// Index of the thread block's tile, returned to all its threads after a barrier.
+__device__ __forceinline__ int take_tile(const Params& p, unsigned char* shared) {
+  __syncthreads();
+  return blockIdx.x;
+}
+
+// Adds a tile's part of a step's dQ.
+__device__ __forceinline__ void add_part(const Params& p, uint32 base, const Tile& tile, int step, int64 place) {
+  tma_reduce_add_s32(p.dq_accum + place * (kTileM * kHeadDim), base + kDqOffset, kDqBytes);
+  tma_store_commit();
+  tma_store_wait_read<0>();
+  mbarrier_arrive(base + kDqEmptyBarrier);
+}
+
+// Producer: one warp. Steps come head by head, in descending order.
+__device__ __forceinline__ void produce(const Params& p, unsigned char* shared, uint32 base, const Tile& tile) {
+  if (threadIdx.x % 32 != 0) return;
+  const uint32 kv_full = base + kKvFullBarrier;
+  mbarrier_arrive_expect_tx(kv_full, 2 * kKvBytes);
+#pragma unroll
+  for (int group = 0; group < kGroups; ++group) {
+    const int column = group * kGroupColumns, offset = group * kKvGroupBytes;
+    tma_load_4d(base + kKOffset + offset, &p.k_map, kv_full, column, tile.first_key, tile.kv_head, tile.batch);
+    tma_load_4d(base + kVOffset + offset, &p.v_map, kv_full, column, tile.first_key, tile.kv_head, tile.batch);
+  }
+  int2* largest = reinterpret_cast<int2*>(shared + kLargestOffset);  // |K| and norm of V that a step's queries list
+  uint32 steps = 0;
+  for (int i = 0; i < p.heads_per_kv_head; ++i) {
+    const int head = tile.kv_head * p.heads_per_kv_head + i;
+    const RowStats* stats = p.stats + (static_cast<int64>(tile.batch) * p.heads + head) * p.padded_q_len;
+    const float* norms = p.norms + (stats - p.stats);
+    QueryBlockIterator blocks(p, tile.batch, head, tile.first_key);
+#pragma unroll 1
+    for (int j = blocks.count - 1; j >= 0; --j, ++steps) {
+      const int stage = steps % kStages, step = blocks.at(j), first_query = step * kTileM;
+      const uint32 full = base + kQFullBarrier + 8 * stage;
+      mbarrier_wait(base + kQEmptyBarrier + 8 * stage, steps / kStages % 2 ^ 1);
+      const int64 query_block = (static_cast<int64>(tile.batch) * p.heads + head) * p.query_blocks + step / kBlockSteps;
+      largest[stage] = __ldg(p.largest + query_block);
+      mbarrier_arrive_expect_tx(full, 2 * kQBytes + kStatsBytes + kNormsBytes);
+      tma_load_bytes(base + kNormsOffset + stage * kNormsBytes, norms + first_query, kNormsBytes, full);
+#pragma unroll
+      for (int group = 0; group < kGroups; ++group) {
+        const int column = group * kGroupColumns, offset = stage * kQBytes + group * kQGroupBytes;
+        tma_load_4d(base + kQOffset + offset, &p.q_map, full, column, first_query, head, tile.batch);
+        tma_load_4d(base + kDoutOffset + offset, &p.dout_map, full, column, first_query, head, tile.batch);
+      }
+      tma_load_bytes(base + kStatsOffset + stage * kStatsBytes, stats + first_query, kStatsBytes, full);
+    }
+  }
+}
+
+// Adds the tile's parts of dQ to the accumulator, for every other step: one warp of two.
+__device__ __forceinline__ void add_dq(const Params& p, uint32 base, const Tile& tile, int warp) {
+  if (threadIdx.x % 32 != 0) return;
+  const uint32 full = base + kDqFullBarrier + 8 * warp;
+  uint32 steps = 0;
+  for (int i = 0; i < p.heads_per_kv_head; ++i) {
+    const int head = tile.kv_head * p.heads_per_kv_head + i;
+    QueryBlockIterator blocks(p, tile.batch, head, tile.first_key);
+#pragma unroll 1
+    for (int j = blocks.count - 1; j >= 0; --j, ++steps) {
+      if (steps % kDqWarps != warp) continue;
+      const int step = blocks.at(j);
+      mbarrier_wait(full, steps / kDqWarps % 2);
+      // Location of the step's part in the accumulator.
+      const int64 place = (static_cast<int64>(tile.batch) * p.heads + head) * p.query_steps + step;
+      add_part(p, base, tile, step, place);
+    }
+  }
+}
+
+// The products of K or V with the queries of a step (asynchronous): d = A B^T, 64 keys x kTileM queries.
+__device__ __forceinline__ void issue_scores(float (&d)[kTileM / 2], uint32 a, uint32 b) {
+  wgmma_fence();
+#pragma unroll
+  for (int k = 0; k < kHeadDim / 16; ++k) {
+    // 16 columns are 32 bytes of a 128-byte row; after four of them the next column group begins.
+    const int in_group = k % 4 * 32, group = k / 4;
+    const uint32 keys = a + ((group * kKvGroupBytes + in_group) >> 4);
+    const uint32 queries = b + ((group * kQGroupBytes + in_group) >> 4);
+    if (k == 0) {
+      wgmma_m64n128k16_shared_k_major_first(d, keys, queries);
+    } else {
+      wgmma_m64n128k16_shared_k_major(d, keys, queries, 1);
+    }
+  }
+  wgmma_commit();
+  warpgroup_fence_operand(d);
+}
+
+// d += A B for the queries of a step (asynchronous): A is P^T or dS^T, B dO or Q.
+__device__ __forceinline__ void issue_gradient(float (&d)[kHeadDim / 2], const uint32 (&a)[kTileM / 16][4], uint32 b) {
+  warpgroup_fence_operand(d);
+  wgmma_fence();
+#pragma unroll
+  for (int k = 0; k < kTileM / 16; ++k) {
+    wgmma_m64n64k16_registers_mn_major(d, a[k], b + (k * 16 * kRowBytes >> 4), 1);
+  }
+  wgmma_commit();
+  warpgroup_fence_operand(d);
+}
+
+// P^T: the weights of a step, in place, and packed to 16 bits. The accumulator layout of S^T is the A-operand layout.
+__device__ __forceinline__ void weights(uint32 (&p_frag)[kTileM / 16][4], float (&s)[kTileM / 2],
+    const RowStats* stats, float scale_log2) {
+#pragma unroll
+  for (int k = 0; k < kTileM / 16; ++k) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int query = k * 16 + i / 2 * 8, at = k * 8 + i * 2;
+      s[at] = ex2(s[at] * scale_log2 - stats[query].lse_log2);
+      s[at + 1] = ex2(s[at + 1] * scale_log2 - stats[query + 1].lse_log2);
+      p_frag[k][i] = pack(s[at], s[at + 1]);
+    }
+  }
+}
+
+// dS^T = P^T (dP^T - delta), packed to 16 bits.
+__device__ __forceinline__ void score_gradients(uint32 (&ds_frag)[kTileM / 16][4], const float (&weights)[kTileM / 2],
+    const float (&dp)[kTileM / 2], const RowStats* stats) {
+#pragma unroll
+  for (int k = 0; k < kTileM / 16; ++k) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int query = k * 16 + i / 2 * 8, at = k * 8 + i * 2;
+      ds_frag[k][i] = pack(weights[at] * (dp[at] - stats[query].delta),
+          weights[at + 1] * (dp[at + 1] - stats[query + 1].delta));
+    }
+  }
+}
+
+// Writes a warpgroup's 64 rows of dK or dV over its rows of K or V, which are no longer needed (128-byte swizzle, as
+// TMA expects).
+__device__ __forceinline__ void stage_gradient(uint32 staging, const float (&d)[kHeadDim / 2], float factor) {
+  const int lane = threadIdx.x % 32, row = threadIdx.x / 32 % kWarpsPerWarpgroup * 16 + lane % 16;
+#pragma unroll
+  for (int j = 0; j < kHeadDim / 16; ++j) {
+    const int chunk = j % 4 * 2 + lane / 16;  // 16 bytes = 8 columns; swizzled to chunk ^ row % 8
+    const uint32 to = staging + j / 4 * kKvGroupBytes + row * kRowBytes + (chunk ^ row % 8) * 16;
+    stmatrix_x4(to, pack(d[j * 8] * factor, d[j * 8 + 1] * factor), pack(d[j * 8 + 2] * factor, d[j * 8 + 3] * factor),
+        pack(d[j * 8 + 4] * factor, d[j * 8 + 5] * factor), pack(d[j * 8 + 6] * factor, d[j * 8 + 7] * factor));
+  }
+}
+
+// Masks keys from index `keys` on, counted from this thread's first one: they would contribute to dQ.
+__device__ __forceinline__ void hide_keys(float (&s)[kTileM / 2], int keys) {
+#pragma unroll
+  for (int i = 0; i < kTileM / 2; ++i) {
+    if (i / 2 % 2 * 8 >= keys) s[i] = kMinusInfinity;
+  }
+}
+
+// Stages dS of the warpgroup's keys, transposed back: rows are queries, in a column group of its 64 keys (128-byte
+// swizzle).
+__device__ __forceinline__ void stage_score_gradients(uint32 staging, const uint32 (&ds_frag)[kTileM / 16][4]) {
+  const int lane = threadIdx.x % 32, chunk = threadIdx.x / 32 % kWarpsPerWarpgroup * 2 + lane / 8 % 2;
+#pragma unroll
+  for (int k = 0; k < kTileM / 16; ++k) {
+    const int query = k * 16 + lane / 16 * 8 + lane % 8;
+    stmatrix_x4_trans(staging + query * kRowBytes + (chunk ^ query % 8) * 16, ds_frag[k][0], ds_frag[k][1],
+        ds_frag[k][2], ds_frag[k][3]);
+  }
+}
+
+// The warpgroup's half of dQ^T of a step (asynchronous), over all keys of the tile: d = K^T dS^T, 64 columns of a head
+// x kDqQueries queries.
+__device__ __forceinline__ void issue_dq(float (&d)[kDqQueries / 2], uint32 k_transposed, uint32 ds) {
+  wgmma_fence();
+#pragma unroll
+  for (int k = 0; k < kTileN / 16; ++k) {
+    const uint32 a = k_transposed + (k * 16 * kRowBytes >> 4), b = ds + ((k / 4 * kQGroupBytes + k % 4 * 32) >> 4);
+    if (k == 0) {
+      wgmma_m64n64k16_shared_m_major_k_major_first(d, a, b);
+    } else {
+      wgmma_m64n64k16_shared_m_major_k_major(d, a, b, 1);
+    }
+  }
+  wgmma_commit();
+  warpgroup_fence_operand(d);
+}
+
+// Stages it in the layout of the accumulator: 16 bytes of each thread, next to those of its neighbors. Returns a bit for
+// each of the thread's rows: whether fixed point does not hold an element of it.
+__device__ __forceinline__ uint32 stage_dq(unsigned char* staging, const float (&d)[kDqQueries / 2],
+    const unsigned short* scales) {
+  uint32 beyond = 0;
+#pragma unroll
+  for (int j = 0; j < kDqQueries / 8; ++j) {
+    const uint32 pair = *reinterpret_cast<const uint32*>(scales + j * 8 + threadIdx.x % 4 * 2);
+    const float scale = __uint_as_float(pair << 16), next = __uint_as_float(pair & 0xFFFF0000);
+    const float x = d[j * 4] * scale, y = d[j * 4 + 1] * next, z = d[j * 4 + 2] * scale, w = d[j * 4 + 3] * next;
+    if (!(fabsf(x) < kFixedEnd && fabsf(z) < kFixedEnd)) beyond |= 1u << j * 2;
+    if (!(fabsf(y) < kFixedEnd && fabsf(w) < kFixedEnd)) beyond |= 2u << j * 2;
+    int4* to = reinterpret_cast<int4*>(staging) + j * kWarpgroupThreads + threadIdx.x % kWarpgroupThreads;
+    *to = make_int4(__float2int_rn(x), __float2int_rn(y), __float2int_rn(z), __float2int_rn(w));
+  }
+  return beyond;
+}
+
+// Makes dQ of a step's rows NaN, by marks that only the kernel after this one reads. `beyond` is of stage_dq. The head
+// and the queries of the step are found again: these numbers cost the consumers no registers in other steps.
+__device__ __forceinline__ void mark_rows(const Params& p, const Tile& tile, int step, uint32 beyond, int first_row) {
+  int head = tile.kv_head * p.heads_per_kv_head;
+  QueryBlockIterator blocks(p, tile.batch, head, tile.first_key);
+  for (; step >= blocks.count; blocks = QueryBlockIterator(p, tile.batch, ++head, tile.first_key)) step -= blocks.count;
+  const int64 stats_row = (static_cast<int64>(tile.batch) * p.heads + head) * p.padded_q_len;
+  const int first_query = blocks.at(blocks.count - 1 - step) * kTileM + first_row + threadIdx.x % 4 * 2;
+#pragma unroll 1
+  for (int i = 0; i < kDqQueries / 4; ++i) {
+    if (beyond >> i & 1) p.beyond[stats_row + first_query + i / 2 * 8 + i % 2] = 1;
+  }
+}
+
+// Sets the scales of a step's rows, one row of each thread; the step's barrier of all consumers makes them visible.
+__device__ __forceinline__ void set_scales(const unsigned char* shared, unsigned short* scales, int stage) {
+  const int row = static_cast<int>(threadIdx.x) - kWarpgroupThreads;
+  if (row >= kTileM) return;
+  const float norm = reinterpret_cast<const float*>(shared + kNormsOffset)[stage * kTileM + row];
+  const float delta = reinterpret_cast<const RowStats*>(shared + kStatsOffset + stage * kStatsBytes)[row].delta;
+  const int2 largest = reinterpret_cast<const int2*>(shared + kLargestOffset)[stage];
+  scales[row] = fixed_scale(bound_exponent(largest, norm, delta));
+}
+
+// Consumer: one warpgroup computes 64 keys of the tile.
+__device__ __forceinline__ void consume(const Params& p, unsigned char* shared, uint32 base, const Tile& tile,
+    int warpgroup) {
+  const int lane = threadIdx.x % 32;
+  int count = 0;
+  for (int i = 0; i < p.heads_per_kv_head; ++i) {
+    count += QueryBlockIterator(p, tile.batch, tile.kv_head * p.heads_per_kv_head + i, tile.first_key).count;
+  }
+  const uint32 my_rows = warpgroup * kWarpgroupRows * kRowBytes;
+  // The shuffles keep the compiler from recomputing the descriptors in each step.
+  const uint32 k_descriptor = __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kKOffset + my_rows, 0), 0);
+  const uint32 v_descriptor = __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kVOffset + my_rows, 0), 0);
+  const uint32 q_descriptors = __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kQOffset, 0), 0);
+  const uint32 dout_descriptors = __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kDoutOffset, 0), 0);
+  const uint32 k_transposed = __shfl_sync(0xFFFFFFFF,
+      wgmma_descriptor(base + kKOffset + warpgroup % kDqColumnParts * kKvGroupBytes, 0), 0);
+  const uint32 ds_descriptors = __shfl_sync(0xFFFFFFFF,
+      wgmma_descriptor(base + kDsOffset + warpgroup / kDqColumnParts * kDqQueries * kRowBytes, 0), 0);
+  const uint32 mn_major = wgmma_descriptor(0, kQGroupBytes);  // added to a descriptor for an MN-major operand
+  const int tile_keys = SeqlenInfo(p, tile.batch).kv_end() - tile.first_key;
+  const int keys = tile_keys - (warpgroup * kWarpgroupRows + threadIdx.x / 32 % kWarpsPerWarpgroup * 16 + lane / 4);
+  float dk[kHeadDim / 2] = {}, dv[kHeadDim / 2] = {};
+  warpgroup_fence_operand(dk);
+  warpgroup_fence_operand(dv);
+  mbarrier_wait(base + kKvFullBarrier, 0);
+#pragma unroll 1
+  for (uint32 i = 0; i < count; ++i) {
+    const int stage = i % kStages;
+    const uint32 q_descriptor = q_descriptors + (stage * kQBytes >> 4);
+    const uint32 dout_descriptor = dout_descriptors + (stage * kQBytes >> 4);
+    const RowStats* stats =
+        reinterpret_cast<const RowStats*>(shared + kStatsOffset + stage * kStatsBytes) + lane % 4 * 2;
+    float s[kTileM / 2], dp[kTileM / 2];
+    uint32 p_frag[kTileM / 16][4], ds_frag[kTileM / 16][4];
+    mbarrier_wait(base + kQFullBarrier + 8 * stage, i / kStages % 2);
+    unsigned short* scales = reinterpret_cast<unsigned short*>(shared + kScalesOffset) + i % 2 * kTileM;
+    set_scales(shared, scales, stage);
+    issue_scores(s, k_descriptor, q_descriptor);
+    issue_scores(dp, v_descriptor, dout_descriptor);
+    wgmma_wait<1>();
+    warpgroup_fence_operand(s);
+    if (tile_keys < kTileN) hide_keys(s, keys);
+    weights(p_frag, s, stats, p.scale_log2);
+    wgmma_wait<0>();
+    warpgroup_fence_operand(dp);
+    score_gradients(ds_frag, s, dp, stats);
+    // One barrier per step is enough, because dS has two buffers: a warpgroup that gets here has finished dQ of the
+    // previous step.
+    const int ds_place = i % 2 * kDsBytes;
+    stage_score_gradients(base + kDsOffset + ds_place + warpgroup * kQGroupBytes, ds_frag);
+    issue_gradient(dv, p_frag, dout_descriptor | mn_major);
+    fence_proxy_async();
+    bar_sync(kConsumerBarrier, kConsumerWarpgroups * kWarpgroupThreads);
+    float dq[kDqQueries / 2];
+    issue_dq(dq, k_transposed, ds_descriptors + (ds_place >> 4));
+    issue_gradient(dk, ds_frag, q_descriptor | mn_major);
+    wgmma_wait<1>();
+    warpgroup_fence_operand(dv);
+    warpgroup_fence_operand(dq);
+    mbarrier_wait(base + kDqEmptyBarrier, i % 2 ^ 1);
+    const int first_row = warpgroup / kDqColumnParts * kDqQueries;
+    const uint32 beyond =
+        stage_dq(shared + kDqOffset + warpgroup * (kDqBytes / kConsumerWarpgroups), dq, scales + first_row);
+    if (beyond != 0) mark_rows(p, tile, i, beyond, first_row);
+    fence_proxy_async();
+    __syncwarp();
+    if (lane == 0) mbarrier_arrive(base + kDqFullBarrier + i % kDqWarps * 8);
+    wgmma_wait<0>();
+    warpgroup_fence_operand(dv);
+    warpgroup_fence_operand(dk);
+    mbarrier_arrive(base + kQEmptyBarrier + 8 * stage);
+  }
+
+  // Keys that no query sees have no steps, and masked keys no weight: their gradients are 0. All warpgroups have
+  // finished with K.
+  bar_sync(kConsumerBarrier, kConsumerWarpgroups * kWarpgroupThreads);
+  stage_gradient(base + kKOffset + my_rows, dk, p.scale);
+  stage_gradient(base + kVOffset + my_rows, dv, 1.0f);
+  fence_proxy_async();
+  bar_sync(kConsumerBarrier + 1 + warpgroup, kWarpgroupThreads);
+  if (threadIdx.x % kWarpgroupThreads == 0) {
+    const int first_row = tile.first_key + warpgroup * kWarpgroupRows;
+#pragma unroll
+    for (int group = 0; group < kGroups; ++group) {
+      const uint32 from = base + my_rows + group * kKvGroupBytes;
+      const int column = group * kGroupColumns;
+      tma_store_4d(&p.dk_map, from + kKOffset, column, first_row, tile.kv_head, tile.batch);
+      tma_store_4d(&p.dv_map, from + kVOffset, column, first_row, tile.kv_head, tile.batch);
+    }
+    tma_store_commit();
+    tma_store_wait_read<0>();  // shared memory must outlive the stores that read it
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, 1)
+    h100_lists128_d64_dq_dkdv(const __grid_constant__ Params p) {
+  // TMA swizzles by address, with a period of 1024 bytes: swizzled buffers are aligned to that.
+  extern __shared__ __align__(1024) unsigned char shared[];
+  const uint32 base = static_cast<uint32>(__cvta_generic_to_shared(shared));
+  // The shuffle proves to the compiler that both are warp-uniform, so values derived from them go to uniform registers
+  // (CUTLASS' canonical_warp_idx_sync).
+  const int warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / 32, 0), warpgroup = warp / kWarpsPerWarpgroup;
+  if (threadIdx.x == 0) {
+    mbarrier_init(base + kKvFullBarrier, 1);
+    for (int i = 0; i < kStages; ++i) {
+      mbarrier_init(base + kQFullBarrier + 8 * i, 1);
+      mbarrier_init(base + kQEmptyBarrier + 8 * i, kConsumerWarpgroups * kWarpgroupThreads);
+    }
+    for (int i = 0; i < kDqWarps; ++i) {
+      mbarrier_init(base + kDqFullBarrier + 8 * i, kConsumerWarpgroups * kWarpsPerWarpgroup);
+    }
+    mbarrier_init(base + kDqEmptyBarrier, 1);
+    fence_mbarrier_init();
+    prefetch_tensormap(&p.q_map);
+    prefetch_tensormap(&p.k_map);
+    prefetch_tensormap(&p.v_map);
+    prefetch_tensormap(&p.dout_map);
+    prefetch_tensormap(&p.dk_map);
+    prefetch_tensormap(&p.dv_map);
+  }
+  const Tile tile(p, take_tile(p, shared));
+  if (warpgroup == 0) {
+    setmaxnreg_dec<kProducerRegisters>();
+    if (warp == 0) {
+      produce(p, shared, base, tile);
+    } else if (warp <= kDqWarps) {
+      add_dq(p, base, tile, warp - 1);
+    }
+  } else {
+    setmaxnreg_inc<kConsumerRegisters>();
+    consume(p, shared, base, tile, warpgroup - 1);
+  }
+}
+
+// dQ from its accumulator, times the softmax scale, in 16 bits: one thread block per step. Steps that no tile sees are
+// zero-filled.
+extern "C" __global__ void __launch_bounds__(kConvertThreads)
+    h100_lists128_d64_dq_dkdv_convert_dq(const __grid_constant__ Params p) {
+  constexpr int kPadding = 8;  // padding of a row in shared memory: eight rows start in different banks
+  constexpr int kRowChunks = kHeadDim / 8;  // 16 bytes each
+  __shared__ __align__(16) unsigned short rows[kTileM][kHeadDim + kPadding];
+  const int step = blockIdx.x % p.query_steps, batch_head = blockIdx.x / p.query_steps;
+  const SeqlenInfo seqlen(p, batch_head / p.heads);
+  __shared__ float factors[kTileM];  // of each query: the softmax scale over that of fixed point
+  if (threadIdx.x < kTileM) {
+    const int64 row = static_cast<int64>(batch_head) * p.padded_q_len + step * kTileM + threadIdx.x;
+    const int2 largest = p.largest[static_cast<int64>(batch_head) * p.query_blocks + step / kBlockSteps];
+    const uint32 exponent = bound_exponent(largest, p.norms[row], p.stats[row].delta);
+    factors[threadIdx.x] = largest.x == 0 ? 0.0f : p.scale * fixed_inverse(exponent, p.beyond[row] != 0);
+  }
+  __syncthreads();
+  const int4* from = reinterpret_cast<const int4*>(p.dq_accum) + static_cast<int64>(blockIdx.x) * (kDqBytes / 16);
+  for (int i = threadIdx.x; i < kDqBytes / 16; i += kConvertThreads) {
+    // The layout of stage_dq: by warpgroup, by 8 queries, by thread.
+    const int thread = i % kWarpgroupThreads, lane = thread % 32;
+    const int eight = i / kWarpgroupThreads % (kDqQueries / 8), warpgroup = i / kWarpgroupThreads / (kDqQueries / 8);
+    const int column = warpgroup % kDqColumnParts * 64 + thread / 32 * 16 + lane / 4;
+    const int query = warpgroup / kDqColumnParts * kDqQueries + eight * 8 + lane % 4 * 2;
+    const int4 found = from[i];
+    const float factor = factors[query], next = factors[query + 1];
+    const uint32 left = pack(found.x * factor, found.y * next), right = pack(found.z * factor, found.w * next);
+    rows[query][column] = left;
+    rows[query + 1][column] = left >> 16;
+    rows[query][column + 8] = right;
+    rows[query + 1][column + 8] = right >> 16;
+  }
+  __syncthreads();
+  unsigned short* to =
+      p.dq + batch_head / p.heads * p.dq_batch_stride + batch_head % p.heads * p.dq_head_stride;
+  for (int i = threadIdx.x; i < kTileM * kRowChunks; i += kConvertThreads) {
+    const int query = step * kTileM + i / kRowChunks, chunk = i % kRowChunks;
+    if (query >= seqlen.q_len() || chunk >= p.head_chunks) continue;
+    *reinterpret_cast<uint4*>(to + query * p.dq_row_stride + chunk * 8) =
+        *reinterpret_cast<const uint4*>(&rows[i / kRowChunks][chunk * 8]);
+  }
+}

@@ -20,6 +20,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -138,15 +139,16 @@ def run_missing(only: str, jobs: int, seconds: float) -> int:
 
 
 def table(runs: Mapping[tuple[str, str], Run], specs: Sequence[NamedSpec]) -> str:
-    """For each operator, how many kernels have a run of their source, and which of them with reports."""
+    """For each operator, how many kernels have a run of their source, and how many of them with reports."""
     rows = [line(["operator", "kernels", *TOOLS, "with reports"]), line(["---"] * (3 + len(TOOLS)))]
     found = current(runs, specs)
     for arch, op in sorted({(named.spec.arch, named.spec.op) for named in specs}):
         stems = {named.stem for named in specs if (named.spec.arch, named.spec.op) == (arch, op)}
         ended = [run for run in found if run["kernel"] in stems]
         counts = [str(sum(run["tool"] == tool for run in ended)) for tool in TOOLS]
-        reports = [f"`{run['kernel']}`: {run['count']} by {run['tool']}" for run in ended if run["count"]]
-        rows.append(line([f"`{op}`, {arch}", str(len(stems)), *counts, ", ".join(reports) or DASH]))
+        reports = Counter(run["tool"] for run in ended if run["count"])
+        shown = ", ".join(f"{number} by {tool}" for tool, number in reports.items())
+        rows.append(line([f"`{op}`, {arch}", str(len(stems)), *counts, shown or DASH]))
     return "\n".join(rows)
 
 

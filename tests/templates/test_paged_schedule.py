@@ -28,8 +28,7 @@ pytestmark = pytest.mark.skipif(not RUNS, reason="needs g++, and the registers o
 PROGRAM = """\
 struct Record {
   int block, request, kv_head, first_row, rows, q_begin, steps, sink_steps, window_step, first, last, part, parts;
-  int counter;
-  int64 first_slot, other_slots, slot_stride;
+  int counter, first_slot, other_slots, slot_stride;
 };
 // Writes the runs of all thread blocks as one thread of each sees them; returns their number.
 extern "C" int runs(const void* params, int grid, unsigned order, int thread, const long long* ranges, int number,
@@ -42,12 +41,13 @@ extern "C" int runs(const void* params, int grid, unsigned order, int thread, co
     if (!find_range(p, range, memory)) return;
     Run run;
     while (next_run(p, range, run)) {
+      const Parts parts = find_parts(p, range, run);
       const Tile& tile = run.tile;
       const Request& request = tile.request;
       if (threadIdx.x == thread && count < room) {
         to[count] = {blockIdx.x, tile.index, tile.kv_head, tile.first_row, tile.rows, request.q_begin, request.steps,
-            request.sink_steps, request.window_step, run.first, run.last, run.part, run.parts, run.counter,
-            run.first_slot, run.other_slots, run.slot_stride};
+            request.sink_steps, request.window_step, run.first, run.last, parts.mine, parts.count,
+            parts.counter, parts.first_slot, parts.other_slots, parts.slot_stride};
       }
       if (threadIdx.x == thread) ++count;
     }
@@ -58,17 +58,14 @@ extern "C" int runs(const void* params, int grid, unsigned order, int thread, co
 """
 INTS = (
     *("block", "request", "kv_head", "first_row", "rows", "q_begin", "steps", "sink_steps", "window_step"),
-    *("first", "last", "part", "parts", "counter"),
+    *("first", "last", "part", "parts", "counter", "first_slot", "other_slots", "slot_stride"),
 )
 ROOM = 20000
 MAX_KEYS = 1 << 20
 
 
 class Record(ctypes.Structure):
-    _fields_ = (
-        *((name, ctypes.c_int) for name in INTS),
-        *((name, ctypes.c_longlong) for name in ("first_slot", "other_slots", "slot_stride")),
-    )
+    _fields_ = tuple((name, ctypes.c_int) for name in INTS)
 
 
 class Host(NamedTuple):
@@ -148,7 +145,7 @@ def runs_of(host: Host, launch: Launch, thread: int = 0) -> list[Record]:
     args, layout = args_of(host, launch), ParameterLayout.of(host.plan.params)
     numbers: dict[str, float] = {name: 0 for name, kind in layout.types.items() if kind in ("i32", "i64", "f32")}
     left, right, sink = launch.window
-    lists = torch.zeros(1, dtype=torch.int32)
+    lists = torch.zeros(max(1, launch.lists[0]), dtype=torch.int32)  # all tokens and KV heads share one
     numbers |= args.numbers
     numbers |= {"max_keys": MAX_KEYS, "request_queries": launch.q_lens[0], "page_shift": 31, "page_mask": 2**31 - 1}
     numbers |= {"window_left": left, "window_right": right, "sink_keys": sink}
@@ -159,10 +156,11 @@ def runs_of(host: Host, launch: Launch, thread: int = 0) -> list[Record]:
     given |= {"lists": lists} if launch.lists[0] else {}
     for name, tensor in given.items():
         ctypes.c_longlong.from_buffer(block, layout.offsets[name]).value = tensor.data_ptr()
-    ranges = host_paged.ranges_of((lengths, bounds))
+    tensors = lengths, bounds, lists
+    ranges = host_paged.ranges_of(tensors)
     found = (Record * ROOM)()
     params = (ctypes.c_char * len(block)).from_buffer(block)
-    count = host.runs(params, args.tiles, launch.seed, thread, ranges, 2, found, ROOM)
+    count = host.runs(params, args.tiles, launch.seed, thread, ranges, len(tensors), found, ROOM)
     assert 0 <= count < ROOM
     return list(found[:count])
 

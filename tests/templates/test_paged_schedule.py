@@ -55,11 +55,15 @@ extern "C" int runs(const void* params, int grid, unsigned order, int thread, co
   run_blocks();
   return count;
 }
+extern "C" int quotient_of(unsigned n, unsigned divisor, unsigned reciprocal) {
+  return quotient(n, divisor, reciprocal);
+}
 """
 INTS = (
     *("block", "request", "kv_head", "first_row", "rows", "q_begin", "steps", "sink_steps", "window_step"),
     *("first", "last", "part", "parts", "counter", "first_slot", "other_slots", "slot_stride"),
 )
+RANGES = ("block", "request", "kv_head", "first", "last", "part", "parts")
 ROOM = 20000
 MAX_KEYS = 1 << 20
 
@@ -73,6 +77,7 @@ class Host(NamedTuple):
 
     plan: Plan
     runs: Any
+    quotient: Any
 
 
 @dataclass(frozen=True)
@@ -126,7 +131,8 @@ def host(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     spec = {"op": "paged_attention", "arch": "sm_89", "dtype": "fp16", "head_dim": 64, "stages": 4}
     generated = generate(find_spec({**spec, "tile": {"m": 16, "n": request.param}}))
     folder = tmp_path_factory.mktemp("schedule")
-    return Host(generated.plan, host_paged.compiled(generated.source, generated.plan, folder, PROGRAM).runs)
+    compiled = host_paged.compiled(generated.source, generated.plan, folder, PROGRAM)
+    return Host(generated.plan, compiled.runs, compiled.quotient_of)
 
 
 def constant(plan: Plan, name: str) -> int:
@@ -305,6 +311,34 @@ def test_tiles_of_one_length_have_thread_blocks_of_their_own(
     check(host, launch)
     runs = runs_of(host, launch)
     assert {run.parts for run in runs} == {parts} and {run.block for run in runs} == {*range(used)}
+
+
+@example(requests=16, kv_heads=2, blocks=66, steps=140)
+@example(requests=64, kv_heads=2, blocks=66, steps=140)
+@example(requests=1, kv_heads=4, blocks=264, steps=32)
+@settings(max_examples=100)
+@given(requests=st.integers(1, 70), kv_heads=st.integers(1, 4), blocks=st.integers(1, 80), steps=st.integers(1, 200))
+def test_the_host_divides_lists_as_the_kernel_divides_requests(
+    host: Host, requests: int, kv_heads: int, blocks: int, steps: int
+) -> None:
+    """Tiles of one length are divided in the same way, whether lists or lengths make them."""
+    keys = steps * constant(host.plan, "kTileN")
+    dense = Launch((keys,) * requests, (1,) * requests, 4, kv_heads, blocks)
+    listed = replace(dense, lists=(steps, constant(host.plan, "kTileN")))
+    found, others = (
+        [(*(getattr(run, name) for name in RANGES),) for run in runs_of(host, of)] for of in (dense, listed)
+    )
+    assert found == others
+
+
+@example(n=2**31 - 1, divisor=1)
+@example(n=2**31 - 1, divisor=2**30)
+@settings(max_examples=1000)
+@given(n=st.integers(0, 2**31 - 1), divisor=st.one_of(st.integers(1, 300), st.integers(1, 2**30)))
+def test_a_product_and_a_comparison_divide(host: Host, n: int, divisor: int) -> None:
+    multiple = n // divisor * divisor
+    for number in {n, multiple, max(0, multiple - 1)}:
+        assert host.quotient(number, divisor, (2**31 - 1) // divisor) == number // divisor
 
 
 @example(Launch((9000,) * 5, (1,) * 5, 4, 2, 31))

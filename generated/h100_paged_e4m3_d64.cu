@@ -3,7 +3,7 @@
 //     codegen render specs/h100_paged_e4m3_d64.yaml
 // spec: {"arch":"sm_90a","cache":"e4m3","copy":"cp_async","dtype":"fp16","head_dim":64,"mma":"mma","op":"paged_attention","schedule":"multistage","stages":4,"tile":{"m":16,"n":128}}
 // spec hash: 790f73da70e77825e1367596828763b1f4186831584d5385d732b6ecfa95c951
-// seal: sha256 0eaf5e2e5c5ef07f78afc55d9618f36fcdef424dc864cfeabd591ae9a5cf7967
+// seal: sha256 ad9beb70f0d3f77703ac2ed1fbced733eb219a4a04e576c175b8d56ff3d4bb6f
 
 // Attention of a few queries over K and V in pages, by mma.sync: decoding. Keys of one request are split over thread
 // blocks.
@@ -325,14 +325,13 @@ struct Range {
 struct Run {
   Tile tile;
   int first, last;  // steps of the tile
-  int number, first_unit;  // of the tile: its number in the launch; the unit of its first step
+  int number, first_unit;  // of the tile: its number in the launch, and the unit of its first step
 };
 
 // Parts of the tile of a run.
 struct Parts {
   int mine, count;
-  int first_slot, other_slots, slot_stride;  // place of the first part; of the second one; from part to part
-  int counter;  // index of the counter of finished parts
+  int first;  // thread block of the first part, or the tile's number with `most_parts`; its counter has this index too
 };
 
 // Divides the units of a launch between its thread blocks, and returns how many have some. If tiles have the same
@@ -511,19 +510,19 @@ __device__ __forceinline__ int owner(const Range& range, int unit) {
 __device__ __forceinline__ Parts find_parts(const Params& p, const Range& range, const Run& run) {
   const int steps = run.tile.request.steps, block = blockIdx.x;
   if (p.most_parts > 0) {
-    const int length = part_steps(p, steps), count = quotient(steps + length - 1, length);
-    const int first_slot = run.number * p.most_parts;
-    return {quotient(run.first, length), count, first_slot, first_slot + 1, 1, run.number};
+    const int length = part_steps(p, steps);
+    return {quotient(run.first, length), quotient(steps + length - 1, length), run.number};
   }
-  if (run.last - run.first == steps) return {0, 1, 0, 0, 0, 0};
-  int first_owner = block - range.place, last_owner = first_owner + range.sharers - 1;
-  if (range.sharers == 0) {
-    first_owner = run.first == 0 ? block : owner(range, run.first_unit);
-    last_owner = run.last == steps ? block : owner(range, run.first_unit + steps - 1);
-  }
-  const bool begins = run.first_unit > first_owner * range.quota + min(first_owner, range.extra);
-  const int first_slot = 2 * first_owner + (range.sharers > 0 || begins ? 1 : 0);
-  return {block - first_owner, last_owner - first_owner + 1, first_slot, 2 * (first_owner + 1), 2, first_owner};
+  if (run.last - run.first == steps) return {0, 1, block};
+  if (range.sharers > 0) return {range.place, range.sharers, block - range.place};
+  const int first = run.first == 0 ? block : owner(range, run.first_unit);
+  const int last = run.last == steps ? block : owner(range, run.first_unit + steps - 1);
+  return {block - first, last - first + 1, first};
+}
+
+// Place of a part in memory. A thread block has two at most: the last part of one tile, and the first part of another.
+__device__ __forceinline__ int part_slot(const Params& p, const Parts& parts, int part) {
+  return p.most_parts > 0 ? parts.first * p.most_parts + part : 2 * (parts.first + part) + (part == 0 ? 1 : 0);
 }
 
 // Finds the keys of the steps that a warp loads next; each lane has key lane % kWarpKeys. Entries of lists and pages
@@ -950,8 +949,7 @@ __device__ __forceinline__ void add_warps(RowSums& sums, const unsigned char* sh
 }
 
 __device__ __forceinline__ float* part_place(const Params& p, const Parts& parts, int part) {
-  const int slot = part == 0 ? parts.first_slot : parts.other_slots + (part - 1) * parts.slot_stride;
-  return p.partials + static_cast<int64>(slot) * kPartFloats;
+  return p.partials + static_cast<int64>(part_slot(p, parts, part)) * kPartFloats;
 }
 
 __device__ __forceinline__ void store_part(const Params& p, const Parts& parts, const RowSums& sums) {
@@ -1031,8 +1029,8 @@ __device__ __forceinline__ bool is_last_part(const Params& p, const Parts& parts
   int* const flag = reinterpret_cast<int*>(shared + kScanOffset);
   __syncthreads();
   if (threadIdx.x == 0) {
-    const bool last = atomic_add_acq_rel(p.counters + parts.counter, 1) == parts.count - 1;
-    if (last) p.counters[parts.counter] = 0;
+    const bool last = atomic_add_acq_rel(p.counters + parts.first, 1) == parts.count - 1;
+    if (last) p.counters[parts.first] = 0;
     *flag = last;
   }
   __syncthreads();

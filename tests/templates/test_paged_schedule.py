@@ -28,7 +28,7 @@ pytestmark = pytest.mark.skipif(not RUNS, reason="needs g++, and the registers o
 PROGRAM = """\
 struct Record {
   int block, request, kv_head, first_row, rows, q_begin, steps, sink_steps, window_step, first, last, part, parts;
-  int counter, first_slot, other_slots, slot_stride;
+  int counter, first_slot, second_slot, third_slot;
 };
 // Writes the runs of all thread blocks as one thread of each sees them; returns their number.
 extern "C" int runs(const void* params, int grid, unsigned order, int thread, const long long* ranges, int number,
@@ -47,7 +47,7 @@ extern "C" int runs(const void* params, int grid, unsigned order, int thread, co
       if (threadIdx.x == thread && count < room) {
         to[count] = {blockIdx.x, tile.index, tile.kv_head, tile.first_row, tile.rows, request.q_begin, request.steps,
             request.sink_steps, request.window_step, run.first, run.last, parts.mine, parts.count,
-            parts.counter, parts.first_slot, parts.other_slots, parts.slot_stride};
+            parts.first, part_slot(p, parts, 0), part_slot(p, parts, 1), part_slot(p, parts, 2)};
       }
       if (threadIdx.x == thread) ++count;
     }
@@ -61,7 +61,7 @@ extern "C" int quotient_of(unsigned n, unsigned divisor, unsigned reciprocal) {
 """
 INTS = (
     *("block", "request", "kv_head", "first_row", "rows", "q_begin", "steps", "sink_steps", "window_step"),
-    *("first", "last", "part", "parts", "counter", "first_slot", "other_slots", "slot_stride"),
+    *("first", "last", "part", "parts", "counter", "first_slot", "second_slot", "third_slot"),
 )
 RANGES = ("block", "request", "kv_head", "first", "last", "part", "parts")
 ROOM = 20000
@@ -195,7 +195,7 @@ def tiles_of(host: Host, launch: Launch) -> dict[tuple[int, int, int], tuple[int
 
 
 def slot_of(run: Record, part: int) -> int:
-    return int(run.first_slot if part == 0 else run.other_slots + (part - 1) * run.slot_stride)
+    return int(run.first_slot if part == 0 else run.second_slot + (part - 1) * (run.third_slot - run.second_slot))
 
 
 def check(host: Host, launch: Launch) -> None:

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_paged_d192.yaml
 // spec: {"arch":"sm_90a","copy":"cp_async","dtype":"fp16","head_dim":192,"mma":"mma","op":"paged_attention","schedule":"multistage","stages":3,"tile":{"m":16,"n":64}}
 // spec hash: 1067a37bfe87e589ac15e6bd54da9bc559912cb15e79e417bae161af7e207f0a
-// seal: sha256 f0e0035c810b67bab9528a02f81d2645f4ab2d82261a186de7ce6a654fdb520a
+// seal: sha256 1e97777501f421093971790614a6e0404dc3ebff1273c3d17a2c2aaf58ed3f5a
 
 // Attention of a few queries over K and V in pages, by mma.sync: decoding. Keys of one request are split over thread
 // blocks.
@@ -426,7 +426,9 @@ __device__ __forceinline__ int find_tile(const Params& p, Range& range, Tile& ti
       tile.request = request_of(p, tile.index);
     }
     tile.first_row = (token - tile.request.q_begin) * p.group + part * kTileM;
-    tile.rows = has_token(tile.request, token) ? min(kTileM, p.group - part * kTileM) : 0;
+    const bool inside = has_token(tile.request, token);
+    tile.rows = inside ? min(kTileM, p.group - part * kTileM) : 0;
+    tile.entries = inside ? tile.entries : 0;
     tile.request.steps = p.list_steps;
     return step;
   }
@@ -482,7 +484,9 @@ __device__ __forceinline__ int owner(const Range& range, int unit) {
   return behind < 0 ? quotient(unit, range.quota + 1) : range.extra + quotient(behind, range.quota);
 }
 
-// Finds the parts of a run's tile. With `most_parts`, tiles are divided by their own lengths alone.
+// Finds the parts of a run's tile. With `most_parts`, tiles are divided by their own lengths alone. If a tile has
+// sharers, each of them has steps.
+static_assert(kLeastUnits > kTileCost);
 __device__ __forceinline__ Parts find_parts(const Params& p, const Range& range, const Run& run) {
   const int steps = run.tile.request.steps, block = blockIdx.x;
   if (p.most_parts > 0) {
@@ -496,7 +500,7 @@ __device__ __forceinline__ Parts find_parts(const Params& p, const Range& range,
   return {block - first, last - first + 1, first};
 }
 
-// Place of a part in memory. A thread block has two at most: the last part of one tile, and the first part of another.
+// Place of a part in memory. A thread block has two parts at most: of one tile the first part, of another a later one.
 __device__ __forceinline__ int part_slot(const Params& p, const Parts& parts, int part) {
   return p.most_parts > 0 ? parts.first * p.most_parts + part : 2 * (parts.first + part) + (part == 0 ? 1 : 0);
 }

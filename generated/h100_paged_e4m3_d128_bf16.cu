@@ -3,7 +3,7 @@
 //     codegen render specs/h100_paged_e4m3_d128_bf16.yaml
 // spec: {"arch":"sm_90a","cache":"e4m3","copy":"cp_async","dtype":"bf16","head_dim":128,"mma":"mma","op":"paged_attention","schedule":"multistage","stages":2,"tile":{"m":16,"n":128}}
 // spec hash: 9cfffe4f7eb3fff5b63ee33bc7b3da288b45836678f01d12f2474a96aa7aa219
-// seal: sha256 107303cccb43694702383b2b3e8a2a32744d9ae787a195a6a5d7070e56ee6aca
+// seal: sha256 31facc5936bee612c773577842a5624542d0af6c8c2234893ef4d58a145cd8df
 
 // Attention of a few queries over K and V in pages, by mma.sync: decoding. Keys of one request are split over thread
 // blocks.
@@ -462,7 +462,9 @@ __device__ __forceinline__ int find_tile(const Params& p, Range& range, Tile& ti
       tile.request = request_of(p, tile.index);
     }
     tile.first_row = (token - tile.request.q_begin) * p.group + part * kTileM;
-    tile.rows = has_token(tile.request, token) ? min(kTileM, p.group - part * kTileM) : 0;
+    const bool inside = has_token(tile.request, token);
+    tile.rows = inside ? min(kTileM, p.group - part * kTileM) : 0;
+    tile.entries = inside ? tile.entries : 0;
     tile.request.steps = p.list_steps;
     return step;
   }
@@ -518,7 +520,9 @@ __device__ __forceinline__ int owner(const Range& range, int unit) {
   return behind < 0 ? quotient(unit, range.quota + 1) : range.extra + quotient(behind, range.quota);
 }
 
-// Finds the parts of a run's tile. With `most_parts`, tiles are divided by their own lengths alone.
+// Finds the parts of a run's tile. With `most_parts`, tiles are divided by their own lengths alone. If a tile has
+// sharers, each of them has steps.
+static_assert(kLeastUnits > kTileCost);
 __device__ __forceinline__ Parts find_parts(const Params& p, const Range& range, const Run& run) {
   const int steps = run.tile.request.steps, block = blockIdx.x;
   if (p.most_parts > 0) {
@@ -532,7 +536,7 @@ __device__ __forceinline__ Parts find_parts(const Params& p, const Range& range,
   return {block - first, last - first + 1, first};
 }
 
-// Place of a part in memory. A thread block has two at most: the last part of one tile, and the first part of another.
+// Place of a part in memory. A thread block has two parts at most: of one tile the first part, of another a later one.
 __device__ __forceinline__ int part_slot(const Params& p, const Parts& parts, int part) {
   return p.most_parts > 0 ? parts.first * p.most_parts + part : 2 * (parts.first + part) + (part == 0 ? 1 : 0);
 }

@@ -3,7 +3,7 @@
 //     codegen render specs/l4_paged_e4m3_d128.yaml
 // spec: {"arch":"sm_89","cache":"e4m3","copy":"cp_async","dtype":"fp16","head_dim":128,"mma":"mma","op":"paged_attention","schedule":"multistage","stages":2,"tile":{"m":16,"n":128}}
 // spec hash: 9c2981ab641fd5db588924c5b992532a657cfe6f2fd622587011c14b2db9a27b
-// seal: sha256 2b0126c6af1a733598615211818795573b94b830db3bd9d91633dfdbc7878b44
+// seal: sha256 891d8f95f9afdbb6666bc8f2b4ccc5f3828ca06b02b40c26867bd0cc5fda15c8
 
 // Attention of a few queries over K and V in pages, by mma.sync: decoding. Keys of one request are split over thread
 // blocks.
@@ -450,7 +450,9 @@ __device__ __forceinline__ int find_tile(const Params& p, Range& range, Tile& ti
       tile.request = request_of(p, tile.index);
     }
     tile.first_row = (token - tile.request.q_begin) * p.group + part * kTileM;
-    tile.rows = has_token(tile.request, token) ? min(kTileM, p.group - part * kTileM) : 0;
+    const bool inside = has_token(tile.request, token);
+    tile.rows = inside ? min(kTileM, p.group - part * kTileM) : 0;
+    tile.entries = inside ? tile.entries : 0;
     tile.request.steps = p.list_steps;
     return step;
   }
@@ -506,7 +508,9 @@ __device__ __forceinline__ int owner(const Range& range, int unit) {
   return behind < 0 ? quotient(unit, range.quota + 1) : range.extra + quotient(behind, range.quota);
 }
 
-// Finds the parts of a run's tile. With `most_parts`, tiles are divided by their own lengths alone.
+// Finds the parts of a run's tile. With `most_parts`, tiles are divided by their own lengths alone. If a tile has
+// sharers, each of them has steps.
+static_assert(kLeastUnits > kTileCost);
 __device__ __forceinline__ Parts find_parts(const Params& p, const Range& range, const Run& run) {
   const int steps = run.tile.request.steps, block = blockIdx.x;
   if (p.most_parts > 0) {
@@ -520,7 +524,7 @@ __device__ __forceinline__ Parts find_parts(const Params& p, const Range& range,
   return {block - first, last - first + 1, first};
 }
 
-// Place of a part in memory. A thread block has two at most: the last part of one tile, and the first part of another.
+// Place of a part in memory. A thread block has two parts at most: of one tile the first part, of another a later one.
 __device__ __forceinline__ int part_slot(const Params& p, const Parts& parts, int part) {
   return p.most_parts > 0 ? parts.first * p.most_parts + part : 2 * (parts.first + part) + (part == 0 ? 1 : 0);
 }

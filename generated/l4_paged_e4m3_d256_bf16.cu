@@ -3,7 +3,7 @@
 //     codegen render specs/l4_paged_e4m3_d256_bf16.yaml
 // spec: {"arch":"sm_89","cache":"e4m3","copy":"cp_async","dtype":"bf16","head_dim":256,"mma":"mma","op":"paged_attention","schedule":"multistage","stages":2,"tile":{"m":16,"n":64}}
 // spec hash: d927104e84af0c802e7d95242f9ef9c7456ddd360f07333d678f1ef77be2168e
-// seal: sha256 1ef967f2d1b0bca8677b9bead238d49006790199ad8a337c91a76ad212844793
+// seal: sha256 1600c1de08d3599729fd0cc8229ff1c01872163638eefb7024d389f6515ad982
 
 // Attention of a few queries over K and V in pages, by mma.sync: decoding. Keys of one request are split over thread
 // blocks.
@@ -462,7 +462,9 @@ __device__ __forceinline__ int find_tile(const Params& p, Range& range, Tile& ti
       tile.request = request_of(p, tile.index);
     }
     tile.first_row = (token - tile.request.q_begin) * p.group + part * kTileM;
-    tile.rows = has_token(tile.request, token) ? min(kTileM, p.group - part * kTileM) : 0;
+    const bool inside = has_token(tile.request, token);
+    tile.rows = inside ? min(kTileM, p.group - part * kTileM) : 0;
+    tile.entries = inside ? tile.entries : 0;
     tile.request.steps = p.list_steps;
     return step;
   }
@@ -518,7 +520,9 @@ __device__ __forceinline__ int owner(const Range& range, int unit) {
   return behind < 0 ? quotient(unit, range.quota + 1) : range.extra + quotient(behind, range.quota);
 }
 
-// Finds the parts of a run's tile. With `most_parts`, tiles are divided by their own lengths alone.
+// Finds the parts of a run's tile. With `most_parts`, tiles are divided by their own lengths alone. If a tile has
+// sharers, each of them has steps.
+static_assert(kLeastUnits > kTileCost);
 __device__ __forceinline__ Parts find_parts(const Params& p, const Range& range, const Run& run) {
   const int steps = run.tile.request.steps, block = blockIdx.x;
   if (p.most_parts > 0) {
@@ -532,7 +536,7 @@ __device__ __forceinline__ Parts find_parts(const Params& p, const Range& range,
   return {block - first, last - first + 1, first};
 }
 
-// Place of a part in memory. A thread block has two at most: the last part of one tile, and the first part of another.
+// Place of a part in memory. A thread block has two parts at most: of one tile the first part, of another a later one.
 __device__ __forceinline__ int part_slot(const Params& p, const Parts& parts, int part) {
   return p.most_parts > 0 ? parts.first * p.most_parts + part : 2 * (parts.first + part) + (part == 0 ? 1 : 0);
 }

@@ -226,7 +226,7 @@ def tiles_of(spec: PagedAttentionSpec, shape: PagedShape) -> int:
 
 
 class _Division(NamedTuple):
-    """How thread blocks divide the units of a launch whose tiles have the same length, as `divide` of the kernel does.
+    """Division of the units of lists between thread blocks: what `divide` of the kernel finds for requests.
 
     Attributes:
         blocks: thread blocks that have some.
@@ -259,7 +259,7 @@ def _least_steps(spec: PagedAttentionSpec) -> int:
 
 
 def _reciprocal(divisor: int) -> int:
-    """What a product takes to divide; of 1 in place of 0."""
+    """Factor with which the kernel divides without a division; 0, which no number is divided by, counts as 1."""
     return (2**31 - 1) // max(1, divisor)
 
 

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.skipif(not RUNS, reason="needs g++, and the registers o
 PROGRAM = """\
 struct Record {
   int block, request, kv_head, first_row, rows, q_begin, steps, sink_steps, window_step, first, last, part, parts;
-  int counter, first_slot, second_slot, third_slot;
+  int counter, first_slot, second_slot, third_slot, entries;
 };
 // Writes the runs of all thread blocks as one thread of each sees them; returns their number.
 extern "C" int runs(const void* params, int grid, unsigned order, int thread, const long long* ranges, int number,
@@ -47,7 +47,7 @@ extern "C" int runs(const void* params, int grid, unsigned order, int thread, co
       if (threadIdx.x == thread && count < room) {
         to[count] = {blockIdx.x, tile.index, tile.kv_head, tile.first_row, tile.rows, request.q_begin, request.steps,
             request.sink_steps, request.window_step, run.first, run.last, parts.mine, parts.count,
-            parts.first, part_slot(p, parts, 0), part_slot(p, parts, 1), part_slot(p, parts, 2)};
+            parts.first, part_slot(p, parts, 0), part_slot(p, parts, 1), part_slot(p, parts, 2), tile.entries};
       }
       if (threadIdx.x == thread) ++count;
     }
@@ -61,7 +61,7 @@ extern "C" int quotient_of(unsigned n, unsigned divisor, unsigned reciprocal) {
 """
 INTS = (
     *("block", "request", "kv_head", "first_row", "rows", "q_begin", "steps", "sink_steps", "window_step"),
-    *("first", "last", "part", "parts", "counter", "first_slot", "second_slot", "third_slot"),
+    *("first", "last", "part", "parts", "counter", "first_slot", "second_slot", "third_slot", "entries"),
 )
 RANGES = ("block", "request", "kv_head", "first", "last", "part", "parts")
 ROOM = 20000
@@ -204,8 +204,9 @@ def check(host: Host, launch: Launch) -> None:
     tiles: dict[tuple[int, int, int], list[Record]] = defaultdict(list)
     for run in runs:
         if not run.rows:  # of a token of no request
-            assert launch.before and launch.lists[0]
+            assert launch.before and launch.lists[0] and not run.entries
             continue
+        assert run.entries == launch.lists[0]
         tiles[run.request, run.kv_head, run.first_row].append(run)
     expected = tiles_of(host, launch)
     assert set(tiles) == set(expected)

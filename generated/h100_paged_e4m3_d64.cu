@@ -3,7 +3,7 @@
 //     codegen render specs/h100_paged_e4m3_d64.yaml
 // spec: {"arch":"sm_90a","cache":"e4m3","copy":"cp_async","dtype":"fp16","head_dim":64,"mma":"mma","op":"paged_attention","schedule":"multistage","stages":4,"tile":{"m":16,"n":128}}
 // spec hash: 790f73da70e77825e1367596828763b1f4186831584d5385d732b6ecfa95c951
-// seal: sha256 514e99807f75135395dff4dc2444523e056d564ad5644888b7493f60482fbd88
+// seal: sha256 e6bcb07691f896272dd41f2feafce1c8be9aecb885b17ef58fa5e9ccbf6c121e
 
 // Attention of a few queries over K and V in pages, by mma.sync: decoding. Keys of one request are split over thread
 // blocks.
@@ -60,7 +60,7 @@ constexpr int kHalfBytes = kWarpKeys * kRowBytes, kSlotBytes = 2 * kHalfBytes;  
 constexpr int kSumStride = kHeadDim + 8;  // floats of a row of a warp's sums: eight rows begin in different banks
 constexpr int kPartFloats = kTileM * (kHeadDim + 2);  // of a part: sums, then maximum and weight of each row
 constexpr int kRowThreads = kThreads / kTileM;  // of a row of the result
-constexpr int kFours = kHeadDim / 4 / kRowThreads;  // four columns each, of a thread
+constexpr int kFours = kHeadDim / 4 / kRowThreads, kFourStride = 4 * kRowThreads;  // four columns each, of a thread
 constexpr int kFactors = kWarpKeys + 4;  // index beside a slot, behind positions and whether all rows see all keys
 constexpr int kKeyInts = kFactors + 2 * kWarpKeys;  // with the factors of keys, then of values
 constexpr uint32 kAllLanes = 0xFFFFFFFF;
@@ -884,7 +884,7 @@ __device__ __forceinline__ void compute_step(const Params& p, Sums& sums, const 
   }
 }
 
-// A thread's columns of one row: four at a time, kRowThreads * 4 apart.
+// A thread's columns of one row: four at a time, kFourStride apart.
 struct RowSums {
   float4 o[kFours];
   float max, weight;
@@ -896,7 +896,7 @@ struct RowSums {
 };
 
 __device__ __forceinline__ int thread_row() { return threadIdx.x / kRowThreads; }
-__device__ __forceinline__ int thread_column(int i) { return (threadIdx.x % kRowThreads + i * kRowThreads) * 4; }
+__device__ __forceinline__ int thread_column() { return threadIdx.x % kRowThreads * 4; }  // the first one
 
 __device__ __forceinline__ void add_scaled(float4& to, float factor, const float4& x, float x_factor) {
   to.x = to.x * factor + x.x * x_factor;
@@ -942,12 +942,11 @@ __device__ __forceinline__ void store_sums(const Sums& sums, unsigned char* shar
 __device__ __forceinline__ void add_warps(RowSums& sums, const unsigned char* shared) {
 #pragma unroll 2
   for (int warp = 0; warp < kWarps; ++warp) {
-    const float* from = reinterpret_cast<const float*>(shared + kRingOffset + warp * kStages * kSlotBytes);
+    const float* const of_warp = reinterpret_cast<const float*>(shared + kRingOffset + warp * kStages * kSlotBytes);
+    const float* const from = of_warp + thread_row() * kSumStride + thread_column();
     float4 o[kFours];
 #pragma unroll
-    for (int i = 0; i < kFours; ++i) {
-      o[i] = *reinterpret_cast<const float4*>(from + thread_row() * kSumStride + thread_column(i));
-    }
+    for (int i = 0; i < kFours; ++i) o[i] = *reinterpret_cast<const float4*>(from + i * kFourStride);
     add(sums, o, reinterpret_cast<const float2*>(shared + kRowsOffset)[warp * kTileM + thread_row()]);
   }
 }
@@ -957,23 +956,22 @@ __device__ __forceinline__ float* part_place(const Params& p, const Parts& parts
 }
 
 __device__ __forceinline__ void store_part(const Params& p, const Parts& parts, const RowSums& sums) {
-  float* const to = part_place(p, parts, parts.mine);
+  float* const part = part_place(p, parts, parts.mine);
+  float* const to = part + thread_row() * kHeadDim + thread_column();
 #pragma unroll
-  for (int i = 0; i < kFours; ++i) {
-    __stcg(reinterpret_cast<float4*>(to + thread_row() * kHeadDim + thread_column(i)), sums.o[i]);
-  }
+  for (int i = 0; i < kFours; ++i) __stcg(reinterpret_cast<float4*>(to + i * kFourStride), sums.o[i]);
   if (threadIdx.x % kRowThreads == 0) {
-    __stcg(reinterpret_cast<float2*>(to + kTileM * kHeadDim) + thread_row(), make_float2(sums.max, sums.weight));
+    __stcg(reinterpret_cast<float2*>(part + kTileM * kHeadDim) + thread_row(), make_float2(sums.max, sums.weight));
   }
 }
 
 // Adds the sums of the other slices of a row to those of the first one.
 __device__ __forceinline__ void add_slices(RowSums& sums, int slices, unsigned char* shared) {
-  float* const o = reinterpret_cast<float*>(shared + kRingOffset);
+  float* const o = reinterpret_cast<float*>(shared + kRingOffset) + thread_column();
   float2* const of_rows = reinterpret_cast<float2*>(shared + kRowsOffset);
   const int row = thread_row(), slice_rows = kTileM / slices;
 #pragma unroll
-  for (int i = 0; i < kFours; ++i) *reinterpret_cast<float4*>(o + row * kSumStride + thread_column(i)) = sums.o[i];
+  for (int i = 0; i < kFours; ++i) *reinterpret_cast<float4*>(o + row * kSumStride + i * kFourStride) = sums.o[i];
   if (threadIdx.x % kRowThreads == 0) of_rows[row] = {sums.max, sums.weight};
   __syncthreads();
 #pragma unroll 1
@@ -981,7 +979,7 @@ __device__ __forceinline__ void add_slices(RowSums& sums, int slices, unsigned c
     float4 others[kFours];
 #pragma unroll
     for (int i = 0; i < kFours; ++i) {
-      others[i] = *reinterpret_cast<const float4*>(o + from * kSumStride + thread_column(i));
+      others[i] = *reinterpret_cast<const float4*>(o + from * kSumStride + i * kFourStride);
     }
     add(sums, others, of_rows[from]);
   }
@@ -1004,9 +1002,9 @@ __device__ __forceinline__ void add_parts(const Params& p, const Parts& parts, i
     float4 o[kPartsAtOnce][kFours];
 #pragma unroll
     for (int i = 0; i < kPartsAtOnce; ++i) {
-      const float* from = part_place(p, parts, min(first + i, last)) + row * kHeadDim;
+      const float* const from = part_place(p, parts, min(first + i, last)) + row * kHeadDim + thread_column();
 #pragma unroll
-      for (int j = 0; j < kFours; ++j) o[i][j] = __ldcg(reinterpret_cast<const float4*>(from + thread_column(j)));
+      for (int j = 0; j < kFours; ++j) o[i][j] = __ldcg(reinterpret_cast<const float4*>(from + j * kFourStride));
     }
     if (mine > last) of_row = make_float2(kMinusInfinity, 0.0f);
     float top = fmaxf(sums.max, of_row.x);
@@ -1051,12 +1049,12 @@ __device__ __forceinline__ void store_result(const Params& p, const Run& run, Ro
   const bool has_factor = p.v_scale != nullptr && !p.scale_by_token;
   const float v_scale = has_factor ? __ldg(p.v_scale + run.tile.kv_head * p.v_scale_stride) : 1.0f;
   const float factor = sums.weight > 0.0f ? v_scale / sums.weight : 0.0f;
-  Element* const to = p.out + place.x * p.out_token_stride + place.y * p.out_head_stride;
+  Element* const to = p.out + place.x * p.out_token_stride + place.y * p.out_head_stride + thread_column();
 #pragma unroll
   for (int i = 0; i < kFours; ++i) {
     const float4 x = sums.o[i];
     const uint2 words = {pack(x.x * factor, x.y * factor), pack(x.z * factor, x.w * factor)};
-    *reinterpret_cast<uint2*>(to + thread_column(i)) = words;
+    *reinterpret_cast<uint2*>(to + i * kFourStride) = words;
   }
   if (p.lse != nullptr && threadIdx.x % kRowThreads == 0) {
     const float lse = sums.weight > 0.0f ? (sums.max + lg2(sums.weight)) * kLn2 : kMinusInfinity;

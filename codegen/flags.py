@@ -636,14 +636,12 @@ class PagedFlags(Flags):
         e4m3_cache: whether K and V are e4m3.
         pack: function that packs two elements of the result.
         q_in_registers: whether Q stays in registers.
-        whole_tiles: whether thread blocks begin and end with tiles of one length, and all threads add parts.
     """
 
     product: DType
     e4m3_cache: bool
     pack: str
     q_in_registers: bool
-    whole_tiles: bool
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_paged_d192.yaml
 // spec: {"arch":"sm_90a","copy":"cp_async","dtype":"fp16","head_dim":192,"mma":"mma","op":"paged_attention","schedule":"multistage","stages":3,"tile":{"m":16,"n":64}}
 // spec hash: 1067a37bfe87e589ac15e6bd54da9bc559912cb15e79e417bae161af7e207f0a
-// seal: sha256 972c05dea38f4a2086291a0422440fe5ca1a8db4dd91723f6f06f6962cbaca62
+// seal: sha256 8265af052f4ef5d0efe87bb6a2f1fcc8b86250dcd50480879507f1929257ab2e
 
 // Attention of a few queries over K and V in pages, by mma.sync: decoding. Keys of one request are split over thread
 // blocks.
@@ -60,7 +60,7 @@ constexpr int kHalfBytes = kWarpKeys * kRowBytes, kSlotBytes = 2 * kHalfBytes;  
 constexpr int kSumStride = kHeadDim + 8;  // floats of a row of a warp's sums: eight rows begin in different banks
 constexpr int kPartFloats = kTileM * (kHeadDim + 2);  // of a part: sums, then maximum and weight of each row
 constexpr int kRowThreads = kThreads / kTileM;  // of a row of the result
-constexpr int kFours = kHeadDim / 4 / kRowThreads;  // four columns each, of a thread
+constexpr int kFours = kHeadDim / 4 / kRowThreads, kFourStride = 4 * kRowThreads;  // four columns each, of a thread
 constexpr int kFactors = kWarpKeys + 4;  // index beside a slot, behind positions and whether all rows see all keys
 constexpr int kKeyInts = kFactors;
 constexpr uint32 kAllLanes = 0xFFFFFFFF;
@@ -91,6 +91,7 @@ struct Params {
   int total_q;  // tokens of all requests
   int kv_heads;  // heads of K and V
   int group;  // query heads per KV head
+  int group_reciprocal;  // (2^31 - 1) / group, rounded down
   int window_left;  // keys that a query sees before its own position
   int window_right;  // keys that it sees after its own position
   int sink_keys;  // keys at the beginning that every later query sees
@@ -105,6 +106,15 @@ struct Params {
   int64 count_token_stride;  // token stride of counts
   int list_steps;  // steps of a list
   int token_tiles;  // tiles of the query heads of a token and a KV head
+  int list_units;  // units of work of all lists
+  int list_blocks;  // thread blocks that have some
+  int list_sharers;  // thread blocks of a tile, 0 if their ranges cross tiles
+  int list_quota;  // units of a thread block
+  int list_extra;  // sharers of a tile, or thread blocks of all, that have one more
+  int list_sharers_reciprocal;  // (2^31 - 1) / list_sharers, likewise below
+  int tile_units_reciprocal;  // of the units of a tile
+  int token_tiles_reciprocal;  // of token_tiles
+  int kv_heads_reciprocal;  // of kv_heads
   float scale_log2;  // softmax scale times log2(e)
   float softcap;  // cap of the logits, 0 for none
   const float* sink;  // a logit of each query head that joins its sums (heads,), or null
@@ -201,6 +211,15 @@ __device__ __forceinline__ void quad_max(float (&x)[2]) {
   }
 }
 
+// n / divisor, without signs, which would take longer.
+__device__ __forceinline__ int quotient(uint32 n, uint32 divisor) { return n / divisor; }
+
+// n / divisor for n < 2^31, with reciprocal = (2^31 - 1) / divisor: the product is the quotient, or 1 less.
+__device__ __forceinline__ int quotient(uint32 n, uint32 divisor, uint32 reciprocal) {
+  const uint32 below = __umulhi(2 * n, reciprocal);
+  return n - below * divisor < divisor ? below : below + 1;
+}
+
 // The queries and keys of a request. Values from device memory are clamped to the tensors.
 struct Request {
   int q_begin, q_len;  // tokens
@@ -227,14 +246,23 @@ __device__ __forceinline__ Request request_of(const Params& p, int index) {
   return request;
 }
 
+__device__ __forceinline__ bool has_token(const Request& request, int token) {
+  return 0 <= token - request.q_begin && token - request.q_begin < request.q_len;
+}
+
 // Units of work of all tiles of a request. A tile has kTileCost units before its steps: its results take time too.
 __device__ __forceinline__ int units_of(const Params& p, const Request& request) {
   return request.tiles * p.kv_heads * (kTileCost + request.steps);
 }
 
+// Token of a row of a request.
+__device__ __forceinline__ int token_of(const Params& p, int row) {
+  return quotient(row, p.group, p.group_reciprocal);
+}
+
 // Request of a token, by binary search; the last one that begins at or before it.
 __device__ __forceinline__ int request_of_token(const Params& p, int token) {
-  if (p.cu_seqlens_q == nullptr) return token / p.request_queries;
+  if (p.cu_seqlens_q == nullptr) return quotient(token, p.request_queries);
   int first = 0, count = p.batch;
   while (count > 1) {
     const int half = count / 2;
@@ -245,20 +273,27 @@ __device__ __forceinline__ int request_of_token(const Params& p, int token) {
   return first;
 }
 
+// Key of a lane among those of a list, or of a request.
+__device__ __forceinline__ int lane_key(int step) {
+  return step * kTileN + static_cast<int>(threadIdx.x / 32) * kWarpKeys + static_cast<int>(threadIdx.x % kWarpKeys);
+}
+
 // A tile of rows.
 struct Tile {
   Request request;
   int index;  // of the request
   int kv_head;
   int first_row, rows;  // of the request
+  const int* list;  // of its token, or null
+  int entries, entry;  // of the list: how many count, and that of the lane's key in the first step of a run
 };
 
-// The units of one thread block, counted over all tiles of the launch. Thread blocks share pieces of the work: one of
-// all units, or pieces of whole tiles if all tiles have the same length.
+// The units of one thread block, counted over all tiles of the launch. If all tiles have the same length, thread blocks
+// begin and end with tiles, or a tile has several of them, its sharers. Otherwise, ranges begin and end within tiles.
 struct Range {
-  int total, blocks;  // units, and thread blocks that have some
-  int piece, sharers;  // units of a piece, and thread blocks that share it
-  int quota, extra;  // units of each of them; the first `extra` ones have one more
+  int total;  // units
+  int sharers, place;  // thread blocks of a tile, 0 if ranges cross tiles; place of this one among those
+  int quota, extra;  // units of a thread block; the first `extra` sharers of a tile, or of all, have one more
   int next, end;
   int request, before;  // that of `next`, or one before it, and the units before that request
 };
@@ -266,59 +301,56 @@ struct Range {
 struct Run {
   Tile tile;
   int first, last;  // steps of the tile
-  int part, parts;
-  int64 first_slot, other_slots, slot_stride;  // place of the first part; of the second one; from part to part
-  int counter;  // index of the counter of finished parts
+  int number, first_unit;  // of the tile: its number in the launch, and the unit of its first step
 };
 
-__device__ __forceinline__ int range_begin(const Range& range, int block) {
-  const int piece = block < range.sharers ? 0 : block / range.sharers, place = block - piece * range.sharers;
-  return min(range.total, piece * range.piece + place * range.quota + min(place, range.extra));
-}
+// Parts of the tile of a run.
+struct Parts {
+  int mine, count;
+  int first;  // thread block of the first part, or the tile's number with `most_parts`; its counter has this index too
+};
 
-// Thread block that has a unit.
-__device__ __forceinline__ int owner(const Range& range, int unit) {
-  const int piece = unit < range.piece ? 0 : unit / range.piece, within = unit - piece * range.piece;
-  const int behind = within - range.extra * (range.quota + 1);
-  const int place = behind < 0 ? within / (range.quota + 1) : range.extra + behind / range.quota;
-  return piece * range.sharers + place;
-}
-
-// Divides the units of a launch between its thread blocks. If tiles have the same length, `tile_units`, thread blocks
-// that begin and end with tiles store fewer parts: each has whole tiles, or a tile has several thread blocks. This
-// leaves some thread blocks without work, one in 16 at most. Short launches keep one piece: they would take longer to
-// divide than they gain.
-__device__ __forceinline__ void divide(Range& range, int tile_units) {
+// Divides the units of a launch between its thread blocks, and returns how many have some. If tiles have the same
+// length, `tile_units`, thread blocks that begin and end with tiles store fewer parts. This leaves some thread blocks
+// without work, one in 16 at most. Ranges of short launches cross tiles: dividing these takes longer than it gains.
+__device__ __forceinline__ int divide(Range& range, int tile_units) {
   const int blocks = max(1, min(static_cast<int>(gridDim.x), (range.total + kLeastSteps - 1) / kLeastSteps));
-  range.blocks = range.sharers = blocks;
-  range.piece = range.total;
+  range.sharers = 0;
   if (tile_units > 0 && range.total >= kLeastUnits * blocks) {
-    const int tiles = range.total / tile_units, tiles_each = (tiles + blocks - 1) / blocks;
-    const int sharers = max(1, blocks / max(1, tiles)), used = (tiles + tiles_each - 1) / max(1, tiles_each) * sharers;
+    const int tiles = quotient(range.total, tile_units);
+    const bool whole = tiles >= blocks;
+    const int each = whole ? quotient(tiles + blocks - 1, blocks) : quotient(blocks, tiles);  // tiles, or sharers
+    const int used = whole ? quotient(tiles + each - 1, each) : tiles * each;
     if (16 * (blocks - used) <= blocks) {
-      range.blocks = used;
-      range.sharers = sharers;
-      range.piece = tiles_each * tile_units;
+      range.sharers = whole ? 1 : each;
+      range.quota = whole ? each * tile_units : quotient(tile_units, each);
+      range.extra = whole ? 0 : tile_units - range.quota * each;
+      return used;
     }
   }
-  range.quota = range.piece / range.sharers;
-  range.extra = range.piece % range.sharers;
+  range.quota = quotient(range.total, blocks);
+  range.extra = range.total - range.quota * blocks;
+  return blocks;
 }
 
-// Finds the range of this thread block; false if it has none. Lists give all tiles the same number of steps. Otherwise
-// the threads add those of the requests. If the bounds of requests fall, no thread block has a range: together, the
-// requests could have more tokens than q, so that sums overflow and two tiles have one number.
+// Finds the range of this thread block; false if it has none. Lists give all tiles the same number of steps: the host
+// divides them. Otherwise the threads add those of the requests. If the bounds of requests fall, no thread block has a
+// range: together, the requests could have more tokens than q, so that sums overflow and two tiles have one number.
 __device__ __forceinline__ bool find_range(const Params& p, Range& range, unsigned char* shared) {
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, block = blockIdx.x;
   const bool listed = p.lists != nullptr;
   int* const sums = reinterpret_cast<int*>(shared + kScanOffset);
   int mine = 0, through = 0;  // units of this thread's requests, and of those up to its last one
-  int tile_units = 0;  // of each tile; 0 if their lengths differ
   const int share = (p.batch + kThreads - 1) / kThreads;
   const int first = min(p.batch, static_cast<int>(threadIdx.x) * share), last = min(p.batch, first + share);
+  int tile = 0;  // of the thread block, if it has sharers
   if (listed) {
-    tile_units = kTileCost + p.list_steps;
-    range.total = p.total_q * p.kv_heads * p.token_tiles * tile_units;
+    if (block >= p.list_blocks) return false;
+    range.total = p.list_units;
+    range.sharers = p.list_sharers;
+    range.quota = p.list_quota;
+    range.extra = p.list_extra;
+    if (range.sharers > 1) tile = quotient(block, range.sharers, p.list_sharers_reciprocal);
   } else {
     bool falls = false, differs = false;
     const int steps = request_of(p, 0).steps;
@@ -335,23 +367,23 @@ __device__ __forceinline__ bool find_range(const Params& p, Range& range, unsign
       through += lane >= lanes ? lower : 0;
     }
     if (lane == 31) sums[warp] = through;
-    if (__syncthreads_or(falls)) return false;
-    tile_units = __syncthreads_or(differs) ? 0 : kTileCost + steps;
+    const bool even = !__syncthreads_or(falls || differs);
+    if (!even && __syncthreads_or(falls)) return false;
     range.total = 0;
 #pragma unroll
     for (int i = 0; i < kWarps; ++i) {
       through += i < warp ? sums[i] : 0;
       range.total += sums[i];
     }
+    if (block >= divide(range, even ? kTileCost + steps : 0) || range.total == 0) return false;
+    if (range.sharers > 1) tile = quotient(block, range.sharers);
   }
-  divide(range, tile_units);
-  const int block = blockIdx.x;
-  if (block >= range.blocks || range.total == 0) return false;
-  range.next = range_begin(range, block);
-  range.end = range_begin(range, block + 1);
+  range.place = block - tile * range.sharers;
+  range.next = block * range.quota + tile * range.extra + min(range.place, range.extra);
+  range.end = min(range.total, range.next + range.quota + (range.place < range.extra ? 1 : 0));
   range.request = 0;
   range.before = 0;
-  if (listed) return true;
+  if (listed || p.batch == 1) return true;
   int before = through - mine;
   if (before <= range.next && range.next < through) {
     int request = first;
@@ -365,32 +397,51 @@ __device__ __forceinline__ bool find_range(const Params& p, Range& range, unsign
   return true;
 }
 
-// Tile of the unit `range.next`, and its number among all tiles of the launch. Returns the step within the tile,
-// negative in the units before its steps.
+// Loads how many entries of a token's list count, and the entry that a lane needs first. Both are in flight together:
+// an entry that does not count is dropped later.
+__device__ __forceinline__ void load_list(const Params& p, Tile& tile, int64 token, int step) {
+  const int64 head = p.list_heads == 1 ? 0 : tile.kv_head;
+  tile.list = p.lists + head * p.list_head_stride + token * p.list_token_stride;
+  const int64 place = head * p.count_head_stride + token * p.count_token_stride;
+  tile.entries = p.counts == nullptr ? p.list_length : min(p.list_length, __ldg(p.counts + place));
+  const int i = lane_key(step) >> p.entry_shift;
+  tile.entry = i < p.list_length ? __ldg(tile.list + i) : -1;
+}
+
+// Tile of the unit `range.next`. Returns the step within the tile, negative in the units before its steps.
 __device__ __forceinline__ int find_tile(const Params& p, Range& range, Tile& tile, int& number) {
   if (p.lists != nullptr) {
     const int units = kTileCost + p.list_steps;
-    number = range.next / units;
-    const int token_head = number / p.token_tiles, part = number - token_head * p.token_tiles;
-    const int token = token_head / p.kv_heads;
+    number = quotient(range.next, units, p.tile_units_reciprocal);
+    const int step = range.next - number * units - kTileCost;
+    const int token_head = quotient(number, p.token_tiles, p.token_tiles_reciprocal);
+    const int part = number - token_head * p.token_tiles;
+    const int token = quotient(token_head, p.kv_heads, p.kv_heads_reciprocal);
     tile.kv_head = token_head - token * p.kv_heads;
-    tile.index = request_of_token(p, token);
+    load_list(p, tile, token, max(0, step));  // before the lengths are waited for
+    tile.index = min(token, p.batch - 1);  // if each request has one query
     tile.request = request_of(p, tile.index);
-    const int place = token - tile.request.q_begin;
-    const bool inside = 0 <= place && place < tile.request.q_len;
-    tile.first_row = place * p.group + part * kTileM;
+    if (!has_token(tile.request, token)) {
+      tile.index = request_of_token(p, token);
+      tile.request = request_of(p, tile.index);
+    }
+    tile.first_row = (token - tile.request.q_begin) * p.group + part * kTileM;
+    const bool inside = has_token(tile.request, token);
     tile.rows = inside ? min(kTileM, p.group - part * kTileM) : 0;
+    tile.entries = inside ? tile.entries : 0;
     tile.request.steps = p.list_steps;
-    return range.next - number * units - kTileCost;
+    return step;
   }
+  tile.list = nullptr;
+  tile.entries = tile.entry = 0;
   tile.request = request_of(p, range.request);
   for (int units; range.before + (units = units_of(p, tile.request)) <= range.next;) {
     range.before += units;
     tile.request = request_of(p, ++range.request);
   }
-  const int units = kTileCost + tile.request.steps, within = range.next - range.before, index = within / units;
+  const int units = kTileCost + tile.request.steps, within = range.next - range.before, index = quotient(within, units);
   tile.index = range.request;
-  tile.kv_head = index / tile.request.tiles;
+  tile.kv_head = tile.request.tiles == 1 ? index : quotient(index, tile.request.tiles);
   const int place = index - tile.kv_head * tile.request.tiles;
   tile.first_row = place * kTileM;
   tile.rows = min(kTileM, tile.request.q_len * p.group - tile.first_row);
@@ -399,93 +450,93 @@ __device__ __forceinline__ int find_tile(const Params& p, Range& range, Tile& ti
   return within - index * units - kTileCost;
 }
 
-// Moves on to the next run of a range; false at its end. With `most_parts`, tiles are divided by their own lengths
-// alone, and a thread block computes the parts that begin in its range.
+// Steps of each part but the last, if a tile's own length alone divides it.
+__device__ __forceinline__ int part_steps(const Params& p, int steps) {
+  return max(kPartSteps, quotient(steps + p.most_parts - 1, p.most_parts));
+}
+
+// Moves on to the next run of a range; false at its end. With `most_parts`, a thread block computes the parts that
+// begin in its range.
 __device__ __forceinline__ bool next_run(const Params& p, Range& range, Run& run) {
   while (range.next < range.end) {
-    int number;
-    const int step = find_tile(p, range, run.tile, number), steps = run.tile.request.steps;
-    if (step < 0) {
-      range.next -= step;
-      continue;
-    }
+    const int found = find_tile(p, range, run.tile, run.number), steps = run.tile.request.steps;
+    run.first = max(0, found);
+    range.next += run.first - found;
+    run.first_unit = range.next - run.first;
+    if (range.next >= range.end) return false;
+    int behind = 0;  // the beginning of a part
     if (p.most_parts > 0) {
-      const int length = max(kPartSteps, (steps + p.most_parts - 1) / p.most_parts), behind = step % length;
-      run.first = step;
-      run.last = min(steps, step - behind + length);
-      range.next += run.last - run.first;
-      if (behind > 0) continue;
-      run.part = step / length;
-      run.parts = (steps + length - 1) / length;
-      run.first_slot = static_cast<int64>(number) * p.most_parts;
-      run.other_slots = run.first_slot + 1;
-      run.slot_stride = 1;
-      run.counter = number;
-      return true;
+      const int length = part_steps(p, steps);
+      behind = run.first - quotient(run.first, length) * length;
+      run.last = min(steps, run.first - behind + length);
+    } else {
+      run.last = min(steps, run.first + range.end - range.next);
     }
-    const int first_unit = range.next - step, block = blockIdx.x;
-    run.first = step;
-    run.last = min(steps, step + range.end - range.next);
     range.next += run.last - run.first;
-    const int first_owner = step == 0 ? block : owner(range, first_unit);
-    const int last_owner = run.last == steps ? block : owner(range, first_unit + steps - 1);
-    run.part = block - first_owner;
-    run.parts = last_owner - first_owner + 1;
-    run.first_slot = 2 * first_owner + (first_unit > range_begin(range, first_owner) ? 1 : 0);
-    run.other_slots = 2 * (first_owner + 1);
-    run.slot_stride = 2;
-    run.counter = first_owner;
-    return true;
+    if (behind == 0) return true;
   }
   return false;
+}
+
+// Thread block that has a unit, if ranges cross tiles.
+__device__ __forceinline__ int owner(const Range& range, int unit) {
+  const int behind = unit - range.extra * (range.quota + 1);
+  return behind < 0 ? quotient(unit, range.quota + 1) : range.extra + quotient(behind, range.quota);
+}
+
+// Finds the parts of a run's tile. With `most_parts`, tiles are divided by their own lengths alone. If a tile has
+// sharers, each of them has steps.
+static_assert(kLeastUnits > kTileCost);
+__device__ __forceinline__ Parts find_parts(const Params& p, const Range& range, const Run& run) {
+  const int steps = run.tile.request.steps, block = blockIdx.x;
+  if (p.most_parts > 0) {
+    const int length = part_steps(p, steps);
+    return {quotient(run.first, length), quotient(steps + length - 1, length), run.number};
+  }
+  if (run.last - run.first == steps) return {0, 1, block};
+  if (range.sharers > 0) return {range.place, range.sharers, block - range.place};
+  const int first = run.first == 0 ? block : owner(range, run.first_unit);
+  const int last = run.last == steps ? block : owner(range, run.first_unit + steps - 1);
+  return {block - first, last - first + 1, first};
+}
+
+// Place of a part in memory. A thread block has two parts at most: of one tile the first part, of another a later one.
+__device__ __forceinline__ int part_slot(const Params& p, const Parts& parts, int part) {
+  return p.most_parts > 0 ? parts.first * p.most_parts + part : 2 * (parts.first + part) + (part == 0 ? 1 : 0);
 }
 
 // Finds the keys of the steps that a warp loads next; each lane has key lane % kWarpKeys. Entries of lists and pages
 // are loaded a step before they are used, which hides their latency.
 struct Cursor {
   const Tile& tile;
-  int step, last, warp;
-  const int* list;  // of the tile
-  int entries;
+  int step, last;
   int position, page;  // of the key of `step`; a position of -1 is no key
   int entry;  // of the key of `step` + 1
   int seen_first, seen_last;  // keys that all rows see
 
-  __device__ __forceinline__ Cursor(const Params& p, const Run& run, int warp)
-      : tile(run.tile), step(run.first), last(run.last), warp(warp), list(nullptr), entries(0) {
-    if (p.lists != nullptr) {
-      const int64 token = tile.request.q_begin + tile.first_row / p.group;
-      const int64 head = p.list_heads == 1 ? 0 : tile.kv_head;
-      list = p.lists + head * p.list_head_stride + token * p.list_token_stride;
-      const int64 place = head * p.count_head_stride + token * p.count_token_stride;
-      entries = tile.rows == 0 ? 0 : p.counts == nullptr ? p.list_length : min(p.list_length, __ldg(p.counts + place));
-    }
-    entry = load_entry(p, step);
+  __device__ __forceinline__ Cursor(const Params& p, const Run& run) : tile(run.tile), step(run.first), last(run.last) {
+    entry = lane_key(step) >> p.entry_shift < tile.entries ? tile.entry : -1;
     position = position_of(p, step, entry);
     page = load_page(p);
     entry = load_entry(p, step + 1);
     const int place = tile.request.kv_len - tile.request.q_len;
-    seen_first = place + (tile.first_row + tile.rows - 1) / p.group - p.window_left;
-    seen_last = place + tile.first_row / p.group + p.window_right;
+    seen_first = place + token_of(p, tile.first_row + tile.rows - 1) - p.window_left;
+    seen_last = place + token_of(p, tile.first_row) + p.window_right;
   }
 
-  // Number of the lane's key among those of a list.
-  __device__ __forceinline__ int index(int step) const {
-    return step * kTileN + warp * kWarpKeys + static_cast<int>(threadIdx.x % kWarpKeys);
-  }
   __device__ __forceinline__ int load_entry(const Params& p, int step) const {
-    const int i = index(step) >> p.entry_shift;
-    return step < last && i < entries ? __ldg(list + i) : -1;
+    const int i = lane_key(step) >> p.entry_shift;
+    return step < last && i < tile.entries ? __ldg(tile.list + i) : -1;
   }
   __device__ __forceinline__ int position_of(const Params& p, int step, int entry) const {
     const Request& request = tile.request;
     int position;
     if (p.lists != nullptr) {
       if (entry < 0 || entry > request.kv_len >> p.entry_shift) return -1;
-      position = entry << p.entry_shift | (index(step) & (1 << p.entry_shift) - 1);
+      position = entry << p.entry_shift | (lane_key(step) & (1 << p.entry_shift) - 1);
     } else {
       const bool of_sink = step < request.sink_steps;
-      position = index(of_sink ? step : step - request.sink_steps + request.window_step);
+      position = lane_key(of_sink ? step : step - request.sink_steps + request.window_step);
     }
     return step < last && position < request.kv_len ? position : -1;
   }
@@ -520,7 +571,7 @@ __device__ __forceinline__ uint32 along(uint32 mine, int bytes) { return (mine ^
 
 // Token and query head of a row of a tile.
 __device__ __forceinline__ int2 row_place(const Params& p, const Tile& tile, int row) {
-  const int of_request = tile.first_row + row, token = of_request / p.group;
+  const int of_request = tile.first_row + row, token = token_of(p, of_request);
   return {tile.request.q_begin + token, tile.kv_head * p.group + of_request - token * p.group};
 }
 
@@ -598,7 +649,7 @@ __device__ __forceinline__ RowKeys row_keys(const Params& p, const Tile& tile) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = m * kMmaRows + half * 8 + static_cast<int>(threadIdx.x % 32) / 4;
-      const int token = (tile.first_row + row) / p.group;
+      const int token = token_of(p, tile.first_row + row);
       const int position = tile.request.kv_len - tile.request.q_len + token;
       keys.first[m][half] = position - p.window_left;
       keys.last[m][half] = row < tile.rows ? position + p.window_right : -1;
@@ -754,7 +805,7 @@ __device__ __forceinline__ void compute_step(const Params& p, Sums& sums, const 
   }
 }
 
-// A thread's columns of one row: four at a time, kRowThreads * 4 apart.
+// A thread's columns of one row: four at a time, kFourStride apart.
 struct RowSums {
   float4 o[kFours];
   float max, weight;
@@ -766,7 +817,7 @@ struct RowSums {
 };
 
 __device__ __forceinline__ int thread_row() { return threadIdx.x / kRowThreads; }
-__device__ __forceinline__ int thread_column(int i) { return (threadIdx.x % kRowThreads + i * kRowThreads) * 4; }
+__device__ __forceinline__ int thread_column() { return threadIdx.x % kRowThreads * 4; }  // the first one
 
 __device__ __forceinline__ void add_scaled(float4& to, float factor, const float4& x, float x_factor) {
   to.x = to.x * factor + x.x * x_factor;
@@ -813,39 +864,36 @@ __device__ __forceinline__ void store_sums(const Sums& sums, unsigned char* shar
 __device__ __forceinline__ void add_warps(RowSums& sums, const unsigned char* shared) {
 #pragma unroll 2
   for (int warp = 0; warp < kWarps; ++warp) {
-    const float* from = reinterpret_cast<const float*>(shared + kRingOffset + warp * kStages * kSlotBytes);
+    const float* const of_warp = reinterpret_cast<const float*>(shared + kRingOffset + warp * kStages * kSlotBytes);
+    const float* const from = of_warp + thread_row() * kSumStride + thread_column();
     float4 o[kFours];
 #pragma unroll
-    for (int i = 0; i < kFours; ++i) {
-      o[i] = *reinterpret_cast<const float4*>(from + thread_row() * kSumStride + thread_column(i));
-    }
+    for (int i = 0; i < kFours; ++i) o[i] = *reinterpret_cast<const float4*>(from + i * kFourStride);
     add(sums, o, reinterpret_cast<const float2*>(shared + kRowsOffset)[warp * kTileM + thread_row()]);
   }
 }
 
-__device__ __forceinline__ float* part_place(const Params& p, const Run& run, int part) {
-  const int64 slot = part == 0 ? run.first_slot : run.other_slots + (part - 1) * run.slot_stride;
-  return p.partials + slot * kPartFloats;
+__device__ __forceinline__ float* part_place(const Params& p, const Parts& parts, int part) {
+  return p.partials + static_cast<int64>(part_slot(p, parts, part)) * kPartFloats;
 }
 
-__device__ __forceinline__ void store_part(const Params& p, const Run& run, const RowSums& sums) {
-  float* const to = part_place(p, run, run.part);
+__device__ __forceinline__ void store_part(const Params& p, const Parts& parts, const RowSums& sums) {
+  float* const part = part_place(p, parts, parts.mine);
+  float* const to = part + thread_row() * kHeadDim + thread_column();
 #pragma unroll
-  for (int i = 0; i < kFours; ++i) {
-    __stcg(reinterpret_cast<float4*>(to + thread_row() * kHeadDim + thread_column(i)), sums.o[i]);
-  }
+  for (int i = 0; i < kFours; ++i) __stcg(reinterpret_cast<float4*>(to + i * kFourStride), sums.o[i]);
   if (threadIdx.x % kRowThreads == 0) {
-    __stcg(reinterpret_cast<float2*>(to + kTileM * kHeadDim) + thread_row(), make_float2(sums.max, sums.weight));
+    __stcg(reinterpret_cast<float2*>(part + kTileM * kHeadDim) + thread_row(), make_float2(sums.max, sums.weight));
   }
 }
 
 // Adds the sums of the other slices of a row to those of the first one.
 __device__ __forceinline__ void add_slices(RowSums& sums, int slices, unsigned char* shared) {
-  float* const o = reinterpret_cast<float*>(shared + kRingOffset);
+  float* const o = reinterpret_cast<float*>(shared + kRingOffset) + thread_column();
   float2* const of_rows = reinterpret_cast<float2*>(shared + kRowsOffset);
   const int row = thread_row(), slice_rows = kTileM / slices;
 #pragma unroll
-  for (int i = 0; i < kFours; ++i) *reinterpret_cast<float4*>(o + row * kSumStride + thread_column(i)) = sums.o[i];
+  for (int i = 0; i < kFours; ++i) *reinterpret_cast<float4*>(o + row * kSumStride + i * kFourStride) = sums.o[i];
   if (threadIdx.x % kRowThreads == 0) of_rows[row] = {sums.max, sums.weight};
   __syncthreads();
 #pragma unroll 1
@@ -853,7 +901,7 @@ __device__ __forceinline__ void add_slices(RowSums& sums, int slices, unsigned c
     float4 others[kFours];
 #pragma unroll
     for (int i = 0; i < kFours; ++i) {
-      others[i] = *reinterpret_cast<const float4*>(o + from * kSumStride + thread_column(i));
+      others[i] = *reinterpret_cast<const float4*>(o + from * kSumStride + i * kFourStride);
     }
     add(sums, others, of_rows[from]);
   }
@@ -863,21 +911,22 @@ __device__ __forceinline__ void add_slices(RowSums& sums, int slices, unsigned c
 // parts has few rows, the threads of the other rows share the work: each of two or four slices of threads adds every
 // second or fourth group of parts. Each thread of a row computes the factor of one part of a group. Loads have no
 // branches, so they are in flight together.
-__device__ __forceinline__ void add_parts(const Params& p, const Run& run, RowSums& sums, unsigned char* shared) {
-  const int rows = run.parts > kPartsAtOnce ? run.tile.rows : kTileM;
+__device__ __forceinline__ void add_parts(const Params& p, const Parts& parts, int tile_rows, RowSums& sums,
+    unsigned char* shared) {
+  const int rows = parts.count > kPartsAtOnce ? tile_rows : kTileM;
   const int slices = 4 * rows <= kTileM ? 4 : 2 * rows <= kTileM ? 2 : 1, slice_rows = kTileM / slices;
-  const int row = thread_row() % slice_rows, slice = thread_row() / slice_rows, last = run.parts - 1;
+  const int row = thread_row() % slice_rows, slice = thread_row() / slice_rows, last = parts.count - 1;
 #pragma unroll 1
-  for (int group = 0; group < run.parts; group += slices * kPartsAtOnce) {
+  for (int group = 0; group < parts.count; group += slices * kPartsAtOnce) {
     const int first = group + slice * kPartsAtOnce, mine = first + threadIdx.x % kPartsAtOnce;
-    const float* const of_mine = part_place(p, run, min(mine, last)) + kTileM * kHeadDim;
+    const float* const of_mine = part_place(p, parts, min(mine, last)) + kTileM * kHeadDim;
     float2 of_row = __ldcg(reinterpret_cast<const float2*>(of_mine) + row);
     float4 o[kPartsAtOnce][kFours];
 #pragma unroll
     for (int i = 0; i < kPartsAtOnce; ++i) {
-      const float* from = part_place(p, run, min(first + i, last)) + row * kHeadDim;
+      const float* const from = part_place(p, parts, min(first + i, last)) + row * kHeadDim + thread_column();
 #pragma unroll
-      for (int j = 0; j < kFours; ++j) o[i][j] = __ldcg(reinterpret_cast<const float4*>(from + thread_column(j)));
+      for (int j = 0; j < kFours; ++j) o[i][j] = __ldcg(reinterpret_cast<const float4*>(from + j * kFourStride));
     }
     if (mine > last) of_row = make_float2(kMinusInfinity, 0.0f);
     float top = fmaxf(sums.max, of_row.x);
@@ -900,12 +949,12 @@ __device__ __forceinline__ void add_parts(const Params& p, const Run& run, RowSu
 }
 
 // Whether this is the last thread block of a tile to store its part. The counter is 0 again afterwards.
-__device__ __forceinline__ bool is_last_part(const Params& p, const Run& run, unsigned char* shared) {
+__device__ __forceinline__ bool is_last_part(const Params& p, const Parts& parts, unsigned char* shared) {
   int* const flag = reinterpret_cast<int*>(shared + kScanOffset);
   __syncthreads();
   if (threadIdx.x == 0) {
-    const bool last = atomic_add_acq_rel(p.counters + run.counter, 1) == run.parts - 1;
-    if (last) p.counters[run.counter] = 0;
+    const bool last = atomic_add_acq_rel(p.counters + parts.first, 1) == parts.count - 1;
+    if (last) p.counters[parts.first] = 0;
     *flag = last;
   }
   __syncthreads();
@@ -920,12 +969,12 @@ __device__ __forceinline__ void store_result(const Params& p, const Run& run, Ro
     add(sums, none, make_float2(__ldg(p.sink + place.y) * kLog2E, 1.0f));
   }
   const float factor = sums.weight > 0.0f ? 1.0f / sums.weight : 0.0f;
-  Element* const to = p.out + place.x * p.out_token_stride + place.y * p.out_head_stride;
+  Element* const to = p.out + place.x * p.out_token_stride + place.y * p.out_head_stride + thread_column();
 #pragma unroll
   for (int i = 0; i < kFours; ++i) {
     const float4 x = sums.o[i];
     const uint2 words = {pack(x.x * factor, x.y * factor), pack(x.z * factor, x.w * factor)};
-    *reinterpret_cast<uint2*>(to + thread_column(i)) = words;
+    *reinterpret_cast<uint2*>(to + i * kFourStride) = words;
   }
   if (p.lse != nullptr && threadIdx.x % kRowThreads == 0) {
     const float lse = sums.weight > 0.0f ? (sums.max + lg2(sums.weight)) * kLn2 : kMinusInfinity;
@@ -935,34 +984,36 @@ __device__ __forceinline__ void store_result(const Params& p, const Run& run, Ro
 
 // Adds the sums of all warps. Stores the result, or a part of it; the last thread block then stores the result of all
 // parts.
-__device__ __forceinline__ void finish_run(const Params& p, const Run& run, const Sums& of_warp,
+__device__ __forceinline__ void finish_run(const Params& p, const Run& run, const Parts& parts, const Sums& of_warp,
     unsigned char* shared) {
   store_sums(of_warp, shared);
   __syncthreads();
   const bool inside = thread_row() < run.tile.rows;
   RowSums sums;
   add_warps(sums, shared);
-  if (run.parts > 1) {
-    if (inside) store_part(p, run, sums);
-    if (!is_last_part(p, run, shared)) return;
+  if (parts.count > 1) {
+    if (inside) store_part(p, parts, sums);
+    if (!is_last_part(p, parts, shared)) return;
     sums = RowSums();
-    add_parts(p, run, sums, shared);
+    add_parts(p, parts, run.tile.rows, sums, shared);
   }
   if (inside) store_result(p, run, sums, reinterpret_cast<const int2*>(shared + kPlacesOffset));
 }
 
 // Computes a run, and the result of its tile if it is the last part.
-__device__ __forceinline__ void compute_run(const Params& p, const Run& run, unsigned char* shared, uint32 base) {
+__device__ __forceinline__ void compute_run(const Params& p, const Range& range, const Run& run, unsigned char* shared,
+    uint32 base) {
   const int warp = threadIdx.x / 32;
   const uint32 ring = base + kRingOffset + warp * kStages * kSlotBytes;
   int* const ring_keys = reinterpret_cast<int*>(shared + kKeysOffset) + warp * kStages * kKeyInts;
   int2* const places = reinterpret_cast<int2*>(shared + kPlacesOffset);
   __syncthreads();  // all threads have read the sums of the previous run
   const QRows q_rows(p, run.tile);
-  Cursor cursor(p, run, warp);
+  Cursor cursor(p, run);
   int filled = 0;  // next slot to fill
 #pragma unroll 1
   for (int i = 0; i < kStages - 1; ++i) load_step(p, cursor, ring, ring_keys, filled);
+  const Parts parts = find_parts(p, range, run);  // while the first keys are in flight
   q_rows.store(shared + kQOffset);
   if (threadIdx.x < kTileM) places[threadIdx.x] = row_place(p, run.tile, threadIdx.x);
   Sums sums;
@@ -982,7 +1033,7 @@ __device__ __forceinline__ void compute_run(const Params& p, const Run& run, uns
   }
   cp_async_wait<0>();
   __syncwarp();
-  finish_run(p, run, sums, shared);
+  finish_run(p, run, parts, sums, shared);
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1) h100_paged_d192(const __grid_constant__ Params p) {
@@ -991,5 +1042,5 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) h100_paged_d192(const 
   Range range;
   if (!find_range(p, range, shared)) return;
   Run run;
-  while (next_run(p, range, run)) compute_run(p, run, shared, base);
+  while (next_run(p, range, run)) compute_run(p, range, run, shared, base);
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from codegen.arch import ARCHS, KIB
 from codegen.dtypes import DTYPES
 from codegen.flags import PagedFlags
@@ -34,8 +36,6 @@ TILE_COST = 2
 """Units of work that a tile counts besides its steps, about the time of its results on an H200."""
 LEAST_UNITS = 8
 """Units of a thread block on average, from which thread blocks begin and end with tiles of one length."""
-HEAD_OF_FEW_REGISTERS = 256
-"""Head size for which the code of whole tiles, and of more threads that add parts, spills but on sm_90a."""
 PART_KEYS = 1024
 """Keys of a part at least, where parts depend on the length of their request alone."""
 OVERHEAD_REGISTERS = 80
@@ -102,7 +102,6 @@ def plan(spec: PagedAttentionSpec, stem: str) -> Plan:
         resident -= 1
     registers = Registers(used, OVERHEAD_REGISTERS, arch.registers_for(32 * warps, resident))
     check_budget(spec, shared.size, registers)
-    whole_tiles = arch.has_tma or spec.head_dim < HEAD_OF_FEW_REGISTERS
     return Plan(
         spec=spec,
         stem=stem,
@@ -123,23 +122,12 @@ def plan(spec: PagedAttentionSpec, stem: str) -> Plan:
             Constant("kStages", spec.stages, "slots of a warp's ring"),
             Constant("kKvBytes", element, "bytes per element of K and V"),
             Constant("kTileCost", TILE_COST, "units of work of a tile besides its steps"),
-            Constant("kLeastSteps", -(-LEAST_KEYS // tile.n), "units of a thread block at least, if there are as many"),
-            *(
-                (
-                    Constant(
-                        "kLeastUnits",
-                        LEAST_UNITS,
-                        "units of a thread block from which tiles are whole",
-                    ),
-                )
-                if whole_tiles
-                else ()
-            ),
+            Constant("kLeastSteps", _least_steps(spec), "units of a thread block at least, if there are as many"),
+            Constant("kLeastUnits", LEAST_UNITS, "units of a thread block from which tiles are whole"),
             Constant("kPartsAtOnce", _parts_at_once(spec, warps), "parts of a tile that a thread adds at once"),
             Constant("kPartSteps", -(-PART_KEYS // tile.n), "steps of a part at least, if most_parts is set"),
         ),
         flags=PagedFlags(
-            whole_tiles=whole_tiles,
             product=DTYPES["fp16"] if is_e4m3 else dtype,
             e4m3_cache=is_e4m3,
             pack="pack" if not is_e4m3 or spec.dtype == "fp16" else "pack_out",
@@ -189,6 +177,7 @@ def _params(spec: PagedAttentionSpec) -> tuple[Param, ...]:
         i32("total_q", "tokens of all requests"),
         i32("kv_heads", "heads of K and V"),
         i32("group", "query heads per KV head"),
+        i32("group_reciprocal", "(2^31 - 1) / group, rounded down"),
         i32("window_left", "keys that a query sees before its own position"),
         i32("window_right", "keys that it sees after its own position"),
         i32("sink_keys", "keys at the beginning that every later query sees"),
@@ -205,6 +194,15 @@ def _params(spec: PagedAttentionSpec) -> tuple[Param, ...]:
         i64("count_token_stride", "token stride of counts"),
         i32("list_steps", "steps of a list"),
         i32("token_tiles", "tiles of the query heads of a token and a KV head"),
+        i32("list_units", "units of work of all lists"),
+        i32("list_blocks", "thread blocks that have some"),
+        i32("list_sharers", "thread blocks of a tile, 0 if their ranges cross tiles"),
+        i32("list_quota", "units of a thread block"),
+        i32("list_extra", "sharers of a tile, or thread blocks of all, that have one more"),
+        i32("list_sharers_reciprocal", "(2^31 - 1) / list_sharers, likewise below"),
+        i32("tile_units_reciprocal", "of the units of a tile"),
+        i32("token_tiles_reciprocal", "of token_tiles"),
+        i32("kv_heads_reciprocal", "of kv_heads"),
         f32("scale_log2", "softmax scale times log2(e)"),
         f32("softcap", "cap of the logits, 0 for none"),
         pointer("sink", "float", "a logit of each query head that joins its sums (heads,), or null"),
@@ -227,6 +225,44 @@ def tiles_of(spec: PagedAttentionSpec, shape: PagedShape) -> int:
     return (shape.tokens * group // rows + shape.batch) * shape.kv_heads
 
 
+class _Division(NamedTuple):
+    """Division of the units of lists between thread blocks: what `divide` of the kernel finds for requests.
+
+    Attributes:
+        blocks: thread blocks that have some.
+        sharers: thread blocks of a tile, 1 if each has whole ones, 0 if their ranges cross tiles.
+        quota: units of a thread block.
+        extra: sharers of a tile, or thread blocks of all, that have one more.
+    """
+
+    blocks: int
+    sharers: int
+    quota: int
+    extra: int
+
+    @classmethod
+    def of(cls, spec: PagedAttentionSpec, tiles: int, tile_units: int, slots: int) -> _Division:
+        """Division of a launch on a device that runs `slots` thread blocks."""
+        total = tiles * tile_units
+        blocks = max(1, min(slots, -(-total // _least_steps(spec))))
+        if total >= LEAST_UNITS * blocks:
+            each, sharers = -(-tiles // blocks), max(1, blocks // tiles)
+            used = -(-tiles // each) * sharers
+            if 16 * (blocks - used) <= blocks:
+                return cls(used, sharers, *divmod(each * tile_units, sharers))
+        return cls(blocks, 0, *divmod(total, blocks))
+
+
+def _least_steps(spec: PagedAttentionSpec) -> int:
+    """Units of a thread block at least."""
+    return -(-LEAST_KEYS // spec.tile.n)
+
+
+def _reciprocal(divisor: int) -> int:
+    """Factor with which the kernel divides without a division; 0, which no number is divided by, counts as 1."""
+    return (2**31 - 1) // max(1, divisor)
+
+
 def _arguments(plan: Plan, shape: PagedShape, slots: int) -> LaunchArgs:
     """Launch arguments: a grid that depends on the device alone."""
     spec = plan.spec
@@ -235,15 +271,25 @@ def _arguments(plan: Plan, shape: PagedShape, slots: int) -> LaunchArgs:
     tiles = tiles_of(spec, shape)
     places = tiles * shape.most_parts if shape.most_parts else 2 * slots
     part = spec.tile.m * (spec.head_dim + 2) * FLOAT
+    list_steps, token_tiles = max(1, -(-shape.list_length * shape.entry_keys // spec.tile.n)), -(-group // spec.tile.m)
+    list_units = TILE_COST + list_steps
+    division = _Division.of(spec, tiles, list_units, slots)
     numbers = {
         "batch": shape.batch,
         "total_q": shape.tokens,
         "kv_heads": shape.kv_heads,
         "group": group,
+        "group_reciprocal": _reciprocal(group),
         "list_length": shape.list_length,
         "entry_shift": shape.entry_keys.bit_length() - 1,
-        "list_steps": max(1, -(-shape.list_length * shape.entry_keys // spec.tile.n)),
-        "token_tiles": -(-group // spec.tile.m),
+        "list_steps": list_steps,
+        "token_tiles": token_tiles,
+        "list_units": tiles * list_units,
+        **{f"list_{name}": number for name, number in division._asdict().items()},
+        "list_sharers_reciprocal": _reciprocal(division.sharers),
+        "tile_units_reciprocal": _reciprocal(list_units),
+        "token_tiles_reciprocal": _reciprocal(token_tiles),
+        "kv_heads_reciprocal": _reciprocal(shape.kv_heads),
         "most_parts": shape.most_parts,
     }
     return LaunchArgs(

@@ -28,8 +28,7 @@ pytestmark = pytest.mark.skipif(not RUNS, reason="needs g++, and the registers o
 PROGRAM = """\
 struct Record {
   int block, request, kv_head, first_row, rows, q_begin, steps, sink_steps, window_step, first, last, part, parts;
-  int counter;
-  int64 first_slot, other_slots, slot_stride;
+  int counter, first_slot, second_slot, third_slot, entries;
 };
 // Writes the runs of all thread blocks as one thread of each sees them; returns their number.
 extern "C" int runs(const void* params, int grid, unsigned order, int thread, const long long* ranges, int number,
@@ -42,12 +41,13 @@ extern "C" int runs(const void* params, int grid, unsigned order, int thread, co
     if (!find_range(p, range, memory)) return;
     Run run;
     while (next_run(p, range, run)) {
+      const Parts parts = find_parts(p, range, run);
       const Tile& tile = run.tile;
       const Request& request = tile.request;
       if (threadIdx.x == thread && count < room) {
         to[count] = {blockIdx.x, tile.index, tile.kv_head, tile.first_row, tile.rows, request.q_begin, request.steps,
-            request.sink_steps, request.window_step, run.first, run.last, run.part, run.parts, run.counter,
-            run.first_slot, run.other_slots, run.slot_stride};
+            request.sink_steps, request.window_step, run.first, run.last, parts.mine, parts.count,
+            parts.first, part_slot(p, parts, 0), part_slot(p, parts, 1), part_slot(p, parts, 2), tile.entries};
       }
       if (threadIdx.x == thread) ++count;
     }
@@ -55,20 +55,21 @@ extern "C" int runs(const void* params, int grid, unsigned order, int thread, co
   run_blocks();
   return count;
 }
+extern "C" int quotient_of(unsigned n, unsigned divisor, unsigned reciprocal) {
+  return quotient(n, divisor, reciprocal);
+}
 """
 INTS = (
     *("block", "request", "kv_head", "first_row", "rows", "q_begin", "steps", "sink_steps", "window_step"),
-    *("first", "last", "part", "parts", "counter"),
+    *("first", "last", "part", "parts", "counter", "first_slot", "second_slot", "third_slot", "entries"),
 )
+RANGES = ("block", "request", "kv_head", "first", "last", "part", "parts")
 ROOM = 20000
 MAX_KEYS = 1 << 20
 
 
 class Record(ctypes.Structure):
-    _fields_ = (
-        *((name, ctypes.c_int) for name in INTS),
-        *((name, ctypes.c_longlong) for name in ("first_slot", "other_slots", "slot_stride")),
-    )
+    _fields_ = tuple((name, ctypes.c_int) for name in INTS)
 
 
 class Host(NamedTuple):
@@ -76,6 +77,7 @@ class Host(NamedTuple):
 
     plan: Plan
     runs: Any
+    quotient: Any
 
 
 @dataclass(frozen=True)
@@ -129,7 +131,8 @@ def host(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     spec = {"op": "paged_attention", "arch": "sm_89", "dtype": "fp16", "head_dim": 64, "stages": 4}
     generated = generate(find_spec({**spec, "tile": {"m": 16, "n": request.param}}))
     folder = tmp_path_factory.mktemp("schedule")
-    return Host(generated.plan, host_paged.compiled(generated.source, generated.plan, folder, PROGRAM).runs)
+    compiled = host_paged.compiled(generated.source, generated.plan, folder, PROGRAM)
+    return Host(generated.plan, compiled.runs, compiled.quotient_of)
 
 
 def constant(plan: Plan, name: str) -> int:
@@ -148,7 +151,7 @@ def runs_of(host: Host, launch: Launch, thread: int = 0) -> list[Record]:
     args, layout = args_of(host, launch), ParameterLayout.of(host.plan.params)
     numbers: dict[str, float] = {name: 0 for name, kind in layout.types.items() if kind in ("i32", "i64", "f32")}
     left, right, sink = launch.window
-    lists = torch.zeros(1, dtype=torch.int32)
+    lists = torch.zeros(max(1, launch.lists[0]), dtype=torch.int32)  # all tokens and KV heads share one
     numbers |= args.numbers
     numbers |= {"max_keys": MAX_KEYS, "request_queries": launch.q_lens[0], "page_shift": 31, "page_mask": 2**31 - 1}
     numbers |= {"window_left": left, "window_right": right, "sink_keys": sink}
@@ -159,10 +162,11 @@ def runs_of(host: Host, launch: Launch, thread: int = 0) -> list[Record]:
     given |= {"lists": lists} if launch.lists[0] else {}
     for name, tensor in given.items():
         ctypes.c_longlong.from_buffer(block, layout.offsets[name]).value = tensor.data_ptr()
-    ranges = host_paged.ranges_of((lengths, bounds))
+    tensors = lengths, bounds, lists
+    ranges = host_paged.ranges_of(tensors)
     found = (Record * ROOM)()
     params = (ctypes.c_char * len(block)).from_buffer(block)
-    count = host.runs(params, args.tiles, launch.seed, thread, ranges, 2, found, ROOM)
+    count = host.runs(params, args.tiles, launch.seed, thread, ranges, len(tensors), found, ROOM)
     assert 0 <= count < ROOM
     return list(found[:count])
 
@@ -191,7 +195,7 @@ def tiles_of(host: Host, launch: Launch) -> dict[tuple[int, int, int], tuple[int
 
 
 def slot_of(run: Record, part: int) -> int:
-    return int(run.first_slot if part == 0 else run.other_slots + (part - 1) * run.slot_stride)
+    return int(run.first_slot if part == 0 else run.second_slot + (part - 1) * (run.third_slot - run.second_slot))
 
 
 def check(host: Host, launch: Launch) -> None:
@@ -200,8 +204,9 @@ def check(host: Host, launch: Launch) -> None:
     tiles: dict[tuple[int, int, int], list[Record]] = defaultdict(list)
     for run in runs:
         if not run.rows:  # of a token of no request
-            assert launch.before and launch.lists[0]
+            assert launch.before and launch.lists[0] and not run.entries
             continue
+        assert run.entries == launch.lists[0]
         tiles[run.request, run.kv_head, run.first_row].append(run)
     expected = tiles_of(host, launch)
     assert set(tiles) == set(expected)
@@ -307,6 +312,34 @@ def test_tiles_of_one_length_have_thread_blocks_of_their_own(
     check(host, launch)
     runs = runs_of(host, launch)
     assert {run.parts for run in runs} == {parts} and {run.block for run in runs} == {*range(used)}
+
+
+@example(requests=16, kv_heads=2, blocks=66, steps=140)
+@example(requests=64, kv_heads=2, blocks=66, steps=140)
+@example(requests=1, kv_heads=4, blocks=264, steps=32)
+@settings(max_examples=100)
+@given(requests=st.integers(1, 70), kv_heads=st.integers(1, 4), blocks=st.integers(1, 80), steps=st.integers(1, 200))
+def test_the_host_divides_lists_as_the_kernel_divides_requests(
+    host: Host, requests: int, kv_heads: int, blocks: int, steps: int
+) -> None:
+    """Tiles of one length are divided in the same way, whether lists or lengths make them."""
+    keys = steps * constant(host.plan, "kTileN")
+    dense = Launch((keys,) * requests, (1,) * requests, 4, kv_heads, blocks)
+    listed = replace(dense, lists=(steps, constant(host.plan, "kTileN")))
+    found, others = (
+        [(*(getattr(run, name) for name in RANGES),) for run in runs_of(host, of)] for of in (dense, listed)
+    )
+    assert found == others
+
+
+@example(n=2**31 - 1, divisor=1)
+@example(n=2**31 - 1, divisor=2**30)
+@settings(max_examples=1000)
+@given(n=st.integers(0, 2**31 - 1), divisor=st.one_of(st.integers(1, 300), st.integers(1, 2**30)))
+def test_a_product_and_a_comparison_divide(host: Host, n: int, divisor: int) -> None:
+    multiple = n // divisor * divisor
+    for number in {n, multiple, max(0, multiple - 1)}:
+        assert host.quotient(number, divisor, (2**31 - 1) // divisor) == number // divisor
 
 
 @example(Launch((9000,) * 5, (1,) * 5, 4, 2, 31))

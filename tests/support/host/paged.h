@@ -13,6 +13,7 @@ struct float4 {
   float x, y, z, w;
 };
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+inline unsigned __umulhi(unsigned x, unsigned y) { return static_cast<std::uint64_t>(x) * y >> 32; }
 inline bool __all_sync(unsigned lanes, bool value) { return __ballot_sync(lanes, value) == 0xFFFFFFFF; }
 inline unsigned __byte_perm(unsigned x, unsigned y, unsigned selector) {
   const std::uint64_t bytes = static_cast<std::uint64_t>(y) << 32 | x;

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_e4m3_block_lists.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"e4m3","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"causal"},"schedule":"ping_pong","stages":2,"tile":{"m":128,"n":256}}
 // spec hash: 131eb11f255b2199adea279a9d75fe60ee0737a0669a91a37e67d1dc9ed9eadd
-// seal: sha256 541a08d53dc1b49b660b1388ecf603442dbabbe8b4d913c86947c825288de517
+// seal: sha256 791fa3df97cce7987d4721eed11c0adda966905c82b6b0ad3361545609db2bb8
 
 // Attention forward for sm_90a over the listed key blocks of the pattern:
 //   O = softmax(scale * Q K^T) V
@@ -627,6 +627,7 @@ struct KvBlockIterator {
   const int* list;       // partial ones
   const int* full_list;  // full ones
   int key_blocks;   // number of key blocks
+  int first_diagonal;  // last key that the first query sees
   int lane_entries;  // 32 entries of the concatenated lists, one per lane
 
   __device__ __forceinline__ KvBlockIterator(const Params& p, int batch, int head, int first_query) {
@@ -637,6 +638,7 @@ struct KvBlockIterator {
     full_list = p.full_kv_indices + batch * p.full_kv_indices_batch_stride +
                 head * p.full_kv_indices_head_stride + row * p.full_kv_indices_row_stride;
     key_blocks = (seqlen.kv_end() + kBlockKeys - 1) / kBlockKeys;
+    first_diagonal = seqlen.position(first_query);
     partial = 0;
     int full = 0;
     if (row < p.query_blocks) {
@@ -664,8 +666,10 @@ struct KvBlockIterator {
     const bool known = entry < entries && static_cast<uint32>(block) < static_cast<uint32>(key_blocks);
     return (known ? block : key_blocks);
   }
-  // Whether the i-th load belongs to a partial block, which may have masked pairs.
-  __device__ __forceinline__ bool masked(int i, int block) { return i < partial; }
+  // Whether some pair of the i-th load is masked: partial blocks may be listed that are visible as a whole.
+  __device__ __forceinline__ bool masked(int i, int block) {
+    return i < partial && (block + 1) * kBlockKeys - 1 > first_diagonal;
+  }
 };
 
 // Whether a query sees an in-range key:

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_lists64_causal_gqa16.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"lse":true,"mma":"wgmma","op":"attention","pack_gqa":16,"pattern":{"block":{"kv":64,"q":64},"kind":"block_lists","mask":"causal"},"schedule":"ping_pong","stages":2,"tile":{"m":128,"n":64}}
 // spec hash: d7c5353e7ec623886b1ea794bb5517a80cd9fd8c895c0dbf473024f4eee6b01d
-// seal: sha256 887bbe7bb72b08707c87b784414ed82d6e58e9a6722084a24c84ed7b909c8298
+// seal: sha256 92b0703f1b4818c4dadc162a476aa98c168b251efd8fdfcbcd2cf9aefd3890a2
 
 // Attention forward for sm_90a over the listed key blocks of the pattern:
 //   O = softmax(scale * Q K^T) V
@@ -421,6 +421,7 @@ struct KvBlockIterator {
   const int* list;       // partial ones
   const int* full_list;  // full ones
   int key_blocks;   // number of key blocks
+  int first_diagonal;  // last key that the first query sees
   int lane_entries;  // 32 entries of the concatenated lists, one per lane
 
   __device__ __forceinline__ KvBlockIterator(const Params& p, int batch, int head, int first_query) {
@@ -431,6 +432,7 @@ struct KvBlockIterator {
     full_list = p.full_kv_indices + batch * p.full_kv_indices_batch_stride +
                 head * p.full_kv_indices_head_stride + row * p.full_kv_indices_row_stride;
     key_blocks = (seqlen.kv_end() + kBlockKeys - 1) / kBlockKeys;
+    first_diagonal = seqlen.position(first_query);
     partial = 0;
     int full = 0;
     if (row < p.query_blocks) {
@@ -458,8 +460,10 @@ struct KvBlockIterator {
     const bool known = entry < entries && static_cast<uint32>(block) < static_cast<uint32>(key_blocks);
     return (known ? block : key_blocks);
   }
-  // Whether the i-th load belongs to a partial block, which may have masked pairs.
-  __device__ __forceinline__ bool masked(int i, int block) { return i < partial; }
+  // Whether some pair of the i-th load is masked: partial blocks may be listed that are visible as a whole.
+  __device__ __forceinline__ bool masked(int i, int block) {
+    return i < partial && (block + 1) * kBlockKeys - 1 > first_diagonal;
+  }
 };
 
 // Whether a query sees an in-range key:

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_varlen_lists128_causal.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"layout":"varlen","lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"causal"},"schedule":"ping_pong","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 9a96906c10bfc5cea142ccd19ffe4c061204488d6b57af607ea0beaf778588a4
-// seal: sha256 c1a5ded9fcdd90b71322213412c3b5172f546387065505c64402a79c733c5e1d
+// seal: sha256 adad261b3b03af12f5e06552ba1b6820c8ff0beea234e27f1470373b1cfe62c3
 
 // Attention forward for sm_90a over the listed key blocks of the pattern in each sequence:
 //   O = softmax(scale * Q K^T) V
@@ -450,6 +450,7 @@ struct KvBlockIterator {
   const int* list;       // partial ones
   const int* full_list;  // full ones
   int key_blocks;   // number of key blocks
+  int first_diagonal;  // last key that the first query sees
   int lane_entries;  // 32 entries of the concatenated lists, one per lane
 
   __device__ __forceinline__ KvBlockIterator(const Params& p, int batch, int head, int first_query) {
@@ -461,6 +462,7 @@ struct KvBlockIterator {
     full_list = p.full_kv_indices + batch * p.full_kv_indices_batch_stride +
                 head * p.full_kv_indices_head_stride + row * p.full_kv_indices_row_stride;
     key_blocks = (seqlen.kv_end() + kBlockKeys - 1) / kBlockKeys;
+    first_diagonal = seqlen.position(first_query);
     partial = 0;
     int full = 0;
     if (first_query < seqlen.q_len() && key_blocks > 0) {
@@ -488,8 +490,10 @@ struct KvBlockIterator {
     const bool known = entry < entries && static_cast<uint32>(block) < static_cast<uint32>(key_blocks);
     return (known ? block : kNoBlock);
   }
-  // Whether the i-th load belongs to a partial block, which may have masked pairs.
-  __device__ __forceinline__ bool masked(int i, int block) { return i < partial; }
+  // Whether some pair of the i-th load is masked: partial blocks may be listed that are visible as a whole.
+  __device__ __forceinline__ bool masked(int i, int block) {
+    return i < partial && (block + 1) * kBlockKeys - 1 > first_diagonal;
+  }
 };
 
 // Whether a query sees an in-range key:

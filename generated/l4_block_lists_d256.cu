@@ -3,7 +3,7 @@
 //     codegen render specs/l4_block_lists_d256.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":256,"lse":true,"mma":"mma","op":"attention","pattern":{"block":{"kv":64,"q":64},"kind":"block_lists","mask":"causal"},"schedule":"multistage","stages":3,"tile":{"m":64,"n":32},"warp_rows":16}
 // spec hash: 5f235d4425a0c2305d786c52ed498cd90c40ec6af3d9b0204c046ab92f9ee59b
-// seal: sha256 a5634fe2f7e6fb0525129e76dec3f8409da015aa0a9bd4fa449175233b7c4f9c
+// seal: sha256 81cf5ea6e9b13bf47642c77ae2b275fb936da2b26f8151e3c0a4f5b9e79834a9
 
 // Attention forward for sm_89 over the listed key blocks of the pattern:
 //   O = softmax(scale * Q K^T) V
@@ -237,6 +237,7 @@ struct KvBlockIterator {
   const int* list;       // partial ones
   const int* full_list;  // full ones
   int key_blocks;   // number of key blocks
+  int first_diagonal;  // last key that the first query sees
   int lane_entries;  // 32 entries of the concatenated lists, one per lane
 
   __device__ __forceinline__ KvBlockIterator(const Params& p, int batch, int head, int first_query) {
@@ -247,6 +248,7 @@ struct KvBlockIterator {
     full_list = p.full_kv_indices + batch * p.full_kv_indices_batch_stride +
                 head * p.full_kv_indices_head_stride + row * p.full_kv_indices_row_stride;
     key_blocks = (seqlen.kv_end() + kBlockKeys - 1) / kBlockKeys;
+    first_diagonal = seqlen.position(first_query);
     partial = 0;
     int full = 0;
     if (row < p.query_blocks) {
@@ -274,8 +276,10 @@ struct KvBlockIterator {
     const bool known = entry < entries && static_cast<uint32>(block) < static_cast<uint32>(key_blocks);
     return (known ? block : key_blocks) * kBlockSteps + i % kBlockSteps;
   }
-  // Whether the i-th load belongs to a partial block, which may have masked pairs.
-  __device__ __forceinline__ bool masked(int i, int block) { return i / kBlockSteps < partial; }
+  // Whether some pair of the i-th load is masked: partial blocks may be listed that are visible as a whole.
+  __device__ __forceinline__ bool masked(int i, int block) {
+    return i / kBlockSteps < partial && (block + 1) * (kBlockKeys / kBlockSteps) - 1 > first_diagonal;
+  }
 };
 
 // Whether a query sees an in-range key:

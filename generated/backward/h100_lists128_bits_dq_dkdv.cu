@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_lists128_bits_dq_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq_dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"bits"},"schedule":"cooperative","stages":2,"tile":{"m":64,"n":128}}
 // spec hash: 295db2b46486ebd389e53374e544df87fbe95ff3ff7301be57de84cad530b4c7
-// seal: sha256 2bd6e5969e9536baa8bb46bab41f3085b4333e8967335ccf8894296dc13b6f0e
+// seal: sha256 cd56d85ba965650bb06f81289686a7271c97c9ef1aa51bc8514cc57f5a2cb2db
 
 // Attention backward for sm_90a, gradients of Q, K and V
 // over the listed key blocks of the pattern:
@@ -605,8 +605,8 @@ __device__ __forceinline__ void transpose_lists(const Params& p, int list) {
   });
 }
 
-// Each thread block finds the largest |K| and the largest norm of V of a tile. The last one of a K/V head then has all of
-// them, and finds those of each query block: the largest ones of the tiles that its lists name.
+// Each thread block finds the largest |K| and the largest norm of V of a tile. The last one of a K/V head then has all
+// of them, and finds those of each query block: the largest ones of the tiles that its lists name.
 __device__ __forceinline__ void bound_tile(const Params& p, int index) {
   constexpr int kRows = kPrologueThreads / kRowLanes;
   __shared__ int largest[2];  // bits of numbers of no sign, which are in the order of integers; NaN is the largest
@@ -1013,8 +1013,8 @@ __device__ __forceinline__ void issue_dq(float (&d)[kDqQueries / 2], uint32 k_tr
   warpgroup_fence_operand(d);
 }
 
-// Stages it in the layout of the accumulator: 16 bytes of each thread, next to those of its neighbors. Returns a bit for
-// each of the thread's rows: whether fixed point does not hold an element of it.
+// Stages it in the layout of the accumulator: 16 bytes of each thread, next to those of its neighbors. Returns a bit
+// for each of the thread's rows: whether fixed point does not hold an element of it.
 __device__ __forceinline__ uint32 stage_dq(unsigned char* staging, const float (&d)[kDqQueries / 2],
     const unsigned short* scales) {
   uint32 beyond = 0;

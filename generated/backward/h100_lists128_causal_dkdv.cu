@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_lists128_causal_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"causal"},"schedule":"cooperative","stages":3,"tile":{"m":64,"n":128}}
 // spec hash: 1485e5c4e61816116cf1feff1e2c8c40da4cc36dbae0c848d5bd18547c7631c4
-// seal: sha256 c51dcc44bc7fa346e8de2dc0ece2e87db39d18fb5d85e413f16f3aadc00f5d47
+// seal: sha256 46a40b3afdb6709926673c22d72eb4f7824e3cee0e90547a75c2f8594b98a197
 
 // Attention backward for sm_90a, gradients of K and V
 // over the listed key blocks of the pattern:
@@ -527,6 +527,7 @@ extern "C" __global__ void __launch_bounds__(kPrologueThreads)
 struct QueryBlockIterator {
   int count;           // steps of these keys
   const int* entries;  // twice a query block, plus 1 if the pattern masks some of its pairs
+  int all_from;        // first query that sees all keys of the tile
 
   __device__ __forceinline__ QueryBlockIterator(const Params& p, int batch, int head, int first_key) {
     const int64 list = batch % p.list_batches * p.list_heads + head % p.list_heads;  // shared lists: index 0
@@ -534,13 +535,16 @@ struct QueryBlockIterator {
     const int begin = offsets[0], end = offsets[1];
     entries = p.q_entries + list * p.list_entries + begin;
     count = (end - begin) * kBlockSteps;
+    all_from = first_key + kTileN - 1 - SeqlenInfo(p, batch).position(0);
   }
   // Index of the i-th step, in units of its queries.
   __device__ __forceinline__ int at(int i) {
     return entries[i / kBlockSteps] / 2 * kBlockSteps + i % kBlockSteps;
   }
-  // Whether some pair of the i-th step may be masked.
-  __device__ __forceinline__ bool masked(int i, int step) { return entries[i / kBlockSteps] % 2 == 1; }
+  // Whether some pair of the i-th step is masked: partial blocks may be listed that are visible as a whole.
+  __device__ __forceinline__ bool masked(int i, int step) {
+    return entries[i / kBlockSteps] % 2 == 1 && step * kTileM < all_from;
+  }
 };
 
 // Whether a query sees an in-range key:

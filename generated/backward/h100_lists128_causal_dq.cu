@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_lists128_causal_dq.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: a71a4f6ce87e428c09350cff676a7fd5e662904cc7f1c8131192b028253fbbc9
-// seal: sha256 3d112a6cf7ec48564fddcd8202a58d4e015edc4439a03534182ad73c3c97bc29
+// seal: sha256 e766ab88bc5f86b6f785c779312daab175b62173ea9f216b8252df124dbda949
 
 // Attention backward for sm_90a, gradient of Q
 // over the listed key blocks of the pattern:
@@ -438,6 +438,7 @@ struct KvBlockIterator {
   const int* list;       // partial ones
   const int* full_list;  // full ones
   int key_blocks;   // number of key blocks
+  int first_diagonal;  // last key that the first query sees
   int lane_entries;  // 32 entries of the concatenated lists, one per lane
 
   __device__ __forceinline__ KvBlockIterator(const Params& p, int batch, int head, int first_query) {
@@ -448,6 +449,7 @@ struct KvBlockIterator {
     full_list = p.full_kv_indices + batch * p.full_kv_indices_batch_stride +
                 head * p.full_kv_indices_head_stride + row * p.full_kv_indices_row_stride;
     key_blocks = (seqlen.kv_end() + kBlockKeys - 1) / kBlockKeys;
+    first_diagonal = seqlen.position(first_query);
     partial = 0;
     int full = 0;
     if (row < p.query_blocks) {
@@ -475,8 +477,10 @@ struct KvBlockIterator {
     const bool known = entry < entries && static_cast<uint32>(block) < static_cast<uint32>(key_blocks);
     return (known ? block : key_blocks);
   }
-  // Whether the i-th load belongs to a partial block, which may have masked pairs.
-  __device__ __forceinline__ bool masked(int i, int block) { return i < partial; }
+  // Whether some pair of the i-th load is masked: partial blocks may be listed that are visible as a whole.
+  __device__ __forceinline__ bool masked(int i, int block) {
+    return i < partial && (block + 1) * kBlockKeys - 1 > first_diagonal;
+  }
 };
 
 // Whether a query sees an in-range key:

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_lists128_causal_dq_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq_dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":64,"n":128}}
 // spec hash: 9063ddb2edd6bfb9e7602dee1160f6dbcf09ae688746ff0e9f8b98583940a445
-// seal: sha256 fa71190eaae6ac29fb295d91d787f619de43d9f213a0ae24813b7fbcbd24af6b
+// seal: sha256 4e1a8c89303fe10c021ce2902912970e049d08ae43d86c966ddf6a3f45f99955
 
 // Attention backward for sm_90a, gradients of Q, K and V
 // over the listed key blocks of the pattern:
@@ -595,8 +595,8 @@ __device__ __forceinline__ void transpose_lists(const Params& p, int list) {
   });
 }
 
-// Each thread block finds the largest |K| and the largest norm of V of a tile. The last one of a K/V head then has all of
-// them, and finds those of each query block: the largest ones of the tiles that its lists name.
+// Each thread block finds the largest |K| and the largest norm of V of a tile. The last one of a K/V head then has all
+// of them, and finds those of each query block: the largest ones of the tiles that its lists name.
 __device__ __forceinline__ void bound_tile(const Params& p, int index) {
   constexpr int kRows = kPrologueThreads / kRowLanes;
   __shared__ int largest[2];  // bits of numbers of no sign, which are in the order of integers; NaN is the largest
@@ -738,6 +738,7 @@ __device__ __forceinline__ float fixed_inverse(uint32 exponent, bool is_beyond) 
 struct QueryBlockIterator {
   int count;           // steps of these keys
   const int* entries;  // twice a query block, plus 1 if the pattern masks some of its pairs
+  int all_from;        // first query that sees all keys of the tile
 
   __device__ __forceinline__ QueryBlockIterator(const Params& p, int batch, int head, int first_key) {
     const int64 list = batch % p.list_batches * p.list_heads + head % p.list_heads;  // shared lists: index 0
@@ -745,13 +746,16 @@ struct QueryBlockIterator {
     const int begin = offsets[0], end = offsets[1];
     entries = p.q_entries + list * p.list_entries + begin;
     count = (end - begin) * kBlockSteps;
+    all_from = first_key + kTileN - 1 - SeqlenInfo(p, batch).position(0);
   }
   // Index of the i-th step, in units of its queries.
   __device__ __forceinline__ int at(int i) {
     return entries[i / kBlockSteps] / 2 * kBlockSteps + i % kBlockSteps;
   }
-  // Whether some pair of the i-th step may be masked.
-  __device__ __forceinline__ bool masked(int i, int step) { return entries[i / kBlockSteps] % 2 == 1; }
+  // Whether some pair of the i-th step is masked: partial blocks may be listed that are visible as a whole.
+  __device__ __forceinline__ bool masked(int i, int step) {
+    return entries[i / kBlockSteps] % 2 == 1 && step * kTileM < all_from;
+  }
 };
 
 // Whether a query sees an in-range key:
@@ -969,8 +973,8 @@ __device__ __forceinline__ void issue_dq(float (&d)[kDqQueries / 2], uint32 k_tr
   warpgroup_fence_operand(d);
 }
 
-// Stages it in the layout of the accumulator: 16 bytes of each thread, next to those of its neighbors. Returns a bit for
-// each of the thread's rows: whether fixed point does not hold an element of it.
+// Stages it in the layout of the accumulator: 16 bytes of each thread, next to those of its neighbors. Returns a bit
+// for each of the thread's rows: whether fixed point does not hold an element of it.
 __device__ __forceinline__ uint32 stage_dq(unsigned char* staging, const float (&d)[kDqQueries / 2],
     const unsigned short* scales) {
   uint32 beyond = 0;

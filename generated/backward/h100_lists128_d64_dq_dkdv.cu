@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_lists128_d64_dq_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq_dkdv","head_dim":64,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"none"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 9ff3eaca67cb32d08b4474e1deb258ee09d0eeff372e13ec8ea7938e0007ab15
-// seal: sha256 f75e7bd46338c55568b40aa992af8a269b985faa10e9f5386868454faf8c3f71
+// seal: sha256 2d4309764c89a49da9047c268d2404ddade29bcdd60490801e5f41762e732883
 
 // Attention backward for sm_90a, gradients of Q, K and V
 // over the listed key blocks of the pattern:
@@ -604,8 +604,8 @@ __device__ __forceinline__ void transpose_lists(const Params& p, int list) {
   });
 }
 
-// Each thread block finds the largest |K| and the largest norm of V of a tile. The last one of a K/V head then has all of
-// them, and finds those of each query block: the largest ones of the tiles that its lists name.
+// Each thread block finds the largest |K| and the largest norm of V of a tile. The last one of a K/V head then has all
+// of them, and finds those of each query block: the largest ones of the tiles that its lists name.
 __device__ __forceinline__ void bound_tile(const Params& p, int index) {
   constexpr int kRows = kPrologueThreads / kRowLanes;
   __shared__ int largest[2];  // bits of numbers of no sign, which are in the order of integers; NaN is the largest
@@ -960,8 +960,8 @@ __device__ __forceinline__ void issue_dq(float (&d)[kDqQueries / 2], uint32 k_tr
   warpgroup_fence_operand(d);
 }
 
-// Stages it in the layout of the accumulator: 16 bytes of each thread, next to those of its neighbors. Returns a bit for
-// each of the thread's rows: whether fixed point does not hold an element of it.
+// Stages it in the layout of the accumulator: 16 bytes of each thread, next to those of its neighbors. Returns a bit
+// for each of the thread's rows: whether fixed point does not hold an element of it.
 __device__ __forceinline__ uint32 stage_dq(unsigned char* staging, const float (&d)[kDqQueries / 2],
     const unsigned short* scales) {
   uint32 beyond = 0;

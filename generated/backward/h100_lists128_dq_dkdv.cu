@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_lists128_dq_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq_dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"none"},"schedule":"cooperative","stages":2,"tile":{"m":64,"n":128}}
 // spec hash: 4891c1140d48ede3740e9f7a8286d059c3b5b5ae824cee72e035185d11a5cfd1
-// seal: sha256 e2f2d78ee14960ea6300235f8cdaf0eb54c4d8cf793fdb02ab5b01d0955c75ff
+// seal: sha256 9403af78efcaa0643616c6bddff5c6ad200b4c9c2e9f77ef85e1ed7ffcf9a785
 
 // Attention backward for sm_90a, gradients of Q, K and V
 // over the listed key blocks of the pattern:
@@ -596,8 +596,8 @@ __device__ __forceinline__ void transpose_lists(const Params& p, int list) {
   });
 }
 
-// Each thread block finds the largest |K| and the largest norm of V of a tile. The last one of a K/V head then has all of
-// them, and finds those of each query block: the largest ones of the tiles that its lists name.
+// Each thread block finds the largest |K| and the largest norm of V of a tile. The last one of a K/V head then has all
+// of them, and finds those of each query block: the largest ones of the tiles that its lists name.
 __device__ __forceinline__ void bound_tile(const Params& p, int index) {
   constexpr int kRows = kPrologueThreads / kRowLanes;
   __shared__ int largest[2];  // bits of numbers of no sign, which are in the order of integers; NaN is the largest
@@ -952,8 +952,8 @@ __device__ __forceinline__ void issue_dq(float (&d)[kDqQueries / 2], uint32 k_tr
   warpgroup_fence_operand(d);
 }
 
-// Stages it in the layout of the accumulator: 16 bytes of each thread, next to those of its neighbors. Returns a bit for
-// each of the thread's rows: whether fixed point does not hold an element of it.
+// Stages it in the layout of the accumulator: 16 bytes of each thread, next to those of its neighbors. Returns a bit
+// for each of the thread's rows: whether fixed point does not hold an element of it.
 __device__ __forceinline__ uint32 stage_dq(unsigned char* staging, const float (&d)[kDqQueries / 2],
     const unsigned short* scales) {
   uint32 beyond = 0;

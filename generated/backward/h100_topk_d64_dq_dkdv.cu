@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_topk_d64_dq_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq_dkdv","head_dim":64,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"k":null,"kind":"topk"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 9704d5f1590a3544a554f27a5a230b17d5a996b7c1b3638d9d81f80c25ce6bb8
-// seal: sha256 925776947c8933848df499372d159e5ffec348e103149283434cb18b199e84e9
+// seal: sha256 9683aaef728b2cc83104a366f4b781b6e40215a3b9a25c9ae9db11a8bec39589
 
 // Attention backward for sm_90a, gradients of Q, K and V
 // over the listed key blocks of the pattern:
@@ -579,8 +579,8 @@ __device__ __forceinline__ void transpose_lists(const Params& p, int list) {
   });
 }
 
-// Each thread block finds the largest |K| and the largest norm of V of a tile. The last one of a K/V head then has all of
-// them, and finds those of each query block: the largest ones of the tiles that its lists name.
+// Each thread block finds the largest |K| and the largest norm of V of a tile. The last one of a K/V head then has all
+// of them, and finds those of each query block: the largest ones of the tiles that its lists name.
 __device__ __forceinline__ void bound_tile(const Params& p, int index) {
   constexpr int kRows = kPrologueThreads / kRowLanes;
   __shared__ int largest[2];  // bits of numbers of no sign, which are in the order of integers; NaN is the largest
@@ -935,8 +935,8 @@ __device__ __forceinline__ void issue_dq(float (&d)[kDqQueries / 2], uint32 k_tr
   warpgroup_fence_operand(d);
 }
 
-// Stages it in the layout of the accumulator: 16 bytes of each thread, next to those of its neighbors. Returns a bit for
-// each of the thread's rows: whether fixed point does not hold an element of it.
+// Stages it in the layout of the accumulator: 16 bytes of each thread, next to those of its neighbors. Returns a bit
+// for each of the thread's rows: whether fixed point does not hold an element of it.
 __device__ __forceinline__ uint32 stage_dq(unsigned char* staging, const float (&d)[kDqQueries / 2],
     const unsigned short* scales) {
   uint32 beyond = 0;

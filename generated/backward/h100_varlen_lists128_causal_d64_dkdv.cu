@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_varlen_lists128_causal_d64_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dkdv","head_dim":64,"layout":"varlen","mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"causal"},"schedule":"cooperative","stages":3,"tile":{"m":128,"n":128}}
 // spec hash: 64d88bbed715a8cc791c60933795b2f46cd86e22b5642ae2dc92019974de54b8
-// seal: sha256 18e547076142430b286f4d848abc8b30260a7e44d9a283b566ab22ddeef2571c
+// seal: sha256 03eda233ca5d5e3233efa3ae29685961496327b9b347609ef5f5f60bc62384fc
 
 // Attention backward for sm_90a, gradients of K and V
 // over the listed key blocks of the pattern in each sequence:
@@ -623,6 +623,7 @@ extern "C" __global__ void __launch_bounds__(kPrologueThreads)
 struct QueryBlockIterator {
   int count;           // steps of these keys
   const int* entries;  // twice a query block, plus 1 if the pattern masks some of its pairs
+  int all_from;        // first query that sees all keys of the tile
   int last_block;      // query block; decreasing bounds share lists, with query blocks of other sequences
 
   __device__ __forceinline__ QueryBlockIterator(const Params& p, int batch, int head, int first_key) {
@@ -636,13 +637,16 @@ struct QueryBlockIterator {
     last_block = max(segment.queries - 1, 0) / (kBlockSteps * kTileM);
     entries = p.q_entries + list * p.list_entries + begin;
     count = (end - begin) * kBlockSteps;
+    all_from = first_key + kTileN - 1 - SeqlenInfo(p, batch).position(0);
   }
   // Index of the i-th step, in units of its queries.
   __device__ __forceinline__ int at(int i) {
     return min(entries[i / kBlockSteps] / 2, last_block) * kBlockSteps + i % kBlockSteps;
   }
-  // Whether some pair of the i-th step may be masked.
-  __device__ __forceinline__ bool masked(int i, int step) { return entries[i / kBlockSteps] % 2 == 1; }
+  // Whether some pair of the i-th step is masked: partial blocks may be listed that are visible as a whole.
+  __device__ __forceinline__ bool masked(int i, int step) {
+    return entries[i / kBlockSteps] % 2 == 1 && step * kTileM < all_from;
+  }
 };
 
 // Whether a query sees an in-range key:

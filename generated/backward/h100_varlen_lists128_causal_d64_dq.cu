@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_varlen_lists128_causal_d64_dq.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq","head_dim":64,"layout":"varlen","mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 5d083eabba992faf2c7a090b320bca943494598f7ad6394c906de80a1cec0041
-// seal: sha256 08eb9beeaa91c99ce78919b058e2bfd49387fb9a4c9566649244ea09514875e1
+// seal: sha256 8ee57eb679d1c065802ccaef5c13fd1f8a2a2a54bfc4f83b0584246ee8941c2a
 
 // Attention backward for sm_90a, gradient of Q
 // over the listed key blocks of the pattern in each sequence:
@@ -507,6 +507,7 @@ struct KvBlockIterator {
   const int* list;       // partial ones
   const int* full_list;  // full ones
   int key_blocks;   // number of key blocks
+  int first_diagonal;  // last key that the first query sees
   int lane_entries;  // 32 entries of the concatenated lists, one per lane
 
   __device__ __forceinline__ KvBlockIterator(const Params& p, int batch, int head, int first_query) {
@@ -518,6 +519,7 @@ struct KvBlockIterator {
     full_list = p.full_kv_indices + batch * p.full_kv_indices_batch_stride +
                 head * p.full_kv_indices_head_stride + row * p.full_kv_indices_row_stride;
     key_blocks = (seqlen.kv_end() + kBlockKeys - 1) / kBlockKeys;
+    first_diagonal = seqlen.position(first_query);
     partial = 0;
     int full = 0;
     if (first_query < seqlen.q_len() && key_blocks > 0) {
@@ -545,8 +547,10 @@ struct KvBlockIterator {
     const bool known = entry < entries && static_cast<uint32>(block) < static_cast<uint32>(key_blocks);
     return (known ? block : kNoBlock);
   }
-  // Whether the i-th load belongs to a partial block, which may have masked pairs.
-  __device__ __forceinline__ bool masked(int i, int block) { return i < partial; }
+  // Whether some pair of the i-th load is masked: partial blocks may be listed that are visible as a whole.
+  __device__ __forceinline__ bool masked(int i, int block) {
+    return i < partial && (block + 1) * kBlockKeys - 1 > first_diagonal;
+  }
 };
 
 // Whether a query sees an in-range key:

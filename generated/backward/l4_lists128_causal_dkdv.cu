@@ -3,7 +3,7 @@
 //     codegen render specs/backward/l4_lists128_causal_dkdv.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","gradients":"dkdv","head_dim":128,"mma":"mma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"causal"},"schedule":"multistage","stages":2,"tile":{"m":32,"n":128}}
 // spec hash: 5b6ad209e8dd48dee9f438f593ae90b5c12f13ad0a9a750205a6f32b21f198f2
-// seal: sha256 0f34e1c0a674959896981cd47336d5a567e366087c8ac22bf33187e14e8965e0
+// seal: sha256 9490b19cae4532e9a4021df6908f6724a1adfcedbda435e9abc438c0a8560aa5
 
 // Attention backward for sm_89, gradients of K and V
 // over the listed key blocks of the pattern:
@@ -367,6 +367,7 @@ extern "C" __global__ void __launch_bounds__(kPrologueThreads)
 struct QueryBlockIterator {
   int count;           // steps of these keys
   const int* entries;  // twice a query block, plus 1 if the pattern masks some of its pairs
+  int all_from;        // first query that sees all keys of the tile
 
   __device__ __forceinline__ QueryBlockIterator(const Params& p, int batch, int head, int first_key) {
     const int64 list = batch % p.list_batches * p.list_heads + head % p.list_heads;  // shared lists: index 0
@@ -374,13 +375,16 @@ struct QueryBlockIterator {
     const int begin = offsets[0], end = offsets[1];
     entries = p.q_entries + list * p.list_entries + begin;
     count = (end - begin) * kBlockSteps;
+    all_from = first_key + kTileN - 1 - SeqlenInfo(p, batch).position(0);
   }
   // Index of the i-th step, in units of its queries.
   __device__ __forceinline__ int at(int i) {
     return entries[i / kBlockSteps] / 2 * kBlockSteps + i % kBlockSteps;
   }
-  // Whether some pair of the i-th step may be masked.
-  __device__ __forceinline__ bool masked(int i, int step) { return entries[i / kBlockSteps] % 2 == 1; }
+  // Whether some pair of the i-th step is masked: partial blocks may be listed that are visible as a whole.
+  __device__ __forceinline__ bool masked(int i, int step) {
+    return entries[i / kBlockSteps] % 2 == 1 && step * kTileM < all_from;
+  }
 };
 
 // Whether a query sees an in-range key:

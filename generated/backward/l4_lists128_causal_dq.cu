@@ -3,7 +3,7 @@
 //     codegen render specs/backward/l4_lists128_causal_dq.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","gradients":"dq","head_dim":128,"mma":"mma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"causal"},"schedule":"multistage","stages":4,"tile":{"m":128,"n":32}}
 // spec hash: d113aa5065c2e03ed851017916a8a0a60cbc976b923ba0bf951745c11ee3f4e2
-// seal: sha256 00142c5c91808b62341f32f2c06eefdd19a3f93ad9620ee3256d069949ba5a68
+// seal: sha256 9b81f7ff060ef48fb1dae898a5cb0111f275fd970e5bab18913d486665728301
 
 // Attention backward for sm_89, gradient of Q
 // over the listed key blocks of the pattern:
@@ -258,6 +258,7 @@ struct KvBlockIterator {
   const int* list;       // partial ones
   const int* full_list;  // full ones
   int key_blocks;   // number of key blocks
+  int first_diagonal;  // last key that the first query sees
   int lane_entries;  // 32 entries of the concatenated lists, one per lane
 
   __device__ __forceinline__ KvBlockIterator(const Params& p, int batch, int head, int first_query) {
@@ -268,6 +269,7 @@ struct KvBlockIterator {
     full_list = p.full_kv_indices + batch * p.full_kv_indices_batch_stride +
                 head * p.full_kv_indices_head_stride + row * p.full_kv_indices_row_stride;
     key_blocks = (seqlen.kv_end() + kBlockKeys - 1) / kBlockKeys;
+    first_diagonal = seqlen.position(first_query);
     partial = 0;
     int full = 0;
     if (row < p.query_blocks) {
@@ -295,8 +297,10 @@ struct KvBlockIterator {
     const bool known = entry < entries && static_cast<uint32>(block) < static_cast<uint32>(key_blocks);
     return (known ? block : key_blocks) * kBlockSteps + i % kBlockSteps;
   }
-  // Whether the i-th load belongs to a partial block, which may have masked pairs.
-  __device__ __forceinline__ bool masked(int i, int block) { return i / kBlockSteps < partial; }
+  // Whether some pair of the i-th load is masked: partial blocks may be listed that are visible as a whole.
+  __device__ __forceinline__ bool masked(int i, int block) {
+    return i / kBlockSteps < partial && (block + 1) * (kBlockKeys / kBlockSteps) - 1 > first_diagonal;
+  }
 };
 
 // Whether a query sees an in-range key:

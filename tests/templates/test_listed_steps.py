@@ -208,8 +208,13 @@ def beyond(plan: Plan) -> int:
     return sub_tile_rows(plan) if any(param.name == "query_blocks" for param in plan.params) else 0
 
 
-def expected(pattern: dict[str, Any], row: int, block_kv: int, n: int, *, backwards: bool = False) -> list[str]:
-    """The loads of a row's lists; behind the last key for an entry that names no block."""
+def expected(
+    pattern: dict[str, Any], row: int, block_kv: int, n: int, *, backwards: bool = False, last_key: int = 0
+) -> list[str]:
+    """The loads of a row's lists; behind the last key for an entry that names no block.
+
+    Loads with masked pairs have a mark: with a causal mask, those behind ``last_key``, which the first query sees.
+    """
     steps, pair = max(1, block_kv // n), max(1, n // block_kv)
     key_blocks = -(-KV_LEN // block_kv)
     lists = [[(5 * i + 3 * row + full) % 12 - 1 for i in range(LENGTH)] for full in range(2)]
@@ -221,7 +226,10 @@ def expected(pattern: dict[str, Any], row: int, block_kv: int, n: int, *, backwa
     known = [(entry if 0 <= entry < key_blocks else key_blocks, mark) for entry, mark in entries]
     known = known[::-1] if backwards else known
     known += [(key_blocks, "")] * (-len(known) % pair)
-    return [f"{entry * steps + step}{mark}" for entry, mark in known for step in range(steps)]
+    loads = [(entry * steps + step, mark) for entry, mark in known for step in range(steps)]
+    if pattern.get("mask") == "causal":
+        loads = [(load, mark if (load + 1) * min(n, block_kv) > last_key + 1 else "") for load, mark in loads]
+    return [f"{load}{mark}" for load, mark in loads]
 
 
 def parts(loads: list[str], units: int, width: int) -> list[list[str]]:
@@ -262,7 +270,8 @@ def check_loads(case: Steps, lines: Iterator[str]) -> None:
     sub_tile = sub_tile_rows(plan)
     for first in range(0, ROWS * block_q + beyond(plan), sub_tile):
         row = first // block_q
-        loads = expected(case.pattern, row, block_kv, n) if row < ROWS else []
+        last_key = first + KV_LEN - ROWS * block_q
+        loads = expected(case.pattern, row, block_kv, n, last_key=last_key) if row < ROWS else []
         assert next(lines).split() == loads, (case.name, first)
         if plan.stream_k is not None:
             units = plan.spec.pattern.stream_k_units(KV_LEN, sub_tile, n, LENGTH)  # type: ignore[union-attr]

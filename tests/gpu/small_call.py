@@ -62,6 +62,7 @@ COLUMNS = 328  # of a dense matrix
 DENSE_ROWS = 1000  # of a copy
 LISTED = 9  # blocks of a list, where the spec leaves that open
 LISTED_OF_GRADIENTS = 40  # more than the 32 that a warp takes at once where lists are transposed
+MOST_LSE = 12.0  # weights of a row then add up to less than 1, whatever its list has: fixed point holds such sums alone
 ROUNDS = 6  # of garbage
 NUMBERS = {"window": (137, 41), "sink_keys": 5}  # of patterns whose specs leave them to the call
 
@@ -92,7 +93,8 @@ def arguments_of(spec: Spec, device: str = "cuda") -> Arguments:
         aux = {"aux": named.pop("aux")} if "aux" in named else {}
         given += rest if named else []  # by place, without the second list
         gradients = {name: torch.randn_like(given[0]) for name in ("out", "dout")}
-        return given, {**gradients, **aux, **numbers, "lse": draw(*given[0].shape[:3], dtype=torch.float32)}
+        lse = draw(*given[0].shape[:3], dtype=torch.float32) + MOST_LSE
+        return given, {**gradients, **aux, **numbers, "lse": lse}
     if isinstance(spec, BsrSpmmSpec):
         # Where long rows are cut, the first one is.
         longest = row_cutting(spec).cut(6, 0).limit + 5 if cuts_rows(spec) else 3

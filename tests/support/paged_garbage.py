@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 INT32 = torch.iinfo(torch.int32)
-PAGES, PAGE, KV_HEADS, GROUP, ENTRIES = 9, 16, 2, 3, 6
+PAGES, PAGE, KV_HEADS, ENTRIES = 9, 16, 2, 6
+GROUP = 3  # query heads of a K/V head, unless a kernel packs others
 LENGTHS, QUERIES = (40, 1, 64, 17), (1, 2, 3, 0)
 MOST_PAGES = 4
 
@@ -34,7 +35,7 @@ def anything(shape: tuple[int, ...], most: int, draw: torch.Generator, valid: fl
 
 
 def drawn_call(
-    seed: int, dtype: torch.dtype, cache: torch.dtype, d: int, *, lists: bool, bounds: bool = False
+    seed: int, dtype: torch.dtype, cache: torch.dtype, d: int, *, lists: bool, bounds: bool = False, group: int = GROUP
 ) -> dict[str, Any]:
     """Arguments of a kernel object's call on the CPU.
 
@@ -45,13 +46,14 @@ def drawn_call(
         d: elements per head.
         lists: whether each query has a list.
         bounds: whether bounds hold anything; they rise otherwise, within the tokens or not.
+        group: query heads of a K/V head.
     """
     draw = torch.Generator().manual_seed(seed)
     batch, tokens = len(LENGTHS), sum(QUERIES)
     ends = torch.tensor([0, *QUERIES]).cumsum(0).int()
     if seed % 3 == 1:  # clamped to the tokens
         ends[0], ends[-1] = -5, tokens + 1000
-    given: dict[str, Any] = {"q": torch.randn(tokens, KV_HEADS * GROUP, d, generator=draw).to(dtype)}
+    given: dict[str, Any] = {"q": torch.randn(tokens, KV_HEADS * group, d, generator=draw).to(dtype)}
     for name in ("k_cache", "v_cache"):
         given[name] = torch.randn(PAGES, PAGE, KV_HEADS, d, generator=draw).to(cache)
     given["block_table"] = anything((batch, MOST_PAGES), PAGES, draw, 0.7)
@@ -68,6 +70,7 @@ def expected(given: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
     """The result and the log-sum-exp in float64 for rising bounds; NaN for tokens of no request."""
     q, k, v = (given[name].cpu().double() for name in ("q", "k_cache", "v_cache"))
     tokens, heads, d = q.shape
+    group, softcap, sinks = heads // KV_HEADS, given.get("softcap"), given.get("sink")
     table, lengths, bounds = (given[name].tolist() for name in ("block_table", "seq_lens", "cu_seqlens_q"))
     out = torch.full(q.shape, math.nan, dtype=torch.float64)
     lse = torch.full((heads, tokens), math.nan, dtype=torch.float64)
@@ -77,12 +80,15 @@ def expected(given: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
         for token in range(begin, end):
             position = length - (end - begin) + token - begin
             for head in range(heads):
-                keys = [key for key in _listed(given, head // GROUP, token, length) if key <= position]
+                keys = [key for key in _listed(given, head // group, token, length) if key <= position]
                 places = [(row[key // PAGE], key % PAGE) for key in keys if 0 <= row[key // PAGE] < PAGES]
                 page, place = [page for page, _ in places], [place for _, place in places]
-                logits = k[page, place, head // GROUP] @ q[token, head] / math.sqrt(d)
-                lse[head, token] = logits.logsumexp(0) if places else -math.inf
-                out[token, head] = logits.softmax(0) @ v[page, place, head // GROUP] if places else 0.0
+                logits = k[page, place, head // group] @ q[token, head] / math.sqrt(d)
+                logits = logits if softcap is None else softcap * (logits / softcap).tanh()
+                hidden = [] if sinks is None else [float(sinks[head])]
+                total = torch.cat([logits, logits.new_tensor(hidden)]).logsumexp(0)
+                lse[head, token] = total if places or hidden else -math.inf
+                out[token, head] = (logits - total).exp() @ v[page, place, head // group] if places else 0.0
     return out, lse
 
 
@@ -107,7 +113,12 @@ def check(kernel: Any, seed: int, device: str = "cpu") -> None:
     dtype, bounds = kernel._dtype, seed % 4 == 3
     decodes = kernel.spec.op == "paged_attention"
     cache = torch.float8_e4m3fn if kernel.spec.cache == "e4m3" else dtype
-    drawn = drawn_call(seed, dtype, cache, kernel.spec.head_dim, lists=decodes and seed % 2 == 0, bounds=bounds)
+    group = GROUP if decodes or kernel.spec.pack_gqa == 1 else kernel.spec.pack_gqa
+    lists = decodes and seed % 2 == 0
+    drawn = drawn_call(seed, dtype, cache, kernel.spec.head_dim, lists=lists, bounds=bounds, group=group)
+    if not decodes:
+        drawn["softcap"] = kernel.spec.softcap
+        drawn["sink"] = torch.randn(KV_HEADS * group) if kernel.spec.sink else None
     given = {name: each.to(device) if isinstance(each, torch.Tensor) else each for name, each in drawn.items()}
     q = given["q"]
     around = torch.full((q.shape[0] + 8, *q.shape[1:]), float("nan"), dtype=dtype, device=device)

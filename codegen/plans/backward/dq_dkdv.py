@@ -63,8 +63,7 @@ REGISTER_SPLITS = (40, 232), (24, 240)
 OVERHEAD_REGISTERS = 12  # addresses, loop state, statistics, like the kernel of dK and dV
 EXPRESSION_OVERHEAD = 8  # no tested mask spills with this allowance
 # Tiles in flight, and tiles that start meanwhile: enough heads are interleaved that the tiles of a head start one after
-# another, as they wait for each other's dQ. With more heads, dQ would exceed the L2. Where tiles do not wait, heads
-# follow one another.
+# another, as they wait for each other's dQ. With more heads, dQ would exceed the L2.
 TILES_IN_TURNS, UNEVEN_TILES_IN_TURNS = 256, 512
 
 
@@ -307,8 +306,7 @@ def _arguments(plan: Plan, shape: AttentionShape, slots: int) -> LaunchArgs:
     all_steps = shape.batch * shape.heads * steps
     dq_accum = {"dq_accum": all_steps * spec.tile.m * spec.head_dim * 4}
     in_turns = UNEVEN_TILES_IN_TURNS if spec.pattern.load_imbalanced else TILES_IN_TURNS
-    head_group = 1 if sums_in_fixed_point(spec) else max(1, in_turns // tiles)
-    numbers = {**args.numbers, "query_steps": steps, "head_group": head_group}
+    numbers = {**args.numbers, "query_steps": steps, "head_group": max(1, in_turns // tiles)}
     args = replace(args, numbers=numbers, epilogue_grid=all_steps)
     if sums_in_fixed_point(spec):
         return _in_fixed_point(args, shape, dq_accum)

@@ -417,7 +417,8 @@ class TopK(Pattern):
 class BlockLists(Pattern):
     """Each query block sees the first blocks of two lists, partial and full ones: FlexAttention's layout.
 
-    Of partial blocks ``mask`` says which of their pairs are visible; of full ones all are.
+    Of partial blocks ``mask`` says which of their pairs are visible; of full ones all are. With ``mask="causal"`` one
+    list suffices: kernels mask only those of its blocks that have masked pairs.
 
     Attributes:
         kv_num_blocks: int32 (batch or 1, list heads, ceil(q_len / block[0])), how many entries of ``kv_indices`` count.

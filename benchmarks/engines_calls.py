@@ -129,8 +129,13 @@ def sglang(problem: PagedProblem) -> tuple[Call, str]:
     backend.init_forward_metadata(requests)
     steps = requests.forward_mode.is_decode_or_idle()
     forward = backend.forward_decode if steps else backend.forward_extend
-    q = problem.q.flatten(1)
-    return partial(forward, q, None, None, layer, requests), (
+    new = None, None  # K and V of the queries: they are in the cache
+    if sizes.queries == sizes.lengths:  # prompts
+        places = torch.cat(
+            [row[:length].flatten() for row, length in zip(slots.flatten(1), sizes.lengths, strict=True)]
+        )
+        new = k[places], v[places]
+    return partial(forward, problem.q.flatten(1), *new, layer, requests, save_kv_cache=False), (
         f"PagedBackend.{forward.__name__}, stand-ins for SGLang's classes"
     )
 

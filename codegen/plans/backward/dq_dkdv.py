@@ -62,9 +62,12 @@ NORM_BYTES, LARGEST_BYTES, SCALE_BYTES = 4, 8, 2  # of a row of dO, of a query b
 REGISTER_SPLITS = (40, 232), (24, 240)
 OVERHEAD_REGISTERS = 12  # addresses, loop state, statistics, like the kernel of dK and dV
 EXPRESSION_OVERHEAD = 8  # no tested mask spills with this allowance
-# Tiles in flight, and tiles that start meanwhile: enough heads are interleaved that the tiles of a head start one after
-# another, as they wait for each other's dQ. With more heads, dQ would exceed the L2.
-TILES_IN_TURNS, UNEVEN_TILES_IN_TURNS = 256, 512
+# Tiles whose heads are interleaved, by the order in which tiles add to dQ: enough that the tiles of a head start one
+# after another, as they wait for each other's dQ. With more heads, dQ would exceed the L2. Tiles of a window share few
+# queries; so do those of packed sequences.
+TILES_IN_TURNS = {"causal": 256, "sliding_window": 1024, None: 512}
+PACKED_CAUSAL_TILES = 512
+DENSE_TILES_PER_COLUMN = 4  # of dense attention, per element of a head
 
 
 def plan(spec: AttentionBackwardSpec, stem: str) -> Plan:
@@ -305,8 +308,7 @@ def _arguments(plan: Plan, shape: AttentionShape, slots: int) -> LaunchArgs:
         rising = dict.fromkeys((param.name for param in _rising(spec)), 4 * (shape.sequences + 1))
     all_steps = shape.batch * shape.heads * steps
     dq_accum = {"dq_accum": all_steps * spec.tile.m * spec.head_dim * 4}
-    in_turns = UNEVEN_TILES_IN_TURNS if spec.pattern.load_imbalanced else TILES_IN_TURNS
-    numbers = {**args.numbers, "query_steps": steps, "head_group": max(1, in_turns // tiles)}
+    numbers = {**args.numbers, "query_steps": steps, "head_group": _head_group(spec, tiles)}
     args = replace(args, numbers=numbers, epilogue_grid=all_steps)
     if sums_in_fixed_point(spec):
         return _in_fixed_point(args, shape, dq_accum)
@@ -318,6 +320,18 @@ def _arguments(plan: Plan, shape: AttentionShape, slots: int) -> LaunchArgs:
         scratch={**args.scratch, **rising, **dq_accum},
         prologue_grid=args.prologue_grid + bool(rising),
     )
+
+
+def _head_group(spec: AttentionBackwardSpec, tiles: int) -> int:
+    """K/V heads whose tiles are interleaved, for a number of tiles per head."""
+    order = spec.pattern.dq_order
+    if order == "dense":
+        in_turns = DENSE_TILES_PER_COLUMN * spec.head_dim
+    elif order == "causal" and is_packed(spec):
+        in_turns = PACKED_CAUSAL_TILES
+    else:
+        in_turns = TILES_IN_TURNS[order]
+    return max(1, in_turns // tiles)
 
 
 def _in_fixed_point(args: LaunchArgs, shape: AttentionShape, dq_accum: dict[str, int]) -> LaunchArgs:

@@ -74,7 +74,7 @@ def _print_nothing(*_: object) -> str:
 
 
 class _CompiledTemplates(jinja2.BytecodeCache):
-    """Cache of compiled templates, for other environments of this process. Code is kept as it is, without marshaling."""
+    """Cache of compiled templates, for other environments of this process: code objects, not marshaled."""
 
     def __init__(self) -> None:
         self._code: dict[tuple[str, str], Any] = {}  # by place and checksum of the template

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 _DEFINITION = re.compile(r"constexpr |using |struct |template |__device__ ")
 _CONSTANT = re.compile(r"\b(\w+)(?:\[[^\]]*\])*\s*=[^=]")
@@ -27,17 +27,15 @@ class _Item:
 
     Attributes:
         lines: its lines, without newlines.
+        words: words outside its comments and strings.
         names: defined names; empty if it is not a definition.
         heading: number of leading lines that also introduce the following items: a comment that ends in a colon.
     """
 
     lines: list[str]
+    words: frozenset[str]
     names: frozenset[str] = frozenset()
     heading: int = 0
-    words: frozenset[str] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.words = frozenset(_WORD.findall(_code(self.lines)))
 
 
 def prune(text: str) -> str:
@@ -63,6 +61,7 @@ def prune(text: str) -> str:
 
 def _items(lines: list[str]) -> Iterator[_Item]:
     """Items of a source; a definition and the comment directly above it are one item."""
+    code = _code("\n".join(lines)).split("\n")
     at = 0
     while at < len(lines):
         start = at
@@ -70,28 +69,31 @@ def _items(lines: list[str]) -> Iterator[_Item]:
             at += 1
         if at == len(lines) or not _DEFINITION.match(lines[at]):
             at += at < len(lines)
-            yield _Item(lines[start:at])
+            yield _Item(lines[start:at], _words(code[start:at]))
             continue
         head = at
-        at = _end(lines, at)
+        at = _end(code, at)
         heading = head - start if head > start and lines[head - 1].endswith(":") else 0
-        yield _Item(lines[start:at], _names(lines[head:at]), heading)
+        yield _Item(lines[start:at], _words(code[head:at]), _names("\n".join(code[head:at])), heading)
 
 
-def _end(lines: list[str], at: int) -> int:
+def _words(code: list[str]) -> frozenset[str]:
+    return frozenset(_WORD.findall("\n".join(code)))
+
+
+def _end(code: list[str], at: int) -> int:
     """Index of the line after a definition, once its braces and parentheses are closed."""
     depth = 0
     while True:
-        code = _code([lines[at]])
-        depth += sum(map(code.count, "({[")) - sum(map(code.count, ")}]"))
+        line = code[at]
+        depth += sum(map(line.count, "({[")) - sum(map(line.count, ")}]"))
         at += 1
-        if depth == 0 and code.rstrip().endswith((";", "}")):
+        if depth == 0 and line.rstrip().endswith((";", "}")):
             return at
 
 
-def _names(lines: list[str]) -> frozenset[str]:
+def _names(code: str) -> frozenset[str]:
     """Names that a definition introduces; a kernel's entry and its parameters introduce none."""
-    code = _code(lines)
     code = re.sub(r"^template <[^>]*>\s*", "", code)
     if code.startswith("constexpr "):
         return frozenset(_CONSTANT.findall(code))
@@ -102,9 +104,9 @@ def _names(lines: list[str]) -> frozenset[str]:
     return frozenset()
 
 
-def _code(lines: list[str]) -> str:
-    """Lines without their comments and the text of their strings."""
-    return _STRING.sub('""', _COMMENT.sub("", "\n".join(lines)))
+def _code(text: str) -> str:
+    """Text without comments and the contents of strings; neither spans lines, so their number stays."""
+    return _STRING.sub('""', _COMMENT.sub("", text))
 
 
 def _without_headings_of_nothing(text: str) -> str:

@@ -74,17 +74,16 @@ def _print_nothing(*_: object) -> str:
 
 
 class _CompiledTemplates(jinja2.BytecodeCache):
-    """Cache of compiled templates, for other environments of this process."""
+    """Cache of compiled templates, for other environments of this process: code objects, not marshaled."""
 
     def __init__(self) -> None:
-        self._code: dict[str, bytes] = {}
+        self._code: dict[tuple[str, str], Any] = {}  # by place and checksum of the template
 
     def load_bytecode(self, bucket: Bucket) -> None:
-        if bucket.key in self._code:
-            bucket.bytecode_from_string(self._code[bucket.key])
+        bucket.code = self._code.get((bucket.key, bucket.checksum))
 
     def dump_bytecode(self, bucket: Bucket) -> None:
-        self._code[bucket.key] = bucket.bytecode_to_string()
+        self._code[bucket.key, bucket.checksum] = bucket.code
 
 
 _compiled_templates = _CompiledTemplates()
@@ -132,7 +131,7 @@ class _Rendered:
     overview: tuple[str, ...]
 
 
-@lru_cache(maxsize=1024)  # the shipped ones, and as many new ones of a long-running process: 27 KiB each
+@lru_cache(maxsize=2048)  # the shipped ones, and as many new ones of a long-running process: 55 KiB each
 def generate(named: NamedSpec) -> Generated:
     """Plan and render a spec; results are cached.
 

@@ -10,7 +10,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, ValidationInfo, field
 
 from codegen.expressions.arithmetic import as_float
 from codegen.expressions.bounds import divides_by_zero
-from codegen.expressions.cuda import printed
+from codegen.expressions.cuda import Printed, printed
 from codegen.expressions.derivative import derivative
 from codegen.expressions.kernel_form import LOG2_E, kernel_form
 from codegen.expressions.nodes import Aux, ExpressionError, Node, Type, Variable
@@ -86,7 +86,11 @@ class Score(SpecModel):
     @property
     def looks_up_pairs(self) -> bool:
         """Whether a tensor element is read per pair: loads in flight take registers."""
-        return any("load_" in part.value for part in printed(self.log2).pair)
+        return any("load_" in part.value for part in self.printed_log2().pair)
+
+    def printed_log2(self, *, rows_have_heads: bool = False) -> Printed:
+        """``log2`` as CUDA; with ``rows_have_heads``, adjacent rows belong to several heads."""
+        return _printed(self.value, self._declared, rows_have_heads)
 
     def stem(self) -> str:
         """Short unique name of the expression."""
@@ -109,6 +113,11 @@ def _forms(value: str, declared: Declared) -> tuple[Node, Node, Node]:
     node = as_float(_parsed(value, declared)[0])
     slope = derivative(node, Variable("score"))
     return kernel_form(node, LOG2_E), slope, kernel_form(slope)
+
+
+@lru_cache(maxsize=256)
+def _printed(value: str, declared: Declared, rows_have_heads: bool) -> Printed:
+    return printed(_forms(value, declared)[0], rows_have_heads=rows_have_heads)
 
 
 @lru_cache(maxsize=256)

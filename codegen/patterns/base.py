@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -346,6 +347,7 @@ class PatternBase(SpecModel):
         raise NotImplementedError
 
 
+@lru_cache(maxsize=256)
 def _pair_expression(pattern: PatternBase) -> Node:
     constants = {name: value for name, (value, _) in pattern.constants().items()}
     loaded = {each.name: Aux(each.name, "int32", ("batch",)) for each in pattern.index_tensors if each.per_batch}

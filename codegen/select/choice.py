@@ -403,9 +403,10 @@ def _as_measured(written: Fields, problem: Problem, timing: Timing) -> Spec | No
     """
     semantic, tuning = problem.fields(), timing.tuning
     try:
-        spec = parse_spec({**semantic, **tuning})
-        tile = {**tuning["tile"], **written.get("tile", {})}
-        if parse_spec({**semantic, **tuning, **written, "tile": tile}) != spec:
+        own = {**semantic, **tuning}
+        spec = parse_spec(own)
+        required = {**own, **written, "tile": {**tuning["tile"], **written.get("tile", {})}}
+        if required != own and parse_spec(required) != spec:
             return None
         plan_of(spec, "choice")
     except SpecError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -105,16 +106,20 @@ def _that_compute(fields: Fields, verified: Verified | None) -> dict[str, Shippe
     return {shipped.timing.label: shipped for shipped in reversed(found)}
 
 
-def alike(problem: Problem) -> list[Timing]:
+def alike(problem: Problem) -> tuple[Timing, ...]:
     """Tunings of shipped kernels for similar problems, with other numbers of the pattern or other options."""
-    return [
-        shipped.timing
-        for kernels in _by_semantics().values()
-        for shipped in kernels
-        if (shipped.named.spec.op, shipped.named.spec.arch) == (problem.op, problem.arch)
-        and is_chosen(shipped.named.spec)
-        and problem_of(shipped.named.spec).key() == problem.key()
-    ]
+    return _by_key().get(problem.key(), ())
+
+
+@cache
+def _by_key() -> dict[tuple[object, ...], tuple[Timing, ...]]:
+    """Tunings of shipped kernels that are chosen by problem, by the key of their problems."""
+    found: dict[tuple[object, ...], tuple[Timing, ...]] = {}
+    for named, timing in itertools.chain.from_iterable(_by_semantics().values()):
+        if is_chosen(named.spec):
+            key = problem_of(named.spec).key()
+            found[key] = (*found.get(key, ()), timing)
+    return found
 
 
 def _agrees(written: Mapping[str, Any], named: NamedSpec) -> bool:

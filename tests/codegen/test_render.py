@@ -39,7 +39,7 @@ def words(named: NamedSpec) -> Counter[str]:
     return Counter(re.findall(r"\w+", CODE.sub("", render(named))))
 
 
-@pytest.mark.parametrize("seed", ["0", "1", "4242"])
+@pytest.mark.parametrize("seed", ["0", "4242"])  # beside that of the tests' own process
 def test_same_bytes_in_every_process(seed: str, tmp_path: Path) -> None:
     code = (
         "import hashlib, sys; from codegen.library import shipped_specs; from codegen.render import render\n"
@@ -135,7 +135,8 @@ def test_a_removed_seal_is_a_broken_one() -> None:
 def test_nothing_of_this_machine(named: NamedSpec) -> None:
     source = render(named)
     for word in (socket.gethostname(), getpass.getuser(), str(Path.cwd()), str(TEMPLATES.parent), str(Path.home())):
-        assert len(word) < 3 or not re.search(rf"(?<!\w){re.escape(word)}(?!\w)", source), word
+        is_in_text = len(word) > 2 and word in source
+        assert not is_in_text or not re.search(rf"(?<!\w){re.escape(word)}(?!\w)", source), word
     assert not re.search(r"\b20\d\d-\d\d|(?<![\w.])/(?:home|usr|tmp|root|work|Users)/|__DATE__|__FILE__", source)
 
 

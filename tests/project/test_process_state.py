@@ -17,6 +17,7 @@ KEPT = {
     "codegen/library.py:_specs": "folders of specs, those of the package",
     "codegen/library.py:_by_hash": "folders of specs, those of the package",
     "codegen/select/shipped.py:_by_semantics": "no argument",
+    "codegen/select/shipped.py:_by_key": "no argument",
     "codegen/select/table.py:_tuning": "names in the table of measurements",
     "codegen/select/table.py:measurements": "no argument",
     "runtime/expressions/trace.py:_undisturbed": "no argument",

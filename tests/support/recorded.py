@@ -3,8 +3,9 @@
 A test with a host run calls the fixture ``recorded`` before it compiles anything, with every text that decides its
 outcome. If ``tests/records/host_runs.json`` has the key of these texts, the test ends there as passed.
 
-The key covers the node id, these texts, the headers in tests/support/host, the test's module, and the modules of
-tests/support that it imports, directly or through others. Comments and docstrings do not count. The key does not cover
+The key covers the node id, these texts, the test's module, the modules of tests/support that it imports, directly or
+through others, and the headers in tests/support/host that any of these or another header names. Comments and docstrings
+do not count. The key does not cover
 codegen/, runtime/ (launches, cases, oracles), torch, nor the compiler of the host. A sample of the recorded runs,
 another one each day, and ``--all-host`` cover those.
 """
@@ -16,6 +17,7 @@ import hashlib
 import io
 import json
 import random
+import re
 import tokenize
 from collections.abc import Callable, Generator, Iterable
 from functools import cache
@@ -27,6 +29,7 @@ import pytest
 SUPPORT = Path(__file__).resolve().parent
 KNOWN = SUPPORT.parent / "records" / "host_runs.json"
 """Keys of runs that passed, by node id; ``--record-host`` writes it."""
+HEADER = re.compile(r"\b\w+\.h\b")
 ONE_IN, FEWEST = 25, 4
 """Size of the daily sample: one in so many records, and no fewer than so many."""
 FROM_RECORD, SAMPLE, ALL, UNRECORDED = (
@@ -70,6 +73,25 @@ def modules_of(path: Path) -> tuple[Path, ...]:
     return tuple(sorted(found))
 
 
+def headers_of(texts: Iterable[str]) -> tuple[Path, ...]:
+    """Headers of tests/support/host that texts name, directly or through other headers; sorted."""
+    found: set[Path] = set()
+    left = [*texts]
+    while left:
+        names = set(HEADER.findall(left.pop()))
+        new = {path for name in names if (path := SUPPORT / "host" / name).is_file()} - found
+        found |= new
+        left += [path.read_text(encoding="utf-8") for path in new]
+    return tuple(sorted(found))
+
+
+@cache
+def files_of(path: Path) -> tuple[Path, ...]:
+    """Modules and headers that decide the outcome of the runs of a module; sorted by folder."""
+    modules = modules_of(path)
+    return *modules, *headers_of(module.read_text(encoding="utf-8") for module in modules)
+
+
 @cache
 def digest_of(path: Path) -> str:
     """SHA-256 of a module or header without comments."""
@@ -108,8 +130,8 @@ def key_of(node_id: str, path: Path, source: str, more: Iterable[str] = ()) -> s
         source: generated source or program.
         more: cases, and what else decides the outcome.
     """
-    files = {file.name: digest_of(file) for file in (*modules_of(path), *sorted(SUPPORT.glob("host/*.h")))}
-    return hashlib.sha256(json.dumps([node_id, files, code_of(source), *more]).encode()).hexdigest()
+    files = {file.name: digest_of(file) for file in {*files_of(path), *headers_of([source, *more])}}
+    return hashlib.sha256(json.dumps([node_id, sorted(files.items()), code_of(source), *more]).encode()).hexdigest()
 
 
 def sample(known: Iterable[str], seed: int) -> frozenset[str]:

@@ -166,3 +166,14 @@ def test_a_key_covers_the_modules_that_build_and_run_a_kernel(monkeypatch: pytes
         with monkeypatch.context() as patch:
             patch.setattr(recorded, "digest_of", lambda file, name=name: file.name == name or digest_of(file))
             assert recorded.key_of("a", path, "f(1);", ["case // 2"]) != before
+    monkeypatch.setattr(recorded, "digest_of", lambda file: file.name == "paged.h" or digest_of(file))
+    assert recorded.key_of("a", path, "f(1);", ["case // 2"]) == before, "a header that no text of the run names"
+
+
+def test_headers_are_those_that_are_named_also_by_headers_and_all_are_used() -> None:
+    names = {path.name for path in recorded.headers_of(['x\n#include "hopper.h"\n'])}
+    assert {"hopper.h", "votes.h", "arithmetic.h"} <= names and "paged.h" not in names
+    assert recorded.headers_of(['#include "nothing.h"', "no header"]) == ()
+    modules = [path.read_text(encoding="utf-8") for path in recorded.SUPPORT.glob("host_*.py")]
+    every = {path.name for path in recorded.headers_of(modules)}
+    assert every == {path.name for path in recorded.SUPPORT.glob("host/*.h")}

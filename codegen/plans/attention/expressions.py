@@ -6,6 +6,7 @@ import re
 import textwrap
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Literal
 
 from codegen.aux_gradients import Read, sums_name
@@ -141,7 +142,7 @@ def _lines(expression: ExpressionFlags) -> tuple[str, ...]:
 
 def _score_flags(score: Score, pack_gqa: int) -> ExpressionFlags:
     """Score in kernel form, times log2(e); its text is that of the user."""
-    made = _printed_flags(score.log2, rows_have_heads=pack_gqa > 1)
+    made = _printed_flags(score.printed_log2(rows_have_heads=pack_gqa > 1))
     looks_up_keys = any(_depends_on_key(item) for item in _items(score.expression))
     return replace(made, text=text_of(score.expression), looks_up_keys=looks_up_keys)
 
@@ -151,7 +152,7 @@ def _slope_flags(slope: Node, as_computed: Node) -> ExpressionFlags:
     if slope == ONE:
         return _expression_flags(None)
     short = nodes_of(slope) <= MOST_NODES_SHOWN
-    return replace(_printed_flags(as_computed), text=text_of(slope) if short else "see its computation")
+    return replace(_printed_flags(printed(as_computed)), text=text_of(slope) if short else "see its computation")
 
 
 def _depends_on_key(node: Node) -> bool:
@@ -175,7 +176,7 @@ def _expression_flags(node: Node | None, *, in_one_place: bool = False) -> Expre
     """Flags of an expression; empty for None."""
     if node is None:
         return ExpressionFlags(text="", row=(), column=(), used_row=(), used_column=(), pair=(), result="", helpers=())
-    return replace(_printed_flags(node, in_one_place=in_one_place), text=text_of(node))
+    return replace(_printed_flags(_printed(node, in_one_place=in_one_place)), text=text_of(node))
 
 
 def _of_one_sequence(flags: ExpressionFlags) -> ExpressionFlags:
@@ -188,9 +189,14 @@ def _of_one_sequence(flags: ExpressionFlags) -> ExpressionFlags:
     return replace(flags, pair=parts, result=of_one(flags.result))
 
 
-def _printed_flags(node: Node, *, rows_have_heads: bool = False, in_one_place: bool = False) -> ExpressionFlags:
+@lru_cache(maxsize=256)
+def _printed(node: Node, *, in_one_place: bool = False) -> Printed:
+    """Print an expression of a spec. Plans of many tiles print the same one."""
+    return printed(node, in_one_place=in_one_place)
+
+
+def _printed_flags(made: Printed) -> ExpressionFlags:
     """Flags of an expression, without its text."""
-    made: Printed = printed(node, rows_have_heads=rows_have_heads, in_one_place=in_one_place)
     words = set(re.findall(r"\w+", " ".join([made.result, *(part.value for part in made.pair)])))
     used_row, used_column = (tuple(part for part in parts if part.name in words) for parts in (made.row, made.column))
     return ExpressionFlags(
@@ -221,10 +227,10 @@ def expressions_summary(spec: AttentionSpec) -> list[tuple[str, str]]:
 
 def expression_registers(spec: AttentionSpec | BlockMaskSpec, *, gradients: bool = False) -> int:
     """Registers to allow for a mask and a score; for gradients, also for the score's derivative."""
-    of_mask = 0 if spec.pattern.expression is None else _kept_of(printed(spec.pattern.expression))
+    of_mask = 0 if spec.pattern.expression is None else _kept_of(_printed(spec.pattern.expression))
     if isinstance(spec, BlockMaskSpec) or spec.score is None:
         return of_mask
-    kept = _kept_of(printed(spec.score.log2, rows_have_heads=spec.pack_gqa > 1))
+    kept = _kept_of(spec.score.printed_log2(rows_have_heads=spec.pack_gqa > 1))
     if not gradients:
         return of_mask + min(kept, SCORE_REGISTERS)
     return of_mask + kept + (0 if spec.score.slope == ONE else _kept_of(printed(spec.score.slope_of_pair)))

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+from compiled_code import code_key
 
 from codegen.library import find_spec
+from codegen.render import generate
 from runtime.compile.compiler import compile_spec
 
 pytestmark = pytest.mark.nvrtc
@@ -29,8 +32,10 @@ KERNELS: tuple[dict[str, Any], ...] = (
 
 
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: " ".join(kernel.values()))
-def test_a_mask_that_calls_everything(kernel: dict[str, Any]) -> None:
+def test_a_mask_that_calls_everything(kernel: dict[str, Any], recorded: Callable[..., None]) -> None:
     pattern = {"kind": "block_lists", "block": {"q": 64, "kv": 64}, "mask": EVERYTHING, "aux": {"c": "fp32[64]"}}
-    compiled = compile_spec(find_spec({**kernel, "dtype": "bf16", "head_dim": 64, "pattern": pattern}))
+    named = find_spec({**kernel, "dtype": "bf16", "head_dim": 64, "pattern": pattern})
+    recorded(generate(named).source, code_key(generate(named)))
+    compiled = compile_spec(named)
     assert "warning" not in compiled.log
     assert not any(map(int, re.findall(r"(\d+) bytes spill", compiled.log)))

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from compiled_code import code_key
 from each import check_each, every_spec
 
 import codegen.render
@@ -31,9 +32,9 @@ from codegen.plan import Plan
 from codegen.planning import plan_for
 from codegen.prune import without_comments
 from codegen.receipts import MissingReceipt, read_receipt, receipt_path, source_sha256
-from codegen.render import Generated, generate, render
+from codegen.render import generate, render
 from runtime.compile import toolchain
-from runtime.compile.compiler import Compiled, _key, compile_spec, run_nvrtc
+from runtime.compile.compiler import Compiled, compile_spec, run_nvrtc
 from runtime.compile.inspection import usage
 from runtime.errors import CompileError, ToolchainError
 
@@ -689,15 +690,6 @@ def sha256(code: bytes) -> str:
 def code_sha256(source: str) -> str:
     """SHA-256 of a source without its comments."""
     return sha256(without_comments(source).encode())
-
-
-def code_key(generated: Generated) -> str:
-    """SHA-256 of everything that the machine code depends on.
-
-    That is the source without its comments, options, the compiler's version and package, the content of all headers.
-    """
-    source = without_comments(generated.source)
-    return _key(dataclasses.replace(generated, source=source), "cubin")
 
 
 def record_of(compiled: Compiled) -> Record:

@@ -13,7 +13,7 @@ from runtime.convert.cudnn import Q2K, from_q2k, to_q2k
 from runtime.convert.flex import from_block_mask, to_block_mask
 from runtime.convert.key_masks import from_key_mask, kv_lengths_from_mask, mask_from_kv_lengths
 from runtime.convert.maps import from_bool_blocks, to_bool_blocks
-from runtime.convert.packed_lists import from_sequence_lists, packed_list_rows
+from runtime.convert.packed_lists import from_sequence_lists, packed_list_rows, to_key_lists
 from runtime.convert.paged import (
     PagedCache,
     PageTable,
@@ -59,6 +59,7 @@ __all__ = [
     "to_block_mask",
     "to_bool_blocks",
     "to_csr",
+    "to_key_lists",
     "to_q2k",
     "to_token_lists",
     "to_token_mask",

@@ -9,6 +9,7 @@ import torch
 
 from codegen.problem import blocks_of
 from runtime.errors import ArgumentError
+from runtime.key_lists import KeyLists
 from runtime.patterns import BlockLists, TopK
 
 BLOCKS = (64, 128)
@@ -53,6 +54,49 @@ def packed_list_rows(cu_seqlens_q: torch.Tensor, tokens: int, block_q: int = 128
     block = row - firsts[at]
     exists = (sequence >= 0) & (block * block_q < bounds[at + 1] - bounds[at])
     return torch.where(exists, sequence, -1).int(), torch.where(exists, block, -1).int()
+
+
+def to_key_lists(pattern: BlockLists, *, cu_seqlens_q: torch.Tensor, tokens: int) -> KeyLists:
+    """A list for each query, as ``paged_attention`` takes them, from a list for each block of queries.
+
+    Query blocks are those of packed sequences: they are counted from the first query of each request, and
+    ``packed_list_rows`` has their rows. The last query of a request is at its last key, as in ``paged_attention``.
+    Nothing is synchronized.
+
+    Args:
+        pattern: lists with ``mask="causal"`` and one batch, for all heads or for each head of k and v. Blocks have 64
+            or 128 queries. A listed block that is not partial must lie before its queries.
+        cu_seqlens_q: int32 (batch + 1,), first query of each request, then the end of the last one.
+        tokens: queries of q.
+
+    Returns:
+        ``KeyLists`` of entries of ``block[1]`` keys, partial blocks first; -1 where a list has none.
+
+    Raises:
+        ArgumentError: naming the argument.
+    """
+    if not isinstance(pattern, BlockLists) or pattern.mask != "causal":
+        what = f"BlockLists with mask {pattern.mask!r}" if isinstance(pattern, BlockLists) else type(pattern).__name__
+        raise ArgumentError("pattern", f"is {what}, expected BlockLists with mask 'causal'")
+    if pattern.kv_indices.shape[0] != 1:
+        raise ArgumentError("pattern", f"has lists of {pattern.kv_indices.shape[0]} batches, expected 1")
+    block_q, block_kv = pattern.block
+    rows = packed_list_rows(cu_seqlens_q, tokens, block_q)[0].shape[0]
+    if pattern.kv_indices.shape[2] != rows:
+        raise ArgumentError("pattern", f"has lists of {pattern.kv_indices.shape[2]} query blocks, expected {rows}")
+    lists = [(pattern.kv_num_blocks, pattern.kv_indices)]
+    if pattern.full_kv_num_blocks is not None and pattern.full_kv_indices is not None:
+        lists.append((pattern.full_kv_num_blocks, pattern.full_kv_indices))
+    entries = [
+        torch.where(torch.arange(indices.shape[3], device=indices.device) < counts[..., None], indices, -1)
+        for counts, indices in lists
+    ]
+    bounds = cu_seqlens_q.clamp(0, tokens).long()
+    token = torch.arange(tokens, device=bounds.device)
+    sequence = (torch.searchsorted(bounds, token, right=True) - 1).clamp(0, bounds.shape[0] - 2)
+    row = bounds[sequence] // block_q + sequence + (token - bounds[sequence]).clamp(min=0) // block_q
+    found = torch.cat(entries, 3)[0].index_select(1, row.clamp(max=max(rows - 1, 0)))
+    return KeyLists(found.int(), keys=block_kv)
 
 
 def from_sequence_lists(lists: Sequence[BlockLists | TopK], lengths: Sequence[int]) -> BlockLists:

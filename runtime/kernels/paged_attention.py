@@ -500,10 +500,10 @@ def given_of(given: Given) -> tuple[tuple[bool, ...], tuple[torch.Tensor, ...]]:
     """
     present = [tensor for tensor in given if tensor is not None]
     if len(set(map(id, present))) < len(present):
-        present = [
-            tensor.detach() if any(tensor is other for other in present[:i]) else tensor
-            for i, tensor in enumerate(present)
-        ]
+        first: dict[int, int] = {}
+        for i, tensor in enumerate(present):
+            if first.setdefault(id(tensor), i) != i:
+                present[i] = tensor.detach()
     return tuple([tensor is None for tensor in given]), tuple(present)
 
 

@@ -847,7 +847,7 @@ NOT_CALLED = {
     "is runtime.create_block_mask": "compat.create_block_mask",
     "takes packed sequences: tests/runtime/ops/test_varlen.py": "varlen_attention compat.flash_attn_varlen_func",
     "takes packed sequences: tests/runtime/ops/test_varlen_lists.py": """convert.from_sequence_lists
-        convert.packed_list_rows""",
+        convert.packed_list_rows convert.to_key_lists""",
     "takes a cache in pages: tests/runtime/ops/test_paged.py": "paged_attention paged_workspace KeyLists",
     "takes a cache in pages: tests/runtime/convert/test_paged.py": """convert.from_page_csr convert.from_stacked_cache
         convert.from_joined_cache convert.from_msa_lists convert.from_qsa_lists convert.from_token_requests

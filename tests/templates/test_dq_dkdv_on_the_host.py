@@ -70,27 +70,13 @@ def _on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention_backward, "check_tensor", lambda *arguments: None)
 
 
-@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("name", [*KERNELS, *LISTS])
 def test_gradients_are_those_of_the_definition(name: str, recorded: Callable[..., None], tmp_path: Path) -> None:
-    fields = {"op": "attention_backward", "arch": "sm_90a", "gradients": "dq_dkdv", **KERNELS[name]}
-    named = find_spec(fields)
-    recorded(generate(named).source, repr(CASES))
+    kinds, cases = (KERNELS, CASES) if name in KERNELS else (LISTS, CASES_OF_LISTS)
+    named = find_spec({"op": "attention_backward", "arch": "sm_90a", "gradients": "dq_dkdv", **kinds[name]})
+    recorded(generate(named).source, repr(cases))
     kernel = host_gradients.HostKernel(named, tmp_path)
-    for order, (case, late) in enumerate(product(CASES, (True, False))):
-        kernel.host.late, kernel.host.order = late, order
-        outcome = verified.run_case(kernel, case, CPU)
-        assert outcome.passed, outcome
-
-
-@pytest.mark.parametrize("name", LISTS)
-def test_gradients_of_lists_are_those_of_the_definition(
-    name: str, recorded: Callable[..., None], tmp_path: Path
-) -> None:
-    fields = {"op": "attention_backward", "arch": "sm_90a", "gradients": "dq_dkdv", **LISTS[name]}
-    named = find_spec(fields)
-    recorded(generate(named).source, repr(CASES_OF_LISTS))
-    kernel = host_gradients.HostKernel(named, tmp_path)
-    for order, (case, late) in enumerate(product(CASES_OF_LISTS, (True, False))):
+    for order, (case, late) in enumerate(product(cases, (True, False))):
         kernel.host.late, kernel.host.order = late, order
         outcome = verified.run_case(kernel, case, CPU)
         assert outcome.passed, outcome

@@ -11,7 +11,7 @@ from scripts import imported
 
 torch = pytest.importorskip("torch")
 
-from runtime import ArgumentError, block_sparse_attention, patterns  # noqa: E402
+from runtime import ArgumentError, block_sparse_attention, paged_attention, patterns  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse")
 MOST = {
@@ -55,6 +55,19 @@ def test_a_call_like_an_earlier_one_enters_few_functions(script: ModuleType) -> 
     assert found.keys() == MOST.keys()
     wrong = {name: count for name, count in found.items() if not MOST[name] - 2 * SPARE <= count <= MOST[name] + SPARE}
     assert not wrong, f"expected {MOST}"
+
+
+def test_one_scale_for_both_caches_costs_no_functions(script: ModuleType) -> None:
+    q, cache = torch.zeros(4, 8, 128).half(), torch.zeros(64, 2, 16, 2, 128).to(torch.float8_e4m3fn)
+    options = {"block_table": torch.zeros(4, 8, dtype=torch.int32), "seq_lens": torch.full((4,), 100).int()}
+    first, second = torch.ones(1), torch.ones(1)
+
+    def counted(k_scale: Any, v_scale: Any) -> Any:
+        scales = {"k_scale": k_scale, "v_scale": v_scale}
+        return script.python_calls(lambda: paged_attention(q, *cache.unbind(1), patterns.Causal(), **options, **scales))
+
+    with script.pretended():
+        assert counted(first, first) <= counted(first, second)
 
 
 def test_the_table_has_a_row_for_each_call(script: ModuleType) -> None:

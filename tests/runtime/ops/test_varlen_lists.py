@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 import packed_kernel  # noqa: E402
 
 from runtime import explain_varlen_attention, varlen_attention  # noqa: E402
-from runtime.convert import from_sequence_lists, packed_list_rows  # noqa: E402
+from runtime.convert import from_sequence_lists, packed_list_rows, to_key_lists  # noqa: E402
 from runtime.errors import ArgumentError  # noqa: E402
 from runtime.ops import varlen_gradients  # noqa: E402
 from runtime.patterns import BlockLists, TopK  # noqa: E402
@@ -164,3 +164,45 @@ def test_explain_names_the_kernels() -> None:
         "dQ alone": "h100_varlen_lists128_causal_d64_dq_bf16",
         "dK and dV alone": "h100_varlen_lists128_causal_d64_dkdv_bf16",
     }
+
+
+@pytest.mark.parametrize("shift", [0, 200])
+@pytest.mark.parametrize("block", [(64, 128), (128, 64)])
+def test_each_query_gets_the_list_of_its_block(block: tuple[int, int], shift: int) -> None:
+    torch.manual_seed(1)
+    bounds, tokens = torch.tensor(BOUNDS, dtype=torch.int32) + shift, BOUNDS[-1] + shift
+    sequence, number = packed_list_rows(bounds, tokens, block[0])
+    rows = sequence.shape[0]
+    counts, full = torch.randint(0, 4, (2, 1, 2, rows), dtype=torch.int32)
+    entries, full_entries = torch.randint(-2, 7, (2, 1, 2, rows, 3), dtype=torch.int32)
+    pattern = BlockLists(counts, entries, full, full_entries, block=block, mask="causal")
+    found = to_key_lists(pattern, cu_seqlens_q=bounds, tokens=tokens)
+    assert (found.keys, found.counts, found.indices.shape) == (block[1], None, (2, tokens, 6))
+    for row, (which, of_sequence) in enumerate(zip(sequence.tolist(), number.tolist(), strict=True)):
+        begin = BOUNDS[which] + shift + of_sequence * block[0]
+        for token in range(begin, min(begin + block[0], BOUNDS[which + 1] + shift)) if which >= 0 else ():
+            for head in range(2):
+                listed = [
+                    each
+                    for number_of, lists in ((counts, entries), (full, full_entries))
+                    for each in lists[0, head, row, : number_of[0, head, row]].tolist()
+                ]
+                kept = [entry for entry in found.indices[head, token].tolist() if entry >= 0]
+                assert kept == [entry for entry in listed if entry >= 0]
+
+
+def test_what_has_no_list_for_each_query_is_refused() -> None:
+    bounds = torch.tensor(BOUNDS, dtype=torch.int32)
+    whole = causal_lists(1)
+    counts, entries = whole.kv_num_blocks, whole.kv_indices
+    for pattern, message in (
+        (TopK(entries), "is TopK, expected BlockLists with mask 'causal'"),
+        (BlockLists(counts, entries), "is BlockLists with mask 'none'"),
+        (BlockLists(counts.expand(2, -1, -1), entries.expand(2, -1, -1, -1), mask="causal"), "of 2 batches"),
+        (
+            BlockLists(counts[:, :, 1:], entries[:, :, 1:], mask="causal"),
+            f"of {ROWS - 1} query blocks, expected {ROWS}",
+        ),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            to_key_lists(pattern, cu_seqlens_q=bounds, tokens=BOUNDS[-1])

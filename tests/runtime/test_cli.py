@@ -388,7 +388,6 @@ def test_lines_of_compile_fit_80_columns_with_every_name_whole(capsys: pytest.Ca
 COMMANDS: list[tuple[str, ...]] = [
     ("render", "l4_topk32_d64", "--out", "out"),
     ("render", "l4_topk32_d64", "--out", "out", "--check"),
-    ("check",),
     ("list",),
     ("explain", "h100_topk32"),
     ("schema",),

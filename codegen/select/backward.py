@@ -197,7 +197,7 @@ def aux_with_gradients(score: Score | None, names: Sequence[str]) -> tuple[str, 
 
 
 def _sums_in_fixed_point(fields: Mapping[str, Any], pattern: PatternBase, head_dim: int) -> bool:
-    """Whether all gradients of lists have one kernel, which is faster than two (docs/guide/training.md)."""
+    """Whether all gradients of lists have one kernel: faster than two on lists of models (notes-attention.md)."""
     block = pattern.fixed_block
     if block is None or block.kv != DQ_DKDV_KEYS or head_dim % 64 or fields.get("layout") == "varlen":
         return False

@@ -78,19 +78,23 @@ def to_key_lists(pattern: BlockLists, *, cu_seqlens_q: torch.Tensor, tokens: int
     if not isinstance(pattern, BlockLists) or pattern.mask != "causal":
         what = f"BlockLists with mask {pattern.mask!r}" if isinstance(pattern, BlockLists) else type(pattern).__name__
         raise ArgumentError("pattern", f"is {what}, expected BlockLists with mask 'causal'")
-    if pattern.kv_indices.shape[0] != 1:
-        raise ArgumentError("pattern", f"has lists of {pattern.kv_indices.shape[0]} batches, expected 1")
     block_q, block_kv = pattern.block
     rows = packed_list_rows(cu_seqlens_q, tokens, block_q)[0].shape[0]
-    if pattern.kv_indices.shape[2] != rows:
-        raise ArgumentError("pattern", f"has lists of {pattern.kv_indices.shape[2]} query blocks, expected {rows}")
     lists = [(pattern.kv_num_blocks, pattern.kv_indices)]
     if pattern.full_kv_num_blocks is not None and pattern.full_kv_indices is not None:
         lists.append((pattern.full_kv_num_blocks, pattern.full_kv_indices))
+    heads = max(indices.shape[1] for _, indices in lists)
+    for name, indices in zip(("kv_indices", "full_kv_indices"), (each for _, each in lists), strict=False):
+        if indices.shape[0] != 1 or indices.shape[1] not in (1, heads) or indices.shape[2] != rows:
+            expected = f"(1, 1 or {heads}, {rows}, entries)"
+            raise ArgumentError("pattern", f"has {name} of shape {tuple(indices.shape)}, expected {expected}")
+        if indices.device != cu_seqlens_q.device:
+            raise ArgumentError("pattern", f"is on {indices.device}, cu_seqlens_q on {cu_seqlens_q.device}")
     entries = [
         torch.where(torch.arange(indices.shape[3], device=indices.device) < counts[..., None], indices, -1)
         for counts, indices in lists
     ]
+    entries = [each.expand(1, heads, -1, -1) for each in entries]  # a list for all heads beside one for each
     bounds = cu_seqlens_q.clamp(0, tokens).long()
     token = torch.arange(tokens, device=bounds.device)
     sequence = (torch.searchsorted(bounds, token, right=True) - 1).clamp(0, bounds.shape[0] - 2)

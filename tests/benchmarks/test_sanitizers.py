@@ -53,9 +53,7 @@ def test_a_run_of_another_source_does_not_count(script: Any) -> None:
 
 def test_reports_are_counted_in_the_table(script: Any) -> None:
     runs = recorded(run_of(script, TOPK, "memcheck"), run_of(script, TOPK, "racecheck", count=3))
-    assert script.table(runs, SPECS).splitlines()[2:] == [
-        "| `attention`, sm_90a | 2 | 1 | 1 | 1 by racecheck |"
-    ]
+    assert script.table(runs, SPECS).splitlines()[2:] == ["| `attention`, sm_90a | 2 | 1 | 1 | 1 by racecheck |"]
 
 
 @pytest.mark.parametrize(

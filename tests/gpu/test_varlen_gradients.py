@@ -268,6 +268,24 @@ def test_grouped_heads(heads: int, kv_heads: int) -> None:
     check(operands(heads=heads, kv_heads=kv_heads), Causal())
 
 
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("name", ["dense", "causal", "window"])
+def test_interleaved_heads_have_the_bits_of_heads_alone(
+    name: str, head_dim: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kernels interleave the tiles of some K/V heads: of 26 with up to 40 tiles each, the last group is not full."""
+    monkeypatch.setattr(varlen_gradients, "LEAST_OF_ONE_KERNEL", 0)
+    lengths, pattern = Lengths((4000, 77, 1043), (4000, 77, 1043)), PATTERNS[name]()
+    tensors = operands(lengths, heads=26, kv_heads=26, head_dim=head_dim)
+    dout = torch.randn_like(tensors[0])
+    together = gradients(tensors, pattern, lengths, dout)
+    for head in (0, 10, 11, 22, 23, 25):
+        one = slice(head, head + 1)
+        leaves = [t[:, one].detach().clone().requires_grad_() for t in tensors]
+        found = gradients(leaves, pattern, lengths, dout[:, one])
+        assert all(map(torch.equal, found, [t[:, one] for t in together])), head
+
+
 KERNELS = [
     {"gradients": gradients, "head_dim": head_dim, "pattern": {"kind": kind}, "dtype": dtype}
     for gradients in ("dq", "dkdv", "dq_dkdv")

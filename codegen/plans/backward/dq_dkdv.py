@@ -231,7 +231,7 @@ def _fixed_point_params() -> tuple[Param, ...]:
         pointer("tile_largest", "int2", f"{largest} of each tile, (batch, kv_heads, key_tiles)", writes=True),
         pointer("largest", "int2", f"{largest} of a query block's lists, (batch, heads, query_blocks)", writes=True),
         pointer("bounded_tiles", "int", "tiles of a K/V head that have been bounded", writes=True),
-        i32("bound_blocks", "first thread block of the prologue that bounds a tile"),
+        i32("bound_blocks", "thread blocks of the prologue that bound a tile each; they come first"),
     )
 
 
@@ -345,9 +345,9 @@ def _in_fixed_point(args: LaunchArgs, shape: AttentionShape, dq_accum: dict[str,
     largest = {"tile_largest": tiles * LARGEST_BYTES, "largest": query_blocks * LARGEST_BYTES}
     return replace(
         args,
-        numbers={**args.numbers, "bound_blocks": args.prologue_grid},
+        numbers={**args.numbers, "bound_blocks": tiles},
         counters={"bounded_tiles": shape.batch * shape.kv_heads},
         scratch={**args.scratch, **of_rows, **largest},
-        prologue_grid=args.prologue_grid + tiles,
+        prologue_grid=tiles + args.prologue_grid,
         sums=dq_accum,
     )

@@ -181,12 +181,12 @@ def text_of(records: Sequence[Record], is_current: Callable[[Record], bool]) -> 
         f"{about.pop()}; {' to '.join(dict.fromkeys((dates[0], dates[-1])))}; {versions}.",
         "Each row is one call of `paged_attention` with `out` and `workspace`, in bf16. Times are medians in "
         "microseconds: in a CUDA graph of up to 20 calls, of a single call after a pause, of calls back to back, and "
-        "of the host until a call returns ([how times are taken](measuring.md)). GB/s are the bytes of K and V that some query sees, each "
-        "counted once for a request and K/V head, over the time in a graph. Rows of less than 50 MB read from the L2 "
-        "cache. A ratio is the time of the best peer in a graph over ours; it is bold where a peer is faster. The last "
-        "column is our time in a graph with `batch_invariant=True`. All of each result was compared with float32. FA3 "
-        "and vLLM Triton are the kernels that vLLM 0.33.0 calls on Hopper, taken from its wheel. SDPA has contiguous "
-        "copies of K and V. [Serving](../guide/serving.md) describes the call.",
+        "of the host until a call returns ([how times are taken](measuring.md)). GB/s are the bytes of K and V that "
+        "some query sees, each counted once for a request and K/V head, over the time in a graph. Rows of less than "
+        "50 MB read from the L2 cache. A ratio is the time of the best peer in a graph over ours; it is bold where a "
+        "peer is faster. The last column is our time in a graph with `batch_invariant=True`. All of each result was "
+        "compared with float32. FA3 and vLLM Triton are the kernels that vLLM 0.33.0 calls on Hopper, taken from its "
+        "wheel. SDPA has contiguous copies of K and V. [Serving](../guide/serving.md) describes the call.",
         f"{summary(records)} {beside_fa3(records)}".strip(),
     ]
     lines += [found] if (found := remarks(records)) else []

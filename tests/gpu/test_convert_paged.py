@@ -191,6 +191,7 @@ def test_lists_of_query_blocks_are_those_of_dense_attention(
     out = paged_attention(
         q, k, v, lists, block_table=table.cuda(), seq_lens=int32(lengths), cu_seqlens_q=bounds, validate=True
     )
+    assert isinstance(out, torch.Tensor)
     for i, (first, end) in enumerate(pairwise(bounds.tolist())):
         pages, mask = table[i, : counts[i]].long().cuda(), seen[i].cuda()[:, None]
         keys, values = (t[pages].flatten(0, 1)[: lengths[i]].double().transpose(0, 1)[:, None] for t in (k, v))

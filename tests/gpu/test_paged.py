@@ -382,7 +382,8 @@ def test_calls_have_the_same_bits_beside_other_work(kind: tuple[Any, Any, int]) 
 def test_batch_invariant_results_do_not_depend_on_the_batch(kind: tuple[Any, Any, int], what: str) -> None:
     """The same bits alone, in a batch, at another place in one, with its pages elsewhere and with a shorter table."""
     lengths = (5000, 40, 9000, 77)
-    given, options = decode(lengths, *kind, spare=700), {"batch_invariant": True}
+    given = decode(lengths, *kind, spare=700)
+    options: dict[str, Any] = {"batch_invariant": True}
     counts = (1, 3, 8, 5) if "drafts" in what else (1, 1, 1, 1)
     bounds = list(accumulate(counts, initial=0))
     given["q"] = torch.randn(bounds[-1], 16, kind[2], device="cuda").to(kind[0])

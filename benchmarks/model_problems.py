@@ -271,6 +271,7 @@ class Size(_Model):
     Attributes:
         q_len: queries of a head.
         kv_len: keys of a head; as many as queries by default.
+        pattern: in the place of the problem's, of the same kind.
         headline: whether the page's picture shows the row.
         gradients: whether the row is also run backward.
     """
@@ -278,6 +279,7 @@ class Size(_Model):
     q_len: PositiveInt
     kv_len: PositiveInt | None = None
     batch: PositiveInt = 1
+    pattern: AnyPattern | None = None
     headline: bool = False
     gradients: bool = False
 
@@ -330,6 +332,10 @@ class AttentionProblem(_Problem):
     def kv_count(self) -> int:
         """K/V heads."""
         return self.kv_heads or self.heads
+
+    def at(self, size: Size) -> AttentionProblem:
+        """The problem with the pattern of a size."""
+        return self if size.pattern is None else self.model_copy(update={"pattern": size.pattern})
 
 
 class ProductSize(_Model):
@@ -608,7 +614,7 @@ def rows() -> list[Row]:
 
 def _rows() -> Iterator[Row]:
     kinds: tuple[tuple[Sequence[Any], Callable[..., Row]], ...] = (
-        (table().attention, AttentionRow),
+        (table().attention, lambda problem, size, **more: AttentionRow(problem.at(size), size, **more)),
         (table().products, ProductRow),
     )
     for problems, make in kinds:

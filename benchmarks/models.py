@@ -29,7 +29,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -73,7 +73,7 @@ GRAPH_MILLISECONDS = 4.0
 """The calls of a graph take about as long together, and are at least one and at most MOST_OF_GRAPH."""
 MOST_OF_GRAPH = 20
 GRAPH_REPEATS = 5
-HOST_REPEATS = 5
+HOST_REPEATS = 7
 LONG_MILLISECONDS = 1.0
 """The host's time of calls that take longer is taken once: the GPU has to do them."""
 GRACE = 60.0
@@ -239,6 +239,16 @@ def graph_milliseconds(call: Call, expected: float) -> float:
     return median(times)
 
 
+def host_times(calls: dict[str, Call], long: Container[str]) -> dict[str, list[float]]:
+    """Microseconds of the host by label. The calls take turns, so that what disturbs the host disturbs all of them."""
+    found: dict[str, list[float]] = {label: [] for label in calls}
+    for turn in range(HOST_REPEATS):
+        for label, call in calls.items():
+            if turn == 0 or label not in long:
+                found[label].append(host_microseconds(call))
+    return found
+
+
 def times_of(calls: dict[str, Call], *, graphs: bool, seconds: float) -> tuple[dict[str, Fields], dict[str, str]]:
     """The four times of each call by label, and why a call has none in a graph."""
     first = single_calls(calls, repeats=1, warm_up=1)
@@ -247,9 +257,9 @@ def times_of(calls: dict[str, Call], *, graphs: bool, seconds: float) -> tuple[d
     many = back_to_back(calls, seconds=seconds, rounds=1 if slow else ROUNDS)
     results = {label: {SINGLE: round(single[label], 5), BACK_TO_BACK: round(many[label], 5)} for label in calls}
     failed: dict[str, str] = {}
+    hosts = host_times(calls, {label for label in calls if single[label] > LONG_MILLISECONDS})
     for label, call in calls.items():
-        host = [host_microseconds(call) for _ in range(1 if single[label] > LONG_MILLISECONDS else HOST_REPEATS)]
-        results[label][HOST] = round(median(host), 2)
+        results[label][HOST] = round(median(hosts[label]), 2)
         if graphs:
             try:
                 results[label][GRAPH] = round(graph_milliseconds(call, single[label]), 5)

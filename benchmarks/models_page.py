@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from model_limits import limits
 from records import DASH, DETERMINISTIC, OURS, failures
 from stale_rows import is_current as is_current_row
 
@@ -198,6 +199,12 @@ def summary(records: Sequence[Record]) -> str:
     return f"{ahead} Slower in one: {named}."
 
 
+def limit_items(records: Sequence[Record]) -> list[str]:
+    """One item for each explanation of rows that are slower than a peer in a timing."""
+    behind = [record["name"] for record in records if OURS in record["results"] and is_behind(record)]
+    return [wrapped(f"- {where}: {', '.join(f'`{row}`' for row in rows)}") for where, rows in limits(behind).items()]
+
+
 def problem_items(records: Sequence[Record], today: Mapping[str, Record] | None = None) -> list[str]:
     """One item for each problem: its model, layer, source and what is assumed, from the table if it is given."""
     items: dict[str, str] = {}
@@ -281,6 +288,12 @@ def text_of(
             "## Logits with a standard deviation of 4",
             wrapped("The same with `--std 4`: normal inputs, q times 4."),
             "\n".join(table(speed, speed_rows(wider, name))),
+        ]
+    if items := limit_items([*records, *wider]):
+        lines += [
+            "## Limits",
+            wrapped("What limits the rows above that are slower than a peer, with the ideas that were tried:"),
+            "\n".join(items),
         ]
     lines += [
         "## In a CUDA graph, and on the host",

@@ -10,7 +10,7 @@ from html import escape
 from typing import Any, NamedTuple
 
 from models_page import written
-from records import BACK_TO_BACK, OURS
+from records import BACK_TO_BACK, OURS, SINGLE
 
 from runtime.tools.report.svg import Drawing
 
@@ -28,15 +28,16 @@ ROWS = {
 SERIES = {
     OURS: ("this package", ("ours",)),
     "FA4": ("FlashAttention 4", ("FA4",)),
+    "FA3": ("FlashAttention 3", ("FA3 (bf16)",)),
     "cuDNN": ("cuDNN", ("SDPA cuDNN", "cuDNN BSA")),
     "FlexAttention": ("FlexAttention", ("FlexAttention",)),
 }
 """Bars of a row: label in the legend, and the results that may stand for it."""
 COLORS = {
-    "light": {"text": "#1f2328", "muted": "#59636e", "ours": "#0969da", "FA4": "#bc4c00", "cuDNN": "#1a7f37",
-              "FlexAttention": "#8250df"},
-    "dark": {"text": "#f0f6fc", "muted": "#9198a1", "ours": "#4493f8", "FA4": "#db6d28", "cuDNN": "#3fb950",
-             "FlexAttention": "#ab7df8"},
+    "light": {"text": "#1f2328", "muted": "#59636e", "ours": "#0969da", "FA4": "#bc4c00", "FA3": "#d4a72c",
+              "cuDNN": "#1a7f37", "FlexAttention": "#8250df"},
+    "dark": {"text": "#f0f6fc", "muted": "#9198a1", "ours": "#4493f8", "FA4": "#db6d28", "FA3": "#d29922",
+             "cuDNN": "#3fb950", "FlexAttention": "#ab7df8"},
 }  # fmt: skip
 """Colors of GitHub's light and dark pages."""
 WIDTH, LEFT, RIGHT = 760, 236, 44  # of the picture, of the labels, of the largest bar's figure
@@ -90,19 +91,38 @@ def caption(records: Mapping[str, Mapping[str, Any]], *, changed: bool) -> str:
     """
     shown = {name: records[name] for name in ROWS if name in records}
     devices, dtypes = ({record[key] for record in shown.values()} for key in ("device", "dtype"))
-    every = {peer: [_ratio(bars(row), peer) for row in shown.values()] for peer in ("FA4", "FlexAttention")}
-    ratios = {peer: [ratio for ratio in found if ratio] for peer, found in every.items()}
+    told = ("FA4", "FA3", "FlexAttention")
+    every = {peer: [_ratio(bars(row), peer) for row in shown.values()] for peer in told}
+    ratios = {SERIES[peer][0]: found for peer in told if (found := [ratio for ratio in every[peer] if ratio])}
+    ranges = [f"{_range(found)} times those of {label}" for label, found in ratios.items()]
     text = (
         f"TFLOPS of calls of `block_sparse_attention`, and of one backward pass, in {_words(dtypes)} on one "
         f"{_words(devices)}: medians of calls back to back, normal inputs. "
-        f"They are {_range(ratios['FA4'])} times those of FlashAttention 4, and "
-        f"{_range(ratios['FlexAttention'])} times those of FlexAttention. "
+        f"They are {', '.join(ranges[:-1])}, and {ranges[-1]}. {_backward(records)}"
     )
     if changed:
         text += "The sources of some of these kernels have changed since they were measured. "
     return text + (
         "[All rows](docs/notebook/models.md), with dates, also those where another library is faster; "
         "[how they were measured](docs/notebook/measuring.md)."
+    )
+
+
+def _backward(records: Mapping[str, Mapping[str, Any]]) -> str:
+    """A sentence about all backward passes of attention that FlashAttention 4 was timed on, in both timings."""
+    lead = []
+    for record in records.values():
+        both = [record["results"].get(label, {}) for label in (OURS, "FA4")]
+        if record["backward"] and all(SINGLE in times and BACK_TO_BACK in times for times in both):
+            # Both count the same work: our TFLOPS over the others are their time over ours.
+            lead.append(max(1 - both[0][figure] / both[1][figure] for figure in (SINGLE, BACK_TO_BACK)))
+    if not lead:
+        return ""
+    faster = [share for share in lead if share > 0]
+    most = f", at most {max(faster):.0%} less" if faster else ""
+    return (
+        f"Of {len(lead)} backward passes of all rows, FlashAttention 4 takes less time in {len(faster) or 'none'}, "
+        f"in single calls or back to back{most}. "
     )
 
 
@@ -116,11 +136,11 @@ def _ratio(row: Sequence[Bar], peer: str) -> float | None:
 
 
 def _range(ratios: Sequence[float]) -> str:
-    return f"{written(min(ratios))} to {written(max(ratios))}"
+    return " to ".join(dict.fromkeys((written(min(ratios)), written(max(ratios)))))
 
 
 def _legend(drawing: Drawing) -> None:
-    x = float(LEFT)
+    x = float(WIDTH - sum(BAR + 30 + 6 * len(label) for label, _ in SERIES.values()))
     for series, (label, _) in SERIES.items():
         drawing.rect(x, 8, BAR, BAR, series)
         drawing.text(x + BAR + 5, 8 + BAR - 1.5, label, "text")

@@ -1,10 +1,11 @@
 """Prints the rows of committed results that were measured with an earlier source of their kernel.
 
-    python benchmarks/stale_rows.py                # rows by file, and how many of each file are of today's sources
+    python benchmarks/stale_rows.py                # rows by file, and how many of each file are of earlier sources
     python benchmarks/stale_rows.py --check        # exits 1 if there are any
     python benchmarks/stale_rows.py results.jsonl  # of these files alone
 
-A row is stale if the spec that it was measured with renders to another source today, or is no legal spec any more.
+A row is stale if the spec that it was measured with renders to another source today, or is no legal spec any more. A
+file whose rows have no hash of a source cannot be checked: its name is printed.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from codegen.render import render
 from runtime.result_rows import documents, rows_in
 
 RESULTS = ROOT / "benchmarks" / "results"
+UNCHECKED = "cannot be checked, no row has the hash of a source"
 
 
 @cache
@@ -48,7 +50,10 @@ def is_current(record: Mapping[str, Any]) -> bool:
 
 def stale(path: Path) -> tuple[list[str], int]:
     """Names of a file's stale rows, and how many of its rows have the hash of a source."""
-    names, number = [], 0
+    names: list[str] = []
+    number = 0
+    if path.suffix not in (".json", ".jsonl"):
+        return names, number
     for place, document in documents(path.name, path.read_text(encoding="utf-8"), path.suffix == ".jsonl"):
         for found in rows_in(place, document):
             row = found.kernel_row()
@@ -67,10 +72,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="exit 1 if there are stale rows")
     options = parser.parse_args(arguments)
     total = 0
-    for path in options.files or sorted([*RESULTS.glob("*.json"), *RESULTS.glob("*.jsonl")]):
+    for path in options.files or sorted(RESULTS.iterdir()):
         names, rows = stale(path)
         total += len(names)
-        if rows:
+        if not rows:
+            print(f"{path.name}: {UNCHECKED}")
+        else:
             print(f"{path.name}: {len(names)} of {rows} rows are stale")
             print("\n".join(f"  {name}" for name in names), end="\n" if names else "")
     return int(bool(total and options.check))

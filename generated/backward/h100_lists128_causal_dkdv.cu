@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_lists128_causal_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"causal"},"schedule":"cooperative","stages":3,"tile":{"m":64,"n":128}}
 // spec hash: 1485e5c4e61816116cf1feff1e2c8c40da4cc36dbae0c848d5bd18547c7631c4
-// seal: sha256 46a40b3afdb6709926673c22d72eb4f7824e3cee0e90547a75c2f8594b98a197
+// seal: sha256 2309d714f96a6bd039addc8ec00fca3051dcf54b53948c7b3a703946c36b113b
 
 // Attention backward for sm_90a, gradients of K and V
 // over the listed key blocks of the pattern:
@@ -123,7 +123,7 @@ struct Params {
   int list_batches;  // batches with their own lists; 1: shared
   int list_heads;  // heads with their own lists; 1: shared
   int list_entries;  // entries of all lists of a head
-  int stats_blocks;  // thread blocks of the prologue that compute statistics; the others transpose lists
+  int list_blocks;  // thread blocks of the prologue that transpose lists; those after them compute statistics
   int q_len;  // queries per head
   int padded_q_len;  // rows of statistics per head: q_len and at least 128 rows of padding
   int kv_len;  // keys per head
@@ -488,14 +488,16 @@ __device__ __forceinline__ void transpose_lists(const Params& p, int list) {
 }
 
 // Statistics: one thread per 16 bytes of a row, kRowLanes adjacent threads per row.
-// The thread blocks after those transpose the lists, one head each.
+// The first thread blocks take longest: they transpose the lists, one head each.
 extern "C" __global__ void __launch_bounds__(kPrologueThreads)
     h100_lists128_causal_dkdv_prologue(const __grid_constant__ Params p) {
-  if (blockIdx.x >= p.stats_blocks) {
-    transpose_lists(p, blockIdx.x - p.stats_blocks);
+  int index = blockIdx.x;
+  if (index < p.list_blocks) {
+    transpose_lists(p, index);
     return;
   }
-  const int64 place = static_cast<int64>(blockIdx.x) * kPrologueThreads + threadIdx.x, row = place / kRowLanes;
+  index -= p.list_blocks;
+  const int64 place = static_cast<int64>(index) * kPrologueThreads + threadIdx.x, row = place / kRowLanes;
   const int chunk = threadIdx.x % kRowLanes, query = row % p.padded_q_len;
   const int64 batch_head = row / p.padded_q_len;
   if (batch_head >= p.batch_heads) return;  // whole rows: kRowLanes divides a warp

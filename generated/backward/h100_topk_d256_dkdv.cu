@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_topk_d256_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dkdv","head_dim":256,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"k":null,"kind":"topk"},"schedule":"cooperative","stages":2,"tile":{"m":64,"n":64}}
 // spec hash: 5c837280ea187d95594ab7a0bd226cf4c9df6a0a4c0a3de7caed0113c1816673
-// seal: sha256 78973e4d369f69c69836db9936cdf74657d0501ce32ca868f0e089e9795c0adb
+// seal: sha256 39fd8d36cfc8922e47d04a715796897e163e9ba1e7637a11ee82e513071c9c33
 
 // Attention backward for sm_90a, gradients of K and V
 // over the listed key blocks of the pattern:
@@ -116,7 +116,7 @@ struct Params {
   int list_batches;  // batches with their own lists; 1: shared
   int list_heads;  // heads with their own lists; 1: shared
   int list_entries;  // entries of all lists of a head
-  int stats_blocks;  // thread blocks of the prologue that compute statistics; the others transpose lists
+  int list_blocks;  // thread blocks of the prologue that transpose lists; those after them compute statistics
   int q_len;  // queries per head
   int padded_q_len;  // rows of statistics per head: q_len and at least 128 rows of padding
   int heads;  // query heads
@@ -485,14 +485,16 @@ __device__ __forceinline__ void transpose_lists(const Params& p, int list) {
 }
 
 // Statistics: one thread per 16 bytes of a row, kRowLanes adjacent threads per row.
-// The thread blocks after those transpose the lists, one head each.
+// The first thread blocks take longest: they transpose the lists, one head each.
 extern "C" __global__ void __launch_bounds__(kPrologueThreads)
     h100_topk_d256_dkdv_prologue(const __grid_constant__ Params p) {
-  if (blockIdx.x >= p.stats_blocks) {
-    transpose_lists(p, blockIdx.x - p.stats_blocks);
+  int index = blockIdx.x;
+  if (index < p.list_blocks) {
+    transpose_lists(p, index);
     return;
   }
-  const int64 place = static_cast<int64>(blockIdx.x) * kPrologueThreads + threadIdx.x, row = place / kRowLanes;
+  index -= p.list_blocks;
+  const int64 place = static_cast<int64>(index) * kPrologueThreads + threadIdx.x, row = place / kRowLanes;
   const int chunk = threadIdx.x % kRowLanes, query = row % p.padded_q_len;
   const int64 batch_head = row / p.padded_q_len;
   if (batch_head >= p.batch_heads) return;  // whole rows: kRowLanes divides a warp

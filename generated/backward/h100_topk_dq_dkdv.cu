@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_topk_dq_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq_dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"k":null,"kind":"topk"},"schedule":"cooperative","stages":2,"tile":{"m":64,"n":128}}
 // spec hash: 3887da05ee5bdf25dc64160296d2bf9adba9929143c843a480fc13c68b6fd07d
-// seal: sha256 9f857d964002236ce17ee30d34ec0e25b5c37a02e19d971abf6a9cf058c8ed7b
+// seal: sha256 26f9a247d91ea545ec5eb0273c32f3eae8c34ce0d7998ca88d100547765926ac
 
 // Attention backward for sm_90a, gradients of Q, K and V
 // over the listed key blocks of the pattern:
@@ -131,7 +131,7 @@ struct Params {
   int2* tile_largest;  // largest |K| and norm of V of each tile, (batch, kv_heads, key_tiles)
   int2* largest;  // largest |K| and norm of V of a query block's lists, (batch, heads, query_blocks)
   int* bounded_tiles;  // tiles of a K/V head that have been bounded
-  int bound_blocks;  // first thread block of the prologue that bounds a tile
+  int bound_blocks;  // thread blocks of the prologue that bound a tile each; they come first
   int query_steps;  // steps of kTileM queries per head
   int head_group;  // K/V heads whose tiles are interleaved
   const unsigned short* out;  // O (batch, heads, q_len, head_dim)
@@ -156,7 +156,7 @@ struct Params {
   int list_batches;  // batches with their own lists; 1: shared
   int list_heads;  // heads with their own lists; 1: shared
   int list_entries;  // entries of all lists of a head
-  int stats_blocks;  // thread blocks of the prologue that compute statistics; the others transpose lists
+  int list_blocks;  // thread blocks of the prologue that transpose lists; those after them compute statistics
   int q_len;  // queries per head
   int padded_q_len;  // rows of statistics per head: q_len and at least 128 rows of padding
   int kv_len;  // keys per head
@@ -641,19 +641,20 @@ __device__ __forceinline__ void bound_tile(const Params& p, int index) {
 }
 
 // Statistics: one thread per 16 bytes of a row, kRowLanes adjacent threads per row.
-// The thread blocks after those transpose the lists, one head each.
-// Those after them bound a tile each.
+// The first thread blocks take longest: some bound a tile each, the next ones transpose the lists, one head each.
 extern "C" __global__ void __launch_bounds__(kPrologueThreads)
     h100_topk_dq_dkdv_prologue(const __grid_constant__ Params p) {
-  if (blockIdx.x >= p.bound_blocks) {
-    bound_tile(p, blockIdx.x - p.bound_blocks);
+  if (blockIdx.x < p.bound_blocks) {
+    bound_tile(p, blockIdx.x);
     return;
   }
-  if (blockIdx.x >= p.stats_blocks) {
-    transpose_lists(p, blockIdx.x - p.stats_blocks);
+  int index = blockIdx.x - p.bound_blocks;
+  if (index < p.list_blocks) {
+    transpose_lists(p, index);
     return;
   }
-  const int64 place = static_cast<int64>(blockIdx.x) * kPrologueThreads + threadIdx.x, row = place / kRowLanes;
+  index -= p.list_blocks;
+  const int64 place = static_cast<int64>(index) * kPrologueThreads + threadIdx.x, row = place / kRowLanes;
   const int chunk = threadIdx.x % kRowLanes, query = row % p.padded_q_len;
   const int64 batch_head = row / p.padded_q_len;
   if (batch_head >= p.batch_heads) return;  // whole rows: kRowLanes divides a warp

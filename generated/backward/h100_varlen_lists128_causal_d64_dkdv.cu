@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_varlen_lists128_causal_d64_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dkdv","head_dim":64,"layout":"varlen","mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"causal"},"schedule":"cooperative","stages":3,"tile":{"m":128,"n":128}}
 // spec hash: 64d88bbed715a8cc791c60933795b2f46cd86e22b5642ae2dc92019974de54b8
-// seal: sha256 03eda233ca5d5e3233efa3ae29685961496327b9b347609ef5f5f60bc62384fc
+// seal: sha256 b5585515fbff85c00845dc5362651ac2d7e080276b207e1828345ab08a3b5dd3
 
 // Attention backward for sm_90a, gradients of K and V
 // over the listed key blocks of the pattern in each sequence:
@@ -135,7 +135,7 @@ struct Params {
   int list_batches;  // batches with their own lists; 1: shared
   int list_heads;  // heads with their own lists; 1: shared
   int list_entries;  // entries of all lists of a head
-  int stats_blocks;  // thread blocks of the prologue that compute statistics; the others transpose lists
+  int list_blocks;  // thread blocks of the prologue that transpose lists; those after them compute statistics
   int q_len;  // queries of all sequences
   int kv_len;  // keys of all sequences
   int sequences;  // sequences: one less than cu_seqlens_q has entries
@@ -581,14 +581,16 @@ __device__ __forceinline__ void transpose_lists(const Params& p, int list) {
 }
 
 // Statistics: one thread per 16 bytes of a row, kRowLanes adjacent threads per row.
-// The thread blocks after those transpose the lists, one head each.
+// The first thread blocks take longest: they transpose the lists, one head each.
 extern "C" __global__ void __launch_bounds__(kPrologueThreads)
     h100_varlen_lists128_causal_d64_dkdv_prologue(const __grid_constant__ Params p) {
-  if (blockIdx.x >= p.stats_blocks) {
-    transpose_lists(p, blockIdx.x - p.stats_blocks);
+  int index = blockIdx.x;
+  if (index < p.list_blocks) {
+    transpose_lists(p, index);
     return;
   }
-  const int64 place = static_cast<int64>(blockIdx.x) * kPrologueThreads + threadIdx.x, row = place / kRowLanes;
+  index -= p.list_blocks;
+  const int64 place = static_cast<int64>(index) * kPrologueThreads + threadIdx.x, row = place / kRowLanes;
   const int chunk = threadIdx.x % kRowLanes, head = row / p.padded_q_len, row_of_head = row % p.padded_q_len;
   if (head >= p.heads) return;  // whole rows: kRowLanes divides a warp
   const int number = segment_of_tile<kStatsSpare>(p, p.cu_seqlens_q, row_of_head / kStatsRows, kStatsRows);

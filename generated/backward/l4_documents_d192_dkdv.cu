@@ -3,7 +3,7 @@
 //     codegen render specs/backward/l4_documents_d192_dkdv.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","gradients":"dkdv","head_dim":192,"mma":"mma","op":"attention_backward","pattern":{"aux":{"doc_kv":"int32[batch, kv_len]","doc_q":"int32[batch, q_len]"},"block":{"kv":128,"q":128},"kind":"block_lists","mask":"doc_q[batch, q_idx] == doc_kv[batch, kv_idx] and q_idx >= kv_idx"},"schedule":"multistage","stages":2,"tile":{"m":32,"n":64}}
 // spec hash: 2b924f05a0306857431e616e077c22d83a13952fc77f5de03a14819b9b8bddb8
-// seal: sha256 ca09396f33ea41d177a75e9f12afa3bff0b29eefb8efa76169e42b10094d8fc9
+// seal: sha256 3137c5f2c76406ab20823d380c61e87ddfb07b45f625da2a618168d87e5310d8
 
 // Attention backward for sm_89, gradients of K and V
 // over the listed key blocks of the pattern:
@@ -131,7 +131,7 @@ struct Params {
   int list_batches;  // batches with their own lists; 1: shared
   int list_heads;  // heads with their own lists; 1: shared
   int list_entries;  // entries of all lists of a head
-  int stats_blocks;  // thread blocks of the prologue that compute statistics; the others transpose lists
+  int list_blocks;  // thread blocks of the prologue that transpose lists; those after them compute statistics
   int q_len;  // queries per head
   int padded_q_len;  // rows of statistics per head: q_len and at least 128 rows of padding
   int kv_len;  // keys per head
@@ -337,14 +337,16 @@ __device__ __forceinline__ void transpose_lists(const Params& p, int list) {
 }
 
 // Statistics: one thread per 16 bytes of a row, kRowLanes adjacent threads per row.
-// The thread blocks after those transpose the lists, one head each.
+// The first thread blocks take longest: they transpose the lists, one head each.
 extern "C" __global__ void __launch_bounds__(kPrologueThreads)
     l4_documents_d192_dkdv_prologue(const __grid_constant__ Params p) {
-  if (blockIdx.x >= p.stats_blocks) {
-    transpose_lists(p, blockIdx.x - p.stats_blocks);
+  int index = blockIdx.x;
+  if (index < p.list_blocks) {
+    transpose_lists(p, index);
     return;
   }
-  const int64 place = static_cast<int64>(blockIdx.x) * kPrologueThreads + threadIdx.x, row = place / kRowLanes;
+  index -= p.list_blocks;
+  const int64 place = static_cast<int64>(index) * kPrologueThreads + threadIdx.x, row = place / kRowLanes;
   const int chunk = threadIdx.x % kRowLanes, query = row % p.padded_q_len;
   const int64 batch_head = row / p.padded_q_len;
   if (batch_head >= p.batch_heads) return;  // whole rows: kRowLanes divides a warp

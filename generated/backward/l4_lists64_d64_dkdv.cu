@@ -3,7 +3,7 @@
 //     codegen render specs/backward/l4_lists64_d64_dkdv.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","gradients":"dkdv","head_dim":64,"mma":"mma","op":"attention_backward","pattern":{"block":{"kv":64,"q":64},"kind":"block_lists","mask":"none"},"schedule":"multistage","stages":3,"tile":{"m":32,"n":64}}
 // spec hash: 59dda3a630da281738b3eaf45d1da06b39b4381cc2d8beaea4cb6c13a64f44f0
-// seal: sha256 736e3c3d661f9cb3a1641f97ea466b78624b02bc6fa0fce8742185a86c232178
+// seal: sha256 ad55ba6362c19e933dd0c3672c0d87d02212a012255684395e0487d87c7d4e6d
 
 // Attention backward for sm_89, gradients of K and V
 // over the listed key blocks of the pattern:
@@ -121,7 +121,7 @@ struct Params {
   int list_batches;  // batches with their own lists; 1: shared
   int list_heads;  // heads with their own lists; 1: shared
   int list_entries;  // entries of all lists of a head
-  int stats_blocks;  // thread blocks of the prologue that compute statistics; the others transpose lists
+  int list_blocks;  // thread blocks of the prologue that transpose lists; those after them compute statistics
   int q_len;  // queries per head
   int padded_q_len;  // rows of statistics per head: q_len and at least 128 rows of padding
   int kv_len;  // keys per head
@@ -329,14 +329,16 @@ __device__ __forceinline__ void transpose_lists(const Params& p, int list) {
 }
 
 // Statistics: one thread per 16 bytes of a row, kRowLanes adjacent threads per row.
-// The thread blocks after those transpose the lists, one head each.
+// The first thread blocks take longest: they transpose the lists, one head each.
 extern "C" __global__ void __launch_bounds__(kPrologueThreads)
     l4_lists64_d64_dkdv_prologue(const __grid_constant__ Params p) {
-  if (blockIdx.x >= p.stats_blocks) {
-    transpose_lists(p, blockIdx.x - p.stats_blocks);
+  int index = blockIdx.x;
+  if (index < p.list_blocks) {
+    transpose_lists(p, index);
     return;
   }
-  const int64 place = static_cast<int64>(blockIdx.x) * kPrologueThreads + threadIdx.x, row = place / kRowLanes;
+  index -= p.list_blocks;
+  const int64 place = static_cast<int64>(index) * kPrologueThreads + threadIdx.x, row = place / kRowLanes;
   const int chunk = threadIdx.x % kRowLanes, query = row % p.padded_q_len;
   const int64 batch_head = row / p.padded_q_len;
   if (batch_head >= p.batch_heads) return;  // whole rows: kRowLanes divides a warp

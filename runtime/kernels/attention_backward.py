@@ -259,8 +259,7 @@ class AttentionBackwardKernel(BoundCall[AttentionBackwardSpec]):
         }
         by_kernel = stats is None and (self._has_dlse or operands["dlse"] is None)
         if not by_kernel and self._transposes:  # it transposes lists all the same
-            args = replace(args, prologue_grid=args.prologue_grid - args.numbers["stats_blocks"])
-            values["stats_blocks"] = 0
+            args = replace(args, prologue_grid=args.numbers["list_blocks"])
         gradients = {
             name: self._layout_like(t, t.dtype) for name, t in (("dq", q), ("dk", k), ("dv", v)) if name in self._names
         }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -87,9 +88,30 @@ def test_the_table_has_problems_with_sources(problems: Any) -> None:
         assert sum(size.headline for size in problem.sizes) == 1, problem.name
         other = [size for size in problem.sizes if size.gradients and not size.headline]
         assert len(other) == (1 if problem.name == "llama3-8b-packed" else 0), problem.name
+        assert len(problem.sizes) >= 3, f"{problem.name} has fewer than three sizes"
     rows = problems.rows()
     assert len({row.name for row in rows}) == len(rows)
-    assert 10 <= sum(row.backward for row in rows) <= 18 and 70 <= sum(not row.backward for row in rows) <= 90
+    assert 10 <= sum(row.backward for row in rows) <= 18 and 123 <= sum(not row.backward for row in rows) <= 130
+
+
+def test_a_size_with_a_pattern_has_that_of_its_own_length(problems: Any) -> None:
+    """Lists, tiles and bands follow from a length by what the sources say."""
+    rows = {row.name: row for row in problems.rows() if not row.backward}
+    for problem in problems.table().attention:
+        for size in problem.sizes:
+            assert size.pattern is None or type(size.pattern) is type(problem.pattern), problem.name
+            row = rows[f"{problem.name}-{size.label}"]
+            pattern = row.problem.pattern
+            assert pattern == (size.pattern or problem.pattern)
+            if isinstance(pattern, problems.RandomBlocks):  # the share of the first size, rounded up
+                first = problem.sizes[0]
+                share = round(problem.pattern.blocks * problem.pattern.block / first.q_len, 1)
+                assert pattern.blocks == math.ceil(share * size.q_len / pattern.block), row.name
+            if isinstance(pattern, problems.Tiles):
+                assert pattern.tile * math.prod(pattern.grid) == size.q_len, row.name
+            if isinstance(pattern, problems.BandWithSink):  # three tenths of all pairs
+                width = math.ceil(size.q_len * (1 - math.sqrt(0.7)) / 128) * 128
+                assert pattern.left == pattern.right == width and size.q_len % pattern.sink == 0, row.name
 
 
 def test_products_have_every_block_sparsity_and_width(problems: Any) -> None:
@@ -290,6 +312,16 @@ def test_a_row_that_cannot_run_says_why(
     assert carried_over(file).text == file.read_text()  # as codegen migrate reads it
 
 
+def test_calls_take_turns_when_the_host_is_timed(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+    monkeypatch.setattr(script, "host_microseconds", lambda call: float(len(made.append(call()) or made)))
+    calls = {"ours": lambda: "ours", "FA4": lambda: "FA4", "slow": lambda: "slow"}
+    found = script.host_times(calls, {"slow"})
+    turns = script.HOST_REPEATS
+    assert made == ["ours", "FA4", "slow", *["ours", "FA4"] * (turns - 1)]
+    assert {label: len(times) for label, times in found.items()} == {"ours": turns, "FA4": turns, "slow": 1}
+
+
 def test_rows_are_chosen_by_name_part_and_direction(script: Any, tmp_path: Path) -> None:
     def names(*arguments: str) -> list[str]:
         return [row.name for row in script.chosen_rows(script.parse(arguments))]
@@ -300,7 +332,7 @@ def test_rows_are_chosen_by_name_part_and_direction(script: Any, tmp_path: Path)
         and len(names("--all", "--backward")) == 18
         and len(names("--all")) > len(headline)
     )
-    assert names("--only", "llama3-70b-*") == ["llama3-70b-8192", "llama3-70b-4096"]
+    assert names("--only", "llama3-70b-*") == ["llama3-70b-8192", "llama3-70b-4096", "llama3-70b-2048"]
     parts = [names("--part", f"{i}/3") for i in (1, 2, 3)]
     assert sorted(name for names_of_part in parts for name in names_of_part) == sorted(headline)
     done = tmp_path / "models.jsonl"
@@ -389,6 +421,42 @@ def test_the_page_has_ratios_to_the_best_peer_of_each_timing(page: Any) -> None:
     assert "| `ahead` | 1,000 | 1,250 | 1.25 | 12.0 | 11.0 |" in text
     assert "- `nothing`: ours: ValueError: no" in text
     assert all(len(line.encode()) <= 200 for line in text.splitlines())
+
+
+def test_the_page_links_to_what_limits_rows_behind_a_peer(page: Any) -> None:
+    import model_limits
+
+    heading, rows = next(iter(model_limits.SECTIONS.items()))
+    records = [record(rows[0], 1.0, 0.9), record("new", 1.0, 0.9), record("ahead", 1.0, 1.25)]
+    text = page.text_of([*records, record(rows[1], 1.0, 1.25)], page.is_current)
+    lines = text[text.index("## Limits") : text.index("## In a CUDA graph")].splitlines()
+    link = f"[{heading}]({model_limits.NOTES}#{model_limits.anchor(heading)})"
+    assert lines[4:6] == [f"- {link}: `{rows[0]}`", f"- {model_limits.UNEXPLAINED}: `new`"]
+    assert "## Limits" not in page.text_of(records[2:], page.is_current)
+
+
+def test_rows_with_a_limit_are_in_the_table_and_the_notes_have_their_sections(problems: Any, page: Any) -> None:
+    import model_limits
+
+    explained = [name for names in model_limits.SECTIONS.values() for name in names]
+    assert len(set(explained)) == len(explained) and set(explained) <= {row.name for row in problems.rows()}
+    notes = (page.PAGE.parent / model_limits.NOTES).read_text(encoding="utf-8").splitlines()
+    headings = {line.lstrip("#").strip() for line in notes if line.startswith("#")}
+    assert set(model_limits.SECTIONS) <= headings
+
+
+def test_each_row_behind_a_peer_is_under_the_limits_of_the_page(script: ModuleType, page: Any) -> None:
+    """Of the committed page: one without an explanation is named as such."""
+    import model_limits
+
+    text = page.PAGE.read_text(encoding="utf-8")
+    section = text[text.index("## Limits") : text.index("## In a CUDA graph")]
+    results = Path(script.__file__).parent / "results" / "models_h200.jsonl"
+    listed = [each for each in page.read(results) if script.OURS in each["results"]]
+    behind = {each["name"] for each in listed if page.is_behind(each)}
+    explained = {name for names in model_limits.SECTIONS.values() for name in names}
+    assert all(f"`{name}`" in section for name in behind)
+    assert (model_limits.UNEXPLAINED in section) == bool(behind - explained)
 
 
 def test_the_page_marks_rows_that_were_measured_with_other_numbers(page: Any) -> None:

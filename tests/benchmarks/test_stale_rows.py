@@ -42,6 +42,12 @@ def test_stale_rows_are_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert script.stale(lines) == (["h100_causal"], 2)
     assert script.main([str(report), str(lines), "--check"]) == 1
     assert "report.json: 2 of 3 rows are stale" in capsys.readouterr().out
+    without, text = tmp_path / "without.json", tmp_path / "table.txt"
+    without.write_text(json.dumps({"device": "a GPU", "rows": [{"name": "older", "results": {}}]}))
+    text.write_text("a table\n")
+    assert script.main([str(without), str(text), "--check"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said == [f"{name}: {script.UNCHECKED}" for name in ("without.json", "table.txt")]
     report.write_text(json.dumps({"rows": rows[:1]}))
     assert script.main([str(report), "--check"]) == 0
 

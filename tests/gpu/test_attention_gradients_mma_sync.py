@@ -14,11 +14,11 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from gpu.test_attention_gradients import (  # noqa: E402
+    test_a_hundred_runs_beside_a_busy_stream_have_the_same_bits,
     test_a_loss_may_depend_on_the_log_sum_exp,
     test_a_loss_of_the_log_sum_exp_with_sinks,
     test_block_masks_and_documents_have_gradients,
     test_compile_takes_a_training_step_whole,
-    test_fifty_runs_beside_a_busy_stream_have_the_same_bits,
     test_gradients_that_no_kernel_can_read_are_copied,
     test_graphs_of_both_passes_read_the_lists_of_each_replay,
     test_grouped_heads,
@@ -43,11 +43,11 @@ from runtime.kernels.attention_backward import AttentionBackwardKernel  # noqa: 
 from runtime.ops import attention_gradients  # noqa: E402
 
 __all__ = [
+    "test_a_hundred_runs_beside_a_busy_stream_have_the_same_bits",
     "test_a_loss_may_depend_on_the_log_sum_exp",
     "test_a_loss_of_the_log_sum_exp_with_sinks",
     "test_block_masks_and_documents_have_gradients",
     "test_compile_takes_a_training_step_whole",
-    "test_fifty_runs_beside_a_busy_stream_have_the_same_bits",
     "test_gradients_that_no_kernel_can_read_are_copied",
     "test_graphs_of_both_passes_read_the_lists_of_each_replay",
     "test_grouped_heads",

@@ -64,9 +64,9 @@ OVERHEAD_REGISTERS = 12  # addresses, loop state, statistics, like the kernel of
 EXPRESSION_OVERHEAD = 8  # no tested mask spills with this allowance
 # Tiles whose heads are interleaved, by the order in which tiles add to dQ: enough that the tiles of a head start one
 # after another, as they wait for each other's dQ. With more heads, dQ would exceed the L2. Tiles of a window share few
-# queries; so do those of packed sequences.
-TILES_IN_TURNS = {"causal": 256, "sliding_window": 1024, None: 512}
-PACKED_CAUSAL_TILES = 512
+# queries.
+TILES_IN_TURNS = {"causal": 512, "sliding_window": 1024, None: 1024}
+GROUPED_CAUSAL_TILES = 256  # of causal attention with grouped heads: the sums of dQ of all query heads are in the L2
 DENSE_TILES_PER_COLUMN = 4  # of dense attention, per element of a head
 
 
@@ -231,7 +231,7 @@ def _fixed_point_params() -> tuple[Param, ...]:
         pointer("tile_largest", "int2", f"{largest} of each tile, (batch, kv_heads, key_tiles)", writes=True),
         pointer("largest", "int2", f"{largest} of a query block's lists, (batch, heads, query_blocks)", writes=True),
         pointer("bounded_tiles", "int", "tiles of a K/V head that have been bounded", writes=True),
-        i32("bound_blocks", "first thread block of the prologue that bounds a tile"),
+        i32("bound_blocks", "thread blocks of the prologue that bound a tile each; they come first"),
     )
 
 
@@ -308,7 +308,7 @@ def _arguments(plan: Plan, shape: AttentionShape, slots: int) -> LaunchArgs:
         rising = dict.fromkeys((param.name for param in _rising(spec)), 4 * (shape.sequences + 1))
     all_steps = shape.batch * shape.heads * steps
     dq_accum = {"dq_accum": all_steps * spec.tile.m * spec.head_dim * 4}
-    numbers = {**args.numbers, "query_steps": steps, "head_group": _head_group(spec, tiles)}
+    numbers = {**args.numbers, "query_steps": steps, "head_group": _head_group(spec, shape, tiles)}
     args = replace(args, numbers=numbers, epilogue_grid=all_steps)
     if sums_in_fixed_point(spec):
         return _in_fixed_point(args, shape, dq_accum)
@@ -322,16 +322,18 @@ def _arguments(plan: Plan, shape: AttentionShape, slots: int) -> LaunchArgs:
     )
 
 
-def _head_group(spec: AttentionBackwardSpec, tiles: int) -> int:
-    """K/V heads whose tiles are interleaved, for a number of tiles per head."""
+def _head_group(spec: AttentionBackwardSpec, shape: AttentionShape, tiles: int) -> int:
+    """K/V heads whose tiles are interleaved, for a number of tiles per head; groups have the same size if possible."""
     order = spec.pattern.dq_order
     if order == "dense":
         in_turns = DENSE_TILES_PER_COLUMN * spec.head_dim
-    elif order == "causal" and is_packed(spec):
-        in_turns = PACKED_CAUSAL_TILES
+    elif order == "causal" and shape.heads > shape.kv_heads:
+        in_turns = GROUPED_CAUSAL_TILES
     else:
         in_turns = TILES_IN_TURNS[order]
-    return max(1, in_turns // tiles)
+    heads = shape.kv_heads if is_packed(spec) else shape.batch * shape.kv_heads
+    groups = max(1, -(-heads // max(1, in_turns // tiles)))
+    return max(1, -(-heads // groups))
 
 
 def _in_fixed_point(args: LaunchArgs, shape: AttentionShape, dq_accum: dict[str, int]) -> LaunchArgs:
@@ -343,9 +345,9 @@ def _in_fixed_point(args: LaunchArgs, shape: AttentionShape, dq_accum: dict[str,
     largest = {"tile_largest": tiles * LARGEST_BYTES, "largest": query_blocks * LARGEST_BYTES}
     return replace(
         args,
-        numbers={**args.numbers, "bound_blocks": args.prologue_grid},
+        numbers={**args.numbers, "bound_blocks": tiles},
         counters={"bounded_tiles": shape.batch * shape.kv_heads},
         scratch={**args.scratch, **of_rows, **largest},
-        prologue_grid=args.prologue_grid + tiles,
+        prologue_grid=tiles + args.prologue_grid,
         sums=dq_accum,
     )

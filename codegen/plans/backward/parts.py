@@ -118,7 +118,7 @@ def params(spec: AttentionBackwardSpec, operands: tuple[Param, ...]) -> tuple[Pa
             i32("list_batches", "batches with their own lists; 1: shared"),
             i32("list_heads", "heads with their own lists; 1: shared"),
             i32("list_entries", "entries of all lists of a head"),
-            i32("stats_blocks", "thread blocks of the prologue that compute statistics; the others transpose lists"),
+            i32("list_blocks", "thread blocks of the prologue that transpose lists; those after them compute statistics"),
         ]
     return (
         *operands,
@@ -342,7 +342,7 @@ def arguments(plan: Plan, shape: AttentionShape, slots: int) -> LaunchArgs:
         "list_batches": shape.list_batches,
         "list_heads": shape.list_heads,
         "list_entries": entries,
-        "stats_blocks": stats_blocks,
+        "list_blocks": lists,
     }
     places = PROLOGUE_THREADS // WARP * numbers["key_blocks"]
     scratch = {"q_offsets": numbers["key_blocks"] + 1, "q_entries": max(1, entries), "q_places": places}
@@ -351,7 +351,7 @@ def arguments(plan: Plan, shape: AttentionShape, slots: int) -> LaunchArgs:
     return LaunchArgs(
         numbers,
         shape.batch * count,
-        prologue_grid=stats_blocks + lists,
+        prologue_grid=lists + stats_blocks,
         scratch={name: 4 * lists * size for name, size in scratch.items()},
     )
 

@@ -11,7 +11,14 @@ from scripts import imported
 
 torch = pytest.importorskip("torch")
 
-from runtime import ArgumentError, block_sparse_attention, paged_attention, patterns  # noqa: E402
+from runtime import (  # noqa: E402
+    ArgumentError,
+    block_sparse_attention,
+    bsr_matmul,
+    paged_attention,
+    patterns,
+    prepare_bsr,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse")
 MOST = {
@@ -55,6 +62,23 @@ def test_a_call_like_an_earlier_one_enters_few_functions(script: ModuleType) -> 
     assert found.keys() == MOST.keys()
     wrong = {name: count for name, count in found.items() if not MOST[name] - 2 * SPARE <= count <= MOST[name] + SPARE}
     assert not wrong, f"expected {MOST}"
+
+
+@pytest.mark.parametrize("block", [16, 32, 64, 128])
+@pytest.mark.parametrize("tokens", [8, 64, 512])
+def test_the_layout_of_b_the_block_and_the_tokens_cost_no_functions(
+    script: ModuleType, block: int, tokens: int
+) -> None:
+    """Two more for a copy of columns of B, which kernels of blocks of 16 and 32 take, and two for its address."""
+    rows, columns = 2048, 1024
+    crow = torch.arange(rows // block + 1, dtype=torch.int32) * 3
+    col = torch.arange(3, dtype=torch.int32).repeat(rows // block)
+    values = torch.zeros(len(col), block, block).bfloat16()
+    weight = prepare_bsr(torch.sparse_bsr_tensor(crow, col, values, size=(rows, columns), check_invariants=False))
+    by_rows, by_columns = torch.zeros(columns, tokens).bfloat16(), torch.zeros(tokens, columns).bfloat16().mT
+    with script.pretended(), torch.no_grad():
+        found = [script.python_calls(lambda b=b: bsr_matmul(weight, b)) for b in (by_rows, by_columns)]
+    assert max(found) <= MOST["bsr_matmul, BsrMatrix"] + 3 * SPARE, found
 
 
 def test_one_scale_for_both_caches_costs_no_functions(script: ModuleType) -> None:

@@ -65,6 +65,22 @@ def test_one_kernel_sums_steps_of_all_sequences(deterministic: bool) -> None:
 
 
 @pytest.mark.parametrize(
+    ("kind", "shape", "group"),
+    [
+        ("dense", AttentionShape(1, 24, 24, 4608, 4608), 12),  # 24 heads of 36 tiles: at most 14
+        ("dense", AttentionShape(2, 13, 13, 4608, 4608), 13),
+        ("causal", AttentionShape(16, 12, 12, 1024, 1024), 64),
+        ("causal", AttentionShape(1, 32, 8, 8192, 8192), 4),
+        ("causal", AttentionShape(0, 32, 8, 8192, 8192), 1),
+        ("causal", AttentionShape(1, 4, 4, 131072, 131072), 1),
+    ],
+)
+def test_groups_of_interleaved_heads_have_the_same_size(kind: str, shape: AttentionShape, group: int) -> None:
+    plan = plan_of("dq_dkdv", layout="padded", pattern={"kind": kind})
+    assert plan.problem(shape, 100).numbers["head_group"] == group
+
+
+@pytest.mark.parametrize(
     ("changes", "says"),
     [
         ({"pattern": {"kind": "prefix_lm"}}, "pattern.kind: is prefix_lm, which is not written for layout varlen"),

@@ -34,6 +34,8 @@ from runtime.tools.bench.timing import Call
 Fields = dict[str, Any]
 WHOLE = (DensePattern, CausalPattern)
 LISTED = (RandomBlocks, Tiles)
+RANK = 4
+"""Dimensions of q: batch, heads, tokens, head_dim."""
 FEWEST_FLEX_ROWS = 128
 """Rows of a block of FlexAttention's masks without lists."""
 
@@ -97,6 +99,11 @@ def swapped(t: torch.Tensor) -> torch.Tensor:
     return t.transpose(1, 2)
 
 
+def packed_layout(t: torch.Tensor) -> torch.Tensor:
+    """(1, heads, tokens, head_dim) as packed (tokens, heads, head_dim), contiguous; packed tensors as the former."""
+    return swapped(t)[0].contiguous() if t.dim() == RANK else swapped(t[None])
+
+
 def _first(found: Any) -> torch.Tensor:
     out: torch.Tensor = found[0] if isinstance(found, tuple) else found
     return out
@@ -138,14 +145,13 @@ def flash_options(inputs: AttentionInputs) -> Fields:
 def packed(
     inputs: AttentionInputs, function: Callable[..., Any], tensors: Sequence[torch.Tensor], more: Fields | None = None
 ) -> Call:
-    """The call of packed documents: tensors without the batch, and where documents begin."""
+    """The call of packed documents: tensors in ``packed_layout``, and where documents begin."""
     assert inputs.cu_seqlens is not None
     longest = int(inputs.cu_seqlens.diff().max())
-    q, k, v = (t[0] for t in tensors)
     names = ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")
     options = dict(zip(names, (inputs.cu_seqlens, inputs.cu_seqlens, longest, longest), strict=True))
     options |= {**flash_options(inputs), **(more or {})}
-    return lambda: _first(function(q, k, v, **options))[None]
+    return lambda: _first(function(*tensors, **options))
 
 
 def fa3(inputs: AttentionInputs) -> Call:
@@ -155,13 +161,15 @@ def fa3(inputs: AttentionInputs) -> Call:
     if inputs.sink is not None:
         raise ValueError("has no sinks")
     module = find_fa3()
-    tensors = [t.transpose(1, 2).to(torch.bfloat16).contiguous() for t in (inputs.q, inputs.k, inputs.v)]
-    if isinstance(inputs.problem.pattern, Documents):
+    is_packed = isinstance(inputs.problem.pattern, Documents)
+    layout = packed_layout if is_packed else swapped
+    tensors = [layout(t).to(torch.bfloat16).contiguous() for t in (inputs.q, inputs.k, inputs.v)]
+    if is_packed:
         forward = packed(inputs, module.flash_attn_varlen_func, tensors)
     else:
         function, options = module.flash_attn_func, flash_options(inputs)
         forward = lambda: _first(function(*tensors, **options))  # noqa: E731
-    return lambda: forward().transpose(1, 2)
+    return lambda: layout(forward())
 
 
 def fa4_lists(lists: Lists) -> Any:
@@ -193,13 +201,14 @@ def transposed(lists: Lists, keys: int) -> Lists:
 def fa4(inputs: AttentionInputs, *, deterministic: bool = False) -> Call:
     """FlashAttention 4, which takes (batch, length, heads, head_dim)."""
     module, pattern = find_fa4(), inputs.problem.pattern
-    tensors = leaves(inputs, lambda t: t.transpose(1, 2).contiguous())
     options: Fields = {} if inputs.sink is None else {"learnable_sink": inputs.sink}
     if deterministic:
         options["deterministic"] = True
     if isinstance(pattern, Documents):
+        tensors = leaves(inputs, packed_layout)
         forward = packed(inputs, module.flash_attn_varlen_func, tensors, options)
-        return differentiated(inputs, tensors, forward, swapped)
+        return differentiated(inputs, tensors, forward, packed_layout)
+    tensors = leaves(inputs, lambda t: swapped(t).contiguous())
     if inputs.lists is not None:
         lists = inputs.lists.of_heads(inputs.problem.heads)
         options["block_sparse_tensors"] = fa4_lists(lists)

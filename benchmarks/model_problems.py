@@ -7,6 +7,7 @@ on any device, on ``meta`` too.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
@@ -15,7 +16,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, HttpUrl, PositiveInt
+from pydantic import BaseModel, ConfigDict, Field, HttpUrl, PositiveFloat, PositiveInt
 
 from runtime import convert, explain_attention, explain_matmul, explain_varlen_attention
 from runtime.ops.bsr_explain import MatmulExplanation
@@ -121,15 +122,19 @@ class BandWithSink(_Pattern):
 
 
 class Documents(_Pattern):
-    """Packed documents: of ``tokens`` tokens, or of lengths that are drawn around that mean.
+    """Packed documents: of ``tokens`` tokens, or of lengths that are drawn.
 
     Attributes:
+        tokens: mean length; the median of log-normal lengths.
+        equal: whether all documents have this length.
+        sigma: standard deviation of the logarithm of log-normal lengths; without it, cut points are uniform.
         packed: whether our call is ``varlen_attention`` of packed sequences; otherwise it has lists of blocks.
     """
 
     kind: Literal["documents"]
     tokens: PositiveInt
     equal: bool = True
+    sigma: PositiveFloat | None = None
     causal: bool = True
     packed: bool = False
 
@@ -138,10 +143,20 @@ class Documents(_Pattern):
         count = total // self.tokens
         if self.equal:
             return torch.arange(0, total + 1, self.tokens, dtype=torch.int32)
+        if self.sigma is not None:
+            return self._log_normal(total, self.sigma)
         # Cut points of what is left once each document has its least length.
         cuts = torch.randint(0, total - count * LEAST_DOCUMENT + 1, (count - 1,)).sort().values
         starts = torch.cat((torch.zeros(1, dtype=torch.int64), cuts + LEAST_DOCUMENT * torch.arange(1, count)))
         return torch.cat((starts, torch.tensor([total]))).to(torch.int32)
+
+    def _log_normal(self, total: int, sigma: float) -> torch.Tensor:
+        """Boundaries of log-normal lengths of at least one token; the last document ends with the sequence."""
+        ends = [0]
+        while ends[-1] < total:
+            length = round(self.tokens * math.exp(sigma * float(torch.randn(()))))
+            ends.append(min(ends[-1] + max(length, 1), total))
+        return torch.tensor(ends, dtype=torch.int32)
 
 
 class RandomBlocks(_Pattern):
@@ -423,15 +438,15 @@ class AttentionInputs:
         return isinstance(self.problem.pattern, Documents) and self.problem.pattern.packed
 
     def packed_call(self, function: Callable[..., Any], tensors: Sequence[torch.Tensor], **options: Any) -> Any:
-        """What ``varlen_attention`` or its explanation returns for tensors (1, length, heads, head_dim)."""
+        """What ``varlen_attention`` or its explanation returns for tensors (length, heads, head_dim)."""
         assert isinstance(self.problem.pattern, Documents)
         pattern = Causal() if self.problem.pattern.causal else Dense()
-        return function(*(t[0] for t in tensors), pattern, cu_seqlens_q=self.cu_seqlens, **options)
+        return function(*tensors, pattern, cu_seqlens_q=self.cu_seqlens, **options)
 
     def explain(self, *, gradients: bool, arch: str | None = None) -> Explanation | KernelsExplanation:
         """The kernels that the front door takes."""
         if self.is_packed():
-            tensors = [t.transpose(1, 2) for t in (self.q, self.k, self.v)]
+            tensors = [t[0].transpose(0, 1) for t in (self.q, self.k, self.v)]
             found = self.packed_call(explain_varlen_attention, tensors, gradients=gradients, arch=arch)
             assert isinstance(found, KernelsExplanation)
             return found

@@ -40,7 +40,7 @@ import records
 import torch
 from harness import Fields, check_calls, environment, free_memory, matching, reason, run_rows
 from host import host_microseconds
-from model_peers import PEERS, differentiated, leaves, swapped
+from model_peers import PEERS, differentiated, leaves, packed_layout
 from model_problems import AttentionInputs, AttentionRow, ProductInputs, Row, rows
 from models_page import BACK_TO_BACK, GRAPH, HOST, SINGLE
 from records import OURS
@@ -88,8 +88,8 @@ def ours(inputs: Inputs) -> Call:
     if isinstance(inputs, ProductInputs):
         return _product(inputs)
     if inputs.is_packed():
-        tensors = leaves(inputs, lambda t: swapped(t).contiguous())
-        return differentiated(inputs, tensors, lambda: inputs.packed_call(varlen_attention, tensors)[None], swapped)
+        tensors = leaves(inputs, packed_layout)
+        return differentiated(inputs, tensors, lambda: inputs.packed_call(varlen_attention, tensors), packed_layout)
     pattern, sink = inputs.pattern, inputs.sink
     if inputs.dout is None:
         q, k, v = inputs.q, inputs.k, inputs.v
@@ -316,7 +316,7 @@ def shape_of(row: Row) -> Fields:
         attention = row.problem
         sizes = {"batch": row.size.batch, "q_len": row.size.q_len, "kv_len": row.size.keys}
         heads = {"heads": attention.heads, "kv_heads": attention.kv_count, "head_dim": attention.head_dim}
-        pattern = {"pattern": attention.pattern.model_dump(mode="json"), "sink": attention.sink}
+        pattern = {"pattern": attention.pattern.model_dump(mode="json", exclude_none=True), "sink": attention.sink}
         return found | {"shape": sizes | heads | pattern}
     weight = {"rows": row.problem.rows, "columns": row.problem.columns, "activations": row.problem.activations}
     blocks = {"block": row.size.block, "sparsity": row.size.sparsity, "tokens": row.size.tokens}

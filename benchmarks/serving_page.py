@@ -104,7 +104,7 @@ def line(record: Record) -> str:
 def cells(record: Record, name: Callable[[Record], str]) -> list[str]:
     """A row of the table."""
     peer = best_peer(record)
-    times, single, host = (figure_of(record, OURS, figure) for figure in (GRAPH, SINGLE, HOST))
+    times, host = (figure_of(record, OURS, figure) for figure in (GRAPH, HOST))
     rate = rate_of(record["results"].get(OURS, {}))
     return [
         name(record),
@@ -113,7 +113,10 @@ def cells(record: Record, name: Callable[[Record], str]) -> list[str]:
         peer or DASH,
         microseconds(figure_of(record, peer, GRAPH)),
         shown_ratio(record),
-        f"{microseconds(single)} / {microseconds(figure_of(record, peer, SINGLE))}",
+        *(
+            f"{microseconds(figure_of(record, OURS, figure))} / {microseconds(figure_of(record, peer, figure))}"
+            for figure in (SINGLE, BACK_TO_BACK)
+        ),
         f"{plain(host, 1)} / {plain(figure_of(record, peer, HOST), 1)}",
         microseconds(figure_of(record, INVARIANT, GRAPH)),
     ]
@@ -132,7 +135,7 @@ def unit_of(record: Record) -> str:
 def headings(unit: str) -> list[str]:
     """Headings of a table."""
     times = ["row", "us in a graph", unit, "best peer", "its us", "ratio"]
-    return [*times, "single call, ours / peer", "host, ours / peer", "`batch_invariant`"]
+    return [*times, *(f"{what}, ours / peer" for what in ("single call", "back to back", "host")), "`batch_invariant`"]
 
 
 def summary(records: Sequence[Record]) -> str:
@@ -177,20 +180,20 @@ def text_of(records: Sequence[Record], is_current: Callable[[Record], bool]) -> 
         "Written by `python benchmarks/serving.py --page FILE`. Do not edit this page by hand.",
         f"{about.pop()}; {' to '.join(dict.fromkeys((dates[0], dates[-1])))}; {versions}.",
         "Each row is one call of `paged_attention` with `out` and `workspace`, in bf16. Times are medians in "
-        "microseconds: in a CUDA graph of up to 20 calls, of a single call after a pause, and of the host until a call "
-        "returns ([how times are taken](measuring.md)). GB/s are the bytes of K and V that some query sees, each "
-        "counted once for a request and K/V head, over the time in a graph. Rows of less than 50 MB read from the L2 "
-        "cache. A ratio is the time of the best peer in a graph over ours; it is bold where a peer is faster. The last "
-        "column is our time in a graph with `batch_invariant=True`. All of each result was compared with float32. FA3 "
-        "and vLLM Triton are the kernels that vLLM 0.33.0 calls on Hopper, taken from its wheel. SDPA has contiguous "
-        "copies of K and V. [Serving](../guide/serving.md) describes the call.",
+        "microseconds: in a CUDA graph of up to 20 calls, of a single call after a pause, of calls back to back, and "
+        "of the host until a call returns ([how times are taken](measuring.md)). GB/s are the bytes of K and V that "
+        "some query sees, each counted once for a request and K/V head, over the time in a graph. Rows of less than "
+        "50 MB read from the L2 cache. A ratio is the time of the best peer in a graph over ours; it is bold where a "
+        "peer is faster. The last column is our time in a graph with `batch_invariant=True`. All of each result was "
+        "compared with float32. FA3 and vLLM Triton are the kernels that vLLM 0.33.0 calls on Hopper, taken from its "
+        "wheel. SDPA has contiguous copies of K and V. [Serving](../guide/serving.md) describes the call.",
         f"{summary(records)} {beside_fa3(records)}".strip(),
     ]
     lines += [found] if (found := remarks(records)) else []
     shown = " ".join(map(name, records))
     marks = {
         OLDER: "measured with an earlier source of the kernel.",
-        NO_RECEIPT: "the kernel has no receipt: only the result of this row was compared.",
+        NO_RECEIPT: "the kernel had no receipt when this row was measured: only the result of this row was compared.",
     }
     lines += [f"{mark}: {means}" for mark, means in marks.items() if mark in shown]
     parts = [*map(wrapped, lines)]

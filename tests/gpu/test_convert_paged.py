@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import accumulate, pairwise
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from runtime import convert, paged_attention  # noqa: E402
-from runtime.patterns import Causal, Dense  # noqa: E402
+from runtime.patterns import BlockLists, Causal, Dense  # noqa: E402
 
 HEADS, KV_HEADS, HEAD_DIM, PAGE, PAGES = 8, 2, 64, 16, 20
 LENGTHS = [75, 16, 160]
@@ -135,9 +136,75 @@ def test_slots_become_pages_of_one_token(cache: Cache, counted: bool) -> None:
     assert_close(out, cache.expected([[each] * KV_HEADS for each in positions]))
 
 
+def drawn_blocks(
+    lengths: list[int], queries: list[int], block: tuple[int, int], draw: Any
+) -> tuple[BlockLists, list[Any]]:
+    """Lists of the query blocks of each request, and bool (kv_heads, queries, keys): what the queries of each see.
+
+    A block of keys before all queries of a query block is full or partial at random.
+    """
+    bounds = int32([0, *accumulate(queries)])
+    sequence, number = (t.tolist() for t in convert.packed_list_rows(bounds, sum(queries), block[0]))
+    most = -(-max(lengths) // block[1])
+    counts, full_counts = torch.zeros(2, 1, KV_HEADS, len(sequence), dtype=torch.int32)
+    indices, full = torch.full((2, 1, KV_HEADS, len(sequence), most), -1, dtype=torch.int32)
+    seen = [torch.zeros(KV_HEADS, each, keys, dtype=torch.bool) for each, keys in zip(queries, lengths, strict=True)]
+    for row, (request, at) in enumerate(zip(sequence, number, strict=True)):
+        if request < 0:
+            continue
+        first, end = at * block[0], min((at + 1) * block[0], queries[request])
+        position = torch.arange(first, end) + lengths[request] - queries[request]
+        blocks = -(-lengths[request] // block[1])
+        for head in range(KV_HEADS):
+            for entry in torch.randperm(blocks, generator=draw)[: int(torch.randint(blocks + 1, (), generator=draw))]:
+                keys = torch.arange(int(entry) * block[1], min(int(entry + 1) * block[1], lengths[request]))
+                seen[request][head, first:end, keys] = keys <= position[:, None]
+                is_full = int(entry + 1) * block[1] <= int(position[0]) and bool(torch.rand((), generator=draw) < 0.5)
+                to, count = (full, full_counts) if is_full else (indices, counts)
+                to[0, head, row, count[0, head, row]] = entry
+                count[0, head, row] += 1
+    tensors = (t.cuda() for t in (counts, indices, full_counts, full))
+    return BlockLists(*tensors, block=block, mask="causal"), seen
+
+
+@pytest.mark.parametrize("block", [(64, 64), (128, 64), (64, 128), (128, 128)], ids=str)
+@pytest.mark.parametrize(
+    ("lengths", "queries", "head_dim"),
+    [([75, 16, 300, 40], [70, 16, 130, 0], 64), ([2500, 700, 130], [1400, 300, 1], 128)],
+    ids=["few queries", "many queries"],
+)
+def test_lists_of_query_blocks_are_those_of_dense_attention(
+    lengths: list[int], queries: list[int], head_dim: int, block: tuple[int, int]
+) -> None:
+    """Over pages; many queries take the kernel by key blocks on Hopper."""
+    draw = torch.Generator().manual_seed(2)
+    counts = [-(-length // PAGE) for length in lengths]
+    order = torch.randperm(sum(counts) + 3, generator=draw)
+    table = torch.full((len(lengths), max(counts)), -1, dtype=torch.int32)
+    for row, pages in zip(table, order[: sum(counts)].split(counts), strict=True):
+        row[: len(pages)] = pages
+    k, v = torch.randn(2, len(order), PAGE, KV_HEADS, head_dim, generator=draw).half().cuda()
+    q = torch.randn(sum(queries), HEADS, head_dim, generator=draw).half().cuda()
+    pattern, seen = drawn_blocks(lengths, queries, block, draw)
+    bounds = int32([0, *accumulate(queries)])
+    lists = convert.to_key_lists(pattern, cu_seqlens_q=bounds, tokens=sum(queries))
+    out = paged_attention(
+        q, k, v, lists, block_table=table.cuda(), seq_lens=int32(lengths), cu_seqlens_q=bounds, validate=True
+    )
+    assert isinstance(out, torch.Tensor)
+    for i, (first, end) in enumerate(pairwise(bounds.tolist())):
+        pages, mask = table[i, : counts[i]].long().cuda(), seen[i].cuda()[:, None]
+        keys, values = (t[pages].flatten(0, 1)[: lengths[i]].double().transpose(0, 1)[:, None] for t in (k, v))
+        mine = q[first:end].double().unflatten(1, (KV_HEADS, HEADS // KV_HEADS)).permute(1, 2, 0, 3)
+        logits = (mine @ keys.mT * head_dim**-0.5).masked_fill(~mask, -torch.inf)
+        expected = (logits.softmax(-1).nan_to_num(0.0) @ values).permute(2, 0, 1, 3).flatten(1, 2)
+        torch.testing.assert_close(out[first:end].double(), expected, atol=TOLERANCE, rtol=2e-3)
+
+
 def test_no_synchronization(cache: Cache) -> None:
     topk_idx, rows, requests = int32([[[0, 1]] * 3] * 2), int32([[0, 1, 2, 3, 4]] * 3), int32([0, 1, 2])
     ends, listed, last = int32([0, 2, 3, 5]), int32([4, 3, 2, 1, 0]), int32([1, 2, 3])
+    blocks = BlockLists(int32([[[1, 1, 1]]]), int32([[[[0], [0], [0]]]]), block=(64, 64), mask="causal")
     torch.cuda.set_sync_debug_mode("error")
     try:
         convert.from_page_csr(ends, listed, last, page_size=PAGE)
@@ -145,6 +212,7 @@ def test_no_synchronization(cache: Cache) -> None:
         convert.from_qsa_lists(rows, group=4)
         convert.from_token_requests(requests, batch=3)
         convert.from_slots(rows, last)
+        convert.to_key_lists(blocks, cu_seqlens_q=ends, tokens=5)
         convert.to_token_pages(cache.k)
     finally:
         torch.cuda.set_sync_debug_mode("default")

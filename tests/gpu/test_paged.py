@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import accumulate, pairwise
 from typing import Any
 
 import pytest
+from hypothesis import given as drawn
+from hypothesis import settings
+from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
@@ -29,6 +34,17 @@ HALF, BF16, E4M3 = torch.float16, torch.bfloat16, torch.float8_e4m3fn
 KINDS: tuple[tuple[str, str, int], ...] = (("bf16", "same", 128), ("fp16", "same", 64), ("bf16", "e4m3", 128))
 RUNS = 50
 EXPLAINED = ("q", "k_cache", "v_cache", "pattern", "block_table", "cu_seqlens_q")
+DRAWN_KINDS = (*KINDS, ("fp16", "e4m3", 64))
+REPLAYS = (  # keys of each request, and where its queries begin and end
+    ((900, 60, 3000, 77), (0, 1, 2, 3, 4)),
+    ((900, 60, 0, 0), (0, 1, 2, 3, 4)),
+    ((900, 60, 3000, 77), (0, 1, 2, 2, 2)),
+    ((900, 60, 0, 0), (0, 1, 2, 2, 2)),
+    ((0, 60, 0, 77), (0, 0, 1, 1, 2)),
+    ((0, 0, 0, 0), (0, 0, 0, 0, 0)),
+    ((900, 60, 3000, 77), (0, 1, 2, 3, 4)),
+)
+"""Batches that one graph of four requests serves: the empty ones are its padding."""
 
 
 def spec_of(dtype: str, cache: str, d: int) -> Any:
@@ -116,6 +132,52 @@ def test_sinks_and_caps_take_tiles_of_queries(case: PagedCase) -> None:
         test_each_case_is_right(kind, case)
 
 
+@st.composite
+def small_cases(draw: st.DrawFn) -> PagedCase:
+    """A case of short requests, of any layout and pattern."""
+    requests = draw(st.integers(1, 5))
+    keys = st.one_of(st.integers(0, 40), st.integers(1, 600))
+    kv_lens = tuple(draw(st.lists(keys, min_size=requests, max_size=requests).filter(any)))
+    packed = draw(st.booleans())
+    if packed:
+        queries = st.one_of(st.integers(0, 8), st.integers(0, 150))
+        q_lens = tuple(draw(st.lists(queries, min_size=requests, max_size=requests).filter(any)))
+    else:
+        q_lens = (draw(st.one_of(st.integers(1, 8), st.integers(1, 70))),) * requests
+    kv_heads = draw(st.integers(1, 3))
+    pattern = draw(st.sampled_from(("dense", "causal", "window", "sink window", "lists")))
+    options: dict[str, Any] = {"window": (None, None)} if pattern == "dense" else {}
+    if "window" in pattern:
+        options["window"] = draw(st.tuples(st.integers(0, 300), st.sampled_from((0, 9))))
+    if pattern == "sink window":
+        options["sink_keys"] = draw(st.integers(1, 70))
+    if pattern == "lists":
+        options |= {"entries": draw(st.integers(1, 40)), "entry_keys": draw(st.sampled_from((1, 4, 16, 64)))}
+        options |= {"head_lists": draw(st.booleans()), "counted": draw(st.booleans())}
+    return PagedCase(
+        f"drawn_{draw(st.integers(0, 9999)):04}",
+        kv_lens,
+        q_lens,
+        heads=kv_heads * draw(st.integers(1, 8)),
+        kv_heads=kv_heads,
+        page_size=draw(st.sampled_from((1, 16, 32, 64))),
+        layout=draw(st.sampled_from(("NHD", "HND", "rows"))),
+        shared=draw(st.booleans()),
+        packed=packed,
+        before=draw(st.sampled_from((0, 0, 7))) if packed else 0,
+        softcap=draw(st.sampled_from((None, None, 3.0))),
+        sinks=draw(st.booleans()),
+        batch_invariant=draw(st.booleans()),
+        **options,
+    )
+
+
+@settings(max_examples=30, deadline=None)
+@drawn(st.sampled_from(DRAWN_KINDS), small_cases(), st.booleans())
+def test_small_cases_are_right(kind: tuple[str, str, int], case: PagedCase, token_scales: bool) -> None:
+    test_each_case_is_right(kind, replace(case, token_scales=token_scales and kind[1] == "e4m3"))
+
+
 @pytest.mark.parametrize("d", [64, 128, 192, 256])
 def test_parts_of_keys_have_the_same_sum_each_time(d: int) -> None:
     """Few tiles, whose keys are divided between thread blocks; short requests have one part."""
@@ -183,6 +245,31 @@ def decode(
     return given | {"seq_lens": torch.tensor(lengths, dtype=torch.int32, device="cuda")}
 
 
+def int32(values: Any) -> Any:
+    return torch.tensor(list(values), dtype=torch.int32, device="cuda")
+
+
+def chosen(given: dict[str, Any], order: list[int]) -> dict[str, Any]:
+    """The call of some requests of another call, in any order; ``cu_seqlens_q`` has the queries of each."""
+    bounds = given["cu_seqlens_q"].tolist()
+    tokens = torch.tensor([token for i in order for token in range(bounds[i], bounds[i + 1])], device="cuda")
+    ends = accumulate((bounds[i + 1] - bounds[i] for i in order), initial=0)
+    found = {**given, "q": given["q"][tokens], "cu_seqlens_q": int32(ends)}
+    found |= {name: given[name][order] for name in ("block_table", "seq_lens")}
+    if isinstance(given["pattern"], KeyLists):
+        lists = given["pattern"]
+        counts = None if lists.counts is None else lists.counts[:, tokens]
+        found["pattern"] = KeyLists(lists.indices[:, tokens], counts, lists.keys)
+    return found
+
+
+def drawn_lists(tokens: int, entries: int, most: int, keys: int) -> KeyLists:
+    """Lists of entries below ``most`` for each query and K/V head, some absent, and how many count."""
+    indices = torch.randint(-1, most, (4, tokens, entries), dtype=torch.int32, device="cuda")
+    counts = torch.randint(entries // 2, entries + 1, (4, tokens), dtype=torch.int32, device="cuda")
+    return KeyLists(indices, counts, keys)
+
+
 def workspace(given: dict[str, Any], *, batch_invariant: bool = False) -> Any:
     tokens, heads, d = given["q"].shape
     sizes = {"batch": given["block_table"].shape[0], "tokens": tokens, "heads": heads, "kv_heads": 4, "head_dim": d}
@@ -230,16 +317,48 @@ def test_a_graph_serves_other_tables_lengths_lists_and_queries(own: bool, with_l
     assert not found.out[2:].any() and bool(found.lse[:, 2:].isneginf().all())
 
 
-def test_a_batch_may_be_padded_with_empty_requests() -> None:
-    """A graph of a batch size serves fewer requests: bounds that repeat, tokens behind the last one not written."""
-    given = decode((900, 40, 3000, 77))
-    given["cu_seqlens_q"] = torch.arange(5, dtype=torch.int32, device="cuda")
-    whole = paged_attention(**given)
-    padded = given | {"cu_seqlens_q": torch.tensor([0, 1, 2, 2, 2], dtype=torch.int32, device="cuda")}
-    out = torch.full_like(whole, float("nan"))
-    paged_attention(**padded, out=out)
-    torch.testing.assert_close(out[:2], whole[:2], atol=2e-2, rtol=2e-2)
-    assert out[2:].isnan().all()
+@pytest.mark.parametrize("invariant", [False, True], ids=["", "batch_invariant"])
+@pytest.mark.parametrize("queries", [1, 50], ids=["decode", "prefill"])
+@pytest.mark.parametrize("with_lists", [False, True], ids=["causal", "lists"])
+@pytest.mark.parametrize("kind", [(BF16, None, 128), (HALF, E4M3, 64)], ids=["bf16", "e4m3"])
+def test_a_graph_serves_batches_padded_with_empty_requests(
+    kind: tuple[Any, Any, int], with_lists: bool, queries: int, invariant: bool
+) -> None:
+    """Replays with requests without keys, without queries and without both; other tokens are not written."""
+    given = decode(REPLAYS[0][0], *kind)
+    q = torch.randn(4 * queries, 16, kind[2], device="cuda").to(kind[0])
+    given |= {"q": q, "cu_seqlens_q": int32(queries * i for i in REPLAYS[0][1]), "batch_invariant": invariant}
+    if with_lists:
+        given["pattern"] = drawn_lists(4 * queries, 30, 60, 16)
+    sizes = {"batch": 4 * queries, "tokens": 4 * queries, "heads": 16, "kv_heads": 4, "head_dim": kind[2]}
+    memory = paged_workspace(**sizes, batch_invariant=invariant)
+    into = {"out": torch.empty_like(q), "workspace": memory, "return_lse": True}
+    paged_attention(**given, **into)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = paged_attention(**given, **into)
+    assert isinstance(captured, AttentionResult) and captured.lse is not None
+    for lengths, places in REPLAYS:
+        bounds = [queries * place for place in places]
+        given["seq_lens"].copy_(int32(lengths))
+        given["cu_seqlens_q"].copy_(int32(bounds))
+        captured.out.fill_(float("nan"))
+        captured.lse.fill_(float("nan"))
+        graph.replay()
+        assert captured.out[bounds[-1] :].isnan().all() and captured.lse[:, bounds[-1] :].isnan().all()
+        for i, (first, end) in enumerate(pairwise(bounds)):
+            if first == end:
+                continue
+            out, lse = captured.out[first:end], captured.lse[:, first:end]
+            alone = paged_attention(**chosen(given, [i]), return_lse=True)
+            assert isinstance(alone, AttentionResult) and alone.lse is not None
+            if lengths[i] == 0:
+                assert not out.any() and bool(lse.isneginf().all())
+            elif invariant:
+                assert torch.equal(out, alone.out) and torch.equal(lse, alone.lse)
+            else:
+                torch.testing.assert_close(out, alone.out, atol=2e-2, rtol=2e-2)
+                torch.testing.assert_close(lse, alone.lse, atol=2e-3, rtol=1e-3)
 
 
 @pytest.mark.parametrize("kind", [(BF16, None, 128), (HALF, E4M3, 64)], ids=["bf16", "e4m3"])
@@ -259,16 +378,33 @@ def test_calls_have_the_same_bits_beside_other_work(kind: tuple[Any, Any, int]) 
 
 
 @pytest.mark.parametrize("kind", [(BF16, None, 128), (HALF, E4M3, 64)], ids=["bf16", "e4m3"])
-def test_batch_invariant_results_do_not_depend_on_the_batch(kind: tuple[Any, Any, int]) -> None:
-    """The same bits alone, in a batch, at another place in one, and with its pages elsewhere."""
-    given = decode((5000, 40, 9000, 77), *kind, spare=700)
-    options = {"batch_invariant": True}
+@pytest.mark.parametrize("what", ["causal", "lists", "window", "sink window", "drafts", "lists of drafts"])
+def test_batch_invariant_results_do_not_depend_on_the_batch(kind: tuple[Any, Any, int], what: str) -> None:
+    """The same bits alone, in a batch, at another place in one, with its pages elsewhere and with a shorter table."""
+    lengths = (5000, 40, 9000, 77)
+    given = decode(lengths, *kind, spare=700)
+    options: dict[str, Any] = {"batch_invariant": True}
+    counts = (1, 3, 8, 5) if "drafts" in what else (1, 1, 1, 1)
+    bounds = list(accumulate(counts, initial=0))
+    given["q"] = torch.randn(bounds[-1], 16, kind[2], device="cuda").to(kind[0])
+    given["cu_seqlens_q"] = int32(bounds)
+    if "lists" in what:
+        given["pattern"] = drawn_lists(bounds[-1], 200, 560, 16)
+    elif "window" in what:
+        given["pattern"] = SlidingWindow(3000) if what == "window" else SinkWindow(300, 3000)
     batch = paged_attention(**given, **options)
-    backwards = {name: given[name].flip(0).contiguous() for name in ("q", "block_table", "seq_lens")}
-    assert torch.equal(paged_attention(**{**given, **backwards}, **options).flip(0), batch)
-    for i in range(4):
-        alone = {name: given[name][i : i + 1].contiguous() for name in ("q", "block_table", "seq_lens")}
-        assert torch.equal(paged_attention(**{**given, **alone}, **options)[0], batch[i])
+    assert isinstance(batch, torch.Tensor)
+    if "drafts" not in what:
+        assert torch.equal(paged_attention(**{**given, "cu_seqlens_q": None}, **options), batch)
+    backwards = paged_attention(**chosen(given, [3, 2, 1, 0]), **options)
+    assert isinstance(backwards, torch.Tensor)
+    for i, part in enumerate(reversed(backwards.split(counts[::-1]))):
+        mine = batch[bounds[i] : bounds[i + 1]]
+        assert torch.equal(part, mine)
+        alone = chosen(given, [i])
+        assert torch.equal(paged_attention(**alone, **options), mine)
+        alone["block_table"] = alone["block_table"][:, : -(-lengths[i] // 16)].contiguous()
+        assert torch.equal(paged_attention(**alone, **options), mine)
     pages = given["k_cache"].shape[0]
     moved = torch.randperm(pages, device="cuda")
     caches = {}
@@ -277,6 +413,75 @@ def test_batch_invariant_results_do_not_depend_on_the_batch(kind: tuple[Any, Any
         caches[name].view(torch.uint8)[moved] = given[name].view(torch.uint8)
     table = {"block_table": moved[given["block_table"].long()].int()}
     assert torch.equal(paged_attention(**{**given, **caches, **table}, **options), batch)
+
+
+def several_queries(given: dict[str, Any], queries: int, *, entries: int = 0, keys: int = 64) -> dict[str, Any]:
+    """A call of many queries for each request, with lists if they have entries."""
+    batch, _, d = given["q"].shape
+    tokens = batch * queries
+    given |= {"q": torch.randn(tokens, 16, d, device="cuda").to(given["q"].dtype)}
+    given |= {"cu_seqlens_q": int32(range(0, tokens + 1, queries))}
+    return given | ({"pattern": drawn_lists(tokens, entries, 2048 // keys, keys)} if entries else {})
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["its own memory", "a workspace"])
+def test_calls_do_not_synchronize(own: bool) -> None:
+    """Neither the same call again nor one with other tensors, nor the first one of another batch size."""
+
+    def calls(requests: int) -> dict[str, dict[str, Any]]:
+        lengths, other = (900, 40, 3000, 77)[:requests], (700, 2000, 90, 300)[:requests]
+        scales = {"k_scale": torch.ones(1, device="cuda"), "v_scale": torch.ones(4, device="cuda")}
+        found = {
+            "decode": decode(lengths),
+            "e4m3": decode(lengths, HALF, E4M3, 64) | scales,
+            "window": decode(lengths) | {"pattern": SlidingWindow(100), "sink": torch.zeros(16, device="cuda")},
+            "lists": several_queries(decode(lengths), 2, entries=20, keys=16),
+            "invariant": decode(lengths) | {"batch_invariant": True},
+            "prefill": several_queries(decode(other), 100),
+            "prefill, e4m3": several_queries(decode(other, BF16, E4M3), 100) | scales,
+            "key blocks": several_queries(decode(other), 600, entries=16),
+        }
+        if own:
+            for given in found.values():
+                tokens, heads, d = given["q"].shape
+                sizes = {"batch": tokens, "tokens": tokens, "heads": heads, "kv_heads": 4, "head_dim": d}
+                given["workspace"] = paged_workspace(**sizes, batch_invariant="batch_invariant" in given)
+                given["out"] = torch.empty_like(given["q"])
+        return found
+
+    warm, again, fewer = calls(4), calls(4), calls(3)
+    for given in warm.values():
+        paged_attention(**given)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for each in (warm, again, fewer):
+            for given in each.values():
+                paged_attention(**given)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    torch.cuda.synchronize()
+
+
+@pytest.mark.parametrize("queries", [1, 100], ids=["decode", "prefill"])
+@pytest.mark.parametrize("warm", [False, True], ids=["first", "later"])
+def test_tensors_on_another_device_are_named(queries: int, warm: bool) -> None:
+    plain = several_queries(decode((900, 140)), queries) | {"sink": torch.zeros(16, device="cuda")}
+    codes = several_queries(decode((900, 140), HALF, E4M3, 64), queries)
+    codes |= {name: torch.ones(1, device="cuda") for name in ("k_scale", "v_scale")}
+    listed = several_queries(decode((900, 140)), queries, entries=4)
+    lists = listed["pattern"]
+    names = ("k_cache", "v_cache", "block_table", "seq_lens", "cu_seqlens_q", "sink", "k_scale", "v_scale")
+    wrong = [(given, name, {name: given[name].cpu()}) for given in (plain, codes) for name in names if name in given]
+    wrong.append((listed, "pattern.indices", {"pattern": KeyLists(lists.indices.cpu(), lists.counts, 64)}))
+    wrong.append((listed, "pattern.counts", {"pattern": KeyLists(lists.indices, lists.counts.cpu(), 64)}))
+    if warm:
+        for given in (plain, codes, listed):
+            paged_attention(**given)
+    for given, name, changes in wrong:
+        with pytest.raises(ArgumentError, match=rf"^{name}: is .*on cpu"):
+            paged_attention(**{**given, **changes})
+    torch.cuda.synchronize()
 
 
 def test_a_workspace_serves_one_call_after_another() -> None:

@@ -300,6 +300,11 @@ def lists(*shape: int, **more: Any) -> KeyLists:
     return KeyLists(torch.zeros(shape, dtype=torch.int32), **more)
 
 
+def elsewhere(*shape: int) -> Any:
+    """Integers on another device."""
+    return torch.zeros(shape, dtype=torch.int32, device="meta")
+
+
 def bytes_at(offset: int) -> Any:
     return torch.zeros((1 << 22) + 32, dtype=torch.uint8)[offset:]
 
@@ -379,6 +384,29 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "out rows": ({"out": torch.zeros(3, HEADS, 100).half()[..., :D]}, r"^out: has stride 100 in dimension 1"),
     "out expanded": ({"out": expanded_out()}, r"^out: is expanded in dimension 0: its elements"),
     "out shared": (shared(), r"^out: overlaps k_cache in memory; it must lie elsewhere"),
+    "table elsewhere": (
+        {"block_table": elsewhere(3, 4)},
+        r"^block_table: is on meta, q is on cpu: pass block_table.to\(q.device\)",
+    ),
+    "lengths elsewhere": ({"seq_lens": elsewhere(3)}, r"^seq_lens: is on meta, q is on cpu: pass seq_lens.to"),
+    "bounds elsewhere": ({"cu_seqlens_q": elsewhere(4)}, r"^cu_seqlens_q: is on meta, q is on cpu: pass cu_seqlens_q"),
+    "lists elsewhere": ({"pattern": KeyLists(elsewhere(2, 3, 4))}, r"^pattern.indices: is on meta, q is on cpu"),
+    "counts elsewhere": (
+        {"pattern": KeyLists(torch.zeros(2, 3, 4).int(), elsewhere(2, 3))},
+        r"^pattern.counts: is on meta, q is on cpu",
+    ),
+    "k_scale elsewhere": (
+        {**cache(PAGES, SIZE, KV_HEADS, D, dtype=E4M3), "k_scale": torch.ones(1, device="meta")},
+        r"^k_scale: is torch.float32 on meta, expected torch.float32 on cpu",
+    ),
+    "v_scale elsewhere": (
+        {
+            **cache(PAGES, SIZE, KV_HEADS, D, dtype=E4M3),
+            "k_scale": torch.ones(PAGES, SIZE, KV_HEADS),
+            "v_scale": torch.ones(PAGES, SIZE, KV_HEADS, device="meta"),
+        },
+        r"^v_scale: is torch.float32 on meta, expected torch.float32 on cpu",
+    ),
     "workspace type": (
         {"workspace": torch.zeros(1 << 22).int()},
         r"^workspace: is torch.int32 \(4194304,\) on cpu, exp",

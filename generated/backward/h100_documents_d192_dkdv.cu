@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_documents_d192_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dkdv","head_dim":192,"mma":"wgmma","op":"attention_backward","pattern":{"aux":{"doc_kv":"int32[batch, kv_len]","doc_q":"int32[batch, q_len]"},"block":{"kv":128,"q":128},"kind":"block_lists","mask":"doc_q[batch, q_idx] == doc_kv[batch, kv_idx] and q_idx >= kv_idx"},"schedule":"cooperative","stages":3,"tile":{"m":64,"n":64}}
 // spec hash: 95888f60f5a940ecff57dd27707055120c17033fe7a452e031fd5f475c13adcb
-// seal: sha256 f5604acb4ad0277fae82ca990ece44aadb4e99b07fcd6afa96c7879d5156b919
+// seal: sha256 c81707211e24c26a2aadc5858ca618c820fed6797b252f8d2a8cf40c714465ef
 
 // Attention backward for sm_90a, gradients of K and V
 // over the listed key blocks of the pattern:
@@ -137,7 +137,7 @@ struct Params {
   int list_batches;  // batches with their own lists; 1: shared
   int list_heads;  // heads with their own lists; 1: shared
   int list_entries;  // entries of all lists of a head
-  int list_blocks;  // thread blocks of the prologue that transpose lists; those after them compute statistics
+  int list_blocks;  // thread blocks of the prologue that transpose lists; the next ones compute statistics
   int q_len;  // queries per head
   int padded_q_len;  // rows of statistics per head: q_len and at least 128 rows of padding
   int kv_len;  // keys per head

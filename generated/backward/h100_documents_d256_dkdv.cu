@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_documents_d256_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dkdv","head_dim":256,"mma":"wgmma","op":"attention_backward","pattern":{"aux":{"doc_kv":"int32[batch, kv_len]","doc_q":"int32[batch, q_len]"},"block":{"kv":128,"q":128},"kind":"block_lists","mask":"doc_q[batch, q_idx] == doc_kv[batch, kv_idx] and q_idx >= kv_idx"},"schedule":"cooperative","stages":2,"tile":{"m":64,"n":64}}
 // spec hash: 2b60b5a37dc37a0844adec50932d09e1c79c09a306cf21f237085ff3aa51d6d7
-// seal: sha256 2e4fa08d47665909389a9be1a14ed765cee5ac9a9374ccba8fa2262e5ebc1c17
+// seal: sha256 4a38a96cad8f41f1eb4fa4dc73e219d904939365ad41d024e0d507feafb4c9fe
 
 // Attention backward for sm_90a, gradients of K and V
 // over the listed key blocks of the pattern:
@@ -137,7 +137,7 @@ struct Params {
   int list_batches;  // batches with their own lists; 1: shared
   int list_heads;  // heads with their own lists; 1: shared
   int list_entries;  // entries of all lists of a head
-  int list_blocks;  // thread blocks of the prologue that transpose lists; those after them compute statistics
+  int list_blocks;  // thread blocks of the prologue that transpose lists; the next ones compute statistics
   int q_len;  // queries per head
   int padded_q_len;  // rows of statistics per head: q_len and at least 128 rows of padding
   int kv_len;  // keys per head

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_documents_d64_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dkdv","head_dim":64,"mma":"wgmma","op":"attention_backward","pattern":{"aux":{"doc_kv":"int32[batch, kv_len]","doc_q":"int32[batch, q_len]"},"block":{"kv":128,"q":128},"kind":"block_lists","mask":"doc_q[batch, q_idx] == doc_kv[batch, kv_idx] and q_idx >= kv_idx"},"schedule":"cooperative","stages":3,"tile":{"m":64,"n":128}}
 // spec hash: 0b660a1b882f587d76b7cb4b38a1bb516e05abb7f9283cc0c7236aa066d45b15
-// seal: sha256 d836d735ee94e1655ac5f1b50c6fac7b0019b9f2111697fd2a6068a2e55cb9e7
+// seal: sha256 3a5d951693aff8cb7a52f2536dc305824ef6b5eb16b9c865125429f65dfc3d8a
 
 // Attention backward for sm_90a, gradients of K and V
 // over the listed key blocks of the pattern:
@@ -129,7 +129,7 @@ struct Params {
   int list_batches;  // batches with their own lists; 1: shared
   int list_heads;  // heads with their own lists; 1: shared
   int list_entries;  // entries of all lists of a head
-  int list_blocks;  // thread blocks of the prologue that transpose lists; those after them compute statistics
+  int list_blocks;  // thread blocks of the prologue that transpose lists; the next ones compute statistics
   int q_len;  // queries per head
   int padded_q_len;  // rows of statistics per head: q_len and at least 128 rows of padding
   int kv_len;  // keys per head

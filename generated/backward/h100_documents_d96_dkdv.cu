@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_documents_d96_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dkdv","head_dim":96,"mma":"wgmma","op":"attention_backward","pattern":{"aux":{"doc_kv":"int32[batch, kv_len]","doc_q":"int32[batch, q_len]"},"block":{"kv":128,"q":128},"kind":"block_lists","mask":"doc_q[batch, q_idx] == doc_kv[batch, kv_idx] and q_idx >= kv_idx"},"schedule":"cooperative","stages":3,"tile":{"m":64,"n":128}}
 // spec hash: 7f74fb6bdfed7f287782ff2288462f188d3c23c3c5b66bdc29de18c0ae0f64ba
-// seal: sha256 c77205014d20d23f60b11745ba44931b59de085bcd7703480c0a2d9e44c8646a
+// seal: sha256 6b27f88006f16e61a08a54113483d2cbae5c0f2f93c2818da3acb5e7ee2c698e
 
 // Attention backward for sm_90a, gradients of K and V
 // over the listed key blocks of the pattern:
@@ -129,7 +129,7 @@ struct Params {
   int list_batches;  // batches with their own lists; 1: shared
   int list_heads;  // heads with their own lists; 1: shared
   int list_entries;  // entries of all lists of a head
-  int list_blocks;  // thread blocks of the prologue that transpose lists; those after them compute statistics
+  int list_blocks;  // thread blocks of the prologue that transpose lists; the next ones compute statistics
   int q_len;  // queries per head
   int padded_q_len;  // rows of statistics per head: q_len and at least 128 rows of padding
   int kv_len;  // keys per head

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_documents_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"aux":{"doc_kv":"int32[batch, kv_len]","doc_q":"int32[batch, q_len]"},"block":{"kv":128,"q":128},"kind":"block_lists","mask":"doc_q[batch, q_idx] == doc_kv[batch, kv_idx] and q_idx >= kv_idx"},"schedule":"cooperative","stages":3,"tile":{"m":64,"n":128}}
 // spec hash: a88761f4e4a319459f706cd0fe313615cd1e92445bcc707fb2c1732254c18d3c
-// seal: sha256 410b4a14a4a98b6209fede11cea59add944013d50fc5913c7c4d1bbb2c50a0f1
+// seal: sha256 5643b7215b71ec69d7455911ff43298b7a3acbe0c68035762138a60bcc5ddef8
 
 // Attention backward for sm_90a, gradients of K and V
 // over the listed key blocks of the pattern:
@@ -129,7 +129,7 @@ struct Params {
   int list_batches;  // batches with their own lists; 1: shared
   int list_heads;  // heads with their own lists; 1: shared
   int list_entries;  // entries of all lists of a head
-  int list_blocks;  // thread blocks of the prologue that transpose lists; those after them compute statistics
+  int list_blocks;  // thread blocks of the prologue that transpose lists; the next ones compute statistics
   int q_len;  // queries per head
   int padded_q_len;  // rows of statistics per head: q_len and at least 128 rows of padding
   int kv_len;  // keys per head

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_lists128_bits_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"bits"},"schedule":"cooperative","stages":3,"tile":{"m":64,"n":128}}
 // spec hash: 7a65a35a2f09f938728c253d3e8004bca87a32c5471835378996a8bef52e6b84
-// seal: sha256 3c1045bd153aa3182cfcac0accfb965d2b531d3e8403ecb94fde82a621b126b4
+// seal: sha256 a2e0dc1e9c14f81522b68d654fefcb770d0c644d27c0fa17f9d92acf638411cd
 
 // Attention backward for sm_90a, gradients of K and V
 // over the listed key blocks of the pattern:
@@ -131,7 +131,7 @@ struct Params {
   int list_batches;  // batches with their own lists; 1: shared
   int list_heads;  // heads with their own lists; 1: shared
   int list_entries;  // entries of all lists of a head
-  int list_blocks;  // thread blocks of the prologue that transpose lists; those after them compute statistics
+  int list_blocks;  // thread blocks of the prologue that transpose lists; the next ones compute statistics
   int q_len;  // queries per head
   int padded_q_len;  // rows of statistics per head: q_len and at least 128 rows of padding
   int heads;  // query heads

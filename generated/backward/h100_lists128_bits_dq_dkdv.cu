@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_lists128_bits_dq_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq_dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"bits"},"schedule":"cooperative","stages":2,"tile":{"m":64,"n":128}}
 // spec hash: 295db2b46486ebd389e53374e544df87fbe95ff3ff7301be57de84cad530b4c7
-// seal: sha256 657e1d89c3d1c8b4990ef508a926a31223a16799289ef45ed3d7c9a53e429911
+// seal: sha256 03d78f612c0d2c66e243adb9d5cd795c248a3d6342cc535ecc861fb43040d2b6
 
 // Attention backward for sm_90a, gradients of Q, K and V
 // over the listed key blocks of the pattern:
@@ -178,7 +178,7 @@ struct Params {
   int list_batches;  // batches with their own lists; 1: shared
   int list_heads;  // heads with their own lists; 1: shared
   int list_entries;  // entries of all lists of a head
-  int list_blocks;  // thread blocks of the prologue that transpose lists; those after them compute statistics
+  int list_blocks;  // thread blocks of the prologue that transpose lists; the next ones compute statistics
   int q_len;  // queries per head
   int padded_q_len;  // rows of statistics per head: q_len and at least 128 rows of padding
   int kv_len;  // keys per head

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_lists128_causal_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"causal"},"schedule":"cooperative","stages":3,"tile":{"m":64,"n":128}}
 // spec hash: 1485e5c4e61816116cf1feff1e2c8c40da4cc36dbae0c848d5bd18547c7631c4
-// seal: sha256 2309d714f96a6bd039addc8ec00fca3051dcf54b53948c7b3a703946c36b113b
+// seal: sha256 b16b8dc71070ebbb0962413260ddf944c16c909e15996d6bf39497d05973e07c
 
 // Attention backward for sm_90a, gradients of K and V
 // over the listed key blocks of the pattern:
@@ -123,7 +123,7 @@ struct Params {
   int list_batches;  // batches with their own lists; 1: shared
   int list_heads;  // heads with their own lists; 1: shared
   int list_entries;  // entries of all lists of a head
-  int list_blocks;  // thread blocks of the prologue that transpose lists; those after them compute statistics
+  int list_blocks;  // thread blocks of the prologue that transpose lists; the next ones compute statistics
   int q_len;  // queries per head
   int padded_q_len;  // rows of statistics per head: q_len and at least 128 rows of padding
   int kv_len;  // keys per head

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_lists128_causal_dq_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq_dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":64,"n":128}}
 // spec hash: 9063ddb2edd6bfb9e7602dee1160f6dbcf09ae688746ff0e9f8b98583940a445
-// seal: sha256 b6b395de308ac059567d4755d99bec8d8902bc3798c98ebf85388e5314304c92
+// seal: sha256 313e0269f21373e50fd4ac2333349a4375f40bf1a6171151f4b0bca69fe99d1a
 
 // Attention backward for sm_90a, gradients of Q, K and V
 // over the listed key blocks of the pattern:
@@ -170,7 +170,7 @@ struct Params {
   int list_batches;  // batches with their own lists; 1: shared
   int list_heads;  // heads with their own lists; 1: shared
   int list_entries;  // entries of all lists of a head
-  int list_blocks;  // thread blocks of the prologue that transpose lists; those after them compute statistics
+  int list_blocks;  // thread blocks of the prologue that transpose lists; the next ones compute statistics
   int q_len;  // queries per head
   int padded_q_len;  // rows of statistics per head: q_len and at least 128 rows of padding
   int kv_len;  // keys per head

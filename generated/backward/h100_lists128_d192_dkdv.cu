@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_lists128_d192_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dkdv","head_dim":192,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"none"},"schedule":"cooperative","stages":3,"tile":{"m":64,"n":64}}
 // spec hash: 1bb92a6469764f6a67aab5db672d4500b53f2d91cdc07fa9594d687a915d31fd
-// seal: sha256 cab44911c0cd525efb94fd9d42192d64abf1718fa4d545e34cef658187346a3b
+// seal: sha256 2e9ec94cf9775241c750719b57899b1a124edc7cf2a601ea471bfdceca2c7c0d
 
 // Attention backward for sm_90a, gradients of K and V
 // over the listed key blocks of the pattern:
@@ -129,7 +129,7 @@ struct Params {
   int list_batches;  // batches with their own lists; 1: shared
   int list_heads;  // heads with their own lists; 1: shared
   int list_entries;  // entries of all lists of a head
-  int list_blocks;  // thread blocks of the prologue that transpose lists; those after them compute statistics
+  int list_blocks;  // thread blocks of the prologue that transpose lists; the next ones compute statistics
   int q_len;  // queries per head
   int padded_q_len;  // rows of statistics per head: q_len and at least 128 rows of padding
   int heads;  // query heads

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_lists128_d256_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dkdv","head_dim":256,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"none"},"schedule":"cooperative","stages":2,"tile":{"m":64,"n":64}}
 // spec hash: ce664bb7109026dd3fbfd16055bd3da1912de5139a67585916fdebd2c58fb113
-// seal: sha256 d42c5777667ce160151a105f0f804c1529cb1e64b6dab89a48cc47fc1eee6d62
+// seal: sha256 f78aa95b8a5c9ce174b337faf491731e4a4d0715c719ab609045e931f2850961
 
 // Attention backward for sm_90a, gradients of K and V
 // over the listed key blocks of the pattern:
@@ -129,7 +129,7 @@ struct Params {
   int list_batches;  // batches with their own lists; 1: shared
   int list_heads;  // heads with their own lists; 1: shared
   int list_entries;  // entries of all lists of a head
-  int list_blocks;  // thread blocks of the prologue that transpose lists; those after them compute statistics
+  int list_blocks;  // thread blocks of the prologue that transpose lists; the next ones compute statistics
   int q_len;  // queries per head
   int padded_q_len;  // rows of statistics per head: q_len and at least 128 rows of padding
   int heads;  // query heads

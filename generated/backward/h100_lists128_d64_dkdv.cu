@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_lists128_d64_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dkdv","head_dim":64,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"none"},"schedule":"cooperative","stages":3,"tile":{"m":128,"n":128}}
 // spec hash: af167861c113208e753d09d0f7c58f81562ab660b0a367f8dd24155027936082
-// seal: sha256 a3161284e303e3dcb6ea8c9798a9f8aaa7558d140bf9b9273ba55cd9cc544733
+// seal: sha256 e9e3089a11ec48029a8d0a9c429088d9487108c1641441bc6d7f6e85881f33ca
 
 // Attention backward for sm_90a, gradients of K and V
 // over the listed key blocks of the pattern:
@@ -122,7 +122,7 @@ struct Params {
   int list_batches;  // batches with their own lists; 1: shared
   int list_heads;  // heads with their own lists; 1: shared
   int list_entries;  // entries of all lists of a head
-  int list_blocks;  // thread blocks of the prologue that transpose lists; those after them compute statistics
+  int list_blocks;  // thread blocks of the prologue that transpose lists; the next ones compute statistics
   int q_len;  // queries per head
   int padded_q_len;  // rows of statistics per head: q_len and at least 128 rows of padding
   int heads;  // query heads

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_lists128_d64_dq_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq_dkdv","head_dim":64,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"none"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 9ff3eaca67cb32d08b4474e1deb258ee09d0eeff372e13ec8ea7938e0007ab15
-// seal: sha256 0e9303504304159bc25e68c1c33f52bc11cb8ad0f43a5ce5a10164881c6081a2
+// seal: sha256 05cb8d3acc8df61cf035fe81ca760367f0ee6892749d42137d213c9cc010d779
 
 // Attention backward for sm_90a, gradients of Q, K and V
 // over the listed key blocks of the pattern:
@@ -169,7 +169,7 @@ struct Params {
   int list_batches;  // batches with their own lists; 1: shared
   int list_heads;  // heads with their own lists; 1: shared
   int list_entries;  // entries of all lists of a head
-  int list_blocks;  // thread blocks of the prologue that transpose lists; those after them compute statistics
+  int list_blocks;  // thread blocks of the prologue that transpose lists; the next ones compute statistics
   int q_len;  // queries per head
   int padded_q_len;  // rows of statistics per head: q_len and at least 128 rows of padding
   int kv_len;  // keys per head

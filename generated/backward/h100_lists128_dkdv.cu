@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_lists128_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"none"},"schedule":"cooperative","stages":3,"tile":{"m":64,"n":128}}
 // spec hash: 323a52af767d57184d5d9d5198417fbca81d79db5b5671956e93677f080cfee0
-// seal: sha256 bd5579b17488f798bf2b457e244c67239363a59d9c0d8382b23224fc8e5092dc
+// seal: sha256 52fa5cb76c0161b0c6c11688f907b5f7c833e3816714e4fe558d396b027dce45
 
 // Attention backward for sm_90a, gradients of K and V
 // over the listed key blocks of the pattern:
@@ -122,7 +122,7 @@ struct Params {
   int list_batches;  // batches with their own lists; 1: shared
   int list_heads;  // heads with their own lists; 1: shared
   int list_entries;  // entries of all lists of a head
-  int list_blocks;  // thread blocks of the prologue that transpose lists; those after them compute statistics
+  int list_blocks;  // thread blocks of the prologue that transpose lists; the next ones compute statistics
   int q_len;  // queries per head
   int padded_q_len;  // rows of statistics per head: q_len and at least 128 rows of padding
   int heads;  // query heads

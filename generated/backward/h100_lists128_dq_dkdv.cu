@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_lists128_dq_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq_dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"none"},"schedule":"cooperative","stages":2,"tile":{"m":64,"n":128}}
 // spec hash: 4891c1140d48ede3740e9f7a8286d059c3b5b5ae824cee72e035185d11a5cfd1
-// seal: sha256 df8e30428318af9616ad820831ab35f5fbab69d090147097c7e81300af44d838
+// seal: sha256 7775e565ef06c5ec4f48693c4a2407d6e789123bf1424eba5db0509e8538ccd4
 
 // Attention backward for sm_90a, gradients of Q, K and V
 // over the listed key blocks of the pattern:
@@ -169,7 +169,7 @@ struct Params {
   int list_batches;  // batches with their own lists; 1: shared
   int list_heads;  // heads with their own lists; 1: shared
   int list_entries;  // entries of all lists of a head
-  int list_blocks;  // thread blocks of the prologue that transpose lists; those after them compute statistics
+  int list_blocks;  // thread blocks of the prologue that transpose lists; the next ones compute statistics
   int q_len;  // queries per head
   int padded_q_len;  // rows of statistics per head: q_len and at least 128 rows of padding
   int kv_len;  // keys per head

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_lists64_d192_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dkdv","head_dim":192,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":64,"q":64},"kind":"block_lists","mask":"none"},"schedule":"cooperative","stages":3,"tile":{"m":64,"n":64}}
 // spec hash: 26a6d9192cc87877e6b1a70bf7c9a4b0f6bf02c758db5a2181f8f0baad381cec
-// seal: sha256 fc07053e4525b87fcbe77fc74707b6cfb75dffcab606a1f230fe597e1b76291b
+// seal: sha256 fa11bd8a3a3e7c35312dbe92fb16a790f5218d72277a92b8d9ff24a2087817bf
 
 // Attention backward for sm_90a, gradients of K and V
 // over the listed key blocks of the pattern:
@@ -127,7 +127,7 @@ struct Params {
   int list_batches;  // batches with their own lists; 1: shared
   int list_heads;  // heads with their own lists; 1: shared
   int list_entries;  // entries of all lists of a head
-  int list_blocks;  // thread blocks of the prologue that transpose lists; those after them compute statistics
+  int list_blocks;  // thread blocks of the prologue that transpose lists; the next ones compute statistics
   int q_len;  // queries per head
   int padded_q_len;  // rows of statistics per head: q_len and at least 128 rows of padding
   int heads;  // query heads

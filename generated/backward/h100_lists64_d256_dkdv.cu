@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_lists64_d256_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dkdv","head_dim":256,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":64,"q":64},"kind":"block_lists","mask":"none"},"schedule":"cooperative","stages":2,"tile":{"m":64,"n":64}}
 // spec hash: e5430abbcf6cf3f698a97089e7a7bcc93b743d2cc27c08f4f8a6d8227f18921e
-// seal: sha256 a4bd973e01ae4bfc8fee5ab2a7c439a989742aaa6ac258bd99883381633ba38b
+// seal: sha256 a0d6a00d83a2dc49b56ef465eccb24e2100324983a3fa9edf02685d64486598f
 
 // Attention backward for sm_90a, gradients of K and V
 // over the listed key blocks of the pattern:
@@ -127,7 +127,7 @@ struct Params {
   int list_batches;  // batches with their own lists; 1: shared
   int list_heads;  // heads with their own lists; 1: shared
   int list_entries;  // entries of all lists of a head
-  int list_blocks;  // thread blocks of the prologue that transpose lists; those after them compute statistics
+  int list_blocks;  // thread blocks of the prologue that transpose lists; the next ones compute statistics
   int q_len;  // queries per head
   int padded_q_len;  // rows of statistics per head: q_len and at least 128 rows of padding
   int heads;  // query heads

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_lists64_d64_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dkdv","head_dim":64,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":64,"q":64},"kind":"block_lists","mask":"none"},"schedule":"cooperative","stages":3,"tile":{"m":64,"n":64}}
 // spec hash: 39493dee749c58c1c55f70f1109e2696e37c2ce5cc278dc43571a5dc4241b59c
-// seal: sha256 22cab04c60329f739e328aec31c4e6a6338b099489c5f6739f0a0258de8513de
+// seal: sha256 5654028e1d1eefa6c6cf3466c74f1c48bce1daad9b26e2f94c65133be962eb74
 
 // Attention backward for sm_90a, gradients of K and V
 // over the listed key blocks of the pattern:
@@ -122,7 +122,7 @@ struct Params {
   int list_batches;  // batches with their own lists; 1: shared
   int list_heads;  // heads with their own lists; 1: shared
   int list_entries;  // entries of all lists of a head
-  int list_blocks;  // thread blocks of the prologue that transpose lists; those after them compute statistics
+  int list_blocks;  // thread blocks of the prologue that transpose lists; the next ones compute statistics
   int q_len;  // queries per head
   int padded_q_len;  // rows of statistics per head: q_len and at least 128 rows of padding
   int heads;  // query heads

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_lists64_d96_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dkdv","head_dim":96,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":64,"q":64},"kind":"block_lists","mask":"none"},"schedule":"cooperative","stages":2,"tile":{"m":64,"n":64}}
 // spec hash: cfbfacf62f2f1fbb076c56f8f2b817245d717a7c3ab3255557f6cd7ed66bd5fa
-// seal: sha256 6610e6a81f82e3bd0ae1ee4b568426eeac89d5830882aa71d961558f131d2001
+// seal: sha256 fea1448d88d5b68ceab37b5804a161fbbbe0e35e927c6b161216998d51d93a0a
 
 // Attention backward for sm_90a, gradients of K and V
 // over the listed key blocks of the pattern:
@@ -122,7 +122,7 @@ struct Params {
   int list_batches;  // batches with their own lists; 1: shared
   int list_heads;  // heads with their own lists; 1: shared
   int list_entries;  // entries of all lists of a head
-  int list_blocks;  // thread blocks of the prologue that transpose lists; those after them compute statistics
+  int list_blocks;  // thread blocks of the prologue that transpose lists; the next ones compute statistics
   int q_len;  // queries per head
   int padded_q_len;  // rows of statistics per head: q_len and at least 128 rows of padding
   int heads;  // query heads

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_lists64_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":64,"q":64},"kind":"block_lists","mask":"none"},"schedule":"cooperative","stages":2,"tile":{"m":64,"n":64}}
 // spec hash: 9dde2273f66a9f3f0b3d3f7f2ef3739e8548839909370097676b06fed8d77541
-// seal: sha256 483df4c45671cccfb8cd39dd920955a0801861e5f055b969d74a1872d1eab334
+// seal: sha256 8be376fc863fbcc236c3be8d8095f2b2fba6bb200cb51dd44e0e4ad6fb5a93b0
 
 // Attention backward for sm_90a, gradients of K and V
 // over the listed key blocks of the pattern:
@@ -122,7 +122,7 @@ struct Params {
   int list_batches;  // batches with their own lists; 1: shared
   int list_heads;  // heads with their own lists; 1: shared
   int list_entries;  // entries of all lists of a head
-  int list_blocks;  // thread blocks of the prologue that transpose lists; those after them compute statistics
+  int list_blocks;  // thread blocks of the prologue that transpose lists; the next ones compute statistics
   int q_len;  // queries per head
   int padded_q_len;  // rows of statistics per head: q_len and at least 128 rows of padding
   int heads;  // query heads

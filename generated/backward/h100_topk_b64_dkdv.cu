@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_topk_b64_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":64,"q":64},"k":null,"kind":"topk"},"schedule":"cooperative","stages":2,"tile":{"m":64,"n":64}}
 // spec hash: d2986b038787f1e7603bade13164b4e4002575d7607add08d5fcb418f88fc1b0
-// seal: sha256 e9679a7b5c3639c9ebf0e262b94e69147494eb016106eeb67688a0ef48930da2
+// seal: sha256 4f183d1571e9158572be4623cb5ec162229231f380ab7a98b0414555dde3e096
 
 // Attention backward for sm_90a, gradients of K and V
 // over the listed key blocks of the pattern:
@@ -109,7 +109,7 @@ struct Params {
   int list_batches;  // batches with their own lists; 1: shared
   int list_heads;  // heads with their own lists; 1: shared
   int list_entries;  // entries of all lists of a head
-  int list_blocks;  // thread blocks of the prologue that transpose lists; those after them compute statistics
+  int list_blocks;  // thread blocks of the prologue that transpose lists; the next ones compute statistics
   int q_len;  // queries per head
   int padded_q_len;  // rows of statistics per head: q_len and at least 128 rows of padding
   int heads;  // query heads

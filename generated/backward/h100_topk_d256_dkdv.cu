@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_topk_d256_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dkdv","head_dim":256,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"k":null,"kind":"topk"},"schedule":"cooperative","stages":2,"tile":{"m":64,"n":64}}
 // spec hash: 5c837280ea187d95594ab7a0bd226cf4c9df6a0a4c0a3de7caed0113c1816673
-// seal: sha256 39fd8d36cfc8922e47d04a715796897e163e9ba1e7637a11ee82e513071c9c33
+// seal: sha256 6812c46a557ae2dd32792ca0c8e8d7f5b603155d2dcd9607a88d8e26deadda4a
 
 // Attention backward for sm_90a, gradients of K and V
 // over the listed key blocks of the pattern:
@@ -116,7 +116,7 @@ struct Params {
   int list_batches;  // batches with their own lists; 1: shared
   int list_heads;  // heads with their own lists; 1: shared
   int list_entries;  // entries of all lists of a head
-  int list_blocks;  // thread blocks of the prologue that transpose lists; those after them compute statistics
+  int list_blocks;  // thread blocks of the prologue that transpose lists; the next ones compute statistics
   int q_len;  // queries per head
   int padded_q_len;  // rows of statistics per head: q_len and at least 128 rows of padding
   int heads;  // query heads

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_topk_d64_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dkdv","head_dim":64,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"k":null,"kind":"topk"},"schedule":"cooperative","stages":3,"tile":{"m":128,"n":128}}
 // spec hash: bba6e4e136ab3937e6528525eca4abf8a2c1a841eb353a20376da5a03348286e
-// seal: sha256 07e881b5e875330f25385f42fb7078b5c91811d1d3d72844d02f86147190f7ad
+// seal: sha256 c2e8284cb59cd1e8eb403528af510aa2603a04c5673527a4bf1ec6d4edf09dce
 
 // Attention backward for sm_90a, gradients of K and V
 // over the listed key blocks of the pattern:
@@ -109,7 +109,7 @@ struct Params {
   int list_batches;  // batches with their own lists; 1: shared
   int list_heads;  // heads with their own lists; 1: shared
   int list_entries;  // entries of all lists of a head
-  int list_blocks;  // thread blocks of the prologue that transpose lists; those after them compute statistics
+  int list_blocks;  // thread blocks of the prologue that transpose lists; the next ones compute statistics
   int q_len;  // queries per head
   int padded_q_len;  // rows of statistics per head: q_len and at least 128 rows of padding
   int heads;  // query heads

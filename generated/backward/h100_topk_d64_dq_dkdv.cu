@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_topk_d64_dq_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq_dkdv","head_dim":64,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"k":null,"kind":"topk"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 9704d5f1590a3544a554f27a5a230b17d5a996b7c1b3638d9d81f80c25ce6bb8
-// seal: sha256 8af6b759b52bc42b4f82bf37997d014b37a697842e5d831e061571d453e8807b
+// seal: sha256 2af5bc60618fbcec214a243b13facfd70d948764e4299df3b274bc3deb93cb1c
 
 // Attention backward for sm_90a, gradients of Q, K and V
 // over the listed key blocks of the pattern:
@@ -156,7 +156,7 @@ struct Params {
   int list_batches;  // batches with their own lists; 1: shared
   int list_heads;  // heads with their own lists; 1: shared
   int list_entries;  // entries of all lists of a head
-  int list_blocks;  // thread blocks of the prologue that transpose lists; those after them compute statistics
+  int list_blocks;  // thread blocks of the prologue that transpose lists; the next ones compute statistics
   int q_len;  // queries per head
   int padded_q_len;  // rows of statistics per head: q_len and at least 128 rows of padding
   int kv_len;  // keys per head

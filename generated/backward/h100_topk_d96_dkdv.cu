@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_topk_d96_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dkdv","head_dim":96,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"k":null,"kind":"topk"},"schedule":"cooperative","stages":3,"tile":{"m":64,"n":128}}
 // spec hash: dd88f2828e2bc81d0f6f78265890c43062c63c5fce5f7032d3dcfb3c621b54bd
-// seal: sha256 04df8cf214527cc37fd252b3d1788afe63b8dff70ccbe07cd2e7957d5e76c036
+// seal: sha256 45a785bce6a82387f861170c4fb3e7fee87871ef5a77da5f92fcfac78b2055ad
 
 // Attention backward for sm_90a, gradients of K and V
 // over the listed key blocks of the pattern:
@@ -109,7 +109,7 @@ struct Params {
   int list_batches;  // batches with their own lists; 1: shared
   int list_heads;  // heads with their own lists; 1: shared
   int list_entries;  // entries of all lists of a head
-  int list_blocks;  // thread blocks of the prologue that transpose lists; those after them compute statistics
+  int list_blocks;  // thread blocks of the prologue that transpose lists; the next ones compute statistics
   int q_len;  // queries per head
   int padded_q_len;  // rows of statistics per head: q_len and at least 128 rows of padding
   int heads;  // query heads

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_topk_dq_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq_dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"k":null,"kind":"topk"},"schedule":"cooperative","stages":2,"tile":{"m":64,"n":128}}
 // spec hash: 3887da05ee5bdf25dc64160296d2bf9adba9929143c843a480fc13c68b6fd07d
-// seal: sha256 26f9a247d91ea545ec5eb0273c32f3eae8c34ce0d7998ca88d100547765926ac
+// seal: sha256 6923e6ed564db2a4dcbd472f1713489720e5fc088b97c3388e9a97f8703aee8a
 
 // Attention backward for sm_90a, gradients of Q, K and V
 // over the listed key blocks of the pattern:
@@ -156,7 +156,7 @@ struct Params {
   int list_batches;  // batches with their own lists; 1: shared
   int list_heads;  // heads with their own lists; 1: shared
   int list_entries;  // entries of all lists of a head
-  int list_blocks;  // thread blocks of the prologue that transpose lists; those after them compute statistics
+  int list_blocks;  // thread blocks of the prologue that transpose lists; the next ones compute statistics
   int q_len;  // queries per head
   int padded_q_len;  // rows of statistics per head: q_len and at least 128 rows of padding
   int kv_len;  // keys per head

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_varlen_lists128_causal_d64_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dkdv","head_dim":64,"layout":"varlen","mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"causal"},"schedule":"cooperative","stages":3,"tile":{"m":128,"n":128}}
 // spec hash: 64d88bbed715a8cc791c60933795b2f46cd86e22b5642ae2dc92019974de54b8
-// seal: sha256 b5585515fbff85c00845dc5362651ac2d7e080276b207e1828345ab08a3b5dd3
+// seal: sha256 e7368f513b7f34756d9ce3cfac8a74595bccc6fe086451dfda257133d91f8bdc
 
 // Attention backward for sm_90a, gradients of K and V
 // over the listed key blocks of the pattern in each sequence:
@@ -135,7 +135,7 @@ struct Params {
   int list_batches;  // batches with their own lists; 1: shared
   int list_heads;  // heads with their own lists; 1: shared
   int list_entries;  // entries of all lists of a head
-  int list_blocks;  // thread blocks of the prologue that transpose lists; those after them compute statistics
+  int list_blocks;  // thread blocks of the prologue that transpose lists; the next ones compute statistics
   int q_len;  // queries of all sequences
   int kv_len;  // keys of all sequences
   int sequences;  // sequences: one less than cu_seqlens_q has entries

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_varlen_lists128_causal_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dkdv","head_dim":128,"layout":"varlen","mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"causal"},"schedule":"cooperative","stages":3,"tile":{"m":64,"n":128}}
 // spec hash: 38dc94aa4529433d0cdf7808fbf4c45c6d7ae142571832a94bc87b3c3e5cd6d3
-// seal: sha256 37f226851101d08d0e5fc5634187ef883b68362d3c035e724b437b3ce9a985d0
+// seal: sha256 646bbe632fa01cf692f81964789c014807d2ad06c04b1ed91cf8adad4af410cb
 
 // Attention backward for sm_90a, gradients of K and V
 // over the listed key blocks of the pattern in each sequence:
@@ -135,7 +135,7 @@ struct Params {
   int list_batches;  // batches with their own lists; 1: shared
   int list_heads;  // heads with their own lists; 1: shared
   int list_entries;  // entries of all lists of a head
-  int list_blocks;  // thread blocks of the prologue that transpose lists; those after them compute statistics
+  int list_blocks;  // thread blocks of the prologue that transpose lists; the next ones compute statistics
   int q_len;  // queries of all sequences
   int kv_len;  // keys of all sequences
   int sequences;  // sequences: one less than cu_seqlens_q has entries

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_varlen_lists128_d64_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dkdv","head_dim":64,"layout":"varlen","mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"none"},"schedule":"cooperative","stages":3,"tile":{"m":128,"n":128}}
 // spec hash: d5d1ef56607811d38d8a83db3b484de656f657bd11d6b467f8270013561ca990
-// seal: sha256 6759a51e7231b96edba8a6c7fd2aae1fce5db8be96fab6385a898949c6a6dc63
+// seal: sha256 857fa727ea857f877e0920d47c4d49b89d669b53c20ac1a99970a5cb4a1bfe48
 
 // Attention backward for sm_90a, gradients of K and V
 // over the listed key blocks of the pattern in each sequence:
@@ -134,7 +134,7 @@ struct Params {
   int list_batches;  // batches with their own lists; 1: shared
   int list_heads;  // heads with their own lists; 1: shared
   int list_entries;  // entries of all lists of a head
-  int list_blocks;  // thread blocks of the prologue that transpose lists; those after them compute statistics
+  int list_blocks;  // thread blocks of the prologue that transpose lists; the next ones compute statistics
   int q_len;  // queries of all sequences
   int kv_len;  // keys of all sequences
   int sequences;  // sequences: one less than cu_seqlens_q has entries

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_varlen_lists128_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dkdv","head_dim":128,"layout":"varlen","mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"none"},"schedule":"cooperative","stages":3,"tile":{"m":64,"n":128}}
 // spec hash: 999b76f002195d936eb4cd3c17418bbcb1de74364e072fd566cdc59a518879d0
-// seal: sha256 beb9454ea31b43e40d3056416981882fcd8066f8fe4ad7d75ff4f812c6a97c4f
+// seal: sha256 bdac8715868db7c794acc44185548f837a4e6bdb4f4e4e0d95e742799f77bcba
 
 // Attention backward for sm_90a, gradients of K and V
 // over the listed key blocks of the pattern in each sequence:
@@ -134,7 +134,7 @@ struct Params {
   int list_batches;  // batches with their own lists; 1: shared
   int list_heads;  // heads with their own lists; 1: shared
   int list_entries;  // entries of all lists of a head
-  int list_blocks;  // thread blocks of the prologue that transpose lists; those after them compute statistics
+  int list_blocks;  // thread blocks of the prologue that transpose lists; the next ones compute statistics
   int q_len;  // queries of all sequences
   int kv_len;  // keys of all sequences
   int sequences;  // sequences: one less than cu_seqlens_q has entries

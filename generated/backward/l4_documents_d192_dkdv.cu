@@ -3,7 +3,7 @@
 //     codegen render specs/backward/l4_documents_d192_dkdv.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","gradients":"dkdv","head_dim":192,"mma":"mma","op":"attention_backward","pattern":{"aux":{"doc_kv":"int32[batch, kv_len]","doc_q":"int32[batch, q_len]"},"block":{"kv":128,"q":128},"kind":"block_lists","mask":"doc_q[batch, q_idx] == doc_kv[batch, kv_idx] and q_idx >= kv_idx"},"schedule":"multistage","stages":2,"tile":{"m":32,"n":64}}
 // spec hash: 2b924f05a0306857431e616e077c22d83a13952fc77f5de03a14819b9b8bddb8
-// seal: sha256 3137c5f2c76406ab20823d380c61e87ddfb07b45f625da2a618168d87e5310d8
+// seal: sha256 aa37ae095fa5fbe4a7fe91eb07fc702e6a2f02c7cc3949b0d95292a98e7e3a30
 
 // Attention backward for sm_89, gradients of K and V
 // over the listed key blocks of the pattern:
@@ -131,7 +131,7 @@ struct Params {
   int list_batches;  // batches with their own lists; 1: shared
   int list_heads;  // heads with their own lists; 1: shared
   int list_entries;  // entries of all lists of a head
-  int list_blocks;  // thread blocks of the prologue that transpose lists; those after them compute statistics
+  int list_blocks;  // thread blocks of the prologue that transpose lists; the next ones compute statistics
   int q_len;  // queries per head
   int padded_q_len;  // rows of statistics per head: q_len and at least 128 rows of padding
   int kv_len;  // keys per head

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/l4_documents_d256_dkdv.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","gradients":"dkdv","head_dim":256,"mma":"mma","op":"attention_backward","pattern":{"aux":{"doc_kv":"int32[batch, kv_len]","doc_q":"int32[batch, q_len]"},"block":{"kv":128,"q":128},"kind":"block_lists","mask":"doc_q[batch, q_idx] == doc_kv[batch, kv_idx] and q_idx >= kv_idx"},"schedule":"multistage","stages":2,"tile":{"m":16,"n":64}}
 // spec hash: a1c45c8f5d878c6f8c942c7e9b48d09ba9b936d64e970b5eefd3410b51a4aaab
-// seal: sha256 d501456e0087ab2b35cb153d533a35745671f3623e99a8ffe2be27ba48e6a16c
+// seal: sha256 6e736f5e9564ded5a096c834c14b7fb97ac2117800a8c84becb8d6c9893a3b42
 
 // Attention backward for sm_89, gradients of K and V
 // over the listed key blocks of the pattern:
@@ -131,7 +131,7 @@ struct Params {
   int list_batches;  // batches with their own lists; 1: shared
   int list_heads;  // heads with their own lists; 1: shared
   int list_entries;  // entries of all lists of a head
-  int list_blocks;  // thread blocks of the prologue that transpose lists; those after them compute statistics
+  int list_blocks;  // thread blocks of the prologue that transpose lists; the next ones compute statistics
   int q_len;  // queries per head
   int padded_q_len;  // rows of statistics per head: q_len and at least 128 rows of padding
   int kv_len;  // keys per head

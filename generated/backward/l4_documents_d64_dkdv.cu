@@ -3,7 +3,7 @@
 //     codegen render specs/backward/l4_documents_d64_dkdv.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","gradients":"dkdv","head_dim":64,"mma":"mma","op":"attention_backward","pattern":{"aux":{"doc_kv":"int32[batch, kv_len]","doc_q":"int32[batch, q_len]"},"block":{"kv":128,"q":128},"kind":"block_lists","mask":"doc_q[batch, q_idx] == doc_kv[batch, kv_idx] and q_idx >= kv_idx"},"schedule":"multistage","stages":2,"tile":{"m":64,"n":128}}
 // spec hash: d6b95b6396390476868d5d801c83653c43271a5530728af34cd75e3bc8e1077b
-// seal: sha256 c787b509fa649d49f07005624d8997451687557a5ec48ff66df11999a21733b2
+// seal: sha256 6dc27e001c5642a9282bdc44fd01cb9f160e67011cfb878a5251eb34d1f3ff23
 
 // Attention backward for sm_89, gradients of K and V
 // over the listed key blocks of the pattern:
@@ -128,7 +128,7 @@ struct Params {
   int list_batches;  // batches with their own lists; 1: shared
   int list_heads;  // heads with their own lists; 1: shared
   int list_entries;  // entries of all lists of a head
-  int list_blocks;  // thread blocks of the prologue that transpose lists; those after them compute statistics
+  int list_blocks;  // thread blocks of the prologue that transpose lists; the next ones compute statistics
   int q_len;  // queries per head
   int padded_q_len;  // rows of statistics per head: q_len and at least 128 rows of padding
   int kv_len;  // keys per head

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/l4_documents_dkdv.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","gradients":"dkdv","head_dim":128,"mma":"mma","op":"attention_backward","pattern":{"aux":{"doc_kv":"int32[batch, kv_len]","doc_q":"int32[batch, q_len]"},"block":{"kv":128,"q":128},"kind":"block_lists","mask":"doc_q[batch, q_idx] == doc_kv[batch, kv_idx] and q_idx >= kv_idx"},"schedule":"multistage","stages":2,"tile":{"m":32,"n":128}}
 // spec hash: 27f263aa6479a0240424e6aee63a7f321cc5b99e05658c2c4f70e5d447e2eb07
-// seal: sha256 c8573bd04a1bf2fb34a0c10328dd2412b495644abbddd3bb9b23106c13eb34a1
+// seal: sha256 bff5ee8bfaf35a48376db088eebfd0ad849b10d01ca9bf0958780d2b9e0f8c62
 
 // Attention backward for sm_89, gradients of K and V
 // over the listed key blocks of the pattern:
@@ -128,7 +128,7 @@ struct Params {
   int list_batches;  // batches with their own lists; 1: shared
   int list_heads;  // heads with their own lists; 1: shared
   int list_entries;  // entries of all lists of a head
-  int list_blocks;  // thread blocks of the prologue that transpose lists; those after them compute statistics
+  int list_blocks;  // thread blocks of the prologue that transpose lists; the next ones compute statistics
   int q_len;  // queries per head
   int padded_q_len;  // rows of statistics per head: q_len and at least 128 rows of padding
   int kv_len;  // keys per head

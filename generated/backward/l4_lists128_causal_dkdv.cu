@@ -3,7 +3,7 @@
 //     codegen render specs/backward/l4_lists128_causal_dkdv.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","gradients":"dkdv","head_dim":128,"mma":"mma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"causal"},"schedule":"multistage","stages":2,"tile":{"m":32,"n":128}}
 // spec hash: 5b6ad209e8dd48dee9f438f593ae90b5c12f13ad0a9a750205a6f32b21f198f2
-// seal: sha256 a640ce76f3d6c1ab78289fdccf62b201e9f0f0cf55486963bda083eab885aac0
+// seal: sha256 021e07894ce5f767255f0c595770990150f35766386284145e10a6f6aeb1dfc9
 
 // Attention backward for sm_89, gradients of K and V
 // over the listed key blocks of the pattern:
@@ -122,7 +122,7 @@ struct Params {
   int list_batches;  // batches with their own lists; 1: shared
   int list_heads;  // heads with their own lists; 1: shared
   int list_entries;  // entries of all lists of a head
-  int list_blocks;  // thread blocks of the prologue that transpose lists; those after them compute statistics
+  int list_blocks;  // thread blocks of the prologue that transpose lists; the next ones compute statistics
   int q_len;  // queries per head
   int padded_q_len;  // rows of statistics per head: q_len and at least 128 rows of padding
   int kv_len;  // keys per head

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/l4_lists128_d192_dkdv.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","gradients":"dkdv","head_dim":192,"mma":"mma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"none"},"schedule":"multistage","stages":2,"tile":{"m":32,"n":64}}
 // spec hash: 2084437d9632d95364fc1c094555ee8ad50469f52321f9b2fdf5fda1cca58d0f
-// seal: sha256 674c365cff5fbc0f287ceb3e72d4f3c91a5ab4845aa57013b372167ac2ab7aa7
+// seal: sha256 be097f6df3c551b6fba27c5fb4c772c22a8a76bccb1cd4d7458b2d878eec056e
 
 // Attention backward for sm_89, gradients of K and V
 // over the listed key blocks of the pattern:
@@ -124,7 +124,7 @@ struct Params {
   int list_batches;  // batches with their own lists; 1: shared
   int list_heads;  // heads with their own lists; 1: shared
   int list_entries;  // entries of all lists of a head
-  int list_blocks;  // thread blocks of the prologue that transpose lists; those after them compute statistics
+  int list_blocks;  // thread blocks of the prologue that transpose lists; the next ones compute statistics
   int q_len;  // queries per head
   int padded_q_len;  // rows of statistics per head: q_len and at least 128 rows of padding
   int kv_len;  // keys per head

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/l4_lists128_d256_dkdv.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","gradients":"dkdv","head_dim":256,"mma":"mma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"none"},"schedule":"multistage","stages":2,"tile":{"m":16,"n":64}}
 // spec hash: 335efdb8881ace9ba6d8d435a297f026740f0fa95fd32d449d69473443833d81
-// seal: sha256 66d9e5baf4118aed852a82dd512b3548937365150130bd15c100ca384fc5413f
+// seal: sha256 9a7a603a5f26caa5c93da2c23789722b16ea8f63c698a482ec2d9410d4fa94a4
 
 // Attention backward for sm_89, gradients of K and V
 // over the listed key blocks of the pattern:
@@ -124,7 +124,7 @@ struct Params {
   int list_batches;  // batches with their own lists; 1: shared
   int list_heads;  // heads with their own lists; 1: shared
   int list_entries;  // entries of all lists of a head
-  int list_blocks;  // thread blocks of the prologue that transpose lists; those after them compute statistics
+  int list_blocks;  // thread blocks of the prologue that transpose lists; the next ones compute statistics
   int q_len;  // queries per head
   int padded_q_len;  // rows of statistics per head: q_len and at least 128 rows of padding
   int kv_len;  // keys per head

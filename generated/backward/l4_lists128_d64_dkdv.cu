@@ -3,7 +3,7 @@
 //     codegen render specs/backward/l4_lists128_d64_dkdv.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","gradients":"dkdv","head_dim":64,"mma":"mma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"none"},"schedule":"multistage","stages":2,"tile":{"m":64,"n":128}}
 // spec hash: da07bc58ebecb99a8a4232269c486fb6a192f5d85e41a0ff3d3a7dc584150b1d
-// seal: sha256 d3a094f97817d6d0b15f7edab6046881982444b2774c21d2cbca4d3753c368aa
+// seal: sha256 67b21f6cfdf615bf3cc7450c2df7c9f015c47f7dc229e4515c5929674f17eb60
 
 // Attention backward for sm_89, gradients of K and V
 // over the listed key blocks of the pattern:
@@ -121,7 +121,7 @@ struct Params {
   int list_batches;  // batches with their own lists; 1: shared
   int list_heads;  // heads with their own lists; 1: shared
   int list_entries;  // entries of all lists of a head
-  int list_blocks;  // thread blocks of the prologue that transpose lists; those after them compute statistics
+  int list_blocks;  // thread blocks of the prologue that transpose lists; the next ones compute statistics
   int q_len;  // queries per head
   int padded_q_len;  // rows of statistics per head: q_len and at least 128 rows of padding
   int kv_len;  // keys per head

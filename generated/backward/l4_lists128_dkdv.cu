@@ -3,7 +3,7 @@
 //     codegen render specs/backward/l4_lists128_dkdv.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","gradients":"dkdv","head_dim":128,"mma":"mma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"none"},"schedule":"multistage","stages":2,"tile":{"m":32,"n":128}}
 // spec hash: dc75293e780b470949385767ebd753abaee7ce95e171e2e732565612fbd432a0
-// seal: sha256 687cc1c62fae731dc16b85570363e6e21c8d61be7e5f872a7422e246bebcd45c
+// seal: sha256 f2acf42c68911f0e9636284d2a58edbdd1310ddb49169cfec90ce97cff89d0a9
 
 // Attention backward for sm_89, gradients of K and V
 // over the listed key blocks of the pattern:
@@ -121,7 +121,7 @@ struct Params {
   int list_batches;  // batches with their own lists; 1: shared
   int list_heads;  // heads with their own lists; 1: shared
   int list_entries;  // entries of all lists of a head
-  int list_blocks;  // thread blocks of the prologue that transpose lists; those after them compute statistics
+  int list_blocks;  // thread blocks of the prologue that transpose lists; the next ones compute statistics
   int q_len;  // queries per head
   int padded_q_len;  // rows of statistics per head: q_len and at least 128 rows of padding
   int kv_len;  // keys per head

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/l4_lists64_bits_d256_softcap_kv_lengths_dkdv.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","gradients":"dkdv","head_dim":256,"kv_lengths":true,"mma":"mma","op":"attention_backward","pattern":{"block":{"kv":64,"q":64},"kind":"block_lists","mask":"bits"},"schedule":"multistage","softcap":50.0,"stages":2,"tile":{"m":16,"n":64}}
 // spec hash: 468ed61fdb6cf3a70473bdfe862f70fc059d2d452351060380602bb26174c723
-// seal: sha256 f24596fd9d614a974095b3a1f3a14a30d1d108ea87f4576ff5fc4e5731718ca7
+// seal: sha256 8bcecc1eb009d8a86cd1bf799540764a81a6da638b639e92521a0884a5cf0ebe
 
 // Attention backward for sm_89, gradients of K and V
 // over the listed key blocks of the pattern, up to each batch's kv_lengths:
@@ -136,7 +136,7 @@ struct Params {
   int list_batches;  // batches with their own lists; 1: shared
   int list_heads;  // heads with their own lists; 1: shared
   int list_entries;  // entries of all lists of a head
-  int list_blocks;  // thread blocks of the prologue that transpose lists; those after them compute statistics
+  int list_blocks;  // thread blocks of the prologue that transpose lists; the next ones compute statistics
   int q_len;  // queries per head
   int padded_q_len;  // rows of statistics per head: q_len and at least 128 rows of padding
   int kv_len;  // keys per head

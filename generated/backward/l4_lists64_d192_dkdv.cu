@@ -3,7 +3,7 @@
 //     codegen render specs/backward/l4_lists64_d192_dkdv.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","gradients":"dkdv","head_dim":192,"mma":"mma","op":"attention_backward","pattern":{"block":{"kv":64,"q":64},"kind":"block_lists","mask":"none"},"schedule":"multistage","stages":2,"tile":{"m":32,"n":64}}
 // spec hash: c51f611fd64361794bf113d8199e6aae9a27b47ec8a55775133d34bbeae37775
-// seal: sha256 79ea9fed39967aa253aa8c1f3d982e50d28a40061a6d93f9d9b629d2045eddc4
+// seal: sha256 31ccac52550b835ae2814c24408be3d87707fcdf5ea00ac859d09064a24e9f48
 
 // Attention backward for sm_89, gradients of K and V
 // over the listed key blocks of the pattern:
@@ -122,7 +122,7 @@ struct Params {
   int list_batches;  // batches with their own lists; 1: shared
   int list_heads;  // heads with their own lists; 1: shared
   int list_entries;  // entries of all lists of a head
-  int list_blocks;  // thread blocks of the prologue that transpose lists; those after them compute statistics
+  int list_blocks;  // thread blocks of the prologue that transpose lists; the next ones compute statistics
   int q_len;  // queries per head
   int padded_q_len;  // rows of statistics per head: q_len and at least 128 rows of padding
   int kv_len;  // keys per head

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/l4_lists64_d256_dkdv.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","gradients":"dkdv","head_dim":256,"mma":"mma","op":"attention_backward","pattern":{"block":{"kv":64,"q":64},"kind":"block_lists","mask":"none"},"schedule":"multistage","stages":2,"tile":{"m":16,"n":64}}
 // spec hash: e272d7c14ecab300db97700a616b1e6f547be66b0a2052d05a590ba8e34a5474
-// seal: sha256 e06a711fb7f257d8a4dde65dcf2cfd72a07296fa795dc2561937596f0aba5600
+// seal: sha256 3e88cbf22caa5cdb3c58dddea99f359534add5fcde75bdcd6f175a5ef6b74867
 
 // Attention backward for sm_89, gradients of K and V
 // over the listed key blocks of the pattern:
@@ -122,7 +122,7 @@ struct Params {
   int list_batches;  // batches with their own lists; 1: shared
   int list_heads;  // heads with their own lists; 1: shared
   int list_entries;  // entries of all lists of a head
-  int list_blocks;  // thread blocks of the prologue that transpose lists; those after them compute statistics
+  int list_blocks;  // thread blocks of the prologue that transpose lists; the next ones compute statistics
   int q_len;  // queries per head
   int padded_q_len;  // rows of statistics per head: q_len and at least 128 rows of padding
   int kv_len;  // keys per head

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/l4_lists64_d64_dkdv.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","gradients":"dkdv","head_dim":64,"mma":"mma","op":"attention_backward","pattern":{"block":{"kv":64,"q":64},"kind":"block_lists","mask":"none"},"schedule":"multistage","stages":3,"tile":{"m":32,"n":64}}
 // spec hash: 59dda3a630da281738b3eaf45d1da06b39b4381cc2d8beaea4cb6c13a64f44f0
-// seal: sha256 ad55ba6362c19e933dd0c3672c0d87d02212a012255684395e0487d87c7d4e6d
+// seal: sha256 753b7beecea9abf8b2b4d99fc61fd2e059f61fb8a6b676befe29dcd5961dadb9
 
 // Attention backward for sm_89, gradients of K and V
 // over the listed key blocks of the pattern:
@@ -121,7 +121,7 @@ struct Params {
   int list_batches;  // batches with their own lists; 1: shared
   int list_heads;  // heads with their own lists; 1: shared
   int list_entries;  // entries of all lists of a head
-  int list_blocks;  // thread blocks of the prologue that transpose lists; those after them compute statistics
+  int list_blocks;  // thread blocks of the prologue that transpose lists; the next ones compute statistics
   int q_len;  // queries per head
   int padded_q_len;  // rows of statistics per head: q_len and at least 128 rows of padding
   int kv_len;  // keys per head

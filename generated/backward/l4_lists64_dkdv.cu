@@ -3,7 +3,7 @@
 //     codegen render specs/backward/l4_lists64_dkdv.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","gradients":"dkdv","head_dim":128,"mma":"mma","op":"attention_backward","pattern":{"block":{"kv":64,"q":64},"kind":"block_lists","mask":"none"},"schedule":"multistage","stages":2,"tile":{"m":16,"n":64}}
 // spec hash: 1f8b33518efb3154707a65fd4a92152c60a309ccedfb39dc6e29377e07a3dd05
-// seal: sha256 0105fbcd096772a595e344b61b5dcb39456357491737ad29f2d9337ebf5f6e3b
+// seal: sha256 2e99ce5677be9cdc0fb0bd6da182e83114025f3ab5f9c2f52d6875cce3a95dc6
 
 // Attention backward for sm_89, gradients of K and V
 // over the listed key blocks of the pattern:
@@ -121,7 +121,7 @@ struct Params {
   int list_batches;  // batches with their own lists; 1: shared
   int list_heads;  // heads with their own lists; 1: shared
   int list_entries;  // entries of all lists of a head
-  int list_blocks;  // thread blocks of the prologue that transpose lists; those after them compute statistics
+  int list_blocks;  // thread blocks of the prologue that transpose lists; the next ones compute statistics
   int q_len;  // queries per head
   int padded_q_len;  // rows of statistics per head: q_len and at least 128 rows of padding
   int kv_len;  // keys per head

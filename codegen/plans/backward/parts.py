@@ -118,7 +118,7 @@ def params(spec: AttentionBackwardSpec, operands: tuple[Param, ...]) -> tuple[Pa
             i32("list_batches", "batches with their own lists; 1: shared"),
             i32("list_heads", "heads with their own lists; 1: shared"),
             i32("list_entries", "entries of all lists of a head"),
-            i32("list_blocks", "thread blocks of the prologue that transpose lists; those after them compute statistics"),
+            i32("list_blocks", "thread blocks of the prologue that transpose lists; the next ones compute statistics"),
         ]
     return (
         *operands,

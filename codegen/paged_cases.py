@@ -33,12 +33,14 @@ class PagedCase:
         entry_keys: keys of an entry.
         head_lists: whether each KV head has its own lists.
         counted: whether a tensor gives the entries that count.
+        repeated: whether the second half of a list repeats the first.
         softcap: cap of the logits, or None.
         sinks: whether each head has a sink.
         batch_invariant: whether keys are divided by the length of their request alone.
         spread: factor on q; large values make one key win.
         token_scales: whether each token of an e4m3 cache has its own factors.
-        spoiled: whether rows that no query sees hold NaN, and a page of each request lies outside of the cache.
+        spoiled: whether rows that no query sees, and their factors, hold NaN; the table then has anything for pages
+            that no query sees, and for one page of each request that queries see it has none of the cache.
     """
 
     name: str
@@ -57,6 +59,7 @@ class PagedCase:
     entry_keys: int = 1
     head_lists: bool = True
     counted: bool = False
+    repeated: bool = False
     softcap: float | None = None
     sinks: bool = False
     batch_invariant: bool = False
@@ -77,6 +80,7 @@ class PagedCase:
             f"lists of {self.entries} x {self.entry_keys} keys": self.entries > 0,
             "lists for all heads": self.entries > 0 and not self.head_lists,
             "counts": self.counted,
+            "repeated entries": self.repeated,
             f"softcap {self.softcap}": self.softcap is not None,
             "sinks": self.sinks,
             "batch invariant": self.batch_invariant,
@@ -123,6 +127,10 @@ CASES = (
         "shared_lists", (9000, 300), (4, 4), entries=7, entry_keys=64, head_lists=False, counted=True, page_size=16
     ),
     PagedCase("lists_of_fours", (9000, 300), (1, 3), heads=24, entries=500, entry_keys=4, counted=True),
+    PagedCase(
+        "lists_of_eights", (9000, 300), (1, 3), kv_heads=4, entries=100, entry_keys=8, counted=True, page_size=16
+    ),
+    PagedCase("repeated_entries", (900, 300), (1, 3), heads=16, entries=40, entry_keys=4, repeated=True),
     PagedCase("lists_of_tokens", (9000, 300), (1, 3), heads=24, entries=300, window=(4000, 0), sink_keys=3),
     _decode("lists_without_pages", 3000, 400, page_size=0, layout="HND", entries=9, entry_keys=16, counted=True),
     PagedCase("batch_invariant", (9000, 300, 20, 40000), (1, 3, 1, 1), batch_invariant=True, sinks=True),
@@ -130,15 +138,55 @@ CASES = (
 )
 
 
+SPOILED_CASES = (
+    _decode("spoiled_decode", 1000, 77, 20, page_size=16, spoiled=True),
+    _decode("spoiled_window_of_one", 3333, 77, 20, page_size=16, heads=16, window=(300, 0), spoiled=True),
+    _decode("spoiled_sink_window_of_one", 3333, 77, 20, page_size=32, window=(30, 0), sink_keys=5, spoiled=True),
+    PagedCase("spoiled_window_of_drafts", (3333, 300, 20), (5, 1, 3), heads=16, window=(77, 0), spoiled=True),
+    PagedCase("spoiled_tiles", (900, 300), (40, 17), heads=16, page_size=8, layout="HND", window=(20, 3), spoiled=True),
+    PagedCase(
+        "spoiled_sink_window_of_drafts",
+        (9000, 300, 77),
+        (4, 1, 3),
+        page_size=16,
+        layout="rows",
+        window=(1000, 0),
+        sink_keys=70,
+        spoiled=True,
+    ),
+    PagedCase("spoiled_lists", (900, 300), (1, 4), entries=30, entry_keys=8, page_size=16, spoiled=True),
+    PagedCase(
+        "spoiled_lists_of_tokens",
+        (900, 300),
+        (1, 4),
+        entries=200,
+        window=(77, 0),
+        sink_keys=20,
+        page_size=4,
+        spoiled=True,
+    ),
+)
+
+
 E4M3_CASES = (
     _decode("token_scales", 1000, 77, 3333, token_scales=True, heads=16),
+    PagedCase(
+        "spoiled_token_scales",
+        (900, 300),
+        (1, 4),
+        page_size=16,
+        window=(77, 0),
+        sink_keys=5,
+        token_scales=True,
+        spoiled=True,
+    ),
     PagedCase("token_scales_of_lists", (900, 300), (1, 4), layout="HND", entries=60, entry_keys=4, token_scales=True),
 )
 
 
 def cases_of(spec: PagedAttentionSpec) -> tuple[PagedCase, ...]:
     """The cases of a kernel."""
-    return (*CASES, *(E4M3_CASES if spec.cache == "e4m3" else ()))
+    return (*CASES, *SPOILED_CASES, *(E4M3_CASES if spec.cache == "e4m3" else ()))
 
 
 PREFILL_PAGE_SIZES = (0, 16, 32, 64, 128, 256)

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_paged_d256.yaml
 // spec: {"arch":"sm_90a","copy":"cp_async","dtype":"fp16","head_dim":256,"mma":"mma","op":"paged_attention","schedule":"multistage","stages":2,"tile":{"m":16,"n":64}}
 // spec hash: 1a14e5ba85b4d103fd9204e59f02df5b94552822cf75c8bd1dc383095120a60d
-// seal: sha256 59b3f39b2618f3cbeb7f773a508c148dd0e9b3619301e4f87b4d1797f2c5c3ec
+// seal: sha256 4ba88870422a9a777fd5ce7bd4f60ebe9ca3d627cb327dbb65eb9111d3751b74
 
 // Attention of a few queries over K and V in pages, by mma.sync: decoding. Keys of one request are split over thread
 // blocks.
@@ -513,6 +513,7 @@ struct Cursor {
   int position, page;  // of the key of `step`; a position of -1 is no key
   int entry;  // of the key of `step` + 1
   int seen_first, seen_last;  // keys that all rows see
+  int any_first, any_last;  // keys that some row sees, besides the sinks
 
   __device__ __forceinline__ Cursor(const Params& p, const Run& run) : tile(run.tile), step(run.first), last(run.last) {
     entry = lane_key(step) >> p.entry_shift < tile.entries ? tile.entry : -1;
@@ -520,8 +521,11 @@ struct Cursor {
     page = load_page(p);
     entry = load_entry(p, step + 1);
     const int place = tile.request.kv_len - tile.request.q_len;
-    seen_first = place + token_of(p, tile.first_row + tile.rows - 1) - p.window_left;
-    seen_last = place + token_of(p, tile.first_row) + p.window_right;
+    const int first_token = token_of(p, tile.first_row), last_token = token_of(p, tile.first_row + tile.rows - 1);
+    seen_first = place + last_token - p.window_left;
+    seen_last = place + first_token + p.window_right;
+    any_first = place + first_token - p.window_left;
+    any_last = place + last_token + p.window_right;
   }
 
   __device__ __forceinline__ int load_entry(const Params& p, int step) const {
@@ -544,9 +548,14 @@ struct Cursor {
     if (position < 0 || p.block_table == nullptr) return tile.index;
     return __ldg(p.block_table + tile.index * p.table_stride + (position >> p.page_shift));
   }
+  // Whether some row sees the lane's key. Other keys are not read: an engine may have freed their pages, which may hold
+  // NaN. The test follows the load of the page, so that this load does not wait for it.
+  __device__ __forceinline__ bool is_seen(const Params& p) const {
+    return (position <= any_last) & ((position >= any_first) | (position < p.sink_keys));
+  }
   // The 16 bytes of K, and of V, at which the lane's key begins, or kNoKey.
   __device__ __forceinline__ uint32 chunk(const Params& p) const {
-    if (position < 0 || static_cast<uint32>(page) >= static_cast<uint32>(p.pages)) return kNoKey;
+    if (position < 0 || !is_seen(p) || static_cast<uint32>(page) >= static_cast<uint32>(p.pages)) return kNoKey;
     const uint32 token = position & p.page_mask;
     return static_cast<uint32>(page) * p.page_chunks + token * p.token_chunks + tile.kv_head * p.head_chunks;
   }

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_paged_e4m3_d128_bf16.yaml
 // spec: {"arch":"sm_90a","cache":"e4m3","copy":"cp_async","dtype":"bf16","head_dim":128,"mma":"mma","op":"paged_attention","schedule":"multistage","stages":2,"tile":{"m":16,"n":128}}
 // spec hash: 9cfffe4f7eb3fff5b63ee33bc7b3da288b45836678f01d12f2474a96aa7aa219
-// seal: sha256 5ab2bfd83783577e9cc65eced0c6838f7eef7c804e7469db0b1225173302f951
+// seal: sha256 72dde610eaece972b84c0caa0af75a034d35f24f86e399eb1b4706bec3444fa0
 
 // Attention of a few queries over K and V in pages, by mma.sync: decoding. Keys of one request are split over thread
 // blocks.
@@ -549,6 +549,7 @@ struct Cursor {
   int position, page;  // of the key of `step`; a position of -1 is no key
   int entry;  // of the key of `step` + 1
   int seen_first, seen_last;  // keys that all rows see
+  int any_first, any_last;  // keys that some row sees, besides the sinks
 
   __device__ __forceinline__ Cursor(const Params& p, const Run& run) : tile(run.tile), step(run.first), last(run.last) {
     entry = lane_key(step) >> p.entry_shift < tile.entries ? tile.entry : -1;
@@ -556,8 +557,11 @@ struct Cursor {
     page = load_page(p);
     entry = load_entry(p, step + 1);
     const int place = tile.request.kv_len - tile.request.q_len;
-    seen_first = place + token_of(p, tile.first_row + tile.rows - 1) - p.window_left;
-    seen_last = place + token_of(p, tile.first_row) + p.window_right;
+    const int first_token = token_of(p, tile.first_row), last_token = token_of(p, tile.first_row + tile.rows - 1);
+    seen_first = place + last_token - p.window_left;
+    seen_last = place + first_token + p.window_right;
+    any_first = place + first_token - p.window_left;
+    any_last = place + last_token + p.window_right;
   }
 
   __device__ __forceinline__ int load_entry(const Params& p, int step) const {
@@ -580,9 +584,14 @@ struct Cursor {
     if (position < 0 || p.block_table == nullptr) return tile.index;
     return __ldg(p.block_table + tile.index * p.table_stride + (position >> p.page_shift));
   }
+  // Whether some row sees the lane's key. Other keys are not read: an engine may have freed their pages, which may hold
+  // NaN. The test follows the load of the page, so that this load does not wait for it.
+  __device__ __forceinline__ bool is_seen(const Params& p) const {
+    return (position <= any_last) & ((position >= any_first) | (position < p.sink_keys));
+  }
   // The 16 bytes of K, and of V, at which the lane's key begins, or kNoKey.
   __device__ __forceinline__ uint32 chunk(const Params& p) const {
-    if (position < 0 || static_cast<uint32>(page) >= static_cast<uint32>(p.pages)) return kNoKey;
+    if (position < 0 || !is_seen(p) || static_cast<uint32>(page) >= static_cast<uint32>(p.pages)) return kNoKey;
     const uint32 token = position & p.page_mask;
     return static_cast<uint32>(page) * p.page_chunks + token * p.token_chunks + tile.kv_head * p.head_chunks;
   }

@@ -3,7 +3,7 @@
 //     codegen render specs/l4_paged_d128.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","head_dim":128,"mma":"mma","op":"paged_attention","schedule":"multistage","stages":2,"tile":{"m":16,"n":64}}
 // spec hash: 967d2381d724596b9679e699601739303073396de428d5e8cadb7d88572dc854
-// seal: sha256 69ee8a8e969bab6def7352f9e5e37adb6d3ba6663e0481ec1f0d0876817a289a
+// seal: sha256 d01737873495dd13959defa2eea7e37f2b5e5726cba7ebded75abbdede4b1731
 
 // Attention of a few queries over K and V in pages, by mma.sync: decoding. Keys of one request are split over thread
 // blocks.
@@ -513,6 +513,7 @@ struct Cursor {
   int position, page;  // of the key of `step`; a position of -1 is no key
   int entry;  // of the key of `step` + 1
   int seen_first, seen_last;  // keys that all rows see
+  int any_first, any_last;  // keys that some row sees, besides the sinks
 
   __device__ __forceinline__ Cursor(const Params& p, const Run& run) : tile(run.tile), step(run.first), last(run.last) {
     entry = lane_key(step) >> p.entry_shift < tile.entries ? tile.entry : -1;
@@ -520,8 +521,11 @@ struct Cursor {
     page = load_page(p);
     entry = load_entry(p, step + 1);
     const int place = tile.request.kv_len - tile.request.q_len;
-    seen_first = place + token_of(p, tile.first_row + tile.rows - 1) - p.window_left;
-    seen_last = place + token_of(p, tile.first_row) + p.window_right;
+    const int first_token = token_of(p, tile.first_row), last_token = token_of(p, tile.first_row + tile.rows - 1);
+    seen_first = place + last_token - p.window_left;
+    seen_last = place + first_token + p.window_right;
+    any_first = place + first_token - p.window_left;
+    any_last = place + last_token + p.window_right;
   }
 
   __device__ __forceinline__ int load_entry(const Params& p, int step) const {
@@ -544,9 +548,14 @@ struct Cursor {
     if (position < 0 || p.block_table == nullptr) return tile.index;
     return __ldg(p.block_table + tile.index * p.table_stride + (position >> p.page_shift));
   }
+  // Whether some row sees the lane's key. Other keys are not read: an engine may have freed their pages, which may hold
+  // NaN. The test follows the load of the page, so that this load does not wait for it.
+  __device__ __forceinline__ bool is_seen(const Params& p) const {
+    return (position <= any_last) & ((position >= any_first) | (position < p.sink_keys));
+  }
   // The 16 bytes of K, and of V, at which the lane's key begins, or kNoKey.
   __device__ __forceinline__ uint32 chunk(const Params& p) const {
-    if (position < 0 || static_cast<uint32>(page) >= static_cast<uint32>(p.pages)) return kNoKey;
+    if (position < 0 || !is_seen(p) || static_cast<uint32>(page) >= static_cast<uint32>(p.pages)) return kNoKey;
     const uint32 token = position & p.page_mask;
     return static_cast<uint32>(page) * p.page_chunks + token * p.token_chunks + tile.kv_head * p.head_chunks;
   }

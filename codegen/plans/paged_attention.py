@@ -37,7 +37,7 @@ TILE_COST = 2
 LEAST_UNITS = 8
 """Units of a thread block on average, from which thread blocks begin and end with tiles of one length."""
 PART_KEYS = 1024
-"""Keys of a part at least, where parts depend on the length of their request alone."""
+"""Keys of a part at least, where parts depend on the length of their request alone, or on the width of lists."""
 OVERHEAD_REGISTERS = 80
 """Allowance for addresses, the cursor, logits and loop state."""
 MOST_Q = 128

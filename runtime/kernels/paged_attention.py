@@ -223,7 +223,8 @@ class PagedKernel(BoundCall[S]):
             out: (tokens, heads, head_dim), where to write the result; it overlaps no other tensor.
             return_lse: whether to return the log-sum-exp too.
             batch_invariant: whether the keys of a request are divided by its own length alone, so that results have the
-                same bits whatever else is in the batch.
+                same bits whatever else is in the batch. Lists of more than 16,384 keys are divided by the number of
+                their entries, absent ones too.
             workspace: uint8 (bytes,), contiguous: memory of calls that do not overlap, 0 before the first one
                 (``workspace_bytes``). By default a call allocates it, and in a CUDA graph also clears a part of it.
 
@@ -312,7 +313,7 @@ class PagedKernel(BoundCall[S]):
         tensors = dict(zip(TENSORS, given, strict=True))
         signature = self._check(tensors, options)
         if validate:
-            check_paged_values(tensors)
+            check_paged_values(tensors, options.window.left, options.window.sink)
         bound: Bound = signature.extra
         q, submit = tensors["q"], self._submit
         device, dtype = q.device, q.dtype

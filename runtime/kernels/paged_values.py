@@ -9,11 +9,13 @@ import torch
 from runtime.errors import ArgumentError
 
 
-def check_paged_values(tensors: dict[str, Any]) -> None:
+def check_paged_values(tensors: dict[str, Any], left: int, sink: int) -> None:
     """Check that bounds rise, that requests have no more keys than pages, and that the cache has these pages.
 
     Args:
         tensors: the checked tensors of a call, by the kernel's names.
+        left: keys that a query sees before its own position; the cache need not have pages outside of all windows.
+        sink: keys at the beginning that later queries see too.
 
     Raises:
         ArgumentError: for the first value that is wrong.
@@ -36,9 +38,13 @@ def check_paged_values(tensors: dict[str, Any]) -> None:
                 raise ArgumentError("seq_lens", f"has {length} for request {request}, expected 0 to {room}")
     if table is None:
         return
-    used = torch.ones_like(table, dtype=torch.bool)
-    if lengths is not None:
-        used = torch.arange(table.shape[1], device=table.device) * page_size < lengths[:, None]
+    batch = table.shape[0]
+    ends = torch.full((batch,), most, device=table.device) if lengths is None else lengths.long()
+    queries = tokens // batch if bounds is None else bounds.diff()
+    first_keys = ends - queries - left  # of windows
+    begins = torch.arange(table.shape[1], device=table.device) * page_size
+    used = (begins + page_size > first_keys[:, None]) | (begins < sink)
+    used &= begins < ends[:, None]
     wrong = (used & ((table < 0) | (table >= pages))).nonzero().tolist()
     if wrong:
         request, place = wrong[0]

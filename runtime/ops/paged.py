@@ -64,7 +64,7 @@ def paged_attention(
             has all keys of request i.
         v_cache: as k_cache, with the same strides. Both may be views of one tensor.
         pattern: ``Dense``, ``Causal``, ``SlidingWindow`` or ``SinkWindow`` of ``patterns``, or ``KeyLists``: a list for
-            each query. Pages outside of all windows are not read.
+            each query. Keys and values outside of all windows have no effect, and pages there are not read.
         block_table: int32 (batch, pages of the longest request): the pages of each request, in order. Pages may be
             shared. Numbers outside of the cache hide their keys.
         seq_lens: int32 (batch,), contiguous: keys of each request, with those of the queries; FlashAttention's
@@ -84,7 +84,8 @@ def paged_attention(
         workspace: uint8 (bytes,), of ``paged_workspace``. By default a call allocates its memory, and in a CUDA graph
             clears a part. The kernel by key blocks allocates up to 1 GiB and three integers per entry in any case.
         batch_invariant: whether the keys of a request are divided by its own length alone. The result of a request then
-            has the same bits whatever else is in the batch, and takes more time.
+            has the same bits whatever else is in the batch, and takes more time. Lists of more than 16,384 keys are
+            divided by the width of ``indices``: pass the same width in every batch.
         validate: also check the values of tables, lengths and bounds. Synchronizes.
 
     Returns:

@@ -25,7 +25,7 @@ from runtime.verify.common import (
 )
 
 K_SCALE, V_SCALE = 0.5, 0.75
-"""Factors of e4m3 caches."""
+"""Factors of the first head of e4m3 caches."""
 E4M3_NAN = 0x7F
 """Bits of a NaN in e4m3."""
 LSE_TOLERANCE = 2e-3
@@ -75,6 +75,9 @@ def inputs_of(case: PagedCase, spec: PagedAttentionSpec | AttentionSpec, device:
         most = max(case.kv_lens) // case.entry_keys + 2  # some entries lie behind the last key
         shape = (heads, tokens, case.entries)
         options["lists"] = torch.randint(-1, most, shape, generator=draw, device=device, dtype=torch.int32)
+        if case.repeated:
+            half = case.entries // 2
+            options["lists"][..., half : 2 * half] = options["lists"][..., :half]
         options["entry_keys"] = case.entry_keys
         if case.counted:
             options["counts"] = torch.randint(
@@ -88,8 +91,9 @@ def inputs_of(case: PagedCase, spec: PagedAttentionSpec | AttentionSpec, device:
                 1, 2
             )
     elif spec.cache == "e4m3":
-        options["k_scale"] = torch.tensor([K_SCALE], device=device)
-        options["v_scale"] = torch.full((case.kv_heads,), V_SCALE, device=device)
+        number = case.kv_heads if case.packed else 1  # factors of heads, or one for all
+        for name, scale in (("k_scale", K_SCALE), ("v_scale", V_SCALE)):
+            options[name] = scale / (1 + torch.arange(number, device=device) / 4)
     left, right = (UNBOUNDED if bound is None else bound for bound in case.window)
     options |= {"window": Window(left, right, case.sink_keys), "softcap": case.softcap}
     options["batch_invariant"] = case.batch_invariant
@@ -113,23 +117,36 @@ def _caches(
 
 
 def _spoil(case: PagedCase, inputs: Inputs) -> None:
-    """Replace the rows of K and V that no query sees by NaN, and a page of each request by one outside of the cache."""
+    """Replace what no query sees by NaN, and its pages in the table by anything.
+
+    Of each request, a page that queries see lies outside of the cache: nothing is there.
+    """
     _, k, v, options, bounds = inputs
-    seen = torch.zeros(k.shape[:2], dtype=torch.bool, device=k.device)
+    table, size, number = options["block_table"], case.page_size, k.shape[0]
+    seen = torch.zeros(k.shape[:3], dtype=torch.bool, device=k.device)
+    columns = torch.zeros_like(table, dtype=torch.bool)
     for request, (first, end) in enumerate(pairwise(bounds)):
-        length = case.kv_lens[request]
-        if length and end > first:
+        if case.kv_lens[request] and end > first:
             page, row, _ = _places(case, inputs, request)
-            seen[page, row] |= (_counts(case, inputs, request) > 0).any(0).any(0)
+            mine = (_counts(case, inputs, request) > 0).any(1)  # (kv_heads, keys)
+            seen[page, row] |= mine.T
+            columns[request, mine.any(0).nonzero()[:, 0] // size] = True
     for tensor in (k, v):
-        unseen = ~seen[..., None, None]
+        unseen = ~seen[..., None]
         if tensor.element_size() == 1:
             tensor.view(torch.uint8).masked_fill_(unseen, E4M3_NAN)
         else:
             tensor.masked_fill_(unseen, math.nan)
-    table = options["block_table"]
-    for request, length in enumerate(case.kv_lens):
-        table[request, length // case.page_size // 2] = (k.shape[0], -1, 2**31 - 1)[request % 3]
+    if case.token_scales:
+        for name in ("k_scale", "v_scale"):
+            options[name].masked_fill_(~seen, math.nan)
+    outside = (number, -1, 2**31 - 1, number - 1, -(2**31))  # number - 1: a page of NaN
+    for request in range(len(case.kv_lens)):
+        freed, used = (which.nonzero()[:, 0].tolist() for which in (~columns[request], columns[request]))
+        for column in freed:
+            table[request, column] = outside[(request + column) % len(outside)]
+        if used:
+            table[request, used[len(used) // 2]] = outside[request % 3]
 
 
 def _int32(values: Any, device: torch.device) -> torch.Tensor:
@@ -157,19 +174,14 @@ def oracle(
     tokens, heads, d = q.shape
     out = torch.full(q.shape, math.nan, dtype=torch.float64, device=q.device)
     lse = torch.full((heads, tokens), math.nan, dtype=torch.float64, device=q.device)
-    factors: tuple[Any, Any] = (K_SCALE, V_SCALE) if spec.cache == "e4m3" else (1.0, 1.0)
-    if case.token_scales:
-        factors = options["k_scale"], options["v_scale"]
+    factors: tuple[Any, Any] = options.get("k_scale"), options.get("v_scale")
     for request, (first, end) in enumerate(pairwise(bounds)):
         length = case.kv_lens[request]
         if end == first:
             continue
         page, row, _ = _places(case, inputs, request)
         keys, values = (
-            (
-                tensor[page, row].double().nan_to_num(0.0)
-                * (factor[page, row, :, None] if case.token_scales else factor)
-            ).transpose(0, 1)
+            _scaled(tensor[page, row], factor[page, row] if case.token_scales else factor).transpose(0, 1)
             for tensor, factor in zip((k, v), factors, strict=True)
         )
         counts = _counts(case, inputs, request)  # (kv_heads, queries, keys)
@@ -187,6 +199,12 @@ def oracle(
         out[first:end] = (weights @ values[:, None]).permute(2, 0, 1, 3).flatten(1, 2)
         lse[:, first:end] = total.flatten(0, 1)
     return out, lse
+
+
+def _scaled(codes: torch.Tensor, factor: torch.Tensor | None) -> torch.Tensor:
+    """Rows of K or V (keys, kv_heads, head_dim) in float64; NaN counts as 0."""
+    values = codes.double() if factor is None else codes.double() * factor[..., None].double()
+    return values.nan_to_num(0.0)
 
 
 def _places(case: PagedCase, inputs: Inputs, request: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -137,9 +137,9 @@ class HostKernel(PagedAttentionKernel):
         host: how it is run.
     """
 
-    def __init__(self, named: NamedSpec, folder: Path, blocks: int = 7) -> None:
+    def __init__(self, named: NamedSpec, folder: Path, blocks: int = 7, source: str | None = None) -> None:
         generated = generate(named)
-        run = compiled(generated.source, generated.plan, folder).run
+        run = compiled(generated.source if source is None else source, generated.plan, folder).run
         self.host = HostLoaded(run, generated.plan, blocks)
         super().__init__(SimpleNamespace(named=named, plan=generated.plan), self.host)  # type: ignore[arg-type]
 

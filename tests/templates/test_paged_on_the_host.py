@@ -35,6 +35,29 @@ CASES = (
     replace(DECODE, name="invariant", kv_lens=(2500, 40), q_lens=(1, 1), batch_invariant=True, page_size=128),
 )
 OF_TOKENS = replace(DECODE, name="token_scales", token_scales=True)
+SPOILED = (
+    replace(DECODE, name="spoiled", spoiled=True),
+    replace(DECODE, name="spoiled_window", window=(30, 0), spoiled=True),
+    replace(DECODE, name="spoiled_sinks", window=(30, 0), sink_keys=5, spoiled=True),
+    PagedCase("spoiled_drafts", (150, 40, 7), (2, 9, 3), heads=6, window=(20, 3), page_size=8, spoiled=True),
+    PagedCase(
+        "spoiled_sinks_of_drafts",
+        (190, 90),
+        (3, 1),
+        4,
+        page_size=16,
+        layout="rows",
+        window=(40, 0),
+        sink_keys=70,
+        spoiled=True,
+    ),
+    PagedCase("spoiled_lists", (100, 30), (1, 4), entries=9, entry_keys=8, page_size=16, spoiled=True),
+    PagedCase(
+        "spoiled_window_of_lists", (100, 30), (1, 4), entries=60, window=(30, 0), sink_keys=3, page_size=4, spoiled=True
+    ),
+    PagedCase("repeated", (100, 30), (2, 1), heads=4, entries=8, entry_keys=4, repeated=True, page_size=32),
+)
+SPOILED_OF_TOKENS = replace(SPOILED[3], name="spoiled_token_scales", sink_keys=5, token_scales=True)
 KERNELS: tuple[dict[str, Any], ...] = (
     {"dtype": "bf16", "head_dim": 64, "tile": {"m": 16, "n": 32}, "stages": 3},
     {"dtype": "fp16", "head_dim": 128, "tile": {"m": 16, "n": 16}, "stages": 2},
@@ -84,6 +107,62 @@ def test_results_are_those_of_the_definition(
         for late in (True, False):
             kernel.host.late, kernel.host.order = late, order
             check(kernel, case)
+
+
+@pytest.mark.parametrize("fields", KERNELS, ids=words)
+def test_what_no_query_sees_may_hold_anything(
+    fields: dict[str, Any], recorded: Callable[..., None], tmp_path: Path
+) -> None:
+    """NaN in K, V and factors, and numbers of any page in the table."""
+    named = spec_of(fields)
+    cases = (*SPOILED, *([SPOILED_OF_TOKENS] if "cache" in fields else []))
+    recorded(generate(named).source, repr(cases))
+    kernel = host_paged.HostKernel(named, tmp_path)
+    for order, case in enumerate(cases):
+        kernel.host.late, kernel.host.order = order % 2 == 0, order
+        check(kernel, case)
+
+
+@pytest.mark.parametrize(
+    ("was", "instead"),
+    [
+        ("!is_seen(p) ||", ""),
+        ("(position >= any_first)", "(position >= seen_first)"),
+        ("(position >= any_first)", "(position > any_first)"),
+        ("(position <= any_last)", "(position <= seen_last)"),
+        ("| (position < p.sink_keys)", ""),
+        ("| (position < p.sink_keys)", "| (position <= p.sink_keys)"),
+    ],
+    ids=["all", "the first row", "the first key", "the last row", "sinks", "the last sink"],
+)
+def test_a_wrong_bound_of_what_is_read_shows(
+    was: str, instead: str, recorded: Callable[..., None], tmp_path: Path
+) -> None:
+    named = spec_of(KERNELS[0])
+    source = generate(named).source
+    assert source.count(was) == 1
+    changed = source.replace(was, instead)
+    recorded(changed, repr(SPOILED))
+    kernel = host_paged.HostKernel(named, tmp_path, source=changed)
+    with pytest.raises(AssertionError):
+        for case in SPOILED:
+            check(kernel, case)
+
+
+def test_the_width_of_lists_has_no_effect_up_to_16384_keys(recorded: Callable[..., None], tmp_path: Path) -> None:
+    """On the bits of batch-invariant results; above, parts are longer."""
+    named = spec_of(KERNELS[0])
+    case = PagedCase("lists", (9000, 3000), (1, 2), 4, page_size=16, entries=100, entry_keys=16, batch_invariant=True)
+    recorded(generate(named).source, repr(case))
+    kernel = host_paged.HostKernel(named, tmp_path)
+    inputs = verified.inputs_of(case, kernel.spec, CPU)
+    lists = inputs.options.pop("lists")
+    results = []
+    for width in (case.entries, 300, 16384 // case.entry_keys, 20000 // case.entry_keys):
+        wide = torch.full((*lists.shape[:2], width), -1, dtype=torch.int32)
+        wide[..., : case.entries] = lists
+        results.append(kernel(inputs.q, inputs.k, inputs.v, lists=wide, **inputs.options).out)
+    assert [torch.equal(result, results[0]) for result in results] == [True, True, True, False]
 
 
 @pytest.mark.parametrize("heads", [2, 6])

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from codegen.arch import ARCHS, KIB
 from codegen.errors import SpecError
 from codegen.library import NamedSpec, find_spec, shipped_specs
-from codegen.paged_cases import CASES, cases_of
+from codegen.paged_cases import CASES, SPOILED_CASES, cases_of
 from codegen.planning import plan_for
 from codegen.plans.paged_attention import TILE_COST, tiles_of
 from codegen.problem import PagedShape
@@ -124,7 +124,12 @@ def test_cases_have_names_of_their_own_and_all_that_a_call_has() -> None:
         )
     sizes, layouts = {case.page_size for case in CASES}, {case.layout for case in CASES}
     assert sizes >= {0, 1, 16, 32, 64, 128, 256} and layouts == {"NHD", "HND", "rows"}
-    for name in ("shared", "before", "sink_keys", "entries", "counted", "softcap", "sinks", "batch_invariant"):
+    flags = "shared", "before", "sink_keys", "entries", "counted", "repeated", "softcap", "sinks", "batch_invariant"
+    for name in flags:
         assert any(getattr(case, name) for case in CASES), name
-    assert not all(case.head_lists for case in CASES) and {case.entry_keys for case in CASES} >= {1, 4, 16, 64, 128}
+    assert not all(case.head_lists for case in CASES) and {case.entry_keys for case in CASES} >= {1, 4, 8, 16, 64, 128}
+    assert {(bool(case.sink_keys), max(case.q_lens) > 1) for case in SPOILED_CASES if case.window[0]} == {
+        (sinks, drafts) for sinks in (False, True) for drafts in (False, True)
+    }
+    assert all(case.spoiled for case in SPOILED_CASES)
     assert any(0 in case.kv_lens for case in CASES) and any(0 in case.q_lens for case in CASES)

@@ -461,6 +461,7 @@ def test_addresses_are_checked_in_each_call(launches: list[dict[str, Any]]) -> N
     assert len(launches) == 3
 
 
+FREED = int32(0, -1, 99, *range(3, 12)).view(3, 4)
 VALUES: dict[str, tuple[dict[str, Any], str | None]] = {
     "right": ({}, None),
     "falling": ({"cu_seqlens_q": int32(0, 2, 1, 3)}, r"^cu_seqlens_q: falls from 2 to 1 at entry 2; expected rising"),
@@ -476,6 +477,19 @@ VALUES: dict[str, tuple[dict[str, Any], str | None]] = {
     "all used": (
         {"block_table": int32(0, 1, 2, -9, *range(4, 12)).view(3, 4), "seq_lens": None},
         r"^block_table: has page -9 at \[0, 3\]",
+    ),
+    "outside of windows": ({"block_table": FREED, "seq_lens": None, "pattern": SlidingWindow(15)}, None),
+    "in the window of a draft": (
+        {"block_table": FREED, "seq_lens": None, "pattern": SlidingWindow(15), "cu_seqlens_q": int32(0, 2, 2, 3)},
+        r"^block_table: has page 99 at \[0, 2\]",
+    ),
+    "in a window": (
+        {"block_table": FREED, "seq_lens": None, "pattern": SlidingWindow(16)},
+        r"^block_table: has page 99 at \[0, 2\]",
+    ),
+    "of sinks": (
+        {"block_table": FREED, "seq_lens": None, "pattern": SinkWindow(17, 15)},
+        r"^block_table: has page -1 at \[0, 1\]",
     ),
     "no table": (
         {"block_table": None, **cache(3, 40, KV_HEADS, D), "seq_lens": int32(1, 41, 2)},

@@ -23,17 +23,15 @@ def suggest(spec: Spec, arch: str) -> str:
     The advice names the shipped specs for ``arch`` that compute the same result, starting with the one that
     codegen.select chooses. If none is shipped, it gives a spec that would, or the reason why there is none.
     """
-    serving = [
-        named.stem
-        for named in shipped_specs()
-        if named.spec.arch == arch and problem_of(named.spec) == problem_of(spec)
-    ]
+    problem = problem_of(spec)
+    near = (named for named in shipped_specs() if (named.spec.arch, named.spec.op) == (arch, spec.op))
+    serving = [named.stem for named in near if problem_of(named.spec) == problem]
     if serving:
         if is_chosen(spec):
             first = choose(parse_problem({**said_by(spec), "arch": arch})).named.stem
             serving.sort(key=lambda stem: stem != first)
         return f"choose {' or '.join(serving)}, which compute{'s' if len(serving) == 1 else ''} the same on {arch}"
-    fields = {"arch": arch, **problem_of(spec)}
+    fields = {"arch": arch, **problem}
     try:
         plan_for(find_spec(fields))
     except SpecError as error:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 _DEFINITION = re.compile(r"constexpr |using |struct |template |__device__ ")
 _CONSTANT = re.compile(r"\b(\w+)(?:\[[^\]]*\])*\s*=[^=]")
@@ -18,6 +19,7 @@ _FUNCTION = re.compile(r"\b(\w+)\(")
 _COMMENT = re.compile(r"//[^\n]*")
 _STRING = re.compile(r'"(?:[^"\\\n]|\\.)*"')
 _LITERAL_OR_COMMENT = re.compile(rf"{_STRING.pattern}|'(?:[^'\\\n]|\\.)'|(?P<comment>//[^\n]*|/\*.*?\*/)", re.DOTALL)
+_HEADING_OF_NOTHING = re.compile(r"\n(?://[^\n]*\n)*//[^\n]*:\n(?=\n)")
 _WORD = re.compile(r"[A-Za-z_]\w*")
 
 
@@ -62,23 +64,28 @@ def prune(text: str) -> str:
 def _items(lines: list[str]) -> Iterator[_Item]:
     """Items of a source; a definition and the comment directly above it are one item."""
     code = _code("\n".join(lines)).split("\n")
-    at = 0
+    at = begin = 0  # begin: where the lines after the last definition begin
     while at < len(lines):
-        start = at
-        while at < len(lines) and lines[at].startswith("//"):
+        if not _DEFINITION.match(lines[at]):
             at += 1
-        if at == len(lines) or not _DEFINITION.match(lines[at]):
-            at += at < len(lines)
-            yield _Item(lines[start:at], _words(code[start:at]))
             continue
-        head = at
-        at = _end(code, at)
+        start = head = at
+        while start > begin and lines[start - 1].startswith("//"):
+            start -= 1
+        yield _Item(lines[begin:start], _words("\n".join(code[begin:start])))
+        at = begin = _end(code, head)
         heading = head - start if head > start and lines[head - 1].endswith(":") else 0
-        yield _Item(lines[start:at], _words(code[head:at]), _names("\n".join(code[head:at])), heading)
+        yield _Item(lines[start:at], *_words_and_names("\n".join(code[head:at])), heading)
+    yield _Item(lines[begin:], _words("\n".join(code[begin:])))
 
 
-def _words(code: list[str]) -> frozenset[str]:
-    return frozenset(_WORD.findall("\n".join(code)))
+def _words(code: str) -> frozenset[str]:
+    return frozenset(_WORD.findall(code))
+
+
+@lru_cache(maxsize=4096)  # kernels share most definitions
+def _words_and_names(definition: str) -> tuple[frozenset[str], frozenset[str]]:
+    return _words(definition), _names(definition)
 
 
 def _end(code: list[str], at: int) -> int:
@@ -86,7 +93,8 @@ def _end(code: list[str], at: int) -> int:
     depth = 0
     while True:
         line = code[at]
-        depth += sum(map(line.count, "({[")) - sum(map(line.count, ")}]"))
+        opened = line.count("(") + line.count("{") + line.count("[")
+        depth += opened - line.count(")") - line.count("}") - line.count("]")
         at += 1
         if depth == 0 and line.rstrip().endswith((";", "}")):
             return at
@@ -110,8 +118,8 @@ def _code(text: str) -> str:
 
 
 def _without_headings_of_nothing(text: str) -> str:
-    """Lines without comments that end in a colon and introduce nothing any more."""
-    return re.sub(r"(?m)(?:^//[^\n]*\n)*^//[^\n]*:\n(?=\n)", "", text)
+    """Text without comments at the start of a line that end in a colon and introduce nothing any more."""
+    return _HEADING_OF_NOTHING.sub("\n", f"\n{text}")[1:]
 
 
 def without_comments(source: str) -> str:

@@ -62,7 +62,11 @@ class _Environment(jinja2.Environment):
     """
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        if isinstance(obj, TemplateModule) and not hasattr(obj, attribute):
+        try:
+            return getattr(obj, attribute)
+        except AttributeError:
+            pass
+        if isinstance(obj, TemplateModule):
             assert isinstance(self.loader, _RecordingLoader)
             if attribute in self.loader.hooks[str(obj.__name__)]:
                 return _print_nothing
@@ -141,7 +145,8 @@ def generate(named: NamedSpec) -> Generated:
     plan = plan_for(named)
     made = _rendered(plan, named.origin)
     code = re.sub(r"//[^\n]*", "", made.source)
-    if len(re.findall(rf"\b{named.stem}\b", code)) > 1:  # besides its definition; labels of inline PTX count
+    # Besides its definition; labels of inline PTX count. Most sources do not have it again, not even inside a name.
+    if code.count(named.stem) > 1 and len(re.findall(rf"\b{named.stem}\b", code)) > 1:
         raise named.located(taken(named.stem))
     return Generated(named, plan, made.source, made.templates, made.overview)
 
@@ -164,8 +169,8 @@ def _rendered(plan: Plan, origin: str) -> _Rendered:
     check_name(plan.stem)
     env = environment()
     body = prune(render_template(plan, plan.template, env))
-    body = re.sub(r"[ \t]+\n", "\n", body)
-    body = re.sub(r"\n{3,}", "\n\n", body).strip("\n") + "\n"
+    body = "\n".join([line.rstrip(" \t") for line in body.split("\n")])
+    body = re.sub(r"\n\n\n+", "\n\n", body).strip("\n") + "\n"
     assert isinstance(env.loader, _RecordingLoader)
     templates = tuple(sorted(env.loader.used))
     told = {

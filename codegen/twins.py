@@ -51,7 +51,7 @@ __device__ __forceinline__ float widen(unsigned short bits) {
 KEPT = ("the most that fp16 can hold",)
 """Comments on the first type that both sources have."""
 
-_ANY = re.compile("|".join([*map(re.escape, KEPT), *(rf"\b{re.escape(word)}\b" for word in WORDS)]))
+_ANY = re.compile(rf"\b(?:{'|'.join(map(re.escape, (*KEPT, *WORDS)))})\b")
 
 
 def twin_source(source: str, stem: str) -> str:

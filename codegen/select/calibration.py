@@ -10,15 +10,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from codegen.errors import SpecError
 from codegen.library import NamedSpec
 from codegen.parse import parse_spec
+from codegen.plan import Plan
 from codegen.planning import plan_of
 from codegen.select.distance import distance
 from codegen.select.estimate import estimate
 from codegen.select.problem import Problem
 from codegen.select.table import Measurement
+from codegen.spec import Spec
 
 # Fitted by leave-one-out cross-validation over 171 tuned problems.
 REACH = 2.0  # distance, in factors of two, at which the weight of a row falls to 1 / e
@@ -40,6 +43,16 @@ class _Correction:
         return self.total / self.weight
 
 
+@lru_cache(maxsize=256)  # those of one choice: planned once to see whether they are legal, once to estimate them
+def candidate_plan(spec: Spec) -> Plan:
+    """Plan of a kernel that may be chosen.
+
+    Raises:
+        SpecError: if the spec cannot work on its architecture.
+    """
+    return plan_of(spec, "choice")
+
+
 def predicted(problem: Problem, kernels: Mapping[str, NamedSpec], rows: Sequence[Measurement]) -> dict[str, float]:
     """Expected time of each kernel, up to a common factor.
 
@@ -54,14 +67,17 @@ def predicted(problem: Problem, kernels: Mapping[str, NamedSpec], rows: Sequence
     corrections: dict[str, _Correction] = {label: _Correction() for label in kernels}
     for row in rows:
         found = deviations(row)
+        common = found.keys() & corrections.keys()
+        if not common:
+            continue
         away = distance(problem, row.problem) + ANOTHER_KEY * (row.problem.key() != problem.key())
         weight = math.exp(-away / REACH)
-        for label in found.keys() & corrections.keys():
+        for label in common:
             corrections[label].total += weight * found[label]
             corrections[label].weight += weight
     expected = {}
     for label, named in kernels.items():
-        guess = estimate(plan_of(named.spec, "choice"), problem)
+        guess = estimate(candidate_plan(named.spec), problem)
         if guess is not None:
             expected[label] = guess.microseconds * math.exp(corrections[label].mean)
     return expected
@@ -84,7 +100,7 @@ def _deviations(row: Measurement) -> dict[str, float]:
     for timing, cost in zip(row.kernels, row.costs(), strict=True):
         try:
             spec = parse_spec({**row.problem.fields(), **timing.tuning})
-            guess = estimate(plan_of(spec, "row"), row.problem)
+            guess = estimate(candidate_plan(spec), row.problem)
         except SpecError:  # an older row that is no longer legal
             continue
         if guess is not None:

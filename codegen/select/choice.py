@@ -15,7 +15,7 @@ from codegen.errors import SpecError
 from codegen.library import NamedSpec, as_shipped, find_spec, unnamed_stem
 from codegen.parse import parse_spec
 from codegen.planning import plan_of
-from codegen.select.calibration import deviations, predicted
+from codegen.select.calibration import candidate_plan, deviations, predicted
 from codegen.select.default_tables import GATHERED_ROWS
 from codegen.select.distance import MEASURED, NEAR, distance
 from codegen.select.estimate import estimate
@@ -408,7 +408,7 @@ def _as_measured(written: Fields, problem: Problem, timing: Timing) -> Spec | No
         required = {**own, **written, "tile": {**tuning["tile"], **written.get("tile", {})}}
         if required != own and parse_spec(required) != spec:
             return None
-        plan_of(spec, "choice")
+        candidate_plan(spec)
     except SpecError:
         return None
     return spec
@@ -507,7 +507,7 @@ def _fastest_by_the_model(kernels: _Kernels, named: Sequence[NamedSpec]) -> Choi
     If only the length of the lists is missing, the shipped kernel with the shortest name.
     """
     problem = kernels.problem
-    guesses = [estimate(plan_of(each.spec, "choice"), problem) for each in named]
+    guesses = [estimate(candidate_plan(each.spec), problem) for each in named]
     times = [guess.microseconds for guess in guesses if guess is not None]
     those = f"not measured: of {len(named)} {kernels.kind}"
     if len(times) == len(named):

@@ -108,13 +108,15 @@ def kept(tree: ast.Module) -> set[str]:
     """Functions whose results, and containers whose entries, a module keeps without a bound that can be read."""
     functions = [each for each in ast.walk(tree) if isinstance(each, ast.FunctionDef)]
     found = {each.name for each in functions if any(map(_is_unbounded, each.decorator_list))}
-    changed = {name for each in functions for name in _mutated(each)}
+    containers = set()
     for statement in tree.body:
         targets = statement.targets if isinstance(statement, ast.Assign) else []
         if isinstance(statement, ast.AnnAssign):
             targets = [statement.target]
         if targets and _is_container(getattr(statement, "value", None)):
-            found |= {target.id for target in targets if isinstance(target, ast.Name) and target.id in changed}
+            containers |= {target.id for target in targets if isinstance(target, ast.Name)}
+    if containers:  # few modules have one, and a walk through all functions takes long
+        found |= containers & {name for each in functions for name in _mutated(each)}
     return found
 
 

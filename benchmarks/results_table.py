@@ -188,14 +188,15 @@ def caption(verified: dict[str, Receipt], page_folder: Path) -> str:
 
 
 def overview(rows: Mapping[str, Mapping[str, Any]], names: Sequence[str] = OVERVIEW, notebook: str = "") -> str:
-    """A table of rows of benchmarks/models.py.
+    """A table of rows of benchmarks/models.py, without those whose kernels have changed since.
 
     Args:
         rows: all rows by name.
         names: those of the table.
         notebook: path of docs/notebook from the page of the table, with a slash at its end.
     """
-    records = [rows[name] for name in names]
+    records = [rows[name] for name in names if models_page.is_current(rows[name])]
+    older = [f"`{name}`" for name in names if not models_page.is_current(rows[name])]
     name = partial(models_page.row_name, is_current=models_page.is_current)
     cells = [
         [row[0], record["model"], record["dtype"], *row[1:]]
@@ -207,6 +208,8 @@ def overview(rows: Mapping[str, Mapping[str, Any]], names: Sequence[str] = OVERV
         f"taken]({notebook}measuring.md)). A ratio is the time of the best peer over ours; bold: behind a peer. [All "
         f"rows of models]({notebook}models.md)."
     )
+    if older:
+        text += f" Rows that were measured with an earlier source of a kernel are left out: {', '.join(older)}."
     lines = [line(row) for row in cells]
     headings = ("row", "model", "dtype", "ours", "best peer", "its time", "ratio")
     return "\n".join([with_note(text, lines), "", *models_page.table(headings, cells)])

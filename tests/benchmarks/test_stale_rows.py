@@ -15,6 +15,8 @@ from codegen.render import render
 
 script = load_script("stale_rows")
 results_table = load_script("results_table")
+MOST_LEFT_OUT = 2
+"""Rows of a table that may wait for a measurement of today's sources."""
 
 
 def row(name: str, stem: str, **changes: Any) -> dict[str, Any]:
@@ -54,6 +56,11 @@ def test_stale_rows_are_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 def test_the_readme_the_first_table_of_results_and_training_have_no_stale_row() -> None:
     rows = results_table.model_rows()
-    shown = {*results_table.speed_picture.ROWS, *results_table.OVERVIEW, *results_table.gradients_of_models(rows)}
-    stale = [name for name in shown if not all(map(script.is_current, rows[name]["kernels"]))]
-    assert not stale, "measure these rows again, or take them out"
+    stale = {name for name, row in rows.items() if not all(map(script.is_current, row["kernels"]))}
+    assert not stale & set(results_table.speed_picture.ROWS), "measure these rows again, or take them out"
+    for names in (results_table.OVERVIEW, results_table.gradients_of_models(rows)):
+        text = results_table.overview(rows, names)
+        assert results_table.OLDER not in text
+        left_out = stale & set(names)
+        assert all(f"`{name}`" in text for name in left_out)
+        assert len(left_out) <= MOST_LEFT_OUT, "measure these rows again"

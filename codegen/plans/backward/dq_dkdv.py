@@ -66,7 +66,7 @@ EXPRESSION_OVERHEAD = 8  # no tested mask spills with this allowance
 # after another, as they wait for each other's dQ. With more heads, dQ would exceed the L2. Tiles of a window share few
 # queries.
 TILES_IN_TURNS = {"causal": 512, "sliding_window": 1024, None: 1024}
-GROUPED_CAUSAL_TILES = 256  # of causal attention with grouped heads: the sums of dQ of all query heads are in the L2
+GROUPED_CAUSAL_TILES = 256  # of causal sequences with grouped heads: the sums of dQ of all query heads are in the L2
 DENSE_TILES_PER_COLUMN = 4  # of dense attention, per element of a head
 
 
@@ -327,7 +327,7 @@ def _head_group(spec: AttentionBackwardSpec, shape: AttentionShape, tiles: int) 
     order = spec.pattern.dq_order
     if order == "dense":
         in_turns = DENSE_TILES_PER_COLUMN * spec.head_dim
-    elif order == "causal" and shape.heads > shape.kv_heads:
+    elif order == "causal" and shape.heads > shape.kv_heads and not is_packed(spec):
         in_turns = GROUPED_CAUSAL_TILES
     else:
         in_turns = TILES_IN_TURNS[order]

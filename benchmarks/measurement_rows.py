@@ -35,6 +35,7 @@ from codegen.render import render
 from codegen.select.problem import Problem, is_chosen, parse_problem, preparation_of, problem_of, said_by, tuning_of
 from codegen.select.table import TABLE, Dense, Measurement, Timing, merged, place_of, read_rows, shared, written
 from codegen.spec import Spec
+from runtime.tools.tune.command import read_problems
 
 Fields = dict[str, Any]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -60,6 +61,8 @@ def dense_of(results: Mapping[str, Mapping[str, Any]]) -> Dense | None:
 
 
 NOT_CHOSEN = "kernels in FP8 are chosen by no table"
+HELD_OUT = Path(__file__).with_name("selection_problems.jsonl")
+"""Problems on which benchmarks/selection.py judges choices: the table has none of them."""
 
 
 @cache
@@ -212,7 +215,9 @@ def converted(left: dict[str, str]) -> list[Measurement]:
     for line in path.read_text(encoding="utf-8").splitlines():
         record = json.loads(line)
         rows += rows_of_report({"device": record["device"], "rows": [record]}, path, left)
-    return merged(rows)
+    held_out = set(read_problems((), HELD_OUT))
+    left |= {row.source: f"{HELD_OUT.name} has its problem" for row in rows if row.problem in held_out}
+    return merged([row for row in rows if row.problem not in held_out])
 
 
 def table(tuned: list[Path], left: dict[str, str]) -> str:

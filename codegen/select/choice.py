@@ -41,6 +41,8 @@ Given = str | Path | Mapping[str, Any] | Spec | NamedSpec | Problem
 Rule = Literal["written", "measured", "predicted", "nearest", "shipped", "model", "default"]
 WORTH = 1.02
 """Largest ratio of the time of a shipped kernel, which has a receipt, to that of a kernel without."""
+SETTLED = 2.0 + 2 * NEAR
+"""Distance, in factors of two, up to which a row of attention with times of all candidates decides, not the model."""
 STRIDED_COLUMNS = 8
 """Columns of B up to which a kernel reads B and writes C with any strides."""
 FEW_COLUMNS_COPY = "ld_global"
@@ -292,7 +294,8 @@ def _chosen(kernels: _Kernels, device: str | None, rows: Sequence[Measurement] |
         return Choice(_named(parse_spec(written)), "default", reason)
     for away, group in _by_distance(problem, table):
         own = [row for row in group if row.device == device]
-        if away > MEASURED and (choice := _predicted(kernels, every, group)):
+        decides = away <= MEASURED or (away <= SETTLED and _has_all_times(kernels, group))
+        if not decides and (choice := _predicted(kernels, every, group)):
             return choice
         if found := _winner(kernels, own or group, measured=away <= MEASURED):
             kernel, dense = found
@@ -326,6 +329,15 @@ def _by_distance(problem: Problem, table: Iterable[Measurement]) -> Iterator[tup
         group = [row for away, _, row in far if away <= nearest + NEAR]
         yield nearest, group
         far = far[len(group) :]
+
+
+def _has_all_times(kernels: _Kernels, rows: Sequence[Measurement]) -> bool:
+    """Whether shipped kernels alone are candidates, and one of the rows has times of all of them."""
+    if not isinstance(kernels.problem, AttentionProblem):
+        return False
+    candidates = set(_candidates(kernels, ()))
+    shipped_alone = bool(candidates) and candidates <= kernels.shipped.keys()
+    return shipped_alone and any(candidates <= {each.label for each in row.kernels} for row in rows)
 
 
 def _allowed(timing: Timing, problem: Problem) -> bool:
@@ -383,16 +395,17 @@ def _winner(kernels: _Kernels, rows: Sequence[Measurement], *, measured: bool) -
     label = next((each for each in order if each in kernels.shipped and mean[each] - mean[order[0]] <= most), order[0])
     named = kernels.of(labels[label])
     assert named is not None
-    return _Kernel(named, label), _dense(rows, label)
+    return _Kernel(named, label), _dense(rows, label, kernels.problem)
 
 
-def _dense(rows: Sequence[Measurement], label: str) -> str:
+def _dense(rows: Sequence[Measurement], label: str, problem: Problem) -> str:
     """Time of a dense product, in words, in the first row in which it is faster than a kernel; else ""."""
     for row in rows:
         timing = next((each for each in row.kernels if each.label == label), None)
         if timing is not None and row.dense is not None and row.dense_wins(timing):
             ours = f"the measured kernel {timing.single_us:.4g} us"
-            return f"{row.dense.name} {row.dense.single_us:.4g} us ({ours})"
+            where = "" if distance(problem, row.problem) <= MEASURED else f", for {row.problem}"
+            return f"{row.dense.name} {row.dense.single_us:.4g} us ({ours}){where}"
     return ""
 
 
@@ -467,7 +480,7 @@ def _predicted(kernels: _Kernels, every: Sequence[Measurement], nearest: Sequenc
     reason = f"the fastest of {len(expected)} {which} in a model of waves and steps, calibrated by {len(rows)} rows"
     if nearest:
         reason += f"; the nearest measured problem is {nearest[0].problem}"
-    return Choice(tried[label], "predicted", reason, tuple(nearest), _dense(nearest, label))
+    return Choice(tried[label], "predicted", reason, tuple(nearest), _dense(nearest, label, problem))
 
 
 def _candidates(kernels: _Kernels, rows: Iterable[Measurement]) -> dict[str, NamedSpec]:

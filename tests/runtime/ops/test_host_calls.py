@@ -69,7 +69,10 @@ def test_a_call_like_an_earlier_one_enters_few_functions(script: ModuleType) -> 
 def test_the_layout_of_b_the_block_and_the_tokens_cost_no_functions(
     script: ModuleType, block: int, tokens: int
 ) -> None:
-    """Two more for a copy of columns of B, which kernels of blocks of 16 and 32 take, and two for its address."""
+    """Two more for a copy of columns of B, which kernels of blocks of 16 and 32 take, and two for an address.
+
+    The copy and the result lie where the allocator has room: the least of some calls is of those that lie as before.
+    """
     rows, columns = 2048, 1024
     crow = torch.arange(rows // block + 1, dtype=torch.int32) * 3
     col = torch.arange(3, dtype=torch.int32).repeat(rows // block)
@@ -77,7 +80,9 @@ def test_the_layout_of_b_the_block_and_the_tokens_cost_no_functions(
     weight = prepare_bsr(torch.sparse_bsr_tensor(crow, col, values, size=(rows, columns), check_invariants=False))
     by_rows, by_columns = torch.zeros(columns, tokens).bfloat16(), torch.zeros(tokens, columns).bfloat16().mT
     with script.pretended(), torch.no_grad():
-        found = [script.python_calls(lambda b=b: bsr_matmul(weight, b)) for b in (by_rows, by_columns)]
+        found = [
+            min(script.python_calls(lambda b=b: bsr_matmul(weight, b)) for _ in range(5)) for b in (by_rows, by_columns)
+        ]
     assert max(found) <= MOST["bsr_matmul, BsrMatrix"] + 3 * SPARE, found
 
 

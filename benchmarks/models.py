@@ -5,6 +5,7 @@ inputs.
     python benchmarks/models.py --json models.jsonl                      # headline rows, forward and backward
     python benchmarks/models.py --json models.jsonl --all                # every row that the file lacks
     python benchmarks/models.py --only 'llama3-*' --part 1/2             # the first of every two rows that match
+    python benchmarks/models.py --choices models.jsonl                   # no GPU: marks rows whose kernel has changed
     python benchmarks/models.py --page models.jsonl                      # no GPU: writes docs/notebook/models.md
 
 benchmarks/models.yaml has the problems and where their numbers come from. Our side of a row is one call of
@@ -24,6 +25,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import itertools
+import json
 import os
 import subprocess
 import sys
@@ -519,11 +521,31 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--warm", type=int, metavar="N", help="call every row once, in N processes, and time nothing")
     parser.add_argument("--once", action="store_true", help="call every row once, and time nothing")
     parser.add_argument("--list", action="store_true", help="print the names of the rows")
+    parser.add_argument("--choices", type=Path, metavar="FILE", help="mark rows that calls take another kernel for")
     parser.add_argument("--page", type=Path, metavar="FILE", help="write docs/notebook/models.md from results")
     options = parser.parse_args(arguments)
     if options.forward and options.backward:
         parser.error("--forward and --backward: one of them")
     return options
+
+
+def kernel_of(row: AttentionRow) -> str:
+    """The kernel that a call of an H100 or H200 takes today."""
+    found = row.inputs(torch.device("meta")).explain(gradients=False, arch="sm_90a")
+    return found.kernels["O"].stem if isinstance(found, KernelsExplanation) else found.choice.named.stem
+
+
+def mark_choices(path: Path) -> None:
+    """Note today's kernel in forward rows of attention that were measured with another one."""
+    records = {record["name"]: record for record in models_page.read(path)}
+    for row in rows():
+        if row.name in records and isinstance(row, AttentionRow) and not row.backward:
+            record, kernel = records[row.name], kernel_of(row)
+            record.pop(models_page.CALLS_TAKE, None)
+            if kernel not in {each["name"] for each in record["kernels"]}:
+                record[models_page.CALLS_TAKE] = kernel
+                print(f"{row.name}: calls take {kernel}")
+    path.write_text("".join(json.dumps(record) + "\n" for record in records.values()), encoding="utf-8")
 
 
 def names(options: argparse.Namespace) -> Iterator[str]:
@@ -534,7 +556,9 @@ def names(options: argparse.Namespace) -> Iterator[str]:
 def main() -> None:
     options = parse()
     use_caches()
-    if options.page:
+    if options.choices:
+        mark_choices(options.choices)
+    elif options.page:
         models_page.write(options.page, today={row.name: shape_of(row) for row in rows()})
     elif options.list:
         print("\n".join(names(options)))

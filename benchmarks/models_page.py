@@ -27,6 +27,8 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "notebook" / "models.md"
 WIDTH = 120
 NO_RECEIPT, OLDER, OTHER_NUMBERS = "‡", "†", "§"
+CALLS_TAKE = "calls_take"
+"""Field of a row that was measured with another kernel than calls take now: that kernel's name."""
 LEAST_RATIO, WIDEST_RATIO = 0.7, 2.0
 """Ends of the picture; ratios beyond the right one are written beside their row."""
 TICKS = (0.8, 1.0, 1.2, 1.4, 1.6, 1.8, 2.0)
@@ -101,8 +103,8 @@ def written(value: float | None) -> str:
 
 
 def is_current(record: Record) -> bool:
-    """Whether the kernels of a record render to the sources that were measured."""
-    return all(map(is_current_row, record["kernels"]))
+    """Whether calls take the kernels of a record, and these render to the sources that were measured."""
+    return CALLS_TAKE not in record and all(map(is_current_row, record["kernels"]))
 
 
 def line(record: Record) -> str:
@@ -128,7 +130,7 @@ def has_other_numbers(record: Record, today: Mapping[str, Record]) -> bool:
 
 
 def row_name(record: Record, is_current: Callable[[Record], bool], today: Mapping[str, Record] | None = None) -> str:
-    """A row's name, marked if it is of an earlier source, of a kernel without a receipt, or of other numbers."""
+    """A row's name, marked if it is of an earlier source or kernel, of one without a receipt, or of other numbers."""
     older = OLDER if not is_current(record) else ""
     other = OTHER_NUMBERS if today is not None and has_other_numbers(record, today) else ""
     unverified = NO_RECEIPT if not all(kernel["receipt"] for kernel in record["kernels"]) else ""
@@ -263,7 +265,7 @@ def text_of(
         "![Ratio to the best peer of each headline row](models.svg)",
     ]
     marks = {
-        OLDER: "measured with an earlier source of a kernel.",
+        OLDER: "measured with an earlier source of a kernel, or with another kernel than calls take now.",
         NO_RECEIPT: "a kernel of this row has no receipt: only the sample of this row was compared.",
         OTHER_NUMBERS: "measured before numbers of its problem were corrected: the time is of the earlier numbers.",
     }

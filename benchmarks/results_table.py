@@ -209,7 +209,10 @@ def overview(rows: Mapping[str, Mapping[str, Any]], names: Sequence[str] = OVERV
         f"rows of models]({notebook}models.md)."
     )
     if older:
-        text += f" Rows that were measured with an earlier source of a kernel are left out: {', '.join(older)}."
+        text += (
+            " Rows that were measured with an earlier source of a kernel, or with another kernel than calls take now, "
+            f"are left out: {', '.join(older)}."
+        )
     lines = [line(row) for row in cells]
     headings = ("row", "model", "dtype", "ours", "best peer", "its time", "ratio")
     return "\n".join([with_note(text, lines), "", *models_page.table(headings, cells)])

@@ -294,8 +294,7 @@ def _chosen(kernels: _Kernels, device: str | None, rows: Sequence[Measurement] |
         return Choice(_named(parse_spec(written)), "default", reason)
     for away, group in _by_distance(problem, table):
         own = [row for row in group if row.device == device]
-        decides = away <= MEASURED or (away <= SETTLED and _has_all_times(kernels, group))
-        if not decides and (choice := _predicted(kernels, every, group)):
+        if not _decides(kernels, group, away) and (choice := _predicted(kernels, every, group)):
             return choice
         if found := _winner(kernels, own or group, measured=away <= MEASURED):
             kernel, dense = found
@@ -331,9 +330,14 @@ def _by_distance(problem: Problem, table: Iterable[Measurement]) -> Iterator[tup
         far = far[len(group) :]
 
 
-def _has_all_times(kernels: _Kernels, rows: Sequence[Measurement]) -> bool:
-    """Whether shipped kernels alone are candidates, and one of the rows has times of all of them."""
-    if not isinstance(kernels.problem, AttentionProblem):
+def _decides(kernels: _Kernels, rows: Sequence[Measurement], away: float) -> bool:
+    """Whether rows decide, not the model: those of the problem, or near ones with times of all candidates.
+
+    The candidates of near rows are shipped kernels.
+    """
+    if away <= MEASURED:
+        return True
+    if away > SETTLED or not isinstance(kernels.problem, AttentionProblem):
         return False
     candidates = set(_candidates(kernels, ()))
     shipped_alone = bool(candidates) and candidates <= kernels.shipped.keys()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -38,6 +39,7 @@ PATTERNS = {
     "of K/V heads": ({"kind": "causal_topk", "block": 64, "units": 4, "lists": "kv_heads"}, {"q_len": 704}),
 }
 CPU = torch.device("cpu")
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "models_h200.jsonl"
 
 
 @pytest.fixture(scope="module")
@@ -121,6 +123,12 @@ def test_products_have_every_block_sparsity_and_width(problems: Any) -> None:
     assert {size.tokens for size in sizes} == {1, 8, 64, 512, 8192}
 
 
+@cache
+def records() -> dict[str, Any]:
+    """Rows that were measured."""
+    return {each["name"]: each for each in map(json.loads, RESULTS.read_text(encoding="utf-8").splitlines())}
+
+
 def all_rows() -> list[Any]:
     with imported("model_problems") as module:
         return [(module, row) for row in module.rows()]
@@ -134,6 +142,10 @@ def test_the_front_door_takes_each_row(each: Any) -> None:
     named = found.kernels["O"] if hasattr(found, "kernels") else found.choice.named
     assert named.spec.dtype == row.problem.dtype
     if isinstance(row, module.AttentionRow):
+        if not row.backward and row.name in records():
+            record = records()[row.name]
+            taken = named.stem in {kernel["name"] for kernel in record["kernels"]}
+            assert record.get("calls_take") == (None if taken else named.stem), "python benchmarks/models.py --choices"
         assert row.problem.heads % row.problem.kv_count == 0
         if inputs.lists is not None:
             assert row.size.q_len % inputs.lists.block == 0 and row.size.keys % inputs.lists.block == 0

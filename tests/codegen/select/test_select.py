@@ -102,6 +102,26 @@ def test_the_choice_for_a_measured_problem_is_the_fastest_of_its_row_or_a_shippe
                 assert choice.named.is_shipped and cost <= WORTH * each.costs()[0]
 
 
+def test_a_near_row_with_times_of_all_shipped_kernels_decides() -> None:
+    """The model expects the tile of 192 rows to be faster, which two factors of two away was not."""
+    fields = {"op": "attention", "arch": "sm_90a", "dtype": "bf16", "head_dim": 96}
+    sizes = {"heads": 32, "kv_heads": 32, "q_len": 4096, "kv_len": 4096}
+    window = {"kind": "sliding_window", "left": 2046, "right": 0}
+    one, four, sixteen = (parse_problem({**fields, "pattern": window, **sizes, "batch": n}) for n in (1, 4, 16))
+    timings = (Timing(spec="h100_window_d96_m128", single_us=160.0), Timing(spec="h100_window_d96", single_us=190.0))
+    near = Measurement(problem=one, device="a GPU", date="2026-01-01", source="test", kernels=timings)
+    choice = choose(four, rows=(*measurements_without(one), near), general=True)
+    assert (choice.named.stem, choice.rule) == ("h100_window_d96_m128_bf16", "nearest")
+    assert choose(sixteen, rows=(*measurements_without(one), near), general=True).rule == "predicted"
+    lacking = near.model_copy(update={"kernels": timings[1:]})
+    assert choose(four, rows=(*measurements_without(one), lacking), general=True).rule == "predicted"
+
+
+def measurements_without(problem: Any) -> tuple[Measurement, ...]:
+    """The rows of the table of other patterns and head sizes than those of a problem."""
+    return tuple(row for row in measurements() if row.problem.key() != problem.key())
+
+
 def test_devices_share_a_row_where_they_agree() -> None:
     assert shared(measurements()) and len(shared(measurements())) == len(measurements())
 

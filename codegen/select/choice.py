@@ -43,6 +43,8 @@ WORTH = 1.02
 """Largest ratio of the time of a shipped kernel, which has a receipt, to that of a kernel without."""
 SETTLED = 2.0 + 2 * NEAR
 """Distance, in factors of two, up to which a row of attention with times of all candidates decides, not the model."""
+SHARES, SHARES_WEIGHT = ("density", "evenness"), 4.0
+"""Axes that decide whether a dense product is faster, and their weight in addition to that in a distance."""
 STRIDED_COLUMNS = 8
 """Columns of B up to which a kernel reads B and writes C with any strides."""
 FEW_COLUMNS_COPY = "ld_global"
@@ -85,7 +87,8 @@ class Choice:
             ``default``, by the rules for missing fields.
         reason: the rule in a sentence.
         rows: rows of the table behind the choice.
-        dense: time of a library's dense product, if it is faster in those rows; else "".
+        dense: time of a library's dense product, if it is faster in those rows, or in a row of similar density and
+            evenness; else "".
         timed: kernel whose time the reason quotes; None if it quotes none.
     """
 
@@ -413,6 +416,27 @@ def _dense(rows: Sequence[Measurement], label: str, problem: Problem) -> str:
     return ""
 
 
+def _dense_of_similar(rows: Sequence[Measurement], problem: Problem) -> str:
+    """Time of a dense product, in words, if it is faster than all kernels of the most similar row; else "".
+
+    The density and the evenness of a matrix decide more than sizes whether a dense product is faster.
+    """
+    if not isinstance(problem, BsrProblem):
+        return ""
+    place = problem.places()
+
+    def away(row: Measurement) -> float:
+        other = row.problem.places()
+        apart = (abs(a - b) for name in SHARES if (a := place[name]) is not None and (b := other[name]) is not None)
+        return distance(problem, row.problem) + SHARES_WEIGHT * sum(apart)
+
+    similar = min((row for row in rows if row.dense is not None), key=away, default=None)
+    if similar is None:
+        return ""
+    fastest = min(similar.kernels, key=lambda each: each.single_us)
+    return _dense([similar], fastest.label, problem)
+
+
 def _as_measured(written: Fields, problem: Problem, timing: Timing) -> Spec | None:
     """Spec for a problem with the tuning of a measured kernel; None if required fields differ.
 
@@ -484,7 +508,8 @@ def _predicted(kernels: _Kernels, every: Sequence[Measurement], nearest: Sequenc
     reason = f"the fastest of {len(expected)} {which} in a model of waves and steps, calibrated by {len(rows)} rows"
     if nearest:
         reason += f"; the nearest measured problem is {nearest[0].problem}"
-    return Choice(tried[label], "predicted", reason, tuple(nearest), _dense(nearest, label, problem))
+    dense = _dense(nearest, label, problem) or _dense_of_similar(near, problem)
+    return Choice(tried[label], "predicted", reason, tuple(nearest), dense)
 
 
 def _candidates(kernels: _Kernels, rows: Iterable[Measurement]) -> dict[str, NamedSpec]:

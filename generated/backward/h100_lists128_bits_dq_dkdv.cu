@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_lists128_bits_dq_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq_dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"bits"},"schedule":"cooperative","stages":2,"tile":{"m":64,"n":128}}
 // spec hash: 295db2b46486ebd389e53374e544df87fbe95ff3ff7301be57de84cad530b4c7
-// seal: sha256 03d78f612c0d2c66e243adb9d5cd795c248a3d6342cc535ecc861fb43040d2b6
+// seal: sha256 b90652e00fe1510a8d34b92f706389827d7ad7e1f186ed7b5dd730aef1709064
 
 // Attention backward for sm_90a, gradients of Q, K and V
 // over the listed key blocks of the pattern:
@@ -609,7 +609,8 @@ __device__ __forceinline__ void transpose_lists(const Params& p, int list) {
 // of them, and finds those of each query block: the largest ones of the tiles that its lists name.
 __device__ __forceinline__ void bound_tile(const Params& p, int index) {
   constexpr int kRows = kPrologueThreads / kRowLanes;
-  __shared__ int largest[2];  // bits of numbers of no sign, which are in the order of integers; NaN is the largest
+  // As bits: floats without a sign are in the order of their bits as integers, and NaN is above all others.
+  __shared__ int largest[2];
   __shared__ bool is_last;
   const int kv_heads = p.heads / p.heads_per_kv_head, batch_head = index / p.key_tiles;
   const int batch = batch_head / kv_heads, kv_head = batch_head % kv_heads, chunk = threadIdx.x % kRowLanes;
@@ -618,7 +619,7 @@ __device__ __forceinline__ void bound_tile(const Params& p, int index) {
   const unsigned short* v_head = p.v + batch * p.v_batch_stride + kv_head * p.v_head_stride;
   if (threadIdx.x < 2) largest[threadIdx.x] = 0;
   __syncthreads();
-  int key_bits = 1, norm_bits = 0;  // not 0: a tile
+  int key_bits = 1, norm_bits = 0;  // at least 1, because 0 is of query blocks that list no tile
 #pragma unroll
   for (int at = 0; at < kTileN; at += kRows) {
     const int key = first_key + at + threadIdx.x / kRowLanes;

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_lists128_dq_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq_dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"none"},"schedule":"cooperative","stages":2,"tile":{"m":64,"n":128}}
 // spec hash: 4891c1140d48ede3740e9f7a8286d059c3b5b5ae824cee72e035185d11a5cfd1
-// seal: sha256 7775e565ef06c5ec4f48693c4a2407d6e789123bf1424eba5db0509e8538ccd4
+// seal: sha256 d58516670431608685c99259f02962f606ef9b67b158d01788fca5b58647f668
 
 // Attention backward for sm_90a, gradients of Q, K and V
 // over the listed key blocks of the pattern:
@@ -600,7 +600,8 @@ __device__ __forceinline__ void transpose_lists(const Params& p, int list) {
 // of them, and finds those of each query block: the largest ones of the tiles that its lists name.
 __device__ __forceinline__ void bound_tile(const Params& p, int index) {
   constexpr int kRows = kPrologueThreads / kRowLanes;
-  __shared__ int largest[2];  // bits of numbers of no sign, which are in the order of integers; NaN is the largest
+  // As bits: floats without a sign are in the order of their bits as integers, and NaN is above all others.
+  __shared__ int largest[2];
   __shared__ bool is_last;
   const int kv_heads = p.heads / p.heads_per_kv_head, batch_head = index / p.key_tiles;
   const int batch = batch_head / kv_heads, kv_head = batch_head % kv_heads, chunk = threadIdx.x % kRowLanes;
@@ -609,7 +610,7 @@ __device__ __forceinline__ void bound_tile(const Params& p, int index) {
   const unsigned short* v_head = p.v + batch * p.v_batch_stride + kv_head * p.v_head_stride;
   if (threadIdx.x < 2) largest[threadIdx.x] = 0;
   __syncthreads();
-  int key_bits = 1, norm_bits = 0;  // not 0: a tile
+  int key_bits = 1, norm_bits = 0;  // at least 1, because 0 is of query blocks that list no tile
 #pragma unroll
   for (int at = 0; at < kTileN; at += kRows) {
     const int key = first_key + at + threadIdx.x / kRowLanes;

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_topk_d64_dq_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq_dkdv","head_dim":64,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"k":null,"kind":"topk"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 9704d5f1590a3544a554f27a5a230b17d5a996b7c1b3638d9d81f80c25ce6bb8
-// seal: sha256 2af5bc60618fbcec214a243b13facfd70d948764e4299df3b274bc3deb93cb1c
+// seal: sha256 dc2d3eedd46f332de4f66ce446a1f3659368e43004066273c0766a6ba834cf72
 
 // Attention backward for sm_90a, gradients of Q, K and V
 // over the listed key blocks of the pattern:
@@ -583,7 +583,8 @@ __device__ __forceinline__ void transpose_lists(const Params& p, int list) {
 // of them, and finds those of each query block: the largest ones of the tiles that its lists name.
 __device__ __forceinline__ void bound_tile(const Params& p, int index) {
   constexpr int kRows = kPrologueThreads / kRowLanes;
-  __shared__ int largest[2];  // bits of numbers of no sign, which are in the order of integers; NaN is the largest
+  // As bits: floats without a sign are in the order of their bits as integers, and NaN is above all others.
+  __shared__ int largest[2];
   __shared__ bool is_last;
   const int kv_heads = p.heads / p.heads_per_kv_head, batch_head = index / p.key_tiles;
   const int batch = batch_head / kv_heads, kv_head = batch_head % kv_heads, chunk = threadIdx.x % kRowLanes;
@@ -592,7 +593,7 @@ __device__ __forceinline__ void bound_tile(const Params& p, int index) {
   const unsigned short* v_head = p.v + batch * p.v_batch_stride + kv_head * p.v_head_stride;
   if (threadIdx.x < 2) largest[threadIdx.x] = 0;
   __syncthreads();
-  int key_bits = 1, norm_bits = 0;  // not 0: a tile
+  int key_bits = 1, norm_bits = 0;  // at least 1, because 0 is of query blocks that list no tile
 #pragma unroll
   for (int at = 0; at < kTileN; at += kRows) {
     const int key = first_key + at + threadIdx.x / kRowLanes;

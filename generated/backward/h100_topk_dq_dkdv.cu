@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_topk_dq_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq_dkdv","head_dim":128,"mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"k":null,"kind":"topk"},"schedule":"cooperative","stages":2,"tile":{"m":64,"n":128}}
 // spec hash: 3887da05ee5bdf25dc64160296d2bf9adba9929143c843a480fc13c68b6fd07d
-// seal: sha256 6923e6ed564db2a4dcbd472f1713489720e5fc088b97c3388e9a97f8703aee8a
+// seal: sha256 3c281fc8ad8aec2a2a23f37bd3aa647317e3d4e098d4636af92c292ad8daa1db
 
 // Attention backward for sm_90a, gradients of Q, K and V
 // over the listed key blocks of the pattern:
@@ -575,7 +575,8 @@ __device__ __forceinline__ void transpose_lists(const Params& p, int list) {
 // of them, and finds those of each query block: the largest ones of the tiles that its lists name.
 __device__ __forceinline__ void bound_tile(const Params& p, int index) {
   constexpr int kRows = kPrologueThreads / kRowLanes;
-  __shared__ int largest[2];  // bits of numbers of no sign, which are in the order of integers; NaN is the largest
+  // As bits: floats without a sign are in the order of their bits as integers, and NaN is above all others.
+  __shared__ int largest[2];
   __shared__ bool is_last;
   const int kv_heads = p.heads / p.heads_per_kv_head, batch_head = index / p.key_tiles;
   const int batch = batch_head / kv_heads, kv_head = batch_head % kv_heads, chunk = threadIdx.x % kRowLanes;
@@ -584,7 +585,7 @@ __device__ __forceinline__ void bound_tile(const Params& p, int index) {
   const unsigned short* v_head = p.v + batch * p.v_batch_stride + kv_head * p.v_head_stride;
   if (threadIdx.x < 2) largest[threadIdx.x] = 0;
   __syncthreads();
-  int key_bits = 1, norm_bits = 0;  // not 0: a tile
+  int key_bits = 1, norm_bits = 0;  // at least 1, because 0 is of query blocks that list no tile
 #pragma unroll
   for (int at = 0; at < kTileN; at += kRows) {
     const int key = first_key + at + threadIdx.x / kRowLanes;

@@ -20,6 +20,8 @@ from runtime.ops.attention_checks import check_lists, check_operands
 from runtime.ops.attention_choice import Call, ShapeClass, arch_of, resolve
 from runtime.ops.attention_extras import Extras
 from runtime.ops.attention_gradients import check_gradients, gradient_choice, learned_aux
+from runtime.ops.paged_calls import HEAD_DIMS
+from runtime.ops.paged_calls import PATTERNS as DECODED
 from runtime.patterns import Pattern, Score, scored_of, with_score
 from runtime.receipts.mode import is_on, mode
 from runtime.receipts.permit import provenance
@@ -27,6 +29,8 @@ from runtime.receipts.permit import provenance
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
+FEW_QUERIES, MANY_KEYS = 8, 1024
+"""Queries of a call up to which, and keys from which on, it is like decoding."""
 FIELDS = ("batch", "heads", "kv_heads", "q_len", "kv_len", "list_length")
 
 
@@ -72,6 +76,14 @@ class Explanation:
         """Share of the kernel's multiplications spent on padding of the head dimension."""
         return 1 - self.head_dim / self.shape_class.head_dim
 
+    @property
+    def is_decoding(self) -> bool:
+        """Whether ``paged_attention`` takes such a call too, and would divide its keys between thread blocks."""
+        wanted = self.shape_class
+        plain = wanted.fp8 is None and wanted.scored.score is None and self.head_dim in HEAD_DIMS["same"]
+        few = wanted.q_len <= FEW_QUERIES and wanted.kv_len >= MANY_KEYS
+        return plain and few and wanted.scored.pattern.kind in DECODED
+
     def __str__(self) -> str:
         """All fields, in words."""
         wanted = self.shape_class
@@ -91,6 +103,11 @@ class Explanation:
             lines.append(f"lists: {self.lists}")
         if wanted.pack_gqa > 1:
             lines.append(f"heads: {wanted.pack_gqa} query heads that share their lists fill a tile together")
+        if self.is_decoding:
+            lines.append(
+                "decoding: a tile's keys are not divided between thread blocks; paged_attention without block_table "
+                "divides those of a request"
+            )
         dense = self.choice.dense or "no measured row near has a faster one"
         lines.append(f"dense attention of a library: {dense}")
         for what, each in found.items():
@@ -126,7 +143,7 @@ def explain_attention(
     Returns:
         The choice. Its ``str()`` has the kernel, its receipt or the nearest shipped kernel, the path of its source, the
         rule and the measured row, the shape class, the cost of padding the head dimension, the conversion of the lists,
-        and whether a library's dense attention is faster in that row.
+        whether the call is like decoding, and whether a library's dense attention is faster in that row.
 
     Raises:
         ArgumentError, SpecError, DeviceError: as the call itself would.

@@ -159,7 +159,7 @@ class KeyListsForwardKernel(BoundCall[KeyListsForwardSpec]):
         indices = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k, "lists": lists, "counts": counts}
         if is_elsewhere(q):
             with entered(q.device.index):
-                return self(q, k, v, **indices, scale=scale, out=out)  # type: ignore[arg-type]
+                return self(q, k, v, **indices, scale=scale, out=out)  # type: ignore[arg-type, unused-ignore]
         given = {"q": q, "k": k, "v": v, "out": out}
         key = (scale, call_key(*given.values(), *indices.values()))
         signature = self._bound(key)

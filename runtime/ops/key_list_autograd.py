@@ -32,7 +32,7 @@ def _run(*arguments: Any, entry_keys: int, **options: Any) -> Found:
     dout, q, k, v, cu_seqlens_q, cu_seqlens_k, lists, counts, out, lse, dlse = arguments
     listed, bounds = Lists(lists, counts, entry_keys), Bounds(cu_seqlens_q, cu_seqlens_k)
     rows = {"dout": dout, "out": out, "lse": lse, "dlse": dlse}
-    return tuple(attend_key_lists_backward(q, k, v, bounds, listed, **rows, **options))  # type: ignore[return-value]
+    return tuple(attend_key_lists_backward(q, k, v, bounds, listed, **rows, **options))  # type: ignore[return-value, unused-ignore]
 
 
 def _fake(*arguments: Any, entry_keys: int, **_: Any) -> Found:

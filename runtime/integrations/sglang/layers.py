@@ -72,7 +72,7 @@ class Server:
     @property
     def is_e4m3(self) -> bool:
         """Whether the cache is e4m3."""
-        return self.cache == torch.float8_e4m3fn
+        return bool(self.cache == torch.float8_e4m3fn)
 
     @property
     def has_fast_prompts(self) -> bool:

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 FEW_QUERIES, MANY_KEYS = 8, 1024
 """Queries of a call up to which, and keys from which on, it is like decoding."""
+LATEST = "bottom_right"
+"""Alignment of causal attention in which the queries are the latest."""
 FIELDS = ("batch", "heads", "kv_heads", "q_len", "kv_len", "list_length")
 
 
@@ -78,11 +80,14 @@ class Explanation:
 
     @property
     def is_decoding(self) -> bool:
-        """Whether ``paged_attention`` takes such a call too, and would divide its keys between thread blocks."""
-        wanted = self.shape_class
-        plain = wanted.fp8 is None and wanted.scored.score is None and self.head_dim in HEAD_DIMS["same"]
+        """Whether the call has few queries over many keys, and ``paged_attention`` computes it too."""
+        wanted, pattern = self.shape_class, self.shape_class.scored.pattern
+        if wanted.fp8 is not None or wanted.scored.score is not None or wanted.features.kv_lengths:
+            return False
+        if pattern.kind not in DECODED or getattr(pattern, "align", LATEST) != LATEST:
+            return False
         few = wanted.q_len <= FEW_QUERIES and wanted.kv_len >= MANY_KEYS
-        return plain and few and wanted.scored.pattern.kind in DECODED
+        return few and self.head_dim in HEAD_DIMS["same"]
 
     def __str__(self) -> str:
         """All fields, in words."""
@@ -105,8 +110,8 @@ class Explanation:
             lines.append(f"heads: {wanted.pack_gqa} query heads that share their lists fill a tile together")
         if self.is_decoding:
             lines.append(
-                "decoding: a tile's keys are not divided between thread blocks; paged_attention without block_table "
-                "divides those of a request"
+                "decoding: paged_attention computes this too, without block_table; its thread blocks divide the keys "
+                "of each request"
             )
         dense = self.choice.dense or "no measured row near has a faster one"
         lines.append(f"dense attention of a library: {dense}")

@@ -66,7 +66,7 @@ EXPRESSION_OVERHEAD = 8  # no tested mask spills with this allowance
 # after another, as they wait for each other's dQ. With more heads, dQ would exceed the L2. Tiles of a window share few
 # queries.
 TILES_IN_TURNS = {"causal": 512, "sliding_window": 1024, None: 1024}
-GROUPED_CAUSAL_TILES = 256  # of causal sequences with grouped heads: the sums of dQ of all query heads are in the L2
+GROUPED_CAUSAL_TILES = 256  # with grouped heads, each of which has sums of dQ in the L2; not of packed sequences
 DENSE_TILES_PER_COLUMN = 4  # of dense attention, per element of a head
 
 

@@ -475,11 +475,15 @@ def test_what_cannot_be_explained_is_told_as_a_call_would() -> None:
         (9, 8192, Causal(), False),
         (1, 500, Causal(), False),
         (1, 8192, Strided(3, 1, block=64), False),
+        (1, 8192, Causal(align="top_left"), False),
+        (1, 8192, Dense(), True),
     ],
 )
-def test_the_explanation_names_the_call_that_divides_the_keys_of_few_queries(
+def test_the_explanation_names_the_call_for_few_queries_over_many_keys(
     queries: int, keys: int, pattern: Any, decoding: bool
 ) -> None:
     q, k = (torch.empty(2, 8, n, 128, dtype=torch.bfloat16, device="meta") for n in (queries, keys))
     told = explain_attention(q, k, k, pattern, arch="sm_90a")
-    assert told.is_decoding == decoding == ("paged_attention without block_table" in str(told))
+    assert told.is_decoding == decoding == ("paged_attention computes this too" in str(told))
+    lengths = torch.empty(2, dtype=torch.int32, device="meta")
+    assert not explain_attention(q, k, k, pattern, kv_lengths=lengths, arch="sm_90a").is_decoding

@@ -226,7 +226,8 @@ def gradients_of_models(rows: Mapping[str, Mapping[str, Any]]) -> list[str]:
 def readme_picture(rows: Mapping[str, Mapping[str, Any]]) -> str:
     """The README's picture, one file for each color scheme, and its caption."""
     shown = [rows[name] for name in speed_picture.ROWS]
-    caption = speed_picture.caption(rows, changed=not all(map(models_page.is_current, shown)))
+    told = {name: row for name, row in rows.items() if name in speed_picture.ROWS or models_page.is_current(row)}
+    caption = speed_picture.caption(told, changed=not all(map(models_page.is_current, shown)))
     dark = f'<source media="(prefers-color-scheme: dark)" srcset="{PICTURES["dark"].as_posix()}">'
     light = f'<img src="{PICTURES["light"].as_posix()}" alt="{speed_picture.TITLE}">'
     return f"<picture>{dark}{light}</picture>\n\n{wrapped(caption)}"

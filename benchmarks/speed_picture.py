@@ -96,8 +96,8 @@ def caption(records: Mapping[str, Mapping[str, Any]], *, changed: bool) -> str:
     ratios = {SERIES[peer][0]: found for peer in told if (found := [ratio for ratio in every[peer] if ratio])}
     ranges = [f"{_range(found)} times those of {label}" for label, found in ratios.items()]
     text = (
-        f"TFLOPS of calls of `block_sparse_attention`, and of one backward pass, in {_words(dtypes)} on one "
-        f"{_words(devices)}: medians of calls back to back, normal inputs. "
+        f"TFLOPS of calls of `block_sparse_attention`, and of one backward pass, in {_words(dtypes)} on an "
+        f"{_words(devices)}, each row in one run: medians of calls back to back, normal inputs. "
         f"They are {', '.join(ranges[:-1])}, and {ranges[-1]}. {_backward(records)}"
     )
     if changed:
@@ -121,7 +121,7 @@ def _backward(records: Mapping[str, Mapping[str, Any]]) -> str:
     faster = [share for share in lead if share > 0]
     most = f", at most {max(faster):.0%} less" if faster else ""
     return (
-        f"Of {len(lead)} backward passes of all rows, FlashAttention 4 takes less time in {len(faster) or 'none'}, "
+        f"Of {len(lead)} backward passes, FlashAttention 4 takes less time in {len(faster) or 'none'}, "
         f"in single calls or back to back{most}. "
     )
 

@@ -13,7 +13,7 @@ import torch
 from codegen.problem import AttentionShape, LaunchArgs
 from codegen.spec import AttentionBackwardSpec
 from runtime.compile.compiler import Compiled
-from runtime.driver.allocate import Allocate, allocator
+from runtime.driver.allocate import allocator
 from runtime.driver.context import entered, is_elsewhere
 from runtime.driver.enqueue import enqueue
 from runtime.driver.launch import LoadedKernel, Signature
@@ -37,10 +37,10 @@ from runtime.kernels.arguments import (
 )
 from runtime.kernels.attention import layout_like, packed_layout_like
 from runtime.kernels.attention_indices import IndexArguments
-from runtime.kernels.attention_launch import Layout
 from runtime.kernels.aux_gradients import AuxSums
 from runtime.kernels.aux_tensors import AuxArguments
 from runtime.kernels.bound_call import BoundCall
+from runtime.kernels.gradient_launch import Outputs, Step
 from runtime.kernels.gradient_statistics import LOG2_E, fill_statistics
 from runtime.kernels.pattern_numbers import PatternNumbers
 
@@ -72,25 +72,6 @@ class AttentionGradients(NamedTuple):
 
 
 _GRADIENTS = {"dq": ("dq",), "dkdv": ("dk", "dv"), "dq_dkdv": ("dq", "dk", "dv"), "daux": ()}
-
-
-class _Outputs(NamedTuple):
-    """What a signature knows: layouts of the gradients, the statistics and the sums, and what else a launch needs."""
-
-    gradients: dict[str, Layout]
-    stats: Layout
-    sums: dict[str, Layout]
-    cleared: tuple[str, ...]
-    allocate: Allocate
-    left_out: dict[str, int]
-    memory: Memory
-
-    def new_sums(self) -> dict[str, torch.Tensor]:
-        """Allocate the sums of a call; those that parts are added to in any order are 0."""
-        made = {name: self.allocate(*layout) for name, layout in self.sums.items()}
-        for name in self.cleared:
-            made[name].zero_()
-        return made
 
 
 class AttentionBackwardKernel(BoundCall[AttentionBackwardSpec]):
@@ -196,7 +177,7 @@ class AttentionBackwardKernel(BoundCall[AttentionBackwardSpec]):
             signature = self._signatures.keep(key, checked)
         if validate:
             self._arguments.check_values(q, k, indices)
-        outputs: _Outputs = signature.extra
+        outputs: Outputs = signature.extra
         made = {name: outputs.allocate(*layout) for name, layout in outputs.gradients.items()}
         row_stats = outputs.allocate(*outputs.stats) if stats is None else stats
         given = {"q": q, "k": k, "v": v, "out": out, "dout": dout, "stats": row_stats, **made}
@@ -215,6 +196,50 @@ class AttentionBackwardKernel(BoundCall[AttentionBackwardSpec]):
         enqueue(self._loaded, signature, addresses, q.device, outputs.memory, prologue=prologue)
         of_aux = self._aux_gradients(sums, looked_up, q, k)
         return AttentionGradients(made.get("dq"), made.get("dk"), made.get("dv"), row_stats, of_aux)
+
+    def _bound_step(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *indices: torch.Tensor | None,
+        tensors: tuple[torch.Tensor, ...],
+        out: torch.Tensor,
+        dout: torch.Tensor,
+        lse: torch.Tensor,
+        scale: float | None = None,
+        dlse: torch.Tensor | None = None,
+        stats: torch.Tensor | None = None,
+        window: tuple[int, int] | None = None,
+        sink_keys: int | None = None,
+    ) -> Step | None:
+        """The launch of a call without aux tensors that was made just before, for ``runtime.ops``.
+
+        Args:
+            q, k, v, indices, out, dout, lse, scale, dlse, stats, window, sink_keys: as of that call.
+            tensors: those that stand for the tensors of later calls, in their order.
+
+        Returns:
+            The launch; None if the kernel reads a tensor that is none of those, or torch computed its statistics.
+        """
+        if self._writes_bounds:
+            stats = None
+        numbers = self._numbers.checked(window, sink_keys)
+        signature = self._bound((scale, numbers, call_key(q, k, v, out, dout, lse, dlse, stats, *indices)))
+        read = [("q", q), ("k", k), ("v", v), ("out", out), ("dout", dout), ("lse", lse), ("dlse", dlse)]
+        read += zip(self._arguments.names, indices, strict=False)
+        names = {id(tensor): name for name, tensor in read if tensor is not None}
+        by_torch = stats is None and dlse is not None and not self._has_dlse
+        if signature is None or by_torch or self._sums is not None or not names.keys() <= set(map(id, tensors)):
+            return None
+        return Step(
+            self._loaded,
+            signature,
+            tuple(names.get(id(tensor), "") for tensor in tensors),
+            {**signature.extra.left_out, **({"dlse": 0} if dlse is None else {})},
+            stats is None or self._transposes,
+            stats is None,
+        )
 
     def _aux_gradients(
         self, sums: dict[str, torch.Tensor], aux: tuple[torch.Tensor, ...], q: torch.Tensor, k: torch.Tensor
@@ -268,7 +293,7 @@ class AttentionBackwardKernel(BoundCall[AttentionBackwardSpec]):
         values |= self._strides({**tensors, "out": out})
         shapes = {name: (tuple(tensor.shape), tensor.stride()) for name, tensor in tensors.items()}
         left_out = [name for name, tensor in zip_longest(self._arguments.names, indices) if tensor is None]
-        made = _Outputs(
+        made = Outputs(
             gradients,
             (stats_shape, (heads * rows * 2, rows * 2, 2, 1), torch.float32),
             {name: ((size // 4,), (1,), torch.float32) for name, size in _sums(args).items()},

@@ -7,6 +7,7 @@ pass uses where something watches it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -23,6 +24,7 @@ from runtime.ops.modes import PLAIN, is_watched
 from runtime.ops.operators import check_gradients_given, needs
 from runtime.receipts.mode import entered, mode
 
+_SAME = nullcontext()
 _permitted = Signatures()
 """Kinds of calls whose gradients can be computed."""
 
@@ -74,7 +76,7 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
             options: dict[str, Any] = {"deterministic": call.deterministic, **needs(wanted)}
             watched = torch.is_grad_enabled() or is_watched() or not {type(dout), type(dlse)} <= PLAIN
             extras = Extras(*optional, *call.numbers)
-            with entered(call.mode):  # a thread of autograd has no mode of its own
+            with _SAME if mode() == call.mode else entered(call.mode):  # a thread of autograd has no mode of its own
                 if watched:
                     inputs = dout, q, k, v, out, lse, dlse, tensors, *optional, call.scored.text
                     compute = torch.ops.sparse_kernel_codegen.block_sparse_attention_backward

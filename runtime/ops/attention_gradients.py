@@ -27,10 +27,13 @@ from runtime.errors import ArgumentError
 from runtime.kernel import load_kernel
 from runtime.kernels.arguments import TMA_ALIGNMENT, Signatures, check_sink
 from runtime.kernels.attention_backward import AttentionBackwardKernel, AttentionGradients
+from runtime.kernels.gradient_launch import GradientLaunch, Step
 from runtime.kernels.gradient_statistics import fill_statistics, sink_gradient
+from runtime.kernels.launches import Launches
 from runtime.kernels.pattern_numbers import numbers_for
 from runtime.ops.attention_choice import CLASSES_KEPT, DTYPES, LIST_RANK, arch_of, placed
-from runtime.ops.attention_extras import Extras, Features
+from runtime.ops.attention_extras import TENSORS, Extras, Features
+from runtime.ops.attention_launches import Place
 from runtime.ops.block_sizes import BlockFit, Tensors, block_fit
 from runtime.patterns import split_tensors
 from runtime.receipts import permit
@@ -261,8 +264,92 @@ def attend_backward(
         ArgumentError, SpecError: before anything is launched.
         DeviceError, ToolchainError, CompileError, CacheError, UnverifiedError: at the first call of a kind.
     """
-    sink = extras.sink
     deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
+    place = None
+    if not (dsink or daux):
+        rows = (lse, dlse), (q, k, v, out, dout)
+        place = _place_of(scored, tensors, rows, extras=extras, options=(deterministic, dq, dkdv))
+        found = None if place is None else _launched(place)
+        if found is not None:
+            return found
+    options: dict[str, Any] = {"dout": dout, "out": out, "lse": lse, "dlse": dlse, "deterministic": deterministic}
+    options |= {"dq": dq, "dkdv": dkdv, "dsink": dsink, "daux": daux, "place": place}
+    return _attend_backward(q, k, v, tensors, scored, extras=extras, **options)
+
+
+_launches = Launches()
+"""Those of earlier backward passes without gradients of sinks and of tensors of the score."""
+_ALIGNED = 5
+"""Last tensors of a place, which begin at multiples of 16 bytes: q, k, v, out and dout."""
+
+
+def _place_of(
+    scored: ScoredPattern,
+    tensors: Tensors,
+    rows: tuple[tuple[Any, ...], tuple[Any, ...]],
+    *,
+    extras: Extras,
+    options: tuple[Any, ...],
+) -> Place | None:
+    """Where the launch of a call is kept; None for arguments of other types, which the checks name.
+
+    Args:
+        scored, tensors, extras: of the call.
+        rows: lse and dlse, and q, k, v, out and dout.
+        options: all else that decides about the launch.
+    """
+    read = (*tensors, extras.kv_lengths, *rows[0])
+    try:
+        shapes = rows[1][0].shape, rows[1][1].shape
+        key = (scored.text, tuple(map(type, read)), *shapes, extras[TENSORS:], extras.kind(), options, mode())
+        return Place(key, (*(tensor for tensor in read if tensor is not None), *rows[1]))
+    except (AttributeError, RuntimeError, TypeError, ValueError):
+        return None
+
+
+def _launched(place: Place) -> Gradients | None:
+    """The gradients of a call, launched as an earlier one with arguments like these; None if checks are needed."""
+    try:
+        launch = _launches.find(*place)
+    except (AttributeError, RuntimeError, TypeError, ValueError):
+        return None
+    return None if launch is None else launch(place.tensors)
+
+
+def _of_launch(gradients: dict[str, torch.Tensor]) -> Gradients:
+    """The gradients of a bound launch."""
+    return Gradients(gradients.get("dq"), gradients.get("dk"), gradients.get("dv"), None, ())
+
+
+def bound_gradients(
+    steps: Sequence[Step | None], unaligned: int, result: Callable[[dict[str, torch.Tensor]], Gradients]
+) -> GradientLaunch | None:
+    """The launch of the kernels of a backward pass; None if one of them cannot be launched without checks."""
+    found = tuple(step for step in steps if step is not None)
+    return GradientLaunch(found, unaligned, result) if found and len(found) == len(steps) else None
+
+
+def _attend_backward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    tensors: Tensors,
+    scored: ScoredPattern,
+    *,
+    extras: Extras,
+    dout: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    dlse: torch.Tensor | None,
+    deterministic: bool,
+    dq: bool,
+    dkdv: bool,
+    dsink: bool,
+    daux: Sequence[str],
+    place: Place | None,
+) -> Gradients:
+    """Check a call and compute its gradients; ``place`` is where its launch is kept for later calls, or None."""
+    sink = extras.sink
     key = (scored.text, q.shape[3], q.dtype, q.device, extras.kind(), deterministic, tuple(daux), mode())
     last, route = _routes.last
     if last != key:
@@ -274,12 +361,18 @@ def attend_backward(
         check_sink(sink, q.shape[1], q.device)
     tensors, aux = split_tensors(scored, tensors)
     lists = route.lists_of(tensors, q, k, extras)
-    options: dict[str, Any] = {"dout": addressable(dout), "out": out, "lse": lse, "scale": extras.scale, "aux": aux}
+    options: dict[str, Any] = {"dout": addressable(dout), "out": out, "lse": lse, "scale": extras.scale}
     options |= {"dlse": None if dlse is None else dlse.contiguous(), **route.numbers}
+    steps: list[Step | None] = []
 
     def computed(named: NamedSpec, **more: Any) -> AttentionGradients:
-        kernel: AttentionBackwardKernel = route.kernel(named)
-        return kernel(q, k, v, *lists, **options, **more)
+        kernel = route.kernel(named)
+        found: AttentionGradients = kernel(q, k, v, *lists, aux=aux, **options, **more)
+        if place is not None:
+            binds = isinstance(kernel, AttentionBackwardKernel) and not aux
+            read = {"tensors": place.tensors, **options, **more}
+            steps.append(kernel._bound_step(q, k, v, *lists, **read) if binds else None)
+        return found
 
     of_q = of_k = of_v = stats = None
     kernels = route.kernels
@@ -299,6 +392,9 @@ def attend_backward(
         assert sink is not None
         stats = _statistics(q, dout, out, lse, dlse) if stats is None else stats
         of_sink = sink_gradient(sink, lse, stats)
+    if place is not None:
+        launch = bound_gradients(steps, len(place.tensors) - _ALIGNED, _of_launch)
+        _launches.keep(*place, launch)
     of_named = (of_aux[name] if name in of_aux else _zeros_like(aux[name]) for name in daux)
     return Gradients(of_q, of_k, of_v, of_sink, tuple(of_named))
 

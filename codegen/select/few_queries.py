@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from codegen.arch import ARCHS
 from codegen.patterns import PatternBase
 
-PATTERNS = ("dense", "causal", "sliding_window", "sink_window")
-"""Patterns of the kernel for decoding."""
 MOST_ROWS = 64
 """Rows at most, queries times query heads of a KV head: the kernel for decoding reads the keys again for each 16."""
 LEAST_KEYS = 512
@@ -55,38 +53,27 @@ class FewQueriesCall:
     @property
     def sees_all(self) -> bool:
         """Whether each query sees all keys."""
-        return self.pattern.kind == "dense" or (self._is_decoded and self.pattern.kind == "causal" and self.q_len == 1)
+        return self.pattern.band is not None and self.pattern.band.sees_all(self.q_len)
 
     def tiles_reason(self) -> str:
         """Reason for a kernel of tiles; "" if the call takes the kernel for decoding."""
         if min(self.batch, self.heads, self.kv_heads, self.q_len, self.kv_len) < 1:
             return "a tensor is empty"
+        band = self.pattern.band
+        if band is None:
+            return f"its pattern is {self.pattern.stem()}"
+        seen = band.most_keys(self.kv_len)
         tiles = self.batch * self.heads * -(-self.q_len // TILE_QUERIES)
         reasons = {
-            f"its pattern is {self.pattern.kind}": not self._is_decoded,
             "it has a score": self.score,
             f"it has {self.rows} queries and query heads of a KV head, more than {MOST_ROWS}": self.rows > MOST_ROWS,
-            f"a query sees at most {self._seen} keys, fewer than {LEAST_KEYS}": self._seen < LEAST_KEYS,
+            f"a query sees at most {seen} keys, fewer than {LEAST_KEYS}": seen < LEAST_KEYS,
             "kv_lengths do not move its diagonal": self.kv_lengths and not self.sees_all,
             "its tiles fill the GPU": self.q_len > 1 and tiles >= ARCHS[self.arch].machine.sms,
         }
         return next((reason for reason, holds in reasons.items() if holds), "")
 
-    @property
-    def _is_decoded(self) -> bool:
-        """Whether the kernel for decoding has the pattern: the last query has the position of the last key."""
-        return self.pattern.kind in PATTERNS and getattr(self.pattern, "align", "bottom_right") == "bottom_right"
-
-    @property
-    def _seen(self) -> int:
-        """Keys that a query sees at most."""
-        left, right = (getattr(self.pattern, side, None) for side in ("left", "right"))
-        if left is None or right is None:
-            return self.kv_len
-        sink: int = getattr(self.pattern, "sink", None) or 0
-        return min(self.kv_len, int(left + 1 + right + sink))
-
 
 def may_decode(pattern: PatternBase, heads: int, kv_heads: int, q_len: int, kv_len: int) -> bool:
     """Whether some call of these sizes takes the kernel for decoding: a test that takes little time."""
-    return pattern.kind in PATTERNS and q_len * heads <= MOST_ROWS * kv_heads and kv_len >= LEAST_KEYS
+    return pattern.band is not None and q_len * heads <= MOST_ROWS * kv_heads and kv_len >= LEAST_KEYS

@@ -398,21 +398,6 @@ class PagedAttentionKernel(PagedKernel[PagedAttentionSpec]):
         with entered(device.index):
             return WorkspaceBytes.of(self._plan.problem(shape, self._loaded.slots(device.index)))
 
-    def bound(self, tensors: dict[str, Any], options: Options) -> Signature:
-        """Check a call, and prepare launches with tensors like its own.
-
-        Args:
-            tensors: the tensors of the call by the names of ``TENSORS``; None for those that are not given.
-            options: its other arguments.
-
-        Returns:
-            The signature; its ``extra`` is a ``Bound``.
-
-        Raises:
-            ArgumentError: as of a call.
-        """
-        return self._check(tensors, options)
-
     def _check(self, tensors: dict[str, Any], options: Options) -> Signature:
         """Check a call of a new signature and prepare it."""
         q, k_cache, table, out, workspace = (

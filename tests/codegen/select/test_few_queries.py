@@ -33,7 +33,7 @@ CALL = FewQueriesCall("sm_90a", 16, 32, 8, 1, 8192, pattern("causal", align="bot
         ({"kv_len": 0}, "a tensor is empty"),
         ({"batch": 0}, "a tensor is empty"),
         ({"pattern": pattern("causal", align="top_left")}, "its pattern is causal"),
-        ({"pattern": pattern("strided", stride=3, local=1, block=64)}, "its pattern is strided"),
+        ({"pattern": pattern("strided", stride=3, local=1, block=64)}, "its pattern is strided3"),
         ({"score": True}, "it has a score"),
         ({"q_len": 17, "batch": 1}, "it has 68 queries and query heads of a KV head, more than 64"),
         ({"kv_len": LEAST_KEYS - 1}, "a query sees at most 511 keys, fewer than 512"),

@@ -17,9 +17,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from codegen.select import few_queries as choice  # noqa: E402
 from runtime import ArgumentError, block_sparse_attention, explain_attention, verified_only  # noqa: E402
 from runtime.driver import launch  # noqa: E402
+from runtime.kernels import few_queries as folded  # noqa: E402
 from runtime.kernels.attention import AttentionResult  # noqa: E402
 from runtime.kernels.paged_attention import UNBOUNDED  # noqa: E402
-from runtime.ops import few_queries, paged_calls  # noqa: E402
+from runtime.ops import few_queries  # noqa: E402
 from runtime.patterns import Causal, Dense, Score, SinkWindow, SlidingWindow, Strided  # noqa: E402
 
 attention: Any = block_sparse_attention
@@ -214,9 +215,9 @@ def test_gradients_decide_in_later_calls_too(launches: list[dict[str, Any]]) -> 
 
 def test_tensors_beyond_the_offsets_of_the_kernel_take_tiles() -> None:
     """Of sizes that no test has the memory for."""
-    assert few_queries._reaches(((1, 2**20, 256, 64), (0, 64, 2**26, 1)), 2)
-    assert not few_queries._reaches(((1, 2**20, 258, 64), (0, 64, 2**26, 1)), 2)
-    assert not few_queries._reaches(((2, 2**20, 1, 64), (2**36, 64, 0, 1)), 2)
+    assert folded.reaches(((1, 2**20, 256, 64), (0, 64, 2**26, 1)), 2)
+    assert not folded.reaches(((1, 2**20, 258, 64), (0, 64, 2**26, 1)), 2)
+    assert not folded.reaches(((2, 2**20, 1, 64), (2**36, 64, 0, 1)), 2)
 
 
 # Errors, checks and modes
@@ -329,7 +330,3 @@ def test_the_explanation_has_the_reason_for_another_kernel(
 def test_calls_with_many_queries_are_not_explained_by_few() -> None:
     told = explain_attention(*meta(queries=300), Causal(), arch="sm_90a")
     assert not told.is_decoding and "few queries" not in str(told)
-
-
-def test_the_patterns_are_those_of_the_kernel() -> None:
-    assert set(choice.PATTERNS) == set(paged_calls.PATTERNS)

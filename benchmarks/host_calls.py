@@ -118,6 +118,9 @@ def attention() -> list[Timed]:
     score = patterns.Score("score + 0.5 * (q_idx - kv_idx)")
     slopes = patterns.Score("score + slope[head]", aux={"slope": torch.zeros(8)})
     codes = [torch.zeros(1, 8, SIZE, 128).to(torch.float8_e4m3fn) for _ in range(3)]
+    one, keys, values = torch.zeros(4, 8, 1, 128).half(), *(torch.zeros(4, 2, SIZE, 128).half() for _ in "kv")
+    decode = kernel_object("h100_paged_d128")
+    of_pages = lambda: decode(one[:, :, 0], keys.transpose(1, 2), values.transpose(1, 2))  # noqa: E731
     given = quantized_operands(*codes, q_scale=1.0, k_scale=1.0, v_scale=1.0)
     scales = {"q_scale": given.q_scale, "k_scale": given.k_scale, "v_scale": given.v_scale}
     block_sparse_attention_fp8(given, causal)
@@ -131,6 +134,7 @@ def attention() -> list[Timed]:
         (", sink and lse", lambda: block_sparse_attention(q, k, v, causal, sink=sink, return_lse=True), plain),
         (", a score", lambda: block_sparse_attention(q, k, v, causal, score=score), plain),
         (", a score that reads a tensor", lambda: block_sparse_attention(q, k, v, causal, score=slopes), plain),
+        (", few queries", lambda: block_sparse_attention(one, keys, values, causal), of_pages),
         (", operands in FP8", lambda: block_sparse_attention_fp8(given, causal), of_fp8),
     ]
     return [Timed(f"block_sparse_attention{name}", call, own) for name, call, own in calls]

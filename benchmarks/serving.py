@@ -6,7 +6,8 @@
     python benchmarks/serving.py --page serving.jsonl               # no GPU: writes docs/notebook/serving.md
 
 DIR has files of an unpacked vllm wheel: see benchmarks/serving_peers.py. Our side of a row is one call of
-``paged_attention`` with ``out`` and ``workspace``; "ours, batch_invariant" is the same call with that argument. K, V
+``paged_attention`` with ``out`` and ``workspace``; "ours, batch_invariant" is the same call with that argument. Rows of
+the front door call ``block_sparse_attention`` with ``out``. K, V
 and q are normal numbers, different in each run, and pages are in random order. A peer has its own layout of the same
 values. SDPA has contiguous copies of K and V and is called where all requests have the same length.
 
@@ -35,10 +36,17 @@ from host import host_microseconds
 from records import OURS
 from serving_page import BACK_TO_BACK, FLOP_RATE, GRAPH, HOST, INVARIANT, RATE, SINGLE
 from serving_peers import check_folder, peers_of
-from serving_rows import ROWS, Inputs, Make, Row, make_inputs
+from serving_rows import FRONT_DOOR, ROWS, Inputs, Make, Row, make_inputs
 
 from codegen.library import NamedSpec
-from runtime import explain_paged_attention, paged_attention, paged_workspace
+from runtime import (
+    block_sparse_attention,
+    explain_attention,
+    explain_paged_attention,
+    paged_attention,
+    paged_workspace,
+)
+from runtime.patterns import Causal
 from runtime.receipts.permit import provenance
 from runtime.tools.bench.timing import SLEEP_CYCLES, Call, back_to_back, captured, median, single_calls
 from runtime.verify.rows import kernel_fields
@@ -58,7 +66,7 @@ HOST_REPEATS = 5
 
 
 def ours(inputs: Inputs, *, batch_invariant: bool = False) -> Call:
-    """The front door's call."""
+    """The call of ``paged_attention``."""
     row, q = inputs.row, inputs.q
     heads_first = inputs.rows is not None or inputs.table is None
     caches = (inputs.k, inputs.v)
@@ -87,11 +95,25 @@ def ours(inputs: Inputs, *, batch_invariant: bool = False) -> Call:
     return lambda: paged_attention(q, k, v, pattern, **options)
 
 
+def front_door(inputs: Inputs) -> Call:
+    """The call of ``block_sparse_attention``, for requests of one query over contiguous K and V."""
+    q, pattern = inputs.q.unsqueeze(2), inputs.pattern
+    assert isinstance(pattern, Causal)
+    k, v = inputs.contiguous()
+    out = torch.full_like(q, torch.nan)
+
+    def call() -> torch.Tensor:
+        return block_sparse_attention(q, k, v, pattern, out=out).squeeze(2)
+
+    return call
+
+
 def makers_of(row: Row, folder: Path | None) -> list[tuple[str, Make]]:
     """What makes the calls of a row, by label."""
     invariant: Make = lambda inputs: ours(inputs, batch_invariant=True)  # noqa: E731
     peers = [(peer.label, peer.make) for peer in peers_of(folder) if peer.computes(row)]
-    return [(OURS, ours), (INVARIANT, invariant), *peers]
+    own = [(OURS, front_door)] if row.work == FRONT_DOOR else [(OURS, ours), (INVARIANT, invariant)]
+    return [*own, *peers]
 
 
 def checked(inputs: Inputs, makers: Sequence[tuple[str, Make]]) -> tuple[dict[str, Call], dict[str, float], Fields]:
@@ -165,7 +187,9 @@ def times_of(calls: dict[str, Call], seconds: float) -> tuple[dict[str, Fields],
 
 
 def kernel_of(inputs: Inputs) -> NamedSpec:
-    """The kernel of the front door's call."""
+    """The kernel of our call."""
+    if inputs.row.work == FRONT_DOOR:
+        return explain_attention(inputs.q.unsqueeze(2), *inputs.contiguous(), Causal()).choice.named
     heads_first = inputs.rows is not None or inputs.table is None
     k, v = (cache.transpose(1, 2) if heads_first else cache for cache in (inputs.k, inputs.v))
     found = explain_paged_attention(

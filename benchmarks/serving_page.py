@@ -34,6 +34,8 @@ WORKS = {
     "dense": "Each request has one query, which sees all keys of its request. The name of a row has the requests and "
     "their keys, the heads of q and of K and V, and the tokens of a page. head_dim is 128.",
     "contiguous": "K and V of a request are contiguous, `block_table` is left out. Otherwise as above.",
+    "front door": "The same as one call of `block_sparse_attention` with `out`: q is (batch, heads, 1, head_dim), K "
+    "and V are (batch, kv_heads, keys, head_dim).",
     "MSA": "MiniMax M3's decoding: each query and K/V head has a list of 16 of 256 blocks of 128 keys, drawn at "
     "random. A page is a block. K and V of a token are in one row. head_dim is 128. A row's queries are those of each "
     "request.",
@@ -48,6 +50,7 @@ WORKS = {
 TITLES = {
     "dense": "Pages",
     "contiguous": "Contiguous K and V",
+    "front door": "Contiguous K and V, by `block_sparse_attention`",
     "MSA": "Lists of blocks",
     "QSA": "Lists of tokens",
     "prefill": "Prefill",

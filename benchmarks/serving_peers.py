@@ -226,7 +226,7 @@ def _stand_in() -> None:
 
 
 def _decodes_all(row: Row) -> bool:
-    return row.work in ("dense", "contiguous")
+    return row.work in ("dense", "contiguous", "front door")
 
 
 def _by_fa3(row: Row) -> bool:
@@ -241,7 +241,7 @@ def peers_of(folder: Path | None) -> Sequence[Peer]:
     """
     found = [Peer("SDPA, contiguous", sdpa, lambda row: _decodes_all(row) and len(set(row.lengths)) == 1)]
     if importlib.util.find_spec("flash_attn") is not None:
-        found.append(Peer("FA4", fa4, lambda row: row.work == "contiguous"))
+        found.append(Peer("FA4", fa4, lambda row: row.work in ("contiguous", "front door")))
     if folder is not None:
         found += [
             Peer("FA3", partial(fa3, folder), _by_fa3),

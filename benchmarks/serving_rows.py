@@ -22,6 +22,10 @@ LENGTHS = {
     "128x4K": (4096,) * 128,
 }
 """Keys of each request, by the name of the batch."""
+FRONT_DOOR = "front door"
+"""Work of rows that call ``block_sparse_attention``."""
+FRONT_DOOR_CALLS = ("16x8K", 32), ("64x4K", 64), ("1x32K", 32)
+"""Batches and query heads of those."""
 SPARE_PAGES = 3
 """Pages of a cache that no request has."""
 MSA_BLOCK, MSA_ENTRIES, MSA_KEYS = 128, 16, 32768
@@ -33,7 +37,8 @@ class Row:
     """One step of decoding, or the prefill of a chunk of each request.
 
     Attributes:
-        work: dense, contiguous, MSA or QSA; prefill, MSA prefill or QSA prefill.
+        work: dense, contiguous, front door, MSA or QSA; prefill, MSA prefill or QSA prefill. The front door is
+            ``block_sparse_attention``.
         batch: name of the row's batch.
         lengths: keys of each request.
         heads: query heads.
@@ -118,6 +123,7 @@ ROWS = (
     *(_dense(batch, heads, 16) for batch in ("64x4K", "1x32K") for heads in (32, 64)),
     Row("contiguous", "16x8K", LENGTHS["16x8K"], 32, 8, 128, 0),
     Row("contiguous", "64x4K", LENGTHS["64x4K"], 64, 8, 128, 0),
+    *(Row(FRONT_DOOR, batch, LENGTHS[batch], heads, 8, 128, 0) for batch, heads in FRONT_DOOR_CALLS),
     *(
         _msa(*each, cache)
         for cache in ("bf16", "e4m3")

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
@@ -109,6 +109,30 @@ NO_VALUES: Mapping[str, Any] = MappingProxyType({})
 """Argument of ``visible`` for patterns without per-batch values."""
 
 
+class Band(NamedTuple):
+    """Keys that a query sees around its own position, which is aligned at the last key, besides the first keys.
+
+    Attributes:
+        left: keys before its position; None: all.
+        right: keys after it; None: all.
+        sink: keys at the beginning, which later queries see too.
+    """
+
+    left: int | None
+    right: int | None
+    sink: int = 0
+
+    def sees_all(self, q_len: int) -> bool:
+        """Whether each of so many queries sees all keys."""
+        return self.left is None and (self.right is None or self.right >= q_len - 1)
+
+    def most_keys(self, kv_len: int) -> int:
+        """Keys that a query sees at most, of so many."""
+        if self.left is None or self.right is None:
+            return kv_len
+        return min(kv_len, self.left + 1 + self.right + self.sink)
+
+
 class PatternBase(SpecModel):
     """Base of the patterns. A subclass sets ``kind`` and overrides what differs from a dense matrix.
 
@@ -142,6 +166,11 @@ class PatternBase(SpecModel):
     @property
     def wider(self) -> PatternBase | None:
         """An equivalent pattern of a more general kind; None if there is none."""
+        return None
+
+    @property
+    def band(self) -> Band | None:
+        """The keys of a query, if they are a band and some first keys, and the numbers are known; else None."""
         return None
 
     @property

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from codegen.patterns.base import MOST_KEYS, NO_VALUES, PatternBase
+from codegen.patterns.base import MOST_KEYS, NO_VALUES, Band, PatternBase
 from codegen.patterns.sliding_window import SlidingWindow
 
 
@@ -32,6 +32,11 @@ class Causal(PatternBase):
         if self.align != "bottom_right":
             return None
         return SlidingWindow(kind="sliding_window", left=MOST_KEYS, right=0)
+
+    @property
+    def band(self) -> Band | None:
+        """The keys up to a query's position; None if the diagonal is not aligned like a band's."""
+        return Band(None, 0) if self.align == "bottom_right" else None
 
     @property
     def masks_pairs(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from codegen.patterns.base import MOST_KEYS, PatternBase
+from codegen.patterns.base import MOST_KEYS, Band, PatternBase
 from codegen.patterns.sliding_window import SlidingWindow
 
 
@@ -22,6 +22,11 @@ class Dense(PatternBase):
     def wider(self) -> PatternBase:
         """An equivalent window."""
         return SlidingWindow(kind="sliding_window", left=MOST_KEYS, right=MOST_KEYS)
+
+    @property
+    def band(self) -> Band:
+        """All keys."""
+        return Band(None, None)
 
     @property
     def never_empty(self) -> bool:

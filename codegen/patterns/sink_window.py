@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from codegen.patterns.base import MOST_KEYS, NO_VALUES, PatternBase, PatternNumber
+from codegen.patterns.base import MOST_KEYS, NO_VALUES, Band, PatternBase, PatternNumber
 from codegen.patterns.sliding_window import LEFT, OFFSET, RIGHT
 
 SINK = PatternNumber("sink", "sink_keys", "kSink", "sink_keys", "keys at the beginning that every later query sees", 64)
@@ -35,6 +35,13 @@ class SinkWindow(PatternBase):
     right: int | None = Field(
         default=None, ge=0, le=MOST_KEYS, description="keys seen after the query's own position; 0 is causal"
     )
+
+    @property
+    def band(self) -> Band | None:
+        """The keys of a window and the first ones; None if the call sets the numbers."""
+        if self.left is None or self.right is None or self.sink is None:
+            return None
+        return Band(self.left, self.right, self.sink)
 
     @property
     def masks_pairs(self) -> bool:

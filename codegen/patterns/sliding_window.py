@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from codegen.patterns.base import MOST_KEYS, NO_VALUES, PatternBase, PatternNumber
+from codegen.patterns.base import MOST_KEYS, NO_VALUES, Band, PatternBase, PatternNumber
 
 OFFSET = "(kv_idx - (q_idx + kv_len - q_len))"  # of a key relative to the query's own position
 LEFT = PatternNumber("left", "window", "kWindowLeft", "window_left", "keys seen before the query's own position", 2047)
@@ -36,6 +36,13 @@ class SlidingWindow(PatternBase):
     right: int | None = Field(
         default=None, ge=0, le=MOST_KEYS, description="keys seen after the query's own position; 0 is causal"
     )
+
+    @property
+    def band(self) -> Band | None:
+        """The keys of a window; None if the call sets the numbers."""
+        if self.left is None or self.right is None:
+            return None
+        return Band(self.left, self.right)
 
     @property
     def masks_pairs(self) -> bool:

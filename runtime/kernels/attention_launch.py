@@ -49,6 +49,7 @@ class AttentionLaunch:
         extents: bytes from the first element of each tensor to the end of its last one; () unless the last tensor is
             the one that the kernel writes into, which may overlap no other.
         result: makes the result of ``out`` and the log-sum-exp.
+        written: parameter of a new result.
     """
 
     loaded: LoadedKernel
@@ -58,6 +59,7 @@ class AttentionLaunch:
     unaligned: int
     extents: tuple[int, ...]
     result: Callable[[torch.Tensor, torch.Tensor | None], Any]
+    written: str = "o"
 
     def __call__(self, tensors: tuple[torch.Tensor, ...]) -> Any:
         """Launch on torch's current stream.
@@ -86,7 +88,7 @@ class AttentionLaunch:
             out = written(last)
         else:
             out = outputs.allocate(*outputs.out_layout)
-            addresses["o"] = out.data_ptr()
+            addresses[self.written] = out.data_ptr()
         lse = None
         if outputs.lse_layout is not None:
             lse = outputs.allocate(*outputs.lse_layout)

@@ -95,6 +95,10 @@ def block_sparse_attention(
     ``torch.compile``, ``torch.export`` and dispatch modes, it is the operator
     ``sparse_kernel_codegen::block_sparse_attention``. Under ``torch.autocast``, q, k and v are cast to its type.
 
+    A few queries over many keys, as in decoding, take the kernel of ``paged_attention``, whose thread blocks divide the
+    keys (docs/guide/calling.md#few-queries). A call that needs gradients takes another kernel, whose result may differ
+    in its last bits.
+
     q, k, v and ``sink`` have gradients, with every pattern and option; by default, they have the same bits in every
     call. Gradients over lists need blocks of 64 queries and keys, or multiples (docs/guide/training.md). If a gradient
     is required, ``out`` and arguments without gradients are refused. The backward pass keeps q, k, v, the result, its

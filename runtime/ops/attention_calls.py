@@ -42,6 +42,7 @@ from runtime.ops.attention_choice import (
 from runtime.ops.attention_extras import TENSORS, Extras
 from runtime.ops.attention_launches import Place, launch_again, launches
 from runtime.ops.block_sizes import Tensors
+from runtime.ops.few_queries import attend_few
 from runtime.patterns import split_tensors
 from runtime.receipts.mode import mode
 
@@ -105,6 +106,7 @@ def attend(
     out: torch.Tensor | None = None,
     validate: bool = False,
     overflow: torch.Tensor | None = None,
+    for_gradients: bool = False,
 ) -> AttentionResult:
     """Compute attention, as ``block_sparse_attention`` describes it.
 
@@ -116,6 +118,7 @@ def attend(
         out, validate: as there.
         lse: whether to return the log-sum-exp.
         overflow: of the lists.
+        for_gradients: whether a backward pass reads the result, which then no kernel for decoding computes.
 
     Raises:
         ArgumentError, SpecError: before anything is launched.
@@ -127,7 +130,7 @@ def attend(
         extras = extras.with_softcap()  # before it is a part of a key
     place = None
     if not validate:
-        read, options = tensors + extras[:TENSORS], (extras[TENSORS:], lse)
+        read, options = tensors + extras[:TENSORS], (extras[TENSORS:], lse, for_gradients)
         result, place = launch_again(scored, read, (q, k, v), options, out)
         if result is not None:
             return result
@@ -142,6 +145,7 @@ def attend(
         out=out,
         validate=validate,
         overflow=overflow,
+        for_gradients=for_gradients,
         place=place,
     )
 
@@ -158,9 +162,15 @@ def _attend(
     out: torch.Tensor | None,
     validate: bool,
     overflow: torch.Tensor | None,
+    for_gradients: bool,
     place: Place | None,
 ) -> AttentionResult:
     """Check a call and compute it; ``place`` is where its launch is kept for later calls, or None."""
+    if not (tensors or for_gradients):
+        options: dict[str, Any] = {"extras": extras, "lse": lse, "out": out, "validate": validate, "place": place}
+        few = attend_few(q, k, v, scored, **options, arch_of=arch_of)
+        if few is not None:
+            return few
     key: Any = None
     route: Route | None = None
     aux: dict[str, torch.Tensor] = {}

@@ -55,8 +55,8 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
     @staticmethod
     def forward(ctx: Any, call: _Call, q: Any, k: Any, v: Any, *others: Any) -> Any:
         """Compute the result and the log-sum-exp, which the backward pass reads."""
-        extras = Extras(*others[:TENSORS], *call.numbers)
-        out, lse = attend(q, k, v, others[TENSORS:], call.scored, extras=extras, **call.forward, lse=True)
+        extras, options = Extras(*others[:TENSORS], *call.numbers), {**call.forward, "lse": True, "for_gradients": True}
+        out, lse = attend(q, k, v, others[TENSORS:], call.scored, extras=extras, **options)
         ctx.save_for_backward(q, k, v, out, lse, *others)
         ctx.call = call
         ctx.set_materialize_grads(False)

@@ -54,6 +54,7 @@ def _run(
         asked: dict[str, Any] = {"deterministic": deterministic, "aux_gradients": aux_gradients or ()}
         chosen_for(q, scored, extras.features(), **asked)
     options: dict[str, Any] = {"lse": lse or gradients, "out": out, "validate": validate, "overflow": overflow}
+    options |= {"for_gradients": gradients}
     out, found = attend(q, k, v, tuple(tensors), scored, extras=extras, **options)
     return out, nothing(q) if found is None else found
 

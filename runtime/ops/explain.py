@@ -8,31 +8,33 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from codegen.arch import ARCHS
 from codegen.library import NamedSpec
 from codegen.provenance import Provenance
-from codegen.select import Choice
+from codegen.scored_pattern import ScoredPattern
+from codegen.select import Choice, choose
 from codegen.select.backward import BackwardKernels
+from codegen.select.few_queries import may_decode
+from codegen.select.paged import decode_fields
+from codegen.select.shipped import Verified
 from codegen.spec import AttentionBackwardSpec
 from runtime.checks import check_dense, check_flag
 from runtime.errors import ArgumentError
 from runtime.ops.attention import pattern_of
+from runtime.ops.attention_autograd import is_differentiated
 from runtime.ops.attention_checks import check_lists, check_operands
-from runtime.ops.attention_choice import Call, ShapeClass, arch_of, resolve
+from runtime.ops.attention_choice import DTYPES, Call, ShapeClass, arch_of, resolve
 from runtime.ops.attention_extras import Extras
 from runtime.ops.attention_gradients import check_gradients, gradient_choice, learned_aux
-from runtime.ops.paged_calls import HEAD_DIMS
-from runtime.ops.paged_calls import PATTERNS as DECODED
+from runtime.ops.few_queries import decoding_of
 from runtime.patterns import Pattern, Score, scored_of, with_score
+from runtime.receipts import permit
 from runtime.receipts.mode import is_on, mode
 from runtime.receipts.permit import provenance
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
-FEW_QUERIES, MANY_KEYS = 8, 1024
-"""Queries of a call up to which, and keys from which on, it is like decoding."""
-LATEST = "bottom_right"
-"""Alignment of causal attention in which the queries are the latest."""
 FIELDS = ("batch", "heads", "kv_heads", "q_len", "kv_len", "list_length")
 
 
@@ -46,6 +48,8 @@ class Explanation:
         head_dim: head dimension of the call; the kernel's is ``shape_class.head_dim``.
         lists: how the caller's lists are converted for the kernel; "" if they are used as they are.
         gradients: the gradient kernels; None without ``gradients=True``.
+        is_decoding: whether the kernel is that for decoding, whose thread blocks divide the keys of a request.
+        tiles_reason: reason why a call with few queries takes another kernel; "" for all other calls.
     """
 
     choice: Choice
@@ -53,6 +57,8 @@ class Explanation:
     head_dim: int
     lists: str
     gradients: BackwardKernels | None = None
+    is_decoding: bool = False
+    tiles_reason: str = ""
 
     @property
     def provenance(self) -> dict[str, Provenance]:
@@ -78,17 +84,6 @@ class Explanation:
         """Share of the kernel's multiplications spent on padding of the head dimension."""
         return 1 - self.head_dim / self.shape_class.head_dim
 
-    @property
-    def is_decoding(self) -> bool:
-        """Whether the call has few queries over many keys, and ``paged_attention`` computes it too."""
-        wanted, pattern = self.shape_class, self.shape_class.scored.pattern
-        if wanted.fp8 is not None or wanted.scored.score is not None or wanted.features.kv_lengths:
-            return False
-        if pattern.kind not in DECODED or getattr(pattern, "align", LATEST) != LATEST:
-            return False
-        few = wanted.q_len <= FEW_QUERIES and wanted.kv_len >= MANY_KEYS
-        return few and self.head_dim in HEAD_DIMS["same"]
-
     def __str__(self) -> str:
         """All fields, in words."""
         wanted = self.shape_class
@@ -109,12 +104,12 @@ class Explanation:
         if wanted.pack_gqa > 1:
             lines.append(f"heads: {wanted.pack_gqa} query heads that share their lists fill a tile together")
         if self.is_decoding:
-            lines.append(
-                "decoding: paged_attention computes this too, without block_table; its thread blocks divide the keys "
-                "of each request"
-            )
-        dense = self.choice.dense or "no measured row near has a faster one"
-        lines.append(f"dense attention of a library: {dense}")
+            lines.append("few queries: thread blocks divide the keys; a call that needs gradients takes another kernel")
+        elif self.tiles_reason:
+            lines.append(f"few queries: no thread blocks divide the keys, because {self.tiles_reason}")
+        if not self.is_decoding:
+            dense = self.choice.dense or "no measured row near has a faster one"
+            lines.append(f"dense attention of a library: {dense}")
         for what, each in found.items():
             lines += [f"{what}: {each.kernel}", *(f"  {line}" for line in each.lines())]
         return "\n".join(lines)
@@ -148,7 +143,8 @@ def explain_attention(
     Returns:
         The choice. Its ``str()`` has the kernel, its receipt or the nearest shipped kernel, the path of its source, the
         rule and the measured row, the shape class, the cost of padding the head dimension, the conversion of the lists,
-        whether the call is like decoding, and whether a library's dense attention is faster in that row.
+        whether thread blocks divide the keys of few queries, and whether a library's dense attention is faster in that
+        row.
 
     Raises:
         ArgumentError, SpecError, DeviceError: as the call itself would.
@@ -166,6 +162,8 @@ def explain_attention(
     check_lists(scored, tensors, q, k)
     extras = Extras(sink, kv_lengths, softcap=softcap)
     extras.check(q, on_gpu=q.is_cuda)
+    where = arch_of(q.device) if arch is None else arch
+    fields, tiles_reason = _decoding(q, k, v, scored, extras=extras, arch=where, gradients=gradients)
     call = Call(
         scored,
         tuple(tensors[0].shape) if tensors and tensors[0] is not None else (),
@@ -174,7 +172,7 @@ def explain_attention(
         q.dtype,
         None,
         extras.features(),
-        mode=mode(),
+        mode=mode() if fields is None else False,
     )
     backward = None
     if gradients:
@@ -182,13 +180,59 @@ def explain_attention(
         check_gradients(scored, learned)
         deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
         options: dict[str, Any] = {"deterministic": deterministic, "aux_gradients": learned, "verified_only": is_on()}
-        kind = scored, arch_of(q.device) if arch is None else arch, q.dtype, q.shape[3]
+        kind = scored, where, q.dtype, q.shape[3]
         backward = gradient_choice(*kind, extras.features(), **options).kernels
     name = torch.cuda.get_device_name(q.device) if q.is_cuda else None
-    found = resolve(call, arch_of(q.device) if arch is None else arch, name)
+    found = resolve(call, where, name)
     steps = [] if found.repeated == 1 else [f"each head is repeated {found.repeated} times, in each call"]
     steps += [] if found.fit is None else [str(found.fit)]
-    return Explanation(found.choice, found.shape_class, q.shape[3], "; ".join(steps), backward)
+    choice = found.choice if fields is None else chosen_by_fields(fields, name)
+    lines = "; ".join(steps)
+    return Explanation(
+        choice,
+        found.shape_class,
+        q.shape[3],
+        lines,
+        backward,
+        is_decoding=fields is not None,
+        tiles_reason=tiles_reason,
+    )
+
+
+def _decoding(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    scored: ScoredPattern,
+    *,
+    extras: Extras,
+    arch: str,
+    gradients: bool,
+) -> tuple[dict[str, Any] | None, str]:
+    """Fields of the kernel for decoding if the call takes it, otherwise the reason, for a call with few queries."""
+    if arch not in ARCHS or not may_decode(scored.pattern, q.shape[1], k.shape[1], q.shape[2], k.shape[2]):
+        return None, ""
+    if gradients or is_differentiated(q, k, v, extras.sink):
+        return None, "the call needs gradients"
+    fold, reason = decoding_of(q, k, v, scored, extras=extras, arch=arch)
+    return None if fold is None else decode_fields(arch, DTYPES[q.dtype], "same", q.shape[3]), reason
+
+
+def chosen_by_fields(fields: dict[str, Any], device: str | None) -> Choice:
+    """The kernel of fields of a spec, in the mode of receipts.
+
+    Args:
+        fields: of the spec.
+        device: name of the GPU, None without one.
+
+    Raises:
+        UnverifiedError: if kernels without a receipt are refused.
+    """
+
+    def choice(verified: Verified | None) -> Choice:
+        return choose(fields, device=device, verified=verified)
+
+    return permit.chosen(choice) if is_on() else choice(None)
 
 
 def check_arch(arch: Any, q: Any) -> None:

@@ -11,9 +11,8 @@ import torch
 from codegen.library import NamedSpec
 from codegen.provenance import Provenance
 from codegen.scored_pattern import scored_pattern
-from codegen.select import Choice, choose
+from codegen.select import Choice
 from codegen.select.paged import decode_fields, prefill_fields
-from codegen.select.shipped import Verified
 from runtime.checks import check_flag, check_word
 from runtime.errors import ArgumentError
 from runtime.kernels.paged_attention import Options
@@ -21,7 +20,7 @@ from runtime.key_lists import KeyLists
 from runtime.ops.attention_choice import arch_of
 from runtime.ops.attention_extras import Extras, check_softcap
 from runtime.ops.attention_gradients import check_gradients, gradient_choice
-from runtime.ops.explain import check_arch
+from runtime.ops.explain import check_arch, chosen_by_fields
 from runtime.ops.packed_lists import check_lists, packed_pattern
 from runtime.ops.paged import LAYOUTS
 from runtime.ops.paged_calls import by_key_blocks, paged_call, window_of
@@ -171,11 +170,7 @@ def explain_paged_attention(
         fields = prefill_fields(where, dtype, d, call.pack, cache=cache, sink=call.sink, softcap=call.softcap)
         why = f"prefill kernel: {call.prefill_reason()}"
     name = torch.cuda.get_device_name(q.device) if q.is_cuda else None
-
-    def choice(verified: Verified | None) -> Choice:
-        return choose(fields, device=name, verified=verified)
-
-    chosen = permit.chosen(choice) if is_on() else choice(None)
+    chosen = chosen_by_fields(fields, name)
     return KernelsExplanation({"O": chosen.named}, (_rule(chosen), why))
 
 

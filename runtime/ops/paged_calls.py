@@ -80,6 +80,18 @@ def _kernel(index: int, dtype: str, cache: str, head_dim: int) -> PagedAttention
     return kernel
 
 
+def decode_kernel(index: int, dtype: str, cache: str, head_dim: int) -> PagedAttentionKernel:
+    """The decode kernel of calls of a kind, loaded once.
+
+    Args:
+        index: number of the device.
+        dtype: type of q.
+        cache: type of K and V in specs.
+        head_dim: elements per head.
+    """
+    return _kernel(index, dtype, cache, head_dim)
+
+
 @kept_by_mode(KERNELS_KEPT)
 def _prefill_kernel(
     index: int, dtype: str, head_dim: int, pack: int, *, cache: str, sink: bool, softcap: float | None

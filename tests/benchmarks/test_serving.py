@@ -56,7 +56,7 @@ def small(rows: Any, name: str) -> Any:
 
 def test_the_rows_have_names_of_their_own(script: ModuleType) -> None:
     names = [row.name for row in script.ROWS]
-    assert len(set(names)) == len(names) == 43
+    assert len(set(names)) == len(names) == 46
     for row in script.ROWS:
         assert row.shape["lengths"] == [[length, row.lengths.count(length)] for length in dict.fromkeys(row.lengths)]
         json.dumps(row.shape)
@@ -127,6 +127,19 @@ def test_our_call_has_the_layout_of_its_tensors(
     assert type(given["pattern"]) is type(inputs.pattern)
 
 
+def test_the_front_door_has_the_keys_of_contiguous_rows(
+    script: ModuleType, rows: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inputs = small(rows, "contiguous")
+
+    def attend(q: Any, k: Any, v: Any, pattern: Any, *, out: Any) -> Any:
+        assert type(pattern).__name__ == "Causal" and out.shape == q.shape
+        return out.copy_(torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True))
+
+    monkeypatch.setattr(script, "block_sparse_attention", attend)
+    assert (script.front_door(inputs)().float() - inputs.exact()).abs().max() < 1e-2
+
+
 def test_peers_are_called_where_they_compute_the_same(script: ModuleType, tmp_path: Path) -> None:
     import serving_peers
 
@@ -137,6 +150,7 @@ def test_peers_are_called_where_they_compute_the_same(script: ModuleType, tmp_pa
     assert labels["dense 64x4K h32:8 page 64"] == [*own, "SDPA, contiguous", "FA3"]
     assert labels["dense 1x64K+31x4K h32:8 page 64"] == [*own, "FA3"]
     assert labels["MSA batch 8, 1 query h64:4 e4m3"] == labels["QSA batch 1 h24:2"] == [*own, "vLLM Triton"]
+    assert labels["front door 16x8K h32:8"] == ["ours", "SDPA, contiguous", "FA3"]
     with pytest.raises(SystemExit, match=r"lacks vllm/vllm_flash_attn/_vllm_fa3_C\.abi3\.so"):
         serving_peers.check_folder(tmp_path)
 

@@ -465,25 +465,3 @@ def test_what_cannot_be_explained_is_told_as_a_call_would() -> None:
         explain_attention(*meta(), Dense(), arch="sm_91")
     with pytest.raises(ArgumentError, match="q: has head size 60"):
         explain_attention(*meta(head_dim=60), Dense(), arch="sm_90a")
-
-
-@pytest.mark.parametrize(
-    ("queries", "keys", "pattern", "decoding"),
-    [
-        (1, 8192, Causal(), True),
-        (8, 1024, SlidingWindow(100), True),
-        (9, 8192, Causal(), False),
-        (1, 500, Causal(), False),
-        (1, 8192, Strided(3, 1, block=64), False),
-        (1, 8192, Causal(align="top_left"), False),
-        (1, 8192, Dense(), True),
-    ],
-)
-def test_the_explanation_names_the_call_for_few_queries_over_many_keys(
-    queries: int, keys: int, pattern: Any, decoding: bool
-) -> None:
-    q, k = (torch.empty(2, 8, n, 128, dtype=torch.bfloat16, device="meta") for n in (queries, keys))
-    told = explain_attention(q, k, k, pattern, arch="sm_90a")
-    assert told.is_decoding == decoding == ("paged_attention computes this too" in str(told))
-    lengths = torch.empty(2, dtype=torch.int32, device="meta")
-    assert not explain_attention(q, k, k, pattern, kv_lengths=lengths, arch="sm_90a").is_decoding

@@ -38,6 +38,7 @@ MOST = {
     "block_sparse_attention, sink and lse": 22,
     "block_sparse_attention, a score": 24,
     "block_sparse_attention, a score that reads a tensor": 25,
+    "block_sparse_attention, few queries": 22,
     "block_sparse_attention, operands in FP8": 24,
     "paged_attention": 26,
     "paged_attention, out and workspace": 26,

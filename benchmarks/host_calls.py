@@ -137,7 +137,19 @@ def attention() -> list[Timed]:
         (", few queries", lambda: block_sparse_attention(one, keys, values, causal), of_pages),
         (", operands in FP8", lambda: block_sparse_attention_fp8(given, causal), of_fp8),
     ]
+    calls.append((", gradients", *gradients()))
     return [Timed(f"block_sparse_attention{name}", call, own) for name, call, own in calls]
+
+
+def gradients() -> tuple[Call, Call]:
+    """A backward pass by torch.autograd, and the call of its kernel."""
+    q, k, v = (torch.zeros(1, 8, SIZE, 128).half().requires_grad_() for _ in range(3))
+    out = block_sparse_attention(q, k, v, patterns.Causal())
+    rows: dict[str, Any] = {"out": torch.empty_like(q), "dout": torch.empty_like(q), "lse": torch.zeros(1, 8, SIZE)}
+    kernel, dout, leaves = kernel_object("h100_causal_dq_dkdv"), rows["dout"].detach(), (q, k, v)
+    rows = {name: tensor.detach() for name, tensor in rows.items()}
+    given = [tensor.detach() for tensor in leaves]
+    return lambda: torch.autograd.grad(out, leaves, dout, retain_graph=True), lambda: kernel(*given, **rows)
 
 
 def pages() -> list[Timed]:

@@ -99,7 +99,8 @@ def forget(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (attention_calls, attention_gradients):
         monkeypatch.setattr(module, "_routes", Signatures())
     monkeypatch.setattr(attention_differentiated, "_permitted", Signatures())
-    monkeypatch.setattr(attention_launches.launches, "_kept", {})
+    for launches in (attention_launches.launches, attention_gradients._launches):
+        monkeypatch.setattr(launches, "_kept", {})
 
 
 def gradients(path: str, tensors: list[Any], pattern: Any, **options: Any) -> list[Any]:

@@ -40,6 +40,7 @@ MOST = {
     "block_sparse_attention, a score that reads a tensor": 25,
     "block_sparse_attention, few queries": 22,
     "block_sparse_attention, operands in FP8": 24,
+    "block_sparse_attention, gradients": 68,
     "paged_attention": 26,
     "paged_attention, out and workspace": 26,
     "paged_attention, lists": 26,

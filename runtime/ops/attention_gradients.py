@@ -298,7 +298,7 @@ def _place_of(
         rows: lse and dlse, and q, k, v, out and dout.
         options: all else that decides about the launch.
     """
-    read = (*tensors, extras.kv_lengths, *rows[0])
+    read = (*tensors, *extras[1:TENSORS], *rows[0])  # no sinks: lse has them
     try:
         shapes = rows[1][0].shape, rows[1][1].shape
         key = (scored.text, tuple(map(type, read)), *shapes, extras[TENSORS:], extras.kind(), options, mode())
@@ -350,13 +350,7 @@ def _attend_backward(
 ) -> Gradients:
     """Check a call and compute its gradients; ``place`` is where its launch is kept for later calls, or None."""
     sink = extras.sink
-    key = (scored.text, q.shape[3], q.dtype, q.device, extras.kind(), deterministic, tuple(daux), mode())
-    last, route = _routes.last
-    if last != key:
-        route = _routes.find(key)
-    if route is None:
-        choice = chosen_for(q, scored, extras.features(), deterministic=deterministic, aux_gradients=daux)
-        route = _routes.keep(key, GradientRoute.of(choice, scored, q.device))
+    route = _route_of(q, scored, extras, deterministic=deterministic, daux=daux)
     if dsink:
         check_sink(sink, q.shape[1], q.device)
     tensors, aux = split_tensors(scored, tensors)
@@ -397,6 +391,21 @@ def _attend_backward(
         _launches.keep(*place, launch)
     of_named = (of_aux[name] if name in of_aux else _zeros_like(aux[name]) for name in daux)
     return Gradients(of_q, of_k, of_v, of_sink, tuple(of_named))
+
+
+def _route_of(
+    q: torch.Tensor, scored: ScoredPattern, extras: Extras, *, deterministic: bool, daux: Sequence[str]
+) -> GradientRoute:
+    """How the gradients of a call are computed."""
+    key = (scored.text, q.shape[3], q.dtype, q.device, extras.kind(), deterministic, tuple(daux), mode())
+    last, route = _routes.last
+    if last != key:
+        route = _routes.find(key)
+    if route is None:
+        choice = chosen_for(q, scored, extras.features(), deterministic=deterministic, aux_gradients=daux)
+        route = _routes.keep(key, GradientRoute.of(choice, scored, q.device))
+    found: GradientRoute = route
+    return found
 
 
 def _zeros_like(tensor: torch.Tensor) -> torch.Tensor:

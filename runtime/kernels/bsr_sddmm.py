@@ -121,7 +121,7 @@ class BsrSddmmKernel(BoundCall[BsrSddmmSpec]):
         b: torch.Tensor,
         matrix: torch.Tensor,
         out: torch.Tensor,
-        tensors: tuple[torch.Tensor, ...],
+        names: tuple[str, ...],
     ) -> ProductLaunch | None:
         """The launch of a call that was made just before, for ``runtime.ops``.
 
@@ -130,7 +130,7 @@ class BsrSddmmKernel(BoundCall[BsrSddmmSpec]):
             b: see there.
             matrix: the pattern.
             out: see there.
-            tensors: those that later calls pass: row pointers and column numbers, others, a and b.
+            names: parameters of the tensors that later calls pass, "" for those that it does not read; a and b last.
 
         Returns:
             The launch; None where later calls do more than launch: for a pattern without blocks.
@@ -139,7 +139,6 @@ class BsrSddmmKernel(BoundCall[BsrSddmmSpec]):
         signature = self._bound((matrix.shape, call_key(values, crow, col, a, b, out, *NO_SCALES)))
         if signature is None or values.shape[0] == 0:
             return None
-        names = ("crow_indices", "col_indices", *[""] * (len(tensors) - 4), "a", "b")
         result = New(allocator(a.device), contiguous(values.shape), self._output)
         return ProductLaunch(self._loaded, signature, a.device, names, aligned=slice(-2, None), result=result)
 

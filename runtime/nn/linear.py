@@ -12,7 +12,7 @@ from runtime.checks import check_dense, check_flag, present_device
 from runtime.errors import ArgumentError
 from runtime.nn.blocks import check_places, checked_block, largest_blocks, mask_indices
 from runtime.ops.bsr import bsr_matmul
-from runtime.ops.bsr_autograd import keep_linear
+from runtime.ops.bsr_autograd import keep_linear, linear_with_gradients
 from runtime.ops.bsr_launches import find_linear
 from runtime.ops.modes import is_unwatched
 from runtime.prepare.bsr_matrix import BsrMatrix, prepare_bsr
@@ -230,11 +230,15 @@ class BlockSparseLinear(nn.Module):  # type: ignore[misc, unused-ignore]
         check_dense("x", x)
         if not x.dim() or x.shape[-1] != self.in_features:
             raise ArgumentError("x", f"has shape {tuple(x.shape)}, expected (..., in_features {self.in_features})")
-        columns = x.reshape(-1, self.in_features).mT
-        y = bsr_matmul(self.weight, columns, bias=self.bias, arrange=True).mT
-        y = y.view(*x.shape[:-1], self.out_features)
+        y = None
+        if place is not None and place.matrix is not None:
+            y = linear_with_gradients(place)
+        if y is None:
+            columns = x.reshape(-1, self.in_features).mT
+            y = bsr_matmul(self.weight, columns, bias=self.bias, arrange=True).mT
+            y = y.view(*x.shape[:-1], self.out_features)
         if place is not None and launch is None:
-            keep_linear(place, columns, y)
+            keep_linear(place, y)
         return y
 
     def extra_repr(self) -> str:

@@ -244,7 +244,7 @@ def bound_sample(
     Args:
         a, b, pattern: as of ``sample``.
         out: what that returned.
-        tensors: those that later calls pass, as ``BsrSddmmKernel._bound_launch`` has them.
+        tensors: those that later calls pass, ``a`` and ``b`` last, in either order.
 
     Returns:
         The launch; None where later calls do more than launch.
@@ -253,7 +253,14 @@ def bound_sample(
     if not isinstance(kernel, BsrSddmmKernel):
         return None
     with torch.no_grad():
-        return kernel._bound_launch(a, b, pattern.with_values(out).to_sparse(), out, tensors)
+        read = {
+            id(pattern.crow_indices): "crow_indices",
+            id(pattern.col_indices): "col_indices",
+            id(a): "a",
+            id(b): "b",
+        }
+        names = tuple(read.get(id(tensor), "") for tensor in tensors)
+        return kernel._bound_launch(a, b, pattern.with_values(out).to_sparse(), out, names)
 
 
 _samplers = Signatures()

@@ -13,9 +13,8 @@ from typing import Any, NamedTuple
 import torch
 
 from runtime.kernels.product_launch import New, ProductLaunch, copied_rows
-from runtime.ops.bsr_calls import bound_sample
+from runtime.ops.bsr_calls import arranged_samples, bound_sample
 from runtime.ops.bsr_launches import Place, bound_product, launches, product, sampled
-from runtime.ops.bsr_layout import by_rows
 from runtime.ops.modes import PLAIN, is_unwatched
 from runtime.ops.operators import gradients_once
 from runtime.prepare.bsr_matrix import BsrMatrix
@@ -228,10 +227,10 @@ def _computed(kind: Kind, tensors: tuple[torch.Tensor, ...], needs: tuple[bool, 
     of_b: Any = None
     if needs[0]:
         right, left = (t if t.dim() == 2 else t.transpose(0, 1).flatten(1) for t in (b, inner))
-        if plain:
-            sampled_from = right, left = by_rows(right), by_rows(left)
         left, right = (right, left) if kind.transpose_a else (left, right)
         if plain:
+            left, right = arranged_samples(left, right, matrix)
+            sampled_from = (left, right) if kind.transpose_a else (right, left)
             of_values = sampled(left, right, matrix, arrange=False, validate=False)
         else:
             lists, block = (list(matrix.order), list(matrix.index)), matrix.values.shape[1:]

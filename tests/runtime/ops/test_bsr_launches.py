@@ -173,22 +173,28 @@ def backward_calls() -> dict[str, tuple[Callable[[], Any], list[Any], Any, set[s
     a = plain.with_values(leaf(plain.values))
     b, b_t, columns, x = (leaf(t) for t in (half(256, 64), half(192, 64), half(64, 256).mT, half(2, 32, 256)))
     bias, c, dc = leaf(half(192)), leaf(half(192, 64)), half(192, 64)
-    layer, features = BlockSparseLinear(matrix(), half(192)), half(256, 64).mT.view(2, 32, 256)
-    inner, copy_of_b, copy_of_dc = {"a", "b", "b_groups"}, {"b"}, {"a"}
+    odd, layer, features = (
+        leaf(half(256, 21)),
+        BlockSparseLinear(matrix(), half(192)),
+        half(256, 64).mT.view(2, 32, 256),
+    )
+    inner, copied = {"a", "b", "b_groups"}, {"b"}
     added = {"bias": bias, "c": c}
     return {
         "rows": (lambda: bsr_matmul(a, b), [a.values, b], dc, set()),
         "values alone": (lambda: bsr_matmul(a, b.detach()), [a.values], dc, set()),
         "b alone": (lambda: bsr_matmul(plain, b), [b], dc, set()),
         "transposed": (lambda: bsr_matmul(a, b_t, transpose_a=True), [a.values, b_t], half(256, 64), set()),
-        "b by columns": (lambda: bsr_matmul(a, columns), [a.values, columns], dc, copy_of_b),
-        "dC by columns": (lambda: bsr_matmul(a, b), [a.values, b], half(64, 192).mT, copy_of_dc),
+        "b by columns": (lambda: bsr_matmul(a, columns), [a.values, columns], dc, set()),
+        "dC by columns": (lambda: bsr_matmul(a, b), [a.values, b], half(64, 192).mT, set()),
         "bias and c": (lambda: bsr_matmul(a, b, **added), [a.values, b, bias, c], dc, set()),
         "relu": (lambda: bsr_matmul(a, b, **added, activation="relu"), [a.values, b, bias, c], dc, inner),
         "gelu": (lambda: bsr_matmul(a, b, bias=bias, activation="gelu"), [a.values, b, bias], dc, inner),
-        "layer": (lambda: layer(x), [layer.values, x, layer.bias], half(192, 64).mT.view(2, 32, 192), copy_of_b),
+        "odd": (lambda: bsr_matmul(a, odd, arrange=True), [a.values, odd], half(192, 24)[:, :21], copied),
+        "layer, odd": (lambda: layer(odd.detach().mT), [layer.values], half(21, 192), copied),
+        "layer": (lambda: layer(x), [layer.values, x, layer.bias], half(192, 64).mT.view(2, 32, 192), set()),
         "layer, features": (lambda: layer(features), [layer.values], half(192, 64).mT.view(2, 32, 192), set()),
-        "layer, dy by tokens": (lambda: layer(x), [layer.values, x], half(2, 32, 192), copy_of_b | copy_of_dc),
+        "layer, dy by tokens": (lambda: layer(x), [layer.values, x], half(2, 32, 192), set()),
     }
 
 
@@ -224,16 +230,15 @@ def test_kept_launches_of_a_backward_pass_are_those_of_the_checked_one(enqueued:
 
 
 def test_operands_of_a_gradient_are_copied_as_in_a_checked_call(pretended: ModuleType) -> None:
-    layer, x, dy = BlockSparseLinear(matrix()), leaf(half(3, 7, 256)), half(3, 7, 192)
+    layer, x, dy = BlockSparseLinear(matrix()), half(256, 21).mT.view(3, 7, 256), half(3, 7, 192)
     for _ in range(2):
-        torch.autograd.grad(layer(x), [layer.values, x], dy)
+        torch.autograd.grad(layer(x), [layer.values], dy)
     (launch,) = [
         launch for key, kept in bsr_launches.launches._kept.items() for _, launch in kept if key[0] == "gradients"
     ]
-    *_, copy_of_x, copy_of_dy = launch._copied((x, dy))
-    for found, given in ((copy_of_x, x), (copy_of_dy, dy)):
-        wanted = given.reshape(21, -1).mT
-        assert torch.equal(found, wanted) and found.stride() == by_rows(wanted).stride() == (24, 1)
+    *_, copy, same = launch._copied((x, dy))
+    wanted = x.reshape(21, -1).mT
+    assert torch.equal(copy, wanted) and copy.stride() == by_rows(wanted).stride() == (24, 1) and same is dy
 
 
 def test_other_arguments_are_checked_as_in_a_first_call(pretended: ModuleType) -> None:

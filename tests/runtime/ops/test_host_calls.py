@@ -34,7 +34,7 @@ MOST = {
     "BlockSparseLinear, with gradients": 24,
     "bsr_matmul, with gradients": 18,
     "bsr_matmul, gradients": 52,
-    "BlockSparseLinear, gradients": 60,
+    "BlockSparseLinear, gradients": 51,
     "block_sparse_attention": 22,
     "block_sparse_attention, lists": 21,
     "block_sparse_attention, out": 25,

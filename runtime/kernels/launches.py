@@ -76,8 +76,8 @@ class Launches:
     def keep(self, key: Any, tensors: tuple[torch.Tensor, ...], launch: Launch | None) -> None:
         """Store the launch of a call. None: such calls have none, and ``find`` returns a launch that does nothing.
 
-        Calls with one tensor given twice are not stored, because ``alike`` would not match them, nor are those with a
-        tensor that a transform of torch.func has left behind, which has no memory of its own.
+        Calls with one tensor given twice are not stored, because ``alike`` would not match them. Calls with a tensor
+        that a transform of torch.func has left behind are not stored, because it has no memory of its own.
         """
         if len(set(map(id, tensors))) < len(tensors) or any(map(is_wrapped, tensors)):
             return

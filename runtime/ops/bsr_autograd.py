@@ -168,7 +168,7 @@ def keep_matmul(place: Place, b: torch.Tensor, *, bias: Any, c: Any, **options: 
 
 
 def linear_with_gradients(place: Place) -> torch.Tensor | None:
-    """Compute a call of a ``BlockSparseLinear`` of plain tensors one of which requires a gradient.
+    """Compute a call of a ``BlockSparseLinear`` of plain tensors with a gradient.
 
     Args:
         place: of the call.

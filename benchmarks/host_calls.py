@@ -5,8 +5,9 @@
     python benchmarks/results_table.py                         # writes the table into docs/notebook/measuring.md
 
 Each call follows earlier ones with arguments like its own. A row has the function beside a kernel object of the same
-operator. Calls of Python functions do not depend on the load of the machine; times are the least of many, in
-microseconds. benchmarks/host.py measures with a GPU.
+operator; a backward pass, called by ``torch.autograd.grad``, beside one of each product. Calls of Python functions do
+not depend on the load of the machine; times are the least of many, in microseconds. benchmarks/host.py measures with a
+GPU.
 """
 
 from __future__ import annotations
@@ -82,6 +83,12 @@ def without_gradients(call: Call) -> Call:
     return run
 
 
+def again(result: torch.Tensor, *inputs: torch.Tensor) -> Call:
+    """The backward pass of a result that is kept; here it runs in the calling thread, on a GPU in one of autograd's."""
+    grad = torch.zeros_like(result)
+    return lambda: torch.autograd.grad(result, inputs, grad, retain_graph=True)
+
+
 def products() -> list[Timed]:
     """Calls of products with a block-sparse matrix, and of layers."""
     a = sparse()
@@ -91,6 +98,11 @@ def products() -> list[Timed]:
     own = spmm.prepare(a, COLUMNS)
     x, left, right = torch.zeros(COLUMNS, SIZE).half(), torch.zeros(SIZE, 256).half(), torch.zeros(SIZE, 256).half()
     layer, of_own = BlockSparseLinear(a, bias), lambda: spmm(own, b)
+    values, b_leaf, x_leaf = (t.detach().clone().requires_grad_() for t in (prepared.values, b, x))
+    weight = prepared.with_values(values)
+    of_both = lambda: (sddmm(left, right, a), spmm(own, b))  # noqa: E731
+    plain = BlockSparseLinear(a)  # torch's sum for the gradient of a bias would take most of the time here
+    of_layer = again(plain(x_leaf), x_leaf, plain.values)
     return [
         Timed("bsr_matmul, BsrMatrix", lambda: bsr_matmul(prepared, b), of_own),
         Timed("bsr_matmul, of a kernel's prepare", lambda: bsr_matmul(own, b), of_own),
@@ -106,6 +118,9 @@ def products() -> list[Timed]:
             of_own,
         ),
         Timed("BlockSparseLinear, with gradients", lambda: layer(x), of_own),
+        Timed("bsr_matmul, with gradients", lambda: bsr_matmul(weight, b_leaf), of_own),
+        Timed("bsr_matmul, gradients", again(bsr_matmul(weight, b_leaf), values, b_leaf), of_both),
+        Timed("BlockSparseLinear, gradients", of_layer, of_both),
     ]
 
 

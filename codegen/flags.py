@@ -273,9 +273,17 @@ class WgmmaFlags(Flags):
 
 @dataclass(frozen=True)
 class SddmmSm90aFlags(WgmmaFlags):
-    """Template parameters of bsr_sddmm/sm90a.cu.j2; ``by_rows``: whether warpgroups split a tile by rows."""
+    """Template parameters of bsr_sddmm/sm90a.cu.j2.
+
+    Attributes:
+        by_rows: whether warpgroups split a tile by rows.
+        a_columns: whether A is stored by columns.
+        b_columns: whether B is.
+    """
 
     by_rows: bool
+    a_columns: bool
+    b_columns: bool
 
 
 @dataclass(frozen=True)

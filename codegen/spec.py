@@ -411,7 +411,7 @@ class BsrSpmmSpec(SpecBase):
 
 
 class BsrSddmmSpec(SpecBase):
-    """Sampled product: the blocks of A @ B^T in a BSR pattern, with A and B dense and row-major."""
+    """Sampled product: the blocks of A @ B^T in a BSR pattern, with A and B dense."""
 
     op: Literal["bsr_sddmm"] = Field(description="operator")
     block: BlockShape = Field(description="shape of a stored block of C")
@@ -430,7 +430,16 @@ class BsrSddmmSpec(SpecBase):
         default="tensor",
         description="scales of FP8: one each for A and B; or one per 128 columns of each row of both (1 x 128)",
     )
-    options: ClassVar[tuple[str, ...]] = ("output", "accumulate_every", "scales", "ctas_per_sm")
+    a_layout: Literal["row_major", "column_major"] = Field(default="row_major", description="memory layout of A (M, K)")
+    b_layout: Literal["row_major", "column_major"] = Field(default="row_major", description="memory layout of B (N, K)")
+    options: ClassVar[tuple[str, ...]] = (
+        "output",
+        "accumulate_every",
+        "scales",
+        "ctas_per_sm",
+        "a_layout",
+        "b_layout",
+    )
 
 
 class BsrSpgemmSpec(SpecBase):

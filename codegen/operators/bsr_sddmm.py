@@ -21,6 +21,10 @@ _CASES = (
 
 
 def _kernel(spec: BsrSddmmSpec) -> Kernel:
+    large = spec.mma == "wgmma" and not spec.is_fp8 and spec.block.rows not in bsr_sddmm_sm90a_swap_ab.SIZES
+    for name, layout in (("a_layout", spec.a_layout), ("b_layout", spec.b_layout)):
+        where = "16-bit types, wgmma and blocks of 64 or 128 rows"
+        require(large or layout == "row_major", name, f"is {layout}, which requires {where}; allowed: row_major")
     if spec.is_fp8 and spec.mma == "wgmma":
         return bsr_sddmm_sm90a_fp8
     if spec.mma == "wgmma" and spec.block.rows in bsr_sddmm_sm90a_swap_ab.SIZES:

@@ -175,6 +175,9 @@ class BsrProblem(_Problem):
 
     op: Literal["bsr_spmm", "bsr_sddmm", "bsr_spgemm"]
     block: BlockShape = Field(description="shape of a stored block")
+    a_layout: Literal["row_major", "column_major"] = Field(
+        default="row_major", description="memory layout of A of bsr_sddmm"
+    )
     b_layout: Literal["row_major", "column_major", "strided"] = Field(
         default="row_major", description="memory layout of B; strided: of B and C, any strides"
     )
@@ -198,7 +201,15 @@ class BsrProblem(_Problem):
         description="preparation of A, once before many calls: rows: kernel.prepare(a); packed: with pack=True",
     )
 
-    said: ClassVar[tuple[str, ...]] = ("block", "b_layout", "epilogue", "accumulate", "transpose_a", "output")
+    said: ClassVar[tuple[str, ...]] = (
+        "block",
+        "a_layout",
+        "b_layout",
+        "epilogue",
+        "accumulate",
+        "transpose_a",
+        "output",
+    )
 
     @classmethod
     def of_lengths(cls, row_lengths: Sequence[int], **fields: Any) -> BsrProblem:
@@ -243,7 +254,8 @@ class BsrProblem(_Problem):
 
     def key(self) -> tuple[object, ...]:
         """Key that two problems must share for a measurement of one to apply to the other."""
-        return (self.op, self.arch, self.block, self.b_layout, self.transpose_a, self.output)
+        layouts = self.a_layout, self.b_layout
+        return (self.op, self.arch, self.block, *layouts, self.transpose_a, self.output)
 
     def options(self) -> tuple[object, ...]:
         """Optional features of low cost; a measured problem with the same features wins ties."""

@@ -12,7 +12,9 @@ from runtime.driver.allocate import allocator, contiguous
 from runtime.driver.context import entered, is_elsewhere
 from runtime.driver.enqueue import enqueue
 from runtime.driver.launch import Signature
+from runtime.errors import ArgumentError
 from runtime.kernels.arguments import (
+    View,
     call_key,
     check_addresses,
     check_memory,
@@ -68,8 +70,9 @@ class BsrSddmmKernel(BoundCall[BsrSddmmSpec]):
         """Multiply where the pattern has blocks.
 
         Args:
-            a: (M, K), the spec's dtype, row-major (last dimension contiguous), row stride a multiple of 16 bytes.
-            b: (N, K), same rules as a.
+            a: (M, K), the spec's dtype, row-major (last dimension contiguous), row stride a multiple of 16 bytes; if
+                a_layout is column_major, a.mT is that.
+            b: (N, K), same rules as a, with b_layout.
             pattern: (M, N), layout torch.sparse_bsr, blocks of the spec's shape; int32 or int64 indices. Its values are
                 not read and may be of any type. Columns of a row may be unsorted and repeated.
             scale_a: of kernels in FP8, which need it: what a's codes are multiplied with, float32 on the device: one
@@ -121,7 +124,7 @@ class BsrSddmmKernel(BoundCall[BsrSddmmSpec]):
         b: torch.Tensor,
         matrix: torch.Tensor,
         out: torch.Tensor,
-        tensors: tuple[torch.Tensor, ...],
+        names: tuple[str, ...],
     ) -> ProductLaunch | None:
         """The launch of a call that was made just before, for ``runtime.ops``.
 
@@ -130,7 +133,7 @@ class BsrSddmmKernel(BoundCall[BsrSddmmSpec]):
             b: see there.
             matrix: the pattern.
             out: see there.
-            tensors: those that later calls pass: row pointers and column numbers, others, a and b.
+            names: parameters of the tensors that later calls pass, "" for those that it does not read; a and b last.
 
         Returns:
             The launch; None where later calls do more than launch: for a pattern without blocks.
@@ -139,9 +142,18 @@ class BsrSddmmKernel(BoundCall[BsrSddmmSpec]):
         signature = self._bound((matrix.shape, call_key(values, crow, col, a, b, out, *NO_SCALES)))
         if signature is None or values.shape[0] == 0:
             return None
-        names = ("crow_indices", "col_indices", *[""] * (len(tensors) - 4), "a", "b")
         result = New(allocator(a.device), contiguous(values.shape), self._output)
         return ProductLaunch(self._loaded, signature, a.device, names, aligned=slice(-2, None), result=result)
+
+    def _stored(self, name: str, tensor: torch.Tensor, layout: str) -> View:
+        """Shape and strides of an operand in its tensor map, once its strides are checked."""
+        by_columns = layout == "column_major"
+        kept = tensor.mT if by_columns else tensor
+        if by_columns and kept.shape[1] > 1 and kept.stride(1) != 1:
+            found = f"has strides {tensor.stride()}, and {self.compiled.named.stem} reads it by columns"
+            raise ArgumentError(name, f"{found}; pass a copy stored so, or use a spec with {name}_layout: row_major")
+        check_strides(name, kept)
+        return tuple(kept.shape), kept.stride()
 
     def _check(self, a: Any, b: Any, pattern: torch.Tensor, out: Any, scales: Scales = NO_SCALES) -> Signature:
         """Check a call of a new signature and prepare it."""
@@ -151,8 +163,7 @@ class BsrSddmmKernel(BoundCall[BsrSddmmSpec]):
         (rows, columns), depth = pattern.shape, a.shape[1]
         check_sizes("a", a, "MK", (rows, None))
         check_sizes("b", b, "NK", (columns, depth))
-        check_strides("a", a)
-        check_strides("b", b)
+        seen = {"a": self._stored("a", a, self.spec.a_layout), "b": self._stored("b", b, self.spec.b_layout)}
         shape = tuple(pattern.values().shape)
         lines = rows if by_row(self.spec) else shape[0]
         check_scales(self.spec, self.compiled.named.stem, scales, (lines, columns, depth), a.device)
@@ -166,8 +177,7 @@ class BsrSddmmKernel(BoundCall[BsrSddmmSpec]):
             **scale_strides(scales),
         }
         tensors = {
-            "a": (tuple(a.shape), a.stride()),
-            "b": (tuple(b.shape), b.stride()),
+            **seen,
             "c": (shape, (shape[1] * shape[2], shape[2], 1)),
             **scale_tensors(self.spec, scales),
         }

@@ -16,6 +16,7 @@ Alike = Callable[..., bool]
 KEYS_KEPT = 256
 LAUNCHES_KEPT = 4  # per key: tensors of one shape have few other differences
 _stride = torch.Tensor.stride
+is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 _compiled_guards = getattr(torch._C._dynamo.guards, "TensorGuards", None)
 
 
@@ -75,9 +76,10 @@ class Launches:
     def keep(self, key: Any, tensors: tuple[torch.Tensor, ...], launch: Launch | None) -> None:
         """Store the launch of a call. None: such calls have none, and ``find`` returns a launch that does nothing.
 
-        Calls with one tensor given twice are not stored, because ``alike`` would not match them.
+        Calls with one tensor given twice are not stored, because ``alike`` would not match them. Calls with a tensor
+        that a transform of torch.func has left behind are not stored, because it has no memory of its own.
         """
-        if len(set(map(id, tensors))) < len(tensors):
+        if len(set(map(id, tensors))) < len(tensors) or any(map(is_wrapped, tensors)):
             return
         if len(self._kept) >= KEYS_KEPT and key not in self._kept:
             self._kept.clear()

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from runtime.driver.allocate import Allocate
+from runtime.driver.allocate import Allocate, allocator
 from runtime.driver.context import is_elsewhere
 from runtime.driver.enqueue import enqueue
 from runtime.driver.launch import LoadedKernel, Signature
@@ -38,6 +38,13 @@ class New(NamedTuple):
         made = self.allocate(*self.layout, self.dtype)
         # In place, because an output of a custom autograd function may be written to only if it is not a view.
         return made if self.seen is None else made.as_strided_(*self.seen)
+
+
+def copied_rows(like: torch.Tensor) -> New:
+    """A tensor for a copy by rows, with the layout of another one, which begins its memory and may have padded rows."""
+    shape, (stride, _) = tuple(like.shape), like.stride()
+    layout = ((shape[0], stride), (stride, 1))
+    return New(allocator(like.device), layout, like.dtype, None if stride == shape[1] else (shape, (stride, 1)))
 
 
 @dataclass(slots=True)

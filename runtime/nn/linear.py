@@ -12,7 +12,7 @@ from runtime.checks import check_dense, check_flag, present_device
 from runtime.errors import ArgumentError
 from runtime.nn.blocks import check_places, checked_block, largest_blocks, mask_indices
 from runtime.ops.bsr import bsr_matmul
-from runtime.ops.bsr_autograd import keep_linear
+from runtime.ops.bsr_autograd import keep_linear, linear_with_gradients
 from runtime.ops.bsr_launches import find_linear
 from runtime.ops.modes import is_unwatched
 from runtime.prepare.bsr_matrix import BsrMatrix, prepare_bsr
@@ -29,8 +29,8 @@ class BlockSparseLinear(nn.Module):  # type: ignore[misc, unused-ignore]
     Kernels compute y^T = W x^T: the columns of x^T are the rows of x, which are read where they are, and y is the
     transpose of what is written, so that its features are not contiguous (``y.contiguous()`` copies it). The next
     ``BlockSparseLinear`` reads that without a copy, and what an activation makes of it if tokens are a multiple of 8; x
-    of other strides is copied. The gradient of x takes dy by rows or by columns alike; that of W copies x and dy,
-    transposed.
+    of other strides is copied. The gradient of x takes dy by rows or by columns alike; on Hopper, with blocks of 64 and
+    128 rows, so does that of W, and x likewise. Elsewhere it copies what is stored by tokens, transposed.
 
     Optimizers work on ``values``. Places of the blocks are buffers, saved in the state, and do not change in training.
     They keep their type and their values when the layer is cast or moved, to "meta" and back with ``to_empty`` too;
@@ -230,11 +230,15 @@ class BlockSparseLinear(nn.Module):  # type: ignore[misc, unused-ignore]
         check_dense("x", x)
         if not x.dim() or x.shape[-1] != self.in_features:
             raise ArgumentError("x", f"has shape {tuple(x.shape)}, expected (..., in_features {self.in_features})")
-        columns = x.reshape(-1, self.in_features).mT
-        y = bsr_matmul(self.weight, columns, bias=self.bias, arrange=True).mT
-        y = y.view(*x.shape[:-1], self.out_features)
+        y = None
+        if place is not None and place.matrix is not None:
+            y = linear_with_gradients(place)
+        if y is None:
+            columns = x.reshape(-1, self.in_features).mT
+            y = bsr_matmul(self.weight, columns, bias=self.bias, arrange=True).mT
+            y = y.view(*x.shape[:-1], self.out_features)
         if place is not None and launch is None:
-            keep_linear(place, columns, y)
+            keep_linear(place, y)
         return y
 
     def extra_repr(self) -> str:

@@ -128,7 +128,8 @@ def bsr_sddmm(
     ``sparse_kernel_codegen::bsr_sddmm``.
 
     Args:
-        a: (M, K), float16 or bfloat16, on a GPU; rows contiguous, row stride a multiple of 8 elements.
+        a: (M, K), float16 or bfloat16, on a GPU; rows contiguous, row stride a multiple of 8 elements. On Hopper, with
+            blocks of 64 and 128 rows, columns may be contiguous instead.
         b: (N, K), same rules as a.
         pattern: (M, N), as ``a`` of ``bsr_matmul``; its values are not read, and have no gradient.
         validate: also check the values of indices. Synchronizes.

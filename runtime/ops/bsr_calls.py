@@ -28,7 +28,7 @@ from runtime.ops.attention_calls import KERNELS_KEPT
 from runtime.ops.attention_choice import DTYPES, arch_of
 from runtime.ops.bsr_checks import check_added, check_matrix, check_operand, check_place
 from runtime.ops.bsr_choice import Product, resolve, takes_order
-from runtime.ops.bsr_layout import by_rows, is_by_columns, readable, width_of
+from runtime.ops.bsr_layout import by_rows, is_by_columns, is_read_by_columns, readable, width_of
 from runtime.prepare.bsr_matrix import BsrMatrix
 from runtime.prepare.prepared import PreparedBsr
 from runtime.prepare.transpose import TransposedIndex, transposed_index
@@ -212,26 +212,44 @@ def sample(
     ``arrange`` copies operands that a kernel cannot read as they are stored.
     """
     if arrange:
-        a, b = by_rows(a), by_rows(b)
+        a, b = arranged_samples(a, b, pattern)
     for name, tensor in (("a", a), ("b", b)):
         check_operand(pattern, tensor, depth=False, name=name, matrix="pattern")
-    kernel = _sampler_of(a, pattern)
+    kernel = _sampler_of(a, b, pattern)
     with torch.no_grad():
         out = torch.empty(pattern.values.shape, dtype=a.dtype, device=a.device)
         kernel(a, b, pattern.with_values(out).to_sparse(), out=out, validate=validate)
     return out
 
 
-def _sampler_of(a: torch.Tensor, pattern: BsrMatrix) -> Any:
+def arranged_samples(a: torch.Tensor, b: torch.Tensor, pattern: BsrMatrix) -> tuple[torch.Tensor, torch.Tensor]:
+    """``a`` and ``b`` of a sampled product, or copies of them that a kernel can read.
+
+    Raises:
+        ArgumentError, UnverifiedError: as ``sample``.
+    """
+    for name, tensor in (("a", a), ("b", b)):
+        check_operand(pattern, tensor, depth=False, name=name, matrix="pattern")
+    columns = is_read_by_columns(a), is_read_by_columns(b)
+    if True in columns:
+        check_matrix("pattern", pattern)
+        check_place("a", a)
+        found = resolve(sampled_product(pattern, a, columns)).product
+        columns = found.a_by_columns, found.by_columns
+    return a if columns[0] else by_rows(a), b if columns[1] else by_rows(b)
+
+
+def _sampler_of(a: torch.Tensor, b: torch.Tensor, pattern: BsrMatrix) -> Any:
     """The kernel of a sampled product: that of earlier ones of its kind, or found and remembered."""
-    key = (pattern.how, pattern.shape, pattern.values.shape, a.shape, a.dtype, a.device, mode())
+    columns = is_by_columns(a), is_by_columns(b)
+    key = (pattern.how, pattern.shape, pattern.values.shape, a.shape, a.dtype, a.device, columns, mode())
     last, kernel = _samplers.last
     if key != last:
         kernel = _samplers.find(key)
     if kernel is None:
         check_matrix("pattern", pattern)
         check_place("a", a)
-        found = resolve(sampled_product(pattern, a))
+        found = resolve(sampled_product(pattern, a, columns))
         kernel = _samplers.keep(key, _loaded(found.choice.named, a.device))
     return kernel
 
@@ -244,16 +262,23 @@ def bound_sample(
     Args:
         a, b, pattern: as of ``sample``.
         out: what that returned.
-        tensors: those that later calls pass, as ``BsrSddmmKernel._bound_launch`` has them.
+        tensors: those that later calls pass, ``a`` and ``b`` last, in either order.
 
     Returns:
         The launch; None where later calls do more than launch.
     """
-    kernel = _sampler_of(a, pattern)
+    kernel = _sampler_of(a, b, pattern)
     if not isinstance(kernel, BsrSddmmKernel):
         return None
     with torch.no_grad():
-        return kernel._bound_launch(a, b, pattern.with_values(out).to_sparse(), out, tensors)
+        read = {
+            id(pattern.crow_indices): "crow_indices",
+            id(pattern.col_indices): "col_indices",
+            id(a): "a",
+            id(b): "b",
+        }
+        names = tuple(read.get(id(tensor), "") for tensor in tensors)
+        return kernel._bound_launch(a, b, pattern.with_values(out).to_sparse(), out, names)
 
 
 _samplers = Signatures()
@@ -301,8 +326,17 @@ def product_of(
     )
 
 
-def sampled_product(pattern: BsrMatrix, a: torch.Tensor, *, arch: str | None = None) -> Product:
-    """Return the class of a sampled product; ``a`` is its first operand, ``arch`` as in ``product_of``."""
+def sampled_product(
+    pattern: BsrMatrix, a: torch.Tensor, columns: tuple[bool, bool] = (False, False), *, arch: str | None = None
+) -> Product:
+    """Return the class of a sampled product.
+
+    Args:
+        pattern: where it is sampled.
+        a: its first operand.
+        columns: whether each operand is stored by columns.
+        arch: as in ``product_of``.
+    """
     return Product(
         op="bsr_sddmm",
         arch=arch or arch_of(a.device),
@@ -314,6 +348,8 @@ def sampled_product(pattern: BsrMatrix, a: torch.Tensor, *, arch: str | None = N
         width=rounded(a.shape[-1]),
         stored=rounded(pattern.values.shape[0]),
         evenness=read_how(pattern.how).get("evenness"),
+        by_columns=columns[1],
+        a_by_columns=columns[0],
         verified_only=is_on(),
     )
 

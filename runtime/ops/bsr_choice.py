@@ -43,7 +43,8 @@ class Product:
         stored: blocks of the matrix, rounded.
         evenness: stored blocks of its longest block row over those of the mean one; None: not known.
         ordered: whether its block rows are given by length.
-        by_columns: whether the dense operand is stored by columns.
+        by_columns: whether the dense operand is stored by columns; of ``bsr_sddmm`` the second one.
+        a_by_columns: whether the first one of ``bsr_sddmm`` is.
         transposed: whether the matrix is.
         activation: "" for none.
         bias: whether one is added.
@@ -64,6 +65,7 @@ class Product:
     evenness: float | None = None
     ordered: bool = False
     by_columns: bool = False
+    a_by_columns: bool = False
     transposed: bool = False
     activation: str = ""
     bias: bool = False
@@ -76,6 +78,8 @@ class Product:
         rows, cols = self.block
         found: dict[str, Any] = {"op": self.op, "arch": self.arch, "dtype": self.dtype}
         found["block"] = {"rows": rows, "cols": cols}
+        if self.a_by_columns:
+            found["a_layout"] = "column_major"
         if self.by_columns:
             found["b_layout"] = "column_major"
         if self.activation or self.bias:
@@ -157,6 +161,8 @@ def _ways(product: Product) -> Iterator[tuple[Product, bool, bool]]:
         return
     if bare != product:
         yield bare, False, False
+    if product.op == "bsr_sddmm" and (product.a_by_columns or product.by_columns):  # for copies of the operands
+        yield replace(product, a_by_columns=False, by_columns=False), True, False
     if product.transposed:
         plain: dict[str, Any] = {"block": product.block[::-1], "rows": product.columns, "columns": product.rows}
         plain |= {"transposed": False, "ordered": False, "evenness": None}

@@ -17,6 +17,7 @@ from runtime.ops.bsr import Activation, matrix_of
 from runtime.ops.bsr_calls import product_of, sampled_product
 from runtime.ops.bsr_checks import check_added, check_matrix, check_operand, check_options
 from runtime.ops.bsr_choice import Product, Resolution, resolve
+from runtime.ops.bsr_layout import is_by_columns
 from runtime.receipts.permit import provenance
 
 
@@ -101,7 +102,10 @@ def explain_matmul(
         own = product_of(matrix, b, transpose_a=not transpose_a, arch=arch)
         found["dB"] = resolve(replace(own, by_columns=False))
         depth = b.shape[-1] * (b.shape[0] if b.dim() == 3 else 1)
-        found["dA"] = resolve(replace(sampled_product(matrix, b, arch=arch), width=rounded(depth)))
+        by_columns = b.dim() == 2 and is_by_columns(b)
+        columns = by_columns and transpose_a, by_columns and not transpose_a
+        sample = sampled_product(matrix, b, columns, arch=arch)
+        found["dA"] = resolve(replace(sample, width=rounded(depth)))
     return MatmulExplanation(found, gradients and name not in ("", "relu"))
 
 

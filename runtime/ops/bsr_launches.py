@@ -9,8 +9,7 @@ import torch
 
 from runtime.kernels.launches import Launch, Launches
 from runtime.kernels.product_launch import ProductLaunch
-from runtime.ops.bsr_calls import arranged, bound_launch, bound_sample, multiply, sample
-from runtime.ops.bsr_layout import by_rows
+from runtime.ops.bsr_calls import arranged, arranged_samples, bound_launch, bound_sample, multiply, sample
 from runtime.ops.modes import PLAIN
 from runtime.prepare.bsr_matrix import BsrMatrix, parts_of, parts_of_prepared
 from runtime.prepare.prepared import PreparedBsr
@@ -162,7 +161,7 @@ def sampled(a: torch.Tensor, b: torch.Tensor, pattern: BsrMatrix, *, arrange: bo
     """The values that ``sample`` of ``runtime.ops.bsr_calls`` computes, by the launch of an earlier call if it can."""
     place = launch = None
     if arrange:
-        a, b = by_rows(a), by_rows(b)
+        a, b = arranged_samples(a, b, pattern)
     if not validate:
         place, launch = find_sample(a, b, pattern)
         if launch is not None and place is not None:

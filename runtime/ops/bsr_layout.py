@@ -19,6 +19,11 @@ def is_by_columns(b: torch.Tensor) -> bool:
     return not by_rows_too and (row == 1 or rows == 1) and (column % ALIGNED == 0 or columns == 1)
 
 
+def is_read_by_columns(t: torch.Tensor) -> bool:
+    """Whether a matrix is to be read by columns, if a kernel can, so that it is not copied."""
+    return is_by_columns(t) and _starts_aligned(t)
+
+
 def _starts_aligned(t: torch.Tensor) -> bool:
     """Whether the first element is aligned to 16 bytes."""
     return bool(t.data_ptr() % (ALIGNED * t.element_size()) == 0)

@@ -1,8 +1,6 @@
 """torch's operators of products with block-sparse matrices, with fakes and gradients.
 
-They are registered when this module is imported. A matrix is its values, which have gradients, and its indices. What a
-gradient needs is two more products with the same kernels: C = A @ B has dB = A^T @ dC, and dA, sampled where A is
-stored, dC @ B^T. These copy operands that kernels cannot read as they are stored (``arrange``).
+They are registered when this module is imported. A matrix is its values, which have gradients, and its indices.
 """
 
 from __future__ import annotations
@@ -13,9 +11,9 @@ import torch
 
 from runtime.errors import ArgumentError
 from runtime.ops.bsr_checks import check_added, check_matrix, check_operand
+from runtime.ops.bsr_gradients import Kind, gradients_of_matmul, product_or_operator
 from runtime.ops.bsr_launches import product, sampled
 from runtime.ops.bsr_layout import ALIGNED
-from runtime.ops.modes import PLAIN, is_unwatched
 from runtime.ops.operators import NAMESPACE, STRIDES, gradients_once
 from runtime.prepare.bsr_matrix import BsrMatrix
 from runtime.receipts.mode import entered, mode
@@ -32,7 +30,6 @@ _SDDMM = (
 )
 _DEFAULTS = {"beta": 1.0, "activation": "", "transpose_a": False, "arrange": False, "validate": False}
 _DEFAULTS_OF_SDDMM = {"arrange": False, "validate": False}
-_MATMUL_NAMES = ("values", "crow", "col", "b", "bias", "c", "order", "index", "columns", "how")
 
 
 def _matrix(values: Any, *parts: Any) -> BsrMatrix:
@@ -84,88 +81,20 @@ def _fake_sddmm(*arguments: Any, **_: Any) -> torch.Tensor:
     return torch.empty_like(pattern.values, memory_format=torch.contiguous_format)
 
 
-def save_matmul(ctx: Any, inputs: Any, keyword_only_inputs: dict[str, Any], output: torch.Tensor) -> None:
-    """Keep the operands; also the result for ReLU, and c for other activations, to compute their argument."""
-    given = dict(zip(_MATMUL_NAMES, inputs, strict=True))
-    ctx.options, ctx.mode = keyword_only_inputs, mode()
-    activation = keyword_only_inputs["activation"]
-    ctx.places = len(given["order"]), given["columns"], given["how"]
-    result = output if activation == "relu" else None
-    c = given["c"] if activation not in ("", "relu") else None
-    tensors = (given["values"], given["crow"], given["col"], given["b"], given["bias"], c, result)
-    ctx.save_for_backward(*tensors, *given["order"], *given["index"])
+def _save_matmul(ctx: Any, inputs: Any, keyword_only_inputs: dict[str, Any], output: torch.Tensor) -> None:
+    """Keep the operands, and what the gradient of an activation reads."""
+    values, crow, col, b, bias, c, order, index, columns, how = inputs
+    given = {name: keyword_only_inputs[name] for name in ("activation", "beta", "transpose_a")}
+    given |= {"bias": bias is not None, "c": c is not None}
+    ctx.kind, ctx.mode = Kind(columns, how, len(order), len(index), **given), mode()
+    ctx.save_for_backward(crow, col, values, *order, *index, b, *ctx.kind.kept(bias, c, output))
 
 
 def _backward_matmul(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     """Return the gradients of the operator's arguments."""
     needs = ctx.needs_input_grad
     values, b, bias, c = gradients_of_matmul(ctx, grad, (needs[0], *needs[3:6]))
-    of_order, of_index = [None] * ctx.places[0], [None] * (len(ctx.saved_tensors) - 7 - ctx.places[0])
-    return values, None, None, b, bias, c, of_order, of_index, None, None
-
-
-def gradients_of_matmul(ctx: Any, grad: torch.Tensor, needs: tuple[bool, ...]) -> tuple[Any, ...]:
-    """Gradients of values, b, bias and c; None unless ``needs`` has True for them."""
-    saved = ctx.saved_tensors
-
-    def compute() -> tuple[Any, ...]:
-        with entered(ctx.mode):  # a thread of autograd has none of its own
-            return _gradients_of_matmul(grad, saved, ctx.places, ctx.options, needs)
-
-    return gradients_once("bsr_matmul", compute, (grad, *saved))
-
-
-def _is_plain(*tensors: Any) -> bool:
-    """Whether nothing is about for which gradients must be computed by torch's operators."""
-    return not torch.is_grad_enabled() and is_unwatched() and PLAIN.issuperset(map(type, tensors))
-
-
-def _product(matrix: tuple[Any, ...], b: torch.Tensor, *, bias: Any = None, c: Any = None, **options: Any) -> Any:
-    """A product of ``bsr_matmul``; ``matrix`` is what makes a ``BsrMatrix``."""
-    values, crow, col, columns, order, index, how = matrix
-    given = {**_DEFAULTS, "arrange": True, **options}
-    if _is_plain(values, crow, col, b, bias, c, *order, *index):
-        return product(
-            BsrMatrix(values, crow, col, columns, tuple(order), tuple(index), how), b, bias=bias, c=c, **given
-        )
-    operator = torch.ops.sparse_kernel_codegen.bsr_matmul
-    return operator(values, crow, col, b, bias, c, list(order), list(index), columns, how, **given)
-
-
-def _gradients_of_matmul(
-    grad: torch.Tensor, saved: Any, places: Any, options: dict[str, Any], needs: Any
-) -> tuple[Any, ...]:
-    """Return the gradients of values, b, bias and c that are needed."""
-    values, crow, col, b, bias, c, result, *lists = saved
-    orders, columns, how = places
-    order, index = lists[:orders], lists[orders:]
-    transpose_a, matrix = options["transpose_a"], (values, crow, col, columns, order, index, how)
-    inner = grad
-    if options["activation"] == "relu":
-        inner = torch.ops.aten.threshold_backward(grad, result, 0)
-    elif options["activation"]:
-        again = {**options, "activation": "", "arrange": True, "validate": False}
-        before = _product(matrix, b, bias=bias, c=c, **again)
-        derivative = {"gelu": torch.ops.aten.gelu_backward, "silu": torch.ops.aten.silu_backward}
-        inner = derivative[options["activation"]](grad, before)
-    of_values = of_b = of_bias = of_c = None
-    if needs[0]:
-        left, right = (t if t.dim() == 2 else t.transpose(0, 1).flatten(1) for t in (inner, b))
-        left, right = (right, left) if transpose_a else (left, right)
-        if _is_plain(left, right, crow, col, *order, *index):
-            pattern = BsrMatrix(values, crow, col, columns, tuple(order), tuple(index), how)
-            of_values = sampled(left, right, pattern, arrange=True, validate=False)
-        else:
-            lists, block = (list(order), list(index)), values.shape[1:]
-            operator = torch.ops.sparse_kernel_codegen.bsr_sddmm
-            of_values = operator(left, right, crow, col, *lists, columns, *block, how, arrange=True)
-    if needs[1]:
-        of_b = _product(matrix, inner, transpose_a=not transpose_a)
-    if needs[2]:
-        of_bias = inner.sum(-1) if inner.dim() == 2 else inner.sum((0, 2))
-    if needs[3]:
-        of_c = inner * options["beta"]
-    return of_values, of_b, of_bias, of_c
+    return values, None, None, b, bias, c, [None] * ctx.kind.orders, [None] * ctx.kind.indexes, None, None
 
 
 def _save_sddmm(ctx: Any, inputs: Any, keyword_only_inputs: dict[str, Any], output: torch.Tensor) -> None:
@@ -184,7 +113,8 @@ def _backward_sddmm(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     def gradient(place: int, other: torch.Tensor, transpose_a: bool) -> Any:
         if not ctx.needs_input_grad[place]:
             return None
-        return _product((grad.contiguous(), crow, col, columns, order, index, how), other, transpose_a=transpose_a)
+        matrix = _matrix(grad.contiguous(), crow, col, order, index, columns, how)
+        return product_or_operator(matrix, other, transpose_a=transpose_a)
 
     def compute() -> tuple[Any, ...]:
         with entered(ctx.mode):
@@ -201,7 +131,7 @@ def _refuse_vmap(*_: Any) -> NoReturn:
 
 _library = torch.library.Library(NAMESPACE, "FRAGMENT")
 for _schema, _run, _fake, _save, _backward in (
-    (_MATMUL, _run_matmul, _fake_matmul, save_matmul, _backward_matmul),
+    (_MATMUL, _run_matmul, _fake_matmul, _save_matmul, _backward_matmul),
     (_SDDMM, _run_sddmm, _fake_sddmm, _save_sddmm, _backward_sddmm),
 ):
     _name = _schema.partition("(")[0]

@@ -118,6 +118,15 @@ def sampled(dense: torch.Tensor, pattern: torch.Tensor, known: torch.Tensor) -> 
     return torch.where(known[:, None, None], blocks[row, torch.where(known, col, 0)], 0)
 
 
+def _stored(tensor: torch.Tensor, layout: str) -> torch.Tensor:
+    """The tensor in a layout; where its rows are parts of wider ones, its columns are parts of longer ones."""
+    if layout == "row_major":
+        return tensor
+    rows, columns = tensor.shape
+    more = (tensor.stride(0) - columns) // 8 * 8
+    return tensor.new_empty((columns, rows + more))[:, :rows].copy_(tensor.mT).mT
+
+
 def run_case(kernel: BsrSddmmKernel, case: Case, device: torch.device) -> Outcome:
     """Run one case twice on poisoned outputs and compare it with the oracle and with cuBLAS' dense product."""
     spec = kernel.spec
@@ -134,6 +143,7 @@ def run_case(kernel: BsrSddmmKernel, case: Case, device: torch.device) -> Outcom
         for size in pattern.shape
     )
     a, b = a[:, : case.k], b[:, : case.k]
+    a, b = (_stored(tensor, layout) for tensor, layout in ((a, spec.a_layout), (b, spec.b_layout)))
     output = TORCH_DTYPES[kernel.compiled.plan.output]
     scales: dict[str, Any] = {}
     numbers = a.double(), b.double().T

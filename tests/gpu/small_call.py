@@ -109,7 +109,10 @@ def arguments_of(spec: Spec, device: str = "cuda") -> Arguments:
     if isinstance(spec, BsrSddmmSpec):
         pattern = _bsr(spec.block.rows, spec.block.cols, 6, 8, draw, device)
         width = COLUMNS + 8  # rows of whole 16 bytes, in FP8 too
-        a, b = (draw(size, width)[:, :COLUMNS] for size in pattern.shape)
+        a, b = (
+            draw(size, width)[:, :COLUMNS] if layout == "row_major" else draw(COLUMNS, size).mT
+            for size, layout in zip(pattern.shape, (spec.a_layout, spec.b_layout), strict=True)
+        )
         return [a, b, pattern], _row_scales(spec, *pattern.shape, device)
     if isinstance(spec, BsrSpgemmSpec):
         size = spec.block.rows

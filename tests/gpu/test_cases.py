@@ -79,6 +79,9 @@ UNSHIPPED_BSR: list[dict[str, Any]] = [
             (16, 16, {"tile": {"m": 16, "n": 512, "k": 64}}),
             (16, 32, {"dtype": "bf16", "tile": {"m": 16, "n": 128, "k": 64}, "stages": 5}),
             (32, 16, {}),
+            (64, 128, {"a_layout": "column_major", "b_layout": "column_major"}),
+            (128, 64, {"a_layout": "column_major", "dtype": "bf16"}),
+            (128, 64, {"b_layout": "column_major", "tile": {"m": 128, "n": 128, "k": 64}}),
         )
     ),
     *(

@@ -108,8 +108,8 @@ class SddmmOracle:
 
     def __call__(self, a: Any, b: Any, pattern: Any, *, out: Any, validate: bool = False) -> Any:
         self.calls.append(pattern)
-        for name, tensor in (("a", a), ("b", b)):
-            arguments.check_strides(name, tensor)
+        for name, tensor, layout in (("a", a, self.spec.a_layout), ("b", b, self.spec.b_layout)):
+            arguments.check_strides(name, tensor.mT if layout == "column_major" else tensor)
         rows, cols = pattern.values().shape[1:]
         crow, col = pattern.crow_indices(), pattern.col_indices()
         row = torch.repeat_interleave(torch.arange(crow.shape[0] - 1, device=crow.device), crow.diff().long())

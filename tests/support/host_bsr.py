@@ -1,5 +1,6 @@
-"""BSR x dense for sm_90a in 16 bits that runs on the host, thread by thread, with the headers in tests/support/host.
+"""BSR x dense and sampled products for sm_90a in 16 bits that run on the host, thread by thread.
 
+The headers are those in tests/support/host.
 What is run is the generated source, but for the helpers that are one instruction each. Sums of the tensor core are in
 fp32 here, which they are not on a GPU.
 """
@@ -20,6 +21,7 @@ from codegen.library import NamedSpec
 from codegen.plan import Plan
 from codegen.render import generate
 from runtime.driver.launch import BlockSize
+from runtime.kernels.bsr_sddmm import BsrSddmmKernel
 from runtime.kernels.bsr_spmm import BsrSpmmKernel
 
 OF_BSR = (
@@ -27,6 +29,7 @@ OF_BSR = (
     *(
         "tma_load_2d",
         "tma_load_3d",
+        "tma_store_3d",
         "mma_m16n8k16",
         "load_streamed",
         "load_cached",
@@ -118,6 +121,19 @@ class HostSpmm(BsrSpmmKernel):
     """
 
     def __init__(self, named: NamedSpec, folder: Path, source: str | None = None, blocks: int = 58) -> None:
+        generated = generate(named)
+        self.host = HostLoaded(generated.source if source is None else source, generated.plan, folder, blocks)
+        super().__init__(SimpleNamespace(named=named, plan=generated.plan), self.host)  # type: ignore[arg-type]
+
+
+class HostSddmm(BsrSddmmKernel):
+    """A bsr_sddmm kernel that takes tensors of the CPU.
+
+    Attributes:
+        host: how it is run.
+    """
+
+    def __init__(self, named: NamedSpec, folder: Path, source: str | None = None, blocks: int = 5) -> None:
         generated = generate(named)
         self.host = HostLoaded(generated.source if source is None else source, generated.plan, folder, blocks)
         super().__init__(SimpleNamespace(named=named, plan=generated.plan), self.host)  # type: ignore[arg-type]

@@ -261,7 +261,8 @@ def _fp8_sddmm(choose: Choose) -> dict[str, Any]:
 def _bsr_sddmm(choose: Choose) -> dict[str, Any]:
     if choose(RARELY):
         return _fp8_sddmm(choose)
-    return {**_product(choose), **({"ctas_per_sm": choose((2, 3))} if choose(RARELY) else {})}
+    layouts = {name: "column_major" for name in ("a_layout", "b_layout") if choose(RARELY)}
+    return {**_product(choose), **layouts, **({"ctas_per_sm": choose((2, 3))} if choose(RARELY) else {})}
 
 
 def _bsr_spgemm(choose: Choose) -> dict[str, Any]:

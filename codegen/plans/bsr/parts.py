@@ -68,6 +68,18 @@ SDDMM_MAPS = (
     tensor_map("b_map", "B", ("K", "N")),
     C_BLOCKS_MAP,
 )
+
+
+def sddmm_maps(spec: BsrSddmmSpec) -> tuple[Param, ...]:
+    """Tensor maps of a sampled product whose operands may be stored by columns."""
+    found = []
+    for name, rows, layout in (("A", "M", spec.a_layout), ("B", "N", spec.b_layout)):
+        by_columns = layout == "column_major"
+        what, dims = (f"{name}, by columns", (rows, "K")) if by_columns else (name, ("K", rows))
+        found.append(tensor_map(f"{name.lower()}_map", what, dims))
+    return (*found, C_BLOCKS_MAP)
+
+
 COLUMNS_PARAM = i32("n", "columns of B and C")
 
 

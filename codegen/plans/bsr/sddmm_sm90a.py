@@ -11,13 +11,14 @@ from codegen.plans.bsr.parts import (
     CONSUMERS,
     INDEX_PARAMS,
     ONE_ROW,
-    SDDMM_MAPS,
     SWIZZLE,
     THREADS,
     WARPGROUP_ROWS,
     Part,
+    column_groups,
     group_columns,
     one_block_row,
+    sddmm_maps,
     stage_ring,
     warpgroup_constants,
 )
@@ -48,10 +49,13 @@ def plan(spec: BsrSddmmSpec, stem: str) -> Plan:
     require(spec.stages >= 2, "stages", "is 1; a warpgroup reads one stage while it waits for the next: 2 or more")
 
     part = Part.of(spec)
+    a_columns, b_columns = (layout == "column_major" for layout in (spec.a_layout, spec.b_layout))
     a_bytes, b_bytes = m * k * dtype.bytes, n * k * dtype.bytes
     shared, ring = SharedLayout(), stage_ring(spec.stages)
-    shared.add("A", spec.stages * a_bytes, f"ring of A tiles, {m} rows of 128 bytes", ring=ring)
-    shared.add("B", spec.stages * b_bytes, f"ring of B tiles, {n} rows of 128 bytes", ring=ring)
+    transposed = " and of ".join(name for name, given in (("A", a_columns), ("B", b_columns)) if given)
+    for name, size, tile_bytes, by_columns in (("A", m, a_bytes, a_columns), ("B", n, b_bytes, b_columns)):
+        rows_doc = f"{column_groups(size // columns)} of {k}" if by_columns else f"{size}"
+        shared.add(name, spec.stages * tile_bytes, f"ring of {name} tiles, {rows_doc} rows of 128 bytes", ring=ring)
     c_doc = f"{STAGING_GROUPS} column groups of C of each warpgroup"
     shared.add("C", CONSUMERS * STAGING_GROUPS * C_GROUP_BYTES, c_doc, stores=True)
     shared.add("Barriers", 8 * 2 * spec.stages, "mbarriers: full, then empty", align=8)
@@ -69,10 +73,11 @@ def plan(spec: BsrSddmmSpec, stem: str) -> Plan:
         Constant("kABytes", a_bytes, "bytes of an A tile"),
         Constant("kBBytes", b_bytes, "bytes of a B tile"),
         Constant("kBBlockBytes", cols * k * dtype.bytes, "bytes of a B tile per stored block"),
+        *([Constant("kGroupBytes", k * SWIZZLE, f"bytes of a group of {transposed}")] if transposed else []),
         Constant("kCGroupBytes", C_GROUP_BYTES, "bytes of one column group of a warpgroup's C"),
     )
     params = (
-        *SDDMM_MAPS,
+        *sddmm_maps(spec),
         *INDEX_PARAMS,
         i32("block_rows", "block rows of C"),
         i32("blocks", "stored blocks of C"),
@@ -91,12 +96,12 @@ def plan(spec: BsrSddmmSpec, stem: str) -> Plan:
         registers=registers,
         params=params,
         tensor_maps={
-            "a_map": TensorMap((columns, m), SWIZZLE),
-            "b_map": TensorMap((columns, cols), SWIZZLE),
+            "a_map": TensorMap((columns, k if a_columns else m), SWIZZLE),
+            "b_map": TensorMap((columns, k if b_columns else cols), SWIZZLE),
             "c_map": TensorMap((columns, WARPGROUP_ROWS, 1), SWIZZLE),
         },
         constants=constants,
-        flags=SddmmSm90aFlags(mma_n=part.columns, by_rows=part.by_rows),
+        flags=SddmmSm90aFlags(part.columns, by_rows=part.by_rows, a_columns=a_columns, b_columns=b_columns),
         grid_summary="one thread block per SM, looping over tiles (persistent), in the order of storage",
         summary=(
             ("blocks of C", f"{rows} x {cols}"),

@@ -644,7 +644,12 @@ def sddmm_workload(kernel: BsrSddmmKernel, size: int = 8192, row_blocks: int = 1
         return fp8_workload(kernel, size, row_blocks, depth)
     block, dtype = kernel.spec.block, TORCH_DTYPES[kernel.spec.dtype]
     pattern = random_bsr(block, dtype, size, row_blocks)
-    a, b = (torch.randn((size, depth), device="cuda", dtype=dtype) for _ in range(2))
+    layouts = kernel.spec.a_layout, kernel.spec.b_layout
+    a, b = (
+        torch.randn((size, depth) if layout == "row_major" else (depth, size), device="cuda", dtype=dtype)
+        for layout in layouts
+    )
+    a, b = (x if layout == "row_major" else x.mT for x, layout in zip((a, b), layouts, strict=True))
     out = torch.empty_like(pattern.values())
     row = torch.arange(size // block.rows, device="cuda").repeat_interleave(row_blocks)
 

@@ -272,7 +272,12 @@ class SddmmInputs(BsrInputs):
     """A, B and the pattern of C."""
 
     def _operands(self, m: int, n: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-        a, b, self.pattern = self._dense(m, k), self._dense(n, k), self._sparse(m, n)
+        layouts = self.problem.a_layout, self.problem.b_layout
+        a, b = (
+            self._dense(rows, k) if layout == "row_major" else self._dense(k, rows).T
+            for rows, layout in zip((m, n), layouts, strict=True)
+        )
+        self.pattern = self._sparse(m, n)
         return a, b
 
 

@@ -1244,6 +1244,20 @@ def test_a_sampled_product_hands_over_what_the_kernel_reads(make: Make, size: in
     assert kernel(a, b, nothing).values().shape == (0, size, size) and len(kernel._loaded.launches) == 3
 
 
+def test_a_sampled_product_reads_operands_by_columns(make: Make) -> None:
+    kernel = make(op="bsr_sddmm", a_layout="column_major", b_layout="column_major")
+    a, b = dense(72, 192).mT, dense(72, 200)[:, :192].mT
+    kernel(a, b, A)
+    tensors = kernel._loaded.signatures[0]["tensors"]
+    assert tensors["a"] == ((72, 192), (192, 1)) and tensors["b"] == ((72, 192), (200, 1))
+    for change, message in (
+        ({"a": dense(192, 72)}, r"^a: has strides \(72, 1\), and \w+ reads it by columns; .*a_layout: row_major"),
+        ({"b": dense(72, 193)[:, :192].mT}, "^b: has stride 193 in dimension 0"),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            kernel(**({"a": a, "b": b, "pattern": A} | change))
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -19,6 +19,7 @@ from bsr_oracle import drawn  # noqa: E402
 from recorded_launches import record  # noqa: E402
 from torch.overrides import TorchFunctionMode  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from runtime import prepare_bsr, verified_only  # noqa: E402
 from runtime.kernels import bsr_sddmm as sddmm_objects  # noqa: E402
@@ -26,6 +27,7 @@ from runtime.kernels import bsr_spmm as spmm_objects  # noqa: E402
 from runtime.kernels import product_launch  # noqa: E402
 from runtime.nn import BlockSparseLinear  # noqa: E402
 from runtime.ops import bsr, bsr_launches  # noqa: E402
+from runtime.ops.bsr_layout import by_rows  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 bsr_matmul: Any = bsr.bsr_matmul
@@ -156,6 +158,87 @@ def test_a_kept_launch_of_a_layer_is_that_of_the_checked_call(
         assert {**kept["read"], "c": 0} == {**checked["read"], "c": 0}
         assert kept["read"]["c"] == again.data_ptr()
         assert again.untyped_storage().nbytes() >= 2 * 192 * (-(-math.prod(shape[:-1]) // 8) * 8)
+
+
+def leaf(tensor: Any) -> Any:
+    return tensor.detach().clone().requires_grad_()
+
+
+def backward_calls() -> dict[str, tuple[Callable[[], Any], list[Any], Any, set[str]]]:
+    """Results, their gradients' leaves, values of blocks and b first, the gradient of the result, and what is new.
+
+    The last are parameters of kernels that lie elsewhere in each pass, beside the result.
+    """
+    plain = prepare_bsr(matrix())
+    a = plain.with_values(leaf(plain.values))
+    b, b_t, columns, x = (leaf(t) for t in (half(256, 64), half(192, 64), half(64, 256).mT, half(2, 32, 256)))
+    bias, c, dc = leaf(half(192)), leaf(half(192, 64)), half(192, 64)
+    odd, layer, features = (
+        leaf(half(256, 21)),
+        BlockSparseLinear(matrix(), half(192)),
+        half(256, 64).mT.view(2, 32, 256),
+    )
+    inner, copied = {"a", "b", "b_groups"}, {"b"}
+    added = {"bias": bias, "c": c}
+    return {
+        "rows": (lambda: bsr_matmul(a, b), [a.values, b], dc, set()),
+        "values alone": (lambda: bsr_matmul(a, b.detach()), [a.values], dc, set()),
+        "b alone": (lambda: bsr_matmul(plain, b), [b], dc, set()),
+        "transposed": (lambda: bsr_matmul(a, b_t, transpose_a=True), [a.values, b_t], half(256, 64), set()),
+        "b by columns": (lambda: bsr_matmul(a, columns), [a.values, columns], dc, set()),
+        "dC by columns": (lambda: bsr_matmul(a, b), [a.values, b], half(64, 192).mT, set()),
+        "bias and c": (lambda: bsr_matmul(a, b, **added), [a.values, b, bias, c], dc, set()),
+        "relu": (lambda: bsr_matmul(a, b, **added, activation="relu"), [a.values, b, bias, c], dc, inner),
+        "gelu": (lambda: bsr_matmul(a, b, bias=bias, activation="gelu"), [a.values, b, bias], dc, inner),
+        "odd": (lambda: bsr_matmul(a, odd, arrange=True), [a.values, odd], half(192, 24)[:, :21], copied),
+        "layer, odd": (lambda: layer(odd.detach().mT), [layer.values], half(21, 192), copied),
+        "layer": (lambda: layer(x), [layer.values, x, layer.bias], half(192, 64).mT.view(2, 32, 192), set()),
+        "layer, features": (lambda: layer(features), [layer.values], half(192, 64).mT.view(2, 32, 192), set()),
+        "layer, dy by tokens": (lambda: layer(x), [layer.values, x], half(2, 32, 192), set()),
+    }
+
+
+def check_backward(call: Callable[[], Any], leaves: list[Any], grad: Any, new: set[str], enqueued: list[Any]) -> None:
+    """Assert that the second of two backward passes launches at once, what the first one launched."""
+    passes = []
+    for _ in range(2):
+        out = call()
+        enqueued.clear()
+        found = torch.autograd.grad(out, leaves, grad, retain_graph=True)
+        passes.append((found, list(enqueued)))
+    (first, checked), (again, kept) = passes
+    assert [launch["kept"] for launch in kept] == [True] * len(checked) and not checked[-1]["kept"]
+    for before, after in zip(checked, kept, strict=True):
+        assert after["signature"] is before["signature"] and after["read"].keys() == before["read"].keys()
+        assert after["memory"] == before["memory"] and after["prologue"] == before["prologue"]
+        differing = {name for name, place in after["read"].items() if place != before["read"][name]}
+        assert differing <= new | {"c"} and None not in after["read"].values()
+    layouts = [[(t.shape, t.stride(), t.dtype) for t in each] for each in (first, again)]
+    assert layouts[0] == layouts[1]
+    for results, launched in passes:
+        gradients = [t.data_ptr() for t, leaf in zip(results, leaves, strict=True) if leaf.dim() > 1][:2]
+        assert [launch["read"]["c"] for launch in launched][-len(gradients) :] == gradients
+
+
+def test_kept_launches_of_a_backward_pass_are_those_of_the_checked_one(enqueued: list[Any]) -> None:
+    for name, arguments in backward_calls().items():
+        bsr_launches.launches.clear()
+        try:
+            check_backward(*arguments, enqueued)
+        except Exception as error:
+            raise AssertionError(name) from error
+
+
+def test_operands_of_a_gradient_are_copied_as_in_a_checked_call(pretended: ModuleType) -> None:
+    layer, x, dy = BlockSparseLinear(matrix()), half(256, 21).mT.view(3, 7, 256), half(3, 7, 192)
+    for _ in range(2):
+        torch.autograd.grad(layer(x), [layer.values], dy)
+    (launch,) = [
+        launch for key, kept in bsr_launches.launches._kept.items() for _, launch in kept if key[0] == "gradients"
+    ]
+    *_, copy, same = launch._copied((x, dy))
+    wanted = x.reshape(21, -1).mT
+    assert torch.equal(copy, wanted) and copy.stride() == by_rows(wanted).stride() == (24, 1) and same is dy
 
 
 def test_other_arguments_are_checked_as_in_a_first_call(pretended: ModuleType) -> None:
@@ -296,7 +379,7 @@ def test_gradients_of_later_calls_are_those_of_the_first(activation: Any, transp
         for found, right in zip(gradients(call, leaves), by_operator, strict=True):
             assert torch.equal(found, right)
     assert any(
-        type(launch).__name__ == "_WithGradients" for kept in bsr_launches.launches._kept.values() for _, launch in kept
+        type(launch).__name__ == "_Matmul" for kept in bsr_launches.launches._kept.values() for _, launch in kept
     )
 
 
@@ -325,6 +408,30 @@ def test_a_backward_pass_refuses_values_that_were_written_and_takes_rewritten_pl
             layer.values.mul_(2)
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             y.sum().backward()
+
+
+@pytest.mark.usefixtures("oracles")
+def test_tensors_that_a_transform_has_left_behind_are_read() -> None:
+    layer, x, left = BlockSparseLinear(drawn((3, 2), (64, 64))), torch.randn(24, 128).bfloat16(), []
+    torch.func.grad(lambda t: (left.append(t), t.float().sum())[1])(x)
+    for call in (layer, lambda x: bsr_matmul(layer.weight, x.mT)):
+        right = call(x)
+        for given in (left[0], x, left[0], x):
+            assert torch.equal(call(given), right)
+
+
+@pytest.mark.usefixtures("oracles")
+def test_a_checkpoint_keeps_the_same_tensors_in_a_first_call_and_in_a_later_one() -> None:
+    """Torch compares them: the forward pass is the first call, which is checked, and its repetition is a later one."""
+    layer, x = BlockSparseLinear(drawn((3, 2), (64, 64)), torch.randn(192).bfloat16()), torch.randn(24, 128).bfloat16()
+    weight, b = layer.weight, x.mT.contiguous().requires_grad_()
+    for step, leaves in (
+        (lambda: layer(x), [layer.values, layer.bias]),
+        (lambda: bsr_matmul(weight, b, bias=layer.bias, activation="relu"), [layer.values, b]),
+    ):
+        bsr_launches.launches.clear()
+        again = torch.autograd.grad(checkpoint(step, use_reentrant=False).sum(), leaves)
+        assert all(map(torch.equal, again, torch.autograd.grad(step().sum(), leaves)))
 
 
 @pytest.mark.usefixtures("oracles")

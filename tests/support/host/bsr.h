@@ -11,6 +11,10 @@ template <typename Map>
 void tma_load_3d(unsigned to, const Map* map, unsigned barrier, int a, int b, int c) {
   load_box(to, map, barrier, {a, b, c, 0, 0});
 }
+template <typename Map>
+void tma_store_3d(const Map* map, unsigned from, int a, int b, int c) {
+  stores[current].push_back({reinterpret_cast<const HostMap*>(map), from, {a, b, c, 0, 0}});
+}
 template <std::size_t kWords>
 void load_cached(unsigned (&x)[kWords], const void* from) {
   if (reinterpret_cast<std::uintptr_t>(from) % sizeof x) fail("ld.global: alignment");

@@ -88,7 +88,7 @@ def test_the_layout_of_b_the_block_and_the_tokens_cost_no_functions(
         found = [
             min(script.python_calls(lambda b=b: bsr_matmul(weight, b)) for _ in range(5)) for b in (by_rows, by_columns)
         ]
-    assert max(found) <= MOST["bsr_matmul, BsrMatrix"] + 3 * SPARE, found
+    assert max(found) <= MOST["bsr_matmul, BsrMatrix"] + 4 * SPARE, found
 
 
 def test_one_scale_for_both_caches_costs_no_functions(script: ModuleType) -> None:

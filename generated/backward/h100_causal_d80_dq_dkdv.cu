@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_causal_d80_dq_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq_dkdv","head_dim":80,"mma":"wgmma","op":"attention_backward","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":96,"n":128}}
 // spec hash: b141e5a6e345f2376a2836453f8a5fb14d51942dd8cbb21cfbdd5994092bc479
-// seal: sha256 b08a506d86beb8b609fc2dd72278600be4ec5c74bae3d4cd8329d614b6d55e55
+// seal: sha256 e815cdbb79154c7380d6943ebc81adcb23609522b2edb884b27085758f51a6bc
 
 // Attention backward for sm_90a, gradients of Q, K and V
 // over the visible keys of the pattern:
@@ -701,7 +701,10 @@ __device__ __forceinline__ void issue_scores(float (&d)[kTileM / 2], uint32 a, u
   wgmma_fence();
 #pragma unroll
   for (int k = 0; k < kHeadDim / 16; ++k) {
-    const uint32 keys = a + (k * kKvGroupBytes >> 4), queries = b + (k * kQGroupBytes >> 4);  // a column group each
+    // 16 columns are 32 bytes of a 32-byte row; after one of them the next column group begins.
+    const int in_group = 0, group = k;
+    const uint32 keys = a + ((group * kKvGroupBytes + in_group) >> 4);
+    const uint32 queries = b + ((group * kQGroupBytes + in_group) >> 4);
     if (k == 0) {
       wgmma_m64n96k16_shared_k_major_first(d, keys, queries);
     } else {
@@ -786,13 +789,11 @@ __device__ __forceinline__ void hide_keys(float (&s)[kTileM / 2], int keys) {
 // swizzle).
 __device__ __forceinline__ void stage_score_gradients(uint32 staging, const uint32 (&ds_frag)[kTileM / 16][4]) {
   const int lane = threadIdx.x % 32, chunk = threadIdx.x / 32 % kWarpsPerWarpgroup * 2 + lane / 8 % 2;
-  constexpr int kRowChunks = kRowBytes / 16;
-  const int in_row = chunk % kRowChunks;
-  staging += chunk / kRowChunks * kQGroupBytes;
+  staging += chunk / (kRowBytes / 16) * kQGroupBytes;
 #pragma unroll
   for (int k = 0; k < kTileM / 16; ++k) {
     const int query = k * 16 + lane / 16 * 8 + lane % 8;
-    stmatrix_x4_trans(staging + query * kRowBytes + (in_row ^ query / 4 % 2) * 16, ds_frag[k][0], ds_frag[k][1],
+    stmatrix_x4_trans(staging + query * kRowBytes + (chunk % 2 ^ query / 4 % 2) * 16, ds_frag[k][0], ds_frag[k][1],
         ds_frag[k][2], ds_frag[k][3]);
   }
 }
@@ -815,7 +816,7 @@ __device__ __forceinline__ void issue_dq(float (&d)[kDqQueries / 2], uint32 k_tr
 }
 
 // Stages it in the layout of the accumulator: 16 bytes of each thread, next to those of its neighbors. The last part
-// has columns of the first threads only: those of the others are zeros behind the head.
+// has columns of the first threads only: those of the others are behind the head, products of what follows K.
 __device__ __forceinline__ void stage_dq(unsigned char* staging, const float (&d)[kDqQueries / 2], int part) {
   const int threads = part < kDqColumnParts - 1 ? kWarpgroupThreads : kLastDqThreads;
   const int thread = threadIdx.x % kWarpgroupThreads;
@@ -841,10 +842,8 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
   const uint32 v_descriptor = __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kVOffset + my_rows, 0), 0);
   const uint32 q_descriptors = __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kQOffset, 0), 0);
   const uint32 dout_descriptors = __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kDoutOffset, 0), 0);
-  // The last part also reads what follows K. That makes columns behind the head, which are not staged.
   const uint32 k_transposed = __shfl_sync(0xFFFFFFFF,
-      wgmma_descriptor(base + kKOffset + warpgroup * (kWarpgroupRows / kGroupColumns) * kKvGroupBytes,
-          kKvGroupBytes), 0);
+      wgmma_descriptor(base + kKOffset + warpgroup * (64 / kGroupColumns) * kKvGroupBytes, kKvGroupBytes), 0);
   const uint32 ds_descriptors = __shfl_sync(0xFFFFFFFF,
       wgmma_descriptor(base + kDsOffset + warpgroup / kDqColumnParts * kDqQueries * kRowBytes, 0), 0);
   const uint32 mn_major = wgmma_descriptor(0, kQGroupBytes);  // added to a descriptor for an MN-major operand

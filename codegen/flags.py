@@ -566,6 +566,7 @@ class AttentionBackwardSm90aFlags(Flags):
         divides_products: whether the consumers split the products of the same keys (dK and dV).
         short_v_ring: whether the ring of V has fewer stages than that of K (dQ).
         dq_queries: queries per step whose dQ a warpgroup computes, if one kernel has all gradients; else 0.
+        row_bytes: bytes per row of a column group in shared memory: 128, or 64 or 32 if one kernel has all gradients.
         steps_first: whether each step comes for all query heads of a K/V head in turn, not head by head.
         takes_turns: whether tiles add to dQ in the order of their index.
     """
@@ -575,6 +576,7 @@ class AttentionBackwardSm90aFlags(Flags):
     divides_products: bool = False
     short_v_ring: bool = False
     dq_queries: int = 0
+    row_bytes: int = 128
     steps_first: bool = False
     takes_turns: bool = False
 

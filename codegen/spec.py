@@ -304,7 +304,7 @@ class AttentionBackwardSpec(SpecBase):
         description="gradients that the kernel computes: dQ; dK and dV; all three, with five products instead of "
         "seven; or those of tensors of the score"
     )
-    head_dim: Annotated[Literal[64, 96, 128, 192, 256], StrictInt] = Field(description="most elements per head")
+    head_dim: Annotated[Literal[64, 80, 96, 128, 192, 256], StrictInt] = Field(description="most elements per head")
     pattern: AnyPattern = Field(description="pattern of the keys that each query sees")
     tile: AttentionBackwardTile = Field(description="tile of a thread block, and the size of a step")
     softcap: float | None = Field(

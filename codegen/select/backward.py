@@ -15,12 +15,13 @@ from codegen.planning import plan_for
 from codegen.plans.backward import daux as attention_backward_daux
 from codegen.plans.backward import dq_dkdv as attention_backward_dq_dkdv
 from codegen.plans.backward import mma_sync as attention_backward_mma_sync
+from codegen.plans.backward import wgmma as attention_backward_wgmma
 from codegen.score import Score
 from codegen.select.shipped import cases_of
 from codegen.wording import shown
 
 OP = "attention_backward"
-HEAD_DIMS = {"wgmma": (64, 96, 128, 192, 256), "mma": attention_backward_mma_sync.HEAD_DIMS}
+HEAD_DIMS = {"wgmma": attention_backward_wgmma.HEAD_DIMS, "mma": attention_backward_mma_sync.HEAD_DIMS}
 """Head sizes of the kernels, by instruction; other sizes are padded to the next."""
 DAUX_HEAD_DIMS = attention_backward_daux.HEAD_DIMS
 """Head sizes of the kernels for gradients of a score's tensors."""

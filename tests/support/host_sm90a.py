@@ -47,6 +47,7 @@ INSTRUCTIONS = (
     "load_word",  # of masks of bits
 )
 WGMMA = re.compile(r"wgmma_m64n(\d+)k32_(registers|shared)(_v)?(_first)?\(\n")
+UPPER_HALF = re.compile(r"constexpr uint32 kDescriptorUpperHalf = (0x\w+);")
 WGMMA_16 = re.compile(r"wgmma_m64n(\d+)k16_(registers|shared|shared_m_major)_(k_major|mn_major)(_first)?\(\n? *float")
 PROGRAM = """\
 #include <array>
@@ -100,13 +101,13 @@ def product(match: re.Match[str], spec: AttentionSpec, v_upper: str) -> str:
     )
 
 
-def product_of_halves(match: re.Match[str]) -> tuple[str, str]:
-    """The name of a wgmma with operands of 16 bits, and its definition for the host."""
+def product_of_halves(match: re.Match[str], upper: str = "kHostUpperHalf") -> tuple[str, str]:
+    """The name of a wgmma with operands of 16 bits, and its definition for the host, for descriptors' upper halves."""
     n, place, b_major, first = match.groups()
     name = f"wgmma_m64n{n}k16_{place}_{b_major}{first or ''}"
     registers = place == "registers"
     a = "const unsigned (&a)[4]" if registers else "unsigned a"
-    operands = ("a, 0" if registers else "nullptr, a") + f", b, 0, {n}, {'false' if first else 'accumulate != 0'}"
+    operands = ("a, 0" if registers else "nullptr, a") + f", b, {upper}, {n}, {'false' if first else 'accumulate != 0'}"
     majors = f"{str(place == 'shared_m_major').lower()}, {str(b_major == 'mn_major').lower()}"
     accumulate = "" if first else ", int accumulate"
     return name, (
@@ -124,7 +125,9 @@ def compiled(source: str, plan: Plan, folder: Path, program: str = PROGRAM) -> A
         assert isinstance(spec, AttentionSpec) and is_fp8(spec)
         products.append(product(match, spec, "0x80000020" if narrow else "kHostUpperHalf"))
         source, _ = without(source, match.group(0)[:-2])
-    for name, definition in dict(map(product_of_halves, WGMMA_16.finditer(source))).items():
+    found = UPPER_HALF.search(source)
+    upper = found[1] if found else "kHostUpperHalf"
+    for name, definition in dict(product_of_halves(match, upper) for match in WGMMA_16.finditer(source)).items():
         products.append(definition)
         source, removed = without(source, name)
         assert removed, name

@@ -18,9 +18,11 @@ from host_streams import pretend_stream  # noqa: E402
 
 from codegen.library import find_spec  # noqa: E402
 from codegen.render import generate  # noqa: E402
+from codegen.varlen_cases import VarlenCase  # noqa: E402
 from runtime.errors import ArgumentError  # noqa: E402
-from runtime.kernels import attention_backward  # noqa: E402
+from runtime.kernels import arguments, attention, attention_backward  # noqa: E402
 from runtime.verify import attention_backward as verified  # noqa: E402
+from runtime.verify import varlen_backward  # noqa: E402
 from runtime.verify.attention import Case  # noqa: E402
 
 RUNS = platform.machine() == "x86_64" and shutil.which("g++") is not None
@@ -35,8 +37,39 @@ KERNELS: dict[str, dict[str, Any]] = {
     "dense, heads of 64": {"dtype": "fp16", "head_dim": 64, "pattern": {"kind": "dense"}},
     "causal, heads of 96": {"dtype": "bf16", "head_dim": 96, "pattern": {"kind": "causal"}},
     "dense, heads of 96": {"dtype": "fp16", "head_dim": 96, "pattern": {"kind": "dense"}},
+    "causal, heads of 80": {"dtype": "bf16", "head_dim": 80, "pattern": {"kind": "causal"}},
+    "dense, heads of 80": {"dtype": "fp16", "head_dim": 80, "pattern": {"kind": "dense"}},
+    "dense, heads of 80, 112 queries": {
+        "dtype": "bf16",
+        "head_dim": 80,
+        "pattern": {"kind": "dense"},
+        "tile": {"m": 112, "n": 128},
+    },
+    "dense, heads of 80, lengths": {
+        "dtype": "fp16",
+        "head_dim": 80,
+        "pattern": {"kind": "dense"},
+        "kv_lengths": True,
+    },
+    "causal, heads of 80, rows of 128 bytes": {
+        "dtype": "fp16",
+        "head_dim": 80,
+        "pattern": {"kind": "causal"},
+        "tile": {"m": 80, "n": 128},
+    },
+    "dense, heads of 96, rows of 64 bytes": {
+        "dtype": "bf16",
+        "head_dim": 96,
+        "pattern": {"kind": "dense"},
+        "tile": {"m": 96, "n": 128},
+    },
     "dense, any order": {"dtype": "fp16", "head_dim": 128, "pattern": {"kind": "dense"}, "deterministic": False},
 }
+PACKED = (
+    VarlenCase("grouped", (150, 0, 1, 128), (150, 0, 1, 128), heads=2, kv_heads=1, sinks="none"),
+    VarlenCase("tokens_around", (65, 140), (300, 101), before=37, after=150, columns=72, sinks="none"),
+    VarlenCase("without_keys", (30, 20, 3), (0, 70, 0), heads=1, kv_heads=1, after=5, sinks="none"),
+)
 LISTS: dict[str, dict[str, Any]] = {
     "top k": {"dtype": "bf16", "head_dim": 128, "pattern": {"kind": "topk", "block": {"q": 128, "kv": 128}}},
     "top 3, heads of 64": {
@@ -67,7 +100,8 @@ CASES_OF_LISTS = (
 @pytest.fixture(autouse=True)
 def _on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend_stream(monkeypatch)
-    monkeypatch.setattr(attention_backward, "check_tensor", lambda *arguments: None)
+    for module in (arguments, attention, attention_backward):
+        monkeypatch.setattr(module, "check_tensor", lambda *given: None)
 
 
 @pytest.mark.parametrize("name", [*KERNELS, *LISTS])
@@ -79,6 +113,23 @@ def test_gradients_are_those_of_the_definition(name: str, recorded: Callable[...
     for order, (case, late) in enumerate(product(cases, (True, False))):
         kernel.host.late, kernel.host.order = late, order
         outcome = verified.run_case(kernel, case, CPU)
+        assert outcome.passed, outcome
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "m", "kind"),
+    [(80, 96, "causal"), (80, 112, "dense"), (96, 96, "dense")],
+)
+def test_packed_gradients_of_narrow_rows(
+    head_dim: int, m: int, kind: str, recorded: Callable[..., None], tmp_path: Path
+) -> None:
+    fields = {"op": "attention_backward", "arch": "sm_90a", "gradients": "dq_dkdv", "layout": "varlen", "dtype": "bf16"}
+    named = find_spec({**fields, "head_dim": head_dim, "pattern": {"kind": kind}, "tile": {"m": m, "n": 128}})
+    recorded(generate(named).source, repr(PACKED))
+    kernel = host_gradients.HostKernel(named, tmp_path)
+    for order, case in enumerate(PACKED):
+        kernel.host.late, kernel.host.order = order % 2 == 0, order
+        outcome = varlen_backward.run_case(kernel, case, CPU)
         assert outcome.passed, outcome
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from codegen.arch import ARCHS
 from codegen.dtypes import DTYPES
 from codegen.flags import AttentionBackwardSm90aFlags
 from codegen.plan import (
@@ -52,7 +53,7 @@ from codegen.problem import COUNTER_BYTES, AttentionShape, LaunchArgs
 from codegen.spec import AttentionBackwardSpec
 from codegen.tile_rules import OneOf, Rule, check_tile, multiples
 
-HEAD_DIMS = (64, 96, 128)
+HEAD_DIMS = (64, 80, 96, 128)
 _SIZES = ", ".join(map(str, HEAD_DIMS))
 KEYS = 128  # per tile: two consumer warpgroups
 DQ_WARPS = 2  # warps that add to dQ, in alternate steps
@@ -73,9 +74,8 @@ DENSE_TILES_PER_COLUMN = 4  # of dense attention, per element of a head
 def plan(spec: AttentionBackwardSpec, stem: str) -> Plan:
     """Plan of the kernel of a spec."""
     _check(spec)
-    columns = SWIZZLE // DTYPES[spec.dtype].bytes
-    groups, m, n = -(-spec.head_dim // columns), spec.tile.m, spec.tile.n
-    shared = _shared(spec, groups)
+    row_bytes, m, n = _row_bytes(spec), spec.tile.m, spec.tile.n
+    shared = _shared(spec, row_bytes)
     # Per thread and column of 64 rows: half a register for a product, a quarter for a 16-bit operand. dK, dV; S^T and
     # dP^T, or dQ in their place; P^T.
     accumulators = spec.head_dim + m + m // 4
@@ -99,8 +99,8 @@ def plan(spec: AttentionBackwardSpec, stem: str) -> Plan:
         shared_bytes=shared.size,
         registers=registers,
         params=_params(spec),
-        tensor_maps=_tensor_maps(spec, columns),
-        constants=_constants(spec, groups, columns, producer=producer, consumer=consumer),
+        tensor_maps=_tensor_maps(spec, row_bytes),
+        constants=_constants(spec, row_bytes, producer=producer, consumer=consumer),
         flags=_flags(spec),
         grid_summary="one thread block for each tile",
         summary=(
@@ -109,7 +109,7 @@ def plan(spec: AttentionBackwardSpec, stem: str) -> Plan:
             *options_summary(spec.forward),
         ),
         flops=2 * spec.head_dim * m * n * 5,
-        bytes=2 * m * groups * SWIZZLE + 4 * m * spec.head_dim,
+        bytes=2 * m * _row_groups(spec, row_bytes) * row_bytes + 4 * m * spec.head_dim,
         arguments=_arguments,
         prologue=Prologue(f"{stem}_prologue", PROLOGUE_THREADS),
         epilogue=Epilogue(f"{stem}_convert_dq", CONVERT_THREADS),
@@ -160,17 +160,35 @@ def _dq_queries(spec: AttentionBackwardSpec) -> int:
     return spec.tile.m // 2 if spec.head_dim == 64 else spec.tile.m
 
 
-def _shared(spec: AttentionBackwardSpec, groups: int) -> SharedLayout:
+def _row_groups(spec: AttentionBackwardSpec, row_bytes: int) -> int:
+    """Column groups of a head, for a number of bytes per row of a group."""
+    return -(-spec.head_dim * DTYPES[spec.dtype].bytes // row_bytes)
+
+
+def _row_bytes(spec: AttentionBackwardSpec) -> int:
+    """Bytes per row of a column group: 128, if zeros in the last group fit; otherwise the most that need no zeros."""
+    head_bytes = spec.head_dim * DTYPES[spec.dtype].bytes
+    if _shared(spec, SWIZZLE).size <= ARCHS[spec.arch].shared_memory_per_block:
+        return SWIZZLE
+    return next(size for size in (SWIZZLE, 64, 32) if head_bytes % size == 0)
+
+
+def _shared(spec: AttentionBackwardSpec, row_bytes: int) -> SharedLayout:
     """Shared memory layout: operands of the tile, the ring of its steps, and results that steps pass on."""
     stages, m = spec.stages, spec.tile.m
-    q_bytes, kv_bytes = m * groups * SWIZZLE, spec.tile.n * groups * SWIZZLE
+    head_bytes = _row_groups(spec, row_bytes) * row_bytes
+    q_bytes, kv_bytes = m * head_bytes, spec.tile.n * head_bytes
     shared = SharedLayout()
     shared.add("K", kv_bytes, "K of the tile in column groups; then staging of dK", stores=True)
     shared.add("V", kv_bytes, "V of the tile; then staging of dV", stores=True)
     ring = Ring(stages, "q_full[i]", "q_empty[i]")
     shared.add("Q", stages * q_bytes, "Q ring", ring=ring)
     shared.add("Dout", stages * q_bytes, "dO ring", ring=ring)
-    shared.add("Ds", 2 * 2 * m * SWIZZLE, "dS of a step, and of the previous one: column groups of 64 keys")
+    shared.add(
+        "Ds",
+        2 * m * spec.tile.n * DTYPES[spec.dtype].bytes,
+        f"dS of a step, and of the previous one: column groups of {row_bytes // 2} keys",
+    )
     shared.add("Dq", m * spec.head_dim * 4, "staging of a step's part of dQ", stores=True)
     shared.add("Stats", stages * m * STATS_BYTES, "statistics of the queries in the ring", align=16)
     shared.add("Barriers", 8 * (2 * stages + 2 + DQ_WARPS), "mbarriers", align=8)
@@ -235,17 +253,17 @@ def _fixed_point_params() -> tuple[Param, ...]:
     )
 
 
-def _tensor_maps(spec: AttentionBackwardSpec, columns: int) -> dict[str, TensorMap]:
+def _tensor_maps(spec: AttentionBackwardSpec, row_bytes: int) -> dict[str, TensorMap]:
     """Tensor maps of the operands and gradients; a warpgroup stores dK and dV 64 rows at a time."""
-    q, kv, out = (TensorMap((columns, rows, 1, 1), SWIZZLE) for rows in (spec.tile.m, spec.tile.n, WARPGROUP_ROWS))
+    columns = row_bytes // DTYPES[spec.dtype].bytes
+    q, kv, out = (TensorMap((columns, rows, 1, 1), row_bytes) for rows in (spec.tile.m, spec.tile.n, WARPGROUP_ROWS))
     return {"q_map": q, "k_map": kv, "v_map": kv, "dout_map": q, "dk_map": out, "dv_map": out}
 
 
-def _constants(
-    spec: AttentionBackwardSpec, groups: int, columns: int, *, producer: int, consumer: int
-) -> tuple[Constant, ...]:
+def _constants(spec: AttentionBackwardSpec, row_bytes: int, *, producer: int, consumer: int) -> tuple[Constant, ...]:
     """Constants of the source."""
     m, n, fixed_point = spec.tile.m, spec.tile.n, sums_in_fixed_point(spec)
+    groups, columns = _row_groups(spec, row_bytes), row_bytes // DTYPES[spec.dtype].bytes
     return (
         *size_constants(spec),
         Constant("kConsumerWarpgroups", 2, "warpgroups that compute, 64 keys each"),
@@ -253,31 +271,33 @@ def _constants(
         Constant("kDqWarps", DQ_WARPS, "warps that add to dQ"),
         Constant("kProducerRegisters", producer, "registers per producer thread"),
         Constant("kConsumerRegisters", consumer, "registers per consumer thread"),
-        Constant("kGroupColumns", columns, "columns of a group: one 128-byte swizzled row"),
+        Constant("kGroupColumns", columns, f"columns of a group: one {row_bytes}-byte swizzled row"),
         Constant("kGroups", groups, "column groups per head"),
-        Constant("kQGroupBytes", m * SWIZZLE, "bytes of one column group of Q, of dO, or of dS"),
-        Constant("kKvGroupBytes", n * SWIZZLE, "bytes of one column group of K or V"),
-        Constant("kQBytes", m * SWIZZLE * groups, "bytes of Q, or of dO, of a step"),
-        Constant("kKvBytes", n * SWIZZLE * groups, "bytes of K, or of V, of a tile"),
-        Constant("kDsBytes", m * SWIZZLE * 2, "bytes of dS of a step"),
+        Constant("kQGroupBytes", m * row_bytes, "bytes of one column group of Q, of dO, or of dS"),
+        Constant("kKvGroupBytes", n * row_bytes, "bytes of one column group of K or V"),
+        Constant("kQBytes", m * row_bytes * groups, "bytes of Q, or of dO, of a step"),
+        Constant("kKvBytes", n * row_bytes * groups, "bytes of K, or of V, of a tile"),
+        Constant("kDsBytes", m * n * DTYPES[spec.dtype].bytes, "bytes of dS of a step"),
         Constant("kStatsBytes", m * STATS_BYTES, "bytes of the statistics of a step"),
-        Constant("kDqColumnParts", groups, "parts of 64 columns of dQ, indexed by warpgroup"),
+        Constant(
+            "kDqColumnParts", -(-spec.head_dim // WARPGROUP_ROWS), "parts of 64 columns of dQ, indexed by warpgroup"
+        ),
         Constant("kDqQueries", _dq_queries(spec), "queries of a warpgroup's part of dQ"),
         Constant("kDqBytes", m * spec.head_dim * 4, f"bytes of a step's dQ, in {'s32' if fixed_point else 'fp32'}"),
         *((Constant("kNormsBytes", m * NORM_BYTES, "bytes of the norms of a step"),) if fixed_point else ()),
-        *_part_constants(spec, columns),
+        *_part_constants(spec),
         Constant("kConvertThreads", CONVERT_THREADS, "threads per block of the epilogue"),
         *walk_constants(spec),
     )
 
 
-def _part_constants(spec: AttentionBackwardSpec, columns: int) -> list[Constant]:
+def _part_constants(spec: AttentionBackwardSpec) -> list[Constant]:
     """Constants of the parts of dQ, if the last one has fewer columns."""
-    rest = spec.head_dim % columns
+    rest = spec.head_dim % WARPGROUP_ROWS
     if rest == 0:
         return []
     return [
-        Constant("kDqPartBytes", spec.tile.m * columns * 4, "bytes of the first part of a step's dQ"),
+        Constant("kDqPartBytes", spec.tile.m * WARPGROUP_ROWS * 4, "bytes of the first part of a step's dQ"),
         Constant("kLastDqThreads", 2 * rest, "threads that have columns of the last part"),
     ]
 
@@ -290,6 +310,7 @@ def _flags(spec: AttentionBackwardSpec) -> AttentionBackwardSm90aFlags:
         walk=walk_flags(spec),
         consumers=spec.tile.n // WARPGROUP_ROWS,
         dq_queries=_dq_queries(spec),
+        row_bytes=_row_bytes(spec),
         steps_first=steps_first,
         takes_turns=_takes_turns(spec),
     )

@@ -48,6 +48,7 @@ DKDV_MAPS = (
     tensor_map("dk_map", "dK", KV_DIMS, like="K", writes=True),
     tensor_map("dv_map", "dV", KV_DIMS, like="K", writes=True),
 )
+HEAD_DIMS = (64, 96, 128, 192, 256)
 STEPS = {"dq": range(64, 161, 16), "dkdv": range(16, 129, 16)}  # keys or queries per step
 NARROWEST_OF_WIDE_HEADS = 32  # keys per step of dQ with heads of more than 128, whose steps fill shared memory
 
@@ -125,6 +126,9 @@ TILE = (*SIZES, *OF_BLOCKS)
 def _check(spec: AttentionBackwardSpec) -> None:
     """Reject a pattern and a tile that the kernels cannot support."""
     check_pattern(spec)
+    sizes = ", ".join(map(str, HEAD_DIMS))
+    reason = f"is {spec.head_dim}; allowed with gradients {spec.gradients}: {sizes}"
+    require(spec.head_dim in HEAD_DIMS, "head_dim", reason)
     check_tile(spec, SIZES)
     if spec.gradients == "dq" or divides_products(spec):
         # A step is issued before the previous step has ended and freed its stage.

@@ -96,7 +96,7 @@ inline void bar_sync(int id, int number) {
 }
 
 inline unsigned swizzled(unsigned at, int bytes) {
-  return bytes == 128 ? at ^ (at >> 7 & 7) << 4 : bytes == 64 ? at ^ (at >> 7 & 3) << 4 : at;
+  return bytes == 0 ? at : at ^ (at >> 7 & (bytes / 16 - 1)) << 4;
 }
 // Calls each(place in the tensor or null, address in shared memory) for the elements of a box.
 template <typename Each>
@@ -222,14 +222,17 @@ inline unsigned char tile_byte(unsigned lower, unsigned upper, int row, int k) {
 constexpr unsigned kHostUpperHalf = 0x40000040;
 inline void wgmma_fence() {}
 inline void wgmma_commit() { product_groups[current].push_back(std::exchange(open_products[current], {})); }
-// Element k of a row of A, or of a column of B, of a descriptor of 128-byte rows. MN-major: a row has 64 of them for one
-// k; the descriptor has the bytes from such a group to the next (LBO).
-inline float tile_half(unsigned lower, bool mn_major, int row, int k) {
-  const unsigned in_group = mn_major ? k / 8 * 1024 + k % 8 * 128 + row % 64 * 2 : row / 8 * 1024 + row % 8 * 128 + k * 2;
-  const unsigned at = (lower & 0x3FFF) * 16 + in_group + (mn_major ? row / 64 * (lower >> 16 & 0x3FFF) * 16 : 0);
+// Element k of a row of A, or of a column of B, of a descriptor whose upper half has the width of the swizzle, which is
+// that of rows, and the bytes from 8 rows to the next 8 (SBO). MN-major: a row has some of them for one k; the lower half
+// has the bytes from such a group to the next (LBO).
+inline float tile_half(unsigned lower, unsigned upper, bool mn_major, int row, int k) {
+  const int row_bytes = 256 >> (upper >> 30), eight_rows = (upper & 0x3FFF) * 16, columns = row_bytes / 2;
+  const int number = mn_major ? k : row, column = mn_major ? row % columns : k;
+  const unsigned in_group = number / 8 * eight_rows + number % 8 * row_bytes + column * 2;
+  const unsigned at = (lower & 0x3FFF) * 16 + in_group + (mn_major ? row / columns * (lower >> 16 & 0x3FFF) * 16 : 0);
   if (at + 2 > memory_bytes) fail("wgmma: address in shared memory");
   unsigned short bits;
-  std::memcpy(&bits, memory + swizzled(at, 128), 2);
+  std::memcpy(&bits, memory + swizzled(at, row_bytes), 2);
   return widened(bits);
 }
 inline void multiply_halves(const Product* const (&lanes)[32]) {
@@ -237,13 +240,13 @@ inline void multiply_halves(const Product* const (&lanes)[32]) {
   const int first_row = current / 32 % 4 * 16;
   static float left[16][16], right[256][16];
   for (int n = 0; n < one.n; ++n) {
-    for (int k = 0; k < 16; ++k) right[n][k] = tile_half(one.b_tile, one.mn_major_b, n, k);
+    for (int k = 0; k < 16; ++k) right[n][k] = tile_half(one.b_tile, one.b_upper, one.mn_major_b, n, k);
   }
   for (int t = 0; t < 32; ++t) {
     for (int i = 0; i < 8; ++i) {
       const int row = t / 4 + i / 2 % 2 * 8, k = t % 4 * 2 + i / 4 * 8 + i % 2;
       left[row][k] = one.a != nullptr ? widened(lanes[t]->a[i / 2] >> i % 2 * 16)
-                                      : tile_half(one.a_tile, one.mn_major_a, first_row + row, k);
+                                      : tile_half(one.a_tile, one.b_upper, one.mn_major_a, first_row + row, k);
     }
   }
   for (int t = 0; t < 32; ++t) {

@@ -11,7 +11,8 @@ from codegen.library import find_spec
 from codegen.plan import Plan
 from codegen.planning import plan_for
 from codegen.problem import AttentionShape
-from codegen.select.backward import HEAD_DIMS
+from codegen.scored_pattern import pattern_of
+from codegen.select.backward import HEAD_DIMS, backward_kernels
 
 WHICH = ("dq", "dkdv")
 
@@ -100,3 +101,39 @@ def test_a_tile_of_keys_may_be_a_part_of_a_listed_block() -> None:
     assert args.scratch == whole.scratch and "key_blocks" not in whole.numbers
     with pytest.raises(SpecError, match=r"tile.n: is 128; a tile is a key block or an equal part of one: 64 keys"):
         plan_of("dkdv", 64, topk(128, 64), tile={"m": 64, "n": 128})
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "m", "row_bytes", "groups"),
+    [(80, 80, 128, 2), (80, 96, 32, 5), (80, 112, 32, 5), (96, 80, 128, 2), (96, 96, 64, 3)],
+)
+def test_rows_are_narrow_where_zeros_would_not_fit(head_dim: int, m: int, row_bytes: int, groups: int) -> None:
+    plan = plan_of("dq_dkdv", head_dim, tile={"m": m, "n": 128})
+    of_plan = constants(plan)
+    assert (of_plan["kGroups"], of_plan["kGroupColumns"]) == (groups, row_bytes // 2)
+    assert of_plan["kQGroupBytes"] == m * row_bytes and of_plan["kQBytes"] == m * row_bytes * groups
+    assert {how.swizzle for how in plan.tensor_maps.values()} == {row_bytes}
+    for region in plan.shared:
+        if region.name in ("K", "V", "Q", "Dout", "Ds"):
+            assert region.offset % 1024 == 0
+    assert of_plan["kQGroupBytes"] % (8 * row_bytes) == 0  # the swizzle repeats after eight rows
+
+
+@pytest.mark.parametrize("gradients", WHICH)
+def test_heads_of_80_have_one_kernel_alone(gradients: str) -> None:
+    with pytest.raises(
+        SpecError, match=f"^head_dim: is 80; allowed with gradients {gradients}: 64, 96, 128, 192, 256$"
+    ):
+        plan_of(gradients, 80)
+    with pytest.raises(SpecError, match=r"^head_dim: is 80; allowed in a gradient on sm_89: "):
+        plan_of(gradients, 80, arch="sm_89")
+
+
+@pytest.mark.parametrize("head_dim", [72, 80])
+def test_narrow_heads_take_the_kernel_of_80(head_dim: int) -> None:
+    causal, lists = (
+        backward_kernels(pattern_of(given), arch="sm_90a", dtype="bf16", head_dim=head_dim)
+        for given in ({"kind": "causal"}, topk(128, 128))
+    )
+    assert causal.dq_dkdv is not None and causal.dq_dkdv.stem == "h100_causal_d80_dq_dkdv_bf16"
+    assert lists.dq_dkdv is None and lists.dq.spec.head_dim == 96  # type: ignore[union-attr]

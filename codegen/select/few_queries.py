@@ -11,10 +11,14 @@ from dataclasses import dataclass
 from codegen.arch import ARCHS
 from codegen.patterns import PatternBase
 
-MOST_ROWS = 64
-"""Rows at most, queries times query heads of a KV head: the kernel for decoding reads the keys again for each 16."""
-LEAST_KEYS = 512
-"""Keys that a query may see at least: with fewer, a tile has too few steps to divide."""
+MOST_ROWS, MOST_OF_CALL = 64, 1024
+"""Rows of a KV head at most, queries times query heads, and of a call with several queries: the kernel for decoding
+reads the keys again for each 16. With 4096 keys on an H200, in a graph: 64 rows of 8 KV heads take 17 us, and 31 with
+tiles; 32 rows of 32 KV heads take 27 and 33, and 64 rows of them 41 and 33."""
+LEAST_KEYS, LEAST_OF_SEVERAL = 128, 512
+"""Keys that a query may see at least, with one query and with several: with fewer, a tile has too few steps to divide.
+One query of 32 heads takes 7.1 us over 128 keys, and 7.5 with tiles. Fewer were not timed, and 8 queries over 1024 are
+the fewest keys for several (10.4 and 12.2 us)."""
 TILE_QUERIES = 128
 """Queries of a tile of the other kernels."""
 
@@ -64,10 +68,13 @@ class FewQueriesCall:
             return f"its pattern is {self.pattern.stem()}"
         seen = band.most_keys(self.kv_len)
         tiles = self.batch * self.heads * -(-self.q_len // TILE_QUERIES)
+        least = LEAST_KEYS if self.q_len == 1 else LEAST_OF_SEVERAL
+        all_rows = self.batch * self.heads * self.q_len
         reasons = {
             "it has a score": self.score,
             f"it has {self.rows} queries and query heads of a KV head, more than {MOST_ROWS}": self.rows > MOST_ROWS,
-            f"a query sees at most {seen} keys, fewer than {LEAST_KEYS}": seen < LEAST_KEYS,
+            f"it has {all_rows} rows, more than {MOST_OF_CALL}": self.q_len > 1 and all_rows > MOST_OF_CALL,
+            f"a query sees at most {seen} keys, fewer than {least}": seen < least,
             "kv_lengths do not move its diagonal": self.kv_lengths and not self.sees_all,
             "its tiles fill the GPU": self.q_len > 1 and tiles >= ARCHS[self.arch].machine.sms,
         }

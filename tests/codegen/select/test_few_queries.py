@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from codegen.scored_pattern import pattern_of
-from codegen.select.few_queries import LEAST_KEYS, MOST_ROWS, FewQueriesCall, may_decode
+from codegen.select.few_queries import LEAST_KEYS, LEAST_OF_SEVERAL, MOST_ROWS, FewQueriesCall, may_decode
 
 
 def pattern(kind: str, **numbers: Any) -> Any:
@@ -36,10 +36,14 @@ CALL = FewQueriesCall("sm_90a", 16, 32, 8, 1, 8192, pattern("causal", align="bot
         ({"pattern": pattern("strided", stride=3, local=1, block=64)}, "its pattern is strided3"),
         ({"score": True}, "it has a score"),
         ({"q_len": 17, "batch": 1}, "it has 68 queries and query heads of a KV head, more than 64"),
-        ({"kv_len": LEAST_KEYS - 1}, "a query sees at most 511 keys, fewer than 512"),
+        ({"kv_len": LEAST_KEYS - 1}, "a query sees at most 127 keys, fewer than 128"),
+        ({"kv_len": LEAST_OF_SEVERAL, "q_len": 8, "batch": 4}, ""),
+        ({"kv_len": LEAST_OF_SEVERAL - 1, "q_len": 8, "batch": 4}, "a query sees at most 511 keys, fewer than 512"),
+        ({"kv_heads": 32, "q_len": 32, "batch": 1}, ""),
+        ({"kv_heads": 32, "q_len": 33, "batch": 1}, "it has 1056 rows, more than 1024"),
         (
             {"pattern": pattern("sliding_window", left=100, right=20)},
-            "a query sees at most 121 keys, fewer than 512",
+            "a query sees at most 121 keys, fewer than 128",
         ),
         ({"q_len": 2, "batch": 4, "kv_lengths": True}, "kv_lengths do not move its diagonal"),
         ({"pattern": pattern("sliding_window", left=900, right=0), "kv_lengths": True}, "kv_lengths do not move"),

@@ -313,7 +313,7 @@ def test_the_explanation_names_the_kernel() -> None:
     ("tensors", "pattern", "options", "reason"),
     [
         (meta(), Causal(), {"gradients": True}, "the call needs gradients"),
-        (meta(), SlidingWindow(100), {}, "a query sees at most 101 keys, fewer than 512"),
+        (meta(), SlidingWindow(100), {}, "a query sees at most 101 keys, fewer than 128"),
         (meta(queries=4, batch=20), Causal(), {}, "its tiles fill the GPU"),
         (meta(head_dim=96), Causal(), {}, "no kernel for decoding with heads of 96 elements in bf16 has a receipt"),
         (meta(queries=2), Causal(), {"sink": torch.empty(HEADS, device="meta")}, "no views of its tensors are"),

@@ -170,7 +170,7 @@ def bsr_spgemm_features(given: BsrSpgemmSpec) -> tuple[Choice | None, Fields]:
 STEP_OF_GRADIENTS = {
     "dq": {64: 128, 96: 128, 128: 128, 192: 96, 256: 64},
     "dkdv": {64: 128, 96: 96, 128: 80, 192: 96, 256: 64},
-    "dq_dkdv": {64: 128, 80: 96, 96: 80, 128: 80, 192: 80, 256: 80},  # 192 and 256 have no kernel
+    "dq_dkdv": {64: 128, 80: 96, 96: 96, 128: 80, 192: 80, 256: 80},  # 192 and 256 have no kernel
 }
 """Keys or queries per step, by head size: the most that fit registers and shared memory.
 

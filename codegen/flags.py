@@ -650,9 +650,11 @@ class KeyListsBackwardFlags(Flags):
 
     Attributes:
         dq_queries: rows of a step whose dQ one product has.
+        in_pieces: whether a tile has several blocks, of which a query may list some.
     """
 
     dq_queries: int
+    in_pieces: bool
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,8 @@ CHUNK_ROWS = 1 << 12
 """Rows of a chunk, the part of a tile's queries that one thread block takes, of tiles of 128 keys; of others in
 proportion. Chunks that run at one time have queries near each other, and short chunks nearer ones, so that Q, dO and
 the sums of dQ stay in the L2 cache; but each chunk has its own sums of dK and dV. Estimated, and an argument of a
-launch."""
+launch. Tiles of several blocks have chunks of as many rows: entries of a query are merged, but memory for the sums of
+chunks is that of entries that are not, whose number the host knows."""
 REGISTERS = {1: (24, 232), 2: (24, 240)}
 """Registers per producer and per consumer thread, by consumer warpgroups. Those of one consumer are for two thread
 blocks per SM: with 224 and 48 rows, heads of 128, the compiler waits for each product."""
@@ -280,12 +281,11 @@ def chunks_of(entries: int, tiles: int, chunk: int) -> int:
     return entries // chunk + min(tiles, entries)
 
 
-def chunk_sizes(shape: KeyListsShape, keys: int, group: int) -> tuple[dict[str, int], int]:
-    """Tiles of a head and entries of a chunk, by parameter, and the chunks of all heads at most; `keys`: of a tile."""
-    chunk, tiles = (
-        max(1, CHUNK_ROWS * keys // 128 // group),
-        tiles_of_head(shape.key_tokens, shape.sequences, keys),
-    )
+def chunk_sizes(shape: KeyListsShape, entry_keys: int, group: int) -> tuple[dict[str, int], int]:
+    """Tiles of a head and entries of a chunk, by parameter, and the chunks of all heads at most."""
+    keys = tile_keys(entry_keys)
+    rows = CHUNK_ROWS * keys // 128 if keys == entry_keys else CHUNK_ROWS
+    chunk, tiles = max(1, rows // group), tiles_of_head(shape.key_tokens, shape.sequences, keys)
     entries = shape.kv_heads * shape.tokens * shape.list_length
     return {"tiles": tiles, "chunk_entries": chunk}, chunks_of(entries, shape.kv_heads * tiles, chunk)
 
@@ -295,7 +295,7 @@ def _arguments(plan: Plan, shape: KeyListsShape, slots: int) -> LaunchArgs:
     del slots
     spec = plan.spec
     assert isinstance(spec, KeyListsBackwardSpec)
-    sizes, chunks = chunk_sizes(shape, spec.tile.n, spec.group)
+    sizes, chunks = chunk_sizes(shape, spec.entry_keys, spec.group)
     pairs = shape.kv_heads * shape.tokens
     dq_blocks = -(-pairs // (spec.tile.m // spec.group))
     row_blocks = -(-shape.tokens * shape.kv_heads * spec.group // (THREADS_OF_ROWS // (spec.head_dim // 8)))

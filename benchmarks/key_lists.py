@@ -11,9 +11,8 @@ show. A forward by key blocks is all that a call does: transposed lists and the 
 lists, statistics, dQ, dK and dV. "transposition" is the part of a backward that transposes lists, and has no TFLOPS.
 
 Each query lists its own block and different random earlier ones, for each KV head; `sink` also has block 0 and the
-block before its own in every list; the blocks of `runs` come in aligned runs of 64 keys, of which the last one may be
-shorter. Lists of a model are less random: adjacent queries share blocks. Lists of blocks of 16 and 32 keys have no
-forward by key blocks.
+block before its own in every list. The blocks of `runs` come in aligned runs of 64 keys, up to the query's own block.
+Lists of a model are less random: adjacent queries share blocks. Blocks of 16 and 32 keys have no forward by key blocks.
 
 --backward and --forward add kernels whose specs have other fields than those that calls take, beside them.
 

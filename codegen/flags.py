@@ -650,7 +650,7 @@ class KeyListsBackwardFlags(Flags):
 
     Attributes:
         dq_queries: rows of a step whose dQ one product has.
-        in_pieces: whether a tile has several blocks, of which a query may list some.
+        in_pieces: whether a tile has several blocks, and an entry a bit for each.
     """
 
     dq_queries: int

@@ -122,7 +122,7 @@ def tiles_of_lists(lists: torch.Tensor, pieces: int) -> tuple[torch.Tensor, torc
     If a list has a block n times, it has the block's tile n times at least: the first n of these have the block.
 
     Args:
-        lists: int32 (..., list length): numbers of blocks in any order, ``ABSENT`` where there is none.
+        lists: int32 (..., list length): numbers of blocks in any order; ``ABSENT`` for entries that do not count.
         pieces: blocks of a tile, 8 at most.
 
     Returns:

@@ -52,7 +52,7 @@ KERNELS: dict[str, dict[str, Any]] = {
     "groups of 4, blocks of 32": {"dtype": "fp16", "head_dim": 128, "entry_keys": 32, "group": 4},
 }
 SMALL_BLOCKS = (
-    KeyListCase("all_of_a_tile", (90, 20), (90, 45), kv_heads=2, entries=12, shared_block=True, before=3),
+    KeyListCase("all_of_a_tile", (90, 20), (90, 45), kv_heads=1, entries=30, shared_block=True, before=3),
     KeyListCase("repeated_in_a_tile", (30,), (100,), kv_heads=1, entries=20, counted=True, head_lists=False),
 )
 """Of lists that have most blocks of a tile, and some several times."""

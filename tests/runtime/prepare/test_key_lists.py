@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 
 from key_list_walk import walked  # noqa: E402
 
-from codegen.key_list_cases import CASES, KeyListCase, random_cases  # noqa: E402
+from codegen.key_list_cases import CASES, SMALL_BLOCKS, KeyListCase, random_cases  # noqa: E402
 from codegen.plans.backward.key_lists import chunks_of, tiles_of_head  # noqa: E402
 from runtime.prepare import key_lists as prepared  # noqa: E402
 from runtime.prepare.key_lists import transposed_key_lists  # noqa: E402
@@ -39,7 +39,7 @@ def test_gradients_over_them_are_those_of_the_definition(case: KeyListCase) -> N
 
 
 @pytest.mark.parametrize("keys", [16, 32])
-@pytest.mark.parametrize("case", [*CASES, *random_cases()[:12]], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [*CASES, *SMALL_BLOCKS, *random_cases()[:12]], ids=lambda case: case.name)
 def test_so_are_those_of_tiles_of_several_blocks(case: KeyListCase, keys: int) -> None:
     chunk = 48
     inputs = verified.inputs_of(case, group=2, head_dim=16, keys=keys, dtype=torch.float64, device=CPU)

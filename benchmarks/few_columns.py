@@ -1,7 +1,7 @@
 """Times BSR x dense with few columns of B, as in decoding with sparse weights.
 
-    python benchmarks/few_columns.py --json benchmarks/results/few_columns_h100.json
-    python benchmarks/few_columns.py --from benchmarks/results/few_columns_h100.json    # no GPU: prints an earlier run
+    python benchmarks/few_columns.py --json benchmarks/results/few_columns_h200.json
+    python benchmarks/few_columns.py --from benchmarks/results/few_columns_h200.json    # no GPU: prints an earlier run
     python benchmarks/few_columns.py --kernels h100_bsr_spmm_b16_n16 h100_bsr_spmm_b16_n32    # not the chosen ones
     python benchmarks/results_table.py                                                  # writes its table into docs/
 
@@ -51,7 +51,7 @@ REPLAYS = 7
 LAUNCH_US = 4.0
 SHARES = {16: 0.55}  # of the copy bandwidth, by rows of a block
 SHARE = 0.85
-COLUMNS = (1, 8, 16, 32, 64)
+COLUMNS = (1, 2, 4, 16, 64)
 CUBLAS, TRITON = "cuBLAS, dense", "Triton bsr_dense_addmm"
 TRITON_OPTIONS = ((4, 3), (4, 4), (2, 4), (8, 3), (4, 2))  # warps and stages
 

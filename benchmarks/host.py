@@ -1,7 +1,7 @@
 """Times the host overhead of a call, compared with SDPA and torch.mm, in one run.
 
-    python benchmarks/host.py --json benchmarks/results/host_h100.json
-    python benchmarks/host.py --from benchmarks/results/host_h100.json     # no GPU: prints an earlier run
+    python benchmarks/host.py --json benchmarks/results/host_h200.json
+    python benchmarks/host.py --from benchmarks/results/host_h200.json     # no GPU: prints an earlier run
     python benchmarks/results_table.py                            # writes its table into docs/notebook/measuring.md
 
 Three times of each call, medians, in microseconds:

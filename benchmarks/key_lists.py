@@ -3,6 +3,7 @@
     python benchmarks/key_lists.py --json benchmarks/results/key_lists_h200.json
     python benchmarks/key_lists.py --from benchmarks/results/key_lists_h200.json  # no GPU: an old run
     python benchmarks/key_lists.py --rows S4096  # one row
+    python benchmarks/key_lists.py --rows 'of 16,'  # rows of blocks of 16 keys
     python benchmarks/key_lists.py --rows 'top 16 of 64' --backward '{"tile": {"m": 32, "n": 64}, "stages": 3}'
 
 Effective TFLOPS are of two products (forward) and of five (backward) over the pairs that the lists and the causal mask
@@ -10,7 +11,8 @@ show. A forward by key blocks is all that a call does: transposed lists and the 
 lists, statistics, dQ, dK and dV. "transposition" is the part of a backward that transposes lists, and has no TFLOPS.
 
 Each query lists its own block and different random earlier ones, for each KV head; `sink` also has block 0 and the
-block before its own in every list. Lists of a model are less random: adjacent queries share blocks.
+block before its own in every list. The blocks of `runs` come in aligned runs of 64 keys, up to the query's own block.
+Lists of a model are less random: adjacent queries share blocks. Blocks of 16 and 32 keys have no forward by key blocks.
 
 --backward and --forward add kernels whose specs have other fields than those that calls take, beside them.
 
@@ -23,7 +25,7 @@ import argparse
 import datetime
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,7 +39,7 @@ from codegen.json_rows import json_rows
 from codegen.library import find_spec
 from codegen.planning import plan_for
 from codegen.problem import KeyListsShape
-from codegen.select.key_lists import FORWARD, gradient_fields
+from codegen.select.key_lists import FORWARD, FORWARD_LIMITS, gradient_fields
 from runtime import KeyLists, load_kernel, varlen_attention
 from runtime.kernels.key_lists_backward import KeyListsBackwardKernel
 from runtime.kernels.key_lists_forward import KeyListsForwardKernel
@@ -52,6 +54,7 @@ BY_KEYS, BY_QUERIES = "forward, by key blocks", "forward, decode kernel"
 OURS, TRANSPOSITION = "backward", "transposition"
 SAMPLES = 8  # queries and keys that are checked
 REPEATS = 11
+RUN_KEYS = 64  # keys of a run
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,7 @@ class Row:
         head_dim: elements of a head.
         keys: keys of an entry.
         entries: of a list.
-        kind: random or sink.
+        kind: random, sink or runs.
         kv_heads: heads of K and V.
         group: query heads for each of them.
     """
@@ -92,6 +95,12 @@ ROWS = (
     Row(32768, kv_heads=8, group=8),
     Row(32768, keys=64, kv_heads=8, group=8),
     Row(32768, kv_heads=16, group=4),
+    Row(32768, keys=32, entries=32),
+    Row(32768, keys=16, entries=64),
+    Row(32768, keys=16, entries=64, kind="runs"),
+    Row(32768, keys=16),
+    Row(32768, head_dim=64, keys=16, entries=64),
+    Row(32768, keys=16, entries=64, kv_heads=8, group=8),
 )
 Variants = dict[str, list[Fields]]
 """Other fields of specs, for "forward" and "backward"."""
@@ -112,6 +121,12 @@ class Problem(NamedTuple):
 
 def lists_of(row: Row, device: str = "cuda") -> torch.Tensor:
     """Draw lists: int32 (kv_heads, tokens, entries), -1 where a query has fewer blocks."""
+    if row.kind == "runs":
+        each = RUN_KEYS // row.keys
+        runs = lists_of(replace(row, kind="random", keys=RUN_KEYS, entries=row.entries // each), device)
+        blocks = (runs[..., None] * each + torch.arange(each, dtype=torch.int32, device=device)).flatten(2)
+        last = torch.arange(row.length, device=device)[:, None] // row.keys
+        return blocks.where((blocks >= 0) & (blocks <= last), -1)
     own = torch.arange(row.length, device=device)[:, None] // row.keys
     block = torch.arange(-(-row.length // row.keys), device=device)
     always = block == own
@@ -198,9 +213,10 @@ def calls_of(row: Row, problem: Problem, variants: Variants) -> dict[str, Call]:
     q, k, v, dout, indices, bounds, out, lse = problem
     lists, both = Lists(indices, None, row.keys), Bounds(bounds, bounds)
     fields = gradient_fields("sm_90a", "bf16", head_dim=row.head_dim, entry_keys=row.keys, group=row.group)
-    args = plan_for(find_spec(fields)).problem(KeyListsShape(1, row.length, row.length, row.kv_heads, indices.shape[2]))
+    named = find_spec(fields)
+    args = plan_for(named).problem(KeyListsShape(1, row.length, row.length, row.kv_heads, indices.shape[2]))
     sizes = {"tiles": args.numbers["tiles"], "chunk": args.numbers["chunk_entries"], "chunks": args.tiles}
-    sizes |= {"kv_heads": row.kv_heads, "key_tokens": row.length}
+    sizes |= {"kv_heads": row.kv_heads, "key_tokens": row.length, "pieces": named.spec.tile.n // row.keys}
 
     def forward(other: Fields) -> Call:
         kernel = load_kernel({**fields, "op": FORWARD, **other})
@@ -215,7 +231,7 @@ def calls_of(row: Row, problem: Problem, variants: Variants) -> dict[str, Call]:
         return lambda: kernel(q, k, v, **both._asdict(), lists=indices, **given)
 
     return {
-        BY_KEYS: forward({}),
+        **({BY_KEYS: forward({})} if row.keys in FORWARD_LIMITS["entry_keys"] else {}),
         BY_QUERIES: lambda: attend_by_queries(q, k, v, both, lists, options=options_of(lists)).out,
         OURS: lambda: attend_key_lists_backward(q, k, v, both, lists, **given),
         TRANSPOSITION: lambda: transposed_key_lists(indices, None, *both, keys=row.keys, **sizes),

@@ -54,10 +54,10 @@ ATTENTION = MEASURED / "attention_h200.json"
 BSR = MEASURED / "bsr_h200.json"
 # Other devices: the markers of docs/notebook/results.md and what stands between them.
 OTHER_DEVICES = {"attention-h100": MEASURED / "attention_h100.json", "bsr-h100": MEASURED / "bsr_h100.json"}
-HOST = MEASURED / "host_h100.json"
+HOST = MEASURED / "host_h200.json"
 HOST_CALLS = MEASURED / "host_calls.json"
 EXPRESSIONS = MEASURED / "expressions_h100.json"
-FEW_COLUMNS = MEASURED / "few_columns_h100.json"
+FEW_COLUMNS = MEASURED / "few_columns_h200.json"
 FP8 = MEASURED / "fp8_h100.json"
 DISTRIBUTED = [MEASURED / f"distributed_2xh200{name}.json" for name in ("_gradients", "", "_fp16")]
 """The first one is of gradients before rows of all heads were copied by one call."""

@@ -660,9 +660,11 @@ class KeyListsBackwardFlags(Flags):
 
     Attributes:
         dq_queries: rows of a step whose dQ one product has.
+        in_pieces: whether a tile has several blocks, and an entry a bit for each.
     """
 
     dq_queries: int
+    in_pieces: bool
 
 
 @dataclass(frozen=True)

@@ -86,6 +86,16 @@ CASES = (
 )
 
 
+SMALL_BLOCKS = (_same("crowded", 300, 77, entries=96),)
+"""Of lists that have most blocks of a tile, several times each."""
+TILE_KEYS = 64  # of tiles that have several smaller blocks
+
+
+def cases_of(entry_keys: int) -> tuple[KeyListCase, ...]:
+    """Cases of a kernel of gradients for lists of blocks of `entry_keys` keys."""
+    return CASES + (SMALL_BLOCKS if entry_keys < TILE_KEYS else ())
+
+
 def random_cases() -> tuple[KeyListCase, ...]:
     """Small cases of random lengths and lists: the same ones every time."""
     draw = random.Random(0)

@@ -540,7 +540,7 @@ class KeyListsBackwardTile(SpecModel):
     """Tile of the gradients of attention over lists of keys."""
 
     m: int = Field(description="rows of a step: the query heads of its queries")
-    n: int = Field(description="keys of a tile: those of an entry")
+    n: int = Field(description="keys of a tile: those of an entry, or 64 if it has fewer")
 
 
 class KeyListsBackwardSpec(SpecBase):
@@ -551,7 +551,7 @@ class KeyListsBackwardSpec(SpecBase):
 
     op: Literal["key_lists_backward"] = Field(description="operator")
     head_dim: Annotated[Literal[64, 128], StrictInt] = Field(description="elements per head")
-    entry_keys: Annotated[Literal[64, 128], StrictInt] = Field(description="keys of an entry of a list")
+    entry_keys: Annotated[Literal[16, 32, 64, 128], StrictInt] = Field(description="keys of an entry of a list")
     group: Annotated[Literal[4, 8, 16], StrictInt] = Field(description="query heads per KV head")
     tile: KeyListsBackwardTile = Field(description="tile of a thread block, and the size of a step")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from codegen.key_list_cases import CASES
+from codegen.key_list_cases import cases_of
 from codegen.operators.record import Operator
 from codegen.plans.backward import key_lists
 from codegen.problem import KeyListsShape
@@ -14,11 +14,11 @@ KEY_LISTS_BACKWARD_OPERATOR = Operator(
     shape=KeyListsShape,
     kernel=lambda spec: key_lists,
     rows=KEY_LISTS_BACKWARD,
-    features=lambda spec: (None, {"keys": spec.entry_keys}),
+    features=lambda spec: (None, {"keys": key_lists.tile_keys(spec.entry_keys)}),
     stem=lambda spec: [f"d{spec.head_dim}", f"b{spec.entry_keys}", f"g{spec.group}"],
     title=lambda spec: f"gradients over lists of {spec.entry_keys} keys, d {spec.head_dim}, groups of {spec.group}",
     computes=lambda spec: ("dtype", "head_dim", "entry_keys", "group"),
-    cases=lambda plan, spec: [case.name for case in CASES],
+    cases=lambda plan, spec: [case.name for case in cases_of(spec.entry_keys)],
     random_shapes=True,
     tolerance=1.0,  # errors are fractions of the allowed error
 )

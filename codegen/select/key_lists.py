@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 from codegen.arch import ARCHS
 from codegen.errors import SpecError
-from codegen.spec import KeyListsBackwardSpec
+from codegen.spec import KeyListsBackwardSpec, KeyListsForwardSpec
 
 OP, FORWARD = "key_lists_backward", "key_lists_forward"
 LEAST_QUERIES, LEAST_OF_BLOCK = 1024, 32
@@ -17,13 +17,13 @@ queries of 64:4 heads of 128 and 16 blocks of 128 keys, it takes 0.157 ms on an 
 queries were not measured, nor fewer of a key block."""
 
 
-def _sizes(field: str) -> tuple[int, ...]:
-    """Values of a field of the spec."""
-    return tuple(get_args(KeyListsBackwardSpec.model_fields[field].annotation))
+def _limits(spec: type[KeyListsBackwardSpec | KeyListsForwardSpec]) -> dict[str, tuple[int, ...]]:
+    """Values of the fields of a spec."""
+    return {field: get_args(spec.model_fields[field].annotation) for field in ("head_dim", "entry_keys", "group")}
 
 
-LIMITS = {field: _sizes(field) for field in ("head_dim", "entry_keys", "group")}
-"""Sizes that the kernels have, by field of the spec."""
+LIMITS, FORWARD_LIMITS = _limits(KeyListsBackwardSpec), _limits(KeyListsForwardSpec)
+"""Sizes that the kernels of gradients have, and those of a forward pass by key blocks, by field of the spec."""
 
 
 def gradient_archs() -> tuple[str, ...]:
@@ -76,7 +76,7 @@ class KeyListsCall:
     def by_keys(self) -> bool:
         """Whether a call takes the kernel by key blocks; otherwise it takes the decode kernel."""
         sizes = {"head_dim": self.head_dim, "entry_keys": self.entry_keys, "group": self.group}
-        fits = all(size in LIMITS[name] for name, size in sizes.items())
+        fits = all(size in FORWARD_LIMITS[name] for name, size in sizes.items())
         dense = self.queries * self.entries * self.entry_keys >= LEAST_OF_BLOCK * self.keys
         many = self.queries >= LEAST_QUERIES and dense
         return bool(ARCHS[self.arch].of(FORWARD)) and fits and many and not self.options

@@ -138,7 +138,8 @@ class KeyListsBackwardKernel(BoundCall[KeyListsBackwardSpec]):
         zeros = allocate((bound.zeros // 4,), (1,), torch.float32).zero_()
         tensors = {name: tensor for name, tensor in given.items() if tensor is not None}
         order = order_of_chunks(transposed, kv_heads=k.shape[1], chunk=bound.sizes["chunk"])
-        tensors |= {**found._asdict(), **made, **transposed._asdict(), "chunk_order": order}
+        tensors |= {**found._asdict(), **made, "chunk_order": order}
+        tensors |= {name: tensor for name, tensor in transposed._asdict().items() if tensor is not None}
         addresses = {name: tensor.data_ptr() for name, tensor in tensors.items()}
         addresses |= {name: zeros.data_ptr() + at for name, at in bound.sums.items()}
         addresses |= {"dlse": 0} if dlse is None else {}
@@ -183,6 +184,7 @@ class KeyListsBackwardKernel(BoundCall[KeyListsBackwardSpec]):
         """What later calls need."""
         tiles, chunk = args.numbers["tiles"], args.numbers["chunk_entries"]
         sizes = {"kv_heads": kv_heads, "key_tokens": key_tokens, "tiles": tiles, "chunk": chunk, "chunks": args.tiles}
+        sizes["pieces"] = self.spec.tile.n // self.spec.entry_keys
         *starts, zeros = accumulate((aligned(size, ALIGNMENT) for size in args.sums.values()), initial=0)
         return _Bound(sizes, Memory.of(args), dict(zip(args.sums, starts, strict=True)), zeros)
 

@@ -61,7 +61,7 @@ def varlen_attention(
             within each sequence, and ``convert.packed_list_rows`` has the rows of the lists. Or ``KeyLists``: of
             the keys up to its own position, each query sees those of its list. Entries count from the first key of a
             sequence. head_dim is then 64, 128, 192 or 256; gradients have heads of 64 or 128 in groups of 4, 8 or 16,
-            entries of 64 or 128 keys, no softcap and no sinks, and need a kernel with a receipt.
+            entries of 16, 32, 64 or 128 keys, no softcap and no sinks, and need a kernel with a receipt.
         cu_seqlens_q: int32 (sequences + 1,), contiguous: where each sequence begins in q, and where the last one ends.
             Rising; sequences may be empty. Tokens before the first sequence and behind the last one are not written.
         cu_seqlens_k: the same of k and v; by default ``cu_seqlens_q``.

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from codegen.key_list_cases import CASES, KeyListCase, random_cases
+from codegen.key_list_cases import CASES, KeyListCase, cases_of, random_cases
 from runtime.kernels.arguments import TORCH_DTYPES
 from runtime.kernels.gradient_statistics import LOG2_E
 from runtime.kernels.key_lists_backward import KeyListsBackwardKernel
@@ -357,7 +357,7 @@ FORWARD_VERIFICATION = Verification(
 )
 VERIFICATION = Verification(
     oracle="float64 gradients over the listed keys of each sequence, on the GPU",
-    cases=lambda plan, spec: CASES,
+    cases=lambda plan, spec: cases_of(spec.entry_keys),
     run_case=run_case,
     random_cases=lambda spec: random_cases(),
 )

@@ -36,6 +36,20 @@ def test_lists_are_of_different_visible_blocks(script: ModuleType, kind: str) ->
     assert script.pairs_of(row, lists) == 2 * sum(float(script.seen(row, of, every, every).sum()) for of in lists)
 
 
+def test_runs_are_of_adjacent_blocks(script: ModuleType) -> None:
+    row = script.Row(200, head_dim=16, keys=16, entries=8, kind="runs", kv_heads=2, group=2)
+    lists = script.lists_of(row, "cpu")
+    position = torch.arange(200)
+    assert lists.shape == (2, 200, 8) and bool((lists <= position[:, None] // 16).all())
+    for of_head in lists:
+        listed = script.seen(row, of_head, position, position)
+        runs = torch.nn.functional.pad(listed, (0, 56)).unflatten(1, (-1, 64)).amax(2)
+        assert bool((runs.sum(1) == (position // 64 + 1).clamp(max=2)).all())
+        whole = runs.repeat_interleave(64, 1)[:, :200] * (position <= position[:, None])
+        assert torch.equal(listed, whole)
+    assert script.pairs_of(row, lists) == 2 * sum(float(script.seen(row, of, position, position).sum()) for of in lists)
+
+
 def test_right_results_pass_and_wrong_ones_do_not(script: ModuleType) -> None:
     row = script.Row(150, head_dim=16, keys=16, entries=3, kv_heads=2, group=4)
     lists = script.lists_of(row, "cpu")

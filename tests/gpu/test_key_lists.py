@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from codegen.arch import ARCHS  # noqa: E402
-from codegen.key_list_cases import CASES, KeyListCase  # noqa: E402
+from codegen.key_list_cases import CASES, KeyListCase, cases_of  # noqa: E402
 from codegen.library import find_spec  # noqa: E402
 from codegen.plans import key_lists_forward as forward_plans  # noqa: E402
 from codegen.select import key_lists as select  # noqa: E402
@@ -34,6 +34,14 @@ KINDS = [
     {"head_dim": head_dim, "keys": keys, "group": group}
     for head_dim, keys, group in ((128, 128, 16), (128, 128, 4), (128, 64, 8), (64, 128, 8), (64, 64, 4), (64, 64, 16))
 ]
+SMALL_BLOCKS = [
+    {"head_dim": head_dim, "keys": keys, "group": group}
+    for head_dim, keys, group in (
+        *((128, keys, group) for keys in (16, 32) for group in (4, 8, 16)),
+        *((64, keys, group) for keys, group in ((16, 16), (16, 4), (32, 8), (32, 16))),
+    )
+]
+"""Kinds of gradients alone."""
 STEP = KeyListCase("step", (1000, 0, 129, 1), (1200, 9, 129, 33), entries=6, before=11, shared_block=True)
 
 
@@ -67,7 +75,7 @@ def step(inputs: verified.Inputs, case: KeyListCase, keys: int, **options: Any) 
     return (found.detach()[inside], *torch.autograd.grad(found[inside], operands, inputs.dout[inside]))
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=name_of)
+@pytest.mark.parametrize("kind", KINDS + SMALL_BLOCKS, ids=name_of)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_a_step_has_the_gradients_of_the_definition(kind: dict[str, int], dtype: Any) -> None:
     inputs = inputs_of(STEP, kind, dtype)
@@ -85,11 +93,12 @@ def test_a_step_has_the_gradients_of_the_definition(kind: dict[str, int], dtype:
         assert not found[right.unseen[name]].any()
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=name_of)
+@pytest.mark.parametrize("kind", KINDS + SMALL_BLOCKS, ids=name_of)
 def test_all_cases(kind: dict[str, int]) -> None:
     sizes = {"head_dim": kind["head_dim"], "entry_keys": kind["keys"], "group": kind["group"]}
     kernel = load_kernel(find_spec(gradient_fields("sm_90a", "bf16", **sizes)))
-    failed = [outcome for case in CASES if not (outcome := run_case(kernel, case, CUDA)).passed]
+    cases = cases_of(kind["keys"])
+    failed = [outcome for case in cases if not (outcome := run_case(kernel, case, CUDA)).passed]
     assert not failed
 
 
@@ -149,8 +158,8 @@ def test_both_ways_of_a_forward_have_the_results_of_the_definition(
     torch.testing.assert_close(found.lse[:, inside].double(), right.lse[:, inside], atol=2e-3, rtol=1e-3)
 
 
-def test_gradients_have_the_same_bits_beside_a_busy_stream() -> None:
-    kind = KINDS[0]
+@pytest.mark.parametrize("kind", [KINDS[0], SMALL_BLOCKS[2]], ids=name_of)
+def test_gradients_have_the_same_bits_beside_a_busy_stream(kind: dict[str, int]) -> None:
     case = KeyListCase("bits", (4000, 300), (4000, 300), entries=16, shared_block=True)
     inputs = inputs_of(case, kind)
     first = step(inputs, case, kind["keys"])
@@ -162,9 +171,9 @@ def test_gradients_have_the_same_bits_beside_a_busy_stream() -> None:
         assert all(map(torch.equal, first, step(inputs, case, kind["keys"])))
 
 
-def test_steps_compile_and_are_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", [KINDS[0], SMALL_BLOCKS[2]], ids=name_of)
+def test_steps_compile_and_are_captured(kind: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(select, "LEAST_QUERIES", 0)
-    kind = KINDS[0]
     case = KeyListCase("captured", (500, 200), (500, 200), entries=5)
     inputs = inputs_of(case, kind)
     first = step(inputs, case, kind["keys"])
@@ -189,11 +198,12 @@ def test_steps_compile_and_are_captured(monkeypatch: pytest.MonkeyPatch) -> None
     assert all(map(torch.equal, found, step(other, case, kind["keys"])))
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(32))
 def test_bounds_and_lists_may_hold_anything(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing hangs, and what is read and written lies in tensors."""
     monkeypatch.setattr(select, "LEAST_QUERIES", 0)
-    kind = KINDS[seed % len(KINDS)]
+    kinds = KINDS + SMALL_BLOCKS
+    kind = kinds[seed % len(kinds)]
     case = KeyListCase(f"garbage {seed}", (300, 100), (300, 100), entries=9, wild=True, counted=True)
     inputs = inputs_of(case, kind)
     draw = torch.Generator(device="cuda").manual_seed(seed)

@@ -11,12 +11,12 @@ from runtime.verify.key_lists import Exact, Inputs
 
 
 def walked(
-    inputs: Inputs, exact: Exact, lists: TransposedKeyLists, *, chunk: int, scale: float | None
+    inputs: Inputs, exact: Exact, lists: TransposedKeyLists, *, chunk: int, scale: float | None, piece_keys: int = 0
 ) -> dict[str, torch.Tensor]:
     """Gradients dq, dk and dv in float64, of sums chunk by chunk in the order of their numbers.
 
     Raises:
-        AssertionError: if the tokens of a chunk do not fall.
+        AssertionError: if the tokens of a chunk do not fall, or if an entry has no piece.
     """
     q, k, v, dout = (t.double() for t in (inputs.q, inputs.k, inputs.v, inputs.dout))
     kv_heads, tiles = k.shape[1], lists.places.shape[0]
@@ -32,11 +32,16 @@ def walked(
         head, place = divmod(tile, tiles)
         first_key, first_position, keys, _ = lists.places[place].tolist()
         first = int(lists.offsets[tile]) + (number - int(lists.chunk_begins[tile])) * chunk
-        tokens = lists.entries[first : min(first + chunk, int(lists.offsets[tile + 1]))].long()
+        entries = slice(first, min(first + chunk, int(lists.offsets[tile + 1])))
+        tokens = lists.entries[entries].long()
         assert len(tokens) and bool((tokens[1:] <= tokens[:-1]).all())
         heads, at = slice(head * group, (head + 1) * group), slice(first_key, first_key + keys)
         mine, of_out = q[tokens, heads], dout[tokens, heads]
         there = first_position + torch.arange(keys) <= lists.positions[tokens, None]
+        if lists.pieces is not None:
+            pieces = lists.pieces[entries].int()
+            assert bool((pieces != 0).all())
+            there &= (pieces[:, None] >> torch.arange(keys) // piece_keys & 1).bool()
         p = (scale * mine @ k[at, head].T - exact.lse[heads, tokens].T[..., None]).exp() * there[:, None]
         ds = p * (of_out @ v[at, head].T - delta[tokens, heads][..., None])
         found["dq"].index_put_(

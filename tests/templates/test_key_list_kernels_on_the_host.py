@@ -44,7 +44,18 @@ KERNELS: dict[str, dict[str, Any]] = {
     "groups of 16, blocks of 64": {"dtype": "bf16", "head_dim": 128, "entry_keys": 64, "group": 16},
     "groups of 4": {"dtype": "bf16", "head_dim": 128, "entry_keys": 128, "group": 4},
     "groups of 8": {"dtype": "fp16", "head_dim": 128, "entry_keys": 128, "group": 8},
+    "groups of 16, blocks of 16": {"dtype": "bf16", "head_dim": 128, "entry_keys": 16, "group": 16},
+    "groups of 16, blocks of 32": {"dtype": "fp16", "head_dim": 64, "entry_keys": 32, "group": 16},
+    "groups of 8, blocks of 16": {"dtype": "fp16", "head_dim": 128, "entry_keys": 16, "group": 8},
+    "groups of 8, blocks of 32": {"dtype": "bf16", "head_dim": 64, "entry_keys": 32, "group": 8},
+    "groups of 4, blocks of 16": {"dtype": "bf16", "head_dim": 64, "entry_keys": 16, "group": 4},
+    "groups of 4, blocks of 32": {"dtype": "fp16", "head_dim": 128, "entry_keys": 32, "group": 4},
 }
+SMALL_BLOCKS = (
+    KeyListCase("all_of_a_tile", (90, 20), (90, 45), kv_heads=1, entries=30, shared_block=True, before=3),
+    KeyListCase("repeated_in_a_tile", (30,), (100,), kv_heads=1, entries=20, counted=True, head_lists=False),
+)
+"""Of lists that have most blocks of a tile, and some several times."""
 
 
 @pytest.fixture(autouse=True)
@@ -60,9 +71,10 @@ def _on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", KERNELS)
 def test_gradients_are_those_of_the_definition(name: str, recorded: Callable[..., None], tmp_path: Path) -> None:
     named = find_spec({"op": "key_lists_backward", "arch": "sm_90a", **KERNELS[name]})
-    recorded(generate(named).source, repr(CASES))
+    cases = CASES + (SMALL_BLOCKS if KERNELS[name]["entry_keys"] < plans.WARPGROUP_ROWS else ())
+    recorded(generate(named).source, repr(cases))
     kernel = host_key_lists.HostKernel(named, tmp_path)
-    for order, (case, late) in enumerate(product(CASES, (True, False))):
+    for order, (case, late) in enumerate(product(cases, (True, False))):
         kernel.host.late, kernel.host.order = late, order
         outcome = verified.run_case(kernel, case, CPU)
         assert outcome.passed, outcome
@@ -192,15 +204,16 @@ def test_pages_outside_of_the_cache_are_hidden_and_lengths_may_be_left_out(
     ("kind", "host"),
     [
         ({"op": "key_lists_backward"}, host_key_lists.HostKernel),
+        ({"op": "key_lists_backward", "entry_keys": 16}, host_key_lists.HostKernel),
         ({"op": "key_lists_forward"}, host_key_lists.HostForward),
         ({"op": "key_lists_forward", "layout": "paged"}, host_key_lists.HostPaged),
     ],
-    ids=["gradients", "results", "over pages"],
+    ids=["gradients", "gradients of blocks of 16", "results", "over pages"],
 )
 def test_indices_may_hold_anything(
-    kind: dict[str, str], host: Any, recorded: Callable[..., None], tmp_path: Path
+    kind: dict[str, Any], host: Any, recorded: Callable[..., None], tmp_path: Path
 ) -> None:
-    named = find_spec({**kind, "arch": "sm_90a", **PAGED["groups of 4, heads of 64"]})
+    named = find_spec({"arch": "sm_90a", **PAGED["groups of 4, heads of 64"], **kind})
     recorded(generate(named).source)
     kernel = host(named, tmp_path)
     torch.manual_seed(0)

@@ -1,5 +1,6 @@
 """Plan of the gradients of attention over lists of keys on sm_90a: tiles are key blocks, steps the queries that list
-them; five products; dQ is summed in fixed point, in any order."""
+them; five products; dQ is summed in fixed point, in any order. A tile of smaller blocks than a warpgroup multiplies has
+several of them, its pieces; an entry has a bit for each piece that its query lists."""
 
 from __future__ import annotations
 
@@ -40,10 +41,16 @@ CHUNK_ROWS = 1 << 12
 """Rows of a chunk, the part of a tile's queries that one thread block takes, of tiles of 128 keys; of others in
 proportion. Chunks that run at one time have queries near each other, and short chunks nearer ones, so that Q, dO and
 the sums of dQ stay in the L2 cache; but each chunk has its own sums of dK and dV. Estimated, and an argument of a
-launch."""
+launch. Tiles of several blocks have chunks of as many rows: entries of a query are merged, but memory for the sums of
+chunks is that of entries that are not, whose number the host knows."""
 REGISTERS = {1: (24, 232), 2: (24, 240)}
 """Registers per producer and per consumer thread, by consumer warpgroups. Those of one consumer are for two thread
 blocks per SM: with 224 and 48 rows, heads of 128, the compiler waits for each product."""
+
+
+def tile_keys(entry_keys: int) -> int:
+    """Keys of a tile: those of an entry, or the fewest that a warpgroup multiplies."""
+    return max(entry_keys, WARPGROUP_ROWS)
 
 
 def _steps(spec: KeyListsBackwardSpec) -> range:
@@ -54,7 +61,11 @@ def _steps(spec: KeyListsBackwardSpec) -> range:
 
 TILE: tuple[Rule[KeyListsBackwardSpec], ...] = (
     OneOf("m", _steps, lambda spec, sizes: f"allowed: {multiples(_steps(spec))}"),
-    OneOf("n", lambda spec: (spec.entry_keys,), lambda spec, sizes: f"allowed: {sizes}, the keys of an entry"),
+    OneOf(
+        "n",
+        lambda spec: (tile_keys(spec.entry_keys),),
+        lambda spec, sizes: f"allowed: {sizes}, the keys of an entry, or {WARPGROUP_ROWS} if it has fewer",
+    ),
 )
 
 
@@ -65,7 +76,17 @@ def _columns(spec: KeyListsBackwardSpec) -> int:
 
 def _divided(spec: KeyListsBackwardSpec) -> int:
     """Parts of the rows of a step whose dQ different warpgroups compute."""
-    return max(1, spec.entry_keys // WARPGROUP_ROWS // (spec.head_dim // _columns(spec)))
+    return max(1, _consumers(spec) // (spec.head_dim // _columns(spec)))
+
+
+def _consumers(spec: KeyListsBackwardSpec) -> int:
+    """Warpgroups that compute, 64 keys each."""
+    return tile_keys(spec.entry_keys) // WARPGROUP_ROWS
+
+
+def _pieces(spec: KeyListsBackwardSpec) -> int:
+    """Blocks of a tile."""
+    return tile_keys(spec.entry_keys) // spec.entry_keys
 
 
 def plan(spec: KeyListsBackwardSpec, stem: str) -> Plan:
@@ -73,7 +94,7 @@ def plan(spec: KeyListsBackwardSpec, stem: str) -> Plan:
     require(not spec.is_fp8, "dtype", f"is {spec.dtype}; allowed: fp16, bf16")
     check_tile(spec, TILE)
     m, n, d = spec.tile.m, spec.tile.n, spec.head_dim
-    consumers = n // WARPGROUP_ROWS
+    consumers = _consumers(spec)
     shared = _shared(spec)
     # Per thread and column of 64 rows: half a register for a product, a quarter for a 16-bit operand. dK, dV; S^T and
     # dP^T, or dQ in their place; P^T.
@@ -93,10 +114,10 @@ def plan(spec: KeyListsBackwardSpec, stem: str) -> Plan:
         shared=tuple(shared.regions),
         shared_bytes=shared.size,
         registers=registers,
-        params=_params(),
+        params=_params(in_pieces=_pieces(spec) > 1),
         tensor_maps=_tensor_maps(spec),
         constants=_constants(spec, producer=producer, consumer=consumer),
-        flags=KeyListsBackwardFlags(m // _divided(spec)),
+        flags=KeyListsBackwardFlags(m // _divided(spec), in_pieces=_pieces(spec) > 1),
         grid_summary="one thread block for each chunk of a tile's queries",
         summary=(
             ("tile", f"{n} keys, {m // spec.group} queries of {spec.group} heads a step"),
@@ -112,13 +133,13 @@ def plan(spec: KeyListsBackwardSpec, stem: str) -> Plan:
 
 def _dq_parts(spec: KeyListsBackwardSpec) -> int:
     """Products of dQ of a warpgroup: each for one group of columns."""
-    return max(1, spec.head_dim // _columns(spec) // (spec.entry_keys // WARPGROUP_ROWS))
+    return max(1, spec.head_dim // _columns(spec) // _consumers(spec))
 
 
 def _ds_buffers(spec: KeyListsBackwardSpec) -> int:
     """Buffers of dS. One warpgroup has one, and a second barrier in each step, which costs it little. That leaves
     shared memory for a ring of two stages, with two thread blocks per SM."""
-    return min(2, spec.entry_keys // WARPGROUP_ROWS)
+    return min(2, _consumers(spec))
 
 
 def _shared(spec: KeyListsBackwardSpec) -> SharedLayout:
@@ -138,8 +159,9 @@ def _shared(spec: KeyListsBackwardSpec) -> SharedLayout:
     shared.add("Stats", stages * m * STATS_BYTES, "statistics of the rows in the ring", align=16)
     shared.add("Norms", stages * m * NORM, "norms of the rows of dO in the ring", align=16)
     shared.add("Barriers", 8 * (2 * stages + 3), "mbarriers", align=8)
-    last_keys = stages * (m // spec.group + 1) * 4
-    shared.add("LastKeys", last_keys, "last key that each query of the ring sees; whether one sees fewer", align=4)
+    last_keys = stages * (_pieces(spec) * (m // spec.group) + 1) * 4
+    what = "last key that each query of the ring sees" if _pieces(spec) == 1 else "last keys of queries, by piece"
+    shared.add("LastKeys", last_keys, f"{what}; whether one sees fewer", align=4)
     largest = stages * (m // spec.group) * LARGEST
     shared.add("Largest", largest, "largest |K| and norm of V of each query of the ring", align=8)
     shared.add("Scales", 2 * m * SCALE, "scales of the rows of a step, and of the previous one", align=4)
@@ -152,10 +174,12 @@ def _strided(name: str, doc: str, *, writes: bool = False) -> tuple[Param, ...]:
     return (pointer(name, ELEMENT, doc, writes=writes), *strides)
 
 
-def list_params() -> tuple[Param, ...]:
+def list_params(*, in_pieces: bool) -> tuple[Param, ...]:
     """Parameters of transposed lists."""
+    of_entries = (pointer("pieces", "unsigned char", "pieces of the tile that an entry lists, a bit each"),)
     return (
         pointer("entries", "int", "token of each entry, by tile"),
+        *(of_entries if in_pieces else ()),
         pointer("offsets", "int", "first entry of each tile, then the end of the last one"),
         pointer("places", "int4", "first token in K of each tile of a head, its position, and keys there"),
         pointer("chunk_begins", "int", "first chunk of each tile, then the number of chunks"),
@@ -164,7 +188,7 @@ def list_params() -> tuple[Param, ...]:
     )
 
 
-def _params() -> tuple[Param, ...]:
+def _params(*, in_pieces: bool) -> tuple[Param, ...]:
     """Parameters of the kernel."""
     return (
         *OPERANDS,
@@ -180,7 +204,7 @@ def _params() -> tuple[Param, ...]:
         pointer(
             "largest", "int2", "largest |K| and norm of V of the tiles of a query, (kv_heads, tokens)", writes=True
         ),
-        *list_params(),
+        *list_params(in_pieces=in_pieces),
         pointer("chunk_order", "int", "chunk of each thread block"),
         *_strided("dq", "dQ, as O", writes=True),
         *_strided("dk", "dK (key tokens, kv_heads, head_dim)", writes=True),
@@ -209,12 +233,18 @@ def _tensor_maps(spec: KeyListsBackwardSpec) -> dict[str, TensorMap]:
 def _constants(spec: KeyListsBackwardSpec, *, producer: int, consumer: int) -> tuple[Constant, ...]:
     """Constants of the source."""
     m, n, d, columns, element = spec.tile.m, spec.tile.n, spec.head_dim, _columns(spec), DTYPES[spec.dtype].bytes
-    consumers = n // WARPGROUP_ROWS
+    consumers, pieces = _consumers(spec), _pieces(spec)
+    of_pieces = (
+        Constant("kPieces", pieces, "blocks of a tile"),
+        Constant("kPieceKeys", spec.entry_keys, "keys of a block"),
+        Constant("kStepPieces", pieces * (m // spec.group), "queries per step, times the blocks of a tile"),
+    )
     return (
         Constant("kHeadDim", d, "elements per head"),
         Constant("kGroup", spec.group, "query heads per KV head"),
         Constant("kTileM", m, "rows per step"),
         Constant("kTileN", n, "keys of a tile"),
+        *(of_pieces if pieces > 1 else ()),
         Constant("kStepQueries", m // spec.group, "queries per step"),
         Constant("kStages", spec.stages, "depth of the ring"),
         Constant("kConsumerWarpgroups", consumers, "warpgroups that compute, 64 keys each"),
@@ -253,10 +283,9 @@ def chunks_of(entries: int, tiles: int, chunk: int) -> int:
 
 def chunk_sizes(shape: KeyListsShape, entry_keys: int, group: int) -> tuple[dict[str, int], int]:
     """Tiles of a head and entries of a chunk, by parameter, and the chunks of all heads at most."""
-    chunk, tiles = (
-        max(1, CHUNK_ROWS * entry_keys // 128 // group),
-        tiles_of_head(shape.key_tokens, shape.sequences, entry_keys),
-    )
+    keys = tile_keys(entry_keys)
+    rows = CHUNK_ROWS * keys // 128 if keys == entry_keys else CHUNK_ROWS
+    chunk, tiles = max(1, rows // group), tiles_of_head(shape.key_tokens, shape.sequences, keys)
     entries = shape.kv_heads * shape.tokens * shape.list_length
     return {"tiles": tiles, "chunk_entries": chunk}, chunks_of(entries, shape.kv_heads * tiles, chunk)
 
@@ -270,7 +299,7 @@ def _arguments(plan: Plan, shape: KeyListsShape, slots: int) -> LaunchArgs:
     pairs = shape.kv_heads * shape.tokens
     dq_blocks = -(-pairs // (spec.tile.m // spec.group))
     row_blocks = -(-shape.tokens * shape.kv_heads * spec.group // (THREADS_OF_ROWS // (spec.head_dim // 8)))
-    tiles, sum_bytes = shape.kv_heads * sizes["tiles"], spec.entry_keys * spec.head_dim * FLOAT
+    tiles, sum_bytes = shape.kv_heads * sizes["tiles"], spec.tile.n * spec.head_dim * FLOAT
     return LaunchArgs(
         {
             "tokens": shape.tokens,

@@ -49,18 +49,18 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.skipif(not RUNS, reason="needs g++, and the registers of an x86-64")
-@pytest.mark.parametrize("by_keys", [True, False])
+@pytest.mark.parametrize(("by_keys", "keys"), [(True, 64), (False, 64), (False, 32), (False, 16)])
 def test_a_step_has_the_gradients_of_the_definition(
     by_keys: bool,
+    keys: int,
     on_cpu: None,
     monkeypatch: pytest.MonkeyPatch,
     recorded: Callable[..., None],
     tmp_path: Path,
 ) -> None:
     forward = find_spec({"op": "paged_attention", "arch": "sm_90a", "dtype": "fp16", "head_dim": 64})
-    sizes = {"dtype": "fp16", "entry_keys": 64, **SIZES}
-    by_blocks = find_spec({"op": "key_lists_forward", "arch": "sm_90a", **sizes})
-    fields = {"op": "key_lists_backward", "arch": "sm_90a", "dtype": "fp16", "entry_keys": 64, **SIZES}
+    by_blocks = find_spec({"op": "key_lists_forward", "arch": "sm_90a", "dtype": "fp16", "entry_keys": 64, **SIZES})
+    fields = {"op": "key_lists_backward", "arch": "sm_90a", "dtype": "fp16", "entry_keys": keys, **SIZES}
     backward = find_spec(fields)
     recorded(*(generate(named).source for named in (forward, backward, by_blocks)), repr(CASE))
     for name in ("forward", "backward", "by_blocks"):
@@ -73,13 +73,13 @@ def test_a_step_has_the_gradients_of_the_definition(
         monkeypatch.setattr(key_list_calls, "_kernel", lambda *given: kernel)
         monkeypatch.setattr(select, "LEAST_QUERIES", 0)
     else:
-        monkeypatch.setattr(select, "LEAST_QUERIES", 1000)
+        monkeypatch.setattr(select, "LEAST_QUERIES", 1000 if keys == 64 else 0)  # blocks of 64 could take the other
         monkeypatch.setattr(paged_calls, "_kernel", lambda *given: attends)
     monkeypatch.setattr(key_list_gradients, "_kernel", lambda *given: asked.append(given) or differentiates)
-    inputs = verified.inputs_of(CASE, **SIZES, keys=64, dtype=torch.float16, device=CPU)
-    right = verified.oracle(CASE, inputs, 64)
+    inputs = verified.inputs_of(CASE, **SIZES, keys=keys, dtype=torch.float16, device=CPU)
+    right = verified.oracle(CASE, inputs, keys)
     operands = {name: getattr(inputs, name).clone().requires_grad_() for name in "qkv"}
-    pattern = KeyLists(inputs.lists, inputs.counts, 64)
+    pattern = KeyLists(inputs.lists, inputs.counts, keys)
     bounds = {"cu_seqlens_q": inputs.cu_seqlens_q, "cu_seqlens_k": inputs.cu_seqlens_k}
     found: Any = varlen_attention(**operands, pattern=pattern, **bounds, return_lse=True)
     inside = slice(CASE.before, inputs.q.shape[0] - CASE.before)
@@ -110,7 +110,7 @@ def call(*, head_dim: int = 64, kv_heads: int = 2, keys: int = 64, **changes: An
     ("given", "says"),
     [
         ({"head_dim": 192}, r"^q: has head_dim 192, expected 64, 128 with a gradient, or torch.no_grad\(\)"),
-        ({"keys": 16}, r"^pattern: has entries of 16 keys, expected 64, 128 with a gradient"),
+        ({"keys": 8}, r"^pattern: has entries of 8 keys, expected 16, 32, 64, 128 with a gradient"),
         ({"kv_heads": 4}, r"^k: has a head for 2 query heads, expected 4, 8, 16 with a gradient"),
         ({"softcap": 5.0}, r"^softcap: is given, and KeyLists have no gradient with it"),
         ({"sink": torch.zeros(8)}, r"^sink: is given, and KeyLists have no gradient with it"),

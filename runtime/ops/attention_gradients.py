@@ -269,7 +269,7 @@ def attend_backward(
     if not (dsink or daux):
         rows = (lse, dlse), (q, k, v, out, dout)
         place = _place_of(scored, tensors, rows, extras=extras, options=(deterministic, dq, dkdv))
-        found = None if place is None else _launched(place)
+        found, place = (None, None) if place is None else _launched(place)
         if found is not None:
             return found
     options: dict[str, Any] = {"dout": dout, "out": out, "lse": lse, "dlse": dlse, "deterministic": deterministic}
@@ -307,13 +307,17 @@ def _place_of(
         return None
 
 
-def _launched(place: Place) -> Gradients | None:
-    """The gradients of a call, launched as an earlier one with arguments like these; None if checks are needed."""
+def _launched(place: Place) -> tuple[Gradients | None, Place | None]:
+    """The gradients of a call, launched as an earlier one with arguments like these, and where to keep its launch.
+
+    Returns:
+        The gradients, None if the checks of a call are needed; the place, None if none is to be kept.
+    """
     try:
         launch = _launches.find(*place)
     except (AttributeError, RuntimeError, TypeError, ValueError):
-        return None
-    return None if launch is None else launch(place.tensors)
+        return None, None
+    return (None, place) if launch is None else (launch(place.tensors), None)
 
 
 def _of_launch(gradients: dict[str, torch.Tensor]) -> Gradients:

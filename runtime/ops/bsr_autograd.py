@@ -144,7 +144,7 @@ class _Linear:
         """The result of tensors in that order, without gradients."""
         x, matrix = tensors[-1], self.kind.matrix(self.kind.operands(tensors))
         found = product(matrix, x.view(-1, self.kind.columns).mT, bias=bias, c=None, **_OF_LAYER)
-        like = found.mT.view(*x.shape[:-1], -1)
+        like = found.mT.view(*x.shape[:-1], found.shape[0])
         # In place, as what is no view may be written to behind a custom function of autograd.
         return found.as_strided_(like.shape, like.stride())
 

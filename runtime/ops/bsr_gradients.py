@@ -242,7 +242,7 @@ def _computed(kind: Kind, tensors: tuple[torch.Tensor, ...], needs: tuple[bool, 
     if needs[1]:
         of_b = product_or_operator(matrix, inner, transpose_a=not kind.transpose_a)
         if kind.layer:
-            of_b = of_b.mT.reshape(*tensors[-1].shape[:-1], -1)
+            of_b = of_b.mT.reshape(*tensors[-1].shape[:-1], kind.columns)
     if plain and key is not None:
         launch = _bound(kind, tensors, (b, inner), sampled_from, (of_values, of_b)) if inner.dim() == 2 else None
         launches.keep(key, tensors, launch)

@@ -480,3 +480,16 @@ def test_threads_do_not_mix_their_launches(pretended: ModuleType, enqueued: list
     pairs = {(launch["read"]["b"], id(launch["signature"])) for launch in enqueued}
     assert len(enqueued) == 300 and all(launch["kept"] for launch in enqueued)
     assert len(pairs) == 6 and {place for place, _ in pairs} == {b.data_ptr() for b in operands}
+
+
+@pytest.mark.parametrize("shape", [(0, 256), (2, 0, 256), (0, 4, 256)])
+def test_a_layer_without_tokens_has_a_result_and_gradients(script: ModuleType, shape: tuple[int, ...]) -> None:
+    with script.pretended():
+        layer = BlockSparseLinear(torch.randn(256, 256).half().to_sparse_bsr((64, 64)), torch.zeros(256).half())
+        for _ in range(3):
+            x = torch.randn(shape).half().requires_grad_()
+            out = layer(x)
+            assert out.shape == shape
+            leaves = [x, *layer.parameters()]
+            found = torch.autograd.grad(out, leaves, torch.ones_like(out))
+            assert [each.shape for each in found] == [leaf.shape for leaf in leaves]

@@ -161,3 +161,18 @@ def test_another_mode_scale_or_order_has_a_launch_of_its_own(enqueued: list[Any]
         call = backward([q, k, v], Causal())
         call()
     assert not enqueued[-1]["kept"]
+
+
+def test_a_pass_whose_launch_does_nothing_is_not_kept_again(
+    enqueued: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call, kept = backward(qkv(), Causal()), []
+    keep = attention_gradients._launches.keep
+    monkeypatch.setattr(attention_gradients._launches, "keep", lambda *given: (kept.append(given), keep(*given)))
+    expanded = torch.ones(()).half().expand(1, HEADS, LENGTH, 128)
+    for _ in range(6):
+        call(expanded)
+    assert len(kept) == 1
+    call()
+    call()
+    assert enqueued[-1]["kept"] and len(kept) == 2

@@ -144,6 +144,7 @@ def pretended() -> Iterator[None]:
         put(attention_differentiated, "_permitted", Signatures())
         put(bsr_launches.launches, "_kept", {})
         put(attention_launches.launches, "_kept", {})
+        put(attention_gradients._launches, "_kept", {})
         put(attention_calls_fp8, "_routes", Signatures())
         attention_calls._kernel_of.cache_clear()
         stack.callback(attention_calls._kernel_of.cache_clear)

@@ -28,6 +28,7 @@ from runtime.ops import (
     attention_differentiated,
     attention_gradients,
     attention_launches,
+    few_queries,
 )
 from runtime.verify.aux_tensors import scored
 
@@ -257,7 +258,9 @@ def install(monkeypatch: pytest.MonkeyPatch, arch: str = "sm_90a") -> Loaded:
     for module in (attention_calls, attention_gradients):
         monkeypatch.setattr(module, "_routes", arguments.Signatures())
     monkeypatch.setattr(attention_differentiated, "_permitted", arguments.Signatures())
-    monkeypatch.setattr(attention_launches.launches, "_kept", {})
+    for launches in (attention_launches.launches, attention_gradients._launches):
+        monkeypatch.setattr(launches, "_kept", {})
+    monkeypatch.setattr(few_queries, "has_receipt", lambda fields: False)  # this stands for the kernels of tiles alone
     monkeypatch.setattr(attention_calls, "arch_of", lambda device: arch)
     monkeypatch.setattr(attention_gradients, "arch_of", lambda device: arch)
     monkeypatch.setattr(attention_gradients, "_loaded", loaded.gradients)

@@ -35,15 +35,15 @@ PATTERNS = {
 
 
 @pytest.fixture
-def kernel(monkeypatch: pytest.MonkeyPatch, recorded: Callable[..., None], tmp_path: Path) -> Iterator[Any]:
+def kernel(recorded: Callable[..., None], tmp_path: Path) -> Iterator[Any]:
     """The kernel of heads of 64, which all calls with few queries take."""
     named = find_spec({"op": "paged_attention", "arch": "sm_90a", "dtype": "fp16", "head_dim": D})
     recorded(generate(named).source)
-    with imported("pretended") as script, script.pretended():
-        pretend_stream(monkeypatch)
+    with imported("pretended") as script, script.pretended(), pytest.MonkeyPatch.context() as inner:
+        pretend_stream(inner)
         found = host_paged.HostKernel(named, tmp_path)
-        monkeypatch.setattr(paged_calls, "_kernel", lambda *_: found)
-        monkeypatch.setattr(attention_calls, "remember", None)  # no other kernel is chosen
+        inner.setattr(paged_calls, "_kernel", lambda *_: found)  # undone before the stand-in driver's own
+        inner.setattr(attention_calls, "remember", None)  # no other kernel is chosen
         torch.manual_seed(0)
         yield found
 

@@ -26,6 +26,7 @@ from runtime.patterns import Causal, Dense, SinkWindow, SlidingWindow  # noqa: E
 RUNS = platform.machine() == "x86_64" and shutil.which("g++") is not None
 pytestmark = pytest.mark.skipif(not RUNS, reason="needs g++, and the registers of an x86-64")
 KEYS, D = 515, 64
+KERNEL = {"op": "paged_attention", "arch": "sm_90a", "dtype": "fp16", "head_dim": D}
 PATTERNS = {
     "dense": Dense(),
     "causal": Causal(),
@@ -35,10 +36,9 @@ PATTERNS = {
 
 
 @pytest.fixture
-def kernel(recorded: Callable[..., None], tmp_path: Path) -> Iterator[Any]:
+def kernel(tmp_path: Path) -> Iterator[Any]:
     """The kernel of heads of 64, which all calls with few queries take."""
-    named = find_spec({"op": "paged_attention", "arch": "sm_90a", "dtype": "fp16", "head_dim": D})
-    recorded(generate(named).source)
+    named = find_spec(KERNEL)
     with imported("pretended") as script, script.pretended(), pytest.MonkeyPatch.context() as inner:
         pretend_stream(inner)
         found = host_paged.HostKernel(named, tmp_path)
@@ -93,7 +93,8 @@ def sizes() -> Iterator[tuple[int, int, int, int]]:
     yield from ((1, 8, 2, 1), (3, 4, 4, 1), (3, 8, 1, 1), (1, 8, 1, 5), (2, 8, 2, 2), (2, 3, 3, 8))
 
 
-def test_results_are_those_of_the_definition(kernel: Any) -> None:
+def test_results_are_those_of_the_definition(recorded: Callable[..., None], kernel: Any) -> None:
+    recorded(generate(find_spec(KERNEL)).source)
     for order, (batch, heads, kv_heads, q_len) in enumerate(sizes()):
         kernel.host.order = order
         for of_q, of_k in LAYOUTS:
@@ -107,7 +108,8 @@ def test_results_are_those_of_the_definition(kernel: Any) -> None:
                     raise AssertionError((batch, heads, q_len, of_q.__name__, of_k.__name__, name)) from error
 
 
-def test_options_are_those_of_the_definition(kernel: Any) -> None:
+def test_options_are_those_of_the_definition(recorded: Callable[..., None], kernel: Any) -> None:
+    recorded(generate(find_spec(KERNEL)).source)
     """Sinks, a cap and a scale; lengths of batches, also one that is 0 and one of more keys than there are."""
     sink = torch.randn(8)
     for q_len in (1, 3):

@@ -115,6 +115,12 @@ def prefill_kernel(index: int | None, dtype: str, head_dim: int, pack: int, **op
     return kernel_object(next((shipped for shipped in shipped_specs() if shipped.spec == named.spec), named))
 
 
+def _check_undone(owner: Any, name: str, value: Any) -> None:
+    """Check that nothing else has replaced an attribute: undone later, it would bring back this stand-in for good."""
+    if getattr(owner, name) is not value:
+        raise RuntimeError(f"{owner}.{name} was replaced within pretended(), and is not undone before its end")
+
+
 @contextmanager
 def pretended() -> Iterator[None]:
     """Let calls with tensors of the CPU go as far as the driver."""
@@ -123,6 +129,7 @@ def pretended() -> Iterator[None]:
 
         def put(owner: Any, name: str, value: Any, **more: Any) -> None:
             stack.enter_context(patch.object(owner, name, value, **more))
+            stack.callback(_check_undone, owner, name, value)
 
         for module in _OF_CHECKS:
             put(module, "check_tensor", _checked)

@@ -28,7 +28,7 @@ REACH = 2.0  # distance, in factors of two, at which the weight of a row falls t
 ANOTHER_KEY = 6.0  # additional distance, in factors of two, of a row with another pattern, head dimension or block
 DOUBT = 0.5  # log of the slowdown, against the mean of others, that is assumed for a kernel without rows
 DOUBT_WEIGHT = 0.02  # weight of that assumption, relative to the weights of rows
-FEWEST = 2  # least kernels per row for a comparison; with 4, as good in cross-validation, but worse on shapes of models
+FEWEST = 2  # least kernels per row for a comparison; 4 is as good in cross-validation, worse in 2 of 3 models' shapes
 
 
 @dataclass

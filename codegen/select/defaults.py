@@ -174,8 +174,8 @@ STEP_OF_GRADIENTS = {
 }
 """Keys or queries per step, by head size: the most that fit registers and shared memory.
 
-With all gradients of heads of 80, 112 queries fit too. By calculation, they gain at most 3% with long sequences, and 96
-divide short ones better.
+With all gradients of heads of 80, 112 queries fit too, and are slower. Steps of 64 are faster up to 2048 tokens, and
+slower with 4096 (H200, docs/notebook/ladder/notes-attention.md).
 """
 
 

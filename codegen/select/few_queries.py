@@ -17,8 +17,8 @@ reads the keys again for each 16. With 4096 keys on an H200, in a graph: 64 rows
 tiles; 32 rows of 32 KV heads take 27 and 33, and 64 rows of them 41 and 33."""
 LEAST_KEYS, LEAST_OF_SEVERAL = 128, 512
 """Keys that a query may see at least, with one query and with several: with fewer, a tile has too few steps to divide.
-One query of 32 heads takes 7.1 us over 128 keys, and 7.5 with tiles. Fewer were not timed, and 8 queries over 1024 are
-the fewest keys for several (10.4 and 12.2 us)."""
+On an H200, one query of 32 heads takes 7.1 us over 128 keys, and 7.5 with tiles; 8 queries over 1024 keys take 10.4 and
+12.2 us. Fewer keys were not timed, neither for one query nor for several."""
 TILE_QUERIES = 128
 """Queries of a tile of the other kernels."""
 

@@ -221,6 +221,9 @@ def of_operands(
 def _computed(kind: Kind, tensors: tuple[torch.Tensor, ...], needs: tuple[bool, ...], key: Any) -> Gradients:
     """The gradients of a backward pass that is checked; launches of later ones are kept if there is a key."""
     matrix = kind.matrix(tensors)
+    if not tensors[-1].numel():  # no columns: no kernel could address them
+        zeros = tensors[2].new_zeros(tensors[2].shape), tensors[-2].new_zeros(tensors[-2].shape)
+        return zeros[0] if needs[0] else None, zeros[1] if needs[1] else None
     b, inner = (_matrix_of(tensor) if kind.layer else tensor for tensor in tensors[-2:])
     plain, sampled_from = is_plain(*tensors), (b, inner)
     of_values: Any = None

@@ -493,3 +493,14 @@ def test_a_layer_without_tokens_has_a_result_and_gradients(script: ModuleType, s
             leaves = [x, *layer.parameters()]
             found = torch.autograd.grad(out, leaves, torch.ones_like(out))
             assert [each.shape for each in found] == [leaf.shape for leaf in leaves]
+
+
+@pytest.mark.parametrize("activation", [None, "relu", "gelu"])
+def test_gradients_of_a_product_without_columns_are_zeros(script: ModuleType, activation: str | None) -> None:
+    with script.pretended():
+        matrix = prepare_bsr(torch.randn(256, 256).half().to_sparse_bsr((64, 64)))
+        for _ in range(3):
+            values, b = matrix.values.detach().clone().requires_grad_(), torch.zeros(256, 0).half().requires_grad_()
+            out = bsr.bsr_matmul(matrix.with_values(values), b, activation=activation)
+            found = torch.autograd.grad(out, (values, b), torch.ones_like(out))
+            assert found[0].shape == values.shape and not found[0].any() and found[1].shape == b.shape

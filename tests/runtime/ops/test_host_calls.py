@@ -170,3 +170,13 @@ def test_the_pretended_driver_leaves_kernels_their_refusal_of_gradients(script: 
             kernel(*operands())
         with torch.no_grad():
             kernel(*operands())
+
+
+def test_a_patch_that_would_outlive_the_stand_in_is_refused(script: ModuleType) -> None:
+    """Undone after it, such a patch would leave the stand-in's own attribute to later tests."""
+    from runtime.ops import paged_calls
+
+    real = paged_calls._kernel
+    with pytest.raises(RuntimeError, match="_kernel was replaced within"), script.pretended():
+        paged_calls._kernel = lambda *kind: None  # type: ignore[assignment]
+    assert paged_calls._kernel is real

@@ -32,7 +32,14 @@ MOST = 1 << 24
 
 
 @pytest.fixture
-def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]]]:
+def driver() -> Iterator[ModuleType]:
+    """A stand-in driver: calls with tensors of the CPU reach it."""
+    with imported("pretended") as module, module.pretended():
+        yield module
+
+
+@pytest.fixture
+def launches(driver: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """Parameters of the launches so far, by name, with the name of the kernel."""
     found: list[dict[str, Any]] = []
 
@@ -45,12 +52,9 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]]]:
                 (values[name],) = struct.unpack_from(launch._FORMATS[kind], signature.block, layout.offsets[name])
         found.append(values)
 
-    module: ModuleType
-    with imported("pretended") as module, module.pretended():
-        monkeypatch.setattr(launch.LoadedKernel, "launch", launched)
-        monkeypatch.setattr(paged_calls, "arch_of", lambda device: "sm_90a")
-        monkeypatch.setattr(paged_calls, "verified_packs", lambda *kind, **options: frozenset({1, *PACKS}))
-        yield found
+    monkeypatch.setattr(launch.LoadedKernel, "launch", launched)
+    monkeypatch.setattr(paged_calls, "verified_packs", lambda *kind, **options: frozenset({1, *PACKS}))
+    return found
 
 
 def int32(*values: int) -> Any:

@@ -224,6 +224,7 @@ class AttentionSm90aFlags(PatternFlags):
         surplus_first: whether surplus rows of a head's tiles lie before query 0.
         takes_work: whether the key blocks of a tile depend on its work tile: on its range of them, or on its round.
         may_be_empty: whether a tile or a sub-tile may have no step.
+        clears_values: whether the producer clears what a step of V holds behind the end of the keys.
         uses_setmaxnreg: whether setmaxnreg moves registers from the producer to the consumers.
         product: row of the type of the products' operands.
         e4m3_cache: whether K and V are e4m3, which the producer converts.
@@ -242,6 +243,7 @@ class AttentionSm90aFlags(PatternFlags):
     surplus_first: bool
     takes_work: bool
     may_be_empty: bool
+    clears_values: bool
     uses_setmaxnreg: bool
     product: DType
     e4m3_cache: bool
@@ -566,7 +568,7 @@ class AttentionBackwardSm90aFlags(Flags):
         divides_products: whether the consumers split the products of the same keys (dK and dV).
         short_v_ring: whether the ring of V has fewer stages than that of K (dQ).
         dq_queries: queries per step whose dQ a warpgroup computes, if one kernel has all gradients; else 0.
-        row_bytes: bytes per row of a column group in shared memory: 128, or 64 or 32 if one kernel has all gradients.
+        row_bytes: bytes per row of a column group in shared memory: 128, or 64 if one kernel has all gradients.
         steps_first: whether each step comes for all query heads of a K/V head in turn, not head by head.
         takes_turns: whether tiles add to dQ in the order of their index.
     """

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_dense_d64_kv_lengths.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"kv_lengths":true,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"dense"},"schedule":"ping_pong","stages":2,"stream_k_tail":true,"tile":{"m":192,"n":128}}
 // spec hash: d1e0b026d8f82097d2366a3d721c24f2a052793d374ea5dd0bc5b791075e187d
-// seal: sha256 4c01e18f40b481728ecb3868a8b8faeae356b9c78e5edd79d828474c25d1b0c8
+// seal: sha256 8c868474d0af3f23f0de1a383510190ddecc13d0186027a3608516f3798b0ed6
 
 // Attention forward for sm_90a over the visible keys of the pattern, up to each batch's kv_lengths:
 //   O = softmax(scale * Q K^T) V
@@ -76,15 +76,15 @@ constexpr int kQBytes = 24576;  // bytes of a Q tile
 constexpr int kKvBytes = 16384;  // bytes of K, or of V, of one step
 constexpr int kPartialFloats = 4608;  // floats of a warpgroup's partial result
 
-// Dynamic shared memory: 139412 bytes. Byte offsets:
+// Dynamic shared memory: 139420 bytes. Byte offsets:
 constexpr int kQOffset = 0;  // 49152 bytes: ring of Q tiles, 192 rows in column groups of 64
 constexpr int kKOffset = 49152;  // 32768 bytes: K ring
 constexpr int kVOffset = 81920;  // 32768 bytes: V ring
 constexpr int kOOffset = 114688;  // 24576 bytes: staging of the O tile
-constexpr int kBarriersOffset = 139264;  // 96 bytes: mbarriers
-constexpr int kWorkTilesOffset = 139360;  // 32 bytes: ring of work tiles: index, begin, end, number of steps
-constexpr int kBlockMetaOffset = 139392;  // 8 bytes: metadata of the loads in the K rings
-constexpr int kIsLastOffset = 139400;  // 12 bytes: whether a warpgroup stored the last partial result
+constexpr int kBarriersOffset = 139264;  // 104 bytes: mbarriers
+constexpr int kWorkTilesOffset = 139368;  // 32 bytes: ring of work tiles: index, begin, end, number of steps
+constexpr int kBlockMetaOffset = 139400;  // 8 bytes: metadata of the loads in the K rings
+constexpr int kIsLastOffset = 139408;  // 12 bytes: whether a warpgroup stored the last partial result
 
 constexpr int kQFullBarrier = kBarriersOffset;
 constexpr int kQEmptyBarrier = kQFullBarrier + 8 * kTileStages;
@@ -92,6 +92,7 @@ constexpr int kKFullBarrier = kQEmptyBarrier + 8 * kTileStages;
 constexpr int kKEmptyBarrier = kKFullBarrier + 8 * kStages;
 constexpr int kVFullBarrier = kKEmptyBarrier + 8 * kStages;
 constexpr int kVEmptyBarrier = kVFullBarrier + 8 * kStages;
+constexpr int kVArrivedBarrier = kVEmptyBarrier + 8 * kStages;
 constexpr int kWorkTileWords = 4;  // words of an entry of the ring: index, begin, end, number of steps
 constexpr int kWarpgroupThreads = 128, kWarpsPerWarpgroup = 4;
 constexpr int kWarpgroupRows = 64;  // rows of one wgmma
@@ -106,7 +107,7 @@ constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
 constexpr float kLeastLogit = -1e30f;
 constexpr float kLn2 = 0.693147180559945f;
 
-// Launch: 512 threads per block, 139412 bytes of dynamic shared memory.
+// Launch: 512 threads per block, 139420 bytes of dynamic shared memory.
 // Grid: one thread block per SM, looping over tiles (persistent).
 struct Params {
   TensorMap q_map;  // Q (head_dim, q_len, heads, batch): box 64 x 192 x 1 x 1, swizzle 128
@@ -572,6 +573,46 @@ __device__ __forceinline__ void load_step(const TensorMap* map, uint32 to, uint3
   }
 }
 
+// Zero-fills the rows of an operand in shared memory from index `first` on, and those of an equal operand kOther bytes
+// behind it, if not 0. Called by a whole warp.
+template <int kRows, int kGroupBytes, int kOther = 0>
+__device__ __forceinline__ void clear_rows(unsigned char* operand, int first) {
+  constexpr int kRowChunks = kRowBytes / 16;
+  const int lane = threadIdx.x % 32;
+#pragma unroll 1
+  for (int row = max(first, 0) + lane / kRowChunks; row < kRows; row += 32 / kRowChunks) {
+#pragma unroll
+    for (int group = 0; group < kGroups; ++group) {
+      unsigned char* const to = operand + group * kGroupBytes + row * kRowBytes + lane % kRowChunks * 16;
+      *reinterpret_cast<uint4*>(to) = {0, 0, 0, 0};
+      if (kOther != 0) *reinterpret_cast<uint4*>(to + kOther) = {0, 0, 0, 0};
+    }
+  }
+}
+
+// Hands a stage that a warp has changed to the consumers. Called by the whole warp.
+__device__ __forceinline__ void hand_over(uint32 full) {
+  fence_proxy_async();  // products see the changes
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) mbarrier_arrive(full);
+}
+
+// Whether a load of V contains keys behind the end, where the tensor may hold anything. Loads beyond the tensor are
+// zeros.
+__device__ __forceinline__ bool has_hidden_values(const Params& p, int block, int kv_end) {
+  return block * kTileN < p.kv_len && (block + 1) * kTileN > kv_end;
+}
+
+// Clears what a step of V contains behind the end of the keys, after its copy has arrived, and hands the step to the
+// consumers. Not even NaN there then has an effect: weights of hidden keys are 0, but 0 times NaN is NaN. Called by the
+// whole warp.
+__device__ __forceinline__ void finish_values(const Params& p, unsigned char* v,
+    int block, int kv_end, uint32 arrived, int phase, uint32 full) {
+  mbarrier_wait(arrived, phase);
+  clear_rows<kTileN, kKvGroupBytes>(v, kv_end - block * kTileN);
+  hand_over(full);
+}
+
 // Producer: one warp fills the rings. It also publishes the work tiles, one ahead; the first is already published.
 __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, uint32 base) {
   // The lane that waits and copies. CUTLASS picks it by elect_one_sync; here it also reads and writes the ring's
@@ -583,6 +624,7 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
   const uint32 v_ring = base + kVOffset;
   // Work tiles and steps so far: stages and parities follow from these counts.
   uint32 work_tiles = 0, steps = 0;
+  int end_phase = 0;  // of the barrier of steps of V that contain the end of the keys
 
   while (true) {
     const PipelineState<kTileStages> tile_state{work_tiles};
@@ -609,12 +651,20 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
         mbarrier_arrive_expect_tx(full, kKvBytes);
         load_step(&p.k_map, k_ring + stage * kKvBytes, full, block, kv_head, tile.batch);
       }
-      if (leader && i > 0) {
+      if (i > 0) {
         const int stage = v_step % kStages, phase = v_step / kStages % 2;
         const uint32 full = base + kVFullBarrier + 8 * stage;
-        mbarrier_wait(base + kVEmptyBarrier + 8 * stage, phase ^ 1);
-        mbarrier_arrive_expect_tx(full, kKvBytes);
-        load_step(&p.v_map, v_ring + stage * kKvBytes, full, previous, kv_head, tile.batch);
+        const bool hides = has_hidden_values(p, previous, kv_end);
+        const uint32 arrived = hides ? base + kVArrivedBarrier : full;
+        if (leader) {
+          mbarrier_wait(base + kVEmptyBarrier + 8 * stage, phase ^ 1);
+          mbarrier_arrive_expect_tx(arrived, kKvBytes);
+          load_step(&p.v_map, v_ring + stage * kKvBytes, arrived, previous, kv_head, tile.batch);
+        }
+        if (hides) {
+          finish_values(p, shared + (v_ring - base) + stage * kKvBytes, previous, kv_end, arrived, end_phase, full);
+          end_phase ^= 1;
+        }
       }
       __syncwarp();  // lane 0 waited and loaded alone: reconverge before the warp's next shuffle or vote
     }
@@ -1023,6 +1073,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       mbarrier_init(base + kVFullBarrier + 8 * i, 1);
       mbarrier_init(base + kVEmptyBarrier + 8 * i, kConsumerWarpgroups * kWarpsPerWarpgroup);
     }
+    mbarrier_init(base + kVArrivedBarrier, 1);
     fence_mbarrier_init();
     prefetch_tensormap(&p.q_map);
     prefetch_tensormap(&p.k_map);

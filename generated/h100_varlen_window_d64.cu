@@ -3,7 +3,7 @@
 //     codegen render specs/h100_varlen_window_d64.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"layout":"varlen","lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"sliding_window","left":null,"right":null},"schedule":"cooperative","stages":3,"tile":{"m":192,"n":128}}
 // spec hash: 328befef89d1283d4e93e0164b62dbcac25cb9a02328f1733e6b26c3b85b7e3d
-// seal: sha256 ce1cc6ed445bed8def4924efb4b5a186c80d23545877248ce2cc463f9ec6a66e
+// seal: sha256 612443960d6c713342997ed88ad042dc89017d3616ace922542aadac2c7cf0db
 
 // Attention forward for sm_90a over the visible keys of the pattern in each sequence:
 //   O = softmax(scale * Q K^T) V
@@ -70,13 +70,13 @@ constexpr int kOGroupBytes = 8192;  // bytes of one column group of a warpgroup'
 constexpr int kQBytes = 24576;  // bytes of a Q tile
 constexpr int kKvBytes = 16384;  // bytes of K, or of V, of one step
 
-// Dynamic shared memory: 172176 bytes. Byte offsets:
+// Dynamic shared memory: 172184 bytes. Byte offsets:
 constexpr int kQOffset = 0;  // 49152 bytes: ring of Q tiles, 192 rows in column groups of 64
 constexpr int kKOffset = 49152;  // 49152 bytes: K ring
 constexpr int kVOffset = 98304;  // 49152 bytes: V ring
 constexpr int kOOffset = 147456;  // 24576 bytes: staging of the O tile
-constexpr int kBarriersOffset = 172032;  // 128 bytes: mbarriers
-constexpr int kWorkTilesOffset = 172160;  // 16 bytes: ring of work tiles: index, number of steps
+constexpr int kBarriersOffset = 172032;  // 136 bytes: mbarriers
+constexpr int kWorkTilesOffset = 172168;  // 16 bytes: ring of work tiles: index, number of steps
 
 constexpr int kQFullBarrier = kBarriersOffset;
 constexpr int kQEmptyBarrier = kQFullBarrier + 8 * kTileStages;
@@ -84,6 +84,7 @@ constexpr int kKFullBarrier = kQEmptyBarrier + 8 * kTileStages;
 constexpr int kKEmptyBarrier = kKFullBarrier + 8 * kStages;
 constexpr int kVFullBarrier = kKEmptyBarrier + 8 * kStages;
 constexpr int kVEmptyBarrier = kVFullBarrier + 8 * kStages;
+constexpr int kVArrivedBarrier = kVEmptyBarrier + 8 * kStages;
 constexpr int kWorkTileWords = 2;  // words of an entry of the ring: index, number of steps
 constexpr int kWarpgroupThreads = 128, kWarpsPerWarpgroup = 4;
 constexpr int kWarpgroupRows = 64;  // rows of one wgmma
@@ -95,7 +96,7 @@ constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
 constexpr float kLeastLogit = -1e30f;
 constexpr float kLn2 = 0.693147180559945f;
 
-// Launch: 512 threads per block, 172176 bytes of dynamic shared memory.
+// Launch: 512 threads per block, 172184 bytes of dynamic shared memory.
 // Grid: one thread block per SM, looping over tiles (persistent).
 struct Params {
   TensorMap q_map;  // Q (head_dim, q_len, heads, batch): box 64 x 192 x 1 x 1, swizzle 128
@@ -169,6 +170,14 @@ __device__ __forceinline__ int first_query_of_tile(const Params& p, int tile, in
   const int first = (tile - (begin / tile_queries + sequence)) * tile_queries;
   return first < 0 ? 1 << 30 : first;
 }
+
+// kv_end() of a tile, held in a register.
+struct KvEnd {
+  int end;
+
+  __device__ __forceinline__ KvEnd(const Params& p, int batch) : end(SeqlenInfo(p, batch).kv_end()) {}
+  __device__ __forceinline__ operator int() const { return end; }
+};
 
 // mbarrier.init: sets the number of arrivals that complete a phase (PTX ISA, "mbarrier.init")
 __device__ __forceinline__ void mbarrier_init(uint32 barrier, int arrivals) {
@@ -568,6 +577,46 @@ __device__ __forceinline__ void load_step(const TensorMap* map, uint32 to, uint3
   }
 }
 
+// Zero-fills the rows of an operand in shared memory from index `first` on, and those of an equal operand kOther bytes
+// behind it, if not 0. Called by a whole warp.
+template <int kRows, int kGroupBytes, int kOther = 0>
+__device__ __forceinline__ void clear_rows(unsigned char* operand, int first) {
+  constexpr int kRowChunks = kRowBytes / 16;
+  const int lane = threadIdx.x % 32;
+#pragma unroll 1
+  for (int row = max(first, 0) + lane / kRowChunks; row < kRows; row += 32 / kRowChunks) {
+#pragma unroll
+    for (int group = 0; group < kGroups; ++group) {
+      unsigned char* const to = operand + group * kGroupBytes + row * kRowBytes + lane % kRowChunks * 16;
+      *reinterpret_cast<uint4*>(to) = {0, 0, 0, 0};
+      if (kOther != 0) *reinterpret_cast<uint4*>(to + kOther) = {0, 0, 0, 0};
+    }
+  }
+}
+
+// Hands a stage that a warp has changed to the consumers. Called by the whole warp.
+__device__ __forceinline__ void hand_over(uint32 full) {
+  fence_proxy_async();  // products see the changes
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) mbarrier_arrive(full);
+}
+
+// Whether a load of V contains keys behind the end, where the tensor may hold anything. Loads beyond the tensor are
+// zeros.
+__device__ __forceinline__ bool has_hidden_values(const Params& p, int block, int kv_end) {
+  return block * kTileN < p.kv_len && (block + 1) * kTileN > kv_end;
+}
+
+// Clears what a step of V contains behind the end of the keys, after its copy has arrived, and hands the step to the
+// consumers. Not even NaN there then has an effect: weights of hidden keys are 0, but 0 times NaN is NaN. Called by the
+// whole warp.
+__device__ __forceinline__ void finish_values(const Params& p, unsigned char* v,
+    int block, int kv_end, uint32 arrived, int phase, uint32 full) {
+  mbarrier_wait(arrived, phase);
+  clear_rows<kTileN, kKvGroupBytes>(v, kv_end - block * kTileN);
+  hand_over(full);
+}
+
 // Producer: one warp fills the rings. It also publishes the work tiles, one ahead; the first is already published.
 __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, uint32 base) {
   // The lane that waits and copies. CUTLASS picks it by elect_one_sync; here it also reads and writes the ring's
@@ -578,6 +627,7 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
   const uint32 v_ring = base + kVOffset;
   // Work tiles and steps so far: stages and parities follow from these counts.
   uint32 work_tiles = 0, steps = 0;
+  int end_phase = 0;  // of the barrier of steps of V that contain the end of the keys
 
   while (true) {
     const PipelineState<kTileStages> tile_state{work_tiles};
@@ -586,6 +636,7 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
     if (work.index >= p.tiles) break;
     const Tile tile(p, work.index);
     const int kv_head = static_cast<uint32>(tile.head) / p.heads_per_kv_head;
+    const KvEnd kv_end(p, tile.batch);
     const int kv_begin = SeqlenInfo(p, tile.batch).kv_begin;
     KvBlockIterator blocks = kv_blocks_of(p, tile);
 
@@ -603,12 +654,20 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
         mbarrier_arrive_expect_tx(full, kKvBytes);
         load_step(&p.k_map, k_ring + stage * kKvBytes, full, block, kv_head, kv_begin);
       }
-      if (leader && i > 0) {
+      if (i > 0) {
         const int stage = v_step % kStages, phase = v_step / kStages % 2;
         const uint32 full = base + kVFullBarrier + 8 * stage;
-        mbarrier_wait(base + kVEmptyBarrier + 8 * stage, phase ^ 1);
-        mbarrier_arrive_expect_tx(full, kKvBytes);
-        load_step(&p.v_map, v_ring + stage * kKvBytes, full, previous, kv_head, kv_begin);
+        const bool hides = has_hidden_values(p, previous, kv_end);
+        const uint32 arrived = hides ? base + kVArrivedBarrier : full;
+        if (leader) {
+          mbarrier_wait(base + kVEmptyBarrier + 8 * stage, phase ^ 1);
+          mbarrier_arrive_expect_tx(arrived, kKvBytes);
+          load_step(&p.v_map, v_ring + stage * kKvBytes, arrived, previous, kv_head, kv_begin);
+        }
+        if (hides) {
+          finish_values(p, shared + (v_ring - base) + stage * kKvBytes, previous, kv_end, arrived, end_phase, full);
+          end_phase ^= 1;
+        }
       }
       __syncwarp();  // lane 0 waited and loaded alone: reconverge before the warp's next shuffle or vote
     }
@@ -1014,6 +1073,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       mbarrier_init(base + kVFullBarrier + 8 * i, 1);
       mbarrier_init(base + kVEmptyBarrier + 8 * i, kConsumerWarpgroups * kWarpsPerWarpgroup);
     }
+    mbarrier_init(base + kVArrivedBarrier, 1);
     fence_mbarrier_init();
     prefetch_tensormap(&p.q_map);
     prefetch_tensormap(&p.k_map);

@@ -52,6 +52,23 @@ def lengths_of(spec: AttentionSpec | AttentionBackwardSpec) -> Lengths:
     return Lengths(by_batch=spec.kv_lengths, asks_keys=asks_keys)
 
 
+def clears_values(spec: AttentionSpec) -> bool:
+    """Whether the producer of an sm_90a kernel clears what a step of V holds behind the end of its batch's keys.
+
+    Over pages, the loads of V leave it out.
+    """
+    lengths = lengths_of(spec)
+    return lengths.by_batch and not lengths.has_pages
+
+
+def clears_rows(spec: AttentionBackwardSpec) -> bool:
+    """Whether the producer of gradients clears what a step holds behind the end of its keys, or of its queries.
+
+    Behind the queries of a padded batch, copies are zeros.
+    """
+    return spec.layout == "varlen" or (spec.gradients == "dq" and spec.kv_lengths)
+
+
 def check_layout(spec: AttentionSpec | AttentionBackwardSpec) -> None:
     """Refuse what kernels of packed sequences, or of pages, are not written for.
 

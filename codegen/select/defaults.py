@@ -170,11 +170,11 @@ def bsr_spgemm_features(given: BsrSpgemmSpec) -> tuple[Choice | None, Fields]:
 STEP_OF_GRADIENTS = {
     "dq": {64: 128, 96: 128, 128: 128, 192: 96, 256: 64},
     "dkdv": {64: 128, 96: 96, 128: 80, 192: 96, 256: 64},
-    "dq_dkdv": {64: 128, 80: 96, 96: 96, 128: 80, 192: 80, 256: 80},  # 192 and 256 have no kernel
+    "dq_dkdv": {64: 128, 80: 64, 96: 96, 128: 80, 192: 80, 256: 80},  # 192 and 256 have no kernel
 }
 """Keys or queries per step, by head size: the most that fit registers and shared memory.
 
-With all gradients of heads of 80, 112 queries fit too, and are slower. Steps of 64 are faster up to 2048 tokens, and
+With all gradients of heads of 80, up to 112 queries fit. Steps of 64 are 4 to 11% faster up to 2048 tokens, and 2 to 3%
 slower with 4096 (H200, docs/notebook/ladder/notes-attention.md).
 """
 

@@ -1,9 +1,9 @@
 // Generated from specs/backward/h100_dense_d80_dq_dkdv.yaml. Do not edit:
 // change the spec or a template, then run
 //     codegen render specs/backward/h100_dense_d80_dq_dkdv.yaml
-// spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq_dkdv","head_dim":80,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"dense"},"schedule":"cooperative","stages":2,"tile":{"m":96,"n":128}}
-// spec hash: 33f486fd18aa540457ebd9ce10b6257564ac976b52b9049187380616975f658e
-// seal: sha256 473c990212d37dc09e4b8c0f5a2465a8a02ff31ff8b894f0420087ee11541698
+// spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq_dkdv","head_dim":80,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"dense"},"schedule":"cooperative","stages":2,"tile":{"m":64,"n":128}}
+// spec hash: 5f13e067ae15f489e14b6bf43536839e647ed46e77cc32f8ef79db214e534129
+// seal: sha256 3addf9f02453e0f9b27e9583bec4087af90756e065ce0ca8cfff69aed9e1f43c
 
 // Attention backward for sm_90a, gradients of Q, K and V
 // over the visible keys of the pattern:
@@ -49,7 +49,7 @@ struct alignas(64) TensorMap {
 
 struct RowStats;
 constexpr int kHeadDim = 80;  // elements per head
-constexpr int kTileM = 96;  // queries per step
+constexpr int kTileM = 64;  // queries per step
 constexpr int kTileN = 128;  // keys of a tile
 constexpr int kStages = 2;  // depth of the ring
 constexpr int kConsumerWarpgroups = 2;  // warpgroups that compute, 64 keys each
@@ -57,33 +57,33 @@ constexpr int kThreads = 384;  // warpgroup 0 produces, the others consume
 constexpr int kDqWarps = 2;  // warps that add to dQ
 constexpr int kProducerRegisters = 40;  // registers per producer thread
 constexpr int kConsumerRegisters = 232;  // registers per consumer thread
-constexpr int kGroupColumns = 16;  // columns of a group: one 32-byte swizzled row
-constexpr int kGroups = 5;  // column groups per head
-constexpr int kQGroupBytes = 3072;  // bytes of one column group of Q, of dO, or of dS
-constexpr int kKvGroupBytes = 4096;  // bytes of one column group of K or V
-constexpr int kQBytes = 15360;  // bytes of Q, or of dO, of a step
-constexpr int kKvBytes = 20480;  // bytes of K, or of V, of a tile
-constexpr int kDsBytes = 24576;  // bytes of dS of a step
-constexpr int kStatsBytes = 768;  // bytes of the statistics of a step
+constexpr int kGroupColumns = 64;  // columns of a group: one 128-byte swizzled row
+constexpr int kGroups = 2;  // column groups per head
+constexpr int kQGroupBytes = 8192;  // bytes of one column group of Q, of dO, or of dS
+constexpr int kKvGroupBytes = 16384;  // bytes of one column group of K or V
+constexpr int kQBytes = 16384;  // bytes of Q, or of dO, of a step
+constexpr int kKvBytes = 32768;  // bytes of K, or of V, of a tile
+constexpr int kDsBytes = 16384;  // bytes of dS of a step
+constexpr int kStatsBytes = 512;  // bytes of the statistics of a step
 constexpr int kDqColumnParts = 2;  // parts of 64 columns of dQ, indexed by warpgroup
-constexpr int kDqQueries = 96;  // queries of a warpgroup's part of dQ
-constexpr int kDqBytes = 30720;  // bytes of a step's dQ, in fp32
-constexpr int kDqPartBytes = 24576;  // bytes of the first part of a step's dQ
+constexpr int kDqQueries = 64;  // queries of a warpgroup's part of dQ
+constexpr int kDqBytes = 20480;  // bytes of a step's dQ, in fp32
+constexpr int kDqPartBytes = 16384;  // bytes of the first part of a step's dQ
 constexpr int kLastDqThreads = 32;  // threads that have columns of the last part
 constexpr int kConvertThreads = 256;  // threads per block of the epilogue
 constexpr int kPrologueThreads = 1024;  // threads per block of the prologue
 constexpr int kRowLanes = 16;  // threads per row in the prologue, 16 bytes each
 
-// Dynamic shared memory: 183876 bytes. Byte offsets:
-constexpr int kKOffset = 0;  // 20480 bytes: K of the tile in column groups; then staging of dK
-constexpr int kVOffset = 20480;  // 20480 bytes: V of the tile; then staging of dV
-constexpr int kQOffset = 40960;  // 30720 bytes: Q ring
-constexpr int kDoutOffset = 71680;  // 30720 bytes: dO ring
-constexpr int kDsOffset = 102400;  // 49152 bytes: dS of a step, and of the previous one: column groups of 16 keys
-constexpr int kDqOffset = 151552;  // 30720 bytes: staging of a step's part of dQ
-constexpr int kStatsOffset = 182272;  // 1536 bytes: statistics of the queries in the ring
-constexpr int kBarriersOffset = 183808;  // 64 bytes: mbarriers
-constexpr int kTileIndexOffset = 183872;  // 4 bytes: index of the thread block's tile
+// Dynamic shared memory: 185412 bytes. Byte offsets:
+constexpr int kKOffset = 0;  // 32768 bytes: K of the tile in column groups; then staging of dK
+constexpr int kVOffset = 32768;  // 32768 bytes: V of the tile; then staging of dV
+constexpr int kQOffset = 65536;  // 32768 bytes: Q ring
+constexpr int kDoutOffset = 98304;  // 32768 bytes: dO ring
+constexpr int kDsOffset = 131072;  // 32768 bytes: dS of a step, and of the previous one: column groups of 64 keys
+constexpr int kDqOffset = 163840;  // 20480 bytes: staging of a step's part of dQ
+constexpr int kStatsOffset = 184320;  // 1024 bytes: statistics of the queries in the ring
+constexpr int kBarriersOffset = 185344;  // 64 bytes: mbarriers
+constexpr int kTileIndexOffset = 185408;  // 4 bytes: index of the thread block's tile
 
 constexpr int kQFullBarrier = kBarriersOffset;
 constexpr int kQEmptyBarrier = kQFullBarrier + 8 * kStages;
@@ -92,22 +92,22 @@ constexpr int kDqFullBarrier = kKvFullBarrier + 8;
 constexpr int kDqEmptyBarrier = kDqFullBarrier + 8 * kDqWarps;
 constexpr int kWarpgroupThreads = 128, kWarpsPerWarpgroup = 4;
 constexpr int kWarpgroupRows = 64;  // rows of one wgmma: keys
-constexpr int kRowBytes = 32;  // bytes of a row of a column group in shared memory: the span of the swizzle
+constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared memory: the span of the swizzle
 constexpr int kConsumerBarrier = 1;  // named barrier of all consumers; this + 1 + w: of warpgroup w; 0: __syncthreads
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
 constexpr float kLog2E = 1.44269504088896f;
 
-// Launch: 384 threads per block, 183876 bytes of dynamic shared memory.
+// Launch: 384 threads per block, 185412 bytes of dynamic shared memory.
 // Grid: one thread block for each tile.
 // Prologue, with the same parameters: h100_dense_d80_dq_dkdv_prologue, 1024 threads per block.
 // Epilogue, with the same parameters: h100_dense_d80_dq_dkdv_convert_dq, 256 threads per block.
 struct Params {
-  TensorMap q_map;  // Q (head_dim, q_len, heads, batch): box 16 x 96 x 1 x 1, swizzle 32
-  TensorMap k_map;  // K (head_dim, kv_len, kv_heads, batch): box 16 x 128 x 1 x 1, swizzle 32
-  TensorMap v_map;  // V, as K: box 16 x 128 x 1 x 1, swizzle 32
-  TensorMap dout_map;  // dO, as Q: box 16 x 96 x 1 x 1, swizzle 32
-  TensorMap dk_map;  // dK, as K: box 16 x 64 x 1 x 1, swizzle 32
-  TensorMap dv_map;  // dV, as K: box 16 x 64 x 1 x 1, swizzle 32
+  TensorMap q_map;  // Q (head_dim, q_len, heads, batch): box 64 x 64 x 1 x 1, swizzle 128
+  TensorMap k_map;  // K (head_dim, kv_len, kv_heads, batch): box 64 x 128 x 1 x 1, swizzle 128
+  TensorMap v_map;  // V, as K: box 64 x 128 x 1 x 1, swizzle 128
+  TensorMap dout_map;  // dO, as Q: box 64 x 64 x 1 x 1, swizzle 128
+  TensorMap dk_map;  // dK, as K: box 64 x 64 x 1 x 1, swizzle 128
+  TensorMap dv_map;  // dV, as K: box 64 x 64 x 1 x 1, swizzle 128
   unsigned short* dq;  // dQ, as O
   int64 dq_batch_stride;  // batch stride, in elements
   int64 dq_head_stride;  // head stride, in elements
@@ -267,69 +267,61 @@ __device__ __forceinline__ void warpgroup_fence_operand(float (&registers)[kCoun
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(registers[i])::"memory");
 }
 
-// Matrix descriptor of a 32-byte swizzled tile in shared memory (PTX ISA, "Asynchronous Warpgroup Level Matrix
-// Instructions", "Matrix Descriptor Format"). The upper half is constant: 32-byte swizzle, 256 bytes from 8 rows to
+// Matrix descriptor of a 128-byte swizzled tile in shared memory (PTX ISA, "Asynchronous Warpgroup Level Matrix
+// Instructions", "Matrix Descriptor Format"). The upper half is constant: 128-byte swizzle, 1024 bytes from 8 rows to
 // the next 8 (SBO, the stride byte offset). Descriptors are therefore passed and advanced as their lower halves: the
-// address and, for an MN-major tile of several groups of 16 columns, the bytes from one group to the next (LBO, the
+// address and, for an MN-major tile of several groups of 64 columns, the bytes from one group to the next (LBO, the
 // leading byte offset), else 0; both in units of 16 bytes.
-constexpr uint32 kDescriptorUpperHalf = 0xC0000010;
+constexpr uint32 kDescriptorUpperHalf = 0x40000040;
 
 __device__ __forceinline__ uint32 wgmma_descriptor(uint32 address, int group_bytes) {
   return (address & 0x3FFFF) >> 4 | static_cast<uint32>(group_bytes >> 4) << 16;
 }
 
-// wgmma.mma_async m64n96k16: D = A B, + D if `accumulate`; A in shared memory, K-major, B K-major.
+// wgmma.mma_async m64n64k16: D = A B, + D if `accumulate`; A in shared memory, K-major, B K-major.
 // After p come scale factors of 1 for A and B, then whether A and B are MN-major (PTX ISA, "wgmma.mma_async")
-__device__ __forceinline__ void wgmma_m64n96k16_shared_k_major(
-    float (&d)[48], uint32 a, uint32 b, int accumulate) {
+__device__ __forceinline__ void wgmma_m64n64k16_shared_k_major(
+    float (&d)[32], uint32 a, uint32 b, int accumulate) {
   asm volatile(
       "{\n"
       ".reg .pred p;\n"
       ".reg .b64 a, b;\n"
-      "setp.ne.b32 p, %50, 0;\n"
-      "mov.b64 a, { %48, %51 };\n"
-      "mov.b64 b, { %49, %51 };\n"
-      "wgmma.mma_async.sync.aligned.m64n96k16.f32.f16.f16 {"
+      "setp.ne.b32 p, %34, 0;\n"
+      "mov.b64 a, { %32, %35 };\n"
+      "mov.b64 b, { %33, %35 };\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
       "%0, %1, %2, %3, %4, %5, %6, %7, "
       "%8, %9, %10, %11, %12, %13, %14, %15, "
       "%16, %17, %18, %19, %20, %21, %22, %23, "
-      "%24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, "
-      "%40, %41, %42, %43, %44, %45, %46, %47"
+      "%24, %25, %26, %27, %28, %29, %30, %31"
       "}, a, b, p, 1, 1, 0, 0;\n"
       "}\n"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
         "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
         "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
-        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
-        "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
-        "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47])
+        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
       : "r"(a), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf));
 }
 
 // The same without D as an input, so that its registers are free for the compiler until here; A in shared memory, both
 // K-major.
-__device__ __forceinline__ void wgmma_m64n96k16_shared_k_major_first(float (&d)[48], uint32 a, uint32 b) {
+__device__ __forceinline__ void wgmma_m64n64k16_shared_k_major_first(float (&d)[32], uint32 a, uint32 b) {
   asm volatile(
       "{\n"
       ".reg .b64 a, b;\n"
-      "mov.b64 a, { %48, %50 };\n"
-      "mov.b64 b, { %49, %50 };\n"
-      "wgmma.mma_async.sync.aligned.m64n96k16.f32.f16.f16 {"
+      "mov.b64 a, { %32, %34 };\n"
+      "mov.b64 b, { %33, %34 };\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
       "%0, %1, %2, %3, %4, %5, %6, %7, "
       "%8, %9, %10, %11, %12, %13, %14, %15, "
       "%16, %17, %18, %19, %20, %21, %22, %23, "
-      "%24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, "
-      "%40, %41, %42, %43, %44, %45, %46, %47"
+      "%24, %25, %26, %27, %28, %29, %30, %31"
       "}, a, b, 0, 1, 1, 0, 0;\n"
       "}\n"
       : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3]), "=f"(d[4]), "=f"(d[5]), "=f"(d[6]), "=f"(d[7]),
         "=f"(d[8]), "=f"(d[9]), "=f"(d[10]), "=f"(d[11]), "=f"(d[12]), "=f"(d[13]), "=f"(d[14]), "=f"(d[15]),
         "=f"(d[16]), "=f"(d[17]), "=f"(d[18]), "=f"(d[19]), "=f"(d[20]), "=f"(d[21]), "=f"(d[22]), "=f"(d[23]),
-        "=f"(d[24]), "=f"(d[25]), "=f"(d[26]), "=f"(d[27]), "=f"(d[28]), "=f"(d[29]), "=f"(d[30]), "=f"(d[31]),
-        "=f"(d[32]), "=f"(d[33]), "=f"(d[34]), "=f"(d[35]), "=f"(d[36]), "=f"(d[37]), "=f"(d[38]), "=f"(d[39]),
-        "=f"(d[40]), "=f"(d[41]), "=f"(d[42]), "=f"(d[43]), "=f"(d[44]), "=f"(d[45]), "=f"(d[46]), "=f"(d[47])
+        "=f"(d[24]), "=f"(d[25]), "=f"(d[26]), "=f"(d[27]), "=f"(d[28]), "=f"(d[29]), "=f"(d[30]), "=f"(d[31])
       : "r"(a), "r"(b), "n"(kDescriptorUpperHalf));
 }
 
@@ -359,58 +351,50 @@ __device__ __forceinline__ void wgmma_m64n80k16_registers_mn_major(
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf));
 }
 
-// wgmma.mma_async m64n96k16: D = A B, + D if `accumulate`; A in shared memory, M-major, B K-major.
+// wgmma.mma_async m64n64k16: D = A B, + D if `accumulate`; A in shared memory, M-major, B K-major.
 // After p come scale factors of 1 for A and B, then whether A and B are MN-major (PTX ISA, "wgmma.mma_async")
-__device__ __forceinline__ void wgmma_m64n96k16_shared_m_major_k_major(
-    float (&d)[48], uint32 a, uint32 b, int accumulate) {
+__device__ __forceinline__ void wgmma_m64n64k16_shared_m_major_k_major(
+    float (&d)[32], uint32 a, uint32 b, int accumulate) {
   asm volatile(
       "{\n"
       ".reg .pred p;\n"
       ".reg .b64 a, b;\n"
-      "setp.ne.b32 p, %50, 0;\n"
-      "mov.b64 a, { %48, %51 };\n"
-      "mov.b64 b, { %49, %51 };\n"
-      "wgmma.mma_async.sync.aligned.m64n96k16.f32.f16.f16 {"
+      "setp.ne.b32 p, %34, 0;\n"
+      "mov.b64 a, { %32, %35 };\n"
+      "mov.b64 b, { %33, %35 };\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
       "%0, %1, %2, %3, %4, %5, %6, %7, "
       "%8, %9, %10, %11, %12, %13, %14, %15, "
       "%16, %17, %18, %19, %20, %21, %22, %23, "
-      "%24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, "
-      "%40, %41, %42, %43, %44, %45, %46, %47"
+      "%24, %25, %26, %27, %28, %29, %30, %31"
       "}, a, b, p, 1, 1, 1, 0;\n"
       "}\n"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
         "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
         "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
-        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
-        "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
-        "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47])
+        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
       : "r"(a), "r"(b), "r"(accumulate), "n"(kDescriptorUpperHalf));
 }
 
 // The same without D as an input, so that its registers are free for the compiler until here; A in shared memory,
 // M-major, B K-major.
-__device__ __forceinline__ void wgmma_m64n96k16_shared_m_major_k_major_first(float (&d)[48], uint32 a, uint32 b) {
+__device__ __forceinline__ void wgmma_m64n64k16_shared_m_major_k_major_first(float (&d)[32], uint32 a, uint32 b) {
   asm volatile(
       "{\n"
       ".reg .b64 a, b;\n"
-      "mov.b64 a, { %48, %50 };\n"
-      "mov.b64 b, { %49, %50 };\n"
-      "wgmma.mma_async.sync.aligned.m64n96k16.f32.f16.f16 {"
+      "mov.b64 a, { %32, %34 };\n"
+      "mov.b64 b, { %33, %34 };\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
       "%0, %1, %2, %3, %4, %5, %6, %7, "
       "%8, %9, %10, %11, %12, %13, %14, %15, "
       "%16, %17, %18, %19, %20, %21, %22, %23, "
-      "%24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, "
-      "%40, %41, %42, %43, %44, %45, %46, %47"
+      "%24, %25, %26, %27, %28, %29, %30, %31"
       "}, a, b, 0, 1, 1, 1, 0;\n"
       "}\n"
       : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3]), "=f"(d[4]), "=f"(d[5]), "=f"(d[6]), "=f"(d[7]),
         "=f"(d[8]), "=f"(d[9]), "=f"(d[10]), "=f"(d[11]), "=f"(d[12]), "=f"(d[13]), "=f"(d[14]), "=f"(d[15]),
         "=f"(d[16]), "=f"(d[17]), "=f"(d[18]), "=f"(d[19]), "=f"(d[20]), "=f"(d[21]), "=f"(d[22]), "=f"(d[23]),
-        "=f"(d[24]), "=f"(d[25]), "=f"(d[26]), "=f"(d[27]), "=f"(d[28]), "=f"(d[29]), "=f"(d[30]), "=f"(d[31]),
-        "=f"(d[32]), "=f"(d[33]), "=f"(d[34]), "=f"(d[35]), "=f"(d[36]), "=f"(d[37]), "=f"(d[38]), "=f"(d[39]),
-        "=f"(d[40]), "=f"(d[41]), "=f"(d[42]), "=f"(d[43]), "=f"(d[44]), "=f"(d[45]), "=f"(d[46]), "=f"(d[47])
+        "=f"(d[24]), "=f"(d[25]), "=f"(d[26]), "=f"(d[27]), "=f"(d[28]), "=f"(d[29]), "=f"(d[30]), "=f"(d[31])
       : "r"(a), "r"(b), "n"(kDescriptorUpperHalf));
 }
 
@@ -675,14 +659,14 @@ __device__ __forceinline__ void issue_scores(float (&d)[kTileM / 2], uint32 a, u
   wgmma_fence();
 #pragma unroll
   for (int k = 0; k < kHeadDim / 16; ++k) {
-    // 16 columns are 32 bytes of a 32-byte row; after one of them the next column group begins.
-    const int in_group = 0, group = k;
+    // 16 columns are 32 bytes of a 128-byte row; after four of them the next column group begins.
+    const int in_group = k % 4 * 32, group = k / 4;
     const uint32 keys = a + ((group * kKvGroupBytes + in_group) >> 4);
     const uint32 queries = b + ((group * kQGroupBytes + in_group) >> 4);
     if (k == 0) {
-      wgmma_m64n96k16_shared_k_major_first(d, keys, queries);
+      wgmma_m64n64k16_shared_k_major_first(d, keys, queries);
     } else {
-      wgmma_m64n96k16_shared_k_major(d, keys, queries, 1);
+      wgmma_m64n64k16_shared_k_major(d, keys, queries, 1);
     }
   }
   wgmma_commit();
@@ -730,14 +714,14 @@ __device__ __forceinline__ void score_gradients(uint32 (&ds_frag)[kTileM / 16][4
   }
 }
 
-// Writes a warpgroup's 64 rows of dK or dV over its rows of K or V, which are no longer needed (32-byte swizzle, as
+// Writes a warpgroup's 64 rows of dK or dV over its rows of K or V, which are no longer needed (128-byte swizzle, as
 // TMA expects).
 __device__ __forceinline__ void stage_gradient(uint32 staging, const float (&d)[kHeadDim / 2], float factor) {
   const int lane = threadIdx.x % 32, row = threadIdx.x / 32 % kWarpsPerWarpgroup * 16 + lane % 16;
 #pragma unroll
   for (int j = 0; j < kHeadDim / 16; ++j) {
-    const int chunk = lane / 16;  // 16 bytes = 8 columns; swizzled to chunk ^ row / 4 % 2
-    const uint32 to = staging + j * kKvGroupBytes + row * kRowBytes + (chunk ^ row / 4 % 2) * 16;
+    const int chunk = j % 4 * 2 + lane / 16;  // 16 bytes = 8 columns; swizzled to chunk ^ row % 8
+    const uint32 to = staging + j / 4 * kKvGroupBytes + row * kRowBytes + (chunk ^ row % 8) * 16;
     stmatrix_x4(to, pack(d[j * 8] * factor, d[j * 8 + 1] * factor), pack(d[j * 8 + 2] * factor, d[j * 8 + 3] * factor),
         pack(d[j * 8 + 4] * factor, d[j * 8 + 5] * factor), pack(d[j * 8 + 6] * factor, d[j * 8 + 7] * factor));
   }
@@ -751,15 +735,14 @@ __device__ __forceinline__ void hide_keys(float (&s)[kTileM / 2], int keys) {
   }
 }
 
-// Stages dS of the warpgroup's keys, transposed back: rows are queries, in column groups of 16 keys (32-byte
+// Stages dS of the warpgroup's keys, transposed back: rows are queries, in a column group of its 64 keys (128-byte
 // swizzle).
 __device__ __forceinline__ void stage_score_gradients(uint32 staging, const uint32 (&ds_frag)[kTileM / 16][4]) {
   const int lane = threadIdx.x % 32, chunk = threadIdx.x / 32 % kWarpsPerWarpgroup * 2 + lane / 8 % 2;
-  staging += chunk / (kRowBytes / 16) * kQGroupBytes;
 #pragma unroll
   for (int k = 0; k < kTileM / 16; ++k) {
     const int query = k * 16 + lane / 16 * 8 + lane % 8;
-    stmatrix_x4_trans(staging + query * kRowBytes + (chunk % 2 ^ query / 4 % 2) * 16, ds_frag[k][0], ds_frag[k][1],
+    stmatrix_x4_trans(staging + query * kRowBytes + (chunk ^ query % 8) * 16, ds_frag[k][0], ds_frag[k][1],
         ds_frag[k][2], ds_frag[k][3]);
   }
 }
@@ -770,11 +753,11 @@ __device__ __forceinline__ void issue_dq(float (&d)[kDqQueries / 2], uint32 k_tr
   wgmma_fence();
 #pragma unroll
   for (int k = 0; k < kTileN / 16; ++k) {
-    const uint32 a = k_transposed + (k * 16 * kRowBytes >> 4), b = ds + (k * kQGroupBytes >> 4);
+    const uint32 a = k_transposed + (k * 16 * kRowBytes >> 4), b = ds + ((k / 4 * kQGroupBytes + k % 4 * 32) >> 4);
     if (k == 0) {
-      wgmma_m64n96k16_shared_m_major_k_major_first(d, a, b);
+      wgmma_m64n64k16_shared_m_major_k_major_first(d, a, b);
     } else {
-      wgmma_m64n96k16_shared_m_major_k_major(d, a, b, 1);
+      wgmma_m64n64k16_shared_m_major_k_major(d, a, b, 1);
     }
   }
   wgmma_commit();
@@ -782,7 +765,7 @@ __device__ __forceinline__ void issue_dq(float (&d)[kDqQueries / 2], uint32 k_tr
 }
 
 // Stages it in the layout of the accumulator: 16 bytes of each thread, next to those of its neighbors. The last part
-// has columns of the first threads only: those of the others are behind the head, products of what follows K.
+// has columns of the first threads only: those of the others are zeros behind the head.
 __device__ __forceinline__ void stage_dq(unsigned char* staging, const float (&d)[kDqQueries / 2], int part) {
   const int threads = part < kDqColumnParts - 1 ? kWarpgroupThreads : kLastDqThreads;
   const int thread = threadIdx.x % kWarpgroupThreads;
@@ -809,7 +792,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
   const uint32 q_descriptors = __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kQOffset, 0), 0);
   const uint32 dout_descriptors = __shfl_sync(0xFFFFFFFF, wgmma_descriptor(base + kDoutOffset, 0), 0);
   const uint32 k_transposed = __shfl_sync(0xFFFFFFFF,
-      wgmma_descriptor(base + kKOffset + warpgroup * (64 / kGroupColumns) * kKvGroupBytes, kKvGroupBytes), 0);
+      wgmma_descriptor(base + kKOffset + warpgroup % kDqColumnParts * kKvGroupBytes, 0), 0);
   const uint32 ds_descriptors = __shfl_sync(0xFFFFFFFF,
       wgmma_descriptor(base + kDsOffset + warpgroup / kDqColumnParts * kDqQueries * kRowBytes, 0), 0);
   const uint32 mn_major = wgmma_descriptor(0, kQGroupBytes);  // added to a descriptor for an MN-major operand
@@ -841,7 +824,7 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     // One barrier per step is enough, because dS has two buffers: a warpgroup that gets here has finished dQ of the
     // previous step.
     const int ds_place = i % 2 * kDsBytes;
-    stage_score_gradients(base + kDsOffset + ds_place + warpgroup * (kDsBytes / kConsumerWarpgroups), ds_frag);
+    stage_score_gradients(base + kDsOffset + ds_place + warpgroup * kQGroupBytes, ds_frag);
     issue_gradient(dv, p_frag, dout_descriptor | mn_major);
     fence_proxy_async();
     bar_sync(kConsumerBarrier, kConsumerWarpgroups * kWarpgroupThreads);

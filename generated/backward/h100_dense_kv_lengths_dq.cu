@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_dense_kv_lengths_dq.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq","head_dim":128,"kv_lengths":true,"mma":"wgmma","op":"attention_backward","pattern":{"kind":"dense"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: a14e966d2690967e33dd793a54793fb58b2e60babefec08bb82ce934738dfc97
-// seal: sha256 9e0093e86151318542f25579b4d0c63feaaf4e36ae3c694e597559452d0c45a6
+// seal: sha256 98dac4695863f1785d6a16bfa2d79f335b4c0d48f9479e50998a93f5d8060c6d
 
 // Attention backward for sm_90a, gradient of Q
 // over the visible keys of the pattern, up to each batch's kv_lengths:
@@ -19,6 +19,7 @@
 // Barriers (full: the data has arrived; empty: the buffer may be overwritten)
 //   q_full                     Q and dO of the tile
 //   kv_full[i], kv_empty[i]    stage i of the rings of K and V, and the metadata of its loads
+//   arrived                    a step that contains the end of the keys: the producer then clears what is behind
 //
 // Pipeline of a consumer: S of a step is issued while dQ of the previous step runs; the weights are computed while dO's
 // product runs.
@@ -57,17 +58,19 @@ constexpr int kKvBytes = 32768;  // bytes of K, or of V, of a step
 constexpr int kPrologueThreads = 1024;  // threads per block of the prologue
 constexpr int kRowLanes = 16;  // threads per row in the prologue, 16 bytes each
 
-// Dynamic shared memory: 196656 bytes. Byte offsets:
+// Dynamic shared memory: 196664 bytes. Byte offsets:
 constexpr int kQOffset = 0;  // 32768 bytes: Q of the tile in column groups; then staging of dQ
 constexpr int kDoutOffset = 32768;  // 32768 bytes: dO of the tile
 constexpr int kKOffset = 65536;  // 65536 bytes: K ring
 constexpr int kVOffset = 131072;  // 65536 bytes: V ring
 constexpr int kBarriersOffset = 196608;  // 40 bytes: mbarriers
 constexpr int kStepMetaOffset = 196648;  // 8 bytes: metadata of the steps in the ring
+constexpr int kArrivedOffset = 196656;  // 8 bytes: mbarrier of a step that contains the end of a sequence
 
 constexpr int kKvFullBarrier = kBarriersOffset;
 constexpr int kKvEmptyBarrier = kKvFullBarrier + 8 * kStages;
 constexpr int kQFullBarrier = kKvEmptyBarrier + 8 * kStages;
+constexpr int kArrivedBarrier = kArrivedOffset;
 constexpr int kWarpgroupThreads = 128, kWarpsPerWarpgroup = 4;
 constexpr int kWarpgroupRows = 64;  // rows of one wgmma
 constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared memory: the span of the swizzle
@@ -75,7 +78,7 @@ constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer warpgroup w: 
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
 constexpr float kLog2E = 1.44269504088896f;
 
-// Launch: 384 threads per block, 196656 bytes of dynamic shared memory.
+// Launch: 384 threads per block, 196664 bytes of dynamic shared memory.
 // Grid: one thread block for each tile.
 // Prologue, with the same parameters: h100_dense_kv_lengths_dq_prologue, 1024 threads per block.
 struct Params {
@@ -413,28 +416,6 @@ extern "C" __global__ void __launch_bounds__(kPrologueThreads)
   }
 }
 
-// Zero-fills the keys of a step past the end of the batch's keys in an operand, K or V. Not even NaN there then has an
-// effect: weights are 0, but 0 times NaN is NaN. Each warpgroup clears all of them before its own products. Another
-// warpgroup may be reading them; it has already cleared them itself, so it reads zeros.
-__device__ __forceinline__ void clear_hidden_keys(unsigned char* operand, const Params& p, int meta, int batch,
-    int warpgroup) {
-  if (meta >= 0) return;
-  const int keys = max(SeqlenInfo(p, batch).kv_end() - ~meta / 2 * kTileN, 0);  // keys in range
-  if (keys >= kTileN) return;
-  constexpr int kRowChunks = kRowBytes / 16;
-  const int thread = threadIdx.x % kWarpgroupThreads;
-  unsigned char* to = operand + thread % kRowChunks * 16;
-#pragma unroll 1
-  for (int row = keys + thread / kRowChunks; row < kTileN; row += kWarpgroupThreads / kRowChunks) {
-#pragma unroll
-    for (int group = 0; group < kGroups; ++group) {
-      *reinterpret_cast<uint4*>(to + group * kKvGroupBytes + row * kRowBytes) = make_uint4(0, 0, 0, 0);
-    }
-  }
-  fence_proxy_async();
-  bar_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
-}
-
 // Pattern: every query sees every key.
 struct KvBlockIterator {
   int count;  // key blocks visible to these queries
@@ -461,6 +442,30 @@ struct Tile {
   }
 };
 
+// Zero-fills the rows of an operand in shared memory from index `first` on, and those of an equal operand kOther bytes
+// behind it, if not 0. Called by a whole warp.
+template <int kRows, int kGroupBytes, int kOther = 0>
+__device__ __forceinline__ void clear_rows(unsigned char* operand, int first) {
+  constexpr int kRowChunks = kRowBytes / 16;
+  const int lane = threadIdx.x % 32;
+#pragma unroll 1
+  for (int row = max(first, 0) + lane / kRowChunks; row < kRows; row += 32 / kRowChunks) {
+#pragma unroll
+    for (int group = 0; group < kGroups; ++group) {
+      unsigned char* const to = operand + group * kGroupBytes + row * kRowBytes + lane % kRowChunks * 16;
+      *reinterpret_cast<uint4*>(to) = {0, 0, 0, 0};
+      if (kOther != 0) *reinterpret_cast<uint4*>(to + kOther) = {0, 0, 0, 0};
+    }
+  }
+}
+
+// Hands a stage that a warp has changed to the consumers. Called by the whole warp.
+__device__ __forceinline__ void hand_over(uint32 full) {
+  fence_proxy_async();  // products see the changes
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) mbarrier_arrive(full);
+}
+
 // Producer: one warp. All of its lanes iterate over the steps, because lists are read 32 entries at a time; the first
 // lane waits and copies.
 __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, uint32 base, const Tile& tile) {
@@ -479,24 +484,34 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
   const int kv_head = tile.head / p.heads_per_kv_head;
   const KvEnd kv_end(p, tile.batch);
   KvBlockIterator blocks(p, tile.batch, tile.head, tile.first_query);
+  int arrived_phase = 0;  // of the barrier of steps that contain the end of the keys
 #pragma unroll 1
   for (int i = 0; i < blocks.count; ++i) {
     const int stage = i % kStages, step = blocks.at(i), first_key = step * kTileN;
+    const uint32 full = base + kKvFullBarrier + 8 * stage;
+    // Whether the step contains keys behind the end, where the tensor may hold anything. Beyond it, copies are zeros.
+    const bool hides = first_key < p.kv_len && first_key + kTileN > kv_end;
+    const uint32 arrived = hides ? base + kArrivedBarrier : full;
     if (leader) {
-      const uint32 full = base + kKvFullBarrier + 8 * stage;
       mbarrier_wait(base + kKvEmptyBarrier + 8 * stage, i / kStages % 2 ^ 1);
       // Complemented, hence negative, if the pattern or the end of the keys masks some pair; lowest bit: the pattern
       // does.
       const bool masked = false;
       const int meta = step * 2 + masked;
       step_meta[stage] = masked || first_key + kTileN > kv_end ? ~meta : meta;
-      mbarrier_arrive_expect_tx(full, 2 * kKvBytes);
+      mbarrier_arrive_expect_tx(arrived, 2 * kKvBytes);
 #pragma unroll
       for (int group = 0; group < kGroups; ++group) {
         const int column = group * kGroupColumns, offset = stage * kKvBytes + group * kKvGroupBytes;
-        tma_load_4d(base + kKOffset + offset, &p.k_map, full, column, first_key, kv_head, tile.batch);
-        tma_load_4d(base + kVOffset + offset, &p.v_map, full, column, first_key, kv_head, tile.batch);
+        tma_load_4d(base + kKOffset + offset, &p.k_map, arrived, column, first_key, kv_head, tile.batch);
+        tma_load_4d(base + kVOffset + offset, &p.v_map, arrived, column, first_key, kv_head, tile.batch);
       }
+    }
+    if (hides) {
+      mbarrier_wait(arrived, arrived_phase);
+      arrived_phase ^= 1;
+      clear_rows<kTileN, kKvGroupBytes, kVOffset - kKOffset>(shared + kKOffset + stage * kKvBytes, kv_end - first_key);
+      hand_over(full);
     }
     __syncwarp();
   }
@@ -608,8 +623,6 @@ __device__ __forceinline__ void consume(const Params& p, unsigned char* shared, 
     float s[kTileN / 2], dp[kTileN / 2];
     uint32 ds_frag[kTileN / 16][4];
     mbarrier_wait(base + kKvFullBarrier + 8 * stage, i / kStages % 2);
-    clear_hidden_keys(shared + kKOffset + stage * kKvBytes, p, step_meta[stage], tile.batch, warpgroup);
-    clear_hidden_keys(shared + kVOffset + stage * kKvBytes, p, step_meta[stage], tile.batch, warpgroup);
     issue_scores(s, q_descriptor, k_descriptor);
     wgmma_wait<1>();  // dQ of the previous step: its stage is free
     warpgroup_fence_operand(dq);
@@ -655,6 +668,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   const int warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / 32, 0), warpgroup = warp / kWarpsPerWarpgroup;
   if (threadIdx.x == 0) {
     mbarrier_init(base + kQFullBarrier, 1);
+    mbarrier_init(base + kArrivedBarrier, 1);
     for (int i = 0; i < kStages; ++i) {
       mbarrier_init(base + kKvFullBarrier + 8 * i, 1);
       mbarrier_init(base + kKvEmptyBarrier + 8 * i, kConsumerWarpgroups * kWarpsPerWarpgroup);

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_varlen_causal_d256_dq.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq","head_dim":256,"layout":"varlen","mma":"wgmma","op":"attention_backward","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":64}}
 // spec hash: a1c084f707edfc11d63d61c0f677bdb0a8a46238e66cd01b3295cddbf4ac7fa8
-// seal: sha256 f7e59eb87d1e134d624c4796181698424177fbb6d9160164202f1d09e8d582a5
+// seal: sha256 5710f314d454f9219bd07ffdbfbd4588f3a5940b5eb45cebb1238f286f89ea2b
 
 // Attention backward for sm_90a, gradient of Q
 // over the visible keys of the pattern in each sequence:
@@ -20,6 +20,7 @@
 //   q_full                     Q and dO of the tile
 //   kv_full[i], kv_empty[i]    stage i of the ring of K, and the metadata of its loads
 //   v_full[i], v_empty[i]      stage i of the ring of V: one stage fewer than K, which is in use for longer
+//   arrived                    a step that contains the end of the keys: the producer then clears what is behind
 //
 // Pipeline of a consumer: S of a step is issued while dQ of the previous step runs; the weights are computed while dO's
 // product runs.
@@ -62,7 +63,7 @@ constexpr int kStatsSpare = 2;  // blocks of statistics of a segment, besides th
 constexpr int kPrologueThreads = 1024;  // threads per block of the prologue
 constexpr int kRowLanes = 32;  // threads per row in the prologue, 16 bytes each
 
-// Dynamic shared memory: 229464 bytes. Byte offsets:
+// Dynamic shared memory: 229472 bytes. Byte offsets:
 constexpr int kQOffset = 0;  // 65536 bytes: Q of the tile in column groups; then staging of dQ
 constexpr int kDoutOffset = 65536;  // 65536 bytes: dO of the tile
 constexpr int kKOffset = 131072;  // 65536 bytes: K ring
@@ -70,12 +71,14 @@ constexpr int kVOffset = 196608;  // 32768 bytes: V ring
 constexpr int kBarriersOffset = 229376;  // 56 bytes: mbarriers
 constexpr int kStepMetaOffset = 229432;  // 8 bytes: metadata of the steps in the ring
 constexpr int kSegmentOffset = 229440;  // 24 bytes: segment of the tile
+constexpr int kArrivedOffset = 229464;  // 8 bytes: mbarrier of a step that contains the end of a sequence
 
 constexpr int kKvFullBarrier = kBarriersOffset;
 constexpr int kKvEmptyBarrier = kKvFullBarrier + 8 * kStages;
 constexpr int kQFullBarrier = kKvEmptyBarrier + 8 * kStages;
 constexpr int kVFullBarrier = kQFullBarrier + 8;
 constexpr int kVEmptyBarrier = kVFullBarrier + 8 * kVStages;
+constexpr int kArrivedBarrier = kArrivedOffset;
 constexpr int kWarpgroupThreads = 128, kWarpsPerWarpgroup = 4;
 constexpr int kWarpgroupRows = 64;  // rows of one wgmma
 constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared memory: the span of the swizzle
@@ -83,7 +86,7 @@ constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer warpgroup w: 
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
 constexpr float kLog2E = 1.44269504088896f;
 
-// Launch: 384 threads per block, 229464 bytes of dynamic shared memory.
+// Launch: 384 threads per block, 229472 bytes of dynamic shared memory.
 // Grid: one thread block for each tile.
 // Prologue, with the same parameters: h100_varlen_causal_d256_dq_prologue, 1024 threads per block.
 struct Params {
@@ -533,6 +536,30 @@ struct Tile {
   }
 };
 
+// Zero-fills the rows of an operand in shared memory from index `first` on, and those of an equal operand kOther bytes
+// behind it, if not 0. Called by a whole warp.
+template <int kRows, int kGroupBytes, int kOther = 0>
+__device__ __forceinline__ void clear_rows(unsigned char* operand, int first) {
+  constexpr int kRowChunks = kRowBytes / 16;
+  const int lane = threadIdx.x % 32;
+#pragma unroll 1
+  for (int row = max(first, 0) + lane / kRowChunks; row < kRows; row += 32 / kRowChunks) {
+#pragma unroll
+    for (int group = 0; group < kGroups; ++group) {
+      unsigned char* const to = operand + group * kGroupBytes + row * kRowBytes + lane % kRowChunks * 16;
+      *reinterpret_cast<uint4*>(to) = {0, 0, 0, 0};
+      if (kOther != 0) *reinterpret_cast<uint4*>(to + kOther) = {0, 0, 0, 0};
+    }
+  }
+}
+
+// Hands a stage that a warp has changed to the consumers. Called by the whole warp.
+__device__ __forceinline__ void hand_over(uint32 full) {
+  fence_proxy_async();  // products see the changes
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) mbarrier_arrive(full);
+}
+
 // Producer: one warp. All of its lanes iterate over the steps, because lists are read 32 entries at a time; the first
 // lane waits and copies.
 __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, uint32 base, const Tile& tile) {
@@ -553,32 +580,51 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
   const int kv_head = tile.head / p.heads_per_kv_head;
   const KvEnd kv_end(p, tile.batch);
   KvBlockIterator blocks(p, tile.batch, tile.head, tile.first_query);
+  int arrived_phase = 0;  // of the barrier of steps that contain the end of the keys
 #pragma unroll 1
   for (int i = 0; i < blocks.count; ++i) {
     const int stage = i % kStages, step = blocks.at(i), first_key = step * kTileN;
+    const uint32 full = base + kKvFullBarrier + 8 * stage;
+    // Whether the step contains keys behind the end, where the tensor may hold anything. Beyond it, copies are zeros.
+    const bool hides = first_key < p.kv_len && first_key + kTileN > kv_end;
+    const uint32 arrived = hides ? base + kArrivedBarrier : full;
     if (leader) {
-      const uint32 full = base + kKvFullBarrier + 8 * stage;
       mbarrier_wait(base + kKvEmptyBarrier + 8 * stage, i / kStages % 2 ^ 1);
       // Complemented, hence negative, if the pattern or the end of the keys masks some pair; lowest bit: the pattern
       // does.
       const bool masked = blocks.masked(i, step);
       const int meta = step * 2 + masked;
       step_meta[stage] = masked || first_key + kTileN > kv_end ? ~meta : meta;
-      const int v_stage = i % kVStages;
-      const uint32 v_full = base + kVFullBarrier + 8 * v_stage;
-      mbarrier_arrive_expect_tx(full, kKvBytes);
+      mbarrier_arrive_expect_tx(arrived, kKvBytes);
 #pragma unroll
       for (int group = 0; group < kGroups; ++group) {
         const int column = group * kGroupColumns, offset = stage * kKvBytes + group * kKvGroupBytes;
-        tma_load_4d(base + kKOffset + offset, &p.k_map, full, column, segment.kv_begin + first_key, kv_head, 0);
+        tma_load_4d(base + kKOffset + offset, &p.k_map, arrived, column, segment.kv_begin + first_key, kv_head, 0);
       }
+    }
+    if (hides) {
+      mbarrier_wait(arrived, arrived_phase);
+      arrived_phase ^= 1;
+      clear_rows<kTileN, kKvGroupBytes>(shared + kKOffset + stage * kKvBytes, kv_end - first_key);
+      hand_over(full);
+    }
+    const int v_stage = i % kVStages;
+    const uint32 v_full = base + kVFullBarrier + 8 * v_stage;
+    const uint32 v_arrived = hides ? base + kArrivedBarrier : v_full;
+    if (leader) {
       mbarrier_wait(base + kVEmptyBarrier + 8 * v_stage, i / kVStages % 2 ^ 1);
-      mbarrier_arrive_expect_tx(v_full, kKvBytes);
+      mbarrier_arrive_expect_tx(v_arrived, kKvBytes);
 #pragma unroll
       for (int group = 0; group < kGroups; ++group) {
         const int column = group * kGroupColumns, offset = v_stage * kKvBytes + group * kKvGroupBytes;
-        tma_load_4d(base + kVOffset + offset, &p.v_map, v_full, column, segment.kv_begin + first_key, kv_head, 0);
+        tma_load_4d(base + kVOffset + offset, &p.v_map, v_arrived, column, segment.kv_begin + first_key, kv_head, 0);
       }
+    }
+    if (hides) {
+      mbarrier_wait(v_arrived, arrived_phase);
+      arrived_phase ^= 1;
+      clear_rows<kTileN, kKvGroupBytes>(shared + kVOffset + v_stage * kKvBytes, kv_end - first_key);
+      hand_over(v_full);
     }
     __syncwarp();
   }
@@ -758,6 +804,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   const int warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / 32, 0), warpgroup = warp / kWarpsPerWarpgroup;
   if (threadIdx.x == 0) {
     mbarrier_init(base + kQFullBarrier, 1);
+    mbarrier_init(base + kArrivedBarrier, 1);
     for (int i = 0; i < kStages; ++i) {
       mbarrier_init(base + kKvFullBarrier + 8 * i, 1);
       mbarrier_init(base + kKvEmptyBarrier + 8 * i, kConsumerWarpgroups * kWarpsPerWarpgroup);

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_varlen_dense_d64_dq_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq_dkdv","head_dim":64,"layout":"varlen","mma":"wgmma","op":"attention_backward","pattern":{"kind":"dense"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 679790f1b95a05a72c5d6361724304e3cb35db84a528593ec17e9611d8ca7d85
-// seal: sha256 7a64f927bdc18b75b87f0004327573725feea34d39845b147bfb7a5f236227ab
+// seal: sha256 bf3d6b1b3cd95e8036a4c952d1f0ee9a5dd0164f740d2df292c8870fa029df6c
 
 // Attention backward for sm_90a, gradients of Q, K and V
 // over the visible keys of the pattern in each sequence:
@@ -24,6 +24,7 @@
 //   kv_full                  K and V of the tile
 //   q_full[i], q_empty[i]    stage i of the ring: Q, dO, their statistics and metadata
 //   dq_full[i], dq_empty     a step's part of dQ; i: the warp that adds it
+//   arrived                  a step that contains the end of a sequence: the producer then clears what is behind
 //   dq_semaphore[step]       in device memory: number of tiles that have added their part of the step's dQ
 //
 // Pipeline of a consumer: the weights are computed while dO's product runs. The products for dV, dQ and dK are issued
@@ -74,7 +75,7 @@ constexpr int kStatsSpare = 2;  // blocks of statistics of a segment, besides th
 constexpr int kPrologueThreads = 1024;  // threads per block of the prologue
 constexpr int kRowLanes = 8;  // threads per row in the prologue, 16 bytes each
 
-// Dynamic shared memory: 198752 bytes. Byte offsets:
+// Dynamic shared memory: 198760 bytes. Byte offsets:
 constexpr int kKOffset = 0;  // 16384 bytes: K of the tile in column groups; then staging of dK
 constexpr int kVOffset = 16384;  // 16384 bytes: V of the tile; then staging of dV
 constexpr int kQOffset = 32768;  // 32768 bytes: Q ring
@@ -85,12 +86,14 @@ constexpr int kStatsOffset = 196608;  // 2048 bytes: statistics of the queries i
 constexpr int kBarriersOffset = 198656;  // 64 bytes: mbarriers
 constexpr int kTileIndexOffset = 198720;  // 4 bytes: index of the thread block's tile
 constexpr int kSegmentOffset = 198728;  // 24 bytes: segment of the tile
+constexpr int kArrivedOffset = 198752;  // 8 bytes: mbarrier of a step that contains the end of a sequence
 
 constexpr int kQFullBarrier = kBarriersOffset;
 constexpr int kQEmptyBarrier = kQFullBarrier + 8 * kStages;
 constexpr int kKvFullBarrier = kQEmptyBarrier + 8 * kStages;
 constexpr int kDqFullBarrier = kKvFullBarrier + 8;
 constexpr int kDqEmptyBarrier = kDqFullBarrier + 8 * kDqWarps;
+constexpr int kArrivedBarrier = kArrivedOffset;
 constexpr int kWarpgroupThreads = 128, kWarpsPerWarpgroup = 4;
 constexpr int kWarpgroupRows = 64;  // rows of one wgmma: keys
 constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared memory: the span of the swizzle
@@ -98,7 +101,7 @@ constexpr int kConsumerBarrier = 1;  // named barrier of all consumers; this + 1
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
 constexpr float kLog2E = 1.44269504088896f;
 
-// Launch: 384 threads per block, 198752 bytes of dynamic shared memory.
+// Launch: 384 threads per block, 198760 bytes of dynamic shared memory.
 // Grid: one thread block for each tile.
 // Prologue, with the same parameters: h100_varlen_dense_d64_dq_dkdv_prologue, 1024 threads per block.
 // Epilogue, with the same parameters: h100_varlen_dense_d64_dq_dkdv_convert_dq, 256 threads per block.
@@ -722,37 +725,75 @@ __device__ __forceinline__ void add_part(const Params& p, uint32 base, const Til
   store_release(p.dq_semaphore + place, turn.is_last ? 0 : turn.number + 1);  // 0: for the next launch
 }
 
+// Zero-fills the rows of an operand in shared memory from index `first` on, and those of an equal operand kOther bytes
+// behind it, if not 0. Called by a whole warp.
+template <int kRows, int kGroupBytes, int kOther = 0>
+__device__ __forceinline__ void clear_rows(unsigned char* operand, int first) {
+  constexpr int kRowChunks = kRowBytes / 16;
+  const int lane = threadIdx.x % 32;
+#pragma unroll 1
+  for (int row = max(first, 0) + lane / kRowChunks; row < kRows; row += 32 / kRowChunks) {
+#pragma unroll
+    for (int group = 0; group < kGroups; ++group) {
+      unsigned char* const to = operand + group * kGroupBytes + row * kRowBytes + lane % kRowChunks * 16;
+      *reinterpret_cast<uint4*>(to) = {0, 0, 0, 0};
+      if (kOther != 0) *reinterpret_cast<uint4*>(to + kOther) = {0, 0, 0, 0};
+    }
+  }
+}
+
+// Hands a stage that a warp has changed to the consumers. Called by the whole warp.
+__device__ __forceinline__ void hand_over(uint32 full) {
+  fence_proxy_async();  // products see the changes
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) mbarrier_arrive(full);
+}
+
 // Producer: one warp. Steps come head by head, in descending order.
 __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, uint32 base, const Tile& tile) {
-  if (threadIdx.x % 32 != 0) return;
+  const bool leader = threadIdx.x % 32 == 0;
   const Segment& segment = tile_segment();
   const int kv_row = segment.kv_begin + tile.first_key;
-  const uint32 kv_full = base + kKvFullBarrier;
-  mbarrier_arrive_expect_tx(kv_full, 2 * kKvBytes);
+  int arrived_phase = 0;  // of the barrier of steps that contain the end of the queries
+  if (leader) {
+    const uint32 kv_full = base + kKvFullBarrier;
+    mbarrier_arrive_expect_tx(kv_full, 2 * kKvBytes);
 #pragma unroll
-  for (int group = 0; group < kGroups; ++group) {
-    const int column = group * kGroupColumns, offset = group * kKvGroupBytes;
-    tma_load_4d(base + kKOffset + offset, &p.k_map, kv_full, column, kv_row, tile.kv_head, 0);
-    tma_load_4d(base + kVOffset + offset, &p.v_map, kv_full, column, kv_row, tile.kv_head, 0);
+    for (int group = 0; group < kGroups; ++group) {
+      const int column = group * kGroupColumns, offset = group * kKvGroupBytes;
+      tma_load_4d(base + kKOffset + offset, &p.k_map, kv_full, column, kv_row, tile.kv_head, 0);
+      tma_load_4d(base + kVOffset + offset, &p.v_map, kv_full, column, kv_row, tile.kv_head, 0);
+    }
   }
   uint32 steps = 0;
   for (int i = 0; i < (tile.first_key < SeqlenInfo(p, tile.batch).kv_end() ? p.heads_per_kv_head : 0); ++i) {
     const int head = tile.kv_head * p.heads_per_kv_head + i;
-    const RowStats* stats = p.stats + segment.stats_row(p, head);
     QueryBlockIterator blocks(p, tile.batch, head, tile.first_key);
 #pragma unroll 1
     for (int j = blocks.count - 1; j >= 0; --j, ++steps) {
       const int stage = steps % kStages, step = blocks.at(j), first_query = step * kTileM;
       const uint32 full = base + kQFullBarrier + 8 * stage;
-      mbarrier_wait(base + kQEmptyBarrier + 8 * stage, steps / kStages % 2 ^ 1);
-      mbarrier_arrive_expect_tx(full, 2 * kQBytes + kStatsBytes);
+      const int queries = segment.queries - first_query;  // from the step's first to the last of the sequence
+      const uint32 arrived = queries < kTileM ? base + kArrivedBarrier : full;
+      if (leader) {
+        mbarrier_wait(base + kQEmptyBarrier + 8 * stage, steps / kStages % 2 ^ 1);
+        mbarrier_arrive_expect_tx(arrived, 2 * kQBytes + kStatsBytes);
 #pragma unroll
-      for (int group = 0; group < kGroups; ++group) {
-        const int column = group * kGroupColumns, offset = stage * kQBytes + group * kQGroupBytes;
-        tma_load_4d(base + kQOffset + offset, &p.q_map, full, column, segment.q_begin + first_query, head, 0);
-        tma_load_4d(base + kDoutOffset + offset, &p.dout_map, full, column, segment.q_begin + first_query, head, 0);
+        for (int group = 0; group < kGroups; ++group) {
+          const int column = group * kGroupColumns, offset = stage * kQBytes + group * kQGroupBytes;
+          tma_load_4d(base + kQOffset + offset, &p.q_map, arrived, column, segment.q_begin + first_query, head, 0);
+          tma_load_4d(base + kDoutOffset + offset, &p.dout_map, arrived, column, segment.q_begin + first_query, head, 0);
+        }
+        const RowStats* stats = p.stats + segment.stats_row(p, head);
+        tma_load_bytes(base + kStatsOffset + stage * kStatsBytes, stats + first_query, kStatsBytes, arrived);
       }
-      tma_load_bytes(base + kStatsOffset + stage * kStatsBytes, stats + first_query, kStatsBytes, full);
+      if (queries < kTileM) {
+        mbarrier_wait(arrived, arrived_phase);
+        arrived_phase ^= 1;
+        clear_rows<kTileM, kQGroupBytes, kDoutOffset - kQOffset>(shared + kQOffset + stage * kQBytes, queries);
+        hand_over(full);
+      }
+      __syncwarp();
     }
   }
 }
@@ -1046,6 +1087,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       mbarrier_init(base + kDqFullBarrier + 8 * i, kConsumerWarpgroups * kWarpsPerWarpgroup);
     }
     mbarrier_init(base + kDqEmptyBarrier, 1);
+    mbarrier_init(base + kArrivedBarrier, 1);
     fence_mbarrier_init();
     prefetch_tensormap(&p.q_map);
     prefetch_tensormap(&p.k_map);

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_varlen_lists128_causal_d64_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dkdv","head_dim":64,"layout":"varlen","mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"causal"},"schedule":"cooperative","stages":3,"tile":{"m":128,"n":128}}
 // spec hash: 64d88bbed715a8cc791c60933795b2f46cd86e22b5642ae2dc92019974de54b8
-// seal: sha256 e7368f513b7f34756d9ce3cfac8a74595bccc6fe086451dfda257133d91f8bdc
+// seal: sha256 2daa07f685b877519814ef9682f54a63b18a6eea9a0037f0217555a0b768a06d
 
 // Attention backward for sm_90a, gradients of K and V
 // over the listed key blocks of the pattern in each sequence:
@@ -19,6 +19,7 @@
 // Barriers (full: the data has arrived; empty: the buffer may be overwritten)
 //   kv_full                  K and V of the tile
 //   q_full[i], q_empty[i]    stage i of the ring: Q, dO, their statistics and metadata
+//   arrived                  a step that contains the end of a sequence: the producer then clears what is behind
 //
 // Pipeline of a consumer: the weights are computed while dO's product runs, and dS while the product for dV runs. While
 // a consumer waits for its own products, the other warpgroup computes.
@@ -62,7 +63,7 @@ constexpr int kRowLanes = 8;  // threads per row in the prologue, 16 bytes each
 constexpr int kBlockSteps = 1;  // steps in a listed query block
 constexpr int kBlockKeys = 128;  // keys that share a list
 
-// Dynamic shared memory: 134240 bytes. Byte offsets:
+// Dynamic shared memory: 134248 bytes. Byte offsets:
 constexpr int kKOffset = 0;  // 16384 bytes: K of the tile in column groups; then staging of dK
 constexpr int kVOffset = 16384;  // 16384 bytes: V of the tile; then staging of dV
 constexpr int kQOffset = 32768;  // 49152 bytes: Q ring
@@ -71,10 +72,12 @@ constexpr int kStatsOffset = 131072;  // 3072 bytes: statistics of the queries i
 constexpr int kBarriersOffset = 134144;  // 56 bytes: mbarriers
 constexpr int kStepMetaOffset = 134200;  // 12 bytes: metadata of the steps in the ring
 constexpr int kSegmentOffset = 134216;  // 24 bytes: segment of the tile
+constexpr int kArrivedOffset = 134240;  // 8 bytes: mbarrier of a step that contains the end of a sequence
 
 constexpr int kQFullBarrier = kBarriersOffset;
 constexpr int kQEmptyBarrier = kQFullBarrier + 8 * kStages;
 constexpr int kKvFullBarrier = kQEmptyBarrier + 8 * kStages;
+constexpr int kArrivedBarrier = kArrivedOffset;
 constexpr int kWarpgroupThreads = 128, kWarpsPerWarpgroup = 4;
 constexpr int kWarpgroupRows = 64;  // rows of one wgmma: keys
 constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared memory: the span of the swizzle
@@ -82,7 +85,7 @@ constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer warpgroup w: 
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
 constexpr float kLog2E = 1.44269504088896f;
 
-// Launch: 384 threads per block, 134240 bytes of dynamic shared memory.
+// Launch: 384 threads per block, 134248 bytes of dynamic shared memory.
 // Grid: one thread block for each tile.
 // Prologue, with the same parameters: h100_varlen_lists128_causal_d64_dkdv_prologue, 1024 threads per block.
 struct Params {
@@ -625,8 +628,7 @@ extern "C" __global__ void __launch_bounds__(kPrologueThreads)
 struct QueryBlockIterator {
   int count;           // steps of these keys
   const int* entries;  // twice a query block, plus 1 if the pattern masks some of its pairs
-  int all_from;        // first query that sees all keys of the tile
-  int last_block;      // query block; decreasing bounds share lists, with query blocks of other sequences
+  int first_key;       // of the tile
 
   __device__ __forceinline__ QueryBlockIterator(const Params& p, int batch, int head, int first_key) {
     const int64 list = batch % p.list_batches * p.list_heads + head % p.list_heads;  // shared lists: index 0
@@ -636,17 +638,20 @@ struct QueryBlockIterator {
     const int block = some ? segment.kv_begin / kBlockKeys + batch + first_key / kBlockKeys : 0;
     const int* offsets = p.q_offsets + list * (p.key_blocks + 1) + block;
     const int begin = offsets[0], end = some ? offsets[1] : begin;
-    last_block = max(segment.queries - 1, 0) / (kBlockSteps * kTileM);
     entries = p.q_entries + list * p.list_entries + begin;
     count = (end - begin) * kBlockSteps;
-    all_from = first_key + kTileN - 1 - SeqlenInfo(p, batch).position(0);
+    this->first_key = first_key;
   }
   // Index of the i-th step, in units of its queries.
   __device__ __forceinline__ int at(int i) {
+    // Decreasing bounds share lists, with query blocks of other sequences. The producer has no registers for the last
+    // block, nor for the first query that sees all keys of the tile.
+    const int last_block = max(tile_segment().queries - 1, 0) / (kBlockSteps * kTileM);
     return min(entries[i / kBlockSteps] / 2, last_block) * kBlockSteps + i % kBlockSteps;
   }
   // Whether some pair of the i-th step is masked: partial blocks may be listed that are visible as a whole.
   __device__ __forceinline__ bool masked(int i, int step) {
+    const int all_from = first_key + kTileN - 1 - SeqlenInfo(tile_segment()).position(0);
     return entries[i / kBlockSteps] % 2 == 1 && step * kTileM < all_from;
   }
 };
@@ -671,39 +676,77 @@ struct Tile {
   }
 };
 
+// Zero-fills the rows of an operand in shared memory from index `first` on, and those of an equal operand kOther bytes
+// behind it, if not 0. Called by a whole warp.
+template <int kRows, int kGroupBytes, int kOther = 0>
+__device__ __forceinline__ void clear_rows(unsigned char* operand, int first) {
+  constexpr int kRowChunks = kRowBytes / 16;
+  const int lane = threadIdx.x % 32;
+#pragma unroll 1
+  for (int row = max(first, 0) + lane / kRowChunks; row < kRows; row += 32 / kRowChunks) {
+#pragma unroll
+    for (int group = 0; group < kGroups; ++group) {
+      unsigned char* const to = operand + group * kGroupBytes + row * kRowBytes + lane % kRowChunks * 16;
+      *reinterpret_cast<uint4*>(to) = {0, 0, 0, 0};
+      if (kOther != 0) *reinterpret_cast<uint4*>(to + kOther) = {0, 0, 0, 0};
+    }
+  }
+}
+
+// Hands a stage that a warp has changed to the consumers. Called by the whole warp.
+__device__ __forceinline__ void hand_over(uint32 full) {
+  fence_proxy_async();  // products see the changes
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) mbarrier_arrive(full);
+}
+
 // Producer: one warp. Steps come head by head.
 __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, uint32 base, const Tile& tile) {
-  if (threadIdx.x % 32 != 0) return;
+  const bool leader = threadIdx.x % 32 == 0;
   const Segment& segment = tile_segment();
   const int kv_row = segment.kv_begin + tile.first_key;
-  const uint32 kv_full = base + kKvFullBarrier;
-  mbarrier_arrive_expect_tx(kv_full, 2 * kKvBytes);
+  int arrived_phase = 0;  // of the barrier of steps that contain the end of the queries
+  if (leader) {
+    const uint32 kv_full = base + kKvFullBarrier;
+    mbarrier_arrive_expect_tx(kv_full, 2 * kKvBytes);
 #pragma unroll
-  for (int group = 0; group < kGroups; ++group) {
-    const int column = group * kGroupColumns, offset = group * kKvGroupBytes;
-    tma_load_4d(base + kKOffset + offset, &p.k_map, kv_full, column, kv_row, tile.kv_head, 0);
-    tma_load_4d(base + kVOffset + offset, &p.v_map, kv_full, column, kv_row, tile.kv_head, 0);
+    for (int group = 0; group < kGroups; ++group) {
+      const int column = group * kGroupColumns, offset = group * kKvGroupBytes;
+      tma_load_4d(base + kKOffset + offset, &p.k_map, kv_full, column, kv_row, tile.kv_head, 0);
+      tma_load_4d(base + kVOffset + offset, &p.v_map, kv_full, column, kv_row, tile.kv_head, 0);
+    }
   }
   int* step_meta = reinterpret_cast<int*>(shared + kStepMetaOffset);  // a step's first query, complemented if masked
   uint32 steps = 0;
   for (int i = 0; i < (tile.first_key < SeqlenInfo(p, tile.batch).kv_end() ? p.heads_per_kv_head : 0); ++i) {
     const int head = tile.kv_head * p.heads_per_kv_head + i;
-    const RowStats* stats = p.stats + segment.stats_row(p, head);
     QueryBlockIterator blocks(p, tile.batch, head, tile.first_key);
 #pragma unroll 1
     for (int j = 0; j < blocks.count; ++j, ++steps) {
       const int stage = steps % kStages, step = blocks.at(j), first_query = step * kTileM;
       const uint32 full = base + kQFullBarrier + 8 * stage;
-      mbarrier_wait(base + kQEmptyBarrier + 8 * stage, steps / kStages % 2 ^ 1);
-      step_meta[stage] = blocks.masked(j, step) ? ~first_query : first_query;
-      mbarrier_arrive_expect_tx(full, 2 * kQBytes + kStatsBytes);
+      const int queries = segment.queries - first_query;  // from the step's first to the last of the sequence
+      const uint32 arrived = queries < kTileM ? base + kArrivedBarrier : full;
+      if (leader) {
+        mbarrier_wait(base + kQEmptyBarrier + 8 * stage, steps / kStages % 2 ^ 1);
+        step_meta[stage] = blocks.masked(j, step) ? ~first_query : first_query;
+        mbarrier_arrive_expect_tx(arrived, 2 * kQBytes + kStatsBytes);
 #pragma unroll
-      for (int group = 0; group < kGroups; ++group) {
-        const int column = group * kGroupColumns, offset = stage * kQBytes + group * kQGroupBytes;
-        tma_load_4d(base + kQOffset + offset, &p.q_map, full, column, segment.q_begin + first_query, head, 0);
-        tma_load_4d(base + kDoutOffset + offset, &p.dout_map, full, column, segment.q_begin + first_query, head, 0);
+        for (int group = 0; group < kGroups; ++group) {
+          const int column = group * kGroupColumns, offset = stage * kQBytes + group * kQGroupBytes;
+          tma_load_4d(base + kQOffset + offset, &p.q_map, arrived, column, segment.q_begin + first_query, head, 0);
+          tma_load_4d(base + kDoutOffset + offset, &p.dout_map, arrived, column, segment.q_begin + first_query, head, 0);
+        }
+        const RowStats* stats = p.stats + segment.stats_row(p, head);
+        tma_load_bytes(base + kStatsOffset + stage * kStatsBytes, stats + first_query, kStatsBytes, arrived);
       }
-      tma_load_bytes(base + kStatsOffset + stage * kStatsBytes, stats + first_query, kStatsBytes, full);
+      if (queries < kTileM) {
+        mbarrier_wait(arrived, arrived_phase);
+        arrived_phase ^= 1;
+        clear_rows<kTileM, kQGroupBytes, kDoutOffset - kQOffset>(shared + kQOffset + stage * kQBytes, queries);
+        hand_over(full);
+      }
+      __syncwarp();
     }
   }
 }
@@ -891,6 +934,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   const int warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / 32, 0), warpgroup = warp / kWarpsPerWarpgroup;
   if (threadIdx.x == 0) {
     mbarrier_init(base + kKvFullBarrier, 1);
+    mbarrier_init(base + kArrivedBarrier, 1);
     for (int i = 0; i < kStages; ++i) {
       mbarrier_init(base + kQFullBarrier + 8 * i, 1);
       mbarrier_init(base + kQEmptyBarrier + 8 * i, kConsumerWarpgroups * kWarpsPerWarpgroup);

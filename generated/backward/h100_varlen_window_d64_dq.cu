@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_varlen_window_d64_dq.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq","head_dim":64,"layout":"varlen","mma":"wgmma","op":"attention_backward","pattern":{"kind":"sliding_window","left":null,"right":null},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 00a97cdb7d93b90b94411b4128147f84bdb36cd913ac26b3f65976d34234a32a
-// seal: sha256 bf2f447b0f7cde9f0670ce95e4b7ea90093c2684fa9a33114a94beeeda447a37
+// seal: sha256 38d839e934bea4fa1f987494b038a3b49d412b64da86e6bdb9b83073b7ddf619
 
 // Attention backward for sm_90a, gradient of Q
 // over the visible keys of the pattern in each sequence:
@@ -19,6 +19,7 @@
 // Barriers (full: the data has arrived; empty: the buffer may be overwritten)
 //   q_full                     Q and dO of the tile
 //   kv_full[i], kv_empty[i]    stage i of the rings of K and V, and the metadata of its loads
+//   arrived                    a step that contains the end of the keys: the producer then clears what is behind
 //
 // Pipeline of a consumer: S of a step is issued while dQ of the previous step runs; the weights are computed while dO's
 // product runs.
@@ -60,7 +61,7 @@ constexpr int kStatsSpare = 2;  // blocks of statistics of a segment, besides th
 constexpr int kPrologueThreads = 1024;  // threads per block of the prologue
 constexpr int kRowLanes = 8;  // threads per row in the prologue, 16 bytes each
 
-// Dynamic shared memory: 98376 bytes. Byte offsets:
+// Dynamic shared memory: 98384 bytes. Byte offsets:
 constexpr int kQOffset = 0;  // 16384 bytes: Q of the tile in column groups; then staging of dQ
 constexpr int kDoutOffset = 16384;  // 16384 bytes: dO of the tile
 constexpr int kKOffset = 32768;  // 32768 bytes: K ring
@@ -68,10 +69,12 @@ constexpr int kVOffset = 65536;  // 32768 bytes: V ring
 constexpr int kBarriersOffset = 98304;  // 40 bytes: mbarriers
 constexpr int kStepMetaOffset = 98344;  // 8 bytes: metadata of the steps in the ring
 constexpr int kSegmentOffset = 98352;  // 24 bytes: segment of the tile
+constexpr int kArrivedOffset = 98376;  // 8 bytes: mbarrier of a step that contains the end of a sequence
 
 constexpr int kKvFullBarrier = kBarriersOffset;
 constexpr int kKvEmptyBarrier = kKvFullBarrier + 8 * kStages;
 constexpr int kQFullBarrier = kKvEmptyBarrier + 8 * kStages;
+constexpr int kArrivedBarrier = kArrivedOffset;
 constexpr int kWarpgroupThreads = 128, kWarpsPerWarpgroup = 4;
 constexpr int kWarpgroupRows = 64;  // rows of one wgmma
 constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared memory: the span of the swizzle
@@ -79,7 +82,7 @@ constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer warpgroup w: 
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
 constexpr float kLog2E = 1.44269504088896f;
 
-// Launch: 384 threads per block, 98376 bytes of dynamic shared memory.
+// Launch: 384 threads per block, 98384 bytes of dynamic shared memory.
 // Grid: one thread block for each tile.
 // Prologue, with the same parameters: h100_varlen_window_d64_dq_prologue, 1024 threads per block.
 struct Params {
@@ -527,6 +530,30 @@ struct Tile {
   }
 };
 
+// Zero-fills the rows of an operand in shared memory from index `first` on, and those of an equal operand kOther bytes
+// behind it, if not 0. Called by a whole warp.
+template <int kRows, int kGroupBytes, int kOther = 0>
+__device__ __forceinline__ void clear_rows(unsigned char* operand, int first) {
+  constexpr int kRowChunks = kRowBytes / 16;
+  const int lane = threadIdx.x % 32;
+#pragma unroll 1
+  for (int row = max(first, 0) + lane / kRowChunks; row < kRows; row += 32 / kRowChunks) {
+#pragma unroll
+    for (int group = 0; group < kGroups; ++group) {
+      unsigned char* const to = operand + group * kGroupBytes + row * kRowBytes + lane % kRowChunks * 16;
+      *reinterpret_cast<uint4*>(to) = {0, 0, 0, 0};
+      if (kOther != 0) *reinterpret_cast<uint4*>(to + kOther) = {0, 0, 0, 0};
+    }
+  }
+}
+
+// Hands a stage that a warp has changed to the consumers. Called by the whole warp.
+__device__ __forceinline__ void hand_over(uint32 full) {
+  fence_proxy_async();  // products see the changes
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) mbarrier_arrive(full);
+}
+
 // Producer: one warp. All of its lanes iterate over the steps, because lists are read 32 entries at a time; the first
 // lane waits and copies.
 __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, uint32 base, const Tile& tile) {
@@ -547,24 +574,34 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
   const int kv_head = tile.head / p.heads_per_kv_head;
   const KvEnd kv_end(p, tile.batch);
   KvBlockIterator blocks(p, tile.batch, tile.head, tile.first_query);
+  int arrived_phase = 0;  // of the barrier of steps that contain the end of the keys
 #pragma unroll 1
   for (int i = 0; i < blocks.count; ++i) {
     const int stage = i % kStages, step = blocks.at(i), first_key = step * kTileN;
+    const uint32 full = base + kKvFullBarrier + 8 * stage;
+    // Whether the step contains keys behind the end, where the tensor may hold anything. Beyond it, copies are zeros.
+    const bool hides = first_key < p.kv_len && first_key + kTileN > kv_end;
+    const uint32 arrived = hides ? base + kArrivedBarrier : full;
     if (leader) {
-      const uint32 full = base + kKvFullBarrier + 8 * stage;
       mbarrier_wait(base + kKvEmptyBarrier + 8 * stage, i / kStages % 2 ^ 1);
       // Complemented, hence negative, if the pattern or the end of the keys masks some pair; lowest bit: the pattern
       // does.
       const bool masked = blocks.masked(i, step);
       const int meta = step * 2 + masked;
       step_meta[stage] = masked || first_key + kTileN > kv_end ? ~meta : meta;
-      mbarrier_arrive_expect_tx(full, 2 * kKvBytes);
+      mbarrier_arrive_expect_tx(arrived, 2 * kKvBytes);
 #pragma unroll
       for (int group = 0; group < kGroups; ++group) {
         const int column = group * kGroupColumns, offset = stage * kKvBytes + group * kKvGroupBytes;
-        tma_load_4d(base + kKOffset + offset, &p.k_map, full, column, segment.kv_begin + first_key, kv_head, 0);
-        tma_load_4d(base + kVOffset + offset, &p.v_map, full, column, segment.kv_begin + first_key, kv_head, 0);
+        tma_load_4d(base + kKOffset + offset, &p.k_map, arrived, column, segment.kv_begin + first_key, kv_head, 0);
+        tma_load_4d(base + kVOffset + offset, &p.v_map, arrived, column, segment.kv_begin + first_key, kv_head, 0);
       }
+    }
+    if (hides) {
+      mbarrier_wait(arrived, arrived_phase);
+      arrived_phase ^= 1;
+      clear_rows<kTileN, kKvGroupBytes, kVOffset - kKOffset>(shared + kKOffset + stage * kKvBytes, kv_end - first_key);
+      hand_over(full);
     }
     __syncwarp();
   }
@@ -741,6 +778,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   const int warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / 32, 0), warpgroup = warp / kWarpsPerWarpgroup;
   if (threadIdx.x == 0) {
     mbarrier_init(base + kQFullBarrier, 1);
+    mbarrier_init(base + kArrivedBarrier, 1);
     for (int i = 0; i < kStages; ++i) {
       mbarrier_init(base + kKvFullBarrier + 8 * i, 1);
       mbarrier_init(base + kKvEmptyBarrier + 8 * i, kConsumerWarpgroups * kWarpsPerWarpgroup);

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_varlen_window_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dkdv","head_dim":128,"layout":"varlen","mma":"wgmma","op":"attention_backward","pattern":{"kind":"sliding_window","left":null,"right":null},"schedule":"cooperative","stages":3,"tile":{"m":80,"n":128}}
 // spec hash: edff884720157f9ffa0d02be79c89cb96f8271a04c9084e7047722c667c7b401
-// seal: sha256 8c7ed17dca613a47cc1d77ed8ccde520749a3d4c31ff193bdf98c22db68790a1
+// seal: sha256 16f0688af84997679e5e46771110b333ebcc91172b4174325a4e9fd76f9f6c94
 
 // Attention backward for sm_90a, gradients of K and V
 // over the visible keys of the pattern in each sequence:
@@ -19,6 +19,7 @@
 // Barriers (full: the data has arrived; empty: the buffer may be overwritten)
 //   kv_full                  K and V of the tile
 //   q_full[i], q_empty[i]    stage i of the ring: Q, dO, their statistics and metadata
+//   arrived                  a step that contains the end of a sequence: the producer then clears what is behind
 //
 // Pipeline of a consumer: the weights are computed while dO's product runs, and dS while the product for dV runs. While
 // a consumer waits for its own products, the other warpgroup computes.
@@ -60,7 +61,7 @@ constexpr int kStatsSpare = 2;  // blocks of statistics of a segment, besides th
 constexpr int kPrologueThreads = 1024;  // threads per block of the prologue
 constexpr int kRowLanes = 16;  // threads per row in the prologue, 16 bytes each
 
-// Dynamic shared memory: 190432 bytes. Byte offsets:
+// Dynamic shared memory: 190440 bytes. Byte offsets:
 constexpr int kKOffset = 0;  // 32768 bytes: K of the tile in column groups; then staging of dK
 constexpr int kVOffset = 32768;  // 32768 bytes: V of the tile; then staging of dV
 constexpr int kQOffset = 65536;  // 61440 bytes: Q ring
@@ -69,10 +70,12 @@ constexpr int kStatsOffset = 188416;  // 1920 bytes: statistics of the queries i
 constexpr int kBarriersOffset = 190336;  // 56 bytes: mbarriers
 constexpr int kStepMetaOffset = 190392;  // 12 bytes: metadata of the steps in the ring
 constexpr int kSegmentOffset = 190408;  // 24 bytes: segment of the tile
+constexpr int kArrivedOffset = 190432;  // 8 bytes: mbarrier of a step that contains the end of a sequence
 
 constexpr int kQFullBarrier = kBarriersOffset;
 constexpr int kQEmptyBarrier = kQFullBarrier + 8 * kStages;
 constexpr int kKvFullBarrier = kQEmptyBarrier + 8 * kStages;
+constexpr int kArrivedBarrier = kArrivedOffset;
 constexpr int kWarpgroupThreads = 128, kWarpsPerWarpgroup = 4;
 constexpr int kWarpgroupRows = 64;  // rows of one wgmma: keys
 constexpr int kRowBytes = 128;  // bytes of a row of a column group in shared memory: the span of the swizzle
@@ -80,7 +83,7 @@ constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer warpgroup w: 
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
 constexpr float kLog2E = 1.44269504088896f;
 
-// Launch: 384 threads per block, 190432 bytes of dynamic shared memory.
+// Launch: 384 threads per block, 190440 bytes of dynamic shared memory.
 // Grid: one thread block for each tile.
 // Prologue, with the same parameters: h100_varlen_window_dkdv_prologue, 1024 threads per block.
 struct Params {
@@ -524,39 +527,77 @@ struct Tile {
   }
 };
 
+// Zero-fills the rows of an operand in shared memory from index `first` on, and those of an equal operand kOther bytes
+// behind it, if not 0. Called by a whole warp.
+template <int kRows, int kGroupBytes, int kOther = 0>
+__device__ __forceinline__ void clear_rows(unsigned char* operand, int first) {
+  constexpr int kRowChunks = kRowBytes / 16;
+  const int lane = threadIdx.x % 32;
+#pragma unroll 1
+  for (int row = max(first, 0) + lane / kRowChunks; row < kRows; row += 32 / kRowChunks) {
+#pragma unroll
+    for (int group = 0; group < kGroups; ++group) {
+      unsigned char* const to = operand + group * kGroupBytes + row * kRowBytes + lane % kRowChunks * 16;
+      *reinterpret_cast<uint4*>(to) = {0, 0, 0, 0};
+      if (kOther != 0) *reinterpret_cast<uint4*>(to + kOther) = {0, 0, 0, 0};
+    }
+  }
+}
+
+// Hands a stage that a warp has changed to the consumers. Called by the whole warp.
+__device__ __forceinline__ void hand_over(uint32 full) {
+  fence_proxy_async();  // products see the changes
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) mbarrier_arrive(full);
+}
+
 // Producer: one warp. Steps come head by head.
 __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, uint32 base, const Tile& tile) {
-  if (threadIdx.x % 32 != 0) return;
+  const bool leader = threadIdx.x % 32 == 0;
   const Segment& segment = tile_segment();
   const int kv_row = segment.kv_begin + tile.first_key;
-  const uint32 kv_full = base + kKvFullBarrier;
-  mbarrier_arrive_expect_tx(kv_full, 2 * kKvBytes);
+  int arrived_phase = 0;  // of the barrier of steps that contain the end of the queries
+  if (leader) {
+    const uint32 kv_full = base + kKvFullBarrier;
+    mbarrier_arrive_expect_tx(kv_full, 2 * kKvBytes);
 #pragma unroll
-  for (int group = 0; group < kGroups; ++group) {
-    const int column = group * kGroupColumns, offset = group * kKvGroupBytes;
-    tma_load_4d(base + kKOffset + offset, &p.k_map, kv_full, column, kv_row, tile.kv_head, 0);
-    tma_load_4d(base + kVOffset + offset, &p.v_map, kv_full, column, kv_row, tile.kv_head, 0);
+    for (int group = 0; group < kGroups; ++group) {
+      const int column = group * kGroupColumns, offset = group * kKvGroupBytes;
+      tma_load_4d(base + kKOffset + offset, &p.k_map, kv_full, column, kv_row, tile.kv_head, 0);
+      tma_load_4d(base + kVOffset + offset, &p.v_map, kv_full, column, kv_row, tile.kv_head, 0);
+    }
   }
   int* step_meta = reinterpret_cast<int*>(shared + kStepMetaOffset);  // a step's first query, complemented if masked
   uint32 steps = 0;
   for (int i = 0; i < (tile.first_key < SeqlenInfo(p, tile.batch).kv_end() ? p.heads_per_kv_head : 0); ++i) {
     const int head = tile.kv_head * p.heads_per_kv_head + i;
-    const RowStats* stats = p.stats + segment.stats_row(p, head);
     QueryBlockIterator blocks(p, tile.batch, head, tile.first_key);
 #pragma unroll 1
     for (int j = 0; j < blocks.count; ++j, ++steps) {
       const int stage = steps % kStages, step = blocks.at(j), first_query = step * kTileM;
       const uint32 full = base + kQFullBarrier + 8 * stage;
-      mbarrier_wait(base + kQEmptyBarrier + 8 * stage, steps / kStages % 2 ^ 1);
-      step_meta[stage] = blocks.masked(j, step) ? ~first_query : first_query;
-      mbarrier_arrive_expect_tx(full, 2 * kQBytes + kStatsBytes);
+      const int queries = segment.queries - first_query;  // from the step's first to the last of the sequence
+      const uint32 arrived = queries < kTileM ? base + kArrivedBarrier : full;
+      if (leader) {
+        mbarrier_wait(base + kQEmptyBarrier + 8 * stage, steps / kStages % 2 ^ 1);
+        step_meta[stage] = blocks.masked(j, step) ? ~first_query : first_query;
+        mbarrier_arrive_expect_tx(arrived, 2 * kQBytes + kStatsBytes);
 #pragma unroll
-      for (int group = 0; group < kGroups; ++group) {
-        const int column = group * kGroupColumns, offset = stage * kQBytes + group * kQGroupBytes;
-        tma_load_4d(base + kQOffset + offset, &p.q_map, full, column, segment.q_begin + first_query, head, 0);
-        tma_load_4d(base + kDoutOffset + offset, &p.dout_map, full, column, segment.q_begin + first_query, head, 0);
+        for (int group = 0; group < kGroups; ++group) {
+          const int column = group * kGroupColumns, offset = stage * kQBytes + group * kQGroupBytes;
+          tma_load_4d(base + kQOffset + offset, &p.q_map, arrived, column, segment.q_begin + first_query, head, 0);
+          tma_load_4d(base + kDoutOffset + offset, &p.dout_map, arrived, column, segment.q_begin + first_query, head, 0);
+        }
+        const RowStats* stats = p.stats + segment.stats_row(p, head);
+        tma_load_bytes(base + kStatsOffset + stage * kStatsBytes, stats + first_query, kStatsBytes, arrived);
       }
-      tma_load_bytes(base + kStatsOffset + stage * kStatsBytes, stats + first_query, kStatsBytes, full);
+      if (queries < kTileM) {
+        mbarrier_wait(arrived, arrived_phase);
+        arrived_phase ^= 1;
+        clear_rows<kTileM, kQGroupBytes, kDoutOffset - kQOffset>(shared + kQOffset + stage * kQBytes, queries);
+        hand_over(full);
+      }
+      __syncwarp();
     }
   }
 }
@@ -744,6 +785,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   const int warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / 32, 0), warpgroup = warp / kWarpsPerWarpgroup;
   if (threadIdx.x == 0) {
     mbarrier_init(base + kKvFullBarrier, 1);
+    mbarrier_init(base + kArrivedBarrier, 1);
     for (int i = 0; i < kStages; ++i) {
       mbarrier_init(base + kQFullBarrier + 8 * i, 1);
       mbarrier_init(base + kQEmptyBarrier + 8 * i, kConsumerWarpgroups * kWarpsPerWarpgroup);

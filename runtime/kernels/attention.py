@@ -170,8 +170,8 @@ class AttentionKernel(BoundCall[AttentionSpec]):
             named_indices: the same tensors by name.
             kv_lengths: (by name, or as the last of ``indices``) int32 (batch|1,), if the spec says ``kv_lengths:
                 true``: keys from that number on are hidden from all queries of the batch. The pattern stays aligned to
-                the last key of k. In the block of keys in which a length lies, V must be finite behind it too in
-                kernels for sm_90a and of FP8.
+                the last key of k. What k and v hold behind a length has no effect, except NaN and infinity in v
+                in FP8 kernels for sm_89 and sm_120.
             scale: softmax scale, from 1e-37 to 1e38; by default 1 / sqrt(d).
             sink: float32 (heads,), from -6e29 to 6e29, if the spec says ``sink: true``: a logit that joins the sum of
                 each row of its head, as a key without a value would.

@@ -7,6 +7,7 @@ import math
 from codegen.plan import Constant, Ring, SharedLayout, require
 from codegen.plans.attention.params import block_of
 from codegen.plans.attention.rows import WARPGROUP_ROWS
+from codegen.plans.lengths import clears_values
 from codegen.spec import AttentionSpec
 from codegen.tile_rules import Fits, Rule, check_tile
 
@@ -101,7 +102,7 @@ def q_places(number: int) -> list[Constant]:
 def add_orders(shared: SharedLayout, spec: AttentionSpec, sub_tiles: int) -> None:
     """Allocate barriers, load schedules of tiles, and the lists that they are made from in shared memory."""
     sets, entries = (1 << sub_tiles) - 1, sub_tiles * list_length(spec)
-    barriers = sub_tiles + 2 * ORDERS + 2 * (sets + 1) * spec.stages
+    barriers = sub_tiles + 2 * ORDERS + 2 * (sets + 1) * spec.stages + clears_values(spec)
     shared.add("Barriers", 8 * barriers, "mbarriers", align=8)
     shared.add("BlockMeta", 4 * spec.stages, "metadata of the loads in the K ring", align=4)
     searched = (

@@ -24,7 +24,7 @@ from codegen.plans.attention.share_kv import add_orders, check_share_kv_loads
 from codegen.plans.attention.sizes import WARPGROUP, Sizes
 from codegen.plans.attention.sm90a_flags import flags
 from codegen.plans.attention.sm90a_text import Arrangement
-from codegen.plans.lengths import check_layout
+from codegen.plans.lengths import check_layout, clears_values
 from codegen.spec import AttentionSpec
 from codegen.stream_k import StreamK
 from codegen.tile_rules import Fits, OneOf, Rule, check_tile, multiples
@@ -274,7 +274,8 @@ def _shared(sizes: Sizes, at: Arrangement) -> SharedLayout:
     if spec.has_codes:
         e4m3_cache.add_codes(shared, sizes, depth)
     partial_barriers = add_partials(shared, spec, sizes.partial_floats)
-    shared.add("Barriers", 8 * (2 * at.tile_stages + 4 * depth + partial_barriers), "mbarriers", align=8)
+    barriers = 2 * at.tile_stages + 4 * depth + partial_barriers + (sizes.sub_tiles if clears_values(spec) else 0)
+    shared.add("Barriers", 8 * barriers, "mbarriers", align=8)
     words = (3 if spec.stream_k_tail else 1) + sizes.sub_tiles
     units = " begin, end," if spec.stream_k_tail else ""
     entries = f"ring of work tiles: index,{units} number{'s' if sizes.sub_tiles > 1 else ''} of steps"

@@ -8,7 +8,7 @@ from codegen.plans.attention.expressions import expressions_flags
 from codegen.plans.attention.fp8 import fp8_flags, is_fp8
 from codegen.plans.attention.sizes import Sizes
 from codegen.plans.attention.sm90a_text import Arrangement
-from codegen.plans.lengths import lengths_of
+from codegen.plans.lengths import clears_values, lengths_of
 
 
 def flags(sizes: Sizes, at: Arrangement, *, uses_setmaxnreg: bool) -> AttentionSm90aFlags:
@@ -34,6 +34,7 @@ def flags(sizes: Sizes, at: Arrangement, *, uses_setmaxnreg: bool) -> AttentionS
         surplus_first=surplus_first(sizes),
         takes_work=spec.stream_k_tail or spec.pattern.serpentine or spec.split_kv,
         may_be_empty=may_be_empty(sizes),
+        clears_values=clears_values(spec),
         uses_setmaxnreg=uses_setmaxnreg,
         product=DTYPES["fp16"] if spec.has_codes else DTYPES[spec.dtype],
         e4m3_cache=spec.has_codes,

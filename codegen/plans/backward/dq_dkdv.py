@@ -34,6 +34,7 @@ from codegen.plans.backward.parts import (
     PROLOGUE_THREADS,
     STATS_BYTES,
     arguments,
+    arrived_barrier,
     check_blocks,
     check_pattern,
     gradient_params,
@@ -56,6 +57,7 @@ from codegen.tile_rules import OneOf, Rule, check_tile, multiples
 HEAD_DIMS = (64, 80, 96, 128)
 _SIZES = ", ".join(map(str, HEAD_DIMS))
 KEYS = 128  # per tile: two consumer warpgroups
+NARROW = 64  # bytes per row of a narrow column group
 DQ_WARPS = 2  # warps that add to dQ, in alternate steps
 CONVERT_THREADS = 256
 NORM_BYTES, LARGEST_BYTES, SCALE_BYTES = 4, 8, 2  # of a row of dO, of a query block, and of a row in fixed point
@@ -166,11 +168,10 @@ def _row_groups(spec: AttentionBackwardSpec, row_bytes: int) -> int:
 
 
 def _row_bytes(spec: AttentionBackwardSpec) -> int:
-    """Bytes per row of a column group: 128, if zeros in the last group fit; otherwise the most that need no zeros."""
+    """Bytes per row of a column group: 128, or 64 if the zeros in the last group of 128 do not fit."""
     head_bytes = spec.head_dim * DTYPES[spec.dtype].bytes
-    if _shared(spec, SWIZZLE).size <= ARCHS[spec.arch].shared_memory_per_block:
-        return SWIZZLE
-    return next(size for size in (SWIZZLE, 64, 32) if head_bytes % size == 0)
+    fits = _shared(spec, SWIZZLE).size <= ARCHS[spec.arch].shared_memory_per_block
+    return SWIZZLE if fits or head_bytes % NARROW != 0 else NARROW
 
 
 def _shared(spec: AttentionBackwardSpec, row_bytes: int) -> SharedLayout:
@@ -202,6 +203,7 @@ def _shared(spec: AttentionBackwardSpec, row_bytes: int) -> SharedLayout:
         step_places(shared, spec)
     step_meta(shared, spec)
     tile_segment(shared, spec)
+    arrived_barrier(shared, spec)
     return shared
 
 

@@ -25,6 +25,7 @@ from codegen.plans.lengths import (
     Q_LEN,
     VARLEN_PARAMS,
     check_layout,
+    clears_rows,
     kv_len_params,
     length_numbers,
     lengths_of,
@@ -206,6 +207,16 @@ def tile_segment(shared: SharedLayout, spec: AttentionBackwardSpec) -> None:
     """Allocate the segment of the tile, if sequences are packed."""
     if is_packed(spec):
         shared.add("Segment", 24, "segment of the tile", align=8)
+
+
+def arrived_barrier(shared: SharedLayout, spec: AttentionBackwardSpec) -> None:
+    """Allocate the barrier of steps that contain the end of a sequence.
+
+    It is the last region, and not among the barriers: in some kernels, other alignments of the regions behind them made
+    consumers spill.
+    """
+    if clears_rows(spec):
+        shared.add("Arrived", 8, "mbarrier of a step that contains the end of a sequence", align=8)
 
 
 def step_places(shared: SharedLayout, spec: AttentionBackwardSpec) -> None:

@@ -9,7 +9,7 @@ from codegen.dtypes import DTYPES
 from codegen.plan import Registers, Ring, SharedLayout
 from codegen.plans.attention.expressions import expression_registers
 from codegen.plans.attention.rows import SWIZZLE, WARPGROUP_ROWS
-from codegen.plans.backward.parts import STATS_BYTES, step_meta, step_places, tile_segment
+from codegen.plans.backward.parts import STATS_BYTES, arrived_barrier, step_meta, step_places, tile_segment
 from codegen.spec import AttentionBackwardSpec
 
 # By consumer warpgroups: registers per producer and per consumer thread; the first split that fits is used. The splits
@@ -114,4 +114,5 @@ def _shared(spec: AttentionBackwardSpec, q_bytes: int, kv_bytes: int, v_stages: 
         step_places(shared, spec)
     step_meta(shared, spec)
     tile_segment(shared, spec)
+    arrived_barrier(shared, spec)
     return shared

@@ -32,14 +32,14 @@ UNCHECKED = "cannot be checked, no row has the hash of a source"
 @cache
 def sources_today(spec: str, name: str) -> set[str]:
     """Hashes of the sources of a spec, given as JSON: under the name that is made of it, and of the shipped kernel of
-    that name. Empty for a spec with a field that there is no longer."""
+    that name. Empty for a spec that has no kernel today."""
     try:
         unnamed = find_spec(parse_spec(migrated(json.loads(spec))[0]))
+        shipped = [find_spec(name)] if name in shipped_names() else []
+        kernels = [unnamed, *(named for named in shipped if named.spec == unnamed.spec)]
+        return {source_sha256(render(named)) for named in kernels}
     except CodegenError:
         return set()
-    shipped = [find_spec(name)] if name in shipped_names() else []
-    kernels = [unnamed, *(named for named in shipped if named.spec == unnamed.spec)]
-    return {source_sha256(render(named)) for named in kernels}
 
 
 def is_current(record: Mapping[str, Any]) -> bool:

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_causal_kv_lengths.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"kv_lengths":true,"lse":true,"mma":"wgmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":192,"n":80}}
 // spec hash: 9ade5e59585de78bd9182653df9c55ddfadce9be3412e365d591dbe95dc4bc3d
-// seal: sha256 ede37f6d321d7995254f1a1dbe7146d1019314fb0eca9ceab255a2b0f93e5219
+// seal: sha256 2f054ad69bf74a986ddbf0bd744c7bf95255178ccb19a824f1312057c4bb24f1
 
 // Attention forward for sm_90a over the visible keys of the pattern, up to each batch's kv_lengths:
 //   O = softmax(scale * Q K^T) V
@@ -564,17 +564,16 @@ __device__ __forceinline__ void hand_over(uint32 full) {
   if (threadIdx.x % 32 == 0) mbarrier_arrive(full);
 }
 
-// Whether a load of V contains keys behind the end, where the tensor may hold anything. Loads beyond the tensor are
-// zeros.
-__device__ __forceinline__ bool has_hidden_values(const Params& p, int block, int kv_end) {
-  return block * kTileN < p.kv_len && (block + 1) * kTileN > kv_end;
+// Whether a load of V contains keys behind the end, where the tensor may hold anything.
+__device__ __forceinline__ bool has_hidden_values(int block, int kv_end) {
+  return (block + 1) * kTileN > kv_end;
 }
 
 // Clears what a step of V contains behind the end of the keys, after its copy has arrived, and hands the step to the
 // consumers. Not even NaN there then has an effect: weights of hidden keys are 0, but 0 times NaN is NaN. Called by the
 // whole warp.
-__device__ __forceinline__ void finish_values(const Params& p, unsigned char* v,
-    int block, int kv_end, uint32 arrived, int phase, uint32 full) {
+__device__ __forceinline__ void finish_values(unsigned char* v, int block, int kv_end,
+    uint32 arrived, int phase, uint32 full) {
   mbarrier_wait(arrived, phase);
   clear_rows<kTileN, kKvGroupBytes>(v, kv_end - block * kTileN);
   hand_over(full);
@@ -619,7 +618,7 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
       if (i > 0) {
         const int stage = v_step % kStages, phase = v_step / kStages % 2;
         const uint32 full = base + kVFullBarrier + 8 * stage;
-        const bool hides = has_hidden_values(p, previous, kv_end);
+        const bool hides = has_hidden_values(previous, kv_end);
         const uint32 arrived = hides ? base + kVArrivedBarrier : full;
         if (leader) {
           mbarrier_wait(base + kVEmptyBarrier + 8 * stage, phase ^ 1);
@@ -627,7 +626,7 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
           load_step(&p.v_map, v_ring + stage * kKvBytes, arrived, previous, kv_head, tile.batch);
         }
         if (hides) {
-          finish_values(p, shared + (v_ring - base) + stage * kKvBytes, previous, kv_end, arrived, end_phase, full);
+          finish_values(shared + (v_ring - base) + stage * kKvBytes, previous, kv_end, arrived, end_phase, full);
           end_phase ^= 1;
         }
       }

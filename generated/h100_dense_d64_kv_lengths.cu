@@ -3,7 +3,7 @@
 //     codegen render specs/h100_dense_d64_kv_lengths.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"kv_lengths":true,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"dense"},"schedule":"ping_pong","stages":2,"stream_k_tail":true,"tile":{"m":192,"n":128}}
 // spec hash: d1e0b026d8f82097d2366a3d721c24f2a052793d374ea5dd0bc5b791075e187d
-// seal: sha256 8c868474d0af3f23f0de1a383510190ddecc13d0186027a3608516f3798b0ed6
+// seal: sha256 5c8d6f02abca47aa6bc027ca9dc27e119431820510c991fde5b58710e35f49a3
 
 // Attention forward for sm_90a over the visible keys of the pattern, up to each batch's kv_lengths:
 //   O = softmax(scale * Q K^T) V
@@ -597,17 +597,16 @@ __device__ __forceinline__ void hand_over(uint32 full) {
   if (threadIdx.x % 32 == 0) mbarrier_arrive(full);
 }
 
-// Whether a load of V contains keys behind the end, where the tensor may hold anything. Loads beyond the tensor are
-// zeros.
-__device__ __forceinline__ bool has_hidden_values(const Params& p, int block, int kv_end) {
-  return block * kTileN < p.kv_len && (block + 1) * kTileN > kv_end;
+// Whether a load of V contains keys behind the end, where the tensor may hold anything.
+__device__ __forceinline__ bool has_hidden_values(int block, int kv_end) {
+  return (block + 1) * kTileN > kv_end;
 }
 
 // Clears what a step of V contains behind the end of the keys, after its copy has arrived, and hands the step to the
 // consumers. Not even NaN there then has an effect: weights of hidden keys are 0, but 0 times NaN is NaN. Called by the
 // whole warp.
-__device__ __forceinline__ void finish_values(const Params& p, unsigned char* v,
-    int block, int kv_end, uint32 arrived, int phase, uint32 full) {
+__device__ __forceinline__ void finish_values(unsigned char* v, int block, int kv_end,
+    uint32 arrived, int phase, uint32 full) {
   mbarrier_wait(arrived, phase);
   clear_rows<kTileN, kKvGroupBytes>(v, kv_end - block * kTileN);
   hand_over(full);
@@ -654,7 +653,7 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
       if (i > 0) {
         const int stage = v_step % kStages, phase = v_step / kStages % 2;
         const uint32 full = base + kVFullBarrier + 8 * stage;
-        const bool hides = has_hidden_values(p, previous, kv_end);
+        const bool hides = has_hidden_values(previous, kv_end);
         const uint32 arrived = hides ? base + kVArrivedBarrier : full;
         if (leader) {
           mbarrier_wait(base + kVEmptyBarrier + 8 * stage, phase ^ 1);
@@ -662,7 +661,7 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
           load_step(&p.v_map, v_ring + stage * kKvBytes, arrived, previous, kv_head, tile.batch);
         }
         if (hides) {
-          finish_values(p, shared + (v_ring - base) + stage * kKvBytes, previous, kv_end, arrived, end_phase, full);
+          finish_values(shared + (v_ring - base) + stage * kKvBytes, previous, kv_end, arrived, end_phase, full);
           end_phase ^= 1;
         }
       }

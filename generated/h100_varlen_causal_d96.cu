@@ -3,7 +3,7 @@
 //     codegen render specs/h100_varlen_causal_d96.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":96,"layout":"varlen","lse":true,"mma":"wgmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":192,"n":96}}
 // spec hash: 8beb77f22dd55790dd1f3e0c8a1e972210f22872ea19dfdddb62da2b882bfc04
-// seal: sha256 0b3bf8ddab5dbf64b69f9e1a08d222b767fec2eb555667dbcc00135b91e20672
+// seal: sha256 f51491bd09a8de4197f86834a4e099e3d7ccb173a6e0f06c4bb9739f18b2b372
 
 // Attention forward for sm_90a over the visible keys of the pattern in each sequence:
 //   O = softmax(scale * Q K^T) V
@@ -592,17 +592,16 @@ __device__ __forceinline__ void hand_over(uint32 full) {
   if (threadIdx.x % 32 == 0) mbarrier_arrive(full);
 }
 
-// Whether a load of V contains keys behind the end, where the tensor may hold anything. Loads beyond the tensor are
-// zeros.
-__device__ __forceinline__ bool has_hidden_values(const Params& p, int block, int kv_end) {
-  return block * kTileN < p.kv_len && (block + 1) * kTileN > kv_end;
+// Whether a load of V contains keys behind the end, where the tensor may hold anything.
+__device__ __forceinline__ bool has_hidden_values(int block, int kv_end) {
+  return (block + 1) * kTileN > kv_end;
 }
 
 // Clears what a step of V contains behind the end of the keys, after its copy has arrived, and hands the step to the
 // consumers. Not even NaN there then has an effect: weights of hidden keys are 0, but 0 times NaN is NaN. Called by the
 // whole warp.
-__device__ __forceinline__ void finish_values(const Params& p, unsigned char* v,
-    int block, int kv_end, uint32 arrived, int phase, uint32 full) {
+__device__ __forceinline__ void finish_values(unsigned char* v, int block, int kv_end,
+    uint32 arrived, int phase, uint32 full) {
   mbarrier_wait(arrived, phase);
   clear_rows<kTileN, kKvGroupBytes>(v, kv_end - block * kTileN);
   hand_over(full);
@@ -648,7 +647,7 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
       if (i > 0) {
         const int stage = v_step % kStages, phase = v_step / kStages % 2;
         const uint32 full = base + kVFullBarrier + 8 * stage;
-        const bool hides = has_hidden_values(p, previous, kv_end);
+        const bool hides = has_hidden_values(previous, kv_end);
         const uint32 arrived = hides ? base + kVArrivedBarrier : full;
         if (leader) {
           mbarrier_wait(base + kVEmptyBarrier + 8 * stage, phase ^ 1);
@@ -656,7 +655,7 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
           load_step(&p.v_map, v_ring + stage * kKvBytes, arrived, previous, kv_head, kv_begin);
         }
         if (hides) {
-          finish_values(p, shared + (v_ring - base) + stage * kKvBytes, previous, kv_end, arrived, end_phase, full);
+          finish_values(shared + (v_ring - base) + stage * kKvBytes, previous, kv_end, arrived, end_phase, full);
           end_phase ^= 1;
         }
       }

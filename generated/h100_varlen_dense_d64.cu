@@ -3,7 +3,7 @@
 //     codegen render specs/h100_varlen_dense_d64.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"layout":"varlen","lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"dense"},"schedule":"cooperative","stages":3,"tile":{"m":192,"n":128}}
 // spec hash: 0bb9da2fcb5dd1ffff305395f2a7ae5ccaca736b89434751d9ecadce80a225b9
-// seal: sha256 7ade1f433bdfaac1ecea2bfa593e0c0a664855c15d68e1103c4bed57e02e341b
+// seal: sha256 f9f9d65b81819139a7bcea5c024aeb5ee65999495cdac659752e03ee92b57f6b
 
 // Attention forward for sm_90a over the visible keys of the pattern in each sequence:
 //   O = softmax(scale * Q K^T) V
@@ -588,17 +588,16 @@ __device__ __forceinline__ void hand_over(uint32 full) {
   if (threadIdx.x % 32 == 0) mbarrier_arrive(full);
 }
 
-// Whether a load of V contains keys behind the end, where the tensor may hold anything. Loads beyond the tensor are
-// zeros.
-__device__ __forceinline__ bool has_hidden_values(const Params& p, int block, int kv_end) {
-  return block * kTileN < p.kv_len && (block + 1) * kTileN > kv_end;
+// Whether a load of V contains keys behind the end, where the tensor may hold anything.
+__device__ __forceinline__ bool has_hidden_values(int block, int kv_end) {
+  return (block + 1) * kTileN > kv_end;
 }
 
 // Clears what a step of V contains behind the end of the keys, after its copy has arrived, and hands the step to the
 // consumers. Not even NaN there then has an effect: weights of hidden keys are 0, but 0 times NaN is NaN. Called by the
 // whole warp.
-__device__ __forceinline__ void finish_values(const Params& p, unsigned char* v,
-    int block, int kv_end, uint32 arrived, int phase, uint32 full) {
+__device__ __forceinline__ void finish_values(unsigned char* v, int block, int kv_end,
+    uint32 arrived, int phase, uint32 full) {
   mbarrier_wait(arrived, phase);
   clear_rows<kTileN, kKvGroupBytes>(v, kv_end - block * kTileN);
   hand_over(full);
@@ -646,7 +645,7 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
       if (i > 0) {
         const int stage = v_step % kStages, phase = v_step / kStages % 2;
         const uint32 full = base + kVFullBarrier + 8 * stage;
-        const bool hides = has_hidden_values(p, previous, kv_end);
+        const bool hides = has_hidden_values(previous, kv_end);
         const uint32 arrived = hides ? base + kVArrivedBarrier : full;
         if (leader) {
           mbarrier_wait(base + kVEmptyBarrier + 8 * stage, phase ^ 1);
@@ -654,7 +653,7 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
           load_step(&p.v_map, v_ring + stage * kKvBytes, arrived, previous, kv_head, kv_begin);
         }
         if (hides) {
-          finish_values(p, shared + (v_ring - base) + stage * kKvBytes, previous, kv_end, arrived, end_phase, full);
+          finish_values(shared + (v_ring - base) + stage * kKvBytes, previous, kv_end, arrived, end_phase, full);
           end_phase ^= 1;
         }
       }

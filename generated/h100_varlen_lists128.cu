@@ -3,7 +3,7 @@
 //     codegen render specs/h100_varlen_lists128.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"layout":"varlen","lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"none"},"schedule":"ping_pong","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 78fbddccce8f0f4c1bd8533abadba2a771bccc23b78f25cd057325c86f29cbd5
-// seal: sha256 fe04ea507254a1d69cd4d8a6d08f6d96dec05d8b263fd619774fcbab0371612a
+// seal: sha256 217e1793acefdec4d65e78d183b301f358534ee2fd2baa64d0fd4a0afd889f08
 
 // Attention forward for sm_90a over the listed key blocks of the pattern in each sequence:
 //   O = softmax(scale * Q K^T) V
@@ -634,17 +634,16 @@ __device__ __forceinline__ void hand_over(uint32 full) {
   if (threadIdx.x % 32 == 0) mbarrier_arrive(full);
 }
 
-// Whether a load of V contains keys behind the end, where the tensor may hold anything. Loads beyond the tensor are
-// zeros.
-__device__ __forceinline__ bool has_hidden_values(const Params& p, int block, int kv_end) {
-  return block * kTileN < p.kv_len && (block + 1) * kTileN > kv_end;
+// Whether a load of V contains keys behind the end, where the tensor may hold anything.
+__device__ __forceinline__ bool has_hidden_values(int block, int kv_end) {
+  return (block + 1) * kTileN > kv_end;
 }
 
 // Clears what a step of V contains behind the end of the keys, after its copy has arrived, and hands the step to the
 // consumers. Not even NaN there then has an effect: weights of hidden keys are 0, but 0 times NaN is NaN. Called by the
 // whole warp.
-__device__ __forceinline__ void finish_values(const Params& p, unsigned char* v,
-    int block, int kv_end, uint32 arrived, int phase, uint32 full) {
+__device__ __forceinline__ void finish_values(unsigned char* v, int block, int kv_end,
+    uint32 arrived, int phase, uint32 full) {
   mbarrier_wait(arrived, phase);
   clear_rows<kTileN, kKvGroupBytes>(v, kv_end - block * kTileN);
   hand_over(full);
@@ -692,7 +691,7 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
       if (i > 0) {
         const int stage = v_step % kStages, phase = v_step / kStages % 2;
         const uint32 full = base + kVFullBarrier + 8 * stage;
-        const bool hides = has_hidden_values(p, previous, kv_end);
+        const bool hides = has_hidden_values(previous, kv_end);
         const uint32 arrived = hides ? base + kVArrivedBarrier : full;
         if (leader) {
           mbarrier_wait(base + kVEmptyBarrier + 8 * stage, phase ^ 1);
@@ -700,7 +699,7 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
           load_step(&p.v_map, v_ring + stage * kKvBytes, arrived, previous, kv_head, kv_begin);
         }
         if (hides) {
-          finish_values(p, shared + (v_ring - base) + stage * kKvBytes, previous, kv_end, arrived, end_phase, full);
+          finish_values(shared + (v_ring - base) + stage * kKvBytes, previous, kv_end, arrived, end_phase, full);
           end_phase ^= 1;
         }
       }

@@ -112,13 +112,14 @@ def sanitized(named: NamedSpec, tool: str, seconds: float) -> Run | None:
     return run
 
 
-def run_missing(only: str, jobs: int, seconds: float) -> int:
+def run_missing(only: Sequence[str], jobs: int, seconds: float) -> int:
     """Run what is missing until the time is over, write the record, and report; 1 if a tool found something."""
     if shutil.which("compute-sanitizer") is None:
         raise SystemExit("error: compute-sanitizer is not installed; nothing was run")
     end, runs = time.monotonic() + seconds, recorded()
     waiting: dict[NamedSpec, list[str]] = {}
-    for named, tool in missing(runs, [named for named in shipped_specs() if fnmatch.fnmatch(named.stem, only)]):
+    specs = [named for named in shipped_specs() if any(fnmatch.fnmatch(named.stem, glob) for glob in only)]
+    for named, tool in missing(runs, specs):
         waiting.setdefault(named, []).append(tool)
 
     def of_kernel(named: NamedSpec) -> list[Run]:  # one tool after the other: the second finds the compiled kernel
@@ -156,7 +157,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run tools, or write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=int, default=4, help="processes at a time; default: 4")
-    parser.add_argument("--only", default="*", metavar="GLOB", help="names of kernels; default: all")
+    parser.add_argument("--only", nargs="+", default=["*"], metavar="GLOB", help="names of kernels; default: all")
     parser.add_argument("--seconds", type=float, default=240, help="when to stop; default: 240")
     parser.add_argument("--table", action="store_true", help="write the table of docs/reference/verified.md")
     parser.add_argument("--check", action="store_true", help="exit with 1 if that would change the page")

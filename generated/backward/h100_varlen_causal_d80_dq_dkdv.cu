@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_varlen_causal_d80_dq_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq_dkdv","head_dim":80,"layout":"varlen","mma":"wgmma","op":"attention_backward","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":64,"n":128}}
 // spec hash: ad37296c8072571cd589f78870b5091cb0edd63ec6c982fc680c00c7096644ae
-// seal: sha256 f36cf6cf613b5b4271eb78f2b326da5d403b6187bce3edfe65c35da636318571
+// seal: sha256 9a2e3063ce39db89bf9bbc5068f542ae2e0b5212cb6e632670eaa1466e4d359d
 
 // Attention backward for sm_90a, gradients of Q, K and V
 // over the visible keys of the pattern in each sequence:
@@ -757,25 +757,32 @@ __device__ __forceinline__ void hand_over(uint32 full) {
   if (threadIdx.x % 32 == 0) mbarrier_arrive(full);
 }
 
-// Producer: one warp. Steps come in descending order, each for all query heads in turn.
+// Copies rows from index `row` on of an operand, a box of its tensor map in each column group.
+template <int kGroupBytes>
+__device__ __forceinline__ void load_rows(uint32 to, const TensorMap* map, uint32 barrier, int row, int head,
+    int batch) {
+#pragma unroll
+  for (int group = 0; group < kGroups; ++group) {
+    tma_load_4d(to + group * kGroupBytes, map, barrier, group * kGroupColumns, row, head, batch);
+  }
+}
+
+// Producer: one warp. The first lane copies, all lanes clear what a step contains behind the end of the sequence.
+// Steps come in descending order, each for all query heads in turn.
 // So a tile with few steps waits for one step of a longer tile before it, not for all of them at each head.
 __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, uint32 base, const Tile& tile) {
   const bool leader = threadIdx.x % 32 == 0;
   const Segment& segment = tile_segment();
-  const int kv_row = segment.kv_begin + tile.first_key;
-  int arrived_phase = 0;  // of the barrier of steps that contain the end of the queries
   if (leader) {
-    const uint32 kv_full = base + kKvFullBarrier;
-    mbarrier_arrive_expect_tx(kv_full, 2 * kKvBytes);
-#pragma unroll
-    for (int group = 0; group < kGroups; ++group) {
-      const int column = group * kGroupColumns, offset = group * kKvGroupBytes;
-      tma_load_4d(base + kKOffset + offset, &p.k_map, kv_full, column, kv_row, tile.kv_head, 0);
-      tma_load_4d(base + kVOffset + offset, &p.v_map, kv_full, column, kv_row, tile.kv_head, 0);
-    }
+    const uint32 full = base + kKvFullBarrier;
+    const int row = segment.kv_begin + tile.first_key;
+    mbarrier_arrive_expect_tx(full, 2 * kKvBytes);
+    load_rows<kKvGroupBytes>(base + kKOffset, &p.k_map, full, row, tile.kv_head, 0);
+    load_rows<kKvGroupBytes>(base + kVOffset, &p.v_map, full, row, tile.kv_head, 0);
   }
   int* step_meta = reinterpret_cast<int*>(shared + kStepMetaOffset);  // a step's first query, complemented if masked
   uint32 steps = 0;
+  int arrived_phase = 0;  // of the barrier of steps that contain the end of the queries
   const int query_heads = (tile.first_key < SeqlenInfo(p, tile.batch).kv_end() ? p.heads_per_kv_head : 0);
   QueryBlockIterator blocks(p, tile.batch, tile.kv_head * p.heads_per_kv_head, tile.first_key);
 #pragma unroll 1
@@ -790,15 +797,12 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
       if (leader) {
         mbarrier_wait(base + kQEmptyBarrier + 8 * stage, steps / kStages % 2 ^ 1);
         step_meta[stage] = blocks.masked(j, step) ? ~first_query : first_query;
+        const int row = segment.q_begin + first_query;
+        const RowStats* stats = p.stats + segment.stats_row(p, head) + first_query;
         mbarrier_arrive_expect_tx(arrived, 2 * kQBytes + kStatsBytes);
-#pragma unroll
-        for (int group = 0; group < kGroups; ++group) {
-          const int column = group * kGroupColumns, offset = stage * kQBytes + group * kQGroupBytes;
-          tma_load_4d(base + kQOffset + offset, &p.q_map, arrived, column, segment.q_begin + first_query, head, 0);
-          tma_load_4d(base + kDoutOffset + offset, &p.dout_map, arrived, column, segment.q_begin + first_query, head, 0);
-        }
-        const RowStats* stats = p.stats + segment.stats_row(p, head);
-        tma_load_bytes(base + kStatsOffset + stage * kStatsBytes, stats + first_query, kStatsBytes, arrived);
+        load_rows<kQGroupBytes>(base + kQOffset + stage * kQBytes, &p.q_map, arrived, row, head, 0);
+        load_rows<kQGroupBytes>(base + kDoutOffset + stage * kQBytes, &p.dout_map, arrived, row, head, 0);
+        tma_load_bytes(base + kStatsOffset + stage * kStatsBytes, stats, kStatsBytes, arrived);
       }
       if (queries < kTileM) {
         mbarrier_wait(arrived, arrived_phase);

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_varlen_causal_dq.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq","head_dim":128,"layout":"varlen","mma":"wgmma","op":"attention_backward","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 166bb2789f41c61690fc02a2ff834558d2923c9f9da68c6834f8a20ec5233a67
-// seal: sha256 b3002acaa7b75e89e5189051bf531272eb0e278a3b68bb64098769a6db2aa747
+// seal: sha256 95b1f49fc16cd9fa57af83f61dc8076f878b31cc1608dcf1818855c98c9feab1
 
 // Attention backward for sm_90a, gradient of Q
 // over the visible keys of the pattern in each sequence:
@@ -556,21 +556,26 @@ __device__ __forceinline__ void hand_over(uint32 full) {
   if (threadIdx.x % 32 == 0) mbarrier_arrive(full);
 }
 
-// Producer: one warp. All of its lanes iterate over the steps, because lists are read 32 entries at a time; the first
-// lane waits and copies.
+// Copies rows from index `row` on of an operand, a box of its tensor map in each column group.
+template <int kGroupBytes>
+__device__ __forceinline__ void load_rows(uint32 to, const TensorMap* map, uint32 barrier, int row, int head,
+    int batch) {
+#pragma unroll
+  for (int group = 0; group < kGroups; ++group) {
+    tma_load_4d(to + group * kGroupBytes, map, barrier, group * kGroupColumns, row, head, batch);
+  }
+}
+
+// Producer: one warp. All of its lanes iterate over the steps, because lists are read 32 entries at a time, and clear
+// what a step contains behind the end of the keys. The first lane waits and copies.
 __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, uint32 base, const Tile& tile) {
   const bool leader = threadIdx.x % 32 == 0;
-  const Segment& segment = tile_segment();
-  const int q_row = segment.q_begin + tile.first_query;
+  const int q_row = tile_segment().q_begin + tile.first_query, batch = 0;
   if (leader) {
-    const uint32 q_full = base + kQFullBarrier;
-    mbarrier_arrive_expect_tx(q_full, 2 * kQBytes);
-#pragma unroll
-    for (int group = 0; group < kGroups; ++group) {
-      const int column = group * kGroupColumns, offset = group * kQGroupBytes;
-      tma_load_4d(base + kQOffset + offset, &p.q_map, q_full, column, q_row, tile.head, 0);
-      tma_load_4d(base + kDoutOffset + offset, &p.dout_map, q_full, column, q_row, tile.head, 0);
-    }
+    const uint32 full = base + kQFullBarrier;
+    mbarrier_arrive_expect_tx(full, 2 * kQBytes);
+    load_rows<kQGroupBytes>(base + kQOffset, &p.q_map, full, q_row, tile.head, batch);
+    load_rows<kQGroupBytes>(base + kDoutOffset, &p.dout_map, full, q_row, tile.head, batch);
   }
   int* step_meta = reinterpret_cast<int*>(shared + kStepMetaOffset);
   const int kv_head = tile.head / p.heads_per_kv_head;
@@ -579,30 +584,24 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
   int arrived_phase = 0;  // of the barrier of steps that contain the end of the keys
 #pragma unroll 1
   for (int i = 0; i < blocks.count; ++i) {
-    const int stage = i % kStages, step = blocks.at(i), first_key = step * kTileN;
-    const uint32 full = base + kKvFullBarrier + 8 * stage;
-    // Whether the step contains keys behind the end, where the tensor may hold anything. Beyond it, copies are zeros.
-    const bool hides = first_key < p.kv_len && first_key + kTileN > kv_end;
-    const uint32 arrived = hides ? base + kArrivedBarrier : full;
+    const int stage = i % kStages, step = blocks.at(i), first_key = step * kTileN, keys = kv_end - first_key;
+    const int row = tile_segment().kv_begin + first_key;
+    const uint32 full = base + kKvFullBarrier + 8 * stage, arrived = keys < kTileN ? base + kArrivedBarrier : full;
     if (leader) {
       mbarrier_wait(base + kKvEmptyBarrier + 8 * stage, i / kStages % 2 ^ 1);
       // Complemented, hence negative, if the pattern or the end of the keys masks some pair; lowest bit: the pattern
       // does.
       const bool masked = blocks.masked(i, step);
       const int meta = step * 2 + masked;
-      step_meta[stage] = masked || first_key + kTileN > kv_end ? ~meta : meta;
+      step_meta[stage] = masked || keys < kTileN ? ~meta : meta;
       mbarrier_arrive_expect_tx(arrived, 2 * kKvBytes);
-#pragma unroll
-      for (int group = 0; group < kGroups; ++group) {
-        const int column = group * kGroupColumns, offset = stage * kKvBytes + group * kKvGroupBytes;
-        tma_load_4d(base + kKOffset + offset, &p.k_map, arrived, column, segment.kv_begin + first_key, kv_head, 0);
-        tma_load_4d(base + kVOffset + offset, &p.v_map, arrived, column, segment.kv_begin + first_key, kv_head, 0);
-      }
+      load_rows<kKvGroupBytes>(base + kKOffset + stage * kKvBytes, &p.k_map, arrived, row, kv_head, batch);
+      load_rows<kKvGroupBytes>(base + kVOffset + stage * kKvBytes, &p.v_map, arrived, row, kv_head, batch);
     }
-    if (hides) {
+    if (keys < kTileN) {
       mbarrier_wait(arrived, arrived_phase);
       arrived_phase ^= 1;
-      clear_rows<kTileN, kKvGroupBytes, kVOffset - kKOffset>(shared + kKOffset + stage * kKvBytes, kv_end - first_key);
+      clear_rows<kTileN, kKvGroupBytes, kVOffset - kKOffset>(shared + kKOffset + stage * kKvBytes, keys);
       hand_over(full);
     }
     __syncwarp();

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_varlen_window_d64_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dkdv","head_dim":64,"layout":"varlen","mma":"wgmma","op":"attention_backward","pattern":{"kind":"sliding_window","left":null,"right":null},"schedule":"cooperative","stages":3,"tile":{"m":128,"n":128}}
 // spec hash: 5a704447831acefa3ad549482b5e115464301ca4c13ad4e3ebb38aee8f20b65a
-// seal: sha256 57650746a261f0e5f6f49313223dd3b9deef3940e4b447dd168daa5595541fad
+// seal: sha256 08c09ee01cf68b3a8247b06d9637cac6f87c3ce09bc42d93c1a2651579fe0f2a
 
 // Attention backward for sm_90a, gradients of K and V
 // over the visible keys of the pattern in each sequence:
@@ -555,24 +555,31 @@ __device__ __forceinline__ void hand_over(uint32 full) {
   if (threadIdx.x % 32 == 0) mbarrier_arrive(full);
 }
 
-// Producer: one warp. Steps come head by head.
+// Copies rows from index `row` on of an operand, a box of its tensor map in each column group.
+template <int kGroupBytes>
+__device__ __forceinline__ void load_rows(uint32 to, const TensorMap* map, uint32 barrier, int row, int head,
+    int batch) {
+#pragma unroll
+  for (int group = 0; group < kGroups; ++group) {
+    tma_load_4d(to + group * kGroupBytes, map, barrier, group * kGroupColumns, row, head, batch);
+  }
+}
+
+// Producer: one warp. The first lane copies, all lanes clear what a step contains behind the end of the sequence.
+// Steps come head by head.
 __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, uint32 base, const Tile& tile) {
   const bool leader = threadIdx.x % 32 == 0;
   const Segment& segment = tile_segment();
-  const int kv_row = segment.kv_begin + tile.first_key;
-  int arrived_phase = 0;  // of the barrier of steps that contain the end of the queries
   if (leader) {
-    const uint32 kv_full = base + kKvFullBarrier;
-    mbarrier_arrive_expect_tx(kv_full, 2 * kKvBytes);
-#pragma unroll
-    for (int group = 0; group < kGroups; ++group) {
-      const int column = group * kGroupColumns, offset = group * kKvGroupBytes;
-      tma_load_4d(base + kKOffset + offset, &p.k_map, kv_full, column, kv_row, tile.kv_head, 0);
-      tma_load_4d(base + kVOffset + offset, &p.v_map, kv_full, column, kv_row, tile.kv_head, 0);
-    }
+    const uint32 full = base + kKvFullBarrier;
+    const int row = segment.kv_begin + tile.first_key;
+    mbarrier_arrive_expect_tx(full, 2 * kKvBytes);
+    load_rows<kKvGroupBytes>(base + kKOffset, &p.k_map, full, row, tile.kv_head, 0);
+    load_rows<kKvGroupBytes>(base + kVOffset, &p.v_map, full, row, tile.kv_head, 0);
   }
   int* step_meta = reinterpret_cast<int*>(shared + kStepMetaOffset);  // a step's first query, complemented if masked
   uint32 steps = 0;
+  int arrived_phase = 0;  // of the barrier of steps that contain the end of the queries
   for (int i = 0; i < (tile.first_key < SeqlenInfo(p, tile.batch).kv_end() ? p.heads_per_kv_head : 0); ++i) {
     const int head = tile.kv_head * p.heads_per_kv_head + i;
     QueryBlockIterator blocks(p, tile.batch, head, tile.first_key);
@@ -585,15 +592,12 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
       if (leader) {
         mbarrier_wait(base + kQEmptyBarrier + 8 * stage, steps / kStages % 2 ^ 1);
         step_meta[stage] = blocks.masked(j, step) ? ~first_query : first_query;
+        const int row = segment.q_begin + first_query;
+        const RowStats* stats = p.stats + segment.stats_row(p, head) + first_query;
         mbarrier_arrive_expect_tx(arrived, 2 * kQBytes + kStatsBytes);
-#pragma unroll
-        for (int group = 0; group < kGroups; ++group) {
-          const int column = group * kGroupColumns, offset = stage * kQBytes + group * kQGroupBytes;
-          tma_load_4d(base + kQOffset + offset, &p.q_map, arrived, column, segment.q_begin + first_query, head, 0);
-          tma_load_4d(base + kDoutOffset + offset, &p.dout_map, arrived, column, segment.q_begin + first_query, head, 0);
-        }
-        const RowStats* stats = p.stats + segment.stats_row(p, head);
-        tma_load_bytes(base + kStatsOffset + stage * kStatsBytes, stats + first_query, kStatsBytes, arrived);
+        load_rows<kQGroupBytes>(base + kQOffset + stage * kQBytes, &p.q_map, arrived, row, head, 0);
+        load_rows<kQGroupBytes>(base + kDoutOffset + stage * kQBytes, &p.dout_map, arrived, row, head, 0);
+        tma_load_bytes(base + kStatsOffset + stage * kStatsBytes, stats, kStatsBytes, arrived);
       }
       if (queries < kTileM) {
         mbarrier_wait(arrived, arrived_phase);

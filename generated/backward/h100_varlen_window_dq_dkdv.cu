@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_varlen_window_dq_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq_dkdv","head_dim":128,"layout":"varlen","mma":"wgmma","op":"attention_backward","pattern":{"kind":"sliding_window","left":null,"right":null},"schedule":"cooperative","stages":2,"tile":{"m":80,"n":128}}
 // spec hash: 828c43085baa66613478b2854146cdb377e7f333c53105c579420a1647438f42
-// seal: sha256 2fbe70b22bcb34fbb28b832ec5b38d4b34a26d99271b92299f2979b64fb2ec6d
+// seal: sha256 28bb340b248ce9340995651cde3c15347500106101a086f457f21533ef94318d
 
 // Attention backward for sm_90a, gradients of Q, K and V
 // over the visible keys of the pattern in each sequence:
@@ -777,24 +777,31 @@ __device__ __forceinline__ void hand_over(uint32 full) {
   if (threadIdx.x % 32 == 0) mbarrier_arrive(full);
 }
 
-// Producer: one warp. Steps come head by head, in descending order.
+// Copies rows from index `row` on of an operand, a box of its tensor map in each column group.
+template <int kGroupBytes>
+__device__ __forceinline__ void load_rows(uint32 to, const TensorMap* map, uint32 barrier, int row, int head,
+    int batch) {
+#pragma unroll
+  for (int group = 0; group < kGroups; ++group) {
+    tma_load_4d(to + group * kGroupBytes, map, barrier, group * kGroupColumns, row, head, batch);
+  }
+}
+
+// Producer: one warp. The first lane copies, all lanes clear what a step contains behind the end of the sequence.
+// Steps come head by head, in descending order.
 __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, uint32 base, const Tile& tile) {
   const bool leader = threadIdx.x % 32 == 0;
   const Segment& segment = tile_segment();
-  const int kv_row = segment.kv_begin + tile.first_key;
-  int arrived_phase = 0;  // of the barrier of steps that contain the end of the queries
   if (leader) {
-    const uint32 kv_full = base + kKvFullBarrier;
-    mbarrier_arrive_expect_tx(kv_full, 2 * kKvBytes);
-#pragma unroll
-    for (int group = 0; group < kGroups; ++group) {
-      const int column = group * kGroupColumns, offset = group * kKvGroupBytes;
-      tma_load_4d(base + kKOffset + offset, &p.k_map, kv_full, column, kv_row, tile.kv_head, 0);
-      tma_load_4d(base + kVOffset + offset, &p.v_map, kv_full, column, kv_row, tile.kv_head, 0);
-    }
+    const uint32 full = base + kKvFullBarrier;
+    const int row = segment.kv_begin + tile.first_key;
+    mbarrier_arrive_expect_tx(full, 2 * kKvBytes);
+    load_rows<kKvGroupBytes>(base + kKOffset, &p.k_map, full, row, tile.kv_head, 0);
+    load_rows<kKvGroupBytes>(base + kVOffset, &p.v_map, full, row, tile.kv_head, 0);
   }
   int* step_meta = reinterpret_cast<int*>(shared + kStepMetaOffset);  // a step's first query, complemented if masked
   uint32 steps = 0;
+  int arrived_phase = 0;  // of the barrier of steps that contain the end of the queries
   for (int i = 0; i < (tile.first_key < SeqlenInfo(p, tile.batch).kv_end() ? p.heads_per_kv_head : 0); ++i) {
     const int head = tile.kv_head * p.heads_per_kv_head + i;
     QueryBlockIterator blocks(p, tile.batch, head, tile.first_key);
@@ -807,15 +814,12 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
       if (leader) {
         mbarrier_wait(base + kQEmptyBarrier + 8 * stage, steps / kStages % 2 ^ 1);
         step_meta[stage] = blocks.masked(j, step) ? ~first_query : first_query;
+        const int row = segment.q_begin + first_query;
+        const RowStats* stats = p.stats + segment.stats_row(p, head) + first_query;
         mbarrier_arrive_expect_tx(arrived, 2 * kQBytes + kStatsBytes);
-#pragma unroll
-        for (int group = 0; group < kGroups; ++group) {
-          const int column = group * kGroupColumns, offset = stage * kQBytes + group * kQGroupBytes;
-          tma_load_4d(base + kQOffset + offset, &p.q_map, arrived, column, segment.q_begin + first_query, head, 0);
-          tma_load_4d(base + kDoutOffset + offset, &p.dout_map, arrived, column, segment.q_begin + first_query, head, 0);
-        }
-        const RowStats* stats = p.stats + segment.stats_row(p, head);
-        tma_load_bytes(base + kStatsOffset + stage * kStatsBytes, stats + first_query, kStatsBytes, arrived);
+        load_rows<kQGroupBytes>(base + kQOffset + stage * kQBytes, &p.q_map, arrived, row, head, 0);
+        load_rows<kQGroupBytes>(base + kDoutOffset + stage * kQBytes, &p.dout_map, arrived, row, head, 0);
+        tma_load_bytes(base + kStatsOffset + stage * kStatsBytes, stats, kStatsBytes, arrived);
       }
       if (queries < kTileM) {
         mbarrier_wait(arrived, arrived_phase);

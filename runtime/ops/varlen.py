@@ -54,8 +54,8 @@ def varlen_attention(
         q: (tokens, heads, head_dim), float16 or bfloat16, on a GPU; head_dim is a multiple of 8 up to 256. The last
             dimension is contiguous, other strides are multiples of 8 elements.
         k: (key tokens, kv_heads, head_dim); heads is a multiple of kv_heads.
-        v: as k. Neither NaN nor infinity in a sequence reaches results or gradients of another one, nor does what
-            tokens of no sequence hold. With ``KeyLists``, all values must be finite.
+        v: as k. NaN and infinity in a sequence, or in tokens of no sequence, do not reach results or gradients of
+            another one. With ``KeyLists``, all values must be finite.
         pattern: ``Dense``, ``Causal``, ``SlidingWindow`` or ``SinkWindow`` of ``runtime.patterns``. Or ``BlockLists``
             with ``mask`` none or causal, or ``TopK``, on Hopper: blocks have 64 or 128 queries and keys and are counted
             within each sequence, and ``convert.packed_list_rows`` has the rows of the lists. Or ``KeyLists``: of

@@ -87,6 +87,6 @@ def test_what_runs_is_written_and_reported(
     monkeypatch.setattr(script, "write", lambda runs: write(runs, path))
     monkeypatch.setattr(script.shutil, "which", lambda _: sys.executable)
     monkeypatch.setattr(script, "sanitized", lambda named, tool, _: run_of(script, named, tool, 1))
-    assert script.run_missing(TOPK.stem, 2, 60) == 1
+    assert script.run_missing([TOPK.stem], 2, 60) == 1
     assert "1 of 1 runs ended" in (said := capsys.readouterr().out) and "h100_topk32 racecheck: 1" in said
     assert len(read(path)) == 2

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_varlen_causal_d64_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dkdv","head_dim":64,"layout":"varlen","mma":"wgmma","op":"attention_backward","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":3,"tile":{"m":128,"n":128}}
 // spec hash: ea256a99256fdf5175f0ceae8ef4e43c1e43af70c80eb0da6ab88fa4ce1cd1b9
-// seal: sha256 68cee00cdba79603616180c8af9395b29635b96c1289c4884d6ebf92375809ba
+// seal: sha256 e6648de197ab5c1df7606fc420455ecac11a99ab09d1fce0df6f05e2ce07f2a0
 
 // Attention backward for sm_90a, gradients of K and V
 // over the visible keys of the pattern in each sequence:
@@ -586,11 +586,11 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
         mbarrier_wait(base + kQEmptyBarrier + 8 * stage, steps / kStages % 2 ^ 1);
         step_meta[stage] = blocks.masked(j, step) ? ~first_query : first_query;
         const int row = segment.q_begin + first_query;
-        const RowStats* stats = p.stats + segment.stats_row(p, head) + first_query;
         mbarrier_arrive_expect_tx(arrived, 2 * kQBytes + kStatsBytes);
         load_rows<kQGroupBytes>(base + kQOffset + stage * kQBytes, &p.q_map, arrived, row, head, 0);
         load_rows<kQGroupBytes>(base + kDoutOffset + stage * kQBytes, &p.dout_map, arrived, row, head, 0);
-        tma_load_bytes(base + kStatsOffset + stage * kStatsBytes, stats, kStatsBytes, arrived);
+        const RowStats* stats = p.stats + segment.stats_row(p, head);
+        tma_load_bytes(base + kStatsOffset + stage * kStatsBytes, stats + first_query, kStatsBytes, arrived);
       }
       if (queries < kTileM) {
         mbarrier_wait(arrived, arrived_phase);

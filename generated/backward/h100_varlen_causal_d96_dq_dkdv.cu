@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_varlen_causal_d96_dq_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq_dkdv","head_dim":96,"layout":"varlen","mma":"wgmma","op":"attention_backward","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":96,"n":128}}
 // spec hash: a5c48ebac0338676431d70e4b43c2625a12493b5e6b025d45e7cbdf5b3a28e0f
-// seal: sha256 499ab01f5d6108f80455295cf61b686e7044a4b19c8d018715157b3cfea2b274
+// seal: sha256 fc58095f7a051589a876bddfd1f5b5e99e52c8ac0504d7b9a99df9cb2d83d0e1
 
 // Attention backward for sm_90a, gradients of Q, K and V
 // over the visible keys of the pattern in each sequence:
@@ -816,11 +816,11 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
         mbarrier_wait(base + kQEmptyBarrier + 8 * stage, steps / kStages % 2 ^ 1);
         step_meta[stage] = blocks.masked(j, step) ? ~first_query : first_query;
         const int row = segment.q_begin + first_query;
-        const RowStats* stats = p.stats + segment.stats_row(p, head) + first_query;
         mbarrier_arrive_expect_tx(arrived, 2 * kQBytes + kStatsBytes);
         load_rows<kQGroupBytes>(base + kQOffset + stage * kQBytes, &p.q_map, arrived, row, head, 0);
         load_rows<kQGroupBytes>(base + kDoutOffset + stage * kQBytes, &p.dout_map, arrived, row, head, 0);
-        tma_load_bytes(base + kStatsOffset + stage * kStatsBytes, stats, kStatsBytes, arrived);
+        const RowStats* stats = p.stats + segment.stats_row(p, head);
+        tma_load_bytes(base + kStatsOffset + stage * kStatsBytes, stats + first_query, kStatsBytes, arrived);
       }
       if (queries < kTileM) {
         mbarrier_wait(arrived, arrived_phase);

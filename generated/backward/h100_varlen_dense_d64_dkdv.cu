@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_varlen_dense_d64_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dkdv","head_dim":64,"layout":"varlen","mma":"wgmma","op":"attention_backward","pattern":{"kind":"dense"},"schedule":"cooperative","stages":3,"tile":{"m":128,"n":128}}
 // spec hash: 65812bb5d496c2882ebd27781e42cd51afcae2b74be873967d6931a9ecb5f3ee
-// seal: sha256 1d57f0889c4e96279851ff558be16ccc51e94846112db26d7d3d4bd239f6b692
+// seal: sha256 949aaee6aa0c1f2cd20413f59400345c63cc58f774026da241f9ed78bce0dbe1
 
 // Attention backward for sm_90a, gradients of K and V
 // over the visible keys of the pattern in each sequence:
@@ -566,11 +566,11 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
       if (leader) {
         mbarrier_wait(base + kQEmptyBarrier + 8 * stage, steps / kStages % 2 ^ 1);
         const int row = segment.q_begin + first_query;
-        const RowStats* stats = p.stats + segment.stats_row(p, head) + first_query;
         mbarrier_arrive_expect_tx(arrived, 2 * kQBytes + kStatsBytes);
         load_rows<kQGroupBytes>(base + kQOffset + stage * kQBytes, &p.q_map, arrived, row, head, 0);
         load_rows<kQGroupBytes>(base + kDoutOffset + stage * kQBytes, &p.dout_map, arrived, row, head, 0);
-        tma_load_bytes(base + kStatsOffset + stage * kStatsBytes, stats, kStatsBytes, arrived);
+        const RowStats* stats = p.stats + segment.stats_row(p, head);
+        tma_load_bytes(base + kStatsOffset + stage * kStatsBytes, stats + first_query, kStatsBytes, arrived);
       }
       if (queries < kTileM) {
         mbarrier_wait(arrived, arrived_phase);

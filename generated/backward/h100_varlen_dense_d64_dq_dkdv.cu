@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_varlen_dense_d64_dq_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq_dkdv","head_dim":64,"layout":"varlen","mma":"wgmma","op":"attention_backward","pattern":{"kind":"dense"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 679790f1b95a05a72c5d6361724304e3cb35db84a528593ec17e9611d8ca7d85
-// seal: sha256 d65f38ad079cb864c5bc31ce71832593cd75c091d3875b2aa4e62814bd741233
+// seal: sha256 3e89ee89a85edbcc8d5b209e28848798c57b84ae9dbe81a6a3f2b2c21ce747e2
 
 // Attention backward for sm_90a, gradients of Q, K and V
 // over the visible keys of the pattern in each sequence:
@@ -785,11 +785,11 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
       if (leader) {
         mbarrier_wait(base + kQEmptyBarrier + 8 * stage, steps / kStages % 2 ^ 1);
         const int row = segment.q_begin + first_query;
-        const RowStats* stats = p.stats + segment.stats_row(p, head) + first_query;
         mbarrier_arrive_expect_tx(arrived, 2 * kQBytes + kStatsBytes);
         load_rows<kQGroupBytes>(base + kQOffset + stage * kQBytes, &p.q_map, arrived, row, head, 0);
         load_rows<kQGroupBytes>(base + kDoutOffset + stage * kQBytes, &p.dout_map, arrived, row, head, 0);
-        tma_load_bytes(base + kStatsOffset + stage * kStatsBytes, stats, kStatsBytes, arrived);
+        const RowStats* stats = p.stats + segment.stats_row(p, head);
+        tma_load_bytes(base + kStatsOffset + stage * kStatsBytes, stats + first_query, kStatsBytes, arrived);
       }
       if (queries < kTileM) {
         mbarrier_wait(arrived, arrived_phase);

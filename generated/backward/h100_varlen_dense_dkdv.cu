@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_varlen_dense_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dkdv","head_dim":128,"layout":"varlen","mma":"wgmma","op":"attention_backward","pattern":{"kind":"dense"},"schedule":"cooperative","stages":3,"tile":{"m":80,"n":128}}
 // spec hash: 23ec1ba9dca2efd4f549faf9976c1a6db21c9a8d9d3e14dbeda55e92f54ac616
-// seal: sha256 a14496d60ae746bb443a864f5dfd667c62309e22d73e55485142fb1add57374b
+// seal: sha256 2fe883d4d560929942f606d3abed3710592ce6ad9fb75d4d930dd0cf19e8b40b
 
 // Attention backward for sm_90a, gradients of K and V
 // over the visible keys of the pattern in each sequence:
@@ -562,11 +562,11 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
       if (leader) {
         mbarrier_wait(base + kQEmptyBarrier + 8 * stage, steps / kStages % 2 ^ 1);
         const int row = segment.q_begin + first_query;
-        const RowStats* stats = p.stats + segment.stats_row(p, head) + first_query;
         mbarrier_arrive_expect_tx(arrived, 2 * kQBytes + kStatsBytes);
         load_rows<kQGroupBytes>(base + kQOffset + stage * kQBytes, &p.q_map, arrived, row, head, 0);
         load_rows<kQGroupBytes>(base + kDoutOffset + stage * kQBytes, &p.dout_map, arrived, row, head, 0);
-        tma_load_bytes(base + kStatsOffset + stage * kStatsBytes, stats, kStatsBytes, arrived);
+        const RowStats* stats = p.stats + segment.stats_row(p, head);
+        tma_load_bytes(base + kStatsOffset + stage * kStatsBytes, stats + first_query, kStatsBytes, arrived);
       }
       if (queries < kTileM) {
         mbarrier_wait(arrived, arrived_phase);

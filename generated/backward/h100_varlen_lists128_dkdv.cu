@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_varlen_lists128_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dkdv","head_dim":128,"layout":"varlen","mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"none"},"schedule":"cooperative","stages":3,"tile":{"m":64,"n":128}}
 // spec hash: 999b76f002195d936eb4cd3c17418bbcb1de74364e072fd566cdc59a518879d0
-// seal: sha256 5e9193715f366f481095bcc1fd9c2f61bbc6240c57edb1fc534e43672b0cbf85
+// seal: sha256 645bcc962e9c0ecdb53c34f42fd9d5c18fbb2ede1fa121f0748c68b5645d707d
 
 // Attention backward for sm_90a, gradients of K and V
 // over the listed key blocks of the pattern in each sequence:
@@ -715,11 +715,11 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
       if (leader) {
         mbarrier_wait(base + kQEmptyBarrier + 8 * stage, steps / kStages % 2 ^ 1);
         const int row = segment.q_begin + first_query;
-        const RowStats* stats = p.stats + segment.stats_row(p, head) + first_query;
         mbarrier_arrive_expect_tx(arrived, 2 * kQBytes + kStatsBytes);
         load_rows<kQGroupBytes>(base + kQOffset + stage * kQBytes, &p.q_map, arrived, row, head, 0);
         load_rows<kQGroupBytes>(base + kDoutOffset + stage * kQBytes, &p.dout_map, arrived, row, head, 0);
-        tma_load_bytes(base + kStatsOffset + stage * kStatsBytes, stats, kStatsBytes, arrived);
+        const RowStats* stats = p.stats + segment.stats_row(p, head);
+        tma_load_bytes(base + kStatsOffset + stage * kStatsBytes, stats + first_query, kStatsBytes, arrived);
       }
       if (queries < kTileM) {
         mbarrier_wait(arrived, arrived_phase);

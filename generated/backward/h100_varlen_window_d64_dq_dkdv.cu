@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_varlen_window_d64_dq_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq_dkdv","head_dim":64,"layout":"varlen","mma":"wgmma","op":"attention_backward","pattern":{"kind":"sliding_window","left":null,"right":null},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: a3ea657b864b947913cde5c586428104f1f52f4f228611d03247cbdf513b0597
-// seal: sha256 a57a1bda9d550704bb3020643f463e5d6e702f2e1220f52b227a5ebd766f59cd
+// seal: sha256 81612335ff6708cfd8148fd93feeaa71373b52475a124f04d3c61d115870c954
 
 // Attention backward for sm_90a, gradients of Q, K and V
 // over the visible keys of the pattern in each sequence:
@@ -815,11 +815,11 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
         mbarrier_wait(base + kQEmptyBarrier + 8 * stage, steps / kStages % 2 ^ 1);
         step_meta[stage] = blocks.masked(j, step) ? ~first_query : first_query;
         const int row = segment.q_begin + first_query;
-        const RowStats* stats = p.stats + segment.stats_row(p, head) + first_query;
         mbarrier_arrive_expect_tx(arrived, 2 * kQBytes + kStatsBytes);
         load_rows<kQGroupBytes>(base + kQOffset + stage * kQBytes, &p.q_map, arrived, row, head, 0);
         load_rows<kQGroupBytes>(base + kDoutOffset + stage * kQBytes, &p.dout_map, arrived, row, head, 0);
-        tma_load_bytes(base + kStatsOffset + stage * kStatsBytes, stats, kStatsBytes, arrived);
+        const RowStats* stats = p.stats + segment.stats_row(p, head);
+        tma_load_bytes(base + kStatsOffset + stage * kStatsBytes, stats + first_query, kStatsBytes, arrived);
       }
       if (queries < kTileM) {
         mbarrier_wait(arrived, arrived_phase);

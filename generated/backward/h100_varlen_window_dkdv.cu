@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_varlen_window_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dkdv","head_dim":128,"layout":"varlen","mma":"wgmma","op":"attention_backward","pattern":{"kind":"sliding_window","left":null,"right":null},"schedule":"cooperative","stages":3,"tile":{"m":80,"n":128}}
 // spec hash: edff884720157f9ffa0d02be79c89cb96f8271a04c9084e7047722c667c7b401
-// seal: sha256 af259562fcb6fd2eae86502068ad9a4c51515cebb33d9bacb390da0fd648b76b
+// seal: sha256 97698164d195b5ac7a0542a35d5f260e5b55015fb68e76aed9aee854258a7c6b
 
 // Attention backward for sm_90a, gradients of K and V
 // over the visible keys of the pattern in each sequence:
@@ -589,11 +589,11 @@ __device__ __forceinline__ void produce(const Params& p, unsigned char* shared, 
         mbarrier_wait(base + kQEmptyBarrier + 8 * stage, steps / kStages % 2 ^ 1);
         step_meta[stage] = blocks.masked(j, step) ? ~first_query : first_query;
         const int row = segment.q_begin + first_query;
-        const RowStats* stats = p.stats + segment.stats_row(p, head) + first_query;
         mbarrier_arrive_expect_tx(arrived, 2 * kQBytes + kStatsBytes);
         load_rows<kQGroupBytes>(base + kQOffset + stage * kQBytes, &p.q_map, arrived, row, head, 0);
         load_rows<kQGroupBytes>(base + kDoutOffset + stage * kQBytes, &p.dout_map, arrived, row, head, 0);
-        tma_load_bytes(base + kStatsOffset + stage * kStatsBytes, stats, kStatsBytes, arrived);
+        const RowStats* stats = p.stats + segment.stats_row(p, head);
+        tma_load_bytes(base + kStatsOffset + stage * kStatsBytes, stats + first_query, kStatsBytes, arrived);
       }
       if (queries < kTileM) {
         mbarrier_wait(arrived, arrived_phase);

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_dense_d64_kv_lengths.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"kv_lengths":true,"lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"dense"},"schedule":"ping_pong","stages":2,"stream_k_tail":true,"tile":{"m":192,"n":128}}
 // spec hash: d1e0b026d8f82097d2366a3d721c24f2a052793d374ea5dd0bc5b791075e187d
-// seal: sha256 5c8d6f02abca47aa6bc027ca9dc27e119431820510c991fde5b58710e35f49a3
+// seal: sha256 e164bea05430df2105cedac645e51278b98352d6db2439d234fd1423b860ddde
 
 // Attention forward for sm_90a over the visible keys of the pattern, up to each batch's kv_lengths:
 //   O = softmax(scale * Q K^T) V
@@ -577,15 +577,12 @@ __device__ __forceinline__ void load_step(const TensorMap* map, uint32 to, uint3
 // behind it, if not 0. Called by a whole warp.
 template <int kRows, int kGroupBytes, int kOther = 0>
 __device__ __forceinline__ void clear_rows(unsigned char* operand, int first) {
-  constexpr int kRowChunks = kRowBytes / 16;
-  const int lane = threadIdx.x % 32;
 #pragma unroll 1
-  for (int row = max(first, 0) + lane / kRowChunks; row < kRows; row += 32 / kRowChunks) {
+  for (int i = max(first, 0) * kRowBytes + threadIdx.x % 32 * 16; i < kRows * kRowBytes; i += 32 * 16) {
 #pragma unroll
     for (int group = 0; group < kGroups; ++group) {
-      unsigned char* const to = operand + group * kGroupBytes + row * kRowBytes + lane % kRowChunks * 16;
-      *reinterpret_cast<uint4*>(to) = {0, 0, 0, 0};
-      if (kOther != 0) *reinterpret_cast<uint4*>(to + kOther) = {0, 0, 0, 0};
+      *reinterpret_cast<uint4*>(operand + group * kGroupBytes + i) = {0, 0, 0, 0};
+      if (kOther != 0) *reinterpret_cast<uint4*>(operand + group * kGroupBytes + kOther + i) = {0, 0, 0, 0};
     }
   }
 }

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_varlen_causal_short.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"layout":"varlen","lse":true,"mma":"wgmma","op":"attention","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"ping_pong","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 10ea3a23ddcf99109746969721e3b498a518926f9d054c81d2cdd0728d835acf
-// seal: sha256 a8543691a6d289ee38176ca6b99bab981e383c8f189b001d8214beaa3902128a
+// seal: sha256 f3ef5f5ceb84492d885c2b7332c508d33f760af11d30bcb7217dadd9c9329d40
 
 // Attention forward for sm_90a over the visible keys of the pattern in each sequence:
 //   O = softmax(scale * Q K^T) V
@@ -572,15 +572,12 @@ __device__ __forceinline__ void load_step(const TensorMap* map, uint32 to, uint3
 // behind it, if not 0. Called by a whole warp.
 template <int kRows, int kGroupBytes, int kOther = 0>
 __device__ __forceinline__ void clear_rows(unsigned char* operand, int first) {
-  constexpr int kRowChunks = kRowBytes / 16;
-  const int lane = threadIdx.x % 32;
 #pragma unroll 1
-  for (int row = max(first, 0) + lane / kRowChunks; row < kRows; row += 32 / kRowChunks) {
+  for (int i = max(first, 0) * kRowBytes + threadIdx.x % 32 * 16; i < kRows * kRowBytes; i += 32 * 16) {
 #pragma unroll
     for (int group = 0; group < kGroups; ++group) {
-      unsigned char* const to = operand + group * kGroupBytes + row * kRowBytes + lane % kRowChunks * 16;
-      *reinterpret_cast<uint4*>(to) = {0, 0, 0, 0};
-      if (kOther != 0) *reinterpret_cast<uint4*>(to + kOther) = {0, 0, 0, 0};
+      *reinterpret_cast<uint4*>(operand + group * kGroupBytes + i) = {0, 0, 0, 0};
+      if (kOther != 0) *reinterpret_cast<uint4*>(operand + group * kGroupBytes + kOther + i) = {0, 0, 0, 0};
     }
   }
 }

@@ -3,7 +3,7 @@
 //     codegen render specs/h100_varlen_lists128.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"layout":"varlen","lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"none"},"schedule":"ping_pong","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 78fbddccce8f0f4c1bd8533abadba2a771bccc23b78f25cd057325c86f29cbd5
-// seal: sha256 217e1793acefdec4d65e78d183b301f358534ee2fd2baa64d0fd4a0afd889f08
+// seal: sha256 53ce3bf4e471d2f3ca113920afca3cfb13329e0585436f908390d295fc940578
 
 // Attention forward for sm_90a over the listed key blocks of the pattern in each sequence:
 //   O = softmax(scale * Q K^T) V
@@ -614,15 +614,12 @@ __device__ __forceinline__ void load_step(const TensorMap* map, uint32 to, uint3
 // behind it, if not 0. Called by a whole warp.
 template <int kRows, int kGroupBytes, int kOther = 0>
 __device__ __forceinline__ void clear_rows(unsigned char* operand, int first) {
-  constexpr int kRowChunks = kRowBytes / 16;
-  const int lane = threadIdx.x % 32;
 #pragma unroll 1
-  for (int row = max(first, 0) + lane / kRowChunks; row < kRows; row += 32 / kRowChunks) {
+  for (int i = max(first, 0) * kRowBytes + threadIdx.x % 32 * 16; i < kRows * kRowBytes; i += 32 * 16) {
 #pragma unroll
     for (int group = 0; group < kGroups; ++group) {
-      unsigned char* const to = operand + group * kGroupBytes + row * kRowBytes + lane % kRowChunks * 16;
-      *reinterpret_cast<uint4*>(to) = {0, 0, 0, 0};
-      if (kOther != 0) *reinterpret_cast<uint4*>(to + kOther) = {0, 0, 0, 0};
+      *reinterpret_cast<uint4*>(operand + group * kGroupBytes + i) = {0, 0, 0, 0};
+      if (kOther != 0) *reinterpret_cast<uint4*>(operand + group * kGroupBytes + kOther + i) = {0, 0, 0, 0};
     }
   }
 }

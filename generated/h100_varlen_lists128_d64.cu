@@ -3,7 +3,7 @@
 //     codegen render specs/h100_varlen_lists128_d64.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":64,"layout":"varlen","lse":true,"mma":"wgmma","op":"attention","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"none"},"schedule":"ping_pong","stages":6,"tile":{"m":128,"n":128}}
 // spec hash: 7da53fe84ae3660d66536f182f7064a366408ac13aa416dc35820e692c5551ea
-// seal: sha256 e94299e0ed7f0a7141b5caa8a1363d82e29e1d7c788d7e67d11b883610fb2c17
+// seal: sha256 155043498a272f22d70356f5b485ec3bcf2258325b2b2a49240eba09f9daca89
 
 // Attention forward for sm_90a over the listed key blocks of the pattern in each sequence:
 //   O = softmax(scale * Q K^T) V
@@ -606,15 +606,12 @@ __device__ __forceinline__ void load_step(const TensorMap* map, uint32 to, uint3
 // behind it, if not 0. Called by a whole warp.
 template <int kRows, int kGroupBytes, int kOther = 0>
 __device__ __forceinline__ void clear_rows(unsigned char* operand, int first) {
-  constexpr int kRowChunks = kRowBytes / 16;
-  const int lane = threadIdx.x % 32;
 #pragma unroll 1
-  for (int row = max(first, 0) + lane / kRowChunks; row < kRows; row += 32 / kRowChunks) {
+  for (int i = max(first, 0) * kRowBytes + threadIdx.x % 32 * 16; i < kRows * kRowBytes; i += 32 * 16) {
 #pragma unroll
     for (int group = 0; group < kGroups; ++group) {
-      unsigned char* const to = operand + group * kGroupBytes + row * kRowBytes + lane % kRowChunks * 16;
-      *reinterpret_cast<uint4*>(to) = {0, 0, 0, 0};
-      if (kOther != 0) *reinterpret_cast<uint4*>(to + kOther) = {0, 0, 0, 0};
+      *reinterpret_cast<uint4*>(operand + group * kGroupBytes + i) = {0, 0, 0, 0};
+      if (kOther != 0) *reinterpret_cast<uint4*>(operand + group * kGroupBytes + kOther + i) = {0, 0, 0, 0};
     }
   }
 }

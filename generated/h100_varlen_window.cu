@@ -3,7 +3,7 @@
 //     codegen render specs/h100_varlen_window.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","head_dim":128,"layout":"varlen","lse":true,"mma":"wgmma","op":"attention","pattern":{"kind":"sliding_window","left":null,"right":null},"schedule":"cooperative","stages":3,"tile":{"m":192,"n":64}}
 // spec hash: 9e8b88e0f1e161a2da6e3f9c74d684b0cdee8ffc78199f6d65c8313cdb9e962e
-// seal: sha256 cecb41cee45b7212a6ad66167173a0eabfcaef3d321f4ce9e271822ae708a322
+// seal: sha256 9bc7c31c8ee3df03513e08e43f4005f406258272f7d8b2dfd9ca6e3929b204fd
 
 // Attention forward for sm_90a over the visible keys of the pattern in each sequence:
 //   O = softmax(scale * Q K^T) V
@@ -572,15 +572,12 @@ __device__ __forceinline__ void load_step(const TensorMap* map, uint32 to, uint3
 // behind it, if not 0. Called by a whole warp.
 template <int kRows, int kGroupBytes, int kOther = 0>
 __device__ __forceinline__ void clear_rows(unsigned char* operand, int first) {
-  constexpr int kRowChunks = kRowBytes / 16;
-  const int lane = threadIdx.x % 32;
 #pragma unroll 1
-  for (int row = max(first, 0) + lane / kRowChunks; row < kRows; row += 32 / kRowChunks) {
+  for (int i = max(first, 0) * kRowBytes + threadIdx.x % 32 * 16; i < kRows * kRowBytes; i += 32 * 16) {
 #pragma unroll
     for (int group = 0; group < kGroups; ++group) {
-      unsigned char* const to = operand + group * kGroupBytes + row * kRowBytes + lane % kRowChunks * 16;
-      *reinterpret_cast<uint4*>(to) = {0, 0, 0, 0};
-      if (kOther != 0) *reinterpret_cast<uint4*>(to + kOther) = {0, 0, 0, 0};
+      *reinterpret_cast<uint4*>(operand + group * kGroupBytes + i) = {0, 0, 0, 0};
+      if (kOther != 0) *reinterpret_cast<uint4*>(operand + group * kGroupBytes + kOther + i) = {0, 0, 0, 0};
     }
   }
 }

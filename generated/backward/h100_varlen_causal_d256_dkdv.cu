@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_varlen_causal_d256_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dkdv","head_dim":256,"layout":"varlen","mma":"wgmma","op":"attention_backward","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":64,"n":64}}
 // spec hash: 097aad73a27940c6c49f2268db57d06de4c0db4c5929881eb10197c1cab3c816
-// seal: sha256 5442bc4cff80ebd7bc02048bb1f9fc68a8002ff6090b9171cf525800d4274320
+// seal: sha256 2aa3a69d2a350e87288857cff7d419009ab9a11d950f46330fe4401d88b5e01e
 
 // Attention backward for sm_90a, gradients of K and V
 // over the visible keys of the pattern in each sequence:
@@ -63,7 +63,7 @@ constexpr int kStatsSpare = 2;  // blocks of statistics of a segment, besides th
 constexpr int kPrologueThreads = 1024;  // threads per block of the prologue
 constexpr int kRowLanes = 32;  // threads per row in the prologue, 16 bytes each
 
-// Dynamic shared memory: 214096 bytes. Byte offsets:
+// Dynamic shared memory: 214104 bytes. Byte offsets:
 constexpr int kKOffset = 0;  // 32768 bytes: K of the tile in column groups; then staging of dV
 constexpr int kVOffset = 32768;  // 32768 bytes: V of the tile; then staging of dK
 constexpr int kQOffset = 65536;  // 65536 bytes: Q ring
@@ -72,8 +72,8 @@ constexpr int kWeightsOffset = 196608;  // 16384 bytes: P^T of a step in fp32, w
 constexpr int kStatsOffset = 212992;  // 1024 bytes: statistics of the queries in the ring
 constexpr int kBarriersOffset = 214016;  // 40 bytes: mbarriers
 constexpr int kStepMetaOffset = 214056;  // 8 bytes: metadata of the steps in the ring
-constexpr int kSegmentOffset = 214064;  // 24 bytes: segment of the tile
-constexpr int kArrivedOffset = 214088;  // 8 bytes: mbarrier of a step that contains the end of a sequence
+constexpr int kSegmentOffset = 214064;  // 28 bytes: segment of the tile
+constexpr int kArrivedOffset = 214096;  // 8 bytes: mbarrier of a step that contains the end of a sequence
 
 constexpr int kQFullBarrier = kBarriersOffset;
 constexpr int kQEmptyBarrier = kQFullBarrier + 8 * kStages;
@@ -89,7 +89,7 @@ constexpr int kConsumerThreads = kConsumerWarpgroups * kWarpgroupThreads;
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
 constexpr float kLog2E = 1.44269504088896f;
 
-// Launch: 384 threads per block, 214096 bytes of dynamic shared memory.
+// Launch: 384 threads per block, 214104 bytes of dynamic shared memory.
 // Grid: one thread block for each tile.
 // Prologue, with the same parameters: h100_varlen_causal_d256_dkdv_prologue, 1024 threads per block.
 struct Params {
@@ -142,6 +142,7 @@ struct Segment {
   int q_begin, queries;  // tokens in Q
   int kv_begin, keys;    // and in K
   int visible_keys;
+  int stats_begin;       // of the statistics of its first query within a head
 
   __device__ __forceinline__ Segment(const Params& p, const int* q_bounds, const int* k_bounds, int batch)
       : batch(batch) {
@@ -150,6 +151,7 @@ struct Segment {
     kv_begin = bound_of(p, k_bounds, p.kv_len, batch);
     keys = max(bound_of(p, k_bounds, p.kv_len, batch + 1) - kv_begin, 0);
     visible_keys = is_sequence(p) ? keys : 0;
+    stats_begin = (q_begin / kStatsRows + (batch + 1) * kStatsSpare) * kStatsRows;
   }
   __device__ __forceinline__ bool is_sequence(const Params& p) const { return 0 <= batch && batch < p.sequences; }
   // Index of a query in a (heads, tokens) tensor.
@@ -159,8 +161,7 @@ struct Segment {
   // Index of the statistics of the first query. Rows of a segment begin at a multiple of kStatsRows, with at least as
   // many rows of padding behind them, so that tiles and steps read no statistics of the next segment.
   __device__ __forceinline__ int64 stats_row(const Params& p, int head) const {
-    const int block = q_begin / kStatsRows + (batch + 1) * kStatsSpare;
-    return static_cast<int64>(head) * p.padded_q_len + block * kStatsRows;
+    return static_cast<int64>(head) * p.padded_q_len + stats_begin;
   }
 };
 
@@ -547,15 +548,12 @@ struct Tile {
 // behind it, if not 0. Called by a whole warp.
 template <int kRows, int kGroupBytes, int kOther = 0>
 __device__ __forceinline__ void clear_rows(unsigned char* operand, int first) {
-  constexpr int kRowChunks = kRowBytes / 16;
-  const int lane = threadIdx.x % 32;
 #pragma unroll 1
-  for (int row = max(first, 0) + lane / kRowChunks; row < kRows; row += 32 / kRowChunks) {
+  for (int i = max(first, 0) * kRowBytes + threadIdx.x % 32 * 16; i < kRows * kRowBytes; i += 32 * 16) {
 #pragma unroll
     for (int group = 0; group < kGroups; ++group) {
-      unsigned char* const to = operand + group * kGroupBytes + row * kRowBytes + lane % kRowChunks * 16;
-      *reinterpret_cast<uint4*>(to) = {0, 0, 0, 0};
-      if (kOther != 0) *reinterpret_cast<uint4*>(to + kOther) = {0, 0, 0, 0};
+      *reinterpret_cast<uint4*>(operand + group * kGroupBytes + i) = {0, 0, 0, 0};
+      if (kOther != 0) *reinterpret_cast<uint4*>(operand + group * kGroupBytes + kOther + i) = {0, 0, 0, 0};
     }
   }
 }

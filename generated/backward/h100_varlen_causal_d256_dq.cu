@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_varlen_causal_d256_dq.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq","head_dim":256,"layout":"varlen","mma":"wgmma","op":"attention_backward","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":64}}
 // spec hash: a1c084f707edfc11d63d61c0f677bdb0a8a46238e66cd01b3295cddbf4ac7fa8
-// seal: sha256 663cd53c06d798bb2f3c23e90f176df5929fc60b843903d74cd9d2cff8e98710
+// seal: sha256 5cf6126a70a4ce65a566129988a2ad04cd2d54fd04309e814ef9fa3fa9b659f3
 
 // Attention backward for sm_90a, gradient of Q
 // over the visible keys of the pattern in each sequence:
@@ -63,15 +63,15 @@ constexpr int kStatsSpare = 2;  // blocks of statistics of a segment, besides th
 constexpr int kPrologueThreads = 1024;  // threads per block of the prologue
 constexpr int kRowLanes = 32;  // threads per row in the prologue, 16 bytes each
 
-// Dynamic shared memory: 229472 bytes. Byte offsets:
+// Dynamic shared memory: 229480 bytes. Byte offsets:
 constexpr int kQOffset = 0;  // 65536 bytes: Q of the tile in column groups; then staging of dQ
 constexpr int kDoutOffset = 65536;  // 65536 bytes: dO of the tile
 constexpr int kKOffset = 131072;  // 65536 bytes: K ring
 constexpr int kVOffset = 196608;  // 32768 bytes: V ring
 constexpr int kBarriersOffset = 229376;  // 56 bytes: mbarriers
 constexpr int kStepMetaOffset = 229432;  // 8 bytes: metadata of the steps in the ring
-constexpr int kSegmentOffset = 229440;  // 24 bytes: segment of the tile
-constexpr int kArrivedOffset = 229464;  // 8 bytes: mbarrier of a step that contains the end of a sequence
+constexpr int kSegmentOffset = 229440;  // 28 bytes: segment of the tile
+constexpr int kArrivedOffset = 229472;  // 8 bytes: mbarrier of a step that contains the end of a sequence
 
 constexpr int kKvFullBarrier = kBarriersOffset;
 constexpr int kKvEmptyBarrier = kKvFullBarrier + 8 * kStages;
@@ -86,7 +86,7 @@ constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer warpgroup w: 
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
 constexpr float kLog2E = 1.44269504088896f;
 
-// Launch: 384 threads per block, 229472 bytes of dynamic shared memory.
+// Launch: 384 threads per block, 229480 bytes of dynamic shared memory.
 // Grid: one thread block for each tile.
 // Prologue, with the same parameters: h100_varlen_causal_d256_dq_prologue, 1024 threads per block.
 struct Params {
@@ -135,6 +135,7 @@ struct Segment {
   int q_begin, queries;  // tokens in Q
   int kv_begin, keys;    // and in K
   int visible_keys;
+  int stats_begin;       // of the statistics of its first query within a head
 
   __device__ __forceinline__ Segment(const Params& p, const int* q_bounds, const int* k_bounds, int batch)
       : batch(batch) {
@@ -143,6 +144,7 @@ struct Segment {
     kv_begin = bound_of(p, k_bounds, p.kv_len, batch);
     keys = max(bound_of(p, k_bounds, p.kv_len, batch + 1) - kv_begin, 0);
     visible_keys = is_sequence(p) ? keys : 0;
+    stats_begin = (q_begin / kStatsRows + (batch + 1) * kStatsSpare) * kStatsRows;
   }
   __device__ __forceinline__ bool is_sequence(const Params& p) const { return 0 <= batch && batch < p.sequences; }
   // Index of a query in a (heads, tokens) tensor.
@@ -152,8 +154,7 @@ struct Segment {
   // Index of the statistics of the first query. Rows of a segment begin at a multiple of kStatsRows, with at least as
   // many rows of padding behind them, so that tiles and steps read no statistics of the next segment.
   __device__ __forceinline__ int64 stats_row(const Params& p, int head) const {
-    const int block = q_begin / kStatsRows + (batch + 1) * kStatsSpare;
-    return static_cast<int64>(head) * p.padded_q_len + block * kStatsRows;
+    return static_cast<int64>(head) * p.padded_q_len + stats_begin;
   }
 };
 
@@ -540,15 +541,12 @@ struct Tile {
 // behind it, if not 0. Called by a whole warp.
 template <int kRows, int kGroupBytes, int kOther = 0>
 __device__ __forceinline__ void clear_rows(unsigned char* operand, int first) {
-  constexpr int kRowChunks = kRowBytes / 16;
-  const int lane = threadIdx.x % 32;
 #pragma unroll 1
-  for (int row = max(first, 0) + lane / kRowChunks; row < kRows; row += 32 / kRowChunks) {
+  for (int i = max(first, 0) * kRowBytes + threadIdx.x % 32 * 16; i < kRows * kRowBytes; i += 32 * 16) {
 #pragma unroll
     for (int group = 0; group < kGroups; ++group) {
-      unsigned char* const to = operand + group * kGroupBytes + row * kRowBytes + lane % kRowChunks * 16;
-      *reinterpret_cast<uint4*>(to) = {0, 0, 0, 0};
-      if (kOther != 0) *reinterpret_cast<uint4*>(to + kOther) = {0, 0, 0, 0};
+      *reinterpret_cast<uint4*>(operand + group * kGroupBytes + i) = {0, 0, 0, 0};
+      if (kOther != 0) *reinterpret_cast<uint4*>(operand + group * kGroupBytes + kOther + i) = {0, 0, 0, 0};
     }
   }
 }

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_varlen_causal_d96_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dkdv","head_dim":96,"layout":"varlen","mma":"wgmma","op":"attention_backward","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":3,"tile":{"m":96,"n":128}}
 // spec hash: c6cdfa19bb5132bd81f8455455780b786aa2c90bab9d636b8a60c3fbbc6e4dca
-// seal: sha256 3043d1ca1d684687a87a1878849a68c02cfb61ff4868f574030671cf0360153c
+// seal: sha256 7bd72fc512f118aa7db6e475c2be34a04c4b0e7ddf9fdb6391d99e1d6c2c762d
 
 // Attention backward for sm_90a, gradients of K and V
 // over the visible keys of the pattern in each sequence:
@@ -61,7 +61,7 @@ constexpr int kStatsSpare = 2;  // blocks of statistics of a segment, besides th
 constexpr int kPrologueThreads = 1024;  // threads per block of the prologue
 constexpr int kRowLanes = 16;  // threads per row in the prologue, 16 bytes each
 
-// Dynamic shared memory: 215400 bytes. Byte offsets:
+// Dynamic shared memory: 215408 bytes. Byte offsets:
 constexpr int kKOffset = 0;  // 32768 bytes: K of the tile in column groups; then staging of dK
 constexpr int kVOffset = 32768;  // 32768 bytes: V of the tile; then staging of dV
 constexpr int kQOffset = 65536;  // 73728 bytes: Q ring
@@ -69,8 +69,8 @@ constexpr int kDoutOffset = 139264;  // 73728 bytes: dO ring
 constexpr int kStatsOffset = 212992;  // 2304 bytes: statistics of the queries in the ring
 constexpr int kBarriersOffset = 215296;  // 56 bytes: mbarriers
 constexpr int kStepMetaOffset = 215352;  // 12 bytes: metadata of the steps in the ring
-constexpr int kSegmentOffset = 215368;  // 24 bytes: segment of the tile
-constexpr int kArrivedOffset = 215392;  // 8 bytes: mbarrier of a step that contains the end of a sequence
+constexpr int kSegmentOffset = 215368;  // 28 bytes: segment of the tile
+constexpr int kArrivedOffset = 215400;  // 8 bytes: mbarrier of a step that contains the end of a sequence
 
 constexpr int kQFullBarrier = kBarriersOffset;
 constexpr int kQEmptyBarrier = kQFullBarrier + 8 * kStages;
@@ -83,7 +83,7 @@ constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer warpgroup w: 
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
 constexpr float kLog2E = 1.44269504088896f;
 
-// Launch: 384 threads per block, 215400 bytes of dynamic shared memory.
+// Launch: 384 threads per block, 215408 bytes of dynamic shared memory.
 // Grid: one thread block for each tile.
 // Prologue, with the same parameters: h100_varlen_causal_d96_dkdv_prologue, 1024 threads per block.
 struct Params {
@@ -136,6 +136,7 @@ struct Segment {
   int q_begin, queries;  // tokens in Q
   int kv_begin, keys;    // and in K
   int visible_keys;
+  int stats_begin;       // of the statistics of its first query within a head
 
   __device__ __forceinline__ Segment(const Params& p, const int* q_bounds, const int* k_bounds, int batch)
       : batch(batch) {
@@ -144,6 +145,7 @@ struct Segment {
     kv_begin = bound_of(p, k_bounds, p.kv_len, batch);
     keys = max(bound_of(p, k_bounds, p.kv_len, batch + 1) - kv_begin, 0);
     visible_keys = is_sequence(p) ? keys : 0;
+    stats_begin = (q_begin / kStatsRows + (batch + 1) * kStatsSpare) * kStatsRows;
   }
   __device__ __forceinline__ bool is_sequence(const Params& p) const { return 0 <= batch && batch < p.sequences; }
   // Index of a query in a (heads, tokens) tensor.
@@ -153,8 +155,7 @@ struct Segment {
   // Index of the statistics of the first query. Rows of a segment begin at a multiple of kStatsRows, with at least as
   // many rows of padding behind them, so that tiles and steps read no statistics of the next segment.
   __device__ __forceinline__ int64 stats_row(const Params& p, int head) const {
-    const int block = q_begin / kStatsRows + (batch + 1) * kStatsSpare;
-    return static_cast<int64>(head) * p.padded_q_len + block * kStatsRows;
+    return static_cast<int64>(head) * p.padded_q_len + stats_begin;
   }
 };
 
@@ -524,15 +525,12 @@ struct Tile {
 // behind it, if not 0. Called by a whole warp.
 template <int kRows, int kGroupBytes, int kOther = 0>
 __device__ __forceinline__ void clear_rows(unsigned char* operand, int first) {
-  constexpr int kRowChunks = kRowBytes / 16;
-  const int lane = threadIdx.x % 32;
 #pragma unroll 1
-  for (int row = max(first, 0) + lane / kRowChunks; row < kRows; row += 32 / kRowChunks) {
+  for (int i = max(first, 0) * kRowBytes + threadIdx.x % 32 * 16; i < kRows * kRowBytes; i += 32 * 16) {
 #pragma unroll
     for (int group = 0; group < kGroups; ++group) {
-      unsigned char* const to = operand + group * kGroupBytes + row * kRowBytes + lane % kRowChunks * 16;
-      *reinterpret_cast<uint4*>(to) = {0, 0, 0, 0};
-      if (kOther != 0) *reinterpret_cast<uint4*>(to + kOther) = {0, 0, 0, 0};
+      *reinterpret_cast<uint4*>(operand + group * kGroupBytes + i) = {0, 0, 0, 0};
+      if (kOther != 0) *reinterpret_cast<uint4*>(operand + group * kGroupBytes + kOther + i) = {0, 0, 0, 0};
     }
   }
 }

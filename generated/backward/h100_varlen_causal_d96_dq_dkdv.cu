@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_varlen_causal_d96_dq_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq_dkdv","head_dim":96,"layout":"varlen","mma":"wgmma","op":"attention_backward","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"cooperative","stages":2,"tile":{"m":96,"n":128}}
 // spec hash: a5c48ebac0338676431d70e4b43c2625a12493b5e6b025d45e7cbdf5b3a28e0f
-// seal: sha256 fc58095f7a051589a876bddfd1f5b5e99e52c8ac0504d7b9a99df9cb2d83d0e1
+// seal: sha256 4846c1f79d16758912dcd1d183b68973d84d470666a3686c122f32e224b43f78
 
 // Attention backward for sm_90a, gradients of Q, K and V
 // over the visible keys of the pattern in each sequence:
@@ -77,7 +77,7 @@ constexpr int kStatsSpare = 2;  // blocks of statistics of a segment, besides th
 constexpr int kPrologueThreads = 1024;  // threads per block of the prologue
 constexpr int kRowLanes = 16;  // threads per row in the prologue, 16 bytes each
 
-// Dynamic shared memory: 210544 bytes. Byte offsets:
+// Dynamic shared memory: 210552 bytes. Byte offsets:
 constexpr int kKOffset = 0;  // 24576 bytes: K of the tile in column groups; then staging of dK
 constexpr int kVOffset = 24576;  // 24576 bytes: V of the tile; then staging of dV
 constexpr int kQOffset = 49152;  // 36864 bytes: Q ring
@@ -88,8 +88,8 @@ constexpr int kStatsOffset = 208896;  // 1536 bytes: statistics of the queries i
 constexpr int kBarriersOffset = 210432;  // 64 bytes: mbarriers
 constexpr int kTileIndexOffset = 210496;  // 4 bytes: index of the thread block's tile
 constexpr int kStepMetaOffset = 210500;  // 8 bytes: metadata of the steps in the ring
-constexpr int kSegmentOffset = 210512;  // 24 bytes: segment of the tile
-constexpr int kArrivedOffset = 210536;  // 8 bytes: mbarrier of a step that contains the end of a sequence
+constexpr int kSegmentOffset = 210512;  // 28 bytes: segment of the tile
+constexpr int kArrivedOffset = 210544;  // 8 bytes: mbarrier of a step that contains the end of a sequence
 
 constexpr int kQFullBarrier = kBarriersOffset;
 constexpr int kQEmptyBarrier = kQFullBarrier + 8 * kStages;
@@ -104,7 +104,7 @@ constexpr int kConsumerBarrier = 1;  // named barrier of all consumers; this + 1
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
 constexpr float kLog2E = 1.44269504088896f;
 
-// Launch: 384 threads per block, 210544 bytes of dynamic shared memory.
+// Launch: 384 threads per block, 210552 bytes of dynamic shared memory.
 // Grid: one thread block for each tile.
 // Prologue, with the same parameters: h100_varlen_causal_d96_dq_dkdv_prologue, 1024 threads per block.
 // Epilogue, with the same parameters: h100_varlen_causal_d96_dq_dkdv_convert_dq, 256 threads per block.
@@ -168,6 +168,7 @@ struct Segment {
   int q_begin, queries;  // tokens in Q
   int kv_begin, keys;    // and in K
   int visible_keys;
+  int stats_begin;       // of the statistics of its first query within a head
 
   __device__ __forceinline__ Segment(const Params& p, const int* q_bounds, const int* k_bounds, int batch)
       : batch(batch) {
@@ -176,6 +177,7 @@ struct Segment {
     kv_begin = bound_of(p, k_bounds, p.kv_len, batch);
     keys = max(bound_of(p, k_bounds, p.kv_len, batch + 1) - kv_begin, 0);
     visible_keys = is_sequence(p) ? keys : 0;
+    stats_begin = (q_begin / kStatsRows + (batch + 1) * kStatsSpare) * kStatsRows;
   }
   __device__ __forceinline__ bool is_sequence(const Params& p) const { return 0 <= batch && batch < p.sequences; }
   // Index of a query in a (heads, tokens) tensor.
@@ -185,8 +187,7 @@ struct Segment {
   // Index of the statistics of the first query. Rows of a segment begin at a multiple of kStatsRows, with at least as
   // many rows of padding behind them, so that tiles and steps read no statistics of the next segment.
   __device__ __forceinline__ int64 stats_row(const Params& p, int head) const {
-    const int block = q_begin / kStatsRows + (batch + 1) * kStatsSpare;
-    return static_cast<int64>(head) * p.padded_q_len + block * kStatsRows;
+    return static_cast<int64>(head) * p.padded_q_len + stats_begin;
   }
   // Number of its first step among those of all segments.
   __device__ __forceinline__ int first_step() const { return q_begin / kTileM + batch + 1; }
@@ -755,15 +756,12 @@ __device__ __forceinline__ void add_part(const Params& p, uint32 base, const Til
 // behind it, if not 0. Called by a whole warp.
 template <int kRows, int kGroupBytes, int kOther = 0>
 __device__ __forceinline__ void clear_rows(unsigned char* operand, int first) {
-  constexpr int kRowChunks = kRowBytes / 16;
-  const int lane = threadIdx.x % 32;
 #pragma unroll 1
-  for (int row = max(first, 0) + lane / kRowChunks; row < kRows; row += 32 / kRowChunks) {
+  for (int i = max(first, 0) * kRowBytes + threadIdx.x % 32 * 16; i < kRows * kRowBytes; i += 32 * 16) {
 #pragma unroll
     for (int group = 0; group < kGroups; ++group) {
-      unsigned char* const to = operand + group * kGroupBytes + row * kRowBytes + lane % kRowChunks * 16;
-      *reinterpret_cast<uint4*>(to) = {0, 0, 0, 0};
-      if (kOther != 0) *reinterpret_cast<uint4*>(to + kOther) = {0, 0, 0, 0};
+      *reinterpret_cast<uint4*>(operand + group * kGroupBytes + i) = {0, 0, 0, 0};
+      if (kOther != 0) *reinterpret_cast<uint4*>(operand + group * kGroupBytes + kOther + i) = {0, 0, 0, 0};
     }
   }
 }

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_varlen_dense_dq.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq","head_dim":128,"layout":"varlen","mma":"wgmma","op":"attention_backward","pattern":{"kind":"dense"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 4da00226d9d79362fad96d2160615d5258e43eab934b728351dff25c07a6aca3
-// seal: sha256 2e6bd9a0879e49bac4de2190787724aebf0bca2d49e031a5e07d6f08586e0417
+// seal: sha256 87dd0e0059fa956c2fd67315139aa3e80f101db822b1c7e9a5a6c7b4390459af
 
 // Attention backward for sm_90a, gradient of Q
 // over the visible keys of the pattern in each sequence:
@@ -60,15 +60,15 @@ constexpr int kStatsSpare = 2;  // blocks of statistics of a segment, besides th
 constexpr int kPrologueThreads = 1024;  // threads per block of the prologue
 constexpr int kRowLanes = 16;  // threads per row in the prologue, 16 bytes each
 
-// Dynamic shared memory: 196688 bytes. Byte offsets:
+// Dynamic shared memory: 196696 bytes. Byte offsets:
 constexpr int kQOffset = 0;  // 32768 bytes: Q of the tile in column groups; then staging of dQ
 constexpr int kDoutOffset = 32768;  // 32768 bytes: dO of the tile
 constexpr int kKOffset = 65536;  // 65536 bytes: K ring
 constexpr int kVOffset = 131072;  // 65536 bytes: V ring
 constexpr int kBarriersOffset = 196608;  // 40 bytes: mbarriers
 constexpr int kStepMetaOffset = 196648;  // 8 bytes: metadata of the steps in the ring
-constexpr int kSegmentOffset = 196656;  // 24 bytes: segment of the tile
-constexpr int kArrivedOffset = 196680;  // 8 bytes: mbarrier of a step that contains the end of a sequence
+constexpr int kSegmentOffset = 196656;  // 28 bytes: segment of the tile
+constexpr int kArrivedOffset = 196688;  // 8 bytes: mbarrier of a step that contains the end of a sequence
 
 constexpr int kKvFullBarrier = kBarriersOffset;
 constexpr int kKvEmptyBarrier = kKvFullBarrier + 8 * kStages;
@@ -81,7 +81,7 @@ constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer warpgroup w: 
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
 constexpr float kLog2E = 1.44269504088896f;
 
-// Launch: 384 threads per block, 196688 bytes of dynamic shared memory.
+// Launch: 384 threads per block, 196696 bytes of dynamic shared memory.
 // Grid: one thread block for each tile.
 // Prologue, with the same parameters: h100_varlen_dense_dq_prologue, 1024 threads per block.
 struct Params {
@@ -130,6 +130,7 @@ struct Segment {
   int q_begin, queries;  // tokens in Q
   int kv_begin, keys;    // and in K
   int visible_keys;
+  int stats_begin;       // of the statistics of its first query within a head
 
   __device__ __forceinline__ Segment(const Params& p, const int* q_bounds, const int* k_bounds, int batch)
       : batch(batch) {
@@ -138,6 +139,7 @@ struct Segment {
     kv_begin = bound_of(p, k_bounds, p.kv_len, batch);
     keys = max(bound_of(p, k_bounds, p.kv_len, batch + 1) - kv_begin, 0);
     visible_keys = is_sequence(p) ? keys : 0;
+    stats_begin = (q_begin / kStatsRows + (batch + 1) * kStatsSpare) * kStatsRows;
   }
   __device__ __forceinline__ bool is_sequence(const Params& p) const { return 0 <= batch && batch < p.sequences; }
   // Index of a query in a (heads, tokens) tensor.
@@ -147,8 +149,7 @@ struct Segment {
   // Index of the statistics of the first query. Rows of a segment begin at a multiple of kStatsRows, with at least as
   // many rows of padding behind them, so that tiles and steps read no statistics of the next segment.
   __device__ __forceinline__ int64 stats_row(const Params& p, int head) const {
-    const int block = q_begin / kStatsRows + (batch + 1) * kStatsSpare;
-    return static_cast<int64>(head) * p.padded_q_len + block * kStatsRows;
+    return static_cast<int64>(head) * p.padded_q_len + stats_begin;
   }
 };
 
@@ -516,15 +517,12 @@ struct Tile {
 // behind it, if not 0. Called by a whole warp.
 template <int kRows, int kGroupBytes, int kOther = 0>
 __device__ __forceinline__ void clear_rows(unsigned char* operand, int first) {
-  constexpr int kRowChunks = kRowBytes / 16;
-  const int lane = threadIdx.x % 32;
 #pragma unroll 1
-  for (int row = max(first, 0) + lane / kRowChunks; row < kRows; row += 32 / kRowChunks) {
+  for (int i = max(first, 0) * kRowBytes + threadIdx.x % 32 * 16; i < kRows * kRowBytes; i += 32 * 16) {
 #pragma unroll
     for (int group = 0; group < kGroups; ++group) {
-      unsigned char* const to = operand + group * kGroupBytes + row * kRowBytes + lane % kRowChunks * 16;
-      *reinterpret_cast<uint4*>(to) = {0, 0, 0, 0};
-      if (kOther != 0) *reinterpret_cast<uint4*>(to + kOther) = {0, 0, 0, 0};
+      *reinterpret_cast<uint4*>(operand + group * kGroupBytes + i) = {0, 0, 0, 0};
+      if (kOther != 0) *reinterpret_cast<uint4*>(operand + group * kGroupBytes + kOther + i) = {0, 0, 0, 0};
     }
   }
 }

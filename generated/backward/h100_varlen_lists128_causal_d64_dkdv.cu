@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_varlen_lists128_causal_d64_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dkdv","head_dim":64,"layout":"varlen","mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"causal"},"schedule":"cooperative","stages":3,"tile":{"m":128,"n":128}}
 // spec hash: 64d88bbed715a8cc791c60933795b2f46cd86e22b5642ae2dc92019974de54b8
-// seal: sha256 95c094c989fd644c61d835a6ecb14ae647f1d664f3489069627c6e77a0d308bb
+// seal: sha256 ea835f85d2e9fe2c26073d01243cef3743e8b05eb19d9a835b25c4a177dba341
 
 // Attention backward for sm_90a, gradients of K and V
 // over the listed key blocks of the pattern in each sequence:
@@ -63,7 +63,7 @@ constexpr int kRowLanes = 8;  // threads per row in the prologue, 16 bytes each
 constexpr int kBlockSteps = 1;  // steps in a listed query block
 constexpr int kBlockKeys = 128;  // keys that share a list
 
-// Dynamic shared memory: 134248 bytes. Byte offsets:
+// Dynamic shared memory: 134256 bytes. Byte offsets:
 constexpr int kKOffset = 0;  // 16384 bytes: K of the tile in column groups; then staging of dK
 constexpr int kVOffset = 16384;  // 16384 bytes: V of the tile; then staging of dV
 constexpr int kQOffset = 32768;  // 49152 bytes: Q ring
@@ -71,8 +71,8 @@ constexpr int kDoutOffset = 81920;  // 49152 bytes: dO ring
 constexpr int kStatsOffset = 131072;  // 3072 bytes: statistics of the queries in the ring
 constexpr int kBarriersOffset = 134144;  // 56 bytes: mbarriers
 constexpr int kStepMetaOffset = 134200;  // 12 bytes: metadata of the steps in the ring
-constexpr int kSegmentOffset = 134216;  // 24 bytes: segment of the tile
-constexpr int kArrivedOffset = 134240;  // 8 bytes: mbarrier of a step that contains the end of a sequence
+constexpr int kSegmentOffset = 134216;  // 28 bytes: segment of the tile
+constexpr int kArrivedOffset = 134248;  // 8 bytes: mbarrier of a step that contains the end of a sequence
 
 constexpr int kQFullBarrier = kBarriersOffset;
 constexpr int kQEmptyBarrier = kQFullBarrier + 8 * kStages;
@@ -85,7 +85,7 @@ constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer warpgroup w: 
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
 constexpr float kLog2E = 1.44269504088896f;
 
-// Launch: 384 threads per block, 134248 bytes of dynamic shared memory.
+// Launch: 384 threads per block, 134256 bytes of dynamic shared memory.
 // Grid: one thread block for each tile.
 // Prologue, with the same parameters: h100_varlen_lists128_causal_d64_dkdv_prologue, 1024 threads per block.
 struct Params {
@@ -165,6 +165,7 @@ struct Segment {
   int q_begin, queries;  // tokens in Q
   int kv_begin, keys;    // and in K
   int visible_keys;
+  int stats_begin;       // of the statistics of its first query within a head
 
   __device__ __forceinline__ Segment(const Params& p, const int* q_bounds, const int* k_bounds, int batch)
       : batch(batch) {
@@ -173,6 +174,7 @@ struct Segment {
     kv_begin = bound_of(p, k_bounds, p.kv_len, batch);
     keys = max(bound_of(p, k_bounds, p.kv_len, batch + 1) - kv_begin, 0);
     visible_keys = is_sequence(p) ? keys : 0;
+    stats_begin = (q_begin / kStatsRows + (batch + 1) * kStatsSpare) * kStatsRows;
   }
   __device__ __forceinline__ bool is_sequence(const Params& p) const { return 0 <= batch && batch < p.sequences; }
   // Index of a query in a (heads, tokens) tensor.
@@ -182,8 +184,7 @@ struct Segment {
   // Index of the statistics of the first query. Rows of a segment begin at a multiple of kStatsRows, with at least as
   // many rows of padding behind them, so that tiles and steps read no statistics of the next segment.
   __device__ __forceinline__ int64 stats_row(const Params& p, int head) const {
-    const int block = q_begin / kStatsRows + (batch + 1) * kStatsSpare;
-    return static_cast<int64>(head) * p.padded_q_len + block * kStatsRows;
+    return static_cast<int64>(head) * p.padded_q_len + stats_begin;
   }
 };
 
@@ -680,15 +681,12 @@ struct Tile {
 // behind it, if not 0. Called by a whole warp.
 template <int kRows, int kGroupBytes, int kOther = 0>
 __device__ __forceinline__ void clear_rows(unsigned char* operand, int first) {
-  constexpr int kRowChunks = kRowBytes / 16;
-  const int lane = threadIdx.x % 32;
 #pragma unroll 1
-  for (int row = max(first, 0) + lane / kRowChunks; row < kRows; row += 32 / kRowChunks) {
+  for (int i = max(first, 0) * kRowBytes + threadIdx.x % 32 * 16; i < kRows * kRowBytes; i += 32 * 16) {
 #pragma unroll
     for (int group = 0; group < kGroups; ++group) {
-      unsigned char* const to = operand + group * kGroupBytes + row * kRowBytes + lane % kRowChunks * 16;
-      *reinterpret_cast<uint4*>(to) = {0, 0, 0, 0};
-      if (kOther != 0) *reinterpret_cast<uint4*>(to + kOther) = {0, 0, 0, 0};
+      *reinterpret_cast<uint4*>(operand + group * kGroupBytes + i) = {0, 0, 0, 0};
+      if (kOther != 0) *reinterpret_cast<uint4*>(operand + group * kGroupBytes + kOther + i) = {0, 0, 0, 0};
     }
   }
 }

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_varlen_lists128_causal_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dkdv","head_dim":128,"layout":"varlen","mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"causal"},"schedule":"cooperative","stages":3,"tile":{"m":64,"n":128}}
 // spec hash: 38dc94aa4529433d0cdf7808fbf4c45c6d7ae142571832a94bc87b3c3e5cd6d3
-// seal: sha256 d7babd52c5ebd2e21184e95aacba02003662ebe605ff34729e5fd61dc9c38b6d
+// seal: sha256 ed6dc63fe1f4bcf59d955ad9e61b9cdfe573123dacab8889151daf4f93b7e9d8
 
 // Attention backward for sm_90a, gradients of K and V
 // over the listed key blocks of the pattern in each sequence:
@@ -63,7 +63,7 @@ constexpr int kRowLanes = 16;  // threads per row in the prologue, 16 bytes each
 constexpr int kBlockSteps = 2;  // steps in a listed query block
 constexpr int kBlockKeys = 128;  // keys that share a list
 
-// Dynamic shared memory: 165480 bytes. Byte offsets:
+// Dynamic shared memory: 165488 bytes. Byte offsets:
 constexpr int kKOffset = 0;  // 32768 bytes: K of the tile in column groups; then staging of dK
 constexpr int kVOffset = 32768;  // 32768 bytes: V of the tile; then staging of dV
 constexpr int kQOffset = 65536;  // 49152 bytes: Q ring
@@ -71,8 +71,8 @@ constexpr int kDoutOffset = 114688;  // 49152 bytes: dO ring
 constexpr int kStatsOffset = 163840;  // 1536 bytes: statistics of the queries in the ring
 constexpr int kBarriersOffset = 165376;  // 56 bytes: mbarriers
 constexpr int kStepMetaOffset = 165432;  // 12 bytes: metadata of the steps in the ring
-constexpr int kSegmentOffset = 165448;  // 24 bytes: segment of the tile
-constexpr int kArrivedOffset = 165472;  // 8 bytes: mbarrier of a step that contains the end of a sequence
+constexpr int kSegmentOffset = 165448;  // 28 bytes: segment of the tile
+constexpr int kArrivedOffset = 165480;  // 8 bytes: mbarrier of a step that contains the end of a sequence
 
 constexpr int kQFullBarrier = kBarriersOffset;
 constexpr int kQEmptyBarrier = kQFullBarrier + 8 * kStages;
@@ -85,7 +85,7 @@ constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer warpgroup w: 
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
 constexpr float kLog2E = 1.44269504088896f;
 
-// Launch: 384 threads per block, 165480 bytes of dynamic shared memory.
+// Launch: 384 threads per block, 165488 bytes of dynamic shared memory.
 // Grid: one thread block for each tile.
 // Prologue, with the same parameters: h100_varlen_lists128_causal_dkdv_prologue, 1024 threads per block.
 struct Params {
@@ -165,6 +165,7 @@ struct Segment {
   int q_begin, queries;  // tokens in Q
   int kv_begin, keys;    // and in K
   int visible_keys;
+  int stats_begin;       // of the statistics of its first query within a head
 
   __device__ __forceinline__ Segment(const Params& p, const int* q_bounds, const int* k_bounds, int batch)
       : batch(batch) {
@@ -173,6 +174,7 @@ struct Segment {
     kv_begin = bound_of(p, k_bounds, p.kv_len, batch);
     keys = max(bound_of(p, k_bounds, p.kv_len, batch + 1) - kv_begin, 0);
     visible_keys = is_sequence(p) ? keys : 0;
+    stats_begin = (q_begin / kStatsRows + (batch + 1) * kStatsSpare) * kStatsRows;
   }
   __device__ __forceinline__ bool is_sequence(const Params& p) const { return 0 <= batch && batch < p.sequences; }
   // Index of a query in a (heads, tokens) tensor.
@@ -182,8 +184,7 @@ struct Segment {
   // Index of the statistics of the first query. Rows of a segment begin at a multiple of kStatsRows, with at least as
   // many rows of padding behind them, so that tiles and steps read no statistics of the next segment.
   __device__ __forceinline__ int64 stats_row(const Params& p, int head) const {
-    const int block = q_begin / kStatsRows + (batch + 1) * kStatsSpare;
-    return static_cast<int64>(head) * p.padded_q_len + block * kStatsRows;
+    return static_cast<int64>(head) * p.padded_q_len + stats_begin;
   }
 };
 
@@ -672,15 +673,12 @@ struct Tile {
 // behind it, if not 0. Called by a whole warp.
 template <int kRows, int kGroupBytes, int kOther = 0>
 __device__ __forceinline__ void clear_rows(unsigned char* operand, int first) {
-  constexpr int kRowChunks = kRowBytes / 16;
-  const int lane = threadIdx.x % 32;
 #pragma unroll 1
-  for (int row = max(first, 0) + lane / kRowChunks; row < kRows; row += 32 / kRowChunks) {
+  for (int i = max(first, 0) * kRowBytes + threadIdx.x % 32 * 16; i < kRows * kRowBytes; i += 32 * 16) {
 #pragma unroll
     for (int group = 0; group < kGroups; ++group) {
-      unsigned char* const to = operand + group * kGroupBytes + row * kRowBytes + lane % kRowChunks * 16;
-      *reinterpret_cast<uint4*>(to) = {0, 0, 0, 0};
-      if (kOther != 0) *reinterpret_cast<uint4*>(to + kOther) = {0, 0, 0, 0};
+      *reinterpret_cast<uint4*>(operand + group * kGroupBytes + i) = {0, 0, 0, 0};
+      if (kOther != 0) *reinterpret_cast<uint4*>(operand + group * kGroupBytes + kOther + i) = {0, 0, 0, 0};
     }
   }
 }

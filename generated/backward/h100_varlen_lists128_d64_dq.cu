@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_varlen_lists128_d64_dq.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq","head_dim":64,"layout":"varlen","mma":"wgmma","op":"attention_backward","pattern":{"block":{"kv":128,"q":128},"kind":"block_lists","mask":"none"},"schedule":"cooperative","stages":2,"tile":{"m":128,"n":128}}
 // spec hash: 8c4e1ac3e6205c613ee917812352ec260f547ca47c254719553276a9626f9335
-// seal: sha256 8fbb238a0115b84d052d67142860e1c86ec8aede0c756fdee57964f86291bfd7
+// seal: sha256 6b15fd08fa27098a7260bab9802335e11d4b093f33530415893fd442fc0d8867
 
 // Attention backward for sm_90a, gradient of Q
 // over the listed key blocks of the pattern in each sequence:
@@ -62,15 +62,15 @@ constexpr int kPrologueThreads = 1024;  // threads per block of the prologue
 constexpr int kRowLanes = 8;  // threads per row in the prologue, 16 bytes each
 constexpr int kBlockKeys = 128;  // keys of a listed block
 
-// Dynamic shared memory: 98384 bytes. Byte offsets:
+// Dynamic shared memory: 98392 bytes. Byte offsets:
 constexpr int kQOffset = 0;  // 16384 bytes: Q of the tile in column groups; then staging of dQ
 constexpr int kDoutOffset = 16384;  // 16384 bytes: dO of the tile
 constexpr int kKOffset = 32768;  // 32768 bytes: K ring
 constexpr int kVOffset = 65536;  // 32768 bytes: V ring
 constexpr int kBarriersOffset = 98304;  // 40 bytes: mbarriers
 constexpr int kStepMetaOffset = 98344;  // 8 bytes: metadata of the steps in the ring
-constexpr int kSegmentOffset = 98352;  // 24 bytes: segment of the tile
-constexpr int kArrivedOffset = 98376;  // 8 bytes: mbarrier of a step that contains the end of a sequence
+constexpr int kSegmentOffset = 98352;  // 28 bytes: segment of the tile
+constexpr int kArrivedOffset = 98384;  // 8 bytes: mbarrier of a step that contains the end of a sequence
 
 constexpr int kKvFullBarrier = kBarriersOffset;
 constexpr int kKvEmptyBarrier = kKvFullBarrier + 8 * kStages;
@@ -83,7 +83,7 @@ constexpr int kWarpgroupBarrier = 1;  // named barrier of consumer warpgroup w: 
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
 constexpr float kLog2E = 1.44269504088896f;
 
-// Launch: 384 threads per block, 98384 bytes of dynamic shared memory.
+// Launch: 384 threads per block, 98392 bytes of dynamic shared memory.
 // Grid: one thread block for each tile.
 // Prologue, with the same parameters: h100_varlen_lists128_d64_dq_prologue, 1024 threads per block.
 struct Params {
@@ -151,6 +151,7 @@ struct Segment {
   int q_begin, queries;  // tokens in Q
   int kv_begin, keys;    // and in K
   int visible_keys;
+  int stats_begin;       // of the statistics of its first query within a head
 
   __device__ __forceinline__ Segment(const Params& p, const int* q_bounds, const int* k_bounds, int batch)
       : batch(batch) {
@@ -159,6 +160,7 @@ struct Segment {
     kv_begin = bound_of(p, k_bounds, p.kv_len, batch);
     keys = max(bound_of(p, k_bounds, p.kv_len, batch + 1) - kv_begin, 0);
     visible_keys = is_sequence(p) ? keys : 0;
+    stats_begin = (q_begin / kStatsRows + (batch + 1) * kStatsSpare) * kStatsRows;
   }
   __device__ __forceinline__ bool is_sequence(const Params& p) const { return 0 <= batch && batch < p.sequences; }
   // Index of a query in a (heads, tokens) tensor.
@@ -168,8 +170,7 @@ struct Segment {
   // Index of the statistics of the first query. Rows of a segment begin at a multiple of kStatsRows, with at least as
   // many rows of padding behind them, so that tiles and steps read no statistics of the next segment.
   __device__ __forceinline__ int64 stats_row(const Params& p, int head) const {
-    const int block = q_begin / kStatsRows + (batch + 1) * kStatsSpare;
-    return static_cast<int64>(head) * p.padded_q_len + block * kStatsRows;
+    return static_cast<int64>(head) * p.padded_q_len + stats_begin;
   }
 };
 
@@ -571,15 +572,12 @@ struct Tile {
 // behind it, if not 0. Called by a whole warp.
 template <int kRows, int kGroupBytes, int kOther = 0>
 __device__ __forceinline__ void clear_rows(unsigned char* operand, int first) {
-  constexpr int kRowChunks = kRowBytes / 16;
-  const int lane = threadIdx.x % 32;
 #pragma unroll 1
-  for (int row = max(first, 0) + lane / kRowChunks; row < kRows; row += 32 / kRowChunks) {
+  for (int i = max(first, 0) * kRowBytes + threadIdx.x % 32 * 16; i < kRows * kRowBytes; i += 32 * 16) {
 #pragma unroll
     for (int group = 0; group < kGroups; ++group) {
-      unsigned char* const to = operand + group * kGroupBytes + row * kRowBytes + lane % kRowChunks * 16;
-      *reinterpret_cast<uint4*>(to) = {0, 0, 0, 0};
-      if (kOther != 0) *reinterpret_cast<uint4*>(to + kOther) = {0, 0, 0, 0};
+      *reinterpret_cast<uint4*>(operand + group * kGroupBytes + i) = {0, 0, 0, 0};
+      if (kOther != 0) *reinterpret_cast<uint4*>(operand + group * kGroupBytes + kOther + i) = {0, 0, 0, 0};
     }
   }
 }

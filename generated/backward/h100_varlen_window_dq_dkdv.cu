@@ -3,7 +3,7 @@
 //     codegen render specs/backward/h100_varlen_window_dq_dkdv.yaml
 // spec: {"arch":"sm_90a","copy":"tma","dtype":"fp16","gradients":"dq_dkdv","head_dim":128,"layout":"varlen","mma":"wgmma","op":"attention_backward","pattern":{"kind":"sliding_window","left":null,"right":null},"schedule":"cooperative","stages":2,"tile":{"m":80,"n":128}}
 // spec hash: 828c43085baa66613478b2854146cdb377e7f333c53105c579420a1647438f42
-// seal: sha256 041208e620204331a65c43412fce07ec4a9bc79f786b495408e1b95e2b549a48
+// seal: sha256 4ec0212f055928a7ff39f8a8201a48114496754ec1e0d7bd32ec4d7551058c52
 
 // Attention backward for sm_90a, gradients of Q, K and V
 // over the visible keys of the pattern in each sequence:
@@ -75,7 +75,7 @@ constexpr int kStatsSpare = 2;  // blocks of statistics of a segment, besides th
 constexpr int kPrologueThreads = 1024;  // threads per block of the prologue
 constexpr int kRowLanes = 16;  // threads per row in the prologue, 16 bytes each
 
-// Dynamic shared memory: 230768 bytes. Byte offsets:
+// Dynamic shared memory: 230776 bytes. Byte offsets:
 constexpr int kKOffset = 0;  // 32768 bytes: K of the tile in column groups; then staging of dK
 constexpr int kVOffset = 32768;  // 32768 bytes: V of the tile; then staging of dV
 constexpr int kQOffset = 65536;  // 40960 bytes: Q ring
@@ -86,8 +86,8 @@ constexpr int kStatsOffset = 229376;  // 1280 bytes: statistics of the queries i
 constexpr int kBarriersOffset = 230656;  // 64 bytes: mbarriers
 constexpr int kTileIndexOffset = 230720;  // 4 bytes: index of the thread block's tile
 constexpr int kStepMetaOffset = 230724;  // 8 bytes: metadata of the steps in the ring
-constexpr int kSegmentOffset = 230736;  // 24 bytes: segment of the tile
-constexpr int kArrivedOffset = 230760;  // 8 bytes: mbarrier of a step that contains the end of a sequence
+constexpr int kSegmentOffset = 230736;  // 28 bytes: segment of the tile
+constexpr int kArrivedOffset = 230768;  // 8 bytes: mbarrier of a step that contains the end of a sequence
 
 constexpr int kQFullBarrier = kBarriersOffset;
 constexpr int kQEmptyBarrier = kQFullBarrier + 8 * kStages;
@@ -102,7 +102,7 @@ constexpr int kConsumerBarrier = 1;  // named barrier of all consumers; this + 1
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
 constexpr float kLog2E = 1.44269504088896f;
 
-// Launch: 384 threads per block, 230768 bytes of dynamic shared memory.
+// Launch: 384 threads per block, 230776 bytes of dynamic shared memory.
 // Grid: one thread block for each tile.
 // Prologue, with the same parameters: h100_varlen_window_dq_dkdv_prologue, 1024 threads per block.
 // Epilogue, with the same parameters: h100_varlen_window_dq_dkdv_convert_dq, 256 threads per block.
@@ -168,6 +168,7 @@ struct Segment {
   int q_begin, queries;  // tokens in Q
   int kv_begin, keys;    // and in K
   int visible_keys;
+  int stats_begin;       // of the statistics of its first query within a head
 
   __device__ __forceinline__ Segment(const Params& p, const int* q_bounds, const int* k_bounds, int batch)
       : batch(batch) {
@@ -176,6 +177,7 @@ struct Segment {
     kv_begin = bound_of(p, k_bounds, p.kv_len, batch);
     keys = max(bound_of(p, k_bounds, p.kv_len, batch + 1) - kv_begin, 0);
     visible_keys = is_sequence(p) ? keys : 0;
+    stats_begin = (q_begin / kStatsRows + (batch + 1) * kStatsSpare) * kStatsRows;
   }
   __device__ __forceinline__ bool is_sequence(const Params& p) const { return 0 <= batch && batch < p.sequences; }
   // Index of a query in a (heads, tokens) tensor.
@@ -185,8 +187,7 @@ struct Segment {
   // Index of the statistics of the first query. Rows of a segment begin at a multiple of kStatsRows, with at least as
   // many rows of padding behind them, so that tiles and steps read no statistics of the next segment.
   __device__ __forceinline__ int64 stats_row(const Params& p, int head) const {
-    const int block = q_begin / kStatsRows + (batch + 1) * kStatsSpare;
-    return static_cast<int64>(head) * p.padded_q_len + block * kStatsRows;
+    return static_cast<int64>(head) * p.padded_q_len + stats_begin;
   }
   // Number of its first step among those of all segments.
   __device__ __forceinline__ int first_step() const { return q_begin / kTileM + batch + 1; }
@@ -757,15 +758,12 @@ __device__ __forceinline__ void add_part(const Params& p, uint32 base, const Til
 // behind it, if not 0. Called by a whole warp.
 template <int kRows, int kGroupBytes, int kOther = 0>
 __device__ __forceinline__ void clear_rows(unsigned char* operand, int first) {
-  constexpr int kRowChunks = kRowBytes / 16;
-  const int lane = threadIdx.x % 32;
 #pragma unroll 1
-  for (int row = max(first, 0) + lane / kRowChunks; row < kRows; row += 32 / kRowChunks) {
+  for (int i = max(first, 0) * kRowBytes + threadIdx.x % 32 * 16; i < kRows * kRowBytes; i += 32 * 16) {
 #pragma unroll
     for (int group = 0; group < kGroups; ++group) {
-      unsigned char* const to = operand + group * kGroupBytes + row * kRowBytes + lane % kRowChunks * 16;
-      *reinterpret_cast<uint4*>(to) = {0, 0, 0, 0};
-      if (kOther != 0) *reinterpret_cast<uint4*>(to + kOther) = {0, 0, 0, 0};
+      *reinterpret_cast<uint4*>(operand + group * kGroupBytes + i) = {0, 0, 0, 0};
+      if (kOther != 0) *reinterpret_cast<uint4*>(operand + group * kGroupBytes + kOther + i) = {0, 0, 0, 0};
     }
   }
 }

@@ -3,7 +3,7 @@
 //     codegen render specs/backward/l4_varlen_causal_d64_dkdv.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","gradients":"dkdv","head_dim":64,"layout":"varlen","mma":"mma","op":"attention_backward","pattern":{"align":"bottom_right","kind":"causal"},"schedule":"multistage","stages":2,"tile":{"m":64,"n":128}}
 // spec hash: 079a35386597ae7d17a5bfc625bfb724eb5ca40e19cafd91a2ef352434b9de9d
-// seal: sha256 b71cc51b2133b152bb6dfd44c0fbbf3bcd32da77e2dd3ce1990c4b822788e512
+// seal: sha256 6805f1e39a65cb8b16a35296aef70568d7e18a83e33faac70391442a1098253d
 
 // Attention backward for sm_89, gradients of K and V
 // over the visible keys of the pattern in each sequence:
@@ -52,20 +52,20 @@ constexpr int kStatsSpare = 2;  // blocks of statistics of a segment, besides th
 constexpr int kPrologueThreads = 1024;  // threads per block of the prologue
 constexpr int kRowLanes = 8;  // threads per row in the prologue, 16 bytes each
 
-// Dynamic shared memory: 66592 bytes. Byte offsets:
+// Dynamic shared memory: 66596 bytes. Byte offsets:
 constexpr int kKOffset = 0;  // 16384 bytes: K of the tile; then staging of dK
 constexpr int kVOffset = 16384;  // 16384 bytes: V of the tile; then staging of dV
 constexpr int kQOffset = 32768;  // 16384 bytes: Q ring
 constexpr int kDoutOffset = 49152;  // 16384 bytes: dO ring
 constexpr int kStatsOffset = 65536;  // 1024 bytes: statistics of the queries in the ring
 constexpr int kStepMetaOffset = 66560;  // 8 bytes: metadata of the steps in the ring
-constexpr int kSegmentOffset = 66568;  // 24 bytes: segment of the tile
+constexpr int kSegmentOffset = 66568;  // 28 bytes: segment of the tile
 
 static_assert(kTileM % kPassRows == 0 && kTileN % kPassRows == 0);  // copies divide evenly among threads
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
 constexpr float kLog2E = 1.44269504088896f;
 
-// Launch: 256 threads per block, 66592 bytes of dynamic shared memory.
+// Launch: 256 threads per block, 66596 bytes of dynamic shared memory.
 // Grid: one thread block for each tile, 1 at a time on an SM.
 // Prologue, with the same parameters: l4_varlen_causal_d64_dkdv_prologue, 1024 threads per block.
 struct Params {
@@ -121,6 +121,7 @@ struct Segment {
   int q_begin, queries;  // tokens in Q
   int kv_begin, keys;    // and in K
   int visible_keys;
+  int stats_begin;       // of the statistics of its first query within a head
 
   __device__ __forceinline__ Segment(const Params& p, const int* q_bounds, const int* k_bounds, int batch)
       : batch(batch) {
@@ -129,6 +130,7 @@ struct Segment {
     kv_begin = bound_of(p, k_bounds, p.kv_len, batch);
     keys = max(bound_of(p, k_bounds, p.kv_len, batch + 1) - kv_begin, 0);
     visible_keys = is_sequence(p) ? keys : 0;
+    stats_begin = (q_begin / kStatsRows + (batch + 1) * kStatsSpare) * kStatsRows;
   }
   __device__ __forceinline__ bool is_sequence(const Params& p) const { return 0 <= batch && batch < p.sequences; }
   // Index of a query in a (heads, tokens) tensor.
@@ -138,8 +140,7 @@ struct Segment {
   // Index of the statistics of the first query. Rows of a segment begin at a multiple of kStatsRows, with at least as
   // many rows of padding behind them, so that tiles and steps read no statistics of the next segment.
   __device__ __forceinline__ int64 stats_row(const Params& p, int head) const {
-    const int block = q_begin / kStatsRows + (batch + 1) * kStatsSpare;
-    return static_cast<int64>(head) * p.padded_q_len + block * kStatsRows;
+    return static_cast<int64>(head) * p.padded_q_len + stats_begin;
   }
 };
 

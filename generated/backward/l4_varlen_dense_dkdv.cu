@@ -3,7 +3,7 @@
 //     codegen render specs/backward/l4_varlen_dense_dkdv.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","gradients":"dkdv","head_dim":128,"layout":"varlen","mma":"mma","op":"attention_backward","pattern":{"kind":"dense"},"schedule":"multistage","stages":2,"tile":{"m":32,"n":128}}
 // spec hash: c4a38f12face83a7a530b4405224445d8e0297afa52d2142228de1fd5b15b3a9
-// seal: sha256 bc6aa455e8a8529a859f76be8b0e9f1bdccf7efe28455edcdb66d79f8bbbebea
+// seal: sha256 024ca1a3a5be64f70afdcf1fec2d72711aee2f207912f85f8c001caa245c252e
 
 // Attention backward for sm_89, gradients of K and V
 // over the visible keys of the pattern in each sequence:
@@ -52,19 +52,19 @@ constexpr int kStatsSpare = 2;  // blocks of statistics of a segment, besides th
 constexpr int kPrologueThreads = 1024;  // threads per block of the prologue
 constexpr int kRowLanes = 16;  // threads per row in the prologue, 16 bytes each
 
-// Dynamic shared memory: 98840 bytes. Byte offsets:
+// Dynamic shared memory: 98844 bytes. Byte offsets:
 constexpr int kKOffset = 0;  // 32768 bytes: K of the tile; then staging of dK
 constexpr int kVOffset = 32768;  // 32768 bytes: V of the tile; then staging of dV
 constexpr int kQOffset = 65536;  // 16384 bytes: Q ring
 constexpr int kDoutOffset = 81920;  // 16384 bytes: dO ring
 constexpr int kStatsOffset = 98304;  // 512 bytes: statistics of the queries in the ring
-constexpr int kSegmentOffset = 98816;  // 24 bytes: segment of the tile
+constexpr int kSegmentOffset = 98816;  // 28 bytes: segment of the tile
 
 static_assert(kTileM % kPassRows == 0 && kTileN % kPassRows == 0);  // copies divide evenly among threads
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
 constexpr float kLog2E = 1.44269504088896f;
 
-// Launch: 256 threads per block, 98840 bytes of dynamic shared memory.
+// Launch: 256 threads per block, 98844 bytes of dynamic shared memory.
 // Grid: one thread block for each tile, 1 at a time on an SM.
 // Prologue, with the same parameters: l4_varlen_dense_dkdv_prologue, 1024 threads per block.
 struct Params {
@@ -120,6 +120,7 @@ struct Segment {
   int q_begin, queries;  // tokens in Q
   int kv_begin, keys;    // and in K
   int visible_keys;
+  int stats_begin;       // of the statistics of its first query within a head
 
   __device__ __forceinline__ Segment(const Params& p, const int* q_bounds, const int* k_bounds, int batch)
       : batch(batch) {
@@ -128,6 +129,7 @@ struct Segment {
     kv_begin = bound_of(p, k_bounds, p.kv_len, batch);
     keys = max(bound_of(p, k_bounds, p.kv_len, batch + 1) - kv_begin, 0);
     visible_keys = is_sequence(p) ? keys : 0;
+    stats_begin = (q_begin / kStatsRows + (batch + 1) * kStatsSpare) * kStatsRows;
   }
   __device__ __forceinline__ bool is_sequence(const Params& p) const { return 0 <= batch && batch < p.sequences; }
   // Index of a query in a (heads, tokens) tensor.
@@ -137,8 +139,7 @@ struct Segment {
   // Index of the statistics of the first query. Rows of a segment begin at a multiple of kStatsRows, with at least as
   // many rows of padding behind them, so that tiles and steps read no statistics of the next segment.
   __device__ __forceinline__ int64 stats_row(const Params& p, int head) const {
-    const int block = q_begin / kStatsRows + (batch + 1) * kStatsSpare;
-    return static_cast<int64>(head) * p.padded_q_len + block * kStatsRows;
+    return static_cast<int64>(head) * p.padded_q_len + stats_begin;
   }
 };
 

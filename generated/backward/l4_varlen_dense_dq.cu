@@ -3,7 +3,7 @@
 //     codegen render specs/backward/l4_varlen_dense_dq.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","gradients":"dq","head_dim":128,"layout":"varlen","mma":"mma","op":"attention_backward","pattern":{"kind":"dense"},"schedule":"multistage","stages":4,"tile":{"m":128,"n":32}}
 // spec hash: 80f374bcf37c10d43dd2485e96a33243800ff04916f98ef9752226c9b6cb77fa
-// seal: sha256 e79f25fb29c5a834309d136d8149cae101c562e1816d46edbe2709571065aae5
+// seal: sha256 9deb8ad3f61bca6163cb5de26d42d1bb2ac41a9fa986dc0b3a2907426102d5d7
 
 // Attention backward for sm_89, gradient of Q
 // over the visible keys of the pattern in each sequence:
@@ -51,10 +51,10 @@ constexpr int kStatsSpare = 2;  // blocks of statistics of a segment, besides th
 constexpr int kPrologueThreads = 1024;  // threads per block of the prologue
 constexpr int kRowLanes = 16;  // threads per row in the prologue, 16 bytes each
 
-// Dynamic shared memory: 65576 bytes. Byte offsets:
+// Dynamic shared memory: 65580 bytes. Byte offsets:
 constexpr int kRingOffset = 0;  // 65536 bytes: 4 stages, each K and V of a step
 constexpr int kStepMetaOffset = 65536;  // 16 bytes: metadata of the steps in the ring
-constexpr int kSegmentOffset = 65552;  // 24 bytes: segment of the tile
+constexpr int kSegmentOffset = 65552;  // 28 bytes: segment of the tile
 constexpr int kQOffset = 0;  // 32768 bytes: Q of the tile, initially; at the end, staging of dQ
 constexpr int kDoutOffset = 32768;  // 32768 bytes: dO of the tile, initially
 
@@ -62,7 +62,7 @@ static_assert(kTileM % kPassRows == 0 && kTileN % kPassRows == 0);  // copies di
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
 constexpr float kLog2E = 1.44269504088896f;
 
-// Launch: 256 threads per block, 65576 bytes of dynamic shared memory.
+// Launch: 256 threads per block, 65580 bytes of dynamic shared memory.
 // Grid: one thread block for each tile, 1 at a time on an SM.
 // Prologue, with the same parameters: l4_varlen_dense_dq_prologue, 1024 threads per block.
 struct Params {
@@ -115,6 +115,7 @@ struct Segment {
   int q_begin, queries;  // tokens in Q
   int kv_begin, keys;    // and in K
   int visible_keys;
+  int stats_begin;       // of the statistics of its first query within a head
 
   __device__ __forceinline__ Segment(const Params& p, const int* q_bounds, const int* k_bounds, int batch)
       : batch(batch) {
@@ -123,6 +124,7 @@ struct Segment {
     kv_begin = bound_of(p, k_bounds, p.kv_len, batch);
     keys = max(bound_of(p, k_bounds, p.kv_len, batch + 1) - kv_begin, 0);
     visible_keys = is_sequence(p) ? keys : 0;
+    stats_begin = (q_begin / kStatsRows + (batch + 1) * kStatsSpare) * kStatsRows;
   }
   __device__ __forceinline__ bool is_sequence(const Params& p) const { return 0 <= batch && batch < p.sequences; }
   // Index of a query in a (heads, tokens) tensor.
@@ -132,8 +134,7 @@ struct Segment {
   // Index of the statistics of the first query. Rows of a segment begin at a multiple of kStatsRows, with at least as
   // many rows of padding behind them, so that tiles and steps read no statistics of the next segment.
   __device__ __forceinline__ int64 stats_row(const Params& p, int head) const {
-    const int block = q_begin / kStatsRows + (batch + 1) * kStatsSpare;
-    return static_cast<int64>(head) * p.padded_q_len + block * kStatsRows;
+    return static_cast<int64>(head) * p.padded_q_len + stats_begin;
   }
 };
 

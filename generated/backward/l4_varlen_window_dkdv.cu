@@ -3,7 +3,7 @@
 //     codegen render specs/backward/l4_varlen_window_dkdv.yaml
 // spec: {"arch":"sm_89","copy":"cp_async","dtype":"fp16","gradients":"dkdv","head_dim":128,"layout":"varlen","mma":"mma","op":"attention_backward","pattern":{"kind":"sliding_window","left":null,"right":null},"schedule":"multistage","stages":2,"tile":{"m":32,"n":128}}
 // spec hash: e9bf28f09d2aabdf6eb29a99f1756e108c64689939122c550859459c3cdf6db8
-// seal: sha256 eca639e99cd341e1e5230bea48802b5b41e1155fbba1636f153ed42359f538df
+// seal: sha256 f716a5b648fcf70251c42f751daa5b6246827ba7323925ca42ef2ef5dc44c719
 
 // Attention backward for sm_89, gradients of K and V
 // over the visible keys of the pattern in each sequence:
@@ -52,20 +52,20 @@ constexpr int kStatsSpare = 2;  // blocks of statistics of a segment, besides th
 constexpr int kPrologueThreads = 1024;  // threads per block of the prologue
 constexpr int kRowLanes = 16;  // threads per row in the prologue, 16 bytes each
 
-// Dynamic shared memory: 98848 bytes. Byte offsets:
+// Dynamic shared memory: 98852 bytes. Byte offsets:
 constexpr int kKOffset = 0;  // 32768 bytes: K of the tile; then staging of dK
 constexpr int kVOffset = 32768;  // 32768 bytes: V of the tile; then staging of dV
 constexpr int kQOffset = 65536;  // 16384 bytes: Q ring
 constexpr int kDoutOffset = 81920;  // 16384 bytes: dO ring
 constexpr int kStatsOffset = 98304;  // 512 bytes: statistics of the queries in the ring
 constexpr int kStepMetaOffset = 98816;  // 8 bytes: metadata of the steps in the ring
-constexpr int kSegmentOffset = 98824;  // 24 bytes: segment of the tile
+constexpr int kSegmentOffset = 98824;  // 28 bytes: segment of the tile
 
 static_assert(kTileM % kPassRows == 0 && kTileN % kPassRows == 0);  // copies divide evenly among threads
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xFF800000);
 constexpr float kLog2E = 1.44269504088896f;
 
-// Launch: 256 threads per block, 98848 bytes of dynamic shared memory.
+// Launch: 256 threads per block, 98852 bytes of dynamic shared memory.
 // Grid: one thread block for each tile, 1 at a time on an SM.
 // Prologue, with the same parameters: l4_varlen_window_dkdv_prologue, 1024 threads per block.
 struct Params {
@@ -123,6 +123,7 @@ struct Segment {
   int q_begin, queries;  // tokens in Q
   int kv_begin, keys;    // and in K
   int visible_keys;
+  int stats_begin;       // of the statistics of its first query within a head
 
   __device__ __forceinline__ Segment(const Params& p, const int* q_bounds, const int* k_bounds, int batch)
       : batch(batch) {
@@ -131,6 +132,7 @@ struct Segment {
     kv_begin = bound_of(p, k_bounds, p.kv_len, batch);
     keys = max(bound_of(p, k_bounds, p.kv_len, batch + 1) - kv_begin, 0);
     visible_keys = is_sequence(p) ? keys : 0;
+    stats_begin = (q_begin / kStatsRows + (batch + 1) * kStatsSpare) * kStatsRows;
   }
   __device__ __forceinline__ bool is_sequence(const Params& p) const { return 0 <= batch && batch < p.sequences; }
   // Index of a query in a (heads, tokens) tensor.
@@ -140,8 +142,7 @@ struct Segment {
   // Index of the statistics of the first query. Rows of a segment begin at a multiple of kStatsRows, with at least as
   // many rows of padding behind them, so that tiles and steps read no statistics of the next segment.
   __device__ __forceinline__ int64 stats_row(const Params& p, int head) const {
-    const int block = q_begin / kStatsRows + (batch + 1) * kStatsSpare;
-    return static_cast<int64>(head) * p.padded_q_len + block * kStatsRows;
+    return static_cast<int64>(head) * p.padded_q_len + stats_begin;
   }
 };
 

@@ -206,7 +206,7 @@ def step_meta(shared: SharedLayout, spec: AttentionBackwardSpec) -> None:
 def tile_segment(shared: SharedLayout, spec: AttentionBackwardSpec) -> None:
     """Allocate the segment of the tile, if sequences are packed."""
     if is_packed(spec):
-        shared.add("Segment", 24, "segment of the tile", align=8)
+        shared.add("Segment", 28, "segment of the tile", align=8)
 
 
 def arrived_barrier(shared: SharedLayout, spec: AttentionBackwardSpec) -> None:

@@ -137,7 +137,7 @@ def test_gradients_around_packed_sequences(name: str, recorded: Callable[..., No
     ("name", "was", "instead"),
     [
         ("h100_varlen_causal_d64", "clear_rows<kTileN, kKvGroupBytes>(v,", "static_cast<void>(v,"),
-        ("h100_varlen_causal_d64", "max(first, 0) + lane", "max(first, 0) + 1 + lane"),
+        ("h100_varlen_causal_d64", "max(first, 0) * kRowBytes", "(max(first, 0) + 1) * kRowBytes"),
         ("h100_varlen_lists128_causal_d64_dq", "kVOffset - kKOffset>(", "0>("),
         ("h100_varlen_window_d64_dkdv", "clear_rows<kTileM", "if (false) clear_rows<kTileM"),
     ],

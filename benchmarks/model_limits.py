@@ -18,7 +18,7 @@ SECTIONS = {
         *("wan21-1.3b-self-14040", "dit-xl-2-256-b16", "phi3-mini-2048", "phi3-mini-4096-b4", "llama3-8b-32768"),
         *("llama3-8b-documents-16384", "llama3-8b-packed-65536", "llama3-8b-chunk-2048x4096"),
         *("llama3-8b-chunk-2048x32768", "vsa-wan21-1.3b-29120", "vsa-wan21-1.3b-11648", "vsa-wan21-14b-29120"),
-        "vsa-wan21-14b-11648",
+        *("vsa-wan21-14b-11648", "gemma3-12b-global-32768"),
     ),
     "Beside FlashAttention 4, counter by counter": (
         *("flux1-dev-4608-backward", "vit-l-16-197-b64-backward", "esm2-3b-1024-b8-backward", "gpt2-1024-b16-backward"),

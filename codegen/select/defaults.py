@@ -174,8 +174,8 @@ STEP_OF_GRADIENTS = {
 }
 """Keys or queries per step, by head size: the most that fit registers and shared memory.
 
-With all gradients of heads of 80, up to 112 queries fit. Steps of 64 are 4 to 11% faster up to 2048 tokens, and 2 to 3%
-slower with 4096 (H200, docs/notebook/ladder/notes-attention.md).
+With all gradients of heads of 80, 80 queries fit too. Steps of 64 are up to 8% faster than these up to 2048 tokens, and
+1 to 2% slower with 4096 (H200, docs/notebook/ladder/notes-attention.md).
 """
 
 

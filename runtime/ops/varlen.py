@@ -55,7 +55,7 @@ def varlen_attention(
             dimension is contiguous, other strides are multiples of 8 elements.
         k: (key tokens, kv_heads, head_dim); heads is a multiple of kv_heads.
         v: as k. NaN and infinity in a sequence, or in tokens of no sequence, do not reach results or gradients of
-            another one. With ``KeyLists``, all values must be finite.
+            another one. With ``KeyLists``, v must be finite, and for gradients q, k and the output gradient too.
         pattern: ``Dense``, ``Causal``, ``SlidingWindow`` or ``SinkWindow`` of ``runtime.patterns``. Or ``BlockLists``
             with ``mask`` none or causal, or ``TopK``, on Hopper: blocks have 64 or 128 queries and keys and are counted
             within each sequence, and ``convert.packed_list_rows`` has the rows of the lists. Or ``KeyLists``: of

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -87,7 +88,7 @@ def wrong_behind_lengths(kernel: Any, case: Case, device: torch.device) -> list[
 
 
 def wrong_behind_lengths_in_fp8(kernel: Any, case: Case, device: torch.device) -> list[str]:
-    """What NaN in an FP8 kernel's V^T behind ``kv_lengths`` changes, as ``wrong_behind_lengths`` says it."""
+    """What NaN in an FP8 kernel's K, V^T and scales of K behind ``kv_lengths`` changes, as ``wrong_behind_lengths``."""
     spec: AttentionSpec = kernel.spec
     case = fitted(case, spec)
     drawn = attention.make_inputs(spec, case, device)
@@ -104,8 +105,17 @@ def wrong_behind_lengths_in_fp8(kernel: Any, case: Case, device: torch.device) -
         return {"out": out, **({} if lse is None else {"lse": lse})}
 
     right = run()
+    of_scales = torch.arange(given.k_scale.shape[2], device=device) * given.k_rows >= lengths[:, None, None]
+    scales = given.k_scale.expand(len(lengths), -1, -1)
+    wrong = []
+    for value in (torch.nan, 0.0):
+        given = replace(given, k_scale=scales.masked_fill(of_scales, value))
+        wrong += _wrong(run(), right, f"scales of K of {value}")
+    in_k = (torch.arange(keys, device=device) >= lengths[:, None])[:, None, : given.k.shape[2], None]
+    given.k.view(torch.uint8).masked_fill_(in_k, FP8_NAN)
+    wrong += _wrong(run(), right, "NaN in K")
     given.v_t.view(torch.uint8).masked_fill_(behind, FP8_NAN)
-    return _wrong(run(), right, "NaN in V^T")
+    return wrong + _wrong(run(), right, "NaN in V^T")
 
 
 def _spans(case: VarlenCase, lengths: tuple[int, ...]) -> Iterator[slice]:

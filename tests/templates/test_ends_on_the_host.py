@@ -153,3 +153,29 @@ def test_what_is_not_cleared_shows(
     recorded(changed, repr(SEQUENCES))
     make: Any = host_sm90a.HostAttention if isinstance(spec.spec, AttentionSpec) else host_gradients.HostKernel
     assert spoiled_ends.wrong_around_sequences(make(spec, tmp_path, changed), SEQUENCES, CPU)
+
+
+@pytest.mark.parametrize(
+    ("fields", "was", "instead"),
+    [
+        ("h100_dense_d64_kv_lengths", "clear_rows<kTileN, kKvGroupBytes>(v,", "static_cast<void>(v,"),
+        ("h100_dense_kv_lengths_dq", "clear_rows<kTileN", "if (false) clear_rows<kTileN"),
+        ({"dtype": "e4m3", **FP8["dense"]}, "word = without_hidden(word, lane, keys_there);", ""),
+        ({"dtype": "e4m3", **FP8["dense"]}, "key >= kv_end ? 1.0f : ", ""),
+    ],
+    ids=["V", "K and V of dQ", "a part of V^T", "scales of K"],
+)
+def test_what_is_not_cleared_behind_a_length_shows(
+    fields: Any, was: str, instead: str, recorded: Callable[..., None], tmp_path: Path
+) -> None:
+    spec = named(fields)
+    source, case = generate(spec).source, replace(CASE, kv_len=533)
+    assert was in source
+    changed = source.replace(was, instead)
+    recorded(changed, repr(case))
+    if isinstance(fields, dict):
+        kernel: Any = host_sm90a.HostKernel(spec, tmp_path, changed)
+        assert spoiled_ends.wrong_behind_lengths_in_fp8(kernel, case, CPU)
+        return
+    make: Any = host_sm90a.HostAttention if isinstance(spec.spec, AttentionSpec) else host_gradients.HostKernel
+    assert spoiled_ends.wrong_behind_lengths(make(spec, tmp_path, changed), case, CPU)

@@ -29,21 +29,23 @@ def row(name: str, stem: str, **changes: Any) -> dict[str, Any]:
 
 def test_stale_rows_are_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     other, gone = "1" * 64, {"op": "attention", "no_such_field": 1}
+    refused = json.loads(find_spec("h100_dense_d80_dq_dkdv").spec.canonical_json()) | {"tile": {"m": 112, "n": 128}}
     rows = [
         row("fresh", "h100_topk32"),
         row("changed", "h100_topk32", source_sha256=other, data="std2"),
         row("no spec of today", "h100_topk32", spec=gone),
+        row("no plan of today", "h100_topk32", spec=refused),
         row("failed", "h100_topk32", source_sha256=None, code_sha256=None),
     ]
     report = tmp_path / "report.json"
     report.write_text(json.dumps({"device": "a GPU", "rows": rows}))
-    assert script.stale(report) == (["changed, std2", "no spec of today"], 3)
+    assert script.stale(report) == (["changed, std2", "no spec of today", "no plan of today"], 4)
     lines = tmp_path / "lines.jsonl"  # a row with several kernels
     kernels = [row("h100_dense", "h100_dense"), row("h100_causal", "h100_causal", source_sha256=other)]
     lines.write_text(json.dumps({"name": "models", "kernels": kernels, "results": {}}) + "\n")
     assert script.stale(lines) == (["h100_causal"], 2)
     assert script.main([str(report), str(lines), "--check"]) == 1
-    assert "report.json: 2 of 3 rows are stale" in capsys.readouterr().out
+    assert "report.json: 3 of 4 rows are stale" in capsys.readouterr().out
     without, text = tmp_path / "without.json", tmp_path / "table.txt"
     without.write_text(json.dumps({"device": "a GPU", "rows": [{"name": "older", "results": {}}]}))
     text.write_text("a table\n")

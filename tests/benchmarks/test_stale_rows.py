@@ -15,6 +15,22 @@ from codegen.render import render
 
 script = load_script("stale_rows")
 results_table = load_script("results_table")
+models_page = load_script("models_page")
+FORWARD, BACKWARD = "llama3-8b-packed-{}", "llama3-8b-packed-{}-backward"
+NOTES = "notebook/ladder/notes-attention.md"
+QUOTED = (
+    *(("guide/packed-sequences.md", FORWARD.format(tokens), "FA3 (bf16)") for tokens in (8192, 65536)),
+    *(
+        (page, BACKWARD.format(tokens), peer)
+        for page in ("guide/packed-sequences.md", NOTES)
+        for tokens in (8192, 16384)
+        for peer in ("FA4", "FA4 deterministic")
+    ),
+    *((NOTES, name, "SDPA cuDNN") for name in ("dit-xl-2-1024-b16-backward", "phi2-2048-b4-backward")),
+    *(("guide/documents.md", BACKWARD.format(tokens), "") for tokens in (8192, 16384)),
+    ("guide/documents.md", "llama3-8b-documents-8192-backward", ""),
+)
+"""Pages that quote a row in a sentence, and the peer of the ratio; without one, they quote TFLOPS."""
 MOST_LEFT_OUT = 2
 """Rows of a table that may wait for a measurement of today's sources."""
 
@@ -66,3 +82,15 @@ def test_the_readme_the_first_table_of_results_and_training_have_no_stale_row() 
         left_out = stale & set(names)
         assert all(f"`{name}`" in text for name in left_out)
         assert len(left_out) <= MOST_LEFT_OUT, "measure these rows again"
+
+
+@pytest.mark.parametrize(("page", "name", "peer"), QUOTED)
+def test_sentences_quote_the_last_measurement(page: str, name: str, peer: str) -> None:
+    results = results_table.model_rows()[name]["results"]
+    ours, theirs = results["ours"], results.get(peer)
+    figures = ("milliseconds", "back_to_back_milliseconds")
+    shown = [f"{ours[rate]:.0f}" for rate in ("tflops", "back_to_back_tflops")]
+    if peer:
+        shown = [models_page.written(theirs[figure] / ours[figure]) for figure in figures]
+    text = (Path(script.__file__).parents[1] / "docs" / page).read_text(encoding="utf-8")
+    assert " / ".join(shown) in " ".join(text.split()), f"measured again: {' / '.join(shown)}"

@@ -190,6 +190,16 @@ def parsed(data: Any) -> Spec | None:
 @example({"op": "bsr_spgemm", "arch": "sm_80", "block": {"rows": 16, "cols": 16}, "scheduler": "dynamic"})
 @example({"op": "bsr_spgemm", "arch": "sm_89", "block": {"rows": 16, "cols": 16}, "output": "bsr"})
 @example({"op": "bsr_spmm", "arch": "sm_80", "block": {"rows": 16, "cols": 128}, "b_layout": "column_major"})
+@example(
+    {
+        "op": "bsr_spmm",
+        "arch": "sm_90a",
+        "mma": "wmma",
+        "copy": "cp_async",
+        "block": {"rows": 64, "cols": 64},
+        "b_layout": "strided",
+    }
+)
 @example({"op": "attention_backward", **GRADIENT, "pattern": {"kind": "prefix_lm"}})
 @example({"op": "attention_backward", **GRADIENT, "pattern": {"kind": "block_lists", **LISTED, "mask": "bits"}})
 def test_refused_or_rendered(data: dict[str, Any]) -> None:

@@ -192,9 +192,9 @@ TILE: tuple[Rule[BsrSpmmSpec], ...] = (
 
 def _check(spec: BsrSpmmSpec) -> None:
     """Reject specs that the kernel does not support."""
-    copy = f"is {spec.mma} with copy {spec.copy_}; b_layout strided is written for mma with cp_async"
+    copy = f"is {spec.mma} with copy {spec.copy_}; with b_layout strided, allowed: mma with cp_async"
     require((spec.mma, spec.copy_) == ("mma", "cp_async"), "mma", copy)
-    require(not spec.is_fp8, "dtype", f"is {spec.dtype}; b_layout strided is written for fp16 and bf16")
+    require(not spec.is_fp8, "dtype", f"is {spec.dtype}; with b_layout strided, allowed: fp16, bf16")
     left_out(spec, REFUSED, "b_layout strided")
     check_tile(spec, TILE)
     stages = f"is {spec.stages}; allowed with b_layout strided: {listed(STAGES)}"
